@@ -1,0 +1,55 @@
+# Needs python3 >= 3.11 with venv. uv, where it is installed, only makes the set-up faster.
+#   make demo    train three networks on embedded data and look at their heatmaps
+#   make test    the tests
+#   make check   format, lint, types
+PYTHON ?= python3
+CONSTRAINTS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+WORKERS ?= auto
+
+UV := $(shell command -v uv 2>/dev/null)
+ifdef UV
+  INSTALL = $(UV) pip install --python $(BIN)/python
+else
+  INSTALL = $(BIN)/python -m pip install --disable-pip-version-check
+endif
+INSTALL += $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vision_attn needs Python 3.11 or newer, this is " + sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(BIN)/python pyproject.toml
+	$(INSTALL) -e '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+demo: $(VENV)/.installed
+	$(BIN)/vision-attn demo
+
+# The second run is for tests that compile or export, which run-time type checks would break.
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not compiled"
+	VISION_ATTN_TYPECHECK=0 $(BIN)/python -m pytest -m compiled
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist

@@ -1,0 +1,52 @@
+"""vision_attn: attention in images, from the formula to the heatmap.
+
+>>> import vision_attn
+>>> model = vision_attn.load_model("timm:vit_small_patch16_224")
+>>> photo = model.preprocess.read("dog_cat.png")
+>>> maps = vision_attn.explain.Rollout()(model.network, model.preprocess(photo)[None])
+>>> picture = vision_attn.render.overlay(photo, maps.values[0])
+
+Names load on first use, so `import vision_attn` itself costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import attention, data, evaluate, explain, models, render, training
+    from .hub import LoadedModel, load_model
+    from .types import Heatmaps, TokenLayout
+
+__version__ = "0.1.0"
+
+_PARTS = [
+    "attention",
+    "data",
+    "evaluate",
+    "explain",
+    "hub",
+    "models",
+    "render",
+    "training",
+    "types",
+]
+_NAMES = {
+    "Heatmaps": "types",
+    "LoadedModel": "hub",
+    "TokenLayout": "types",
+    "load_model": "hub",
+}
+
+__all__ = ["__version__", *_NAMES, *_PARTS]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PARTS:
+        return import_module(f".{name}", __name__)
+    if name in _NAMES:
+        return getattr(import_module(f".{_NAMES[name]}", __name__), name)
+    raise AttributeError(f"module 'vision_attn' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
