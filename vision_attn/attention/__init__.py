@@ -1,0 +1,73 @@
+"""Attention: score, normalise, weighted mean; and the short compositions made of it."""
+
+from vision_attn.attention.attend import Attend
+from vision_attn.attention.coattention import (
+    AlternatingCoAttention,
+    AttentionOverAttention,
+    CoAttention,
+    CoAttentionEnsemble,
+    InteractiveAttention,
+    MaxPoolCoAttention,
+    ParallelCoAttention,
+)
+from vision_attn.attention.gates import (
+    CBAM,
+    ChannelGate,
+    Gate,
+    NoGate,
+    SpatialGate,
+    SpatialMask,
+    SqueezeExcite,
+)
+from vision_attn.attention.hierarchy import (
+    AttentionViaAttention,
+    Hierarchical,
+    HierarchicalPool,
+    TargetGuided,
+)
+from vision_attn.attention.hops import (
+    GRUUpdate,
+    HopsPool,
+    LinearUpdate,
+    MemoryHops,
+    SumUpdate,
+    Update,
+)
+from vision_attn.attention.insert import add_gates
+from vision_attn.attention.local import Local2d, LocalMonotonic
+from vision_attn.attention.masks import causal_mask, padding_mask
+from vision_attn.attention.multidim import MultiDimAttention
+from vision_attn.attention.multihead import MultiHeadAttention
+from vision_attn.attention.normalizers import (
+    Hard,
+    Normalizer,
+    SampledHard,
+    Sigmoid,
+    Softmax,
+)
+from vision_attn.attention.pooling import (
+    AttentionPool,
+    ClassToken,
+    FeatureWisePool,
+    MeanPool,
+    MultiDimPool,
+    Readout,
+)
+from vision_attn.attention.scores import (
+    ActivatedGeneral,
+    Additive,
+    BiasedGeneral,
+    Concat,
+    Deep,
+    Dot,
+    DotProduct,
+    General,
+    KeyOnly,
+    Location,
+    MultiDimAdditive,
+    ScaledDot,
+    Score,
+    Similarity,
+)
+from vision_attn.attention.sparse import Entmax15, Sparsemax
+from vision_attn.attention.windows import Global, LocalPredictive, Window

@@ -1,0 +1,111 @@
+"""Attention: score, normalise, weighted mean.
+
+Axes: b batch, head, i queries, j keys, d head width, e value width.
+"""
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vision_attn.attention.kernels import softmax_attention
+from vision_attn.attention.masks import both, check_mask
+from vision_attn.attention.normalizers import Normalizer, Softmax
+from vision_attn.attention.scores import DotProduct, Keys, Queries, Score, Scores
+from vision_attn.attention.windows import Context, Global, Values, Window
+from vision_attn.types import TokenLayout
+
+
+class Attend(nn.Module):
+    """a_ij = normalise_j(score(q_i, k_j)), c_i = sum_j a_ij v_j, over the keys in i's window.
+
+    mask: bool, True where i may attend to j, broadcasting to (b head i j). layout: where the
+    tokens lie on the image, for windows that ask. dropout: the share of weights dropped in
+    training. Scores that are dot products go to the fastest kernel where softmax follows.
+    """
+
+    def __init__(
+        self,
+        score: Score,
+        normalizer: Normalizer | None = None,
+        window: Window | None = None,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        self.score = score
+        self.normalizer = Softmax() if normalizer is None else normalizer
+        self.window = Global() if window is None else window
+        self.dropout = dropout
+
+    def weights(
+        self,
+        q: Queries,
+        k: Keys,
+        mask: Bool[Tensor, "..."] | None = None,
+        layout: TokenLayout | None = None,
+    ) -> Scores:
+        """The weight of every key for every query, without dropout."""
+        mask = self._checked(q, k, k, mask)
+        own, gain = self.window.terms(q, k, layout)
+        return self._weights(q, k, both(mask, own), gain)
+
+    def forward(
+        self,
+        q: Queries,
+        k: Keys,
+        v: Values,
+        mask: Bool[Tensor, "..."] | None = None,
+        layout: TokenLayout | None = None,
+    ) -> Context:
+        mask = self._checked(q, k, v, mask)
+        # A score by position needs every key in its place: the window may not pick some out.
+        window = self.window.definition if self.score.positional else self.window
+        return window(self._context, q, k, v, mask, layout)
+
+    def _weights(self, q: Tensor, k: Tensor, mask: Tensor | None, gain: Tensor | None) -> Tensor:
+        weights = self.normalizer(self.score(q, k), mask)
+        return weights if gain is None else weights * gain
+
+    def _context(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gain: Tensor | None
+    ) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        score, normalizer = self.score, self.normalizer
+        if isinstance(score, DotProduct) and isinstance(normalizer, Softmax) and gain is None:
+            q, k = score.transform(q, k)
+            return softmax_attention(q, k, v, mask, dropout, score.scale / normalizer.temperature)
+        weights = F.dropout(self._weights(q, k, mask, gain), dropout)
+        return weights.to(v.dtype) @ v
+
+    def _checked(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor | None:
+        """The mask with all its four axes; ValueError where the sizes do not fit together."""
+        if q.size(-1) != self.score.head_dim or k.size(-1) != self.score.head_dim:
+            raise ValueError(
+                f"queries and keys must be {self.score.head_dim} wide (the score's head_dim), "
+                f"got {q.size(-1)} and {k.size(-1)}"
+            )
+        if k.size(-2) != v.size(-2):
+            raise ValueError(
+                f"keys and values must have the same length, got {k.size(-2)} and {v.size(-2)}"
+            )
+        if q.size(-2) == 0 or k.size(-2) == 0:
+            raise ValueError(
+                f"queries and keys must not be empty, got {q.size(-2)} and {k.size(-2)}"
+            )
+        if mask is None:
+            return None
+        heads = max(q.size(1), k.size(1), self.score.heads)
+        check_mask(mask, (q.size(0), heads, q.size(-2), k.size(-2)))
+        return mask[(None,) * (4 - mask.ndim)]
+
+
+def weights_over(
+    attend: Attend,
+    queries: Float[Tensor, "b i d"],
+    memory: Float[Tensor, "b n d"],
+    exists: Bool[Tensor, "b n"] | None = None,
+) -> Float[Tensor, "b i n"]:
+    """One head's weights for tokens without a head axis; exists: which of the memory is there."""
+    mask = None if exists is None else exists[:, None, None]
+    return attend.weights(queries[:, None], memory[:, None], mask)[:, 0]

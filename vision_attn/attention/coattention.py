@@ -1,0 +1,266 @@
+"""Co-attention: two sequences, each weighed by what the other says.
+
+Axes: b batch, i tokens of the first sequence (queries), j tokens of the second (keys), d width,
+a hidden width.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import cast, final
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from vision_attn.attention.attend import Attend, weights_over
+from vision_attn.attention.checks import at_least_one
+from vision_attn.attention.normalizers import Normalizer, Softmax
+from vision_attn.attention.scores import (
+    ActivatedGeneral,
+    Additive,
+    Dot,
+    KeyOnly,
+    Score,
+)
+
+Queries = Float[Tensor, "b i d"]
+Keys = Float[Tensor, "b j d"]
+QueryMask = Bool[Tensor, "b i"] | None
+KeyMask = Bool[Tensor, "b j"] | None
+Weights = tuple[Float[Tensor, "b *views i"], Float[Tensor, "b *views j"]]
+
+
+class CoAttention(nn.Module, ABC):
+    """(sum_i a_i q_i, sum_j b_j k_j): one context of each sequence.
+
+    A class is its `weights`, a and b. The masks say which tokens exist. normalizer: a factory.
+    """
+
+    def __init__(self, dim: int, normalizer: Callable[..., Normalizer] = Softmax):
+        super().__init__()
+        at_least_one(dim=dim)
+        self.dim = dim
+        self.normalizer = normalizer()
+
+    @abstractmethod
+    def weights(
+        self,
+        queries: Queries,
+        keys: Keys,
+        query_mask: QueryMask = None,
+        key_mask: KeyMask = None,
+    ) -> Weights:
+        """a over the queries, b over the keys."""
+
+    def forward(
+        self,
+        queries: Queries,
+        keys: Keys,
+        query_mask: QueryMask = None,
+        key_mask: KeyMask = None,
+    ) -> tuple[Float[Tensor, "b q"], Float[Tensor, "b k"]]:
+        a, b = self.weights(queries, keys, query_mask, key_mask)
+        return context(a, queries), context(b, keys)
+
+
+@final
+class AlternatingCoAttention(CoAttention):
+    """Summarise the queries alone; weigh the keys by that; weigh the queries by those keys.
+
+    Each step is additive attention, Lu et al. 2016, section 3.3.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        normalizer: Callable[..., Normalizer] = Softmax,
+        hidden_dim: int = 32,
+    ):
+        super().__init__(dim, normalizer)
+        self.alone = Attend(KeyOnly(dim, hidden_dim=hidden_dim, bias=False), self.normalizer)
+        self.over_keys = Attend(Additive(dim, hidden_dim=hidden_dim), self.normalizer)
+        self.over_queries = Attend(Additive(dim, hidden_dim=hidden_dim), self.normalizer)
+
+    def weights(
+        self,
+        queries: Queries,
+        keys: Keys,
+        query_mask: QueryMask = None,
+        key_mask: KeyMask = None,
+    ) -> Weights:
+        alone = weights_over(self.alone, queries[:, :1], queries, query_mask)
+        b = weights_over(self.over_keys, alone @ queries, keys, key_mask)
+        a = weights_over(self.over_queries, b @ keys, queries, query_mask)
+        return a[:, 0], b[:, 0]
+
+
+@final
+class InteractiveAttention(CoAttention):
+    """The mean of each sequence is the query over the other, Ma et al. 2017 (IAN), section 2.2."""
+
+    def __init__(
+        self,
+        dim: int,
+        normalizer: Callable[..., Normalizer] = Softmax,
+        score: Callable[..., Score] = ActivatedGeneral,
+    ):
+        super().__init__(dim, normalizer)
+        self.over_queries = Attend(score(head_dim=dim), self.normalizer)
+        self.over_keys = Attend(score(head_dim=dim), self.normalizer)
+
+    def weights(
+        self,
+        queries: Queries,
+        keys: Keys,
+        query_mask: QueryMask = None,
+        key_mask: KeyMask = None,
+    ) -> Weights:
+        a = weights_over(self.over_queries, mean(keys, key_mask), queries, query_mask)
+        b = weights_over(self.over_keys, mean(queries, query_mask), keys, key_mask)
+        return a[:, 0], b[:, 0]
+
+
+@final
+class ParallelCoAttention(CoAttention):
+    """The affinity of all pairs carries each sequence over to the other, Lu et al. 2016.
+
+    C = tanh(q' W k); H_k = tanh(W_k k + C' (W_q q)), H_q = tanh(W_q q + C (W_k k));
+    a = normalise(w_q . H_q), b = normalise(w_k . H_k): section 3.3, equations 3 and 4.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        normalizer: Callable[..., Normalizer] = Softmax,
+        hidden_dim: int = 32,
+    ):
+        super().__init__(dim, normalizer)
+        at_least_one(hidden_dim=hidden_dim)
+        self.affinity = nn.Linear(dim, dim, bias=False)
+        self.query_proj = nn.Linear(dim, hidden_dim, bias=False)
+        self.key_proj = nn.Linear(dim, hidden_dim, bias=False)
+        self.query_energy = nn.Linear(hidden_dim, 1, bias=False)
+        self.key_energy = nn.Linear(hidden_dim, 1, bias=False)
+
+    def weights(
+        self,
+        queries: Queries,
+        keys: Keys,
+        query_mask: QueryMask = None,
+        key_mask: KeyMask = None,
+    ) -> Weights:
+        affinity = (self.affinity(queries) @ keys.mT).tanh()  # b i j
+        exist = pairs(queries, keys, query_mask, key_mask)
+        affinity = affinity if exist is None else affinity.masked_fill(~exist, 0)
+        q, k = self.query_proj(queries), self.key_proj(keys)
+        a = self.query_energy((q + affinity @ k).tanh()).squeeze(-1)
+        b = self.key_energy((k + affinity.mT @ q).tanh()).squeeze(-1)
+        return self.normalizer(a, query_mask), self.normalizer(b, key_mask)
+
+
+@final
+class MaxPoolCoAttention(CoAttention):
+    """E = tanh(q' W k); each token counts as its best pair, dos Santos et al. 2016, section 3."""
+
+    def __init__(self, dim: int, normalizer: Callable[..., Normalizer] = Softmax):
+        super().__init__(dim, normalizer)
+        self.affinity = nn.Linear(dim, dim, bias=False)
+
+    def weights(
+        self,
+        queries: Queries,
+        keys: Keys,
+        query_mask: QueryMask = None,
+        key_mask: KeyMask = None,
+    ) -> Weights:
+        energy = (self.affinity(queries) @ keys.mT).tanh()
+        exist = pairs(queries, keys, query_mask, key_mask)
+        energy = energy if exist is None else energy.masked_fill(~exist, -1)  # tanh's least
+        a, b = energy.amax(2), energy.amax(1)
+        return self.normalizer(a, query_mask), self.normalizer(b, key_mask)
+
+
+@final
+class AttentionOverAttention(CoAttention):
+    """The keys each query attends to, weighed by how much that query is attended to.
+
+    alpha = normalise_j(E), beta = normalise_i(E); a = mean_j beta_ij, b_j = sum_i a_i alpha_ij,
+    Cui et al. 2017, section 3.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        normalizer: Callable[..., Normalizer] = Softmax,
+        score: Callable[..., Score] = Dot,
+    ):
+        super().__init__(dim, normalizer)
+        self.score = score(head_dim=dim)
+
+    def weights(
+        self,
+        queries: Queries,
+        keys: Keys,
+        query_mask: QueryMask = None,
+        key_mask: KeyMask = None,
+    ) -> Weights:
+        energy = self.score(queries[:, None], keys[:, None])[:, 0]
+        exist = pairs(queries, keys, query_mask, key_mask)
+        alpha = self.normalizer(energy, exist)  # b i j
+        beta = self.normalizer(energy.mT, None if exist is None else exist.mT)  # b j i
+        a = mean(beta, key_mask)
+        return a[:, 0], (a @ alpha)[:, 0]
+
+
+@final
+class CoAttentionEnsemble(CoAttention):
+    """Several co-attentions side by side, their contexts concatenated; weights (b member n)."""
+
+    def __init__(self, *members: CoAttention):
+        if not members:
+            raise ValueError("members must be at least one CoAttention, got none")
+        super().__init__(members[0].dim)
+        self.members = nn.ModuleList(members)
+
+    def weights(
+        self,
+        queries: Queries,
+        keys: Keys,
+        query_mask: QueryMask = None,
+        key_mask: KeyMask = None,
+    ) -> Weights:
+        each = [
+            member.weights(queries, keys, query_mask, key_mask)
+            for member in cast(list[CoAttention], self.members)
+        ]
+        a, b = (torch.stack(weights, dim=1) for weights in zip(*each, strict=True))
+        return a, b
+
+
+def context(
+    weights: Float[Tensor, "b *views n"], tokens: Float[Tensor, "b n d"]
+) -> Float[Tensor, "b views_d"]:
+    """sum_n a_n x_n, for every set of weights."""
+    return torch.einsum("b...n,bnd->b...d", weights, tokens).flatten(1)
+
+
+def mean(
+    tokens: Float[Tensor, "b n d"], mask: Bool[Tensor, "b n"] | None
+) -> Float[Tensor, "b 1 d"]:
+    """The mean of the tokens that exist; zeros where none does."""
+    if mask is None:
+        return tokens.mean(1, keepdim=True)
+    total = tokens.masked_fill(~mask[..., None], 0).sum(1, keepdim=True)
+    return total / mask.sum(1)[:, None, None].clamp(min=1)
+
+
+def pairs(
+    queries: Queries, keys: Keys, query_mask: QueryMask, key_mask: KeyMask
+) -> Bool[Tensor, "b i j"] | None:
+    """Where both tokens of a pair exist, None: everywhere."""
+    if query_mask is None and key_mask is None:
+        return None
+    both = queries.new_ones(queries.size(0), queries.size(1), keys.size(1), dtype=torch.bool)
+    if query_mask is not None:
+        both = both & query_mask[:, :, None]
+    return both if key_mask is None else both & key_mask[:, None]

@@ -1,0 +1,101 @@
+"""Gates for a CNN that is there already.
+
+Axes: b batch, c channels, h height, w width.
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from vision_attn.attention.gates import CBAM, Gate
+
+NAME = "attention_gate"
+
+
+def add_gates(
+    network: nn.Module,
+    gate: Callable[..., nn.Module],
+    image_size: tuple[int, int] = (224, 224),
+) -> nn.Module:
+    """Put a gate behind every block of a CNN, in place, and return the network.
+
+    A block is the smallest module that holds a spatial convolution and another layer: a residual
+    block, an inception block, ... Where there are none, as in VGG, each convolution is one.
+    gate: called as `gate(channels=c)`. It becomes the child `attention_gate` of its block, so all
+    other parameters keep their names. Where the gate allows it (`neutralize`) it starts as the
+    identity, and the network's outputs stay what they were until training changes them.
+    image_size: (height, width) of images that the network takes; one pass over an empty image, in
+    eval mode, tells how many channels each block gives.
+
+    Raises ValueError where the network has no convolution, or has been given gates before.
+    """
+    if any(hasattr(module, NAME) for module in network.modules()):
+        raise ValueError(f"{type(network).__name__} has been given gates before")
+    blocks = find_blocks(network)
+    if not blocks:
+        raise ValueError(f"{type(network).__name__} has no convolution to put a gate behind")
+    weight = next(network.parameters())
+    for block, channels in output_channels(network, blocks, image_size).items():
+        new = gate(channels=channels).to(weight.device, weight.dtype)
+        if isinstance(new, Gate | CBAM):
+            new.neutralize()
+        block.add_module(NAME, new)
+        block.register_forward_hook(_pass_gate)
+    return network
+
+
+def _pass_gate(block: nn.Module, args: tuple, output: Tensor) -> Tensor:
+    return block.get_submodule(NAME)(output)
+
+
+def find_blocks(network: nn.Module) -> list[nn.Module]:
+    """The blocks of a CNN, in the order they are registered."""
+    blocks = [
+        module
+        for module in network.modules()
+        if module is not network and is_block(module) and not any(map(is_block, inside(module)))
+    ]
+    return blocks or [module for module in network.modules() if is_spatial(module)]
+
+
+def is_block(module: nn.Module) -> bool:
+    """A spatial convolution and another layer with weights, in a module that is no mere list."""
+    if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+        return False
+    layers = [layer for layer in inside(module) if isinstance(layer, nn.Conv2d | nn.Linear)]
+    return len(layers) > 1 and any(map(is_spatial, layers))
+
+
+def is_spatial(module: nn.Module) -> bool:
+    return isinstance(module, nn.Conv2d) and max(module.kernel_size) > 1
+
+
+def inside(module: nn.Module) -> Iterable[nn.Module]:
+    """Everything in a module but itself."""
+    return (other for other in module.modules() if other is not module)
+
+
+def output_channels(
+    network: nn.Module, blocks: list[nn.Module], image_size: tuple[int, int]
+) -> dict[nn.Module, int]:
+    """The channels that each block gives, of those that give one feature map."""
+    channels: dict[nn.Module, int] = {}
+
+    def note(block: nn.Module, args: tuple, output: object) -> None:
+        if isinstance(output, Tensor) and output.ndim == 4:
+            channels[block] = output.size(1)
+
+    first = next(module for module in network.modules() if isinstance(module, nn.Conv2d))
+    image = first.weight.new_zeros(1, first.in_channels * first.groups, *image_size)
+    was_training = {module: module.training for module in network.modules()}
+    hooks = [block.register_forward_hook(note) for block in blocks]
+    try:
+        with torch.no_grad():
+            network.eval()(image)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, training in was_training.items():
+            module.training = training
+    return channels

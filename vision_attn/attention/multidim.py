@@ -1,0 +1,59 @@
+"""Multi-dimensional attention: several scores for a pair of tokens, each on the whole of both.
+
+Axes: b batch, n tokens, j tokens of the memory, d width, view.
+"""
+
+from collections.abc import Callable
+
+from jaxtyping import Float
+from torch import Tensor
+
+from vision_attn.attention.multihead import MultiHeadAttention
+from vision_attn.attention.normalizers import Normalizer, Softmax
+from vision_attn.attention.scores import MultiDimAdditive, Score
+from vision_attn.attention.windows import Global, Window
+
+
+class MultiDimAttention(MultiHeadAttention):
+    """concat_v sum_j a_vij v_vj: a score, and so weights, for every view, Shen et al. 2018.
+
+    Where a head scores its own slice of queries and keys, a view scores all of them; the values
+    are cut as among heads. `heads` is the number of views: with heads = dim every feature has
+    weights of its own. score: `MultiDimAdditive` (tanh; sigmoid by its `activation`), or `General`
+    for the bilinear form; a factory called with the whole width as head_dim and the views as heads.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int = 8,
+        *,
+        qkv_bias: bool = True,
+        score: Callable[..., Score] = MultiDimAdditive,
+        normalizer: Callable[..., Normalizer] = Softmax,
+        window: Callable[..., Window] = Global,
+        dropout: float = 0.0,
+        proj_dropout: float = 0.0,
+    ):
+        super().__init__(
+            dim,
+            heads,
+            qkv_bias=qkv_bias,
+            score=score,
+            normalizer=normalizer,
+            window=window,
+            dropout=dropout,
+            proj_dropout=proj_dropout,
+        )
+
+    @staticmethod
+    def scored_width(dim: int, heads: int) -> int:
+        return dim
+
+    def project(
+        self, x: Float[Tensor, "b n d"], memory: Float[Tensor, "b j d"] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys as one head (b 1 n d), values cut among the views."""
+        q, k, v = super().project(x, memory)
+        whole = lambda heads: heads.transpose(1, 2).flatten(2)[:, None]  # noqa: E731
+        return whole(q), whole(k), v

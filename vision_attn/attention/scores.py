@@ -1,0 +1,290 @@
+"""Score functions: how well key j answers query i.
+
+Every score depends on query i and key j alone, never on the other keys or their number (Location
+excepted). Learned scores hold parameters of their own for each head.
+
+Axes: b batch, head, i queries, j keys, d head width, a hidden width.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vision_attn.attention.checks import at_least_one
+
+# One head may stand for all: of queries, of keys, of the score's own.
+Queries = Float[Tensor, "b #head i d"]
+Keys = Float[Tensor, "b #head j d"]
+Scores = Float[Tensor, "b heads i j"]
+
+
+class HeadLinear(nn.Module):
+    """x W_h (+ b_h): a linear map for each head, (b head n in) -> (b head n out)."""
+
+    def __init__(self, heads: int, in_features: int, out_features: int, bias: bool = False):
+        super().__init__()
+        bound = in_features**-0.5
+        self.weight = nn.Parameter(
+            torch.empty(heads, in_features, out_features).uniform_(-bound, bound)
+        )
+        self.bias = nn.Parameter(torch.zeros(heads, 1, out_features)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.weight
+        return y if self.bias is None else y + self.bias
+
+
+class Score(nn.Module, ABC):
+    """How well key j answers query i, for every pair; made as `Score(head_dim, heads, **options)`.
+
+    `uses_query` is False where the query has no say; `positional` is True where the score of a key
+    depends on its place in the memory.
+    """
+
+    uses_query: ClassVar[bool] = True
+    positional: ClassVar[bool] = False
+
+    def __init__(self, head_dim: int, heads: int = 1):
+        super().__init__()
+        at_least_one(head_dim=head_dim, heads=heads)
+        self.head_dim = head_dim
+        self.heads = heads
+
+    @abstractmethod
+    def forward(self, q: Queries, k: Keys) -> Scores: ...
+
+
+class DotProduct(Score):
+    """scale * f(q_i) . g(k_j): the scores that a fused attention kernel can work with."""
+
+    scale: float = 1.0
+
+    def transform(self, q: Queries, k: Keys) -> tuple[Tensor, Tensor]:
+        """f(q), g(k)."""
+        return q, k
+
+    def forward(self, q: Queries, k: Keys) -> Scores:
+        q, k = self.transform(q, k)
+        return (q * self.scale) @ k.transpose(-2, -1)
+
+
+@final
+class Dot(DotProduct):
+    """q . k, Luong et al. 2015, section 3.1."""
+
+
+@final
+class ScaledDot(DotProduct):
+    """q . k / sqrt(d), Vaswani et al. 2017, section 3.2.1."""
+
+    def __init__(self, head_dim: int, heads: int = 1):
+        super().__init__(head_dim, heads)
+        self.scale = head_dim**-0.5
+
+
+@final
+class Similarity(DotProduct):
+    """beta cos(q, k), Graves et al. 2014, section 3.3.1; beta is learned, one a head."""
+
+    def __init__(self, head_dim: int, heads: int = 1, beta: int | float = 1.0):
+        super().__init__(head_dim, heads)
+        self.beta = nn.Parameter(torch.full((heads, 1, 1), beta))
+
+    def transform(self, q: Queries, k: Keys) -> tuple[Tensor, Tensor]:
+        unit = lambda x: F.normalize(x, dim=-1, eps=1e-6)  # noqa: E731
+        return self.beta * unit(q), unit(k)
+
+
+@final
+class General(DotProduct):
+    """q' W k, Luong et al. 2015, section 3.1."""
+
+    def __init__(self, head_dim: int, heads: int = 1):
+        super().__init__(head_dim, heads)
+        self.query_proj = HeadLinear(heads, head_dim, head_dim)
+
+    def transform(self, q: Queries, k: Keys) -> tuple[Tensor, Tensor]:
+        return self.query_proj(q), k
+
+
+@final
+class BiasedGeneral(DotProduct):
+    """k' (W q + b), Sordoni et al. 2016, section 3.2."""
+
+    def __init__(self, head_dim: int, heads: int = 1):
+        super().__init__(head_dim, heads)
+        self.query_proj = HeadLinear(heads, head_dim, head_dim, bias=True)
+
+    def transform(self, q: Queries, k: Keys) -> tuple[Tensor, Tensor]:
+        return self.query_proj(q), k
+
+
+@final
+class ActivatedGeneral(Score):
+    """act(q' W k + b), b a scalar, Ma et al. 2017, equation 5 (there act = tanh)."""
+
+    def __init__(
+        self, head_dim: int, heads: int = 1, activation: Callable[[], nn.Module] = nn.Tanh
+    ):
+        super().__init__(head_dim, heads)
+        self.query_proj = HeadLinear(heads, head_dim, head_dim)
+        self.bias = nn.Parameter(torch.zeros(heads, 1, 1))
+        self.activation = activation()
+
+    def forward(self, q: Queries, k: Keys) -> Scores:
+        return self.activation(self.query_proj(q) @ k.transpose(-2, -1) + self.bias)
+
+
+def every_pair(queries: Tensor, keys: Tensor) -> Tensor:
+    """queries_i + keys_j for every pair: (b head i a), (b head j a) -> (b head i j a)."""
+    return queries.unsqueeze(-2) + keys.unsqueeze(-3)
+
+
+def of_pairs(linear: nn.Module, hidden: Tensor) -> Tensor:
+    """A linear map of each pair's hidden vector: (b head i j a) -> (b head i j out)."""
+    return linear(hidden.flatten(-3, -2)).unflatten(-2, hidden.shape[-3:-1])
+
+
+@final
+class Additive(Score):
+    """v . tanh(W1 k + W2 q (+ b)), Bahdanau et al. 2015, appendix A.1.2."""
+
+    def __init__(self, head_dim: int, heads: int = 1, hidden_dim: int = 32, bias: bool = False):
+        super().__init__(head_dim, heads)
+        at_least_one(hidden_dim=hidden_dim)
+        self.query_proj = HeadLinear(heads, head_dim, hidden_dim, bias=bias)
+        self.key_proj = HeadLinear(heads, head_dim, hidden_dim)
+        self.energy = HeadLinear(heads, hidden_dim, 1)
+
+    def forward(self, q: Queries, k: Keys) -> Scores:
+        hidden = every_pair(self.query_proj(q), self.key_proj(k))
+        return of_pairs(self.energy, hidden.tanh()).squeeze(-1)
+
+
+@final
+class Concat(Score):
+    """v . tanh(W [k; q] (+ b)), Luong et al. 2015, section 3.1.
+
+    W [k; q] is computed as W_k k + W_q q, W cut in two: no pair is ever concatenated.
+    """
+
+    def __init__(self, head_dim: int, heads: int = 1, hidden_dim: int = 32, bias: bool = False):
+        super().__init__(head_dim, heads)
+        at_least_one(hidden_dim=hidden_dim)
+        self.pair_proj = HeadLinear(heads, 2 * head_dim, hidden_dim, bias)
+        self.energy = HeadLinear(heads, hidden_dim, 1)
+
+    def forward(self, q: Queries, k: Keys) -> Scores:
+        key_weight, query_weight = self.pair_proj.weight.chunk(2, dim=1)
+        hidden = every_pair(q @ query_weight, k @ key_weight)
+        if self.pair_proj.bias is not None:
+            hidden = hidden + self.pair_proj.bias.unsqueeze(-2)
+        return of_pairs(self.energy, hidden.tanh()).squeeze(-1)
+
+
+@final
+class Deep(Score):
+    """A multi-layer perceptron on each pair, Pavlopoulos et al. 2017.
+
+    E_1 = act(W_1 k + W_0 q + b_1), E_l = act(W_l E_(l-1) + b_l), e = v . E_L + b; L is `layers`.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        heads: int = 1,
+        hidden_dim: int = 32,
+        layers: int = 2,
+        activation: Callable[[], nn.Module] = nn.ReLU,
+    ):
+        super().__init__(head_dim, heads)
+        at_least_one(hidden_dim=hidden_dim, layers=layers)
+        self.query_proj = HeadLinear(heads, head_dim, hidden_dim)
+        self.key_proj = HeadLinear(heads, head_dim, hidden_dim, bias=True)
+        self.hidden = nn.ModuleList(
+            HeadLinear(heads, hidden_dim, hidden_dim, bias=True) for _ in range(layers - 1)
+        )
+        self.energy = HeadLinear(heads, hidden_dim, 1, bias=True)
+        self.activation = activation()
+
+    def forward(self, q: Queries, k: Keys) -> Scores:
+        hidden = self.activation(every_pair(self.query_proj(q), self.key_proj(k)))
+        for layer in self.hidden:
+            hidden = self.activation(of_pairs(layer, hidden))
+        return of_pairs(self.energy, hidden).squeeze(-1)
+
+
+@final
+class Location(Score):
+    """(W q)_j: from the query alone, one output a position, Luong et al. 2015, equation 8.
+
+    positions: the longest memory it can score.
+    """
+
+    positional = True
+
+    def __init__(self, head_dim: int, heads: int = 1, *, positions: int):
+        super().__init__(head_dim, heads)
+        at_least_one(positions=positions)
+        self.query_proj = HeadLinear(heads, head_dim, positions)
+
+    def forward(self, q: Queries, k: Keys) -> Scores:
+        longest = self.query_proj.weight.size(-1)
+        if k.size(-2) > longest:
+            raise ValueError(
+                f"Location was built for at most {longest} positions, got a memory of {k.size(-2)}"
+            )
+        return self.query_proj(q)[..., : k.size(-2)]
+
+
+@final
+class KeyOnly(Score):
+    """v . tanh(W k + b): no query, Yang et al. 2016, equations 5 and 6."""
+
+    uses_query = False
+
+    def __init__(self, head_dim: int, heads: int = 1, hidden_dim: int = 32, bias: bool = True):
+        super().__init__(head_dim, heads)
+        at_least_one(hidden_dim=hidden_dim)
+        self.key_proj = HeadLinear(heads, head_dim, hidden_dim, bias=bias)
+        self.energy = HeadLinear(heads, hidden_dim, 1)
+
+    def forward(self, q: Queries, k: Keys) -> Scores:
+        scores = self.energy(self.key_proj(k).tanh()).transpose(-2, -1)
+        return scores.expand(-1, -1, q.size(-2), -1)
+
+
+@final
+class MultiDimAdditive(Score):
+    """V' act(W1 k + W2 q (+ b)): additive with a matrix V, so that each pair has a score a view.
+
+    Shen et al. 2018 (act = sigmoid there, tanh by default here); Lin et al. 2017 without query.
+    The views share W1 and W2 and stand on the head axis: queries and keys come in as one head.
+    The bilinear counterpart, a stack of matrices W, is `General(head_dim, heads=views)`.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        heads: int = 1,
+        hidden_dim: int = 32,
+        bias: bool = False,
+        activation: Callable[[], nn.Module] = nn.Tanh,
+    ):
+        super().__init__(head_dim, heads)
+        at_least_one(hidden_dim=hidden_dim)
+        self.query_proj = HeadLinear(1, head_dim, hidden_dim, bias)
+        self.key_proj = HeadLinear(1, head_dim, hidden_dim)
+        self.energy = HeadLinear(1, hidden_dim, heads, bias)
+        self.activation = activation()
+
+    def forward(
+        self, q: Float[Tensor, "b 1 i d"], k: Float[Tensor, "b 1 j d"]
+    ) -> Float[Tensor, "b views i j"]:
+        hidden = self.activation(every_pair(self.query_proj(q), self.key_proj(k)))
+        return of_pairs(self.energy, hidden).squeeze(1).movedim(-1, 1)
