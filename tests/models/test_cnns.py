@@ -1,0 +1,86 @@
+"""SE-ResNet against timm's, and the spatial-attention CNN against its formula."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from vision_attn.attention import CBAM, NoGate, SpatialMask, SqueezeExcite
+from vision_attn.models import Bottleneck, SEResNet, SpatialCNN, seresnet18, seresnet50
+
+
+@torch.no_grad()
+def test_timm_seresnet50_weights_give_timm_logits():
+    theirs = timm.create_model("seresnet50").eval()
+    for parameter in theirs.parameters():
+        parameter += 0.02 * torch.randn_like(parameter)
+    for name, buffer in theirs.named_buffers():
+        if name.endswith("running_var"):
+            buffer.uniform_(0.5, 2.0)
+    ours = seresnet50().eval()
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    images = torch.randn(2, 3, 96, 64)
+    expected = theirs(images)
+    print(f"seresnet50: max difference {(ours(images) - expected).abs().max():.1e}")
+    assert expected.std() > 0.1
+    torch.testing.assert_close(ours(images), expected, rtol=0, atol=1e-4)
+
+
+def test_stem_says_how_much_the_image_shrinks():
+    shapes = []
+    for stem in ("3x3", "7x7"):
+        network = SEResNet(layers=(1, 1, 1, 1), widths=(4, 4, 4, 4), stem=stem).eval()
+        network.layer4.register_forward_hook(lambda _m, _args, out: shapes.append(out.shape[2:]))
+        network(torch.zeros(1, 3, 64, 96))
+    assert shapes == [(8, 12), (2, 3)]
+
+
+def test_a_residual_block_starts_as_the_identity():
+    for network in (seresnet18(), SEResNet(block=Bottleneck, widths=(8, 8, 8, 8))):
+        block = network.layer1[1].eval()
+        x = torch.rand(2, block.conv1.in_channels, 5, 7)
+        torch.testing.assert_close(block(x), x)
+
+
+@pytest.mark.parametrize("gate", [SqueezeExcite, SpatialMask, CBAM, NoGate])
+def test_every_gate_goes_into_both_networks(gate):
+    images = torch.randn(2, 3, 32, 32)
+    for network in (
+        SEResNet(5, layers=(1, 1, 1, 1), widths=(8, 8, 16, 16), gate=gate),
+        SpatialCNN(5, widths=(8, 16), depth=2, gate=gate),
+    ):
+        gates = [module for module in network.modules() if type(module) is gate]
+        assert len(gates) == 4
+        assert len({id(parameter) for module in gates for parameter in module.parameters()}) == sum(
+            len(list(module.parameters())) for module in gates
+        )
+        logits = network(images)
+        assert logits.shape == (2, 5)
+        logits.sum().backward()
+
+
+def test_a_gated_convolution_is_trunk_times_mask():
+    block = SpatialCNN(widths=(5,)).stages[0][0].eval()
+    x = torch.randn(2, 3, 7, 11)
+    trunk = F.relu(block.bn(block.conv(x)))
+    mask = torch.sigmoid(block.gate.conv2(F.relu(block.gate.conv1(trunk))))
+    assert mask.shape == (2, 1, 7, 11)
+    torch.testing.assert_close(block(x), trunk * mask)
+
+
+def test_spatial_cnn_halves_between_stages():
+    network, shapes = SpatialCNN(widths=(4, 6, 8)), []
+    for stage in network.stages:
+        stage.register_forward_hook(lambda _m, _args, out: shapes.append(tuple(out.shape[1:])))
+    network(torch.zeros(2, 3, 20, 28))
+    assert shapes == [(4, 20, 28), (6, 10, 14), (8, 5, 7)]
+
+
+@pytest.mark.parametrize("network", [SpatialCNN(), SEResNet(widths=(16, 32, 64, 128))])
+def test_channels_last_gives_the_same_logits(network: nn.Module):
+    network, images = network.eval(), torch.randn(2, 3, 32, 32)
+    expected = network(images)
+    last = network.to(memory_format=torch.channels_last)
+    actual = last(images.to(memory_format=torch.channels_last))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,210 @@
+"""Describe and build: nothing is lost on the way, and nothing but our own classes is built."""
+
+import functools
+
+import jsonargparse
+import pytest
+import torch
+from torch import nn
+
+import vision_attn.models
+from vision_attn.attention import Additive, MultiHeadAttention, SpatialMask, SqueezeExcite
+from vision_attn.models import (
+    Bottleneck,
+    SEResNet,
+    SpatialCNN,
+    TimmModel,
+    ViT,
+    build,
+    describe,
+    seresnet18,
+)
+
+VIT = {"image_size": (16, 24), "dim": 12, "depth": 1, "heads": 3}
+ADDITIVE = functools.partial(
+    MultiHeadAttention, score=functools.partial(Additive, hidden_dim=5), qkv_bias=False
+)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        ViT(**VIT),
+        ViT(**VIT, attention=ADDITIVE, pool="mean", class_token=False, registers=2),
+        SEResNet(3, Bottleneck, (1, 1, 1, 1), (8, 8, 8, 8), stem="7x7"),
+        seresnet18(7, gate=functools.partial(SqueezeExcite, reduction=4)),
+        SpatialCNN(widths=(4, 8), gate=functools.partial(SpatialMask, kernel_size=5)),
+        TimmModel("test_vit", num_classes=3, model_args={"img_size": 32}),
+    ],
+)
+def test_what_is_built_again_is_the_same(network, tmp_path):
+    torch.save({"network": describe(network)}, tmp_path / "a.ckpt")
+    description = torch.load(tmp_path / "a.ckpt", weights_only=True)["network"]
+    again = build(description)
+    again.load_state_dict(network.state_dict(), strict=True)
+    assert describe(again) == description
+    images = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(again.eval()(images), network.eval()(images))
+
+
+def test_a_description_is_plain_values_under_public_names():
+    network = SpatialCNN(widths=(4, 8), gate=functools.partial(SpatialMask, kernel_size=5))
+    assert describe(network) == {
+        "class_path": "vision_attn.models.SpatialCNN",
+        "init_args": {
+            "num_classes": 10,
+            "widths": (4, 8),
+            "depth": 1,
+            "gate": {
+                "class_path": "vision_attn.attention.SpatialMask",
+                "init_args": {"kernel_size": 5},
+            },
+        },
+    }
+
+
+def test_what_jsonargparse_makes_of_a_config_can_be_described():
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(nn.Module, "network")
+    score = {"class_path": "vision_attn.attention.Additive", "init_args": {"hidden_dim": 5}}
+    attention = {
+        "class_path": "vision_attn.attention.MultiHeadAttention",
+        "init_args": {"score": score},
+    }
+    config = {
+        "class_path": "vision_attn.models.ViT",
+        "init_args": {**VIT, "image_size": [16, 24], "attention": attention},
+    }
+    network = parser.instantiate(parser.parse_object({"network": config})).network
+    described = describe(network)["init_args"]
+    assert described["image_size"] == (16, 24)
+    given = described["attention"]["init_args"]["score"]
+    assert given["class_path"] == score["class_path"]
+    assert given["init_args"]["hidden_dim"] == 5
+    again = build(describe(network))
+    again.load_state_dict(network.state_dict(), strict=True)
+
+
+def test_a_class_in_a_config_can_be_described():
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(nn.Module, "network")
+    args = {"block": "vision_attn.models.Bottleneck", "widths": [8, 8, 8, 8]}
+    config = {"class_path": "vision_attn.models.SEResNet", "init_args": args}
+    network = parser.instantiate(parser.parse_object({"network": config})).network
+    assert describe(build(describe(network))) == describe(network)
+    assert isinstance(network.layer1[0], Bottleneck)
+
+
+def test_where_the_weights_came_from_is_not_described(tmp_path):
+    start = tmp_path / "start.pth"
+    torch.save(TimmModel("test_vit", 3).state_dict(), start)
+    described = describe(TimmModel("test_vit", 3, weights=str(start)))["init_args"]
+    assert described["weights"] is None
+    assert described["pretrained"] is False
+
+
+def described(class_path: str, **init_args) -> dict:
+    return {"class_path": class_path, "init_args": init_args}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "timm.models._helpers.os.system",
+        "os.system",
+        "torch.nn.Linear",
+        "vision_attn.models.vit.torch.nn.Linear",
+        "vision_attn.models.vit.ViT",  # only public names
+        "vision_attn.models.rebuild.importlib.import_module",
+        "vision_attn.models.describe",
+        "vision_attn.models.seresnet50",
+        "vision_attn.models.ModelError",
+        "vision_attn.models.__loader__",
+        "vision_attn.models",
+        "vision_attn.training.ImageClassifier",
+        "vision_attn.attention.NoSuchScore",
+        "ViT",
+        "",
+    ],
+)
+def test_everything_but_our_public_modules_is_refused(path):
+    with pytest.raises(ValueError, match="refused to build"):
+        build(described(path))
+    with pytest.raises(ValueError, match="refused to build"):
+        build(described("vision_attn.models.ViT", attention=described(path)))
+
+
+def test_a_class_imported_from_elsewhere_is_refused(monkeypatch):
+    monkeypatch.setattr(vision_attn.models, "Linear", nn.Linear, raising=False)
+    with pytest.raises(ValueError, match=r"refused to build 'vision_attn.models.Linear'"):
+        build(described("vision_attn.models.Linear", in_features=1, out_features=1))
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"name": "test_vit", "model_args": {"checkpoint_path": "x.pth"}}, "'checkpoint_path'"),
+        ({"name": "test_vit", "model_args": {"pretrained": True}}, "'pretrained'"),
+        ({"name": "test_vit", "model_args": {"pretrained_cfg": {"file": "x"}}}, "'pretrained_cfg'"),
+        ({"name": "local-dir:/tmp"}, "no network named 'local-dir:/tmp'"),
+        ({"name": "hf-hub:timm/vit_tiny"}, "no network named 'hf-hub:timm/vit_tiny'"),
+        ({"name": "os.system"}, "no network named 'os.system'"),
+    ],
+)
+def test_a_timm_network_is_a_name_and_arguments_of_the_network(args, message):
+    with pytest.raises(ValueError, match=message):
+        build(described("vision_attn.models.TimmModel", **args))
+
+
+def test_a_network_is_no_part_of_another():
+    inner = described("vision_attn.models.TimmModel", name="test_vit", pretrained=True)
+    with pytest.raises(ValueError, match="TimmModel is a network, not a part of one"):
+        build(described("vision_attn.models.ViT", pool=inner))
+
+
+def test_no_weights_are_fetched_whatever_a_description_says(tmp_path):
+    args = {"name": "test_vit", "pretrained": True, "weights": str(tmp_path / "none.pth")}
+    build(described("vision_attn.models.TimmModel", **args))
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        (described("vision_attn.models.ViT", dim=torch.zeros(1)), "got a torch.Tensor"),
+        (described("vision_attn.models.ViT", dim={1: 2}), "plain value in a description"),
+        (described("vision_attn.models.ViT", depht=2), "unexpected keyword argument 'depht'"),
+        (described("vision_attn.models.Bottleneck"), "a part of a network, not a network"),
+        ({"class_path": "vision_attn.models.ViT"}, "expected a description with"),
+        ({**described("vision_attn.models.ViT"), "more": 1}, "expected a description with"),
+        ("vision_attn.models.ViT", "expected a description with"),
+    ],
+)
+def test_a_broken_description_is_an_error(description, message):
+    with pytest.raises(ValueError, match=message):
+        build(description)
+
+
+class Mine(ViT):
+    pass
+
+
+class Elsewhere(nn.Module):
+    def __init__(self, channels: int):
+        super().__init__()
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (nn.Linear(2, 3), "cannot describe a torch.nn.modules.linear.Linear"),
+        (Mine(**VIT), "Mine: a checkpoint names only public classes"),
+        (SpatialCNN(widths=(4,), gate=Elsewhere), "Elsewhere: a checkpoint names only public"),
+        (
+            SpatialCNN(widths=(4,), gate=lambda channels: SpatialMask(channels)),
+            "cannot describe gate=",
+        ),
+    ],
+)
+def test_what_could_not_be_built_again_is_not_described(network, message):
+    with pytest.raises(ValueError, match=message):
+        describe(network)

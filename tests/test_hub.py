@@ -1,0 +1,283 @@
+"""Every source of models, and every way in which there is none."""
+
+from dataclasses import asdict
+
+import pytest
+import timm
+import torch
+import torchvision
+from safetensors.torch import save_file
+
+from vision_attn.data.preprocess import Preprocess
+from vision_attn.hub import LoadedModel, ModelError, load_model
+from vision_attn.models import SpatialCNN, TimmModel, ViT, describe
+from vision_attn.models import download as download_module
+from vision_attn.types import TokenLayout
+
+CLASSES = ["cat", "dog", "hen"]
+PREPROCESS = Preprocess((16, 24), mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.3), fit="squash")
+
+
+def vit() -> ViT:
+    return ViT(image_size=(16, 24), num_classes=3, dim=12, depth=1, heads=3)
+
+
+def save(path, model, **changes):
+    about = {
+        "format": 1,
+        "network": describe(model),
+        "classes": CLASSES,
+        "preprocess": asdict(PREPROCESS),
+        "version": "0.1.0",
+        **changes,
+    }
+    state = {f"network.{name}": tensor for name, tensor in model.state_dict().items()}
+    state["loss.weight"] = torch.ones(3)
+    torch.save({"vision_attn": about, "state_dict": state, "epoch": 1}, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("network", "layout"),
+    [
+        (vit(), TokenLayout(1, (2, 3), "cls")),
+        (SpatialCNN(3, widths=(4, 8)), None),
+        (
+            TimmModel("test_vit", 3, model_args={"img_size": (16, 32)}),
+            TokenLayout(1, (1, 2), "cls"),
+        ),
+    ],
+)
+def test_a_checkpoint_is_all_it_takes(tmp_path, network, layout):
+    preprocess = Preprocess(
+        (16, 32 if isinstance(network, TimmModel) else 24), (0.4,) * 3, (0.2,) * 3
+    )
+    path = save(tmp_path / "best.ckpt", network, preprocess=asdict(preprocess))
+    model = load_model(path)
+    assert (model.preprocess, model.classes, model.layout) == (preprocess, CLASSES, layout)
+    images = torch.randn(2, 3, *preprocess.input_size)
+    torch.testing.assert_close(model.network(images), network.eval()(images))
+    assert not model.network.training
+
+
+def test_a_checkpoint_takes_other_weights(tmp_path):
+    other = vit()
+    save_file(other.state_dict(), tmp_path / "best.safetensors")
+    path = save(tmp_path / "best.ckpt", vit())
+    model = load_model(path, weights=tmp_path / "best.safetensors")
+    torch.testing.assert_close(model.network.state_dict(), other.state_dict())
+
+
+def test_a_checkpoint_takes_another_image_size(tmp_path):
+    model = load_model(save(tmp_path / "a.ckpt", vit()), image_size=(32, 40))
+    assert model.preprocess.input_size == (32, 40)
+    assert model.layout == TokenLayout(1, (4, 5), "cls")
+    with pytest.raises(ModelError, match=r"image_size: .* patch size 8, got 33x33"):
+        load_model(tmp_path / "a.ckpt", image_size=33)
+
+    fixed = TimmModel("test_vit", 3, model_args={"img_size": 32})
+    model = load_model(save(tmp_path / "b.ckpt", fixed), image_size=64)
+    assert model.network(torch.zeros(1, 3, 64, 64)).shape == (1, 3)
+    assert model.layout == TokenLayout(1, (4, 4), "cls")
+
+
+def test_timm_by_name():
+    model = load_model("timm:test_vit", pretrained=False)
+    assert model.preprocess.input_size == (160, 160)
+    assert model.preprocess.interpolation == "bicubic"
+    assert model.classes[:2] == ["tench, Tinca tinca", "goldfish, Carassius auratus"]
+    assert len(model.classes) == 1000
+    assert model.layout == TokenLayout(1, (10, 10), "cls")
+    assert type(model.network).__module__.startswith("timm.")
+
+
+def test_timm_takes_a_size_and_arguments_of_its_own():
+    model = load_model("timm:test_vit", pretrained=False, image_size=(32, 64), num_classes=3)
+    assert model.classes == ["class 0", "class 1", "class 2"]
+    assert model.network(torch.zeros(1, 3, *model.preprocess.input_size)).shape == (1, 3)
+    assert model.layout == TokenLayout(1, (2, 4), "cls")
+    assert load_model("timm:test_resnet", pretrained=False, image_size=96).layout is None
+    assert load_model("timm:test_vit", pretrained=False, img_size=64).preprocess.input_size == (
+        64,
+        64,
+    )
+    assert load_model("timm:test_vit", pretrained=False, num_classes=0).classes == []
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_timm_weights_come_from_a_file(tmp_path, suffix):
+    theirs = timm.create_model("test_vit")
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "pth":
+        torch.save(theirs.state_dict(), path)
+    else:
+        save_file(theirs.state_dict(), path)
+    model = load_model("timm:test_vit", weights=path)
+    torch.testing.assert_close(model.network.state_dict(), theirs.state_dict())
+    larger = load_model("timm:test_vit", weights=path, image_size=320)
+    assert larger.network.pos_embed.shape[1] == 1 + 20 * 20
+    with pytest.raises(ModelError, match=r"a\.\w+: .* 2 of another shape .*number of classes"):
+        load_model("timm:test_vit", weights=path, num_classes=3)
+
+
+def test_our_checkpoint_gives_its_weights_to_timm(tmp_path):
+    trained = TimmModel("test_vit", 3)
+    model = load_model("timm:test_vit", weights=save(tmp_path / "a.ckpt", trained))
+    torch.testing.assert_close(model.network.state_dict(), trained.network.state_dict())
+    assert model.classes == ["class 0", "class 1", "class 2"]
+
+
+def test_torchvision_by_name(tmp_path):
+    model = load_model("torchvision:resnet18", pretrained=False)
+    assert model.classes[:2] == ["tench", "goldfish"]
+    assert model.preprocess.input_size == (224, 224)
+    assert model.preprocess.crop_pct == 224 / 256
+    assert model.layout is None
+    theirs = torchvision.models.vit_b_16(num_classes=5)
+    torch.save(theirs.state_dict(), tmp_path / "a.pth")
+    model = load_model(
+        "torchvision:vit_b_16", weights=tmp_path / "a.pth", image_size=64, num_classes=5
+    )
+    assert model.layout == TokenLayout(1, (4, 4), "cls")
+    assert model.network(torch.zeros(1, 3, 64, 64)).shape == (1, 5)
+    with pytest.raises(ModelError, match="takes square images only"):
+        load_model("torchvision:vit_b_16", pretrained=False, image_size=(64, 96))
+
+
+def test_hugging_face_by_kind_of_network():
+    pytest.importorskip("transformers")
+    args = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "num_labels": 3}
+    model = load_model("hf:vit", pretrained=False, image_size=(32, 48), **args)
+    assert model.preprocess.input_size == (32, 48)
+    assert model.classes == ["LABEL_0", "LABEL_1", "LABEL_2"]
+    assert model.layout == TokenLayout(1, (2, 3), "cls")
+    assert model.network(torch.zeros(2, 3, 32, 48)).shape == (2, 3)
+
+
+def test_hugging_face_from_a_folder(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=12, num_hidden_layers=1, num_attention_heads=2, id2label={0: "cat", 1: "dog"}
+    )
+    theirs = transformers.ViTForImageClassification(config).eval()
+    theirs.save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size={"height": 224, "width": 224}).save_pretrained(tmp_path)
+    model = load_model(f"hf:{tmp_path}")
+    images = torch.randn(1, 3, 224, 224)
+    torch.testing.assert_close(model.network(images), theirs(images).logits)
+    assert model.classes == ["cat", "dog"]
+    assert model.preprocess == Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3, fit="squash")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("outputs/none/best.ckpt", "outputs/none/best.ckpt: no such file; expected a checkpoint"),
+        ("vit_small_patch16_224", "the network of that name is timm:vit_small_patch16_224"),
+        ("tim:vit_small_patch16_224", "no source of models named 'tim'; did you mean timm?"),
+        ("timm:", "expected a checkpoint file, timm:NAME"),
+        ("timm:vit_smal_patch16_224", "no network named .*; did you mean vit_small_patch16_224"),
+        ("torchvision:resnet19", "no classifier 'resnet19'; did you mean resnet"),
+        ("torchvision:fcn_resnet50", "no classifier 'fcn_resnet50'"),
+        ("", "expected a checkpoint file"),
+    ],
+)
+def test_an_unknown_model_is_one_line_with_the_nearest_names(spec, message):
+    with pytest.raises(ModelError, match=message) as caught:
+        load_model(spec, pretrained=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_says_which_checkpoints_it_holds(tmp_path):
+    path = save(tmp_path / "best.ckpt", vit())
+    with pytest.raises(ModelError, match=f"a folder; .* it holds {path}"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": 2}, "made by vision-attn 0.1.0: another version's format"),
+        ({"classes": ["cat"]}, "1 class names for 3 outputs"),
+        ({"preprocess": {"input_size": (8, 8)}}, "cannot be rebuilt: .*missing"),
+        ({"network": {"class_path": "os.system", "init_args": {}}}, "refused to build 'os.system'"),
+        ({"network": None}, "its class is not one of vision_attn, so only your code can build it"),
+        ({"network": "vision_attn.models.ViT"}, "expected a description"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_rebuilt_is_one_line(tmp_path, changes, message):
+    path = save(tmp_path / "a.ckpt", vit(), **changes)
+    with pytest.raises(ModelError, match=message) as caught:
+        load_model(path)
+    assert str(path) in str(caught.value)
+
+
+def test_checkpoints_of_another_kind_are_one_line(tmp_path):
+    network = vit()
+    lightning = tmp_path / "lightning.ckpt"
+    torch.save({"state_dict": network.state_dict(), "pytorch-lightning_version": "2.6"}, lightning)
+    save_file(network.state_dict(), tmp_path / "best.safetensors")
+    (tmp_path / "text.ckpt").write_text("not a checkpoint")
+    whole = save(tmp_path / "cut.ckpt", network)
+    whole.write_bytes(whole.read_bytes()[:5000])
+    for name, message in [
+        ("lightning.ckpt", "not a checkpoint of vision-attn"),
+        ("best.safetensors", "take only the weights from the file"),
+        ("text.ckpt", "not a checkpoint or weights file"),
+        ("cut.ckpt", "cut short or damaged"),
+    ]:
+        with pytest.raises(ModelError, match=message) as caught:
+            load_model(tmp_path / name)
+        assert name in str(caught.value)
+    with pytest.raises(ModelError, match="a checkpoint takes no model arguments, got depth"):
+        load_model(save(tmp_path / "a.ckpt", network), depth=3)
+
+
+@pytest.mark.parametrize(
+    ("spec", "advice"),
+    [
+        ("timm:test_vit", "give its weights with --weights FILE"),
+        ("torchvision:resnet18", "give its weights with --weights FILE"),
+        ("hf:google/vit", "name a folder that holds it"),
+    ],
+)
+def test_offline_a_download_says_what_to_do(monkeypatch, tmp_path, spec, advice):
+    def refuse(*args, **kwargs):
+        raise OSError("no network here")
+
+    monkeypatch.setattr(download_module, "_reachable", lambda url: False)
+    monkeypatch.setattr("torch.hub.load_state_dict_from_url", refuse)
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", refuse)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelError, match=f"{spec}: could not be downloaded .* {advice}"):
+        load_model(spec)
+
+
+def named(*classes: str) -> LoadedModel:
+    return LoadedModel(torch.nn.Identity(), PREPROCESS, list(classes), None)
+
+
+def test_a_class_is_found_by_index_name_or_synonym():
+    model = named("tabby, tabby cat", "golden retriever", "crane", "crane, hoist", "7")
+    assert model.class_index(1) == model.class_index("1") == 1
+    assert model.class_index("Golden Retriever") == 1
+    assert model.class_index("tabby cat") == model.class_index("tabby, tabby cat") == 0
+    assert model.class_index("7") == 4
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("golden retreiver", "no class named 'golden retreiver'; did you mean golden retriever?"),
+        ("xyz", "no class named 'xyz'$"),
+        (
+            "crane",
+            r"2 classes are named 'crane': give the index of 1 \(crane\), 2 \(crane, hoist\)",
+        ),
+        (3, "no class 3: expected 0 to 2, or a name"),
+        ("-1", "no class -1: expected 0 to 2"),
+    ],
+)
+def test_an_unknown_class_is_one_line_with_the_nearest_names(wanted, message):
+    with pytest.raises(ModelError, match=message):
+        named("golden retriever", "crane", "crane, hoist").class_index(wanted)

@@ -1,0 +1,252 @@
+"""Any model by one word: a checkpoint of ours, or a network of timm, torchvision, Hugging Face.
+
+>>> model = load_model("timm:vit_small_patch16_224")
+>>> logits = model.network(model.preprocess("photo.jpg")[None])
+
+Axes: b batch, k classes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import timm
+import torchvision
+from PIL import Image
+from torch import nn
+
+from vision_attn.data.preprocess import Preprocess
+from vision_attn.models.errors import ModelError, did_you_mean
+from vision_attn.models.huggingface_model import HuggingFaceModel
+from vision_attn.models.rebuild import build
+from vision_attn.models.timm_model import (
+    TimmModel,
+    create_timm,
+    fit_classifier,
+    read_timm_weights,
+)
+from vision_attn.models.torchvision_model import create_torchvision
+from vision_attn.models.vit import ViT
+from vision_attn.models.weights import load_weights, read_file, read_weights
+from vision_attn.types import TokenLayout
+
+FORMAT = 1  # of the entry "vision_attn" in a checkpoint
+Size = tuple[int, int]  # height, width
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for, without the word that says where it comes from."""
+
+    name: str
+    weights: str | None
+    pretrained: bool
+    size: Size | None
+    model_args: dict[str, Any]
+
+
+Parts = tuple[nn.Module, Preprocess, list[str]]
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A network in eval mode, and what it takes to use it on photos.
+
+    classes: their names in the order of the logits; empty where the network has no classifier.
+    layout: how its tokens lie on an image of `preprocess.input_size`; None without tokens.
+    """
+
+    network: nn.Module
+    preprocess: Preprocess
+    classes: list[str]
+    layout: TokenLayout | None
+
+    def class_index(self, wanted: int | str) -> int:
+        """The class of that index or name; any one of the synonyms "tabby, tabby cat" will do.
+
+        Raises ModelError for an index out of range and, with the nearest names, for a name that no
+        class or more than one class has.
+        """
+        names = [[name.strip() for name in (full, *full.split(","))] for full in self.classes]
+        word = str(wanted).strip()
+        found = [i for i, known in enumerate(names) if word.lower() in map(str.lower, known)]
+        if len(found) == 1 and isinstance(wanted, str):
+            return found[0]
+        if word.lstrip("-").isdecimal():
+            if 0 <= int(word) < len(names):
+                return int(word)
+            raise ModelError(f"no class {word}: expected 0 to {len(names) - 1}, or a name")
+        if found:
+            same = ", ".join(f"{i} ({self.classes[i]})" for i in found)
+            raise ModelError(f"{len(found)} classes are named {word!r}: give the index of {same}")
+        every = [name for known in names for name in known]
+        raise ModelError(f"no class named {word!r}{did_you_mean(word, every)}")
+
+
+def load_model(
+    spec: str | Path,
+    *,
+    weights: str | Path | None = None,
+    pretrained: bool = True,
+    image_size: int | Size | None = None,
+    **model_args: Any,
+) -> LoadedModel:
+    """The model that `spec` names: a checkpoint's path, timm:NAME, torchvision:NAME or hf:NAME.
+
+    weights: a file (.safetensors, .pth, .ckpt) to take the weights from, so nothing is downloaded.
+    pretrained: the library's own weights, downloaded once; False leaves them random.
+    image_size: another input size than the model's own, one side or (height, width).
+    model_args: for the library's own constructor, such as num_classes.
+
+    Raises ModelError, one line, where there is no such model or its weights do not fit.
+    """
+    spec = str(spec)
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    if size is not None and min(size) < 1:
+        raise ModelError(f"image_size must be at least 1, got {image_size}")
+    source, _, name = spec.partition(":")
+    if Path(spec).is_file():
+        source, name = "checkpoint", spec
+    elif source not in LIBRARIES or not name:
+        raise ModelError(_unknown(spec))
+    ask = Request(name, str(weights) if weights else None, pretrained, size, model_args)
+    network, preprocess, classes = LOADERS[source](ask)
+    network.eval()
+    return LoadedModel(network, preprocess, classes, _layout(network, preprocess.input_size))
+
+
+def _checkpoint(ask: Request) -> Parts:
+    """A network rebuilt from the entry "vision_attn" alone; no code of the file is run."""
+    path = ask.name
+    if ask.model_args:
+        given = ", ".join(ask.model_args)
+        raise ModelError(f"{path}: a checkpoint takes no model arguments, got {given}")
+    contents = read_file(path)
+    if "vision_attn" not in contents or "state_dict" not in contents:
+        raise ModelError(
+            f"{path}: not a checkpoint of vision-attn (it does not say which network it is of); "
+            "name the network and take only the weights from the file: timm:NAME --weights FILE"
+        )
+    about = contents["vision_attn"]
+    try:
+        if about["format"] != FORMAT:
+            raise ValueError(f"made by vision-attn {about['version']}: another version's format")
+        if about["network"] is None:
+            raise ValueError("its class is not one of vision_attn, so only your code can build it")
+        network = build(about["network"])
+        preprocess = Preprocess(**about["preprocess"])
+        classes = [str(name) for name in about["classes"]]
+        outputs = about["network"]["init_args"].get("num_classes") or len(classes)
+        if outputs != len(classes):
+            raise ValueError(f"{len(classes)} class names for {outputs} outputs")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{path}: its network cannot be rebuilt: {error}") from error
+    source = ask.weights or path
+    load_weights(network, read_weights(source), source)
+    if ask.size is not None:
+        preprocess = replace(preprocess, input_size=ask.size)
+        if isinstance(network, TimmModel):
+            network.set_image_size(ask.size)
+    return network, preprocess, classes
+
+
+def _timm(ask: Request) -> Parts:
+    args = dict(ask.model_args)
+    network: Any = create_timm(
+        ask.name, pretrained=ask.pretrained and ask.weights is None, image_size=ask.size, **args
+    )
+    if ask.weights is not None:
+        weights = read_timm_weights(network, ask.weights)
+        if "num_classes" not in args:
+            fit_classifier(network, weights)
+        load_weights(network, weights, ask.weights)
+    config = timm.data.resolve_model_data_config(network)
+    size = ask.size or args.get("img_size") or config["input_size"][1:]
+    preprocess = Preprocess(
+        input_size=(size, size) if isinstance(size, int) else tuple(size),
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        crop_pct=min(1.0, config["crop_pct"]),
+        interpolation=config["interpolation"],
+        fit="squash" if config["crop_mode"] == "squash" else "crop",
+    )
+    subset = timm.data.infer_imagenet_subset({"num_classes": network.num_classes})
+    names = timm.data.ImageNetInfo(subset).label_descriptions() if subset else []
+    return network, preprocess, _names(list(names), network.num_classes)
+
+
+def _torchvision(ask: Request) -> Parts:
+    network = create_torchvision(
+        ask.name,
+        pretrained=ask.pretrained,
+        weights=ask.weights,
+        image_size=ask.size,
+        **ask.model_args,
+    )
+    about = torchvision.models.get_model_weights(ask.name).DEFAULT
+    transform = about.transforms()
+    side = transform.crop_size[0]
+    preprocess = Preprocess(
+        input_size=ask.size or (side, side),
+        mean=tuple(transform.mean),
+        std=tuple(transform.std),
+        crop_pct=side / transform.resize_size[0],
+        interpolation=transform.interpolation.value,
+    )
+    classes = _names(about.meta["categories"], ask.model_args.get("num_classes", 1000))
+    return network, preprocess, classes
+
+
+def _huggingface(ask: Request) -> Parts:
+    network = HuggingFaceModel(ask.name, ask.pretrained, ask.weights, ask.model_args)
+    options, side = network.processor, network.image_size or 224
+    resize = options.get("size") or {"height": side, "width": side}
+    crop = options.get("crop_size") if options.get("do_center_crop") else None
+    edge = resize.get("shortest_edge")
+    whole = (edge, edge) if edge else (resize["height"], resize["width"])
+    size = (crop["height"], crop["width"]) if crop else whole
+    preprocess = Preprocess(
+        input_size=ask.size or size,
+        mean=tuple(options.get("image_mean", (0.5, 0.5, 0.5))),
+        std=tuple(options.get("image_std", (0.5, 0.5, 0.5))),
+        crop_pct=min(1.0, size[0] / whole[0] * options.get("crop_pct", 1.0)),
+        interpolation=Image.Resampling(options.get("resample", 2)).name.lower(),
+        fit="crop" if edge else "squash",
+    )
+    return network, preprocess, network.classes
+
+
+LIBRARIES = {"timm": _timm, "torchvision": _torchvision, "hf": _huggingface}
+LOADERS: dict[str, Callable[[Request], Parts]] = {"checkpoint": _checkpoint, **LIBRARIES}
+
+
+def _names(names: list[str], count: int) -> list[str]:
+    """The names where there are as many as outputs, else numbers."""
+    return names if len(names) == count else [f"class {i}" for i in range(count)]
+
+
+def _layout(network: nn.Module, size: Size) -> TokenLayout | None:
+    from vision_attn.explain.layout import layout_of
+
+    try:
+        return layout_of(network, size)
+    except ValueError as error:
+        if isinstance(network, ViT):  # it has tokens, but not at this size
+            raise ModelError(f"image_size: {error}") from error
+        return None
+
+
+def _unknown(spec: str) -> str:
+    """What to say where a spec is neither a file nor SOURCE:NAME."""
+    expected = "expected a checkpoint file, timm:NAME, torchvision:NAME or hf:NAME"
+    path = Path(spec)
+    if path.is_dir():
+        found = ", ".join(map(str, sorted(path.rglob("*.ckpt"))[:3]))
+        return f"{spec}: a folder; {expected}" + (f"; it holds {found}" if found else "")
+    if timm.is_model(spec):
+        return f"{spec}: no such file; the network of that name is timm:{spec}"
+    source, colon, name = spec.partition(":")
+    if colon and name and path.suffix != ".ckpt":
+        return f"no source of models named {source!r}{did_you_mean(source, LIBRARIES)}; {expected}"
+    return f"{spec}: no such file; {expected}"

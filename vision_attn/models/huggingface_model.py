@@ -1,0 +1,63 @@
+"""Hugging Face's image classifiers by name; the package transformers is optional."""
+
+import inspect
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from vision_attn.models.download import hub_reached_or_left
+from vision_attn.models.errors import ModelError, library_errors
+from vision_attn.models.weights import load_weights, read_weights
+from vision_attn.types import Images, Logits
+
+OFFLINE = "name a folder that holds it, or a kind of network (hf:vit) with --pretrained false"
+
+
+class HuggingFaceModel(nn.Module):
+    """A classifier of transformers that takes images and gives logits.
+
+    name: a repository, a folder, or, for random weights, a kind of network such as "vit".
+    `processor` holds the options of its image processor, empty where it has none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pretrained: bool = False,
+        weights: str | None = None,
+        model_args: dict[str, Any] | None = None,
+    ):
+        super().__init__()
+        try:
+            from transformers import CONFIG_MAPPING, AutoConfig, AutoImageProcessor
+            from transformers import AutoModelForImageClassification as Auto
+        except ImportError as error:
+            raise ModelError("hf: needs transformers: pip install transformers") from error
+        self.processor: dict[str, Any] = {}
+        remote = name not in CONFIG_MAPPING and not Path(name).is_dir()
+        hub = hub_reached_or_left() if remote else nullcontext()
+        with library_errors(f"hf:{name}", offline=OFFLINE), hub:
+            if name in CONFIG_MAPPING:
+                config: Any = AutoConfig.for_model(name, **(model_args or {}))
+            else:
+                config = AutoConfig.from_pretrained(name, **(model_args or {}))
+                with suppress(OSError):  # it need not have one
+                    self.processor = AutoImageProcessor.from_pretrained(name).to_dict()
+            if pretrained and weights is None:
+                self.network = Auto.from_pretrained(name, config=config)
+            else:
+                self.network = Auto.from_config(config)
+        if weights is not None:
+            load_weights(self.network, read_weights(weights), weights)
+        takes = inspect.signature(self.network.forward).parameters
+        self.resamples = "interpolate_pos_encoding" in takes
+        self.image_size = getattr(config, "image_size", None)
+        self.classes = [config.id2label[i] for i in range(config.num_labels)]
+
+    def forward(self, images: Images) -> Logits:
+        options: dict[str, Any] = {}
+        if self.resamples and tuple(images.shape[2:]) != (self.image_size, self.image_size):
+            options["interpolate_pos_encoding"] = True
+        return self.network(pixel_values=images, **options).logits

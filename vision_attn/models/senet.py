@@ -1,0 +1,133 @@
+"""Residual networks with a gate at the end of every block: SE-ResNet and its relatives.
+
+Axes: b batch, c channels, h height, w width, k classes. Parameters are named as in timm.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vision_attn.attention import SqueezeExcite
+from vision_attn.models.rebuild import Rebuildable
+from vision_attn.types import Images, Logits
+
+GateFactory = Callable[..., nn.Module]  # called as gate(channels=c)
+
+
+def conv(c_in: int, c_out: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(c_in, c_out, kernel, stride, padding=kernel // 2, bias=False)
+
+
+def shortcut(c_in: int, c_out: int, stride: int) -> nn.Module | None:
+    """The way past a block: 1x1 convolution where the block changes the shape, else none."""
+    if stride == 1 and c_in == c_out:
+        return None
+    return nn.Sequential(conv(c_in, c_out, 1, stride), nn.BatchNorm2d(c_out))
+
+
+class BasicBlock(nn.Module):
+    """relu(gate(bn(conv(relu(bn(conv x))))) + x), He et al. 2016, the gate as Hu et al. 2018."""
+
+    expansion = 1
+
+    def __init__(self, c_in: int, width: int, stride: int, gate: GateFactory):
+        super().__init__()
+        self.conv1 = conv(c_in, width, 3, stride)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = conv(width, width, 3)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.se = gate(channels=width)
+        self.downsample = shortcut(c_in, width, stride)
+        nn.init.zeros_(self.bn2.weight)  # a block starts as the identity
+
+    def forward(self, x: Tensor) -> Tensor:
+        past = x if self.downsample is None else self.downsample(x)
+        x = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        x = self.bn2(self.conv2(x))
+        return F.relu(self.se(x) + past, inplace=True)
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3, 1x1 convolutions, the middle one narrow, then gate and shortcut."""
+
+    expansion = 4
+
+    def __init__(self, c_in: int, width: int, stride: int, gate: GateFactory):
+        super().__init__()
+        c_out = self.expansion * width
+        self.conv1 = conv(c_in, width, 1)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = conv(width, width, 3, stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = conv(width, c_out, 1)
+        self.bn3 = nn.BatchNorm2d(c_out)
+        self.se = gate(channels=c_out)
+        self.downsample = shortcut(c_in, c_out, stride)
+        nn.init.zeros_(self.bn3.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        past = x if self.downsample is None else self.downsample(x)
+        x = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        x = F.relu(self.bn2(self.conv2(x)), inplace=True)
+        x = self.bn3(self.conv3(x))
+        return F.relu(self.se(x) + past, inplace=True)
+
+
+Block = type[BasicBlock] | type[Bottleneck]
+
+
+def stage(
+    block: Block, depth: int, c_in: int, width: int, stride: int, gate: GateFactory
+) -> nn.Sequential:
+    """`depth` blocks, the first of which changes resolution and channels."""
+    rest = [block(block.expansion * width, width, 1, gate) for _ in range(depth - 1)]
+    return nn.Sequential(block(c_in, width, stride, gate), *rest)
+
+
+class SEResNet(Rebuildable):
+    """A residual network in four stages, each but the first halving the image.
+
+    stem: "3x3" keeps the resolution (32x32 images); "7x7" divides it by 4 (64x64 and larger).
+    layers, widths: blocks and channels of each stage. gate: called as `gate(channels=c)`.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        block: Block = BasicBlock,
+        layers: tuple[int, int, int, int] = (2, 2, 2, 2),
+        widths: tuple[int, int, int, int] = (64, 128, 256, 512),
+        stem: Literal["3x3", "7x7"] = "3x3",
+        gate: GateFactory = SqueezeExcite,
+    ):
+        super().__init__()
+        small = stem == "3x3"
+        self.conv1 = conv(3, widths[0], 3) if small else conv(3, widths[0], 7, stride=2)
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1)
+        starts = (widths[0], *(block.expansion * width for width in widths[:3]))
+        self.layer1, self.layer2, self.layer3, self.layer4 = (
+            stage(block, depth, c_in, width, stride, gate)
+            for depth, c_in, width, stride in zip(layers, starts, widths, (1, 2, 2, 2), strict=True)
+        )
+        self.fc = nn.Linear(block.expansion * widths[3], num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: Images) -> Logits:
+        x = self.maxpool(F.relu(self.bn1(self.conv1(images)), inplace=True))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(x.mean((2, 3)))
+
+
+def seresnet18(num_classes: int = 1000, gate: GateFactory = SqueezeExcite) -> SEResNet:
+    """SE-ResNet-18 for 224x224."""
+    return SEResNet(num_classes, stem="7x7", gate=gate)
+
+
+def seresnet50(num_classes: int = 1000, gate: GateFactory = SqueezeExcite) -> SEResNet:
+    """SE-ResNet-50 for 224x224: timm's `seresnet50` weights load strictly."""
+    return SEResNet(num_classes, Bottleneck, (3, 4, 6, 3), stem="7x7", gate=gate)

@@ -1,0 +1,54 @@
+"""The simplest attention in a CNN: every block says where to look, and keeps only that.
+
+Axes: b batch, c channels, h height, w width, k classes.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vision_attn.attention import SpatialMask
+from vision_attn.models.rebuild import Rebuildable
+from vision_attn.types import Images, Logits
+
+
+class GatedConv(nn.Module):
+    """t = relu(bn(conv x)), then t * gate(t): the trunk and its mask."""
+
+    def __init__(self, c_in: int, c_out: int, gate: Callable[..., nn.Module]):
+        super().__init__()
+        self.conv = nn.Conv2d(c_in, c_out, 3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(c_out)
+        self.gate = gate(channels=c_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gate(F.relu(self.bn(self.conv(x)), inplace=True))
+
+
+class SpatialCNN(Rebuildable):
+    """Stages of `depth` gated convolutions, halved between stages; mean over places, linear.
+
+    widths: channels of each stage. gate: called as `gate(channels=c)`.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        widths: tuple[int, ...] = (32, 64, 128, 256),
+        depth: int = 1,
+        gate: Callable[..., nn.Module] = SpatialMask,
+    ):
+        super().__init__()
+        stages = []
+        for c_in, c_out in zip((3, *widths), widths, strict=False):
+            blocks = [GatedConv(c_in if i == 0 else c_out, c_out, gate) for i in range(depth)]
+            stages.append(nn.Sequential(*blocks))
+        self.stages = nn.ModuleList(stages)
+        self.fc = nn.Linear(widths[-1], num_classes)
+
+    def forward(self, images: Images) -> Logits:
+        x = images
+        for i, stage in enumerate(self.stages):
+            x = stage(F.max_pool2d(x, 2) if i > 0 else x)
+        return self.fc(x.mean((2, 3)))

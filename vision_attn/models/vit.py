@@ -1,0 +1,190 @@
+"""The Vision Transformer, Dosovitskiy et al. 2021, with a slot for any attention and any readout.
+
+Axes: b batch, c channels, h height, w width, n tokens, m kept patches, d width of a token,
+k classes. Parameters are named as in timm, so timm's weights load with strict=True.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
+from timm.layers import DropPath, LayerScale, Mlp, resample_abs_pos_embed
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vision_attn.attention import MultiHeadAttention
+from vision_attn.models.rebuild import Rebuildable
+from vision_attn.types import Images, Logits, TokenLayout
+
+Tokens = Float[Tensor, "b n d"]
+Attention = Callable[..., nn.Module]  # attention(dim=d, heads=h), then (tokens, layout=layout)
+Readout = Callable[..., nn.Module]  # readout(dim=d), then (tokens, layout=layout) -> (b d')
+
+
+class PatchEmbed(nn.Module):
+    """Each patch of the image to one token: a convolution whose stride is its size.
+
+    Computed as one matrix product, several times faster on a CPU where patches are small.
+    """
+
+    def __init__(self, patch_size: int, dim: int):
+        super().__init__()
+        self.proj = nn.Conv2d(3, dim, kernel_size=patch_size, stride=patch_size)
+
+    def forward(self, images: Images) -> Tokens:
+        p, q = self.proj.kernel_size
+        patches = rearrange(images, "b c (h p) (w q) -> b (h w) (c p q)", p=p, q=q)
+        return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
+
+
+class Block(nn.Module):
+    """x + attention(norm x), then x + mlp(norm x)."""
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        mlp_ratio: float,
+        attention: Attention,
+        layer_scale: float | None,
+        drop_path: float,
+    ):
+        super().__init__()
+        scale = (lambda: LayerScale(dim, layer_scale)) if layer_scale else nn.Identity
+        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
+        self.attn = attention(dim=dim, heads=heads)
+        self.ls1 = scale()
+        self.norm2 = nn.LayerNorm(dim, eps=1e-6)
+        self.mlp = Mlp(dim, round(dim * mlp_ratio))
+        self.ls2 = scale()
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tokens, layout: TokenLayout | None = None) -> Tokens:
+        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), layout=layout)))
+        return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
+
+
+class ViT(Rebuildable):
+    """Patches to tokens, `depth` blocks of attention, a readout, a linear classifier (if any).
+
+    image_size: (h, w) of the learned positions; any other size whose sides are multiples of
+    patch_size works too, with the positions resampled. pool: the class token, the mean over the
+    patches, or a readout factory. embed_prefix: class token and registers have positions too.
+    norm_after_pool: the last norm comes after the readout (default: where the mean is pooled).
+    layer_scale: start value of a learned scale on each branch (Touvron 2021), none if None.
+    drop_path: share of branches dropped in the last block, rising from 0 in the first.
+    patch_drop: share of patches dropped in training.
+    """
+
+    def __init__(
+        self,
+        image_size: int | tuple[int, int] = 64,
+        patch_size: int = 8,
+        num_classes: int = 10,
+        dim: int = 192,
+        depth: int = 6,
+        heads: int = 3,
+        mlp_ratio: float = 4.0,
+        pool: Literal["cls", "mean"] | Readout = "cls",
+        class_token: bool = True,
+        registers: int = 0,
+        embed_prefix: bool = True,
+        norm_after_pool: bool | None = None,
+        attention: Attention = MultiHeadAttention,
+        layer_scale: float | None = None,
+        drop_path: float = 0.0,
+        patch_drop: float = 0.0,
+    ):
+        super().__init__()
+        if pool == "cls" and not class_token:
+            raise ValueError("pool='cls' reads the class token, but class_token is False")
+        if not 0 <= patch_drop < 1:
+            raise ValueError(f"patch_drop must be at least 0 and below 1, got {patch_drop}")
+        if norm_after_pool is None:
+            norm_after_pool = pool == "mean"
+        self.patch_size, self.patch_drop = patch_size, patch_drop
+        self.prefix = int(class_token) + registers
+        self.pool = pool if isinstance(pool, str) else "attention"
+        height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+        self.grid = self.layout((height, width)).grid
+        positions = self.grid[0] * self.grid[1] + (self.prefix if embed_prefix else 0)
+
+        self.patch_embed = PatchEmbed(patch_size, dim)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if class_token else None
+        self.reg_token = nn.Parameter(torch.zeros(1, registers, dim)) if registers else None
+        self.pos_embed = nn.Parameter(torch.zeros(1, positions, dim))
+        self.blocks = nn.ModuleList(
+            Block(dim, heads, mlp_ratio, attention, layer_scale, drop_path * i / max(depth - 1, 1))
+            for i in range(depth)
+        )
+        self.norm = nn.Identity() if norm_after_pool else nn.LayerNorm(dim, eps=1e-6)
+        self.readout = None if isinstance(pool, str) else pool(dim=dim)
+        dim = getattr(self.readout, "out_dim", dim)
+        self.fc_norm = nn.LayerNorm(dim, eps=1e-6) if norm_after_pool else nn.Identity()
+        self.head = nn.Linear(dim, num_classes) if num_classes > 0 else nn.Identity()
+        self.init_weights()
+
+    def layout(self, image_size: tuple[int, int]) -> TokenLayout:
+        """Where the tokens of an image of that (height, width) lie."""
+        height, width = image_size
+        if height % self.patch_size or width % self.patch_size or min(height, width) < 1:
+            raise ValueError(
+                f"expected an image whose sides are multiples of the patch size {self.patch_size}, "
+                f"got {height}x{width} (height x width)"
+            )
+        grid = height // self.patch_size, width // self.patch_size
+        return TokenLayout(self.prefix, grid, self.pool)
+
+    def forward(self, images: Images) -> Logits:
+        keep = None
+        if self.training and self.patch_drop > 0:
+            patches = images[0, 0].numel() // self.patch_size**2
+            order = torch.rand(len(images), patches, device=images.device).argsort(dim=1)
+            keep = order[:, : max(1, round(patches * (1 - self.patch_drop)))]
+        return self.forward_kept_tokens(images, keep)
+
+    def forward_kept_tokens(self, images: Images, keep: Int[Tensor, "b m"] | None) -> Logits:
+        """The logits where only the patches of these indices exist (None: all of them)."""
+        if keep is not None and keep.shape[1] == 0 and self.pool != "cls":
+            raise ValueError(f"keep at least one patch: pool={self.pool!r} reads the patches")
+        whole = self.layout((images.shape[-2], images.shape[-1]))
+        layout = whole if keep is None else None  # patches with gaps are no grid
+        x = self.tokens(images, whole.grid, keep)
+        for block in self.blocks:
+            x = block(x, layout)
+        x = self.norm(x)
+        if self.readout is not None:
+            x = self.readout(x, layout=layout)
+        else:
+            x = x[:, 0] if self.pool == "cls" else x[:, self.prefix :].mean(dim=1)
+        return self.head(self.fc_norm(x))
+
+    def tokens(
+        self, images: Images, grid: tuple[int, int], keep: Int[Tensor, "b m"] | None
+    ) -> Tokens:
+        """Class token, registers, then the kept patches in order, each with its position."""
+        embedded = self.pos_embed.shape[1] - self.grid[0] * self.grid[1]
+        positions = resample_abs_pos_embed(self.pos_embed, grid, self.grid, embedded)
+        patches = self.patch_embed(images) + positions[:, embedded:]
+        if keep is not None:
+            patches = patches.take_along_dim(keep[..., None], dim=1)
+        prefix: list[Tensor] = [t for t in (self.cls_token, self.reg_token) if t is not None]
+        if not prefix:
+            return patches
+        first = torch.cat(prefix, dim=1)
+        first = first + positions[:, :embedded] if embedded else first
+        return torch.cat([first.expand(len(images), -1, -1), patches], dim=1)
+
+    def init_weights(self) -> None:
+        """As timm: weights and positions of deviation 0.02, prefix tokens near 0."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        nn.init.trunc_normal_(self.pos_embed, std=0.02)
+        for token in (self.cls_token, self.reg_token):
+            if token is not None:
+                nn.init.normal_(token, std=1e-6)
