@@ -1,0 +1,170 @@
+"""How fast training images come: ours against torchvision's pipeline, the same operations.
+
+    python benchmarks/data.py [IMAGE_FOLDER]
+
+Everything runs in one process on `--threads` threads, each pair in turns, the best of `--rounds`
+counts. Prints images a second and the ratio. The image folder holds one folder a class (by default
+.data/imagenette/train); torchvision's DataLoader runs with as many workers as there are threads,
+ours reads its cache, filled before the clock starts (the second epoch on).
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision import datasets
+from torchvision.transforms import v2 as tv
+
+from vision_attn.data import (
+    ColorJitter,
+    Cutout,
+    Flip,
+    ImageData,
+    ImageFolder,
+    Planted,
+    RandomErasing,
+    RandomResizedCrop,
+    Splits,
+    TensorSet,
+    Translate,
+    TrivialAugment,
+)
+from vision_attn.data.sources import Source
+
+MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
+TO_FLOAT = [tv.ToImage(), tv.ToDtype(torch.float32, scale=True)]
+PIPELINES = {
+    "flip, translate, cutout": (
+        [Flip(), Translate(4), Cutout(8)],
+        [
+            tv.RandomHorizontalFlip(),
+            tv.RandomCrop(32, padding=4, padding_mode="reflect"),
+            *TO_FLOAT,
+            tv.RandomErasing(1.0, (1 / 16, 1 / 16), (1.0, 1.0), 0.5),
+        ],
+    ),
+    "resized crop, flip, jitter": (
+        [RandomResizedCrop(), Flip(), ColorJitter()],
+        [
+            tv.RandomResizedCrop(32, (0.35, 1.0)),
+            tv.RandomHorizontalFlip(),
+            tv.ColorJitter(0.4, 0.4, 0.4),
+            *TO_FLOAT,
+        ],
+    ),
+    "trivial augment, erasing": (
+        [TrivialAugment(), RandomErasing()],
+        [tv.TrivialAugmentWide(), *TO_FLOAT, tv.RandomErasing(0.25, value=0.5)],
+    ),
+}
+
+
+class InMemory(Source):
+    """Random 32 x 32 images in the shape of CIFAR-10."""
+
+    def load(self, root: Path, val_fraction: float, seed: int) -> Splits:
+        images = torch.randint(0, 256, (10_000, 3, 32, 32), dtype=torch.uint8)
+        part = TensorSet(images, torch.arange(10_000) % 10)
+        return Splits(part, part, part, [str(i) for i in range(10)])
+
+
+class OneByOne(Dataset):
+    """The same images as torchvision's CIFAR10 gives them: PIL images, transformed one by one."""
+
+    def __init__(self, images: Tensor, transform: Callable) -> None:
+        self.images, self.transform = images.permute(0, 2, 3, 1).numpy(), transform
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return self.transform(Image.fromarray(self.images[i])), 0
+
+
+def rate(epoch: Callable[[], Iterable]) -> float:
+    """Images a second of one epoch."""
+    start, count = time.perf_counter(), 0
+    for images, _ in epoch():
+        count += len(images)
+    return count / (time.perf_counter() - start)
+
+
+def compare(name: str, ours: Callable[[], Iterable], theirs: Callable[[], Iterable], rounds: int):
+    pairs = np.array([(rate(ours), rate(theirs)) for _ in range(rounds)])
+    best = pairs.max(0)
+    print(f"{name:32} {best[0]:10,.0f} {best[1]:14,.0f} {best[0] / best[1]:8.1f}x")
+
+
+def in_memory(rounds: int) -> None:
+    for name, (augment, transforms) in PIPELINES.items():
+        data = ImageData(InMemory(), batch_size=500, augment=augment, mean=MEAN, std=STD)
+        data.setup("fit")
+        transform = tv.Compose([*transforms, tv.Normalize(MEAN, STD)])
+        peer = OneByOne(data.splits.train.images[:2000], transform)
+        compare(
+            name,
+            lambda data=data: map(data.for_training, data.train_dataloader()),
+            lambda peer=peer: DataLoader(peer, 500, shuffle=True),
+            rounds,
+        )
+
+
+def folder(path: Path, threads: int, rounds: int) -> None:
+    transform = tv.Compose(
+        [
+            tv.RandomResizedCrop(128, (0.35, 1.0)),
+            tv.RandomHorizontalFlip(),
+            *TO_FLOAT,
+            tv.Normalize(MEAN, STD),
+        ]
+    )
+    peer = DataLoader(
+        datasets.ImageFolder(path, transform), 100, shuffle=True,
+        num_workers=threads, persistent_workers=True,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as cache:
+        source = ImageFolder(str(path.resolve()), size=128, test_fraction=0.01, cache=cache)
+        data = ImageData(source, ".", 100, [Flip()], val_fraction=0.0, mean=MEAN, std=STD)
+        start = time.perf_counter()
+        data.setup("fit")
+        count = len(data.splits.train) + len(data.splits.test)
+        print(f"{'decoding the folder once':32} {count / (time.perf_counter() - start):10,.0f}")
+        compare(
+            "image folder at 128, later epochs",
+            lambda: map(data.for_training, data.train_dataloader()),
+            lambda: peer,
+            rounds,
+        )
+
+
+def planted() -> None:
+    source = Planted(64, train=2000, val=1, test=1)
+    source.images("val")
+    start = time.perf_counter()
+    source.images("train")
+    print(f"{'planted, drawn at 64':32} {2000 / (time.perf_counter() - start):10,.0f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(".data/imagenette/train"))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(f"{'images a second':32} {'ours':>10} {'torchvision':>14} {'ratio':>9}")
+    planted()
+    in_memory(options.rounds)
+    if options.folder.is_dir():
+        folder(options.folder, options.threads, options.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+import logging
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vision_attn.data import DataError, ImageFolder, Preprocess
+from vision_attn.data.draws import Draws
+
+
+def write(folder, count: int, colour: tuple[int, int, int], size=(60, 44)) -> None:
+    folder.mkdir(parents=True)
+    for i in range(count):
+        Image.new("RGB", size, (*colour[:2], i)).save(folder / f"{i:02}.png")
+
+
+@pytest.fixture
+def flat(tmp_path):
+    for label, name in enumerate(("ant", "bee", "cat")):
+        write(tmp_path / "set" / name, 20, (label * 50, 99, 0))
+    return tmp_path
+
+
+def content(part) -> list[tuple[int, int]]:
+    """(label by colour, number of the file) of every image of a set."""
+    items = np.arange(len(part))
+    images = part.fetch(items, Draws(0, 0, items))
+    assert (images[:, 1] == 99).all()
+    classes = images[:, 0, 0, 0] // 50
+    assert classes.tolist() == part.labels.tolist()
+    return list(zip(classes.tolist(), images[:, 2, 0, 0].tolist(), strict=True))
+
+
+def test_a_flat_folder_is_split_by_seed_in_every_class(flat):
+    splits = ImageFolder("set", size=32).load(flat, 0.25, 0)
+    parts = [content(part) for part in (splits.train, splits.val, splits.test)]
+    assert [len(part) for part in parts] == [36, 12, 12]
+    assert sorted(parts[0] + parts[1] + parts[2]) == [
+        (label, i) for label in range(3) for i in range(20)
+    ]
+    assert [sum(label == 1 for label, _ in part) for part in parts] == [12, 4, 4]
+    assert splits.classes == ["ant", "bee", "cat"]
+    again = ImageFolder("set", size=32).load(flat, 0.25, 0)
+    assert content(again.val) == parts[1]
+    assert content(ImageFolder("set", size=32).load(flat, 0.25, 1).val) != parts[1]
+
+
+def test_train_and_val_folders(tmp_path):
+    for part, count in (("train", 10), ("val", 3)):
+        for label, name in enumerate(("ant", "bee")):
+            write(tmp_path / "set" / part / name, count, (label * 50, 99, 0))
+    splits = ImageFolder("set", size=16).load(tmp_path, 0.2, 0)
+    assert [len(part) for part in (splits.train, splits.val, splits.test)] == [16, 4, 6]
+    assert content(splits.test) == [(label, i) for label in range(2) for i in range(3)]
+    write(tmp_path / "set" / "test" / "ant", 1, (0, 99, 0))
+    write(tmp_path / "set" / "test" / "bee", 1, (50, 99, 0))
+    splits = ImageFolder("set", size=16).load(tmp_path, 0.2, 0)
+    assert [len(part) for part in (splits.train, splits.val, splits.test)] == [20, 6, 2]
+
+
+def test_classes_and_per_class(flat):
+    source = ImageFolder("set", size=32, classes=["cat", "ant"], per_class=5, test_fraction=0.2)
+    splits = source.load(flat, 0.25, 0)
+    assert splits.classes == ["cat", "ant"]
+    assert [len(part) for part in (splits.train, splits.val, splits.test)] == [6, 2, 2]
+    items = np.arange(6)
+    colours = splits.train.fetch(items, Draws(0, 0, items))[:, 0, 0, 0] // 50
+    assert colours.tolist() == [2, 2, 2, 0, 0, 0]
+
+
+def test_evaluation_shows_what_preprocess_shows(tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("ant", "bee"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for i in range(8):
+            small = rng.integers(0, 256, (9, 7, 3), dtype=np.uint8)
+            size = (70 + 11 * i, 150 - 9 * i)
+            photo = Image.fromarray(small).resize(size, Image.Resampling.BICUBIC)
+            photo.save(tmp_path / "set" / name / f"{i}.png")
+    splits = ImageFolder("set", size=(24, 40), test_fraction=0.9).load(tmp_path, 0.0, 0)
+    assert len(splits.val) == 0
+    preprocess = Preprocess((24, 40), (0.0,) * 3, (1.0,) * 3, splits.crop_pct)
+    singles = [preprocess(path) for path in sorted((tmp_path / "set").rglob("*.png"))]
+    items = np.arange(len(splits.test))
+    for ours in splits.test.fetch(items, Draws(0, 0, items)):
+        nearest = min((ours / 255 - single).abs().mean() for single in singles)
+        assert nearest < 0.03
+
+
+def test_training_shows_random_boxes_that_depend_on_the_draws(tmp_path):
+    """A photo whose colour is its coordinate: each crop shows where it was taken."""
+    ramp = np.zeros((90, 120, 3), np.uint8)
+    ramp[..., 0] = np.arange(120) * 2
+    ramp[..., 1] = np.arange(90)[:, None] * 2
+    for name in ("ant", "bee"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for i in range(4):
+            Image.fromarray(ramp).save(tmp_path / "set" / name / f"{i}.png")
+    source = ImageFolder(
+        "set", size=32, shorter_side=90, test_fraction=0.25, scale=(0.1, 0.5), ratio=(0.8, 1.25)
+    )
+    train = source.load(tmp_path, 0.0, 0).train
+    items = np.zeros(101, int) + np.arange(101) % len(train)
+    images = torch.cat([train.fetch(items, Draws(0, epoch, items)) for epoch in range(6)]).float()
+    width = (images[:, 0, 16, -1] - images[:, 0, 16, 0]) / 2 * 32 / 31
+    height = (images[:, 1, -1, 16] - images[:, 1, 0, 16]) / 2 * 32 / 31
+    share = width * height / (90 * 120)
+    assert share.min() == pytest.approx(0.1, abs=0.02)
+    assert share.max() == pytest.approx(0.5, abs=0.04)
+    assert (width / height).max() == pytest.approx(1.25, abs=0.1)
+    assert images[:, 0].min() < 10
+    assert images[:, 0].max() > 228
+    first = train.fetch(items[:5], Draws(0, 3, items[:5]))
+    torch.testing.assert_close(first, train.fetch(items[:5], Draws(0, 3, items[:5])))
+
+
+def test_unreadable_images_are_left_out_with_their_names_or_stop(flat, caplog):
+    (flat / "set" / "bee" / "03.png").write_text("no image")
+    (flat / "set" / "cat" / "05.png").write_bytes(b"")
+    with caplog.at_level(logging.WARNING):
+        splits = ImageFolder("set", size=32).load(flat, 0.25, 0)
+    assert sum(map(len, (splits.train, splits.val, splits.test))) == 58
+    assert "2 of 60 images cannot be read" in caplog.text
+    assert str(flat / "set" / "bee" / "03.png") in caplog.text
+    content(splits.train)
+    with pytest.raises(DataError, match="2 of 60 images cannot be read"):
+        ImageFolder("set", size=32, corrupt="error").load(flat, 0.25, 0)
+
+
+def test_errors(flat, tmp_path):
+    def says(text, path="set", **options):
+        with pytest.raises(DataError, match=text) as caught:
+            ImageFolder(path, **options).load(flat, 0.1, 0)
+        assert "\n" not in str(caught.value)
+
+    says("gone: no such folder", "gone")
+    (flat / "empty").mkdir()
+    says("at least two classes, got 0", "empty")
+    write(flat / "single" / "ant", 2, (0, 0, 0))
+    says(r"at least two classes, got 1 \(ant\)", "single")
+    says("no class 'bea'; the nearest: bee", classes=["ant", "bea"])
+    (flat / "set" / "dog").mkdir()
+    says("dog: no image in this folder", "set")
+    says(
+        "cannot be written.*option `cache`", classes=["ant", "bee"], cache=f"{flat}/set/ant/00.png"
+    )
+    with pytest.raises(ValueError, match="shorter_side of at least the size"):
+        ImageFolder("set", size=64, shorter_side=32)
+    with pytest.raises(ValueError, match="per_class must be at least 1"):
+        ImageFolder("set", per_class=0)
+
+
+def test_imagenette(data_root, tmp_path):
+    source = ImageFolder("imagenette", size=64, per_class=4, cache=str(tmp_path))
+    splits = source.load(data_root, 0.25, 0)
+    assert [len(part) for part in (splits.train, splits.val, splits.test)] == [30, 10, 40]
+    assert splits.classes[0] == "n01440764"
+    items = np.arange(40)
+    images = splits.test.fetch(items, Draws(0, 0, items))
+    assert images.shape == (40, 3, 64, 64)
+    assert images.float().std() > 40

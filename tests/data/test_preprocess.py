@@ -1,0 +1,184 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFile
+
+from vision_attn.data import ImageError, Preprocess, find_images
+from vision_attn.data.preprocess import read_image
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+
+
+def photo(height: int, width: int) -> Image.Image:
+    rng = np.random.default_rng(0)
+    small = rng.integers(0, 256, (height // 7 + 2, width // 7 + 2, 3), dtype=np.uint8)
+    return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "LA", "P", "1", "CMYK", "I;16", "I", "F"])
+def test_every_kind_of_pixel_reads_as_the_same_grey(tmp_path, mode):
+    values = {"I;16": 128 << 8, "I": 128 << 8, "F": 128 / 255, "1": 255}
+    if mode in ("I;16", "I", "F"):
+        dtype = {"I;16": np.uint16, "I": np.int32, "F": np.float32}[mode]
+        image = Image.fromarray(np.full((5, 7), values[mode], dtype))
+    else:
+        image = Image.new("L", (7, 5), values.get(mode, 128)).convert(mode)
+    path = tmp_path / "image.tif"
+    image.save(path)
+    pixels = np.asarray(read_image(path))
+    assert pixels.shape == (5, 7, 3)
+    assert np.abs(pixels.astype(int) - (255 if mode == "1" else 128)).max() <= 1
+
+
+def test_16_bit_png_keeps_its_upper_bits(tmp_path):
+    grey = np.arange(35, dtype=np.uint16).reshape(5, 7) * 1801
+    Image.fromarray(grey).save(tmp_path / "deep.png")
+    np.testing.assert_array_equal(np.asarray(read_image(tmp_path / "deep.png"))[..., 1], grey >> 8)
+
+
+def test_transparent_pixels_show_white(tmp_path):
+    rgba = np.zeros((5, 7, 4), np.uint8)
+    rgba[2, 3] = 10, 20, 30, 255
+    Image.fromarray(rgba).save(tmp_path / "alpha.png")
+    Image.fromarray(rgba).quantize().save(tmp_path / "palette.png")
+    for name in ("alpha.png", "palette.png"):
+        pixels = np.asarray(read_image(tmp_path / name))
+        assert tuple(pixels[0, 0]) == (255, 255, 255)
+        assert tuple(pixels[2, 3]) == (10, 20, 30)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied(tmp_path, orientation):
+    upright = photo(23, 41)
+    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # transpositions that EXIF will take back
+    stored = upright.transpose(undo[orientation]) if orientation > 1 else upright
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored.save(tmp_path / "turned.png", exif=exif)
+    np.testing.assert_array_equal(read_image(tmp_path / "turned.png"), upright)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 9973), (9973, 1), (5477, 3651), (7, 5)])
+def test_any_size_gives_the_input_size(size):
+    preprocess = Preprocess((37, 53), MEAN, STD, crop_pct=0.9)
+    image = Image.new("RGB", size, (51, 102, 153))
+    pixels = preprocess(image)
+    expected = (torch.tensor([0.2, 0.4, 0.6]) - torch.tensor(MEAN)) / torch.tensor(STD)
+    torch.testing.assert_close(pixels, expected[:, None, None].expand(3, 37, 53))
+
+
+def _broken_files(folder):
+    photo(97, 101).save(folder / "whole.jpg")
+    whole = (folder / "whole.jpg").read_bytes()
+    (folder / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    (folder / "text.jpg").write_text("not an image")
+    (folder / "empty.png").write_bytes(b"")
+    (folder / "bytes.png").write_bytes(bytes(range(200)))
+    (folder / "folder.png").mkdir()
+    photo(97, 101).save(folder / "whole.png")
+    damaged = bytearray((folder / "whole.png").read_bytes())
+    damaged[400:480] = bytes(80)
+    (folder / "damaged.png").write_bytes(damaged)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("missing.jpg", "no such file"),
+        ("cut.jpg", "cut short or damaged"),
+        ("damaged.png", "cut short or damaged"),
+        ("text.jpg", "got text"),
+        ("empty.png", "got an empty file"),
+        ("bytes.png", "got other data"),
+        ("folder.png", "got a folder"),
+    ],
+)
+def test_a_file_that_is_no_image_is_named_in_one_line(tmp_path, name, says):
+    _broken_files(tmp_path)
+    with pytest.raises(ImageError) as caught:
+        Preprocess((32, 32), MEAN, STD)(tmp_path / name)
+    message = str(caught.value)
+    assert message.startswith(str(tmp_path / name))
+    assert says in message
+    assert "\n" not in message
+
+
+def test_a_cut_jpeg_is_refused_even_where_pillow_was_told_to_accept_it(tmp_path, monkeypatch):
+    _broken_files(tmp_path)
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", False)
+    with pytest.raises(ImageError, match="cut short"):
+        read_image(tmp_path / "cut.jpg")
+
+
+@pytest.mark.parametrize("crop_pct", [1.0, 0.875, 0.9])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(211, 307), (307, 211), (97, 101), (1201, 499)])
+def test_equals_timms_evaluation_transform(crop_pct, interpolation, size):
+    from timm.data import create_transform
+
+    oracle = create_transform(
+        (3, 112, 112), interpolation=interpolation, mean=MEAN, std=STD, crop_pct=crop_pct
+    )
+    image = photo(*size)
+    ours = Preprocess((112, 112), MEAN, STD, crop_pct, interpolation)(image)
+    grey_level = 1 / 255 / min(STD)
+    torch.testing.assert_close(ours, oracle(image), atol=grey_level * 1.01, rtol=0)
+
+
+def test_a_map_lands_where_the_network_looked():
+    """A spot on a photo, preprocessed and mapped back, is the spot again; the rest is NaN."""
+    H, W = 211, 503
+    spots = np.zeros((H, W, 3), np.uint8)
+    spots[90:130, 280:320] = 255
+    preprocess = Preprocess((61, 89), (0.0,) * 3, (1.0,) * 3, crop_pct=0.8)
+    seen = preprocess(Image.fromarray(spots))[0].numpy()
+    back = preprocess.to_original(seen, (W, H))
+    assert back.shape == (H, W)
+    left, top, right, bottom = preprocess.box((W, H))
+    inside = np.zeros((H, W), bool)
+    inside[round(top) : round(bottom), round(left) : round(right)] = True
+    np.testing.assert_array_equal(np.isnan(back), ~inside)
+    wrong = (back[inside] > 0.5) != (spots[..., 0] > 0)[inside]
+    assert wrong.sum() <= 8  # two pixels at each corner of the spot, rounded off
+
+
+def test_to_original_is_bilinear_between_centres():
+    """The whole photo seen: torch's interpolate (align_corners=False) is the oracle."""
+    heatmap = np.random.default_rng(0).random((5, 7), dtype=np.float32)
+    ours = Preprocess((32, 32), MEAN, STD, fit="squash").to_original(heatmap, (83, 47))
+    oracle = torch.nn.functional.interpolate(
+        torch.from_numpy(heatmap)[None, None], (47, 83), mode="bilinear"
+    )[0, 0].numpy()
+    np.testing.assert_allclose(ours, oracle, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"input_size": (0, 32)}, "input_size must be"),
+        ({"mean": (0.5,)}, "expected 3 means"),
+        ({"std": (0.5, 0.0, 0.5)}, "positive stds"),
+        ({"crop_pct": 0.0}, "crop_pct must be"),
+        ({"fit": "pad"}, "fit must be one of crop, squash"),
+        ({"interpolation": "cubic"}, "interpolation must be one of nearest, bilinear"),
+    ],
+)
+def test_bad_fields_are_refused(fields, says):
+    with pytest.raises(ValueError, match=says):
+        Preprocess(**({"input_size": (32, 32), "mean": MEAN, "std": STD} | fields))
+
+
+def test_find_images(tmp_path):
+    for name in ("b.png", "a.JPG", "sub/c.webp", ".hidden.png", "notes.txt", "odd.name"):
+        path = tmp_path / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    (tmp_path / "none").mkdir()
+    found = find_images([tmp_path / "in" / "odd.name", tmp_path / "in", tmp_path / "in" / "b.png"])
+    assert [path.relative_to(tmp_path / "in").as_posix() for path in found] == [
+        "odd.name", "a.JPG", "b.png", "sub/c.webp",
+    ]  # fmt: skip
+    with pytest.raises(ImageError, match="no image in this folder"):
+        find_images([tmp_path / "none"])
+    with pytest.raises(ImageError, match="no such file or folder"):
+        find_images([tmp_path / "gone"])

@@ -1,0 +1,37 @@
+"""Images in: files, folders and data sets, as batches on the training device.
+
+ImageData is imported when it is first asked for: Lightning takes seconds to import, and reading a
+photo does not need it.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from vision_attn.data.augment import (
+    AlternatingFlip,
+    Augment,
+    ColorJitter,
+    Cutout,
+    Flip,
+    RandomErasing,
+    RandomResizedCrop,
+    Translate,
+)
+from vision_attn.data.folders import ImageFolder
+from vision_attn.data.images import ImageError, find_images, read_image
+from vision_attn.data.mix import CutMix, Mix, Mixup
+from vision_attn.data.planted import Planted, PlantedImages
+from vision_attn.data.preprocess import Preprocess
+from vision_attn.data.sources import CIFAR10, CIFAR100, DataError, Source, Splits
+from vision_attn.data.tensors import Batch, Batches, ImageSet, InOrder, Shuffled, TensorSet
+from vision_attn.data.trivial import TrivialAugment
+
+if TYPE_CHECKING:
+    from vision_attn.data.module import ImageData
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ImageData":
+        from vision_attn.data.module import ImageData
+
+        return ImageData
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

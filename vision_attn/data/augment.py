@@ -1,0 +1,262 @@
+"""Changes to a batch of training images, each sample by random numbers of its own.
+
+Every Augment takes images on any device, bytes or floats in 0..1, and gives images of that shape:
+bytes where it only moves pixels, a quarter of the memory, else floats. The random numbers come from
+`draws`: the same sample in the same epoch changes in the same way, in any batch.
+
+Axes: b batch, c channels, h height, w width.
+"""
+
+from abc import ABC, abstractmethod
+from math import log
+
+import torch
+from einops import rearrange, reduce
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vision_attn.data.draws import Draws
+
+Pixels = Float[Tensor, "b c h w"] | UInt8[Tensor, "b c h w"]
+Floats = Float[Tensor, "b c h w"]
+Numbers = Float[Tensor, " b"]
+LUMA = 0.2989, 0.587, 0.114  # ITU-R 601-2, as torchvision and Pillow weigh them
+
+
+class Augment(nn.Module, ABC):
+    """A random change to every image of a batch."""
+
+    @abstractmethod
+    def forward(self, images: Pixels, draws: Draws) -> Pixels: ...
+
+
+class Flip(Augment):
+    """Mirrors left and right with probability `p`."""
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        self.p = _share("p", p)
+
+    def forward(self, images: Pixels, draws: Draws) -> Pixels:
+        return _where(draws.uniform(1)[:, 0] < self.p, images.flip(3), images)
+
+
+class AlternatingFlip(Augment):
+    """Mirrors half of the images in the first epoch, the other half in the next, and so on.
+
+    Two epochs in a row show every image both ways. Jordan 2024, arXiv:2404.00498, section 3.3.
+    """
+
+    def forward(self, images: Pixels, draws: Draws) -> Pixels:
+        return _where((draws.coins() + draws.epoch) % 2 == 1, images.flip(3), images)
+
+
+class Translate(Augment):
+    """Shifts by up to `pixels` whole pixels each way; what comes in is the image's reflection."""
+
+    def __init__(self, pixels: int = 4) -> None:
+        super().__init__()
+        if pixels < 0:
+            raise ValueError(f"pixels must be at least 0, got {pixels}")
+        self.pixels = pixels
+
+    def forward(self, images: Pixels, draws: Draws) -> Pixels:
+        if self.pixels >= min(images.shape[2:]):
+            raise ValueError(
+                f"a shift by {self.pixels} pixels needs images larger than that, "
+                f"got {images.shape[2]} x {images.shape[3]}"
+            )
+        shifts = (draws.uniform(2) * (2 * self.pixels + 1)).long() - self.pixels
+        rows = _reflected(shifts[:, 0], images.shape[2])[:, None, :, None]
+        columns = _reflected(shifts[:, 1], images.shape[3])[:, None, None, :]
+        images = images.gather(2, rows.expand_as(images))
+        return images.gather(3, columns.expand_as(images))
+
+
+class RandomResizedCrop(Augment):
+    """Stretches a random box of the image to its full size (Szegedy 2015, Inception).
+
+    The box covers a share of the area between scale[0] and scale[1], at a ratio of width to height
+    between ratio[0] and ratio[1]; it is cut to the image where it would be wider or higher.
+    """
+
+    def __init__(
+        self, scale: tuple[float, float] = (0.35, 1.0), ratio: tuple[float, float] = (0.75, 4 / 3)
+    ) -> None:
+        super().__init__()
+        self.scale, self.ratio = checked_range("scale", scale), checked_range("ratio", ratio)
+
+    def forward(self, images: Pixels, draws: Draws) -> Pixels:
+        u, aspect = draws.uniform(4), images.shape[3] / images.shape[2]
+        height, width, top, left = random_boxes(u, aspect, self.scale, self.ratio).unbind(1)
+        # from the box to grid_sample's coordinates, in which the image runs from -1 to 1
+        zero = torch.zeros_like(width)
+        rows = [width, zero, 2 * left + width - 1, zero, height, 2 * top + height - 1]
+        theta = torch.stack(rows, 1).view(-1, 2, 3)
+        images = as_float(images)
+        grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+        return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+
+
+class Cutout(Augment):
+    """Paints a square of `size` pixels around a random pixel in `fill` (DeVries & Taylor 2017)."""
+
+    def __init__(self, size: int = 8, fill: float = 0.5) -> None:
+        super().__init__()
+        if size < 1:
+            raise ValueError(f"size must be at least 1, got {size}")
+        self.size, self.fill = size, fill
+
+    def forward(self, images: Pixels, draws: Draws) -> Pixels:
+        height, width = images.shape[2:]
+        centre = draws.uniform(2) * torch.tensor([height, width], device=images.device)
+        first = centre.long() - self.size // 2
+        box = torch.cat([first, first + self.size], 1)
+        return _filled(images, inside(box, height, width), self.fill)
+
+
+class RandomErasing(Augment):
+    """With probability `p` paints a random box in `fill`: scale and ratio as in RandomResizedCrop.
+
+    Zhong et al. 2020, arXiv:1708.04896.
+    """
+
+    def __init__(
+        self,
+        p: float = 0.25,
+        scale: tuple[float, float] = (0.02, 1 / 3),
+        ratio: tuple[float, float] = (0.3, 10 / 3),
+        fill: float = 0.5,
+    ) -> None:
+        super().__init__()
+        self.p, self.fill = _share("p", p), fill
+        self.scale, self.ratio = checked_range("scale", scale), checked_range("ratio", ratio)
+
+    def forward(self, images: Pixels, draws: Draws) -> Pixels:
+        height, width = images.shape[2:]
+        boxes = random_boxes(draws.uniform(4), width / height, self.scale, self.ratio)
+        extent, corner = boxes.split(2, 1)
+        pixels = torch.tensor([height, width], device=images.device)
+        box = (torch.cat([corner, corner + extent], 1) * pixels.repeat(2)).round().long()
+        chosen = draws.uniform(1)[:, 0] < self.p
+        mask = inside(box, height, width) & rearrange(chosen, "b -> b 1 1 1")
+        return _filled(images, mask, self.fill)
+
+
+class ColorJitter(Augment):
+    """Random brightness, contrast and saturation, each by a factor of 1 +- its argument, and hue.
+
+    The first three as torchvision defines them, in this order; hue turns the colours around the
+    grey axis by up to `hue` of a turn at equal luma. All four are one 3x3 matrix a sample.
+    """
+
+    def __init__(
+        self,
+        brightness: float = 0.4,
+        contrast: float = 0.4,
+        saturation: float = 0.4,
+        hue: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if min(brightness, contrast, saturation) < 0 or not 0 <= hue <= 0.5:
+            raise ValueError(
+                "brightness, contrast and saturation must be at least 0 and hue in 0..0.5, got "
+                f"{brightness}, {contrast}, {saturation}, {hue}"
+            )
+        self.brightness, self.contrast = brightness, contrast
+        self.saturation, self.hue = saturation, hue
+
+    def forward(self, images: Pixels, draws: Draws) -> Pixels:
+        brightness, contrast, saturation, turn = (draws.uniform(4) * 2 - 1).unbind(1)
+        brightness = (1 + brightness * self.brightness).clamp_min(0)
+        contrast = (1 + contrast * self.contrast).clamp_min(0)
+        saturation = (1 + saturation * self.saturation).clamp_min(0)
+        gain = hue_and_saturation(turn * self.hue, saturation)
+        gain = gain * rearrange(brightness * contrast, "b -> b 1 1")
+        images = as_float(images)
+        grey = reduce(luma(images), "b h w -> b", "mean") * brightness
+        return recolor(images, gain, grey * (1 - contrast)).clamp(0, 1)
+
+
+def random_boxes(
+    u: Float[Tensor, "b 4"],
+    aspect: Numbers | float,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+) -> Float[Tensor, "b 4"]:
+    """Height, width, top, left of a random box, as shares of the image's sides.
+
+    u: four numbers in [0, 1). aspect: width / height of the image. scale and ratio as in
+    RandomResizedCrop.
+    """
+    area = scale[0] + (scale[1] - scale[0]) * u[:, 0]
+    wide = (log(ratio[0]) + (log(ratio[1]) - log(ratio[0])) * u[:, 1]).exp() / aspect
+    extent = torch.stack([(area / wide).sqrt(), (area * wide).sqrt()], 1).clamp_max(1)
+    return torch.cat([extent, u[:, 2:] * (1 - extent)], 1)
+
+
+def inside(box: Int[Tensor, "b 4"], height: int, width: int) -> Tensor:
+    """Which pixels (b 1 h w) lie in the boxes (top, left, bottom, right), ends not included."""
+    top, left, bottom, right = (edge[:, None] for edge in box.unbind(1))
+    row, column = torch.arange(height, device=box.device), torch.arange(width, device=box.device)
+    rows, columns = (row >= top) & (row < bottom), (column >= left) & (column < right)
+    return rows[:, None, :, None] & columns[:, None, None, :]
+
+
+def as_float(images: Pixels) -> Floats:
+    """Floats in 0..1."""
+    return images.float() / 255 if images.dtype == torch.uint8 else images
+
+
+def luma(images: Floats) -> Float[Tensor, "b h w"]:
+    """The grey of every pixel."""
+    return torch.einsum("bchw,c->bhw", images, images.new_tensor(LUMA))
+
+
+def recolor(images: Floats, gain: Float[Tensor, "b 3 3"], offset: Numbers) -> Floats:
+    """gain @ (red, green, blue) + offset for every pixel."""
+    flat = torch.baddbmm(rearrange(offset, "b -> b 1 1"), gain, images.flatten(2))
+    return flat.view_as(images)
+
+
+def hue_and_saturation(turn: Numbers, saturation: Numbers) -> Float[Tensor, "b 3 3"]:
+    """The matrices that keep luma, turn colour by `turn` of a circle and scale it.
+
+    Grey part + saturation * (cos * (rest) + sin * (rest turned by a quarter)), as in SVG's
+    hueRotate.
+    """
+    grey = turn.new_tensor(LUMA).expand(3, 3)
+    # (x, y, z) cross the grey axis, less its luma: a quarter turn of the colours of equal luma
+    across = turn.new_tensor([[0, -1, 1], [1, 0, -1], [-1, 1, 0]]) / 3**0.5
+    quarter = across - grey @ across
+    rest = torch.eye(3, device=turn.device) - grey
+    angle = rearrange(turn * 2 * torch.pi, "b -> b 1 1")
+    return grey + saturation[:, None, None] * (angle.cos() * rest + angle.sin() * quarter)
+
+
+def _where(chosen: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    return torch.where(rearrange(chosen, "b -> b 1 1 1"), yes, no)
+
+
+def _reflected(shift: Int[Tensor, " b"], length: int) -> Int[Tensor, "b length"]:
+    """Where pixel j of the shifted line comes from, the line going on as its mirror image."""
+    place = (torch.arange(length, device=shift.device) + shift[:, None]).abs()
+    return length - 1 - (length - 1 - place).abs()
+
+
+def _filled(images: Pixels, mask: Tensor, fill: float) -> Pixels:
+    return images.masked_fill(mask, round(fill * 255) if images.dtype == torch.uint8 else fill)
+
+
+def _share(name: str, value: float) -> float:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} must be in 0..1, got {value}")
+    return value
+
+
+def checked_range(name: str, bounds: tuple[float, float]) -> tuple[float, float]:
+    low, high = bounds
+    if not 0 < low <= high:
+        raise ValueError(f"{name} must be (low, high) with 0 < low <= high, got ({low}, {high})")
+    return low, high

@@ -1,0 +1,202 @@
+"""Image files decoded once: their pixels in one flat file, mapped into memory ever after.
+
+A cache is a folder with `pixels.bin`, which only grows, and `index.jsonl`, one line for each image:
+its name, the file's size and time of change, and where its pixels lie. A line is written when its
+pixels are on the disk, so a build that is killed goes on where it stopped. A file whose size or
+time changed is decoded anew. A lock lets one process build while the others wait.
+
+Axes: n images, h height, w width.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from filelock import FileLock
+from jaxtyping import Integer, UInt8
+from PIL import Image
+from rich.console import Console
+from rich.progress import track
+
+from vision_attn.data.images import ImageError, read_image
+
+CHUNK = 64  # images decoded between two writes
+
+
+@dataclass(frozen=True)
+class Record:
+    """A line of the index: the file as it was, and its pixels in pixels.bin."""
+
+    name: str
+    bytes: int
+    changed: int
+    offset: int = 0
+    height: int = 0
+    width: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.height * self.width * 3
+
+    def is_of(self, file: "Record") -> bool:
+        """Whether the file is still the one that was decoded."""
+        return (self.bytes, self.changed) == (file.bytes, file.changed)
+
+
+@dataclass(frozen=True, eq=False)
+class CachedPixels:
+    """Pixels of n images, each of a size of its own."""
+
+    pixels: UInt8[np.ndarray, " total"]
+    offsets: Integer[np.ndarray, " n"]
+    heights: Integer[np.ndarray, " n"]
+    widths: Integer[np.ndarray, " n"]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def __getitem__(self, i: int) -> UInt8[np.ndarray, "h w 3"]:
+        height, width = self.heights[i], self.widths[i]
+        flat = self.pixels[self.offsets[i] : self.offsets[i] + height * width * 3]
+        return flat.reshape(height, width, 3)
+
+    def chosen(self, items: Integer[np.ndarray, " m"]) -> "CachedPixels":
+        """The same pixels, some of the images."""
+        return CachedPixels(
+            self.pixels, self.offsets[items], self.heights[items], self.widths[items]
+        )
+
+
+class PixelCache:
+    """The cache in the folder `place`, of images reduced to `shorter_side`; smaller ones stay.
+
+    Raises OSError where the place cannot be written.
+    """
+
+    def __init__(self, place: Path, shorter_side: int) -> None:
+        self.place = place
+        self.shorter_side = shorter_side
+        self._pixels, self._index = place / "pixels.bin", place / "index.jsonl"
+
+    def load(self, folder: Path, names: Sequence[str]) -> tuple[CachedPixels, dict[int, str]]:
+        """The images `names` below `folder`; those that are not in the cache yet are decoded.
+
+        With them, by its place in `names`, what is wrong with each one that cannot be read: its
+        size is 0 x 0. Such a file is tried again the next time.
+        """
+        self.place.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.place / "lock"):
+            records, errors = self._records(), {}
+            stale = []
+            for name in names:
+                file = _stat(folder, name)
+                if name not in records or not records[name].is_of(file):
+                    stale.append(file)
+            if stale:
+                errors = self._build(folder, stale, records)
+        table = np.zeros((len(names), 3), np.int64)
+        for row, name in zip(table, names, strict=True):
+            if name not in errors:
+                row[:] = records[name].offset, records[name].height, records[name].width
+        pixels = np.empty(0, np.uint8)
+        if table.any():
+            pixels = np.asarray(np.memmap(self._pixels, np.uint8, "r"))
+        wrong = {place: errors[name] for place, name in enumerate(names) if name in errors}
+        return CachedPixels(pixels, *table.T), wrong
+
+    def _records(self) -> dict[str, Record]:
+        """What the cache holds. It starts afresh where most of pixels.bin is out of date."""
+        records: dict[str, Record] = {}
+        if self._index.exists() and self._pixels.exists():
+            written = self._pixels.stat().st_size
+            for line in self._index.read_text().splitlines():
+                try:
+                    record = Record(*json.loads(line))
+                except (ValueError, TypeError):
+                    continue  # cut short by a kill
+                if record.end <= written:
+                    records[record.name] = record
+        used = sum(record.end - record.offset for record in records.values())
+        if used * 2 < _end(records):
+            self._pixels.unlink()  # whoever has it mapped keeps it
+            records.clear()
+        return records
+
+    def _build(
+        self, folder: Path, stale: list[Record], records: dict[str, Record]
+    ) -> dict[str, str]:
+        """Decodes the stale files, adds them to the records, and gives the errors by name."""
+        errors: dict[str, str] = {}
+        for file in stale:
+            records.pop(file.name, None)
+        fresh = self._index.with_suffix(".new")
+        fresh.write_text("".join(map(_line, records.values())))
+        fresh.replace(self._index)
+        end = _end(records)
+        with (
+            ThreadPoolExecutor(os.cpu_count()) as pool,
+            self._pixels.open("ab") as pixels,
+            self._index.open("a") as index,
+        ):
+            pixels.truncate(end)  # what a killed build left behind
+            for chunk in _progress([stale[i : i + CHUNK] for i in range(0, len(stale), CHUNK)]):
+                decoded = pool.map(lambda file: self._decode(folder / file.name), chunk)
+                lines = []
+                for file, image in zip(chunk, decoded, strict=True):
+                    if isinstance(image, str):
+                        errors[file.name] = image
+                        continue
+                    pixels.write(image.tobytes())
+                    height, width = image.shape[:2]
+                    record = replace(file, offset=end, height=height, width=width)
+                    end = record.end
+                    records[file.name] = record
+                    lines.append(_line(record))
+                pixels.flush()
+                os.fsync(pixels.fileno())
+                index.writelines(lines)
+                index.flush()
+        return errors
+
+    def _decode(self, path: Path) -> UInt8[np.ndarray, "h w 3"] | str:
+        """The reduced image, or what is wrong with the file."""
+        try:
+            image = read_image(path)
+        except ImageError as error:
+            return str(error)
+        scale = self.shorter_side / min(image.size)
+        if scale < 1:
+            width, height = (max(1, round(side * scale)) for side in image.size)
+            image = image.resize((width, height), Image.Resampling.BILINEAR)
+        return np.asarray(image)
+
+
+def _stat(folder: Path, name: str) -> Record:
+    try:
+        file = (folder / name).stat()
+    except OSError:
+        return Record(name, 0, 0)  # reading it will say what is wrong
+    return Record(name, file.st_size, file.st_mtime_ns)
+
+
+def _line(record: Record) -> str:
+    return json.dumps(astuple(record)) + "\n"
+
+
+def _end(records: dict[str, Record]) -> int:
+    return max((record.end for record in records.values()), default=0)
+
+
+def _progress(chunks: list[list[Record]]) -> Iterable[list[Record]]:
+    return track(
+        chunks,
+        f"decoding {sum(map(len, chunks))} images",
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )

@@ -1,0 +1,236 @@
+"""Any folder of images, one folder a class, read at memory speed after the first time.
+
+Axes: n images, b batch, h height, w width.
+"""
+
+import hashlib
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal
+
+import cv2
+import numpy as np
+import torch
+from jaxtyping import Float, Integer, UInt8
+from torch import Tensor
+
+from vision_attn.data.augment import checked_range, random_boxes
+from vision_attn.data.cache import CachedPixels, PixelCache
+from vision_attn.data.draws import Draws, permutation
+from vision_attn.data.images import images_below
+from vision_attn.data.sources import DataError, Source, Splits, hold_out
+from vision_attn.data.tensors import ImageSet, Items
+
+log = logging.getLogger(__name__)
+
+Labels = Integer[np.ndarray, " n"]
+
+
+# Chooses the box that is shown of each image, by the images' aspects (width / height): its height,
+# width, top and left, as shares of the image's sides.
+Crop = Callable[[Float[Tensor, " b"], Draws], Float[Tensor, "b 4"]]
+
+
+class CenterCrop:
+    """The largest centred box of the aspect `shown`, reduced to `crop_pct` of its sides."""
+
+    def __init__(self, shown: float, crop_pct: float) -> None:
+        self.shown, self.crop_pct = shown, crop_pct
+
+    def __call__(self, aspect: Float[Tensor, " b"], draws: Draws) -> Float[Tensor, "b 4"]:
+        extent = torch.stack([aspect / self.shown, self.shown / aspect], 1).clamp_max(1)
+        extent = extent * self.crop_pct
+        return torch.cat([extent, (1 - extent) / 2], 1)
+
+
+class RandomCrop:
+    """A random box, as in RandomResizedCrop."""
+
+    def __init__(self, scale: tuple[float, float], ratio: tuple[float, float]) -> None:
+        self.scale, self.ratio = checked_range("scale", scale), checked_range("ratio", ratio)
+
+    def __call__(self, aspect: Float[Tensor, " b"], draws: Draws) -> Float[Tensor, "b 4"]:
+        return random_boxes(draws.uniform(4), aspect, self.scale, self.ratio)
+
+
+class CachedSet(ImageSet):
+    """Images of many sizes, each cropped and resized to `size` as it is fetched."""
+
+    ahead = 2
+
+    def __init__(
+        self, pixels: CachedPixels, labels: Labels, size: tuple[int, int], crop: Crop
+    ) -> None:
+        self.pixels = pixels
+        self.labels = torch.from_numpy(labels)
+        self.size = size
+        self.crop = crop
+        self._aspect = torch.from_numpy(pixels.widths / pixels.heights).float()
+
+    def fetch(self, items: Items, draws: Draws) -> UInt8[Tensor, "b 3 h w"]:
+        boxes = self.crop(self._aspect[torch.from_numpy(items)], draws).double().numpy()
+        heights, widths = self.pixels.heights[items], self.pixels.widths[items]
+        sides = np.stack([heights, widths], 1)
+        extent = (boxes[:, :2] * sides).round().astype(int).clip(1, sides)
+        corner = (boxes[:, 2:] * sides).round().astype(int).clip(0, sides - extent)
+        out = np.empty((len(items), *self.size, 3), np.uint8)
+
+        def draw(places: Items) -> None:
+            for i in places:
+                (top, left), (height, width) = corner[i], extent[i]
+                seen = self.pixels[int(items[i])][top : top + height, left : left + width]
+                shrinks = height > self.size[0] and width > self.size[1]
+                method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+                cv2.resize(seen, self.size[::-1], dst=out[i], interpolation=method)
+
+        threads = torch.get_num_threads()
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(draw, np.array_split(np.arange(len(items)), threads)))
+        return torch.from_numpy(out).permute(0, 3, 1, 2)
+
+
+class ImageFolder(Source):
+    """Photos in `path/CLASS/`, or in `path/train/CLASS/` and `path/val/CLASS/`.
+
+    `path` lies in the root folder, or is absolute. With train/ and one of val/ and test/, that one
+    is the test set and a part of train/ is held out for validation; with all three each is what its
+    name says; with none of them, `test_fraction` of every class is the test set.
+
+    Every image is decoded once, its shorter side reduced to `shorter_side`, into a cache below the
+    root folder (or in the folder `cache`). Training shows random boxes of `scale` of the area and
+    `ratio` of width to height, all else the centre, at `size` (h, w, or one number for both).
+
+    classes: only these, in this order. per_class: at most so many images of each in every part.
+    corrupt: `skip` leaves unreadable images out and says which, `error` stops.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        size: int | tuple[int, int] = 128,
+        shorter_side: int | None = None,
+        classes: list[str] | None = None,
+        per_class: int | None = None,
+        test_fraction: float = 0.2,
+        scale: tuple[float, float] = (0.35, 1.0),
+        ratio: tuple[float, float] = (0.75, 4 / 3),
+        corrupt: Literal["skip", "error"] = "skip",
+        cache: str | None = None,
+    ) -> None:
+        self.path = path
+        self.size = (size, size) if isinstance(size, int) else size
+        self.shorter_side = shorter_side or max(self.size) * 8 // 7
+        if min(self.size) < 1 or self.shorter_side < max(self.size):
+            raise ValueError(
+                "expected a size of at least 1 pixel and a shorter_side of at least the size, "
+                f"got size {self.size} and shorter_side {self.shorter_side}"
+            )
+        if per_class is not None and per_class < 1:
+            raise ValueError(f"per_class must be at least 1, got {per_class}")
+        self.classes = classes
+        self.per_class = per_class
+        self.test_fraction = test_fraction
+        self.crop_pct = max(self.size) / self.shorter_side
+        self.train_crop = RandomCrop(scale, ratio)
+        self.test_crop = CenterCrop(self.size[1] / self.size[0], self.crop_pct)
+        self.corrupt = corrupt
+        self.cache = cache
+
+    def load(self, root: Path, val_fraction: float, seed: int) -> Splits:
+        folder = root / self.path
+        parts = _parts(folder)
+        classes = self._classes(folder, parts["train"])
+        read = {name: self._read(root, folder, part, classes, seed) for name, part in parts.items()}
+        pixels, labels = read["train"]
+        rest = np.arange(len(labels))
+        if "test" not in read:
+            rest, part = hold_out(labels, self.test_fraction, seed)
+            read["test"] = pixels.chosen(part), labels[part]
+        if "val" not in read:
+            stays, part = hold_out(labels[rest], val_fraction, seed + 1)
+            read["val"] = pixels.chosen(rest[part]), labels[rest[part]]
+            rest = rest[stays]
+        return Splits(
+            train=CachedSet(pixels.chosen(rest), labels[rest], self.size, self.train_crop),
+            val=CachedSet(*read["val"], self.size, self.test_crop),
+            test=CachedSet(*read["test"], self.size, self.test_crop),
+            classes=classes,
+            crop_pct=self.crop_pct,
+        )
+
+    def _classes(self, folder: Path, train: Path) -> list[str]:
+        present = _subfolders(train)
+        for name in self.classes or ():
+            if name not in present:
+                near = get_close_matches(name, present, 3) or present[:3]
+                raise DataError(f"{train}: no class {name!r}; the nearest: {', '.join(near)}")
+        classes = self.classes or present
+        if len(classes) < 2:
+            raise DataError(
+                f"{folder}: expected images in one folder a class, at least two classes, "
+                f"got {len(classes)} ({', '.join(classes) or 'no folder'})"
+            )
+        return classes
+
+    def _read(
+        self, root: Path, folder: Path, part: Path, classes: list[str], seed: int
+    ) -> tuple[CachedPixels, Labels]:
+        """The readable images of one part and their labels."""
+        names, labels = [], []
+        for label, name in enumerate(classes):
+            files = images_below(part / name)
+            if not files:
+                raise DataError(f"{part / name}: no image in this folder of a class")
+            if self.per_class and self.per_class < len(files):
+                kept = permutation((seed, label), len(files))[: self.per_class]
+                files = [files[i] for i in np.sort(kept)]
+            names += [file.relative_to(folder).as_posix() for file in files]
+            labels += [label] * len(files)
+        cache = PixelCache(self._cache_place(root, folder), self.shorter_side)
+        try:
+            pixels, errors = cache.load(folder, names)
+        except OSError as error:
+            raise DataError(
+                f"{cache.place}: the cache of decoded images cannot be written ({error}): free "
+                "space, or name another folder with the option `cache` of this source"
+            ) from error
+        readable = self._without(errors, part, len(names))
+        return pixels.chosen(readable), np.array(labels)[readable]
+
+    def _without(self, errors: dict[int, str], part: Path, count: int) -> Labels:
+        """The places of what is left; says what is left out, or stops, as `corrupt` asks."""
+        if errors:
+            some = "; ".join(list(errors.values())[:10])
+            message = f"{part}: {len(errors)} of {count} images cannot be read: {some}"
+            if self.corrupt == "error" or len(errors) == count:
+                raise DataError(message)
+            log.warning("%s. They are left out.", message)
+        return np.setdiff1d(np.arange(count), list(errors)).astype(int)
+
+    def _cache_place(self, root: Path, folder: Path) -> Path:
+        address = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]
+        name = f"{folder.name}-{address}-{self.shorter_side}px"
+        return Path(self.cache or root / ".cache") / name
+
+
+def _parts(folder: Path) -> dict[str, Path]:
+    """Where the training set lies and, where the folder says so, the validation and test sets."""
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder: give the image folder's path, relative to root")
+    inside = _subfolders(folder)
+    if "train" not in inside:
+        return {"train": folder}
+    named = [name for name in ("val", "test") if name in inside]
+    parts = {"train": folder / "train"} | {name: folder / name for name in named}
+    if named == ["val"]:
+        parts["test"] = parts.pop("val")
+    return parts
+
+
+def _subfolders(folder: Path) -> list[str]:
+    return sorted(
+        path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
+    )

@@ -1,0 +1,81 @@
+"""Training on mixtures of two images: their labels are mixed in the same shares.
+
+Every Mix pairs neighbours in the batch, which is in random order; the last of an odd batch stays.
+
+Axes: b batch, c channels, h height, w width, k classes, p pairs.
+"""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vision_attn.data.augment import inside
+from vision_attn.data.draws import Draws
+
+Pixels = Float[Tensor, "b c h w"]
+Targets = Float[Tensor, "b k"]
+
+
+class Mix(nn.Module, ABC):
+    """Mixes pairs with probability `p`, in shares from the Beta(alpha, alpha) distribution."""
+
+    def __init__(self, alpha: float = 1.0, p: float = 1.0) -> None:
+        super().__init__()
+        if alpha <= 0 or not 0 <= p <= 1:
+            raise ValueError(f"alpha must be positive and p in 0..1, got alpha {alpha} and p {p}")
+        self.alpha, self.p = alpha, p
+        shares = np.random.default_rng(0).beta(alpha, alpha, 2**14)
+        self.quantiles = torch.from_numpy(np.sort(shares)).float()  # of Beta, by sampling
+
+    def forward(self, images: Pixels, targets: Targets, draws: Draws) -> tuple[Pixels, Targets]:
+        pairs = len(images) // 2
+        if not pairs:
+            return images, targets
+        u = draws.uniform(4)[: 2 * pairs : 2]
+        share = self.quantiles.to(u.device)[(u[:, 0] * len(self.quantiles)).long()]
+        share = torch.where(u[:, 1] < self.p, share, 1)
+        kept = self.weights(share, u[:, 2:], (images.shape[2], images.shape[3]))
+        return _mixed(images, kept), _mixed(targets, kept.mean((1, 2, 3)))
+
+    @abstractmethod
+    def weights(
+        self, share: Float[Tensor, " p"], u: Float[Tensor, "p 2"], size: tuple[int, int]
+    ) -> Float[Tensor, "p 1 #h #w"]:
+        """The weight of an image's own pixels in the mixture, about `share` of the whole."""
+
+
+class Mixup(Mix):
+    """share * image + (1 - share) * partner (Zhang et al. 2018, arXiv:1710.09412)."""
+
+    def weights(
+        self, share: Float[Tensor, " p"], u: Float[Tensor, "p 2"], size: tuple[int, int]
+    ) -> Float[Tensor, "p 1 #h #w"]:
+        return rearrange(share, "p -> p 1 1 1")
+
+
+class CutMix(Mix):
+    """A box of the partner, 1 - share of the area, pasted over the image (Yun 2019, 1905.04899).
+
+    The box may hang over the image's border; the labels are mixed by what is really covered.
+    """
+
+    def weights(
+        self, share: Float[Tensor, " p"], u: Float[Tensor, "p 2"], size: tuple[int, int]
+    ) -> Float[Tensor, "p 1 #h #w"]:
+        pixels = torch.tensor(size, device=share.device)
+        extent = ((1 - share).sqrt()[:, None] * pixels).long()
+        first = (u * pixels).long() - extent // 2
+        box = torch.cat([first, first + extent], 1)
+        return (~inside(box, *size)).float()
+
+
+def _mixed(values: Float[Tensor, "b ..."], kept: Float[Tensor, "p ..."]) -> Float[Tensor, "b ..."]:
+    """kept * own + (1 - kept) * partner's, for both of every pair."""
+    pairs = values[: 2 * len(kept)].unflatten(0, (len(kept), 2))
+    kept = kept.view(len(kept), 1, *kept.shape[1:], *[1] * (values.ndim - kept.ndim))
+    mixed = kept * pairs + (1 - kept) * pairs.flip(1)
+    return torch.cat([mixed.flatten(0, 1), values[2 * len(kept) :]])

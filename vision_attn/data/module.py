@@ -1,0 +1,233 @@
+"""The data of a run, for Lightning: any source, split, augmented and normalised in batches.
+
+Axes: b batch, h height, w width, k classes.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.nn import functional as F
+
+from vision_attn.data.augment import Augment, Pixels, as_float
+from vision_attn.data.draws import Draws
+from vision_attn.data.files import ImageFiles
+from vision_attn.data.images import find_images
+from vision_attn.data.mix import Mix
+from vision_attn.data.preprocess import Preprocess
+from vision_attn.data.sources import DataError, Source, Splits
+from vision_attn.data.tensors import Batch, Batches, ImageSet, InOrder, Shuffled, TensorSet
+
+RESIDENT = 4 * 2**30  # bytes of images that may lie on the training device
+
+
+class ImageData(LightningDataModule):
+    """Batches of (images, labels) from a source.
+
+    Images are float32 (b 3 h w), less the mean and divided by the std of the training images, or
+    those given (a pretrained network's). Training batches pass through `augment` in order, then
+    `mix`, after which labels are shares (b k) instead of indices (b). Everything random is a
+    function of `seed`, the epoch and the image: the same on any number of processes.
+
+    root: the folder that holds the data sets. batch_size: images a process. val_fraction: share of
+    the training images to choose by, where the source has no validation part. predict: files and
+    folders for `predict`, which gives (images, paths).
+
+    After `setup`: `classes`, `preprocess` (input size, mean and std among it) and `splits`. A
+    checkpoint keeps the first two, so `predict` needs no data set.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        root: str = ".data",
+        batch_size: int = 128,
+        augment: list[Augment] | None = None,
+        mix: list[Mix] | None = None,
+        val_fraction: float = 0.1,
+        seed: int = 0,
+        mean: tuple[float, float, float] | None = None,
+        std: tuple[float, float, float] | None = None,
+        predict: list[str] | None = None,
+    ) -> None:
+        super().__init__()
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if not 0 <= val_fraction < 1:
+            raise ValueError(f"val_fraction must be in 0..1, less than 1, got {val_fraction}")
+        self.source = source
+        self.root = Path(root)
+        self.batch_size = batch_size
+        self.augment = augment or []
+        self.mix = mix or []
+        self.val_fraction = val_fraction
+        self.seed = seed
+        self.predict = predict or []
+        self._given_mean, self._given_std = mean, std
+        self._splits: Splits | None = None
+        self._classes: list[str] = []
+        self._preprocess: Preprocess | None = None
+        self._batches: Batches | None = None
+        self._resume: dict[str, int] | None = None
+
+    def prepare_data(self) -> None:
+        self.source.prepare(self.root)
+
+    def setup(self, stage: str) -> None:
+        if stage != "predict" and self._splits is None:  # a checkpoint is read after this
+            self._load()
+
+    def _load(self) -> None:
+        self._splits = splits = self.source.load(self.root, self.val_fraction, self.seed)
+        self._classes = splits.classes
+        mean, std = self._given_mean, self._given_std
+        if mean is None or std is None:
+            mean, std = channel_statistics(splits.train)
+        self._preprocess = Preprocess(splits.train.size, mean, std, splits.crop_pct)
+
+    @property
+    def splits(self) -> Splits:
+        if self._splits is None:
+            self._load()
+        assert self._splits is not None
+        return self._splits
+
+    @property
+    def classes(self) -> list[str]:
+        return self._classes or self.splits.classes
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """What turns a single file into what the batches hold."""
+        if self._preprocess is None:
+            self._load()
+        assert self._preprocess is not None
+        return self._preprocess
+
+    @property
+    def input_size(self) -> tuple[int, int]:
+        return self.preprocess.input_size
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        return self.preprocess.mean
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        return self.preprocess.std
+
+    def class_weights(self) -> Float[Tensor, " k"]:
+        """Weights for the loss under which every class counts alike: n / (k * its images)."""
+        counts = torch.bincount(self.splits.train.labels, minlength=len(self.classes))
+        return counts.sum() / (len(self.classes) * counts.clamp_min(1).float())
+
+    def train_dataloader(self) -> Batches:
+        images, (rank, world) = self.splits.train, self._place()
+        order = Shuffled(len(images), self.batch_size, rank, world, self.seed)
+        self._batches = Batches(self._resident(images), order, self.seed)
+        if self._resume:
+            self._batches.load_state_dict(self._resume)
+            self._resume = None
+        return self._batches
+
+    def val_dataloader(self) -> Batches | list[Batches]:
+        return self._in_order(self.splits.val) if len(self.splits.val) else []
+
+    def test_dataloader(self) -> Batches:
+        return self._in_order(self.splits.test)
+
+    def predict_dataloader(self) -> ImageFiles:
+        if not self.predict:
+            raise DataError("no image to predict: name files or folders with --data.predict")
+        paths = find_images(self.predict)
+        return ImageFiles(
+            paths, self.preprocess, InOrder(len(paths), self.batch_size, *self._place())
+        )
+
+    def _in_order(self, images: ImageSet) -> Batches:
+        order = InOrder(len(images), self.batch_size, *self._place())
+        return Batches(self._resident(images), order, self.seed)
+
+    def _place(self) -> tuple[int, int]:
+        """This process's number and how many there are."""
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+    def _resident(self, images: ImageSet) -> ImageSet:
+        """Small sets move to the training device and stay there."""
+        if self.trainer and isinstance(images, TensorSet) and images.images.nbytes <= RESIDENT:
+            return images.to(self.trainer.strategy.root_device)
+        return images
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if not isinstance(batch, Batch):
+            return batch
+        training = self.trainer is not None and self.trainer.training
+        return self.for_training(batch) if training else self.for_evaluation(batch)
+
+    def for_training(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Augmented, mixed and normalised images, and labels (b), or (b k) where mixed."""
+        images, labels = batch.images, batch.labels
+        for augment in self.augment:
+            images = augment(images, batch.draws)
+        if self.mix:
+            labels = F.one_hot(labels, len(self.classes)).float()
+        for mix in self.mix:
+            images, labels = mix(as_float(images), labels, batch.draws)
+        return self._normalised(images), labels
+
+    def for_evaluation(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Normalised images and their labels (b)."""
+        return self._normalised(batch.images), batch.labels
+
+    def _normalised(self, images: Pixels) -> Float[Tensor, "b 3 h w"]:
+        mean, std = torch.tensor([self.mean, self.std], device=images.device).view(2, 3, 1, 1)
+        unit = 255 if images.dtype == torch.uint8 else 1
+        return torch.addcmul(-mean / std, images.float(), 1 / (std * unit))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values: the classes, the preprocessing, and how far the epoch is.
+
+        The last is here because Lightning skips a loader's own state once anyone asked it for the
+        number of steps.
+        """
+        place = self._batches.state_dict() if self._batches else None
+        return {"classes": self.classes, "preprocess": asdict(self.preprocess), "place": place}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        classes = state_dict["classes"]
+        if self._classes and self._classes != classes:
+            raise DataError(
+                f"the checkpoint was trained on {_listed(classes)}, the data have "
+                f"{_listed(self._classes)}: use the data set it was trained on"
+            )
+        self._classes = classes
+        self._preprocess = Preprocess(**state_dict["preprocess"])
+        self._resume = state_dict["place"]
+
+
+def channel_statistics(
+    images: ImageSet, most: int = 10_000
+) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
+    """Mean and standard deviation of each channel, on a scale of 0..1.
+
+    Of at most `most` images, spread evenly over the set; exact sums of integers.
+    """
+    items = np.unique(np.linspace(0, len(images) - 1, min(len(images), most)).round().astype(int))
+    sums = np.zeros((2, 3), np.int64)
+    pixels = 0
+    for chunk in np.array_split(items, -(-len(items) // 256)):
+        values = images.fetch(chunk, Draws(0, 0, chunk)).int()
+        sums += torch.stack([values, values * values]).sum((1, 3, 4)).cpu().numpy()
+        pixels += values[:, 0].numel()
+    mean, square = sums / pixels / np.array([[255], [255**2]])
+    return tuple(mean.tolist()), tuple(np.sqrt(square - mean**2).tolist())
+
+
+def _listed(classes: list[str]) -> str:
+    more = ", ..." if len(classes) > 5 else ""
+    return f"{len(classes)} classes ({', '.join(classes[:5])}{more})"

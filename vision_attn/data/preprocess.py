@@ -1,0 +1,118 @@
+"""From a photo to a network's input, and from a map over that input back to the photo.
+
+Axes: h, w the network's input; H, W the photo.
+"""
+
+from dataclasses import dataclass
+from math import floor
+from os import PathLike
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from PIL import Image
+from torch import Tensor
+
+from vision_attn.data.images import ImageError, read_image, to_rgb
+
+__all__ = ["ImageError", "Preprocess", "read_image"]
+
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
+FITS = ("crop", "squash")
+Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """Resize and crop an image to `input_size` (h, w), scale to 0..1, subtract mean, divide by std.
+
+    The input is the photo's largest centred window of the input's aspect ratio (`fit="crop"`) or
+    all of it, stretched (`fit="squash"`); `crop_pct` keeps only that share of the window's height
+    and width. For square inputs this is timm's evaluation transform to within one grey level.
+    """
+
+    input_size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crop_pct: float = 1.0
+    interpolation: str = "bilinear"
+    fit: str = "crop"
+
+    def __post_init__(self) -> None:
+        if len(self.input_size) != 2 or min(self.input_size) < 1:
+            raise ValueError(f"input_size must be (height, width) >= 1, got {self.input_size}")
+        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
+            raise ValueError(
+                f"expected 3 means and 3 positive stds, got mean {self.mean} and std {self.std}"
+            )
+        if not 0 < self.crop_pct <= 1:
+            raise ValueError(f"crop_pct must be in (0, 1], got {self.crop_pct}")
+        for name, choices in (("interpolation", INTERPOLATIONS), ("fit", FITS)):
+            if (given := getattr(self, name)) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {given!r}")
+
+    @staticmethod
+    def read(path: str | PathLike[str]) -> Image.Image:
+        """The file as an upright RGB image; raises ImageError naming the file."""
+        return read_image(path)
+
+    def __call__(self, image: Image.Image | str | PathLike[str]) -> Float[Tensor, "3 h w"]:
+        """The network's input for an RGB image or an image file."""
+        if not isinstance(image, Image.Image):
+            image = self.read(image)
+        height, width = self.input_size
+        resample = Image.Resampling[self.interpolation.upper()]
+        resized = to_rgb(image).resize((width, height), resample, box=self.box(image.size))
+        pixels = torch.from_numpy(np.array(resized)).permute(2, 0, 1).float() / 255
+        mean, std = torch.tensor(self.mean), torch.tensor(self.std)
+        return (pixels - mean[:, None, None]) / std[:, None, None]
+
+    def box(self, size: tuple[int, int]) -> Box:
+        """The part of a photo of `size` (W, H) that the network sees: left, top, right, bottom.
+
+        In pixels of the photo, fractional: as if it had been resized whole and then cut.
+        """
+        W, H = size
+        h, w = self.input_size
+        whole_h, whole_w = floor(h / self.crop_pct), floor(w / self.crop_pct)
+        if self.fit == "crop":
+            if whole_h * W > whole_w * H:
+                whole_w = whole_h * W // H
+            else:
+                whole_h = whole_w * H // W
+        left, top = round((whole_w - w) / 2), round((whole_h - h) / 2)
+        per_w, per_h = W / whole_w, H / whole_h
+        return (
+            left * per_w,
+            top * per_h,
+            min(float(W), (left + w) * per_w),
+            min(float(H), (top + h) * per_h),
+        )
+
+    def to_original(
+        self, heatmap: Float[np.ndarray, "h w"], size: tuple[int, int]
+    ) -> Float[np.ndarray, "H W"]:
+        """A map over the network's input, of any resolution, laid on the photo of `size` (W, H).
+
+        Bilinear between the map's pixel centres, in the same units; pixels of the photo that the
+        network did not see are NaN.
+        """
+        left, top, right, bottom = self.box(size)
+        rows, seen_rows = _bilinear(heatmap.shape[0], size[1], top, bottom)
+        columns, seen_columns = _bilinear(heatmap.shape[1], size[0], left, right)
+        on_photo = rows @ heatmap.astype(np.float32) @ columns.T
+        on_photo[~(seen_rows[:, None] & seen_columns)] = np.nan
+        return on_photo
+
+
+def _bilinear(
+    points: int, pixels: int, start: float, stop: float
+) -> tuple[Float[np.ndarray, "pixels points"], Bool[np.ndarray, " pixels"]]:
+    """Weights that carry `points` values, spread evenly over start..stop, to pixel centres.
+
+    With them, whether each pixel's centre lies in start..stop.
+    """
+    centres = np.arange(pixels) + 0.5
+    place = (centres - start) / (stop - start) * points - 0.5
+    distance = np.abs(place.clip(0, points - 1)[:, None] - np.arange(points))
+    return np.maximum(0, 1 - distance).astype(np.float32), (start <= centres) & (centres <= stop)

@@ -1,0 +1,171 @@
+"""Sets of images in memory, and the batches of an epoch.
+
+Axes: n images of a set, b batch, h height, w width.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Int, Integer, UInt8
+from torch import Tensor
+
+from vision_attn.data.draws import Draws, permutation
+
+Items = Integer[np.ndarray, " b"]
+
+
+class ImageSet(ABC):
+    """Labelled images that come in batches of one size.
+
+    labels: (n). size: (h, w) of every batch. ahead: how many batches are worth fetching in a
+    thread while the network computes; 0 where fetching costs nothing.
+    """
+
+    labels: Int[Tensor, " n"]
+    size: tuple[int, int]
+    ahead: int = 0
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def fetch(self, items: Items, draws: Draws) -> UInt8[Tensor, "b 3 h w"]:
+        """The images at the places `items`; `draws` decides what is random about them."""
+
+
+class TensorSet(ImageSet):
+    """Images that all lie in one uint8 tensor, on any device."""
+
+    def __init__(self, images: UInt8[Tensor, "n 3 h w"], labels: Int[Tensor, " n"]) -> None:
+        self.images = images
+        self.labels = labels
+        self.size = (images.shape[2], images.shape[3])
+
+    def fetch(self, items: Items, draws: Draws) -> UInt8[Tensor, "b 3 h w"]:
+        return self.images[torch.from_numpy(items).to(self.images.device)]
+
+    def to(self, device: torch.device) -> "TensorSet":
+        return TensorSet(self.images.to(device), self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What a loader hands on: images as they are stored, and the random numbers to change them."""
+
+    images: UInt8[Tensor, "b 3 h w"]
+    labels: Int[Tensor, " b"]
+    draws: Draws
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
+        images = self.images.to(device, non_blocking=non_blocking)
+        labels = self.labels.to(device, non_blocking=non_blocking)
+        return Batch(images, labels, self.draws.to(device))
+
+
+class InOrder:
+    """Cuts 0..length-1 into batches of nearly equal size, and gives a process its share of each.
+
+    No item is left out and none comes twice: an epoch has as few batches as `batch_size` allows,
+    their sizes differ by at most one. Over `world` processes, one batch is world * batch_size items
+    and the process number `rank` gets a slice of it, so N processes see together what one process
+    sees at N times the batch size.
+    """
+
+    def __init__(self, length: int, batch_size: int, rank: int = 0, world: int = 1) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if length < world:
+            raise ValueError(f"{length} images cannot be shared by {world} processes")
+        self.length = length
+        self.batch_size = batch_size
+        self.rank = rank
+        self.world = world
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        fewest = -(-self.length // (self.batch_size * self.world))
+        return min(fewest, self.length // self.world)  # every process needs an item in every batch
+
+    def items(self) -> Integer[np.ndarray, " n"]:
+        """All items in the order of this epoch."""
+        return np.arange(self.length)
+
+    def batches(self, first: int = 0) -> Iterator[Items]:
+        """This process's share of batch number first, first + 1, ... of this epoch."""
+        for batch in np.array_split(self.items(), len(self))[first:]:
+            yield np.array_split(batch, self.world)[self.rank]
+
+
+class Shuffled(InOrder):
+    """The same in a new order every epoch, a function of (seed, epoch)."""
+
+    def __init__(
+        self, length: int, batch_size: int, rank: int = 0, world: int = 1, seed: int = 0
+    ) -> None:
+        super().__init__(length, batch_size, rank, world)
+        self.seed = seed
+
+    def items(self) -> Integer[np.ndarray, " n"]:
+        return permutation((self.seed, self.epoch), self.length)
+
+
+class Batches:
+    """The batches of an epoch, for a Lightning trainer or a plain loop.
+
+    Lightning numbers the epochs through `sampler`. `state_dict` says how far the epoch is: a loader
+    that takes it over goes on with the next batch, and gives the batches that the first would have.
+    """
+
+    batch_sampler = None  # Lightning asks for it where there is a sampler
+
+    def __init__(self, images: ImageSet, order: InOrder, seed: int = 0) -> None:
+        self.images = images
+        self.sampler = order
+        self.seed = seed
+        self._given = 0
+        self._resume: tuple[int, int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch, first = self._resume or (0, 0)
+        self._resume = None
+        self._given = first if epoch == self.sampler.epoch else 0
+        for batch in self._fetched(self._given):
+            self._given += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.sampler.epoch, "batches": self._given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._resume = state["epoch"], state["batches"]
+
+    def _fetched(self, first: int) -> Iterator[Batch]:
+        if not self.images.ahead:
+            yield from map(self._fetch, self.sampler.batches(first))
+            return
+        waiting: list[Future[Batch]] = []
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            for items in self.sampler.batches(first):
+                waiting.append(thread.submit(self._fetch, items))
+                if len(waiting) > self.images.ahead:
+                    yield waiting.pop(0).result()
+            for batch in waiting:
+                yield batch.result()
+
+    def _fetch(self, items: Items) -> Batch:
+        draws = Draws(self.seed, self.sampler.epoch, items)
+        labels = self.images.labels[torch.from_numpy(items)]
+        return Batch(self.images.fetch(items, draws), labels, draws)
