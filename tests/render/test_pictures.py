@@ -1,0 +1,159 @@
+"""Pictures, sheets and figures: what must be exact is checked on pixels, the rest is looked at."""
+
+import warnings
+
+import matplotlib
+import numpy as np
+import pytest
+from PIL import Image
+
+from vision_attn.render import (
+    ColorMap,
+    Dim,
+    Panel,
+    Scale,
+    channel_gates,
+    confusion_matrix,
+    enlarged,
+    heads_overview,
+    heatmap_grid,
+    learning_curves,
+    mark,
+    save,
+    shrunk,
+    with_colorbar,
+)
+from vision_attn.render.fonts import fitted, pil_font, printable
+from vision_attn.render.picture import bar, ticks
+
+rng = np.random.default_rng(0)
+PHOTO = rng.integers(0, 256, (331, 473, 3), dtype=np.uint8)
+NASTY = "日本語 $x^2$ \\frac{ \n\t \x00 <b> 🦊 \udcff" + "long " * 40
+
+
+def test_small_photos_are_enlarged_by_a_whole_factor():
+    tiny = PHOTO[:32, :64]
+    assert (enlarged(tiny)[::5, ::5] == tiny).all()
+    assert enlarged(tiny).shape == (160, 320, 3)
+    assert enlarged(PHOTO).shape == PHOTO.shape
+    assert enlarged(PHOTO[:1, :1]).shape == (320, 320, 3)
+
+
+@pytest.mark.parametrize("shape", [(331, 473), (1, 1), (7, 470), (320, 3), (1200, 300)])
+def test_the_colorbar_stands_beside_the_picture(shape):
+    picture = rng.integers(0, 256, (*shape, 3), dtype=np.uint8)
+    whole = with_colorbar(picture, ColorMap(), Scale(4.3, "× uniform"))
+    assert (whole[: shape[0], : shape[1]] == picture).all()
+    assert whole.shape[1] > shape[1]
+    assert (whole[0, shape[1] :] == 255).all()
+
+
+def test_the_bar_runs_from_low_to_top():
+    ends = bar(ColorMap(opacity=1.0), Scale(3.0), 101, 2)[0][[0, 100]]
+    assert (ends[0] == 112).all()
+    assert (ends[1] == np.rint(255 * np.array(matplotlib.colormaps["inferno"](1.0)[:3]))).all()
+    signed = bar(Dim(0.0), Scale(3.0, signed=True), 101, 1)[0]
+    assert (signed[:51] == 0).all()
+    assert (signed[100] == 112).all()
+
+
+def test_ticks_are_round_and_inside():
+    assert [text for _, text in ticks(Scale(4.3))] == ["0", "1", "2", "3", "4"]
+    assert [text for _, text in ticks(Scale(2.0, signed=True))] == ["−2", "−1", "0", "1", "2"]
+    assert ticks(Scale(6e-7))[-1][1] == "6e−7"
+    assert all(abs(value) <= 3.1e8 for value, _ in ticks(Scale(3e8, signed=True)))
+
+
+def test_a_mark_is_where_the_query_is():
+    marked = mark(PHOTO, 0.25, 0.5)
+    ys, xs = np.nonzero((marked != PHOTO).any(-1))
+    assert abs(xs.mean() - 0.25 * 473) < 1
+    assert abs(ys.mean() - 0.5 * 331) < 1
+    assert np.ptp(ys) < 40
+    for x, y in ((0.0, 0.0), (1.0, 1.0)):
+        assert mark(PHOTO[:1, :1], x, y).shape == (1, 1, 3)
+
+
+def test_pictures_come_back_from_the_disk(tmp_path):
+    save(PHOTO, tmp_path / "a.png")
+    assert (np.asarray(Image.open(tmp_path / "a.png")) == PHOTO).all()
+    assert shrunk(PHOTO, 100).shape == (70, 100, 3)
+    assert shrunk(PHOTO, 1000) is PHOTO
+    assert shrunk(PHOTO[:, :1], 10).shape == (10, 1, 3)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_a_grid_holds_every_panel(count):
+    colours = [(40 * n + 5, 7, 9) for n in range(count)]
+    panels = [
+        Panel(f"p{n}", np.full((90, 150, 3), colour, np.uint8), "note", *scale)
+        for n, (colour, scale) in enumerate(
+            zip(colours, [(), (Scale(2.0), ColorMap())] * count, strict=False)
+        )
+    ]
+    sheet = heatmap_grid(panels, title="a photo.png")
+    for colour in colours:
+        assert (sheet == colour).all(-1).sum() == 400 * 240
+    assert sheet.shape[1] == 24 + min(count, 5) * 424
+
+
+def test_heads_share_a_scale():
+    maps = np.full((2, 3, 5, 7), 1 / 35, np.float32)
+    maps[1, 2, 4, 6] = 0.5
+    sheet = heads_overview(maps, PHOTO, "ViT, photo.png")
+    plain = heads_overview(maps)
+    assert sheet.shape == plain.shape
+    tiles = plain[120 : 120 + 86, 72 : 72 + 120], plain[120 : 120 + 86, 198 : 198 + 120]
+    assert (tiles[0] == tiles[1]).all()
+
+
+def test_any_text_is_drawn_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        heatmap_grid([Panel(NASTY, PHOTO, NASTY)], title=NASTY)
+        confusion_matrix(np.eye(2, dtype=int), [NASTY, "b"])
+        channel_gates({NASTY: np.ones(3, np.float32)}, NASTY)
+    assert "\n" not in printable(NASTY)
+    assert len(printable(NASTY, 30)) == 30
+    assert pil_font(fitted(NASTY, 16, 200), 16).getlength(fitted(NASTY, 16, 200)) <= 200
+    assert fitted("short", 16, 200) == "short"
+
+
+CSV = """epoch,step,train/loss_step,train/loss_epoch,val/loss,val/top1,test/top1,lr-AdamW
+0,3,2.5,,,,,0.1
+0,7,,2.1,1.9,0.25,,
+1,11,,1.5,1.2,0.5,,
+1,12,,,,,0.45,
+"""
+
+
+def test_learning_curves_read_what_lightning_writes(tmp_path):
+    from vision_attn.render.figures import _read_curves
+
+    path = tmp_path / "metrics.csv"
+    path.write_text(CSV)
+    assert _read_curves(path) == {
+        "loss": {"train": {1: 2.1, 2: 1.5}, "val": {1: 1.9, 2: 1.2}},
+        "top1": {"val": {1: 0.25, 2: 0.5}},
+    }
+    assert learning_curves(path).shape[1] > 1000
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"metrics\.csv: expected columns such as train/loss"):
+        learning_curves(path)
+
+
+def test_figures_leave_matplotlib_as_it_was():
+    before = dict(matplotlib.rcParams)
+    assert confusion_matrix(rng.integers(0, 9, (100, 100)), [str(n) for n in range(100)]).ndim == 3
+    assert confusion_matrix(np.zeros((1, 1), int), ["none"]).ndim == 3
+    assert channel_gates({"a": rng.random(2048).astype(np.float32)}).dtype == np.uint8
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_figure_errors():
+    with pytest.raises(ValueError, match="expected 3 x 3 counts for 3 classes, got \\(2, 2\\)"):
+        confusion_matrix(np.eye(2, dtype=int), ["a", "b", "c"])
+    with pytest.raises(ValueError, match="at least one layer"):
+        channel_gates({})
+    with pytest.raises(ValueError, match="at least one panel"):
+        heatmap_grid([])

@@ -1,0 +1,156 @@
+"""Figures of a run and of a network: learning curves, confusion matrix, channel gates.
+
+Each returns a picture, for `picture.save`; matplotlib's global state is left alone.
+
+Axes: H, W a picture's height and width, k classes.
+"""
+
+import csv
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from os import PathLike
+
+import matplotlib
+import numpy as np
+from jaxtyping import Float, Shaped
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy import ndarray
+
+from vision_attn.render.fonts import families, printable
+from vision_attn.render.picture import Picture
+
+INK, QUIET, RULE = "#26262a", "#6e6e76", "#dedee3"
+RED, BLUE = "#c2410c", "#1d4ed8"
+COLOURS = {"train": RED, "val": BLUE}
+NAMES = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "ece": "calibration error"}
+
+
+def learning_curves(metrics: str | PathLike[str]) -> Picture:
+    """What a run logged (Lightning's metrics.csv), a panel a metric, train against val.
+
+    Columns are `train/loss`, `val/top1` and the like; of a metric logged by step and by epoch the
+    epochs are shown. Raises ValueError where the file holds no such column.
+    """
+    curves = _read_curves(metrics)
+    if not curves:
+        raise ValueError(f"{metrics}: expected columns such as train/loss or val/top1, found none")
+    with _look():
+        figure = _figure(4.2 * len(curves), 3.2)
+        for place, (metric, stages) in enumerate(curves.items(), start=1):
+            axes = figure.add_subplot(1, len(curves), place)
+            axes.set_title(printable(NAMES.get(metric, metric)))
+            axes.grid(True)
+            axes.set_xlabel("epoch")
+            axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+            for stage, points in stages.items():
+                epochs, values = zip(*sorted(points.items()), strict=True)
+                dot = "o" if len(epochs) == 1 else "-"
+                axes.plot(epochs, values, dot, label=stage, color=COLOURS[stage])
+            axes.legend()
+        return _drawn(figure)
+
+
+def _read_curves(path: str | PathLike[str]) -> dict[str, dict[str, dict[int, float]]]:
+    """metric -> stage -> epoch -> the last value logged in it."""
+    curves: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    with open(path, newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            for column, text in row.items():
+                stage, _, metric = (column or "").partition("/")
+                if stage in COLOURS and metric and text and not metric.endswith("_step"):
+                    epoch = int(float(row.get("epoch") or 0)) + 1
+                    curves[metric.removesuffix("_epoch")][stage][epoch] = float(text)
+    return curves
+
+
+def confusion_matrix(counts: Shaped[ndarray, "k k"], classes: Sequence[str]) -> Picture:
+    """counts[i, j]: images of class i called j. Colours are shares of a row.
+
+    Up to 20 classes the counts are written in, up to 40 the classes named.
+    """
+    k = len(classes)
+    if counts.shape != (k, k):
+        raise ValueError(f"expected {k} x {k} counts for {k} classes, got {counts.shape}")
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    correct = np.trace(counts) / max(counts.sum(), 1)
+    side = min(max(4.5, 0.5 * k + 2), 12.0)
+    with _look():
+        figure = _figure(side, 0.94 * side)
+        axes = figure.add_subplot()
+        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+        axes.set_title(f"{correct:.1%} of {int(counts.sum())} correct")
+        axes.set(xlabel="predicted", ylabel="true")
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        if k <= 40:
+            names = [printable(name, 24) for name in classes]
+            axes.set_xticks(range(k), names, rotation=45, ha="right", rotation_mode="anchor")
+            axes.set_yticks(range(k), names)
+        if k <= 20:
+            for i, j in zip(*np.nonzero(counts), strict=True):
+                ink = "white" if shares[i, j] > 0.55 else INK
+                axes.text(j, i, f"{int(counts[i, j])}", ha="center", va="center", size=8, color=ink)
+        return _drawn(figure)
+
+
+def channel_gates(gates: Mapping[str, Float[ndarray, " _"]], title: str = "") -> Picture:
+    """How far each channel's gate stands open, 0 to 1: a row of bars a layer, and their mean."""
+    if not gates:
+        raise ValueError("expected the gates of at least one layer, got none")
+    with _look():
+        figure = _figure(9.0, 0.6 * len(gates) + 1.1)
+        figure.suptitle(printable(title), x=0.01, ha="left", size=13)
+        for place, (layer, values) in enumerate(gates.items(), start=1):
+            axes = figure.add_subplot(len(gates), 1, place)
+            c, mean = len(values), values.mean()
+            axes.vlines(np.arange(c) + 0.5, 0, values, color=BLUE, linewidth=0.7 * 470 / c)
+            axes.axhline(mean, color=RED, linewidth=1)
+            axes.set(ylim=(0, 1), xlim=(0, c), yticks=(0, 1), xticks=())
+            label = f"{printable(layer, 28)}\n{c} channels, mean {mean:.2f}"
+            axes.set_ylabel(label, rotation=0, ha="right", va="center", size=9)
+            axes.yaxis.set_ticks_position("right")
+            axes.spines["left"].set_visible(False)
+        return _drawn(figure)
+
+
+def _figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches."""
+    return Figure(figsize=(width, height), dpi=150, layout="constrained")
+
+
+def _drawn(figure: Figure) -> Picture:
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def _look() -> AbstractContextManager[None]:
+    """matplotlib's defaults while a figure is made and drawn; the caller's own come back after."""
+    return matplotlib.rc_context(
+        {
+            "font.family": families(),
+            "text.parse_math": False,
+            "text.color": INK,
+            "axes.edgecolor": RULE,
+            "axes.labelcolor": QUIET,
+            "axes.titlesize": 12,
+            "axes.titlelocation": "left",
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.axisbelow": True,
+            "axes.grid.axis": "y",
+            "grid.color": RULE,
+            "xtick.color": RULE,
+            "ytick.color": RULE,
+            "xtick.labelcolor": QUIET,
+            "ytick.labelcolor": QUIET,
+            "xtick.labelsize": 9,
+            "ytick.labelsize": 9,
+            "legend.frameon": False,
+            "figure.facecolor": "white",
+            "lines.linewidth": 2,
+        }
+    )

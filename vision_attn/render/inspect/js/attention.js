@@ -1,0 +1,179 @@
+// The numbers of one inspection, and attention made from them: what one query gives to every key.
+
+/** Bytes from base64 of deflated bytes. */
+async function inflate(text) {
+  const packed = atob(text);
+  const bytes = new Uint8Array(packed.length);
+  for (let at = 0; at < packed.length; at++) bytes[at] = packed.charCodeAt(at);
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Response(stream).arrayBuffer();
+}
+
+/** One head as queries and keys in whole numbers, each token with a scale of its own. */
+class Factors {
+  constructor(buffer, at, tokens, width, Whole) {
+    const size = tokens * width;
+    this.scales = new Float32Array(buffer, at, 2 * tokens);
+    this.q = new Whole(buffer, at + 8 * tokens, size);
+    this.k = new Whole(buffer, at + 8 * tokens + size * Whole.BYTES_PER_ELEMENT, size);
+    this.tokens = tokens;
+    this.width = width;
+  }
+
+  /** softmax_j(q_i . k_j) */
+  row(i) {
+    const { scales, q, k, tokens, width } = this;
+    const row = new Float32Array(tokens);
+    const query = q.subarray(i * width, (i + 1) * width);
+    let largest = -Infinity;
+    for (let j = 0, at = 0; j < tokens; j++) {
+      let product = 0;
+      for (let d = 0; d < width; d++, at++) product += query[d] * k[at];
+      row[j] = scales[i] * scales[tokens + j] * product;
+      if (row[j] > largest) largest = row[j];
+    }
+    let total = 0;
+    for (let j = 0; j < tokens; j++) total += row[j] = Math.exp(row[j] - largest);
+    for (let j = 0; j < tokens; j++) row[j] /= total;
+    return row;
+  }
+}
+
+/** One head as its weights: a row's largest, and for each key the root of its share of that. */
+class Rows {
+  constructor(buffer, at, tokens) {
+    this.largest = new Float32Array(buffer, at, tokens);
+    this.codes = new Uint8Array(buffer, at + 4 * tokens, tokens * tokens);
+    this.tokens = tokens;
+  }
+
+  row(i) {
+    const codes = this.codes.subarray(i * this.tokens, (i + 1) * this.tokens);
+    return Float32Array.from(codes, (code) => this.largest[i] * (code / 255) ** 2);
+  }
+}
+
+const CODES = {
+  int8: (...where) => new Factors(...where, Int8Array),
+  int16: (...where) => new Factors(...where, Int16Array),
+  rows: (...where) => new Rows(...where),
+};
+
+/** One photo as one model sees it, its numbers inflated. */
+class Item {
+  static async open(data) {
+    const [buffer, photo] = await Promise.all([inflate(data.bytes), picture(data.photo)]);
+    return new Item(data, buffer, photo);
+  }
+
+  constructor(data, buffer, photo) {
+    Object.assign(this, data);
+    this.photo = photo;
+    this.tokens = data.prefix.length + data.grid[0] * data.grid[1];
+    this.heads = data.layers.map((layer) =>
+      layer.heads.map(({ code, at }) => CODES[code](buffer, at, this.tokens, layer.width)),
+    );
+    this.maps = data.maps.map((map) => ({ ...map, values: floats(buffer, map.values, map.grid) }));
+    this.gates = data.gates.map((gate) => ({
+      ...gate,
+      values: floats(buffer, gate.values, gate.shape),
+      map: gate.grid && {
+        method: gate.shape.length === 1 ? "ChannelGates" : "SpatialGates",
+        values: floats(buffer, gate.where, gate.grid),
+        grid: gate.grid,
+        factor: 1,
+        unit: gate.shape.length === 1 ? "" : OPEN,
+      },
+    }));
+  }
+
+  /** The token of a point (x, y) in 0..1 of the photo, or null outside what was seen. */
+  tokenAt(point) {
+    const cell = cellAt(this.box, this.grid, point);
+    return cell && this.prefix.length + cell[0] * this.grid[1] + cell[1];
+  }
+
+  /** The same, or the token of the nearest patch. */
+  tokenNear([x, y]) {
+    const [left, top, right, bottom] = this.box;
+    const between = (low, at, high) => Math.min(Math.max(low, at), high - 1e-9);
+    return this.tokenAt([between(left, x, right), between(top, y, bottom)]);
+  }
+
+  /** [row, column] of a token on the photo, null of one that is not on it. */
+  placeOf(token) {
+    const patch = token - this.prefix.length;
+    return patch < 0 ? null : [Math.floor(patch / this.grid[1]), patch % this.grid[1]];
+  }
+
+  /** What a token gives to every token in one layer: {heads, mean}. The last query is kept. */
+  attention(token, layer) {
+    if (this.asked !== token) this.answers = [];
+    this.asked = token;
+    if (!this.answers[layer]) {
+      const heads = this.heads[layer].map((head) => head.row(token));
+      this.answers[layer] = { heads, mean: mean(heads) };
+    }
+    return this.answers[layer];
+  }
+
+  /** The part of a row that lies on the photo. */
+  onPhoto(row) {
+    return row.subarray(this.prefix.length);
+  }
+
+  mapOf(row) {
+    const values = this.onPhoto(row);
+    return { values, grid: this.grid, unit: UNIFORM, factor: values.length };
+  }
+
+  /** Bits, of the row made to sum to 1. */
+  entropy(row) {
+    const total = row.reduce((sum, weight) => sum + weight, 0);
+    let bits = 0;
+    for (const weight of row) if (weight > 0) bits -= (weight / total) * Math.log2(weight / total);
+    return bits;
+  }
+
+  /** How far a token reaches on the photo, in patches; null for one that is not on it. */
+  distance(row, token) {
+    const here = this.placeOf(token);
+    if (!here) return null;
+    let reach = 0;
+    let total = 0;
+    this.onPhoto(row).forEach((weight, patch) => {
+      const [y, x] = [Math.floor(patch / this.grid[1]), patch % this.grid[1]];
+      reach += weight * Math.hypot(y - here[0], x - here[1]);
+      total += weight;
+    });
+    return total ? reach / total : 0;
+  }
+}
+
+/** [row, column] of the cell at a point, for a grid that lies on a box of the photo, or null. */
+function cellAt([left, top, right, bottom], [rows, columns], [x, y]) {
+  const row = Math.floor(((y - top) / (bottom - top)) * rows);
+  const column = Math.floor(((x - left) / (right - left)) * columns);
+  return row >= 0 && column >= 0 && row < rows && column < columns ? [row, column] : null;
+}
+
+function floats(buffer, at, shape) {
+  return new Float32Array(
+    buffer,
+    at,
+    shape.reduce((size, side) => size * side, 1),
+  );
+}
+
+function mean(rows) {
+  const sum = new Float32Array(rows[0].length);
+  for (const row of rows) for (let j = 0; j < sum.length; j++) sum[j] += row[j] / rows.length;
+  return sum;
+}
+
+async function picture(url) {
+  const image = new Image();
+  image.src = url;
+  await image.decode();
+  return image;
+}

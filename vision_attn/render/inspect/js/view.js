@@ -1,0 +1,268 @@
+// One view: a photo with its map, and the panels to choose that map from.
+
+const TABS = { attention: "Attention", methods: "Methods", gates: "Gates" };
+const CHARTS = {
+  entropy: "Entropy in bits: low looks at little, high at everything alike.",
+  distance: "How far attention reaches, in patches.",
+};
+const AT_ONCE = 50_000; // numbers: a larger overview waits until the query rests
+
+/** The tabs that an item has anything for. */
+function tabsOf(item) {
+  const full = { attention: item.layers, methods: item.maps, gates: item.gates };
+  return Object.keys(TABS).filter((tab) => full[tab].length);
+}
+
+class View {
+  /** onChange gets what changed in this view, onQuery a point or a token, onShared the rest. */
+  constructor(items, { onChange, onQuery, onShared }) {
+    const template = document.querySelector("template");
+    this.element = template.content.firstElementChild.cloneNode(true);
+    this.find = (selector) => this.element.querySelector(selector);
+    this.onChange = onChange;
+    this.onQuery = onQuery;
+    this.bar = new ColourBar(this.find(".bar"));
+    const onProbe = (point) => this.bar.probe(point);
+    this.stage = new Stage(this.find(".stage"), { onQuery, onProbe });
+    const choose = (layer, head) => onChange({ layer, head });
+    this.overview = new Overview(this.find(".overview"), choose);
+    this.chart = new Chart(this.find(".chart div"), choose);
+    this.methods = new Methods(this.find(".methods"), (method) => onChange({ method }));
+    this.gates = new Gates(this.find(".gates .list"), (gate) => onChange({ gate }));
+    this.find(".item").append(...items.map((item, at) => new Option(labelOf(item, items), at)));
+    this.find(".item").hidden = items.length < 2;
+    this.find(".item").onchange = ({ target }) => onChange({ item: Number(target.value) });
+    for (const name of ["layer", "head"]) {
+      this.find(`[name=${name}]`).oninput = ({ target }) =>
+        onChange({ [name]: Number(target.value) });
+    }
+    for (const button of this.element.querySelectorAll(".kinds button")) {
+      button.onclick = () => onShared({ chart: button.value });
+    }
+  }
+
+  /** Everything on the screen from one state. */
+  show(item, view, shared) {
+    clearTimeout(this.overviewDue);
+    this.item = item;
+    this.view = view;
+    this.shared = shared;
+    const tabs = tabsOf(item);
+    this.tab = tabs.includes(view.tab) ? view.tab : tabs[0];
+    this.token = this.tab === "attention" ? tokenOf(item, shared.query) : null;
+    this.look = { ...shared.look, table: shared.palette.tables[shared.look.colours] };
+    this.find(".item").value = view.item;
+    this.element.style.setProperty("--aspect", item.photo.naturalWidth / item.photo.naturalHeight);
+    this.element.classList.toggle("no-tabs", tabs.length < 2);
+    this.showTabs(tabs);
+    const shown = this[`show${TABS[this.tab]}`]();
+    this.scene = { item, look: this.look, place: null, asks: false, ...shown };
+    this.showScene();
+    this.showPredictions();
+  }
+
+  showTabs(tabs) {
+    const bar = this.find(".tabs");
+    const focused = bar.contains(document.activeElement);
+    bar.replaceChildren(
+      ...tabs.map((tab) => {
+        const selected = tab === this.tab;
+        const button = make("button", {
+          type: "button",
+          role: "tab",
+          "aria-selected": selected,
+          textContent: TABS[tab],
+          tabIndex: selected ? 0 : -1,
+          onclick: () => this.onChange({ tab }),
+        });
+        button.onkeydown = ({ key }) => {
+          const step = { ArrowLeft: -1, ArrowRight: 1 }[key];
+          if (step) this.onChange({ tab: tabs.at((tabs.indexOf(tab) + step) % tabs.length) });
+        };
+        return button;
+      }),
+    );
+    if (focused) bar.querySelector("[aria-selected=true]").focus();
+    for (const tab of Object.keys(TABS)) this.find(`section.${tab}`).hidden = tab !== this.tab;
+  }
+
+  showAttention() {
+    const { item, token, view } = this;
+    const layer = Math.min(view.layer, item.heads.length - 1);
+    const head = Math.min(view.head, item.heads[layer].length - 1);
+    this.showSliders(layer, head);
+    const showOverview = () => this.showOverview(layer, head);
+    if (item.tokens * item.heads.flat().length < AT_ONCE) showOverview();
+    else this.overviewDue = setTimeout(showOverview, 40);
+    const answer = item.attention(token, layer);
+    const row = head === MEAN ? answer.mean : answer.heads[head];
+    const { name, heads } = item.layers[layer];
+    return {
+      map: item.mapOf(row),
+      row,
+      place: item.placeOf(token),
+      asks: true,
+      title: `Layer ${name} \u00b7 ${headName(head)}`,
+      method: spelled(item, token, name, head),
+      facts: attentionFacts(item, token, row, heads[head]),
+    };
+  }
+
+  showSliders(layer, head) {
+    const { heads, layers } = this.item;
+    for (const [name, value, last, text] of [
+      ["layer", layer, heads.length - 1, layers[layer].name],
+      ["head", head, heads[layer].length - 1, head === MEAN ? "mean" : head],
+    ]) {
+      const slider = this.find(`[name=${name}]`);
+      slider.max = last;
+      slider.value = value;
+      slider.setAttribute("aria-valuetext", text);
+      slider.parentElement.querySelector("output").value = text;
+    }
+  }
+
+  /** Every layer and head, as small maps or as a chart. */
+  showOverview(layer, head) {
+    const { item, token, look } = this;
+    const measure = this.shared.chart;
+    for (const button of this.element.querySelectorAll(".kinds button")) {
+      button.setAttribute("aria-pressed", button.value === measure);
+    }
+    this.find(".overview").hidden = measure !== "maps";
+    this.find(".chart").hidden = measure === "maps";
+    const answers = item.heads.map((_, at) => item.attention(token, at));
+    if (measure === "maps") {
+      const scaleFor = (map) => this.scaleFor(map);
+      this.overview.show({ item, answers, layer, head, scaleFor, table: look.table });
+      return;
+    }
+    const points = answers.flatMap(({ heads }, l) =>
+      heads.map((row, h) => ({
+        layer: l,
+        head: h,
+        here: item[measure](row, token),
+        everywhere: item.layers[l].heads[h][measure],
+      })),
+    );
+    const names = item.layers.map(({ name }) => name);
+    const most = measure === "entropy" ? Math.log2(item.tokens) : Math.hypot(...item.grid) / 1.8;
+    this.chart.show({ points, names, layer, head, most, title: CHARTS[measure] });
+    this.find(".chart figcaption").textContent =
+      `${CHARTS[measure]} Dots: this query. Rings: the mean over all queries.`;
+  }
+
+  showMethods() {
+    const { item, view, look } = this;
+    const mapFor = (method) => mapOf(item, method, view.target);
+    const map = mapFor(view.method);
+    const scaleFor = (one) => this.scaleFor(one);
+    this.methods.show({ item, chosen: map, mapFor, scaleFor, look });
+    this.find(".methods .about").textContent = map.about;
+    this.find(".notes").replaceChildren(
+      ...item.notes.map((textContent) => make("li", { textContent })),
+    );
+    return { map, title: map.method, facts: methodFacts(item, map) };
+  }
+
+  showGates() {
+    const { item, view } = this;
+    const chosen = Math.min(view.gate, item.gates.length - 1);
+    const gate = item.gates[chosen];
+    this.gates.show({ item, chosen, table: this.look.table });
+    return { map: gate.map, title: gate.name, facts: gateFacts(gate) };
+  }
+
+  /** As the state says: for each map alone, or one for all alike. Gates open from 0 to 1. */
+  scaleFor(map) {
+    if (map.unit === OPEN) return scaleOf(map, 1);
+    const { scale, top } = this.shared.look;
+    if (scale === "each") return scaleOf(map);
+    if (map.unit === UNIFORM) return scaleOf(map, top);
+    const alike = this.shared.opened.flatMap((item) =>
+      [...item.maps, ...item.gates.map((gate) => gate.map)].filter(
+        (one) => one && nameOf(one.method) === nameOf(map.method),
+      ),
+    );
+    return scaleOf(map, Math.max(...alike.map((one) => scaleOf(one).top)));
+  }
+
+  showScene() {
+    const { scene, item } = this;
+    scene.scale = scene.map && this.scaleFor(scene.map);
+    const sentence = scene.facts.map((fact) => fact.filter(Boolean).join(", ")).join("; ");
+    this.sentence = `${scene.title}: ${sentence}`;
+    const how = scene.asks ? ". Click, drag or use the arrow keys to move the query." : "";
+    this.find(".stage").setAttribute("aria-label", `${item.image}, ${scene.title}${how}`);
+    this.stage.show(scene);
+    const facts = scene.facts.map(([name, ...values]) => {
+      const words = ` ${values.filter(Boolean).join(" \u00b7 ")}`;
+      return make("span", {}, make("b", { textContent: name }), words);
+    });
+    const title = make("strong", { textContent: scene.title });
+    const method = make("code", {
+      textContent: scene.method ?? "",
+      title: "the same for vision-attn explain",
+    });
+    this.find(".readout").replaceChildren(title, ...facts, method);
+    this.bar.show(scene);
+    this.showTokens();
+  }
+
+  /** The tokens that are not on the photo: what each gets, and a way to ask it. */
+  showTokens() {
+    const { item, token, scene } = this;
+    const tokens = this.tab === "attention" ? item.prefix : [];
+    fill(
+      this.find(".tokens"),
+      tokens.map((name, at) => {
+        const share = make("span", { textContent: percent(scene.row[at]) });
+        const button = make(
+          "button",
+          { type: "button", "aria-pressed": at === token },
+          `${name} `,
+          share,
+        );
+        button.onclick = () => this.onQuery(at);
+        button.style.setProperty("--share", `${100 * scene.row[at]}%`);
+        return button;
+      }),
+    );
+  }
+
+  showPredictions() {
+    const { item, view } = this;
+    const chosen = this.tab === "methods" ? this.scene.map.target : null;
+    this.find(".predictions").hidden = !item.predictions.length;
+    fill(
+      this.find(".predictions ol"),
+      item.predictions.map(({ target, name, probability }) => {
+        const able =
+          chosen !== null &&
+          item.maps.some((map) => map.method === this.scene.map.method && map.target === target);
+        const button = make(
+          "button",
+          { type: "button", disabled: !able, "aria-pressed": target === chosen },
+          make("span", { className: "name", textContent: name }),
+          make("span", { className: "share", textContent: percent(probability) }),
+        );
+        button.onclick = () => this.onChange({ target });
+        button.style.setProperty("--share", `${100 * probability}%`);
+        return make("li", {}, button);
+      }),
+    );
+  }
+}
+
+/** The token that is asked: one that is not on the photo, or the patch nearest a point. */
+function tokenOf(item, { token, point }) {
+  if (token !== null && item.prefix.length) return Math.min(token, item.prefix.length - 1);
+  return item.tokenNear(point);
+}
+
+/** The map of a method for a class, or the nearest there is. */
+function mapOf(item, method, target) {
+  const same = item.maps.filter((map) => map.method === method);
+  if (!same.length) return item.maps[0];
+  return same.find((map) => map.target === target) ?? same[0];
+}

@@ -1,0 +1,213 @@
+"""One HTML file from inspections: no server, no network, nothing but the file.
+
+Axes: H, W the photo's height and width, h, w a map's, i queries, j keys.
+"""
+
+import base64
+import hashlib
+import html
+import io
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.resources import files
+from os import PathLike
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import matplotlib
+import numpy as np
+from jaxtyping import Float, UInt8
+from numpy import ndarray
+from PIL import Image
+
+from vision_attn.render.inspect.coding import smallest, softmax
+from vision_attn.render.inspect.parts import ChannelGate, Gate, Inspection, Layer, QueryKeys
+from vision_attn.render.overlay import AGAINST
+
+SCRIPTS = (  # in the order they are joined
+    *("words", "attention", "paint", "stage", "bar", "panels", "view"),
+    *("link", "save", "page"),
+)
+COLOUR_MAPS = ("inferno", "magma", "viridis", "cividis")
+LARGEST = 1024  # pixels: a larger photo is made smaller for the page
+
+
+@dataclass(frozen=True)
+class Page:
+    """The page, as HTML; in a notebook it shows itself."""
+
+    html: str = field(repr=False)
+
+    @classmethod
+    def of(cls, inspections: Sequence[Inspection]) -> "Page":
+        """The page that shows these inspections, any two of them side by side."""
+        if not inspections:
+            raise ValueError("expected at least one inspection, got none")
+        photos = _named([one.image for one in inspections], "photos")
+        models = _named([one.model for one in inspections], "models")
+        script = "\n".join(_text(f"js/{name}.js") for name in SCRIPTS)
+        style = _text("inspect.css")
+        data = {
+            "colours": {name: _base64(_colours(name).tobytes()) for name in COLOUR_MAPS},
+            "against": AGAINST,
+            "items": [_item(inspection) for inspection in inspections],
+        }
+        return cls(
+            Template(_text("inspect.html")).substitute(
+                title=f"{photos} · {models}",
+                photos=photos,
+                models=models,
+                script=script,
+                script_hash=_hash(script),
+                style=style,
+                style_hash=_hash(style),
+                data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
+            )
+        )
+
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Writes the page, one file that needs nothing beside it."""
+        Path(path).write_text(self.html, encoding="utf-8")
+        return Path(path)
+
+    def _repr_html_(self) -> str:
+        """As a frame of its own, so that neither the notebook nor the page disturbs the other."""
+        return (
+            f'<iframe srcdoc="{html.escape(self.html)}" sandbox="allow-scripts allow-downloads" '
+            'title="Attention" style="width: 100%; height: 820px; border: 0"></iframe>'
+        )
+
+
+class _Numbers:
+    """Arrays one after the other; `add` tells where each begins, on a boundary of 4 bytes."""
+
+    def __init__(self) -> None:
+        self.bytes = bytearray()
+
+    def add(self, data: bytes) -> int:
+        at = len(self.bytes)
+        self.bytes += data + bytes(-len(data) % 4)
+        return at
+
+    def floats(self, values: Float[ndarray, "..."]) -> int:
+        return self.add(np.ascontiguousarray(values, "<f4").tobytes())
+
+    def text(self) -> str:
+        return _base64(zlib.compress(self.bytes))
+
+
+def _item(inspection: Inspection) -> dict[str, Any]:
+    """An inspection as attention.js and view.js read it."""
+    numbers = _Numbers()
+    return {
+        "model": inspection.model,
+        "image": inspection.image,
+        "photo": _photo(inspection.photo),
+        "box": inspection.box,
+        "predictions": [vars(prediction) for prediction in inspection.predictions],
+        "grid": inspection.grid,
+        "prefix": list(inspection.prefix),
+        "layers": [_layer(layer, inspection, numbers) for layer in inspection.layers],
+        "maps": [
+            vars(one)
+            | {
+                "values": numbers.floats(one.values),
+                "grid": one.values.shape,
+                "scores": dict(one.scores),
+            }
+            for one in inspection.maps
+        ],
+        "gates": [_gate(gate, numbers) for gate in inspection.gates],
+        "notes": list(inspection.notes),
+        "bytes": numbers.text(),
+    }
+
+
+def _gate(gate: Gate, numbers: _Numbers) -> dict[str, Any]:
+    where = gate.where if isinstance(gate, ChannelGate) else gate.values
+    return {
+        "name": gate.name,
+        "values": numbers.floats(gate.values),
+        "shape": gate.values.shape,
+        "where": None if where is None else numbers.floats(where),
+        "grid": None if where is None else where.shape,
+    }
+
+
+def _layer(layer: Layer, inspection: Inspection, numbers: _Numbers) -> dict[str, Any]:
+    known = (layer.q, layer.k) if isinstance(layer, QueryKeys) else (layer.weights,)
+    heads = []
+    for arrays in zip(*known, strict=True):
+        exact = softmax(arrays[0] @ arrays[1].T) if isinstance(layer, QueryKeys) else arrays[0]
+        coded = smallest(exact, *(arrays if isinstance(layer, QueryKeys) else ()))
+        heads.append(
+            {
+                "code": coded.code,
+                "at": numbers.add(coded.tobytes()),
+                "error": coded.error(exact),
+                "entropy": entropy(exact),
+                "distance": distance(exact, inspection.grid),
+            }
+        )
+    return {"name": layer.name, "width": known[0].shape[-1], "heads": heads}
+
+
+def entropy(weights: Float[ndarray, "i j"]) -> float:
+    """-sum_j w_ij log2 w_ij in bits, the mean over queries; rows are first made to sum to 1."""
+    shares = weights / np.maximum(weights.sum(axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    return float(-(shares * np.log2(np.where(shares > 0, shares, 1))).sum(axis=1).mean())
+
+
+def distance(weights: Float[ndarray, "i j"], grid: tuple[int, int]) -> float:
+    """How far attention reaches, in patches: sum_j w_ij |place_i - place_j| / sum_j w_ij.
+
+    Over patches alone, the mean over queries (Dosovitskiy et al. 2021, figure 7).
+    """
+    apart = _apart(grid)
+    among = weights[-len(apart) :, -len(apart) :]
+    total = np.maximum(among.sum(axis=1), np.finfo(np.float32).tiny)
+    return float(((among * apart).sum(axis=1) / total).mean())
+
+
+@lru_cache(maxsize=1)
+def _apart(grid: tuple[int, int]) -> Float[ndarray, "i j"]:
+    """How far each patch is from each other, in patches."""
+    rows, columns = np.indices(grid, dtype=np.float32).reshape(2, -1)
+    return np.hypot(rows[:, None] - rows, columns[:, None] - columns)
+
+
+def _named(names: Sequence[str], many: str) -> str:
+    """The one name, or how many there are, as HTML."""
+    different = set(names)
+    text = names[0] if len(different) == 1 else f"{len(different)} {many}"
+    return html.escape(text.encode("utf-8", "replace").decode())
+
+
+def _photo(photo: UInt8[ndarray, "H W 3"]) -> str:
+    """As a data URL."""
+    image = Image.fromarray(photo)
+    image.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=90)
+    return f"data:image/jpeg;base64,{_base64(file.getvalue())}"
+
+
+def _colours(name: str) -> UInt8[ndarray, "256 3"]:
+    return np.rint(255 * matplotlib.colormaps[name](np.arange(256))[:, :3]).astype(np.uint8)
+
+
+def _hash(text: str) -> str:
+    """As a content security policy names a script or style that may run."""
+    return f"sha256-{_base64(hashlib.sha256(text.encode()).digest())}"
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _text(name: str) -> str:
+    return (files("vision_attn.render.inspect") / name).read_text(encoding="utf-8")

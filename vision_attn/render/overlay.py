@@ -1,0 +1,151 @@
+"""A heatmap laid over its photo, on the photo's own pixels.
+
+Axes: H, W the photo's height and width in pixels, h, w the map's; r a band of the photo's rows.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import ClassVar
+
+import cv2
+import matplotlib
+import numpy as np
+from jaxtyping import Float, Shaped, UInt8
+from numpy import ndarray
+from PIL.Image import Image
+from torch import Tensor
+
+from vision_attn.render.scale import Scale, fit
+
+AGAINST = (30, 90, 220)  # blue, for values below 0
+BAND = 256  # rows painted at a time: a 20-megapixel photo then needs no gigabytes
+
+
+class Style(ABC):
+    """How heat t in [-1, 1] changes a photo. Heat 0 is 'nothing here', below 0 speaks against.
+
+    meaning: how to read the pictures, for people.
+    """
+
+    meaning: ClassVar[str]
+
+    @abstractmethod
+    def paint(
+        self, photo: UInt8[ndarray, "r W 3"], heat: Float[ndarray, "r W"]
+    ) -> UInt8[ndarray, "r W 3"]:
+        """The photo's rows with their heat, which holds no NaN."""
+
+
+@dataclass(frozen=True)
+class ColorMap(Style):
+    """Colour whose opacity grows with the heat: where t = 0 the photo stays as it is.
+
+    name: matplotlib's name of the colours for t > 0; t < 0 is blue. opacity: at |t| = 1.
+    """
+
+    name: str = "inferno"
+    opacity: float = 0.9
+
+    meaning = "Colour grows with what a method measures; blue is negative; none is the plain photo."
+
+    def __post_init__(self) -> None:
+        if self.name not in matplotlib.colormaps:
+            near = get_close_matches(self.name, matplotlib.colormaps, n=3)
+            raise ValueError(
+                f"unknown colour map {self.name!r}: expected one of matplotlib's, such as "
+                f"{', '.join(near or ['inferno', 'magma', 'viridis'])}"
+            )
+        if not 0 < self.opacity <= 1:
+            raise ValueError(f"opacity must be above 0 and at most 1, got {self.opacity}")
+
+    def paint(
+        self, photo: UInt8[ndarray, "r W 3"], heat: Float[ndarray, "r W"]
+    ) -> UInt8[ndarray, "r W 3"]:
+        colours = _colours(self.name)[np.rint(heat * 255).astype(np.int16) + 255]
+        alpha = self.opacity * np.abs(heat[..., None])
+        return np.rint(photo + alpha * (colours - photo)).astype(np.uint8)
+
+
+@cache
+def _colours(name: str) -> Float[ndarray, "511 3"]:
+    """0..255, for t = -1, ..., 0, ..., 1 in steps of 1/255."""
+    t = np.linspace(-1, 1, 511)[:, None]
+    colours = 255 * matplotlib.colormaps[name](t[:, 0].clip(0))[:, :3]
+    return np.where(t < 0, AGAINST, colours).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Dim(Style):
+    """Darkens what is not attended: the photo times floor + (1 - floor) t, untouched at t = 1."""
+
+    floor: float = 0.2
+
+    meaning = "The photo is dark where a method measures nothing, itself where it measures most."
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.floor < 1:
+            raise ValueError(f"floor must be at least 0 and below 1, got {self.floor}")
+
+    def paint(
+        self, photo: UInt8[ndarray, "r W 3"], heat: Float[ndarray, "r W"]
+    ) -> UInt8[ndarray, "r W 3"]:
+        light = self.floor + (1 - self.floor) * heat.clip(0, 1)
+        return np.rint(photo * light[..., None]).astype(np.uint8)
+
+
+def overlay(
+    image: Image | UInt8[ndarray, "H W 3"],
+    heatmap: Float[ndarray, "h w"] | Float[Tensor, "h w"],
+    *,
+    style: Style | None = None,
+    scale: Scale | None = None,
+) -> UInt8[ndarray, "H W 3"]:
+    """The photo with its heatmap, same pixels, same size.
+
+    heatmap: raw values at any size, brought to the photo's bilinearly. Where they are NaN (outside
+    the model's crop) or infinite the photo turns grey. style: `ColorMap()` unless given. scale:
+    what full colour stands for, `fit(heatmap)` unless given: pass one to compare pictures.
+    """
+    photo = np.asarray(image.convert("RGB") if isinstance(image, Image) else image)
+    values = to_array(heatmap)
+    scale = scale or fit(values)
+    style = style or ColorMap()
+    painted = np.empty_like(photo)
+    values = resize(values, photo.shape[0], photo.shape[1])
+    for rows in _bands(photo.shape[0]):
+        heat = scale.heat(values[rows])
+        known = np.isfinite(heat)
+        painted[rows] = style.paint(photo[rows], np.where(known, heat, 0))
+        painted[rows][~known] = _greyed(photo[rows][~known])
+    return painted
+
+
+def to_array(heatmap: Float[ndarray, "h w"] | Float[Tensor, "h w"]) -> Float[ndarray, "h w"]:
+    """The map as float32 in memory, whatever held it; infinite values become NaN."""
+    if isinstance(heatmap, Tensor):
+        heatmap = heatmap.detach().float().cpu().numpy()
+    if heatmap.size == 0:
+        raise ValueError(f"the heatmap is empty: its shape is {heatmap.shape}")
+    return np.where(np.isfinite(heatmap), heatmap, np.nan).astype(np.float32)
+
+
+def resize(values: Shaped[ndarray, "h w *c"], height: int, width: int) -> Shaped[ndarray, "H W *c"]:
+    """Bilinear to larger, area mean to smaller."""
+    if values.shape[:2] == (height, width):
+        return values
+    shrinks = height * width < values.shape[0] * values.shape[1]
+    how = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+    return cv2.resize(values, (width, height), interpolation=how)
+
+
+def _bands(height: int) -> Iterator[slice]:
+    return (slice(top, top + BAND) for top in range(0, height, BAND))
+
+
+def _greyed(pixels: UInt8[ndarray, "n 3"]) -> UInt8[ndarray, "n 3"]:
+    """Without colour and half way to mid-grey: what the model never saw."""
+    luma = pixels @ np.array([0.299, 0.587, 0.114], np.float32)
+    return np.rint((luma + 128) / 2).astype(np.uint8)[:, None].repeat(3, axis=1)

@@ -1,0 +1,192 @@
+"""One offline HTML page of pictures and tables: open it from the disk, nothing is fetched.
+
+`write_page(folder, title, sections)` writes index.html; pictures lie beside it, so the folder can
+be moved or sent as a whole. Every text is escaped.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from urllib.parse import quote
+
+from vision_attn.render.picture import Picture, save, shrunk
+
+THUMB, LARGE = 400, 1600  # pixels: the longer side of a picture on the page, and enlarged
+
+
+@dataclass(frozen=True)
+class Shot:
+    """A picture on the page. thumb and full: files, relative to the page; size: of thumb (w, h).
+
+    `shot` makes one with a thumbnail; for `Figures` thumb and full may be the same file.
+    """
+
+    thumb: str
+    full: str
+    size: tuple[int, int]
+    caption: str
+    alt: str
+
+    def html(self, enlarged_caption: str) -> str:
+        width, height = self.size
+        return (
+            f'<figure style="--aspect: {width / height:.3f}">'
+            f'<a href="{_link(self.full)}" data-caption="{_text(enlarged_caption)}">'
+            f'<img src="{_link(self.thumb)}" width="{width}" height="{height}" loading="lazy" '
+            f'decoding="async" alt="{_text(self.alt)}"></a>'
+            f"<figcaption>{_text(self.caption)}</figcaption></figure>"
+        )
+
+
+def shot(
+    picture: Picture, folder: Path, name: str, caption: str, alt: str, full: str | None = None
+) -> Shot:
+    """Saves what the page shows of a picture as folder/page/NAME.jpg.
+
+    full: the file that opens on a click, relative to the folder; a larger copy is saved if None.
+    """
+    pictures = folder / "page"
+    pictures.mkdir(parents=True, exist_ok=True)
+    small = shrunk(picture, THUMB)
+    save(small, pictures / f"{name}.jpg")
+    if full is None:
+        full = f"page/{name}.large.jpg"
+        save(shrunk(picture, LARGE), folder / full)
+    return Shot(f"page/{name}.jpg", full, (small.shape[1], small.shape[0]), caption, alt)
+
+
+@dataclass(frozen=True)
+class Section(ABC):
+    """A part of the page under a heading."""
+
+    title: str
+
+    @abstractmethod
+    def html(self) -> str:
+        """What stands below the heading."""
+
+
+@dataclass(frozen=True)
+class Text(Section):
+    """Paragraphs."""
+
+    paragraphs: Sequence[str]
+
+    def html(self) -> str:
+        return "".join(f"<p>{_text(paragraph)}</p>" for paragraph in self.paragraphs)
+
+
+@dataclass(frozen=True)
+class Table(Section):
+    """Rows of text under a header; the first column names the row."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def html(self) -> str:
+        head = "".join(f'<th scope="col">{_text(cell)}</th>' for cell in self.header)
+        body = "".join(
+            f'<tr><th scope="row">{_text(first)}</th>'
+            + "".join(f"<td>{_text(cell)}</td>" for cell in rest)
+            + "</tr>"
+            for first, *rest in self.rows
+        )
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return f'<div class="table">{table}</div>'
+
+
+@dataclass(frozen=True)
+class Figures(Section):
+    """Large pictures, learning curves and the like, in rows of one height."""
+
+    shots: Sequence[Shot]
+
+    def html(self) -> str:
+        return f'<div class="wide">{"".join(shot.html(shot.caption) for shot in self.shots)}</div>'
+
+
+@dataclass(frozen=True)
+class Row:
+    """A photo: its name, what was predicted, and its pictures, the same columns in every row."""
+
+    name: str
+    note: str
+    shots: Sequence[Shot]
+
+    def html(self) -> str:
+        cells = "".join(shot.html(f"{self.name} · {shot.caption}") for shot in self.shots)
+        return (
+            f'<article><header><h3>{_text(self.name)}</h3><span class="quiet">{_text(self.note)}'
+            f'</span></header><div class="cells" style="--count: {len(self.shots)}">{cells}</div>'
+            "</article>"
+        )
+
+
+@dataclass(frozen=True)
+class Gallery(Section):
+    """Photos as rows, their maps as columns; from a dozen on, a field to find one by name."""
+
+    rows: Sequence[Row]
+
+    def html(self) -> str:
+        find = "Find a photo or class"
+        search = f'<input type="search" placeholder="{find}" aria-label="{find}">'
+        rows = "".join(row.html() for row in self.rows)
+        return (search if len(self.rows) >= 12 else "") + rows
+
+
+def write_page(folder: Path, title: str, sections: Sequence[Section], lead: str = "") -> Path:
+    """Writes folder/index.html and returns its path."""
+    here = files("vision_attn.render")
+    links = "".join(
+        f'<a href="#part{number}">{_text(section.title)}</a>'
+        for number, section in enumerate(sections)
+    )
+    parts = "".join(
+        f'<section id="part{number}"><h2>{_text(section.title)}</h2>{section.html()}</section>'
+        for number, section in enumerate(sections)
+    )
+    nav = f"<nav>{links}</nav>" if len(sections) > 1 else ""
+    page = folder / "index.html"
+    page.write_text(
+        f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{_text(title)}</title>
+<style>
+{(here / "page.css").read_text(encoding="utf-8")}</style>
+</head>
+<body>
+<header><h1>{_text(title)}</h1><p>{_text(lead)}</p>{nav}</header>
+<main>{parts}</main>
+<dialog aria-label="Enlarged picture">
+<img alt="">
+<footer>
+<button class="back" aria-label="Previous">‹</button><p></p>
+<button class="on" aria-label="Next">›</button>
+<button class="close" aria-label="Close">✕</button>
+</footer>
+</dialog>
+<script>
+{(here / "page.js").read_text(encoding="utf-8")}</script>
+</body>
+</html>
+""",
+        encoding="utf-8",
+    )
+    return page
+
+
+def _text(text: str) -> str:
+    """Escaped, for text and attributes; bytes of a file name that are no text become '?'."""
+    return escape(text.encode("utf-8", "replace").decode("utf-8"))
+
+
+def _link(path: str) -> str:
+    """A relative path as a link; `./` so that a colon in a name is no scheme."""
+    return "./" + quote(path, errors="surrogateescape")

@@ -1,0 +1,103 @@
+"""A picture to look at: the overlay with its colour bar, and marks upon it.
+
+Axes: H, W height and width in pixels.
+"""
+
+from os import PathLike
+
+import cv2
+import numpy as np
+from jaxtyping import UInt8
+from matplotlib.ticker import MaxNLocator
+from numpy import ndarray
+from PIL import Image, ImageDraw
+
+from vision_attn.render.fonts import pil_font
+from vision_attn.render.overlay import Style, resize
+from vision_attn.render.scale import Scale
+
+Picture = UInt8[ndarray, "_ _ 3"]  # height, width, colours
+
+LEGIBLE = 320  # pixels: a photo of at most half this size is enlarged, or it could not be read
+PAPER, INK, QUIET = (255, 255, 255), (38, 38, 42), (110, 110, 118)
+
+
+def enlarged(photo: Picture) -> Picture:
+    """A small photo made larger by a whole factor, each pixel a square; others as they are."""
+    factor = max(1, LEGIBLE // max(photo.shape[:2]))
+    return photo.repeat(factor, axis=0).repeat(factor, axis=1)
+
+
+def shrunk(picture: Picture, longest: int) -> Picture:
+    """The picture with neither side longer than `longest` pixels."""
+    factor = longest / max(picture.shape[:2])
+    height, width = (max(1, round(side * factor)) for side in picture.shape[:2])
+    return resize(picture, height, width) if factor < 1 else picture
+
+
+def save(picture: Picture, path: str | PathLike[str]) -> None:
+    """As PNG or JPEG, by the path's ending; a PNG quickly rather than as small as can be."""
+    Image.fromarray(picture).save(path, compress_level=4, quality=88, subsampling=0)
+
+
+def mark(picture: Picture, x: float, y: float) -> Picture:
+    """A ring around the point (x, y), both in 0..1 of the picture: the query that is asked."""
+    height, width = picture.shape[:2]
+    radius = max(4, round(min(height, width) / 45))
+    line = max(1, radius // 3)
+    at = (int(x * width), int(y * height))
+    marked = picture.copy()
+    for ring, colour in ((radius + line, 20), (radius - line, 20), (radius, 255)):
+        cv2.circle(marked, at, ring, (colour,) * 3, line + (colour == 255), cv2.LINE_AA)
+    return marked
+
+
+def with_colorbar(picture: Picture, style: Style, scale: Scale) -> Picture:
+    """The picture, untouched at the top left, and its colour bar in a white strip to the right."""
+    height, width = picture.shape[:2]
+    size = pad = round(min(max(height / 26, 12), 48))
+    labels = ticks(scale)
+    texts = [scale.unit, *(text for _, text in labels)]
+    font = pil_font("".join(texts), size)
+    first = round(3.5 * pad) if scale.unit else 2 * pad  # the bar's first row
+    length = max(height - first - 2 * pad, 8 * size)
+    wide = round(3.4 * pad + max(font.getlength(text) for text in texts))
+    strip = Image.new("RGB", (wide, first + length + 2 * pad), PAPER)
+    upright = Image.fromarray(bar(style, scale, length, pad)).rotate(90, expand=True)
+    strip.paste(upright, (pad, first))
+    draw = ImageDraw.Draw(strip)
+    draw.text((pad, pad), scale.unit, INK, font)
+    for value, text in labels:
+        y = first + length - 1 - round((length - 1) * place(value, scale))
+        draw.line([(2 * pad, y), (2 * pad + pad // 3, y)], INK, max(1, size // 14))
+        draw.text((2 * pad + 0.6 * size, y), text, INK, font, anchor="lm")
+    whole = np.full((max(height, strip.height), width + wide, 3), PAPER, np.uint8)
+    whole[:height, :width] = picture
+    whole[: strip.height, width:] = np.asarray(strip)
+    return whole
+
+
+def bar(style: Style, scale: Scale, length: int, thickness: int) -> Picture:
+    """The scale from its low end to its top, left to right, painted as on a grey photo."""
+    heat = np.linspace(scale.low / scale.top, 1, length, dtype=np.float32)
+    grey = np.full((thickness, length, 3), 112, np.uint8)
+    return style.paint(grey, heat[None].repeat(thickness, axis=0))
+
+
+def ticks(scale: Scale, most: int = 5) -> list[tuple[float, str]]:
+    """Round values between the scale's ends, each with its label."""
+    values = MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]).tick_values(scale.low, scale.top)
+    inside = [v for v in values if -1e-6 <= place(v, scale) <= 1 + 1e-6]
+    return [(v, _number(v)) for v in inside]
+
+
+def _number(value: float) -> str:
+    """In few signs: 0.25, −3, 2e−5."""
+    mantissa, _, exponent = f"{value:.4g}".partition("e")
+    text = f"{mantissa}e{int(exponent)}" if exponent else mantissa
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def place(value: float, scale: Scale) -> float:
+    """Where on the colour bar, 0..1."""
+    return (value - scale.low) / (scale.top - scale.low)

@@ -1,0 +1,69 @@
+"""What full colour stands for: the one place where raw heatmap values are normalised.
+
+A scale always starts at 0: heat 0 is no colour, for every method. A map that is constant therefore
+shows as flat, whatever its value, and never as the noise that min-max scaling makes of it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+QUANTILE = 0.99  # full colour at this quantile of a map, so that one outlier does not hide the rest
+TINIEST = 1e-12  # a map that stays below this is zero
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Heat t = clip(factor * value / top, -1, 1), or from 0 where nothing is signed.
+
+    top: what full colour stands for, in `unit`. factor: from raw values to `unit`.
+    signed: whether values below 0 mean something (evidence against) and get colours of their own.
+    """
+
+    top: float
+    unit: str = ""
+    factor: float = 1.0
+    signed: bool = False
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.top) and self.top > 0):
+            raise ValueError(f"top must be a finite number above 0, got {self.top}")
+
+    @property
+    def low(self) -> float:
+        """The other end of the colour bar, in `unit`."""
+        return -self.top if self.signed else 0.0
+
+    def heat(self, values: Float[ndarray, "*shape"]) -> Float[ndarray, "*shape"]:
+        """t for each raw value; NaN stays NaN."""
+        return np.clip(values * np.float32(self.factor / self.top), -1.0 if self.signed else 0.0, 1)
+
+
+def fit(values: Float[ndarray, "*shape"]) -> Scale:
+    """A scale for one map, or for several that share it: up to the 99th percentile of |values|."""
+    finite = values[np.isfinite(values)]
+    top = float(np.quantile(np.abs(finite), QUANTILE)) if finite.size else 0.0
+    if top < TINIEST and finite.size:  # a few bright pixels on nothing at all
+        top = float(np.abs(finite).max())
+    signed = bool(finite.size and finite.min() < 0)
+    return Scale(top=top if top >= TINIEST else 1.0, signed=signed)
+
+
+def times_uniform(values: Float[ndarray, "*lead h w"], least: float = 3.0) -> Scale:
+    """For attention: 1 is the share of a position where all get the same.
+
+    Full colour is at least `least` times that, so that attention that is nearly even looks it.
+    """
+    cells = values.shape[-2] * values.shape[-1]
+    top = fit(values).top * cells
+    return Scale(top=max(top, least), unit="× uniform", factor=float(cells))
+
+
+def natural(values: Float[ndarray, "h w"], prefix_mass: float | None = None) -> Scale:
+    """`times_uniform` for shares of one whole (with what fell on prefix tokens), else `fit`."""
+    whole = values.sum() + (prefix_mass or 0.0)
+    if values.min() >= 0 and abs(whole - 1) < 1e-3:
+        return times_uniform(values)
+    return fit(values)
