@@ -1,0 +1,189 @@
+"""Class activation maps against the grad-cam package, and layers found by themselves."""
+
+import pytest
+import pytorch_grad_cam
+import timm
+import torch
+from pytorch_grad_cam.utils.image import scale_cam_image
+from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+from timm.models.swin_transformer import SwinTransformer
+from torch import nn
+
+from vision_attn import explain
+from vision_attn.explain.gradcam import find_layers
+from vision_attn.models import SEResNet, SpatialCNN, ViT
+from vision_attn.types import TokenLayout
+
+FAMILY = ["GradCAM", "GradCAMPlusPlus", "XGradCAM", "HiResCAM", "LayerCAM"]
+
+
+def magnified(network):
+    """Large logits, so that the 1e-7 which the package adds to each maximum does not show."""
+    network.get_classifier().weight.data *= 1000
+    return network.eval()
+
+
+@pytest.fixture(scope="module")
+def resnet():
+    torch.manual_seed(0)
+    return magnified(timm.create_model("test_resnet", num_classes=11))
+
+
+@pytest.fixture(scope="module")
+def vit():
+    torch.manual_seed(0)
+    return magnified(timm.create_model("test_vit", img_size=(64, 96), num_classes=11))
+
+
+def package_maps(name, network, layer, images, targets, reshape=None):
+    method = getattr(pytorch_grad_cam, name)(network, [layer], reshape_transform=reshape)
+    with method:
+        return torch.from_numpy(
+            method(images.clone(), [ClassifierOutputTarget(target) for target in targets])
+        )
+
+
+def as_the_package_shows(values, images):
+    """Its display, which we leave to rendering: 0 to 1, enlarged to the images, 0 to 1 again."""
+    enlarged = scale_cam_image(values.numpy(), (images.shape[3], images.shape[2]))
+    return torch.from_numpy(scale_cam_image(enlarged))
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_a_cnn_against_the_package(resnet, name):
+    images = torch.randn(2, 3, 96, 160)
+    maps = getattr(explain, name)()(resnet, images, [3, 7])
+    assert maps.values.shape == (2, 3, 5)
+    expected = package_maps(name, resnet, resnet.layer4, images, [3, 7])
+    torch.testing.assert_close(
+        as_the_package_shows(maps.values, images), expected, rtol=0, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_a_vit_against_the_package(vit, name):
+    images = torch.randn(2, 3, 64, 96)
+    maps = getattr(explain, name)()(vit, images, [3, 7], layout=TokenLayout(1, (4, 6)))
+    expected = package_maps(
+        name,
+        vit,
+        vit.blocks[-1].norm1,
+        images,
+        [3, 7],
+        lambda tokens: tokens[:, 1:].unflatten(1, (4, 6)).permute(0, 3, 1, 2),
+    )
+    torch.testing.assert_close(
+        as_the_package_shows(maps.values, images), expected, rtol=0, atol=1e-4
+    )
+
+
+def test_hirescam_before_mean_pooling_is_the_class_evidence(resnet):
+    """With a linear head after the mean, the logit is the sum of G A, plus the bias."""
+    images = torch.randn(1, 3, 96, 96)
+    features = {}
+    hook = resnet.layer4.register_forward_hook(lambda _m, _i, out: features.update(a=out.detach()))
+    resnet(images)
+    hook.remove()
+    weight = resnet.fc.weight[5].detach()
+    expected = torch.einsum("bchw,c->bhw", features["a"], weight).relu() / 9
+    torch.testing.assert_close(explain.HiResCAM()(resnet, images, 5).values, expected)
+
+
+def test_batches_order_and_target(resnet):
+    images = torch.randn(3, 3, 64, 64)
+    method = explain.GradCAM()
+    together = method(resnet, images, [1, 2, 3]).values
+    alone = [
+        method(resnet, image[None], target).values
+        for image, target in zip(images, [1, 2, 3], strict=True)
+    ]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-7)
+    assert not torch.allclose(together, method(resnet, images, [4, 5, 6]).values)
+
+
+class Wrapped(nn.Module):
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, images):
+        return self.network(images)
+
+
+def test_layers_by_name_through_wrappers(resnet):
+    assert find_layers(Wrapped(resnet), "layer4.0") == [resnet.layer4[0]]
+    assert explain.GradCAM(layer="layer5").refusal(resnet) == (
+        "it has no layer 'layer5' (did you mean 'layer4'?)"
+    )
+    early = explain.GradCAM(layer="layer2")(Wrapped(resnet), torch.randn(1, 3, 64, 64))
+    assert early.values.shape == (1, 8, 8)
+    assert early.method == "GradCAM(layer='layer2')"
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("test_resnet", "layer4"),
+        ("test_byobnet", "stages"),
+        ("test_efficientnet", "blocks"),
+        ("test_convnext", "stages"),
+        ("test_vit", "blocks.5.norm1"),
+        ("swin", "layers"),
+        ("test_maxvit", "stages"),
+    ],
+)
+def test_the_last_stage_is_found(name, layer):
+    if name == "swin":
+        network = SwinTransformer(
+            (64, 96), embed_dim=16, depths=(1, 2), num_heads=(1, 2), window_size=4, num_classes=5
+        )
+    else:
+        options = {"img_size": (64, 96)} if "vit" in name else {}
+        network = timm.create_model(name, num_classes=5, **options)
+    nn.init.normal_(network.get_classifier().weight)
+    images = torch.randn(2, 3, 64, 96)
+    layout = TokenLayout(1, (4, 6))
+    found = explain.HiResCAM()(network, images, layout=layout)
+    named = explain.HiResCAM(layer=layer)(network, images, layout=layout)
+    torch.testing.assert_close(found.values, named.values)
+    height, width = found.values.shape[1:]
+    assert height * 6 == width * 4
+    assert found.values.amax() > 0
+
+
+@pytest.mark.parametrize(
+    ("network", "layer"),
+    [
+        (SEResNet(num_classes=3, layers=(1, 1, 1, 1), widths=(4, 4, 4, 6)), "layer4"),
+        (SpatialCNN(num_classes=3, widths=(4, 4, 6)), "stages.2"),
+        (ViT((32, 48), dim=12, depth=2, heads=2), "blocks.1.norm1"),
+    ],
+    ids=["senet", "spatial_cnn", "vit"],
+)
+def test_our_networks(network, layer):
+    images = torch.randn(2, 3, 32, 48)
+    found = explain.GradCAM()(Wrapped(network), images, 2).values
+    torch.testing.assert_close(found, explain.GradCAM(layer=layer)(network, images, 2).values)
+    height, width = found.shape[1:]
+    assert height * 48 == width * 32
+
+
+def test_an_in_place_activation_after_the_layer_does_no_harm():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 5, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(5 * 5 * 7, 3)]
+    images = torch.randn(2, 3, 7, 9)
+    in_place = explain.GradCAM()(nn.Sequential(*layers), images).values
+    layers[1] = nn.ReLU()
+    torch.testing.assert_close(explain.GradCAM()(nn.Sequential(*layers), images).values, in_place)
+
+
+def test_what_cannot_be_read_is_said(resnet):
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+    assert "no convolution and no transformer block" in explain.GradCAM().refusal(linear)
+    with pytest.raises(ValueError, match="no map larger than 1x1 for images of 32x32: use larger"):
+        explain.GradCAM()(resnet, torch.randn(1, 3, 32, 32))
+    unused = Wrapped(resnet)
+    unused.forward = lambda images: resnet(images).detach()
+    with pytest.raises(ValueError, match="the logits do not depend on this layer"):
+        explain.GradCAM()(unused, torch.randn(1, 3, 64, 64))
+    assert not any(module._forward_hooks for module in resnet.modules())

@@ -1,0 +1,329 @@
+"""The recorder: every call, all of its parts, exactly once, and nothing left behind."""
+
+import threading
+
+import pytest
+import timm
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from vision_attn import attention as mechanisms
+from vision_attn.attention import MultiHeadAttention
+from vision_attn.explain import record_attention
+from vision_attn.models import ViT
+
+
+def recorded(module, *args, keep=("v", "context", "scores"), **kwargs):
+    with torch.no_grad(), record_attention(module, keep) as record:
+        out = module(*args, **kwargs)
+    return record, out
+
+
+def hooks_of(network):
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in network.modules())
+
+
+class Calls(nn.Module):
+    """A module that attends by whatever function it is given."""
+
+    def __init__(self, attend):
+        super().__init__()
+        self.attend = attend
+
+    def forward(self, *args):
+        return self.attend(*args)
+
+
+def qkv(b=2, h=3, i=5, j=7, d=11, e=11, dtype=torch.float64):
+    return (
+        torch.randn(b, h, i, d, dtype=dtype),
+        torch.randn(b, h, j, d, dtype=dtype),
+        torch.randn(b, h, j, e, dtype=dtype),
+    )
+
+
+def test_parts_of_a_timm_network_in_layer_order():
+    network = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=3).eval()
+    wanted = []
+    for block in network.blocks:
+        block.attn.qkv.register_forward_hook(lambda _m, _args, out: wanted.append(out))
+    record, _ = recorded(network, torch.randn(2, 3, 64, 64))
+    assert record.expected == [f"blocks.{i}.attn" for i in range(3)]
+    assert [call.module for call in record.calls] == record.expected
+    for call, made in zip(record.calls, wanted, strict=True):
+        q, k, v = made.unflatten(-1, (3, 3, 64)).permute(2, 0, 3, 1, 4)
+        for found, true in ((call.q, q), (call.k, k), (call.v, v)):
+            torch.testing.assert_close(found, true)
+        assert call.scale == 64**-0.5
+        assert call.mask is None
+        assert (call.heads, call.queries, call.keys, call.batch) == (3, 17, 17, 2)
+        torch.testing.assert_close(call.context, F.scaled_dot_product_attention(q, k, v))
+        torch.testing.assert_close(call.weights() @ v, call.context)
+
+
+MASKS = {
+    "none": {},
+    "bool": {"attn_mask": torch.tensor([[True] * 4 + [False] * 3] * 2 + [[True] * 7] * 3)},
+    "added": {"attn_mask": torch.randn(2, 1, 5, 7, dtype=torch.float64)},
+    "one row": {"attn_mask": torch.randn(2, 3, 1, 7, dtype=torch.float64)},
+    "causal": {"is_causal": True},
+    "scale": {"scale": 0.37},
+}
+
+
+@pytest.mark.parametrize("options", MASKS.values(), ids=MASKS)
+def test_masks_and_scales(options):
+    q, k, v = qkv()
+    attend = Calls(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options))
+    record, out = recorded(attend, q, k, v)
+    (call,) = record.calls
+    torch.testing.assert_close(call.weights() @ v, out)
+    tile = call.weights(slice(1, 2), slice(0, 2), torch.tensor([4, 1]))
+    torch.testing.assert_close(tile, call.weights()[1:2, :2, [4, 1]])
+
+
+def test_one_head_without_its_axis_and_grouped_queries():
+    q, k, v = (x[:, 0] for x in qkv())
+    record, out = recorded(Calls(F.scaled_dot_product_attention), q, k, v)
+    torch.testing.assert_close((record.calls[0].weights() @ v[:, None])[:, 0], out)
+
+    q, k, v = qkv(h=6)
+    grouped = Calls(lambda *x: F.scaled_dot_product_attention(*x, enable_gqa=True))
+    record, out = recorded(grouped, q, k[:, :2], v[:, :2])
+    torch.testing.assert_close(record.calls[0].weights() @ record.calls[0].v, out)
+
+
+def softmaxed(q, k, **options):
+    return torch.softmax(q @ k.mT / 3, dim=-1, **options)
+
+
+MIX = torch.eye(3, dtype=torch.float64) + 0.1
+WRITTEN_OUT = {
+    "matmul": lambda q, k, v: softmaxed(q, k) @ v,
+    "functional": lambda q, k, v: F.softmax(q @ k.mT, -1).matmul(v),
+    "module": lambda q, k, v: torch.matmul(nn.Softmax(dim=3)(q @ k.mT), v),
+    "bmm": lambda q, k, v: torch.bmm(softmaxed(q[:, 0], k[:, 0]), v[:, 0]),
+    "einsum": lambda q, k, v: torch.einsum("b h i j, b h j d -> b h i d", softmaxed(q, k), v),
+    "turned": lambda q, k, v: (v.mT @ softmaxed(q, k).transpose(-2, -1)).mT,
+    "dropped": lambda q, k, v: F.dropout(softmaxed(q, k), 0.3, training=False) @ v,
+    "in half": lambda q, k, v: (softmaxed(q, k, dtype=torch.float32).to(v.dtype)) @ v,
+    "gated": lambda q, k, v: (0.3 * softmaxed(q, k) + 0.7 * softmaxed(-q, k)) @ v,
+    "heads mixed": lambda q, k, v: (
+        F.linear(softmaxed(q, k).permute(0, 2, 3, 1), MIX).permute(0, 3, 1, 2) @ v
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("attend", WRITTEN_OUT.values(), ids=WRITTEN_OUT)
+def test_attention_written_out(attend):
+    q, k, v = qkv()
+    record, out = recorded(Calls(attend), q, k, v)
+    torch.testing.assert_close(out, attend(q, k, v))
+    (call,) = record.calls
+    heads = v if out.ndim == 4 else v[:, :1]
+    torch.testing.assert_close(call.weights() @ heads, out.reshape(2, -1, 5, 11))
+    torch.testing.assert_close(call.context, out)
+
+
+def test_softmax_for_other_ends_is_not_attention():
+    q, k, v = qkv()
+    classes = Calls(
+        lambda q, k, v: (softmaxed(q, k) @ v).mean((1, 2)).softmax(-1) @ v[0, 0, :, :].mT
+    )
+    record, _ = recorded(classes, q, k, v)
+    assert len(record.calls) == 1
+
+
+TORCH = {
+    "self": ({}, {}),
+    "weights": ({}, {"need_weights": True}),
+    "each head's": ({}, {"need_weights": True, "average_attn_weights": False}),
+    "sequence first": ({"batch_first": False}, {"need_weights": True}),
+    "bias": ({"add_bias_kv": True}, {"need_weights": False}),
+    "zero": ({"add_zero_attn": True}, {"need_weights": False}),
+    "padding": ({}, {"key_padding_mask": torch.tensor([[False] * 3 + [True] * 4, [False] * 7])}),
+    "mask": ({}, {"attn_mask": torch.randn(7, 7)}),
+    "mask a head": ({}, {"attn_mask": torch.randn(6, 7, 7)}),
+}
+
+
+@pytest.mark.parametrize(("made", "called"), TORCH.values(), ids=TORCH)
+@pytest.mark.filterwarnings("ignore:.*mismatched key_padding_mask.*")
+def test_torch_multi_head_attention(made, called):
+    module = nn.MultiheadAttention(12, 3, **{"batch_first": True} | made).eval()
+    x = torch.randn(2, 7, 12) if module.batch_first else torch.randn(7, 2, 12)
+    with torch.no_grad():
+        true, true_weights = module(x, x, x, **called)
+    record, (out, weights) = recorded(module, x, x, x, **called)
+    torch.testing.assert_close(out, true)
+    if called.get("need_weights", True):
+        torch.testing.assert_close(weights, true_weights)
+        whole = record.calls[0].weights()
+        torch.testing.assert_close(whole if weights.ndim == 4 else whole.mean(1), true_weights)
+    else:
+        assert weights is None
+    assert record.expected == [""]
+
+
+def test_torch_attention_over_another_sequence_without_batch():
+    module = nn.MultiheadAttention(12, 3, kdim=5, vdim=4).eval()
+    args = torch.randn(7, 12), torch.randn(9, 5), torch.randn(9, 4)
+    record, (out, weights) = recorded(module, *args)
+    for found, true in zip((out, weights), module(*args), strict=True):
+        torch.testing.assert_close(found, true)
+    assert (record.calls[0].queries, record.calls[0].keys) == (7, 9)
+
+
+def test_the_fast_path_of_torch_encoders_is_seen():
+    layer = nn.TransformerEncoderLayer(12, 2, 24, batch_first=True)
+    network = nn.TransformerEncoder(layer, 2).eval()
+    x = torch.randn(2, 7, 12)
+    with torch.no_grad():
+        true = network(x)
+    record, out = recorded(network, x)
+    torch.testing.assert_close(out, true)
+    assert [call.module for call in record.calls] == [f"layers.{i}.self_attn" for i in range(2)]
+
+
+OWN = {
+    "fused": {},
+    "cosine": {"score": mechanisms.Similarity},
+    "additive": {"score": mechanisms.Additive},
+    "sparse": {"normalizer": mechanisms.Sparsemax},
+    "sigmoid": {"normalizer": mechanisms.Sigmoid},
+}
+
+
+@pytest.mark.parametrize("options", OWN.values(), ids=OWN)
+@pytest.mark.parametrize("tokens", [7, 130])
+def test_our_attention_whatever_its_parts(options, tokens):
+    module = MultiHeadAttention(12, 3, **options).eval()
+    x = torch.randn(2, tokens, 12)
+    record, _ = recorded(module, x)
+    (call,) = record.calls
+    torch.testing.assert_close(call.weights(), module.weights(x))
+    torch.testing.assert_close(call.weights() @ call.v, call.context)
+    assert record.expected == [""]
+
+
+def test_our_windows_are_one_map_over_all_tokens():
+    from functools import partial
+
+    window = partial(mechanisms.Local2d, radius=1)
+    network = ViT(64, 8, 5, 24, 2, 3, attention=partial(MultiHeadAttention, window=window)).eval()
+    record, _ = recorded(network, torch.randn(1, 3, 64, 64))
+    assert [(call.queries, call.keys) for call in record.calls] == [(65, 65)] * 2
+    for call in record.calls:
+        torch.testing.assert_close(call.weights().sum(-1), torch.ones(1, 3, 65))
+        torch.testing.assert_close(call.weights() @ call.v, call.context)
+
+
+def test_half_precision_is_kept_as_it_came_and_weighed_in_float32():
+    network = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2).eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        record, _ = recorded(network, torch.randn(1, 3, 64, 64))
+    call = record.calls[1]
+    assert call.q.dtype == torch.bfloat16
+    true = (call.q.double() @ call.k.double().mT * call.scale).softmax(-1)
+    torch.testing.assert_close(call.weights().double(), true, rtol=0, atol=1e-6)
+
+
+def test_only_what_is_asked_for_is_kept_and_it_keeps_no_more_alive():
+    network = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2).eval()
+    record, _ = recorded(network, torch.randn(1, 3, 64, 64), keep=())
+    for call in record.calls:
+        assert call.v is None
+        assert call.context is None
+        for part in (call.q, call.k):
+            assert part.untyped_storage().nbytes() == part.nbytes
+
+
+def test_memory_grows_with_the_number_of_tokens():
+    def held(size):
+        patches_only = {"global_pool": "avg", "class_token": False}
+        network = timm.create_model("test_vit", img_size=size, **patches_only).eval()
+        record, _ = recorded(network, torch.randn(1, 3, size, size), keep=())
+        return sum(part.nbytes for call in record.calls for part in (call.q, call.k))
+
+    assert held(128) == 4 * held(64)
+
+
+def test_nothing_is_left_behind_also_after_an_error():
+    network = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2).eval()
+    recorded(network, torch.randn(1, 3, 64, 64))
+    with pytest.raises(ZeroDivisionError), record_attention(network):
+        raise ZeroDivisionError
+    with pytest.raises(AssertionError, match="height"):
+        recorded(network, torch.randn(1, 3, 32, 32))
+    assert hooks_of(network) == 0
+    assert not torch.overrides._is_torch_function_mode_enabled()
+    record, _ = recorded(network, torch.randn(1, 3, 64, 64))
+    assert len(record.calls) == 2
+
+
+def test_threads_record_their_own():
+    networks = [
+        timm.create_model("vit_tiny_patch16_224", img_size=64, depth=d).eval() for d in (2, 3)
+    ]
+    found, ready = {}, threading.Barrier(2)
+
+    def work(index):
+        with torch.no_grad(), record_attention(networks[index]) as record:
+            for _ in range(5):
+                ready.wait()
+                networks[index](torch.randn(1, 3, 64, 64))
+        found[index] = [call.module for call in record.calls]
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    for index, depth in enumerate((2, 3)):
+        assert found[index] == [f"blocks.{i}.attn" for i in range(depth)] * 5
+
+
+def test_another_thread_on_the_same_network_is_not_recorded():
+    network = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2).eval()
+    with torch.no_grad(), record_attention(network) as record:
+        other = threading.Thread(target=network, args=(torch.randn(1, 3, 64, 64),))
+        other.start()
+        other.join()
+        assert not record.calls
+        network(torch.randn(1, 3, 64, 64))
+    assert len(record.calls) == 2
+
+
+class Linearised(nn.Module):
+    """Attention without a softmax, by no function of torch's."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(12, 36)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return q.relu() @ (k.relu().mT @ v)
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (nn.Linear(12, 5), "no attention call was seen in Linear"),
+        (nn.Sequential(Linearised()), "0 .Linearised. ran, but no attention call of it was seen"),
+        (
+            Calls(lambda x: sum(F.scaled_dot_product_attention(y, y, x) for y in (x, -2 * x))),
+            "attends twice over the same values",
+        ),
+    ],
+    ids=["no attention", "another kernel", "differential"],
+)
+def test_what_cannot_be_recorded_is_an_error(network, message):
+    with pytest.raises(ValueError, match=message):
+        recorded(network, torch.randn(2, 7, 12))
+    assert hooks_of(network) == 0
+
+
+def test_a_network_that_does_not_run_is_an_error():
+    network = timm.create_model("vit_tiny_patch16_224", depth=1)
+    with pytest.raises(ValueError, match="was not run"), record_attention(network):
+        pass

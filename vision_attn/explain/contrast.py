@@ -1,0 +1,31 @@
+"""One class against another: a network whose logits are differences.
+
+Axes: b batch, c channels, h height, w width, k classes.
+"""
+
+from torch import nn
+
+from vision_attn.explain.base import class_logits
+from vision_attn.types import Images, Logits
+
+
+class Contrast(nn.Module):
+    """logit_k - logit_against: explained for k, it shows what speaks for k rather than `against`.
+
+    Holds the network as it is, so that every explainer sees its layers; the evidence that both
+    classes share cancels (the contrast of Grad-CAM, Selvaraju et al. 2017, generalised).
+    """
+
+    def __init__(self, network: nn.Module, against: int):
+        super().__init__()
+        self.network = network
+        self.against = against
+
+    def forward(self, images: Images) -> Logits:
+        logits = class_logits(self.network, images)
+        if not 0 <= self.against < logits.shape[1]:
+            raise ValueError(
+                f"class {self.against} to contrast with is out of range: the network has "
+                f"{logits.shape[1]} classes, 0 to {logits.shape[1] - 1}"
+            )
+        return logits - logits[:, self.against, None]

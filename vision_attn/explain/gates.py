@@ -1,0 +1,201 @@
+"""What the gates of an attention CNN let through: squeeze-and-excitation, spatial masks, CBAM.
+
+x the features before a gate (b c h w), g the gate in [0, 1]: (b c 1 1) for a channel gate,
+(b 1 h w) for a spatial one; the network goes on with g x.
+
+Axes: b batch, c channels, h height, w width.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vision_attn.attention.gates import Gate, NoGate
+from vision_attn.explain.base import Explainer, class_logits, untouched
+from vision_attn.types import Heatmaps, Images, TokenLayout
+
+Read = Callable[[Tensor, Tensor], Tensor]  # (x, g) -> what to keep of them
+
+# What timm and torchvision call the activation whose output is the gate.
+GATE_ACTIVATIONS = ("gate", "scale_activation")
+
+
+@dataclass(frozen=True)
+class ChannelGates(Explainer):
+    """Where the features are that one layer's channel gates let through.
+
+    `passed`: mean_c g_c |x_c|, the strength that remains. `selected`: mean_c (g_c - mean g) |x_c|,
+    how much more remains than if all channels passed alike: positive where the channels are that
+    the gates favour, and 0 everywhere for gates that do not choose.
+    layer: which gate, in the order they run, -1 the last.
+    """
+
+    layer: int = -1
+    kind: Literal["passed", "selected"] = "passed"
+
+    class_specific = False
+
+    def refusal(self, network: nn.Module) -> str | None:
+        return _refusal(channel_gates(network), "channel", self.layer)
+
+    def explain(
+        self,
+        network: nn.Module,
+        images: Images,
+        targets: Int[Tensor, " b"] | None,
+        layout: TokenLayout | None,
+    ) -> Heatmaps:
+        def read(x: Tensor, g: Tensor) -> Tensor:
+            weight = g if self.kind == "passed" else g - g.mean(dim=1, keepdim=True)
+            return (weight * x.abs()).mean(dim=1).float()
+
+        with reading(channel_gates(network), read) as maps:
+            class_logits(network, images)
+        return Heatmaps(list(maps.values())[self.layer], str(self))
+
+
+@dataclass(frozen=True)
+class SpatialGates(Explainer):
+    """Where the spatial gates are open: g itself, of one layer or of all together.
+
+    layer: which gate, in the order they run, -1 the last; `mean` over all layers, or `product`,
+    what a signal in that place keeps that goes through every gate. Layers are brought to the
+    largest grid among them, bilinear.
+    """
+
+    layer: int | Literal["mean", "product"] = "mean"
+
+    class_specific = False
+
+    def refusal(self, network: nn.Module) -> str | None:
+        return _refusal(spatial_gates(network), "spatial", self.layer)
+
+    def explain(
+        self,
+        network: nn.Module,
+        images: Images,
+        targets: Int[Tensor, " b"] | None,
+        layout: TokenLayout | None,
+    ) -> Heatmaps:
+        with reading(spatial_gates(network), lambda x, g: g[:, 0].float()) as maps:
+            class_logits(network, images)
+        masks = list(maps.values())
+        if isinstance(self.layer, int):
+            return Heatmaps(masks[self.layer], str(self))
+        size = max(mask.shape[1:] for mask in masks)
+        stack = torch.stack([_resized(mask, size) for mask in masks])
+        return Heatmaps(stack.mean(0) if self.layer == "mean" else stack.prod(0), str(self))
+
+
+def gate_values(network: nn.Module, images: Images) -> dict[str, Float[Tensor, "b ..."]]:
+    """Every gate's values by the module's name, in the order they run.
+
+    (b c) for a channel gate, (b h w) for a spatial one. ValueError where there is no gate.
+    """
+    gates = channel_gates(network) | spatial_gates(network)
+    if not gates:
+        raise ValueError(f"{type(network).__name__} has no channel or spatial gates to read")
+    with (
+        untouched(network),
+        torch.no_grad(),
+        reading(gates, lambda x, g: g[:, 0] if g.shape[1] == 1 else g[:, :, 0, 0]) as values,
+    ):
+        class_logits(network, images)
+    return dict(values)
+
+
+def channel_gates(network: nn.Module) -> dict[str, nn.Module]:
+    """The modules that scale whole channels, by name."""
+    return {name: gate for name, gate in _gates(network).items() if not _is_spatial(gate)}
+
+
+def spatial_gates(network: nn.Module) -> dict[str, nn.Module]:
+    """The modules that scale places, by name."""
+    return {name: gate for name, gate in _gates(network).items() if _is_spatial(gate)}
+
+
+@contextmanager
+def reading(gates: dict[str, nn.Module], read: Read) -> Iterator[dict[str, Tensor]]:
+    """While this is open, each gate that runs leaves `read(x, g)` under its name, in that order.
+
+    Raises ValueError at the end for a gate that did not run, or not in a known way.
+    """
+    values: dict[str, Tensor] = {}
+
+    def keep(name: str, x: Tensor, gate: Tensor) -> None:
+        values[name] = read(x, gate)
+
+    hooks = [hook for name, module in gates.items() for hook in _hook(module, partial(keep, name))]
+    try:
+        yield values
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if silent := [name for name in gates if name not in values]:
+        raise ValueError(f"{len(silent)} of {len(gates)} gates gave no value, first {silent[0]!r}")
+
+
+def _hook(module: nn.Module, keep: Callable[[Tensor, Tensor], None]) -> list:
+    """Give `keep` the features and the gate whenever the module runs."""
+    if isinstance(module, Gate):
+        return [
+            module.register_forward_hook(lambda _m, args, _out: keep(args[0], module.gate(args[0])))
+        ]
+
+    seen: list[Tensor] = []
+
+    def after(_module: nn.Module, args: tuple, _output: Tensor) -> None:
+        x = args[0]
+        shape = (len(x), 1, *x.shape[2:]) if _is_spatial(module) else (*x.shape[:2], 1, 1)
+        if seen:
+            keep(x, seen.pop().reshape(shape))
+
+    activation = _activation(module)
+    assert activation is not None
+    return [
+        activation.register_forward_hook(lambda _m, _args, out: seen.append(out)),
+        module.register_forward_hook(after),
+    ]
+
+
+def _gates(network: nn.Module) -> dict[str, nn.Module]:
+    return {
+        name: module
+        for name, module in network.named_modules()
+        if (isinstance(module, Gate) and not isinstance(module, NoGate)) or _activation(module)
+    }
+
+
+def _activation(module: nn.Module) -> nn.Module | None:
+    """The activation whose output is the gate, in a gate of timm or torchvision."""
+    for name, child in module.named_children():
+        weightless = not any(True for _ in child.parameters())
+        if name in GATE_ACTIVATIONS and weightless and not isinstance(child, Gate):
+            return child
+    return None
+
+
+def _is_spatial(gate: nn.Module) -> bool:
+    """A spatial gate's last convolution has one output channel."""
+    convs = [module for module in gate.modules() if isinstance(module, nn.Conv2d)]
+    return bool(convs) and convs[-1].out_channels == 1
+
+
+def _refusal(gates: dict[str, nn.Module], kind: str, layer: int | str) -> str | None:
+    if not gates:
+        return f"it has no {kind} gates"
+    count = len(gates)
+    if isinstance(layer, int) and not -count <= layer < count:
+        return f"it has {count} {kind} gates: layer must be -{count} to {count - 1}, got {layer}"
+    return None
+
+
+def _resized(maps: Float[Tensor, "b h w"], size: torch.Size) -> Float[Tensor, "b H W"]:
+    return F.interpolate(maps[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]

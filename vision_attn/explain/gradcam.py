@@ -1,0 +1,221 @@
+"""Class activation maps: feature channels weighed by what the class's logit gains from them.
+
+A the features of one layer (b c h w), G = d logit_target / dA. Every method is
+relu(sum_c contribution), and differs in how A and G make the contribution.
+
+Axes: b batch, c channels, h height, w width, n tokens, d token width.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from vision_attn.explain.base import Explainer, chosen, class_logits
+from vision_attn.explain.layout import layout_of
+from vision_attn.explain.options import hint
+from vision_attn.types import Heatmaps, Images, TokenLayout
+
+Features = Float[Tensor, "b c h w"]
+
+# How transformer blocks name the norm before their attention, and the attention.
+NORMS = ("norm1", "ln_1", "layernorm_before", "layer_norm1")
+ATTENTIONS = ("attn", "self_attention", "attention", "self_attn")
+
+
+@dataclass(frozen=True)
+class ClassActivationMap(Explainer):
+    """relu(sum_c contribution(A, G)) at one layer.
+
+    layer: the module's name (`layer4.2`, `blocks.11.norm1`). None takes the last convolutional
+    stage whose output is a map, or the norm before the last attention of a transformer: there the
+    class token has not yet read the patches, so the gradient reaches them.
+    """
+
+    layer: str | None = None
+
+    class_specific = True
+    needs_gradients = True
+
+    @abstractmethod
+    def contribution(self, features: Features, gradient: Features) -> Features:
+        """What each channel adds to the map, place by place."""
+
+    def refusal(self, network: nn.Module) -> str | None:
+        try:
+            find_layers(network, self.layer)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def explain(
+        self,
+        network: nn.Module,
+        images: Images,
+        targets: Int[Tensor, " b"] | None,
+        layout: TokenLayout | None,
+    ) -> Heatmaps:
+        with cut(find_layers(network, self.layer)) as leaves:
+            logits = class_logits(network, images)
+        targets = chosen(logits, targets)
+        if not leaves:
+            raise ValueError(
+                f"{self}: the last convolutional stage gives no map larger than 1x1 for images of "
+                f"{images.shape[2]}x{images.shape[3]}: use larger images or name an earlier layer"
+            )
+        features = leaves[-1]
+        score = logits.gather(1, targets[:, None]).sum()
+        gradient = None
+        if score.requires_grad:
+            (gradient,) = torch.autograd.grad(score, features, allow_unused=True)
+        if gradient is None:
+            raise ValueError(f"{self}: the logits do not depend on this layer's output")
+        if len(features) != len(images):
+            raise ValueError(
+                f"{self}: the layer gives {len(features)} rows for {len(images)} images: "
+                "name a layer whose output is one map an image, not one a window"
+            )
+        size = images.shape[2], images.shape[3]
+        if features.ndim == 3 and layout is None:
+            layout = layout_of(network, size)
+        with torch.no_grad():
+            contribution = self.contribution(
+                on_grid(features.float(), size, layout), on_grid(gradient.float(), size, layout)
+            )
+        return Heatmaps(contribution.sum(dim=1).relu(), str(self), targets)
+
+
+@dataclass(frozen=True)
+class GradCAM(ClassActivationMap):
+    """relu(sum_c mean_hw(G_c) A_c), Selvaraju et al. 2017."""
+
+    def contribution(self, features: Features, gradient: Features) -> Features:
+        return gradient.mean(dim=(2, 3), keepdim=True) * features
+
+
+@dataclass(frozen=True)
+class GradCAMPlusPlus(ClassActivationMap):
+    """relu(sum_c w_c A_c), w = sum_hw(a relu(G)), a = G^2 / (2 G^2 + sum_hw(A) G^3).
+
+    Chattopadhyay et al. 2018, equation 19.
+    """
+
+    def contribution(self, features: Features, gradient: Features) -> Features:
+        total = features.sum(dim=(2, 3), keepdim=True)
+        alpha = gradient**2 / (2 * gradient**2 + total * gradient**3 + 1e-6)
+        return (alpha * gradient.relu()).sum(dim=(2, 3), keepdim=True) * features
+
+
+@dataclass(frozen=True)
+class XGradCAM(ClassActivationMap):
+    """relu(sum_c w_c A_c), w = sum_hw(G A) / sum_hw(A), Fu et al. 2020."""
+
+    def contribution(self, features: Features, gradient: Features) -> Features:
+        total = features.sum(dim=(2, 3), keepdim=True) + 1e-7
+        return (gradient * features / total).sum(dim=(2, 3), keepdim=True) * features
+
+
+@dataclass(frozen=True)
+class HiResCAM(ClassActivationMap):
+    """relu(sum_c G_c A_c), Draelos and Carin 2020: exact where the head is pooling and linear."""
+
+    def contribution(self, features: Features, gradient: Features) -> Features:
+        return gradient * features
+
+
+@dataclass(frozen=True)
+class LayerCAM(ClassActivationMap):
+    """relu(sum_c relu(G_c) A_c), Jiang et al. 2021: fit for early layers too."""
+
+    def contribution(self, features: Features, gradient: Features) -> Features:
+        return gradient.relu() * features
+
+
+def find_layers(network: nn.Module, name: str | None) -> list[nn.Module]:
+    """The modules to read, inside out: the last of them to give a map is meant.
+
+    A name finds one module, through wrappers (`layer4` finds `network.layer4`). Without a name: the
+    norm before the last attention or the last spatial convolution, whichever comes later in the
+    network, and all modules around it. Raises ValueError where there is none.
+    """
+    modules = dict(network.named_modules())
+    if name is not None:
+        found = [path for path in modules if path == name or path.endswith(f".{name}")]
+        if not found:
+            raise ValueError(f"it has no layer {name!r}{hint(name, modules)}")
+        return [modules[min(found, key=len)]]
+
+    norms = [f"{path}.{norm}" for path, block in modules.items() for norm in _norms(block)]
+    convs = [path for path, module in modules.items() if isinstance(module, nn.Conv2d)]
+    spatial = [path for path in convs if max(modules[path].kernel_size) > 1] or convs
+    order = list(modules)
+    last = max([*norms[-1:], *spatial[-1:]], key=order.index, default=None)
+    if last is None:
+        raise ValueError("it has no convolution and no transformer block; name a layer")
+    parts = last.split(".")
+    return [modules[".".join(parts[:depth])] for depth in range(len(parts), -1, -1)]
+
+
+def _norms(block: nn.Module) -> list[str]:
+    """The norm before a block's attention, by name; none where it is no transformer block."""
+    children = dict(block.named_children())
+    attends = any(name in children for name in ATTENTIONS)
+    return [name for name in NORMS if name in children and attends]
+
+
+@contextmanager
+def cut(layers: list[nn.Module]) -> Iterator[list[Tensor]]:
+    """Cut the graph at the last of these layers that gives a map: yields a list that will hold it.
+
+    Tokens count as a map from the first layer alone: after the last attention of a transformer that
+    reads its class token, no gradient reaches the others. The output becomes a leaf, so that
+    nothing before it is kept for the backward pass; what follows gets a copy, safe from in-place
+    operations.
+    """
+    leaves: list[Tensor] = []
+
+    def take(module: nn.Module, _inputs: tuple, output: object) -> Tensor | None:
+        if not isinstance(output, Tensor) or not _is_map(output, tokens=module is layers[0]):
+            return None
+        leaves[:] = [output.detach().requires_grad_()]
+        return leaves[0].clone()
+
+    hooks = [layer.register_forward_hook(take) for layer in layers]
+    try:
+        yield leaves
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _is_map(output: Tensor, tokens: bool) -> bool:
+    if output.ndim == 3:
+        return tokens
+    return output.ndim == 4 and output.shape[2:].numel() > 1
+
+
+def on_grid(
+    features: Float[Tensor, "b n d"] | Float[Tensor, "b x y z"],
+    size: tuple[int, int],
+    layout: TokenLayout | None,
+) -> Features:
+    """Features as (b c h w): tokens laid out by the layout, channels-last maps turned.
+
+    A map is channels-last where its axes 1 and 2 are nearer to the proportions of the images, whose
+    size is (height, width), than its axes 2 and 3 are.
+    """
+    if features.ndim == 3:
+        assert layout is not None
+        return layout.to_map(rearrange(features, "b n d -> b d n"))
+
+    def skew(height: int, width: int) -> float:
+        ratio = height * size[1] / (width * size[0])
+        return max(ratio, 1 / ratio)
+
+    channels_last = skew(*features.shape[1:3]) < skew(*features.shape[2:4])
+    return rearrange(features, "b h w c -> b c h w") if channels_last else features

@@ -1,0 +1,165 @@
+"""LeGrad: to which patches more attention would speak for the class, layer by layer.
+
+Axes: b batch, l layers, n tokens, head, i queries, j keys, e value width.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from vision_attn.explain.base import chosen, class_logits
+from vision_attn.explain.layout import layout_of
+from vision_attn.explain.record import AttentionCall, attends, record_attention
+from vision_attn.explain.rollout import weight_gradients
+from vision_attn.explain.tiles import pull_as_is
+from vision_attn.explain.trace import AttentionExplainer, PerHead, exactly, gradients_of, heatmaps
+from vision_attn.types import Heatmaps, Images, TokenLayout
+
+
+@dataclass(frozen=True)
+class LeGrad(AttentionExplainer):
+    """mean_l mean_h mean_i (d s_l / d A_lhij)+, Bousselham et al. 2024.
+
+    s_l is the class's logit if the tokens after block l were the last: read by the network's own
+    norm, pool and classifier. The ends of all blocks run side by side as one batch, and each s_l is
+    differentiated by the weights of block l alone: one forward pass, one short backward pass. With
+    an attention pool, A_l is the pool's map of the tokens after block l. start_layer: the first
+    block that counts.
+    """
+
+    start_layer: int = 0
+
+    class_specific = True
+    needs_gradients = True
+
+    def refusal(self, network: nn.Module) -> str | None:
+        if reason := super().refusal(network):
+            return reason
+        if not blocks_of(network):
+            return "its attention layers are not in the elements of one list of blocks"
+        return None
+
+    def explain(
+        self,
+        network: nn.Module,
+        images: Images,
+        targets: Int[Tensor, " b"] | None,
+        layout: TokenLayout | None,
+    ) -> Heatmaps:
+        layout = layout or layout_of(network, (images.shape[2], images.shape[3]))
+        blocks = blocks_of(network)
+        if not 0 <= self.start_layer < len(blocks):
+            raise ValueError(
+                f"start_layer must be from 0 to {len(blocks) - 1}, got {self.start_layer}"
+            )
+        with (
+            ends_side_by_side(blocks, len(images)),
+            record_attention(network, ("v", "context")) as record,
+        ):
+            logits = class_logits(network, images.repeat(len(blocks), 1, 1, 1))
+        targets = chosen(logits[-len(images) :], targets)  # the last block's end is the network's
+        score = logits.gather(1, targets.repeat(len(blocks))[:, None]).sum()
+        calls, gradients = gradients_of(score, record.calls)
+        check_calls(calls, len(blocks), layout)
+        with exactly(images):
+            if layout.pool == "attention":
+                maps = gained(calls[-1], gradients[-1], layout).unflatten(0, (len(blocks), -1))
+            else:
+                maps = torch.stack(
+                    [gained(*each, layout) for each in zip(calls, gradients, strict=True)]
+                )
+            return heatmaps(maps[self.start_layer :].mean(0), layout, self, targets)
+
+
+def gained(call: AttentionCall, gradient: PerHead, layout: TokenLayout) -> Float[Tensor, "b n"]:
+    """mean_h mean_i (dA_hij)+ for each token j."""
+
+    def fuse(call: AttentionCall, image: slice, row: slice | Tensor) -> Tensor:
+        return weight_gradients(call, gradient, image, row).clamp_(min=0).mean(1)
+
+    every = torch.full(
+        (call.batch, 1, call.queries), 1 / call.queries, dtype=call.dtype, device=call.device
+    )
+    tokens = pull_as_is(call, every, fuse)[:, 0]
+    return torch.nn.functional.pad(tokens, (layout.tokens - call.keys, 0))
+
+
+def blocks_of(network: nn.Module) -> list[nn.Module]:
+    """The blocks that hold attention, elements of one list; [] if there is none, or several."""
+    lists: dict[str, list[nn.Module]] = {}
+    modules = dict(network.named_modules())
+    for path, module in modules.items():
+        if not attends(module):
+            continue
+        parts = path.split(".")
+        for depth in range(len(parts), 0, -1):
+            above = ".".join(parts[: depth - 1])
+            if isinstance(modules[above], nn.ModuleList | nn.Sequential):
+                block = modules[".".join(parts[:depth])]
+                if block not in lists.setdefault(above, []):
+                    lists[above].append(block)
+                break
+    return next(iter(lists.values())) if len(lists) == 1 else []
+
+
+@contextmanager
+def ends_side_by_side(blocks: list[nn.Module], images: int) -> Iterator[None]:
+    """Run blocks on the first `images` of the batch, and what follows them on every block's output.
+
+    Each block gets its tokens off the graph, so that its output depends on its own weights alone.
+    What follows the blocks sees as many batches as there are blocks, in their order.
+    """
+    thread = threading.get_ident()
+    ends: list[Tensor] = []
+
+    def enter(_block: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        if threading.get_ident() != thread:
+            return None
+
+        def own(x: Any) -> Any:
+            if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim != 3:
+                return x
+            return x[:images].detach().requires_grad_()
+
+        return tuple(map(own, args)), {name: own(x) for name, x in kwargs.items()}
+
+    def leave(block: nn.Module, _args: tuple, out: Tensor) -> Tensor | None:
+        if threading.get_ident() != thread:
+            return None
+        if not isinstance(out, Tensor) or (ends and out.shape != ends[0].shape):
+            raise ValueError(
+                f"the tokens after {type(block).__name__} are not those before it: LeGrad needs "
+                "blocks that all have the same tokens"
+            )
+        ends.append(out)
+        return torch.cat(ends) if block is blocks[-1] else None
+
+    hooks: list = []
+    try:
+        for block in blocks:
+            hooks += [
+                block.register_forward_pre_hook(enter, with_kwargs=True),
+                block.register_forward_hook(leave),
+            ]
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def check_calls(calls: list[AttentionCall], blocks: int, layout: TokenLayout) -> None:
+    """ValueError unless each block made one call over all tokens, and a pool one at the end."""
+    pools = int(layout.pool == "attention")
+    whole = all(call.queries == call.keys == layout.tokens for call in calls[:blocks])
+    if len(calls) != blocks + pools or not whole:
+        raise ValueError(
+            f"LeGrad needs one attention call over {layout.tokens} tokens in each of the {blocks} "
+            f"blocks{', and one pool' if pools else ''}; got "
+            f"{', '.join(f'{call.queries} x {call.keys}' for call in calls)}"
+        )

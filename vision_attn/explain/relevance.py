@@ -1,0 +1,93 @@
+"""Class-specific maps from attention and its gradient together.
+
+A_h the weights of head h in a layer, dA_h = dO_h V_h' the gradient of the class's logit by them, as
+O_h = A_h V_h: with the gradient dO of the heads' outputs, which fused attention gives, any tile of
+dA is a small product.
+
+Axes: b batch, s rows carried, n tokens, i queries, j keys, head, d width of a token, k classes,
+l layers.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from vision_attn.explain.chain import Through
+from vision_attn.explain.chained import Chained
+from vision_attn.explain.query_key import layer_index
+from vision_attn.explain.record import AttentionCall
+from vision_attn.explain.rollout import weight_gradients, weights_and_gradients
+from vision_attn.explain.tiles import pull, pull_as_is
+from vision_attn.explain.trace import (
+    AttentionExplainer,
+    Trace,
+    exactly,
+    trace_gradients,
+)
+from vision_attn.types import Heatmaps, Images, TokenLayout
+
+
+@dataclass(frozen=True)
+class Relevance(Chained):
+    """R <- R + C R from the identity, C = mean_h (A * dA)+, Chefer et al., ICCV 2021, section 3.1.
+
+    No residual share and no row is normalised. As a row: r <- r + C' r from the last layer.
+    """
+
+    class_specific = True
+    needs_gradients = True
+
+    def prepare(
+        self,
+        network: nn.Module,
+        images: Images,
+        targets: Int[Tensor, " b"] | None,
+        layout: TokenLayout | None,
+    ) -> tuple[Trace, Through, Int[Tensor, " b"]]:
+        traced, gradients, targets = trace_gradients(network, images, targets, layout)
+
+        def step(layer: int, call: AttentionCall, r: Tensor, windows: int, spared: int) -> Tensor:
+            fuse = weights_and_gradients(gradients[layer], lambda both: both.clamp_(min=0).mean(1))
+            return pull_as_is(call, r, fuse)
+
+        return traced, Through(step, keep=1.0, take=1.0), targets
+
+
+@dataclass(frozen=True)
+class AttentionGradCAM(AttentionExplainer):
+    """(mean_h w_h A_h)+ in the rows that the classifier reads, w_h the mean of dA_h over patches.
+
+    Grad-CAM with heads for channels, as Chefer et al., CVPR 2021, compare with: w_h is
+    the seed's mean gradient by the weights it gives to patches. layer: in the order they ran, -1
+    the last, where a class token's gradient is.
+    """
+
+    layer: int = -1
+
+    class_specific = True
+    needs_gradients = True
+
+    def explain(
+        self,
+        network: nn.Module,
+        images: Images,
+        targets: Int[Tensor, " b"] | None,
+        layout: TokenLayout | None,
+    ) -> Heatmaps:
+        traced, gradients, targets = trace_gradients(network, images, targets, layout)
+        chosen = layer_index(traced.chain.layers, self.layer)
+
+        def step(layer: int, call: AttentionCall, r: Tensor, windows: int, spared: int) -> Tensor:
+            if layer != chosen:
+                return pull(call, r)
+            rows = torch.einsum("bsi,bhie->bhse", r, gradients[layer].to(call.dtype)).sum(2, True)
+            gradient = weight_gradients(call, rows, slice(None), slice(None))[..., spared:]
+            share = gradient.mean((2, 3)).view(-1, windows, call.heads).mean(1)
+            return pull(call, r, share.repeat_interleave(windows, 0) / call.heads)
+
+        with exactly(images):
+            through = Through(step, keep=0.0, take=1.0)
+            shares = traced.chain.back(traced.seed(traced.chain), through, [chosen])
+            return traced.heatmaps(shares[:, 0].clamp(min=0), self, targets)

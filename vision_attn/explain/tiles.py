@@ -1,0 +1,149 @@
+"""One layer of attention, transposed and applied to rows, without its n x n matrix.
+
+A map that starts at token s is row s of a product of matrices, so it goes through the layers from
+the last to the first as r <- A' r. Only tiles of rows of A exist at a time, each as large as the
+cache: memory grows with n, and the time is that of the fused forward pass or less (a tile's softmax
+never leaves the cache). Many rows r go through at once: a tile serves them all.
+
+Axes: b images (or windows), head, i queries, j keys, s rows carried, t rows of a tile.
+"""
+
+from collections.abc import Callable, Iterator
+from math import ceil
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from vision_attn.explain.record import AttentionCall
+
+Rows = Float[Tensor, "b s i"]
+# The weights of some rows, heads fused: (call, images, rows) -> (b t j), none below 0.
+Fuse = Callable[[AttentionCall, slice, slice | Tensor], Tensor]
+
+# Elements of a tile. On a CPU it stays in a core's second-level cache; on a GPU it fills the chip.
+# Measured by benchmarks/rollout.py.
+CPU_TILE, GPU_TILE = 2**18, 2**25
+
+
+def tiles(
+    batch: int, heads: int, rows: int, keys: int, limit: int
+) -> Iterator[tuple[slice, slice, slice]]:
+    """Cuts (batch, heads, rows) into blocks of at most `limit` elements: rows first, then heads."""
+    if not rows:
+        return
+    t = min(rows, max(1, limit // keys))
+    h = min(heads, max(1, limit // (rows * keys))) if t == rows else 1
+    b = min(batch, max(1, limit // (heads * rows * keys))) if h == heads else 1
+    for image in range(0, batch, b):
+        for head in range(0, heads, h):
+            for row in range(0, rows, t):
+                yield slice(image, image + b), slice(head, head + h), slice(row, row + t)
+
+
+def limit_of(call: AttentionCall) -> int:
+    return CPU_TILE if call.device.type == "cpu" else GPU_TILE
+
+
+def pull(
+    call: AttentionCall, r: Rows, head_share: Float[Tensor, "b head"] | None = None
+) -> Float[Tensor, "b s j"]:
+    """sum_h w_h A_h' r: a weighted mean of the heads, by default the plain one. Linear in A."""
+    out, live, r = start(call, r)
+    if head_share is None:
+        head_share = r.new_full((1, 1), 1 / call.heads).expand(call.batch, call.heads)
+    count = call.queries if live is None else len(live)
+    for image, head, row in tiles(call.batch, call.heads, count, call.keys, limit_of(call)):
+        at = row if live is None else live[row]
+        weights = call.weights(image, head, at)
+        rows = head_share[image, None, head, None] * r[image][:, :, None, at]  # b s head t
+        out[image] += rows.flatten(2) @ weights.flatten(1, 2)
+    return out
+
+
+def pull_fused(
+    call: AttentionCall,
+    r: Rows,
+    fuse: Fuse,
+    discard: float = 0.0,
+    windows: int = 1,
+    spared: int = 0,
+) -> Float[Tensor, "b s j"]:
+    """F' r, F the fused map: entries below its discard-quantile 0, then every row summing to 1.
+
+    windows: how many in a row belong to one image, whose entries are one map. spared: the first
+    columns, which lose nothing to discard. A row with nothing left stays where it is.
+    """
+    low = threshold(call, fuse, discard, windows) if discard else None
+    out, live, r = start(call, r)
+    for image, row in row_tiles(call, live):
+        fused = fuse(call, image, row)
+        if low is not None:
+            dropped = fused < low[image, None, None]
+            dropped[..., :spared] = False
+            fused = fused.masked_fill(dropped, 0)
+        total = fused.sum(-1, keepdim=True)
+        rows = r[image][:, :, row]
+        out[image] += rows @ (fused / total.masked_fill(total == 0, 1))
+        if call.queries == call.keys:
+            places = torch.arange(call.queries, device=r.device)[row]
+            out[image] = out[image].index_add(2, places, (total == 0).mT * rows)
+    return out
+
+
+def pull_as_is(call: AttentionCall, r: Rows, fuse: Fuse) -> Float[Tensor, "b s j"]:
+    """C' r, C the fused map as it comes."""
+    out, live, r = start(call, r)
+    for image, row in row_tiles(call, live):
+        out[image] += r[image][:, :, row] @ fuse(call, image, row)
+    return out
+
+
+def start(call: AttentionCall, r: Rows) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Where the result adds up, the rows that need work, and r in the dtype of the weights."""
+    r = r.to(call.dtype)
+    return r.new_zeros(call.batch, r.shape[1], call.keys), support(r), r
+
+
+def row_tiles(call: AttentionCall, live: Tensor | None) -> Iterator[tuple[slice, slice | Tensor]]:
+    """Blocks of rows with all their heads, of the rows that are `live` (None: all)."""
+    rows = call.queries if live is None else len(live)
+    for image, _, row in tiles(call.batch, 1, rows, call.heads * call.keys, limit_of(call)):
+        yield image, row if live is None else live[row]
+
+
+def support(r: Rows) -> Tensor | None:
+    """The positions that are not 0 in every row; None where that is most of them."""
+    live = (r != 0).flatten(0, 1).any(0).nonzero()[:, 0]
+    return live if len(live) <= r.shape[2] // 2 else None
+
+
+def threshold(call: AttentionCall, fuse: Fuse, share: float, windows: int) -> Float[Tensor, " b"]:
+    """Each image's `share`-quantile of the fused map: exact, by a radix select over tiles.
+
+    The bits of floats that are not below 0 sort like the floats. Sixteen bits are settled a pass
+    over the map (two passes in float32): count how many entries have which, and find the ones in
+    which the rank lies. An entry is below the quantile just if it is below the next value up, so
+    no interpolation is needed.
+    """
+    images = call.batch // windows
+    entries = windows * call.queries * call.keys
+    rank = torch.full((images,), ceil(share * (entries - 1) - 1e-9), device=call.device)
+    bits, integer = (64, torch.int64) if call.dtype == torch.float64 else (32, torch.int32)
+    found = torch.zeros(images, dtype=integer, device=call.device)
+    for shift in range(bits - 16, -1, -16):
+        counts = torch.zeros(images, 2**16, dtype=torch.int64, device=call.device)
+        for image, row in row_tiles(call, None):
+            pattern = fuse(call, image, row).abs().view(integer).flatten(1)  # abs: no -0.0
+            owner = torch.arange(call.batch, device=call.device)[image] // windows
+            digit = (pattern >> shift & 0xFFFF) + (owner - owner[0])[:, None] * 2**16
+            if shift + 16 < bits:
+                digit = digit[pattern >> shift + 16 == found[owner, None] >> shift + 16]
+            tile = counts[image.start // windows : (image.stop - 1) // windows + 1]
+            tile += torch.bincount(digit.flatten(), minlength=tile.numel()).view_as(tile)
+        upto = counts.cumsum(1)
+        digit = (upto <= rank[:, None]).sum(1)
+        rank = rank - F.pad(upto, (1, 0)).gather(1, digit[:, None])[:, 0]
+        found |= digit.to(integer) << shift
+    return found.view(call.dtype).repeat_interleave(windows)
