@@ -1,0 +1,147 @@
+"""Sensitivity to noise, randomised weights, and the bootstrap."""
+
+import pytest
+import scipy.stats
+import torch
+from captum.metrics import sensitivity_max
+from torch import nn
+from torchmetrics.functional.image import structural_similarity_index_measure
+
+from vision_attn.evaluate import MaxSensitivity, ModelRandomisation, cascade, paired_bootstrap
+from vision_attn.evaluate.sanity import layers_from_the_top, spearman, ssim
+
+IMAGES = torch.randn(4, 3, 13, 17)
+TARGETS = torch.tensor([2, 0, 6, 2])
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 5, 3)
+        self.scale = nn.Parameter(torch.ones(5, 1, 1))
+        self.blocks = nn.Sequential(
+            *[nn.Sequential(nn.Conv2d(5, 5, 3), nn.Conv2d(5, 5, 1)) for _ in range(2)]
+        )
+        self.head = nn.Linear(5, 7)
+
+    def forward(self, images):
+        return self.head(self.blocks(self.stem(images) * self.scale).mean((2, 3)))
+
+
+@torch.enable_grad()
+def explain(network, images, targets):
+    images = images.clone().requires_grad_()
+    score = network(images).gather(1, targets[:, None]).sum()
+    (gradient,) = torch.autograd.grad(score, images)
+    return (gradient * images).sum(1).detach()
+
+
+def test_sensitivity_of_known_maps():
+    """map = a x: the change is at most a radius sqrt(pixels), whatever a."""
+    metric = MaxSensitivity(lambda images, _: 5 * images.mean(1), radius=0.1, samples=20)
+    metric.update(IMAGES, TARGETS)
+    bound = 0.1 * (13 * 17) ** 0.5 / IMAGES.mean(1).flatten(1).norm(dim=1)
+    assert (metric.per_image() < bound).all()
+    assert (metric.per_image() > 0.2 * bound).all()
+    steady = MaxSensitivity(lambda images, _: torch.ones(len(images), 3, 3))
+    steady.update(IMAGES, TARGETS)
+    assert steady.compute() == 0
+
+
+def test_sensitivity_against_captum():
+    """The same statistic over another draw of noise."""
+    metric = MaxSensitivity(lambda images, _: images.mean(1) ** 2, radius=0.05, samples=200)
+    metric.update(IMAGES, TARGETS)
+    expected = sensitivity_max(
+        lambda inputs: (inputs[0].mean(1) ** 2,), IMAGES, perturb_radius=0.05, n_perturb_samples=200
+    )
+    torch.testing.assert_close(metric.per_image(), expected, rtol=0.15, atol=0)
+
+
+def test_layers_are_lost_from_the_top():
+    network = Network()
+    before = {name: weight.clone() for name, weight in network.state_dict().items()}
+    names = [name for name, _ in layers_from_the_top(network)]
+    assert names == ["head", "blocks.1", "blocks.0", "stem", "(itself)"]
+    for name, lost in cascade(network, seed=1):
+        changed = {k for k, v in lost.state_dict().items() if not torch.equal(v, before[k])}
+        done = names[: names.index(name) + 1]
+        assert changed == {key for key in before if any(key.startswith(f"{n}.") for n in done)}
+    assert all(torch.equal(v, before[k]) for k, v in network.state_dict().items())
+
+
+def test_blocks_of_other_libraries():
+    names = nn.ModuleDict(
+        {"encoder_layer_11": nn.Sequential(nn.Linear(2, 2)), "fc": nn.Linear(2, 2)}
+    )
+    assert [name for name, _ in layers_from_the_top(names)] == ["fc", "encoder_layer_11"]
+
+
+def test_randomisation_tells_a_map_of_the_network_from_one_of_the_image():
+    network = Network()
+    of_network = ModelRandomisation(network, explain)
+    of_image = ModelRandomisation(network, lambda _network, images, _targets: images.mean(1))
+    for metric in (of_network, of_image):
+        metric.update(IMAGES[:3], TARGETS[:3])
+        metric.update(IMAGES[3:], TARGETS[3:])
+    assert of_network.layers == ["head", "blocks.1", "blocks.0", "stem", "(itself)"]
+    curves = of_network.curves()
+    assert curves["rank correlation"].shape == curves["ssim"].shape == (4, 5)
+    assert of_network.per_image().shape == (4,)
+    assert of_network.per_image().mean() < 0.7
+    torch.testing.assert_close(of_image.per_image(), torch.ones(4))
+    torch.testing.assert_close(of_image.curves()["ssim"], torch.ones(4, 5))
+    assert not list(of_network.children())
+
+
+def test_rank_correlation_is_scipys_with_ties():
+    a, b = torch.randint(9, (3, 5, 7)).float(), torch.randint(9, (3, 5, 7)).float()
+    expected = [
+        scipy.stats.spearmanr(x, y).statistic
+        for x, y in zip(a.flatten(1).numpy(), b.flatten(1).numpy(), strict=True)
+    ]
+    torch.testing.assert_close(spearman(a, b), torch.tensor(expected).float())
+    assert spearman(a, torch.ones(3, 5, 7)).tolist() == [0, 0, 0]
+
+
+def test_ssim_is_of_scaled_maps():
+    a, b = torch.rand(2, 64, 64), torch.rand(2, 64, 64)
+    torch.testing.assert_close(ssim(a, 3 * a + 2), torch.ones(2))
+    a[:, 0, 0], a[:, 0, 1], b[:, 0, 0], b[:, 0, 1] = 0, 1, 0, 1
+    expected = structural_similarity_index_measure(a[:, None], b[:, None], data_range=1.0)
+    torch.testing.assert_close(ssim(a, b).mean(), expected)
+
+
+def test_bootstrap_interval_is_the_normal_one_for_many_images():
+    torch.manual_seed(0)
+    b = torch.randn(400) * 5
+    a = b + 0.3 + torch.randn(400)
+    difference = paired_bootstrap(a, b)
+    error = (a - b).std().item() / 20
+    assert difference.mean == pytest.approx((a - b).mean().item(), rel=1e-5)
+    assert difference.low == pytest.approx(difference.mean - 1.96 * error, abs=0.15 * error)
+    assert difference.high == pytest.approx(difference.mean + 1.96 * error, abs=0.15 * error)
+    assert difference.certain
+    assert not paired_bootstrap(a, a).certain
+    with pytest.raises(ValueError, match="two scores of the same images, at least 2"):
+        paired_bootstrap(a, b[:3])
+    with pytest.raises(ValueError, match=r"level must be between 0 and 1, got 95.0"):
+        paired_bootstrap(a, b, level=95.0)
+
+
+def test_bootstrap_covers_the_truth_as_often_as_it_says():
+    torch.manual_seed(0)
+    covered = []
+    for trial in range(200):
+        interval = paired_bootstrap(
+            torch.rand(60) + 0.1, torch.rand(60), level=0.9, resamples=400, seed=trial
+        )
+        covered.append(interval.low < 0.1 < interval.high)
+    assert 0.83 < sum(covered) / 200 < 0.95
+
+
+def test_sanity_errors():
+    with pytest.raises(ValueError, match="samples must be at least 1 and radius above 0"):
+        MaxSensitivity(lambda images, _: images.mean(1), samples=0)
+    with pytest.raises(ValueError, match="4 of 4 maps hold NaN"):
+        MaxSensitivity(lambda images, _: images.mean(1) * torch.nan).update(IMAGES, TARGETS)

@@ -1,0 +1,184 @@
+"""Does the map show what the network uses? Take it away, or leave it alone, and see.
+
+Axes: b batch, c channels, h, w of the image, y, x of the map, n cells, s steps + 1, k classes,
+N images in all.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torchmetrics.utilities import dim_zero_cat
+
+from vision_attn.evaluate.per_image import ImageScore, Maps, at_size, check_maps, from_0_to_1
+from vision_attn.evaluate.removal import Fill, MeanFill, Removal, probability
+from vision_attn.types import Images
+
+
+class RemovalCurve(ImageScore):
+    """What is left of the target as cells go or come in the order that the map gives them.
+
+    At each of `steps` + 1 equal fractions x from 0 to 1 the softmax probability of the target and
+    whether it is the predicted class. Cells of equal value come in one random order (`seed`), so
+    that a constant map scores as a random one.
+
+    Metrics that walk the same way share the work in
+    `MetricCollection(..., compute_groups=[["Deletion", "PositivePerturbation"], ...])`.
+    """
+
+    best_first: ClassVar[bool]
+    """Whether the map's largest cells are the first to be kept (insertion) or the last."""
+
+    states = ("probabilities", "hits")
+    probabilities: list[Tensor]
+    hits: list[Tensor]
+
+    def __init__(self, removal: Removal, steps: int = 16, seed: int = 0, **options: Any):
+        super().__init__(**options)
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1, got {steps}")
+        self.removal, self.steps, self.seed = removal, steps, seed
+
+    def update(self, images: Images, maps: Maps, targets: Int[Tensor, " b"]) -> None:
+        """images: normalised; maps: any size; targets: the class whose evidence the maps show."""
+        check_maps(maps)
+        order = self.order(maps)
+        cells = order.shape[1]
+        counts = [max(round(cells * i / self.steps), self.removal.least) for i in self.kept()]
+        with torch.no_grad():
+            logits = self.removal.logits(images, order, counts).float()
+        repeated = targets[:, None, None].expand(-1, len(counts), 1)
+        self.probabilities.append(logits.softmax(dim=-1).gather(2, repeated)[..., 0])
+        self.hits.append((logits.argmax(dim=-1) == targets[:, None]).float())
+
+    def kept(self) -> list[int]:
+        """How many steps' worth of cells are kept, as x goes from 0 to 1."""
+        kept = list(range(self.steps + 1))
+        return kept if self.best_first else kept[::-1]
+
+    def order(self, maps: Maps) -> Int[Tensor, "b n"]:
+        """The cells of each image, first to be kept first."""
+        values = at_size(maps, self.removal.grid).flatten(1)
+        generator = torch.Generator().manual_seed(self.seed)
+        shuffled = torch.randperm(values.shape[1], generator=generator).to(values.device)
+        ranked = values[:, shuffled].argsort(dim=1, descending=self.best_first, stable=True)
+        return shuffled[ranked]
+
+    def fractions(self) -> Float[Tensor, " s"]:
+        """x: the share of cells removed, or inserted."""
+        return torch.linspace(0, 1, self.steps + 1)
+
+    def curves(self) -> Float[Tensor, "N s"]:
+        """y of every image at these fractions."""
+        return dim_zero_cat(self.probabilities).cpu()
+
+    def per_image(self) -> Float[Tensor, " N"]:
+        return torch.trapezoid(self.curves(), self.fractions(), dim=1)
+
+
+class Deletion(RemovalCurve):
+    """Area under the target's probability as the map's largest cells go first: small is good.
+
+    Petsiuk et al. 2018 (RISE), section 4.2.
+    """
+
+    best_first = False
+    higher_is_better = False
+
+
+class Insertion(RemovalCurve):
+    """Area under the target's probability as the map's largest cells come first: large is good.
+
+    Petsiuk et al. 2018 (RISE), section 4.2.
+    """
+
+    best_first = True
+    higher_is_better = True
+
+
+class Perturbation(RemovalCurve):
+    """Mean accuracy while 0 to 90 % of the cells are removed, Chefer et al. 2021, section 4.
+
+    The area under the curve over its width, 0.9; with steps = 10 at exactly their fractions.
+    """
+
+    def fractions(self) -> Float[Tensor, " s"]:
+        return super().fractions()[: self._within()]
+
+    def curves(self) -> Float[Tensor, "N s"]:
+        hits = dim_zero_cat(self.hits).cpu()
+        removed = hits.flip(1) if self.best_first else hits
+        return removed[:, : self._within()]
+
+    def per_image(self) -> Float[Tensor, " N"]:
+        x = self.fractions()
+        return torch.trapezoid(self.curves(), x, dim=1) / x[-1]
+
+    def _within(self) -> int:
+        """How many of the fractions are at most 0.9."""
+        return int(0.9 * self.steps + 1e-9) + 1
+
+
+class PositivePerturbation(Perturbation):
+    """The map's largest cells are removed first: small is good."""
+
+    best_first = False
+    higher_is_better = False
+
+
+class NegativePerturbation(Perturbation):
+    """The map's smallest cells are removed first: large is good."""
+
+    best_first = True
+    higher_is_better = True
+
+
+class MaskedProbability(ImageScore):
+    """The target's probability for the image, and for what a map lets through of it.
+
+    The map, scaled from 0 to 1 and enlarged, mixes the image with the fill. Chattopadhyay et al.
+    2018 (Grad-CAM++), section 4.1. forward: images -> logits.
+    """
+
+    states = ("whole", "masked")
+    whole: list[Tensor]
+    masked: list[Tensor]
+
+    def __init__(
+        self, forward: Callable[[Tensor], Tensor], fill: Fill | None = None, **options: Any
+    ):
+        super().__init__(**options)
+        self.network = partial(forward)  # no submodule: the metric does not own the network
+        self.fill = fill or MeanFill()
+
+    def update(self, images: Images, maps: Maps, targets: Int[Tensor, " b"]) -> None:
+        """images: normalised; maps: any size; targets: the class whose evidence the maps show."""
+        check_maps(maps)
+        size = images.shape[2], images.shape[3]
+        share = from_0_to_1(at_size(maps, size))[:, None]
+        mixed = share * images + (1 - share) * self.fill(images)
+        with torch.no_grad():
+            self.whole.append(probability(self.network(images), targets))
+            self.masked.append(probability(self.network(mixed), targets))
+
+
+class AverageDrop(MaskedProbability):
+    """mean max(0, p - p_masked) / p: small is good."""
+
+    higher_is_better = False
+
+    def per_image(self) -> Float[Tensor, " N"]:
+        whole, masked = dim_zero_cat(self.whole), dim_zero_cat(self.masked)
+        return (whole - masked).relu() / whole.clamp(min=1e-12)
+
+
+class AverageIncrease(MaskedProbability):
+    """The share of images with p_masked > p: large is good."""
+
+    higher_is_better = True
+
+    def per_image(self) -> Float[Tensor, " N"]:
+        return (dim_zero_cat(self.masked) > dim_zero_cat(self.whole)).float()

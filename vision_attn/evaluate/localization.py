@@ -1,0 +1,155 @@
+"""Does the map lie on the object? Maps against masks of what is evidence.
+
+Masks are bool (b h w); `ignore`, of the same shape, marks pixels that count on neither side (the
+border of a hand-drawn mask). Maps may have any size and are brought to that of the masks.
+
+Axes: b batch, y, x of the map, h, w of the mask, p = h w pixels.
+"""
+
+from abc import abstractmethod
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from vision_attn.evaluate.per_image import ImageScore, at_size, check_maps
+
+
+class Pixels(NamedTuple):
+    """The pixels of a batch in rows: the map's value, on the object or not, whether they count."""
+
+    value: Float[Tensor, "b p"]
+    inside: Bool[Tensor, "b p"]
+    valid: Bool[Tensor, "b p"]
+
+
+class Localization(ImageScore):
+    """A score of maps against masks; larger is better."""
+
+    higher_is_better = True
+
+    def update(self, maps: Tensor, masks: Tensor, ignore: Tensor | None = None) -> None:
+        """maps: float (b y x); masks, ignore: bool (b h w).
+
+        Raises ValueError where these do not fit, a map is not finite or an object is absent.
+        """
+        self.scores.append(self.score(check(maps, masks, ignore)).float())
+
+    @abstractmethod
+    def score(self, pixels: Pixels) -> Float[Tensor, " b"]:
+        """One number an image."""
+
+
+class PointingGame(Localization):
+    """1 where the map's maximum lies on the object, else 0, Zhang et al. 2016.
+
+    Several equal maxima share the point: a constant map scores the object's share of the image.
+    """
+
+    def score(self, pixels: Pixels) -> Float[Tensor, " b"]:
+        value = pixels.value.masked_fill(~pixels.valid, -torch.inf)
+        top = value == value.amax(dim=1, keepdim=True)
+        return (top & pixels.inside).sum(dim=1) / top.sum(dim=1)
+
+
+class EnergyInside(Localization):
+    """sum of the map on the object / sum of the map, negative values as 0, Wang et al. 2020.
+
+    A map without positive values scores as a constant one, the object's share of the image.
+    """
+
+    def score(self, pixels: Pixels) -> Float[Tensor, " b"]:
+        value = pixels.value.relu() * pixels.valid
+        value = torch.where(value.any(dim=1, keepdim=True), value, pixels.valid.float())
+        return (value * pixels.inside).sum(dim=1) / value.sum(dim=1)
+
+
+class AveragePrecision(Localization):
+    """sum_t (recall_t - recall_(t-1)) precision_t over the map's values t from the largest down.
+
+    As sklearn's: equal values are taken together, so that a constant map scores the object's share
+    of the image, the expectation of a random one.
+    """
+
+    def score(self, pixels: Pixels) -> Float[Tensor, " b"]:
+        value, order = pixels.value.masked_fill(~pixels.valid, -torch.inf).sort(descending=True)
+        inside = (pixels.inside & pixels.valid).gather(1, order).double()
+        precision = inside.cumsum(dim=1) / torch.arange(1, value.shape[1] + 1, device=value.device)
+        # Where the run of values equal to this one ends: there its precision is read.
+        places = torch.arange(value.shape[1], device=value.device).expand_as(order)
+        ends = torch.ones_like(inside, dtype=torch.bool)
+        ends[:, :-1] = value[:, :-1] != value[:, 1:]
+        end = places.masked_fill(~ends, value.shape[1]).flip(1).cummin(dim=1).values.flip(1)
+        return (inside * precision.gather(1, end)).sum(dim=1) / inside.sum(dim=1)
+
+
+class AboveMean(Localization):
+    """The map as a segmentation: foreground is what exceeds its mean, Chefer et al. 2021.
+
+    Each image counts the same, where Chefer et al. sum pixels over the whole set. A constant map
+    has no such segmentation and scores as a random half of the pixels does.
+    """
+
+    def score(self, pixels: Pixels) -> Float[Tensor, " b"]:
+        valid = pixels.valid
+        mean = (pixels.value * valid).sum(dim=1, keepdim=True) / valid.sum(dim=1, keepdim=True)
+        above = (pixels.value > mean).float()
+        above[pixels.value.amax(dim=1) == pixels.value.amin(dim=1)] = 0.5
+        return self.agreement(above * valid, (1 - above) * valid, pixels.inside & valid, valid)
+
+    @abstractmethod
+    def agreement(
+        self,
+        above: Float[Tensor, "b p"],
+        below: Float[Tensor, "b p"],
+        inside: Bool[Tensor, "b p"],
+        valid: Bool[Tensor, "b p"],
+    ) -> Float[Tensor, " b"]:
+        """How well foreground `above` and background `below` (shares of a pixel) fit the object."""
+
+
+class PixelAccuracy(AboveMean):
+    """The share of pixels on the right side of the map's mean."""
+
+    def agreement(self, above: Tensor, below: Tensor, inside: Tensor, valid: Tensor) -> Tensor:
+        right = torch.where(inside, above, below).sum(dim=1)
+        return right / valid.sum(dim=1)
+
+
+class MeanIoU(AboveMean):
+    """The mean of intersection over union of the object and of the background."""
+
+    def agreement(self, above: Tensor, below: Tensor, inside: Tensor, valid: Tensor) -> Tensor:
+        ious = [
+            (part * truth).sum(dim=1) / (part + truth - part * truth).sum(dim=1).clamp(min=1)
+            for part, truth in ((above, inside.float()), (below, (valid & ~inside).float()))
+        ]
+        return (ious[0] + ious[1]) / 2
+
+
+def check(maps: Tensor, masks: Tensor, ignore: Tensor | None) -> Pixels:
+    """The pixels to compare, or a ValueError."""
+    check_maps(maps)
+    for name, mask in (("masks", masks), ("ignore", ignore)):
+        if mask is not None and mask.dtype != torch.bool:
+            values = mask.unique()[:5].tolist()
+            raise ValueError(f"{name} must be bool, got {mask.dtype} with values {values}")
+    if masks.ndim != 3 or len(masks) != len(maps):
+        raise ValueError(
+            f"expected {len(maps)} masks (batch, height, width), got shape {tuple(masks.shape)}"
+        )
+    if ignore is not None and ignore.shape != masks.shape:
+        raise ValueError(
+            f"ignore must be of the masks' shape {tuple(masks.shape)}, got {tuple(ignore.shape)}"
+        )
+    valid = torch.ones_like(masks) if ignore is None else ~ignore
+    absent = ~(masks & valid).flatten(1).any(dim=1)
+    if absent.any():
+        first = int(absent.nonzero()[0])
+        raise ValueError(
+            f"the object is absent: {int(absent.sum())} of {len(masks)} masks are empty, "
+            f"first mask {first}"
+        )
+    value = at_size(maps.float(), (masks.shape[1], masks.shape[2]))
+    return Pixels(value.flatten(1), (masks & valid).flatten(1), valid.flatten(1))

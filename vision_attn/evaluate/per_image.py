@@ -1,0 +1,89 @@
+"""What all scores share: one number an image, kept, so that methods can be compared image by image.
+
+Axes: b batch, n images in all, y, x rows and columns of a map, h, w of another size.
+"""
+
+from math import prod
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
+
+Maps = Float[Tensor, "b y x"]
+
+
+class ImageScore(Metric):
+    """The mean over images of one number an image.
+
+    `states` names the lists that `update` appends to, a tensor with one row an image at a time;
+    they are concatenated across processes. A subclass with states other than `scores` says in
+    `per_image` what the number is.
+    """
+
+    states: ClassVar[tuple[str, ...]] = ("scores",)
+    full_state_update = False
+    is_differentiable = False
+    scores: list[Tensor]
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        for name in self.states:
+            self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    def per_image(self) -> Float[Tensor, " n"]:
+        """The number of every image, in the order of the updates."""
+        return dim_zero_cat(self.scores)
+
+    def compute(self) -> Float[Tensor, ""]:
+        return self.per_image().mean()
+
+    def standard_error(self) -> Float[Tensor, ""]:
+        """Of the mean: s / sqrt(n)."""
+        numbers = self.per_image()
+        return numbers.std() / len(numbers) ** 0.5
+
+
+def check_maps(maps: Tensor) -> None:
+    """ValueError unless maps are (b h w) floats, all finite."""
+    if maps.ndim != 3 or not maps.is_floating_point():
+        raise ValueError(
+            f"maps must be floats (batch, height, width), got {maps.dtype} of {tuple(maps.shape)}"
+        )
+    broken = (~maps.isfinite()).flatten(1).any(dim=1)
+    if broken.any():
+        first = int(broken.nonzero()[0])
+        raise ValueError(
+            f"{int(broken.sum())} of {len(maps)} maps hold NaN or infinity, first map {first}"
+        )
+
+
+def at_size(maps: Maps, size: tuple[int, int]) -> Float[Tensor, "b h w"]:
+    """Maps at another size: bilinear where it grows, the mean of each cell where it shrinks.
+
+    Rounding never leaves the map's own range, so that equal values stay equal.
+    """
+    if maps.shape[1:] == size:
+        return maps
+    shrinks = prod(size) < maps.shape[1:].numel()
+    resized = F.interpolate(maps[:, None], size=size, mode="area" if shrinks else "bilinear")[:, 0]
+    return resized.clamp(lowest(maps), highest(maps))
+
+
+def lowest(maps: Maps) -> Float[Tensor, "b 1 1"]:
+    """The smallest value of each map."""
+    return maps.amin(dim=(1, 2), keepdim=True)
+
+
+def highest(maps: Maps) -> Float[Tensor, "b 1 1"]:
+    """The largest value of each map."""
+    return maps.amax(dim=(1, 2), keepdim=True)
+
+
+def from_0_to_1(maps: Maps) -> Maps:
+    """(map - min) / (max - min) of each; 1/2 everywhere for a constant map."""
+    low, high = lowest(maps), highest(maps)
+    return torch.where(high > low, (maps - low) / (high - low).clamp(min=1e-30), 0.5)

@@ -1,0 +1,153 @@
+"""Does the map depend on what it should depend on, and on nothing else?
+
+Axes: b batch, c channels, h, w of the image, y, x of the map, l layers, n images in all.
+"""
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torchmetrics.functional.image import structural_similarity_index_measure
+from torchmetrics.utilities import dim_zero_cat
+
+from vision_attn.evaluate.per_image import ImageScore, Maps, at_size, check_maps, from_0_to_1
+from vision_attn.types import Images
+
+
+class MaxSensitivity(ImageScore):
+    """max over d in [-radius, radius]^pixels of |map(x + d) - map(x)| / |map(x)|, small is good.
+
+    Yeh et al. 2019, the maximum over `samples` random d. explain: (images, targets) -> maps, so
+    that the image moves and the question does not.
+    """
+
+    higher_is_better = False
+
+    def __init__(
+        self,
+        explain: Callable[[Tensor, Tensor], Tensor],
+        radius: float = 0.02,
+        samples: int = 10,
+        seed: int = 0,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        if samples < 1 or radius <= 0:
+            raise ValueError(
+                f"samples must be at least 1 and radius above 0, got {samples} and {radius}"
+            )
+        self.explain, self.radius, self.samples, self.seed = explain, radius, samples, seed
+
+    def update(self, images: Images, targets: Int[Tensor, " b"]) -> None:
+        """images: normalised, in whose units the radius is; targets: the class to explain."""
+        generator = torch.Generator().manual_seed(self.seed)
+        maps = self.explain(images, targets)
+        check_maps(maps)
+        size = maps.flatten(1).norm(dim=1).clamp(min=1e-12)
+        worst = torch.zeros_like(size)
+        for _ in range(self.samples):
+            noise = torch.rand(images.shape[1:], generator=generator).to(images) * 2 - 1
+            moved = self.explain(images + self.radius * noise, targets) - maps
+            worst = torch.maximum(worst, moved.flatten(1).norm(dim=1) / size)
+        self.scores.append(worst.float())
+
+
+class ModelRandomisation(ImageScore):
+    """How like itself a map stays as the network's weights are lost, from the last layer down.
+
+    Adebayo et al. 2018, cascading randomisation: |Spearman rank correlation| with the original
+    map, the mean over the layers lost; small is good, as a map that stays the same does not show
+    what the network learnt. explain: (network, images, targets) -> maps.
+    """
+
+    states = ("rank_correlations", "similarities")
+    higher_is_better = False
+    rank_correlations: list[Tensor]
+    similarities: list[Tensor]
+
+    def __init__(
+        self,
+        network: nn.Module,
+        explain: Callable[[nn.Module, Tensor, Tensor], Tensor],
+        seed: int = 0,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        self.explain = explain
+        self.intact = partial(explain, network)  # no submodule: the metric does not own the network
+        self.cascade = partial(cascade, network, seed)
+        self.layers = [name for name, _ in layers_from_the_top(network)]
+
+    def update(self, images: Images, targets: Int[Tensor, " b"]) -> None:
+        """images: normalised; targets: the class to explain, whatever the weights."""
+        maps = self.intact(images, targets)
+        check_maps(maps)
+        lost = [self.explain(network, images, targets) for _, network in self.cascade()]
+        self.rank_correlations.append(torch.stack([spearman(maps, m) for m in lost], dim=1))
+        self.similarities.append(torch.stack([ssim(maps, m) for m in lost], dim=1))
+
+    def curves(self) -> dict[str, Float[Tensor, "n l"]]:
+        """Rank correlation and structural similarity of each image as each of `layers` is lost."""
+        return {
+            "rank correlation": dim_zero_cat(self.rank_correlations),
+            "ssim": dim_zero_cat(self.similarities),
+        }
+
+    def per_image(self) -> Float[Tensor, " n"]:
+        return dim_zero_cat(self.rank_correlations).abs().mean(dim=1)
+
+
+def cascade(network: nn.Module, seed: int = 0) -> Iterator[tuple[str, nn.Module]]:
+    """A copy of the network that loses its layers one after another, and the layer just lost."""
+    lost = copy.deepcopy(network)
+    generator = torch.Generator().manual_seed(seed)
+    for name, modules in layers_from_the_top(lost):
+        for module in modules:
+            randomise(module, generator)
+        yield name, lost
+
+
+def layers_from_the_top(network: nn.Module) -> list[tuple[str, list[nn.Module]]]:
+    """The layers that hold weights, last first; all of a numbered block is one (`blocks.11`)."""
+    groups: dict[str, list[nn.Module]] = {}
+    for path, module in network.named_modules():
+        if any(True for _ in module.parameters(recurse=False)):
+            block = re.match(r"(?:[^.]+\.)*?[^.]*\d(?=\.|$)", path)
+            groups.setdefault(block[0] if block else path or "(itself)", []).append(module)
+    return list(groups.items())[::-1]
+
+
+def randomise(module: nn.Module, generator: torch.Generator) -> None:
+    """New values for a module's own parameters: normal, with the mean and deviation of the old."""
+    with torch.no_grad():
+        for weight in module.parameters(recurse=False):
+            noise = torch.randn(weight.shape, generator=generator).to(weight)
+            weight.copy_(weight.mean() + weight.std(correction=0) * noise)
+
+
+def spearman(maps: Maps, others: Maps) -> Float[Tensor, " b"]:
+    """Rank correlation of each pair of maps, equal values sharing their rank; 0 for a constant."""
+    a, b = ranks(maps.flatten(1)), ranks(others.flatten(1))
+    a, b = a - a.mean(dim=1, keepdim=True), b - b.mean(dim=1, keepdim=True)
+    norms = a.norm(dim=1) * b.norm(dim=1)
+    return torch.where(norms > 0, (a * b).sum(dim=1) / norms.clamp(min=1e-12), 0.0).float()
+
+
+def ranks(values: Float[Tensor, "b n"]) -> Float[Tensor, "b n"]:
+    """1 for the smallest; equal values get the mean of the ranks they take up."""
+    ordered = values.sort(dim=1).values
+    below = torch.searchsorted(ordered, values)
+    up_to = torch.searchsorted(ordered, values, right=True)
+    return (below + up_to + 1).double() / 2
+
+
+def ssim(maps: Maps, others: Maps) -> Float[Tensor, " b"]:
+    """Structural similarity (Wang et al. 2004) of maps scaled from 0 to 1, at 64 x 64."""
+    a, b = (from_0_to_1(at_size(m.float(), (64, 64)))[:, None] for m in (maps, others))
+    similarity = structural_similarity_index_measure(a, b, data_range=1.0, reduction="none")
+    return cast(Tensor, similarity).view(-1)
