@@ -1,0 +1,200 @@
+import os
+import signal
+from functools import partial
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EMAWeightAveraging
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch.optim import SGD, AdamW
+
+from vision_attn.models import SpatialCNN
+from vision_attn.training import (
+    ChannelsLast,
+    ConfusionMatrix,
+    ConstantRate,
+    ImageClassifier,
+    LearningCurves,
+    PortableWeights,
+    Summary,
+    best_checkpoint,
+    callbacks,
+    run_callbacks,
+)
+
+
+def weights(path):
+    return torch.load(path, weights_only=True)["state_dict"]
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+@pytest.fixture
+def model(small_vit):
+    return ImageClassifier(small_vit(), partial(SGD, lr=0.05), ConstantRate)
+
+
+class Scripted(Callback):
+    """Makes up the validation accuracy of each epoch."""
+
+    def __init__(self, *scores):
+        self.scores = scores
+
+    def on_validation_end(self, trainer, pl_module):
+        score = torch.tensor(self.scores[trainer.current_epoch])
+        trainer.callback_metrics["val/top1"] = score
+        trainer._logger_connector._callback_metrics["val/top1"] = score
+
+
+class Snapshots(Callback):
+    """The weights after each epoch."""
+
+    def __init__(self):
+        self.after = []
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.after.append({k: v.clone() for k, v in pl_module.state_dict().items()})
+
+
+def test_best_is_the_best_epoch_and_last_the_last(trainer, model, stripes, tmp_path):
+    seen = Snapshots()
+    run = trainer(callbacks=[seen, Scripted(0.1, 0.7, 0.3)], max_epochs=3)
+    run.fit(model, datamodule=stripes())
+    assert best_checkpoint(run) == tmp_path / "run/best.ckpt"
+    assert same(weights(tmp_path / "run/best.ckpt"), seen.after[1])
+    assert same(weights(tmp_path / "run/last.ckpt"), seen.after[2])
+
+
+class CtrlC(Callback):
+    """Presses Ctrl-C in the middle of a step, `times` times."""
+
+    def __init__(self, step, times=1):
+        self.step, self.times = step, times
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        if trainer.global_step == self.step - 1:
+            for _ in range(self.times):
+                os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_stopped_and_resumed_run_ends_as_if_it_had_not_been(
+    trainer, small_vit, stripes, tmp_path
+):
+    """To the bit, with a schedule over the whole run and patches dropped at random."""
+
+    def fit(name, start=None, callbacks=()):
+        model = ImageClassifier(small_vit(patch_drop=0.5), partial(AdamW, lr=0.01))
+        run = trainer(name, max_epochs=3, callbacks=callbacks)
+        run.fit(model, datamodule=stripes(), ckpt_path=start and tmp_path / start)
+        return weights(tmp_path / name / "last.ckpt")
+
+    whole = fit("whole")
+    for step in (3, 4):  # the last of an epoch of 3, the first of the next
+        with pytest.raises(SystemExit):
+            fit(f"stopped{step}", callbacks=[CtrlC(step)])
+        assert same(whole, fit(f"resumed{step}", f"stopped{step}/last.ckpt"))
+
+
+def test_the_best_of_the_earlier_run_comes_along(trainer, model, stripes, tmp_path):
+    trainer("first", callbacks=[Scripted(0.9, 0.2)]).fit(model, datamodule=stripes())
+    best = weights(tmp_path / "first/best.ckpt")
+    run = trainer("second", callbacks=[Scripted(0, 0, 0.5, 0.4)], max_epochs=4)
+    run.fit(model, datamodule=stripes(), ckpt_path=tmp_path / "first/last.ckpt")
+    assert best_checkpoint(run) == tmp_path / "second/best.ckpt"
+    assert same(weights(tmp_path / "second/best.ckpt"), best)
+
+    run = trainer("third", callbacks=[Scripted(0, 0, 0.5, 0.95)], max_epochs=4)
+    run.fit(model, datamodule=stripes(), ckpt_path=tmp_path / "first/last.ckpt")
+    assert not same(weights(tmp_path / "third/best.ckpt"), best)
+    assert same(weights(tmp_path / "first/best.ckpt"), best)
+
+
+def test_a_run_whose_best_is_gone_resumes_without_it(trainer, model, stripes, tmp_path):
+    trainer("first", max_epochs=1).fit(model, datamodule=stripes())
+    (tmp_path / "first/best.ckpt").unlink()
+    run = trainer("second", max_epochs=2)
+    run.fit(model, datamodule=stripes(), ckpt_path=tmp_path / "first/last.ckpt")
+    assert (tmp_path / "second/best.ckpt").is_file()
+
+
+def test_without_validation_the_best_is_the_newest(trainer, model, stripes, tmp_path):
+    run = trainer(max_epochs=2, limit_val_batches=0)
+    run.fit(model, datamodule=stripes())
+    best, last = (weights(tmp_path / "run" / name) for name in ("best.ckpt", "last.ckpt"))
+    assert same(best, last)
+
+
+def test_ctrl_c_finishes_the_step_and_saves(trainer, model, stripes, tmp_path, capsys):
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit):
+        trainer(callbacks=[CtrlC(5)], max_epochs=9).fit(model, datamodule=stripes())
+    assert "stopping after this step" in capsys.readouterr().out
+    checkpoint = torch.load(tmp_path / "run/last.ckpt", weights_only=True)
+    assert checkpoint["global_step"] == 5
+    assert same(checkpoint["state_dict"], model.state_dict())
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_ctrl_c_stops_at_once(trainer, model, stripes, tmp_path):
+    with pytest.raises(SystemExit):
+        trainer(callbacks=[CtrlC(5, times=2)], max_epochs=9).fit(model, datamodule=stripes())
+    assert torch.load(tmp_path / "run/last.ckpt", weights_only=True)["global_step"] == 3
+
+
+def test_averaged_weights_are_what_is_kept_and_resumed(trainer, model, stripes, tmp_path):
+    average = partial(EMAWeightAveraging, decay=0.5)
+    run = trainer(callbacks=[average()], max_epochs=2)
+    run.fit(model, datamodule=stripes())
+    last = torch.load(tmp_path / "run/last.ckpt", weights_only=True)
+    assert same(last["state_dict"], model.state_dict())
+    assert not same(last["state_dict"], last["current_model_state"])
+    resumed = trainer("again", callbacks=[average()], max_epochs=3)
+    resumed.fit(model, datamodule=stripes(), ckpt_path=tmp_path / "run/last.ckpt")
+    torch.load(tmp_path / "again/best.ckpt", weights_only=True)
+
+
+def test_a_run_leaves_pictures_summary_and_portable_weights(trainer, model, stripes, tmp_path):
+    written = [Summary, LearningCurves, ConfusionMatrix, PortableWeights]
+    run = trainer(callbacks=[callback(tmp_path / "run") for callback in written])
+    run.fit(model, datamodule=stripes())
+    run.test(model, datamodule=stripes(), ckpt_path=best_checkpoint(run), verbose=False)
+    folder = tmp_path / "run"
+    files = {path.name for path in folder.iterdir()}
+    assert files == {
+        "best.ckpt", "best.safetensors", "confusion_matrix.png", "last.ckpt",
+        "learning_curves.png", "metrics.csv", "summary.txt",
+    }  # fmt: skip
+    found = load_file(folder / "best.safetensors")
+    saved = weights(folder / "best.ckpt")
+    assert same({f"network.{k}": v for k, v in found.items()}, saved)
+    with safe_open(folder / "best.safetensors", "pt") as file:
+        assert '"row 1"' in file.metadata()["vision_attn"]
+    summary = (folder / "summary.txt").read_text()
+    for words in ("ViT, 0.00 M", "2 epochs, 6 steps", "images/s", "best val/top1", "test top-1"):
+        assert words in summary
+    header = (folder / "metrics.csv").read_text().splitlines()[0].split(",")
+    assert {"val/top1", "val/top5", "val/ece", "test/top1", "train/loss_epoch"} <= set(header)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
+def test_channels_last_where_bf16_is_native(precision, trainer, stripes, tmp_path, monkeypatch):
+    monkeypatch.setattr(callbacks, "native_precision", lambda device: precision)
+    model = ImageClassifier(SpatialCNN(num_classes=3, widths=(8, 8)))
+    portable = PortableWeights(tmp_path / "run")
+    trainer(callbacks=[ChannelsLast(), portable], max_epochs=1).fit(model, datamodule=stripes())
+    kernel = model.network.stages[1][0].conv.weight
+    native = precision == "bf16-mixed"
+    assert kernel.is_contiguous(memory_format=torch.channels_last) == native
+    assert load_file(tmp_path / "run/best.safetensors")["stages.1.0.conv.weight"].is_contiguous()
+
+
+def test_these_are_the_callbacks_of_a_run():
+    names = [type(callback).__name__ for callback in run_callbacks("folder")]
+    assert names == [
+        "Summary", "LearningCurves", "ConfusionMatrix", "PortableWeights", "BestCheckpoint",
+        "LastCheckpoint",
+    ]  # fmt: skip

@@ -1,0 +1,76 @@
+import pytest
+import torch
+from torch import nn
+from torch.optim import AdamW
+
+from vision_attn.training import MuonAdamW, parameter_groups
+from vision_attn.training.muon import orthogonal
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 7, 3), nn.Conv2d(7, 13, 3), nn.Flatten(), nn.Linear(13, 11), nn.Linear(11, 5)
+    )
+
+
+def step(network, optimizer):
+    optimizer.zero_grad()
+    torch.manual_seed(1)
+    network(torch.randn(17, 3, 5, 5)).square().mean().backward()
+    optimizer.step()
+
+
+def test_hidden_matrices_move_as_with_torchs_muon():
+    ours, theirs = nn.Parameter(torch.randn(11, 7)), nn.Parameter(torch.zeros(11, 7))
+    theirs.data.copy_(ours.data)
+    options = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1}
+    muon = MuonAdamW([{"params": [ours], "hidden": True}], **options)
+    oracle = torch.optim.Muon([theirs], **options)
+    for _ in range(3):
+        ours.grad = torch.randn(11, 7)
+        theirs.grad = ours.grad.clone()
+        muon.step()
+        oracle.step()
+    torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=0)
+
+
+def test_the_rest_moves_as_with_adamw():
+    ours, theirs = network(), network()
+    muon = MuonAdamW(parameter_groups(ours), adam_lr=0.01, betas=(0.8, 0.9), weight_decay=0.1)
+    _, *rest = parameter_groups(theirs)
+    oracle = AdamW(rest, lr=0.01, betas=(0.8, 0.9), weight_decay=0.1)
+    step(ours, muon)
+    step(theirs, oracle)
+    for name in ("0.weight", "0.bias", "1.bias", "4.weight", "4.bias"):
+        torch.testing.assert_close(ours.get_parameter(name), theirs.get_parameter(name))
+
+
+@pytest.mark.parametrize("shape", [(13, 5), (5, 13), (11, 11)])
+def test_orthogonal_has_singular_values_near_one_and_keeps_the_directions(shape):
+    matrix = torch.randn(shape)
+    found = orthogonal(matrix)
+    u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
+    along = torch.diagonal(u.T @ found @ vt.T)
+    assert found.shape == shape
+    assert (along[s > 0.05 * s[0]] - 0.95).abs().max() < 0.35
+
+
+def test_schedules_scale_both_rates_and_the_state_survives_saving(tmp_path):
+    net = network()
+    optimizer = MuonAdamW(parameter_groups(net), lr=0.02, adam_lr=0.001)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 0.5**t)
+    step(net, optimizer)
+    schedule.step()
+    assert [g["lr"] for g in optimizer.param_groups] == [0.01, 0.0005, 0.0005]
+    torch.save(optimizer.state_dict(), tmp_path / "state")
+    resumed = MuonAdamW(parameter_groups(net))
+    resumed.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
+    other = network()
+    other.load_state_dict(net.state_dict())
+    resumed_other = MuonAdamW(parameter_groups(other))
+    resumed_other.load_state_dict(resumed.state_dict())
+    step(net, optimizer)
+    step(other, resumed_other)
+    for a, b in zip(net.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)

@@ -1,0 +1,104 @@
+"""The command line, `vision-attn COMMAND ...`: the first word chooses a module, which loads then.
+
+A command that trains parses its own words (Lightning's command line does it). Every other command
+is a module of `vision_attn.commands` with `add_arguments(parser)` and `run(args) -> exit status`.
+Errors meant for the user are ValueErrors and OSErrors: one line on stderr, exit status 2.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from typing import NoReturn
+
+from vision_attn import __version__
+
+TRAINING = {
+    "fit": "train a network, then test its best weights",
+    "validate": "measure a checkpoint on the validation images",
+    "test": "measure a checkpoint on the test images",
+    "predict": "name the class of images, into a CSV file",
+}
+COMMANDS = {
+    "explain": "draw where a network looks in your images",
+    "demo": "train three small networks and open a gallery of their heatmaps",
+}
+
+HELP = """\
+usage: vision-attn COMMAND ...
+
+Attention in images: train networks, and see where they look.
+
+{commands}
+
+vision-attn COMMAND --help   the command's options
+vision-attn --version        the version
+--traceback                  with any command: where in the code an error came from
+"""
+
+
+def script() -> NoReturn:
+    """The console entry point."""
+    sys.exit(main())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit status: 0 done, 1 failed, 2 asked wrongly, 130 stopped."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    show_traceback = "--traceback" in words
+    try:
+        return _run([word for word in words if word != "--traceback"])
+    except SystemExit as stop:  # a parser that printed its help
+        return int(stop.code or 0)
+    except KeyboardInterrupt as stop:
+        print(f"\nvision-attn: stopped{''.join(map(str, stop.args))}", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if show_traceback:
+            raise
+        expected = isinstance(error, (ValueError, OSError))
+        text = " ".join(str(error).split())
+        if not expected:
+            text = f"{type(error).__name__}: {text} (--traceback shows where)"
+        print(f"vision-attn: error: {text}", file=sys.stderr)
+        return 2 if expected else 1
+
+
+def _run(words: list[str]) -> int:
+    command, *rest = words or ["--help"]
+    if command in ("-h", "--help", "help"):
+        listed = {**TRAINING, **COMMANDS}
+        print(HELP.format(commands="\n".join(f"  {n:<10} {text}" for n, text in listed.items())))
+        return 0
+    if command in ("-V", "--version"):
+        print(f"vision-attn {__version__}")
+        return 0
+    if command in TRAINING:
+        return import_module(".commands.training", __package__).main(command, rest)
+    if command in COMMANDS:
+        module = import_module(f".commands.{command}", __package__)
+        parser = Parser(prog=f"vision-attn {command}", description=COMMANDS[command])
+        module.add_arguments(parser)
+        return module.run(parser.parse_intermixed_args(rest)) or 0
+    raise ValueError(f"unknown command {command!r}{nearest(command, [*TRAINING, *COMMANDS])}")
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises, and offers the nearest option for a misspelt one."""
+
+    def error(self, message: str) -> NoReturn:
+        options = [o for action in self._actions for o in action.option_strings]
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message:
+            word = unknown.split()[0].split("=")[0]
+            message = f"unknown option {word}{nearest(word, options)}"
+        raise ValueError(f"{message} (see {self.prog} --help)")
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """What to say after an unknown word."""
+    close = get_close_matches(word, known, n=3, cutoff=0.6)
+    if close:
+        return f": did you mean {' or '.join(close)}?"
+    return f": expected one of {', '.join(known)}" if len(known) <= 20 else ""

@@ -1,0 +1,111 @@
+"""What a run keeps while it goes: best.ckpt and last.ckpt, also when it is stopped or resumed."""
+
+import shutil
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from vision_attn.training.precision import native_precision
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """`folder`/best.ckpt: the weights with the best `monitor` so far.
+
+    Without validation there is nothing to compare, and the best is the newest.
+    """
+
+    def __init__(self, folder: str | Path, monitor: str = "val/top1", mode: str = "max"):
+        super().__init__(folder, "best", monitor=monitor, mode=mode, enable_version_counter=False)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        if not trainer.enable_validation:
+            self.monitor = None
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """A resumed run works in a fresh folder: the best of the earlier one comes along."""
+        earlier = Path(state_dict["best_model_path"])
+        score = state_dict["best_model_score"]
+        if score is None or not earlier.is_file():
+            return
+        best = str(Path(self.dirpath or ".") / "best.ckpt")
+        if not Path(best).exists():
+            Path(best).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(earlier, best)
+        self.best_model_path = self.kth_best_model_path = best
+        self.best_model_score = self.kth_value = score
+        self.best_k_models = {best: score}
+
+
+def best_checkpoint(trainer: Trainer) -> Path | None:
+    """Where the best weights of this run lie, if there are any yet."""
+    paths = [
+        c.best_model_path for c in trainer.checkpoint_callbacks if isinstance(c, BestCheckpoint)
+    ]
+    return Path(paths[0]) if paths and paths[0] else None
+
+
+class LastCheckpoint(ModelCheckpoint):
+    """`folder`/last.ckpt: where the run stands, after every epoch and when Ctrl-C stops it.
+
+    Ctrl-C takes effect after the step, so that what is saved is a whole number of steps; a second
+    Ctrl-C stops at once and saves nothing. The state of torch's random numbers is saved too, so
+    that a resumed run (of one process) goes on to the bit as if it had not been stopped.
+    """
+
+    def __init__(self, folder: str | Path):
+        super().__init__(folder, "last", enable_version_counter=False)
+        self._asked_to_stop = False
+        self._handler: Any = None
+        self._random: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        return {"random": {"cpu": torch.get_rng_state(), "cuda": cuda}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._random = state_dict["random"]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        if threading.current_thread() is threading.main_thread():
+            self._handler = signal.signal(signal.SIGINT, self._ask_to_stop)
+        if self._random is not None and trainer.world_size == 1:
+            torch.set_rng_state(self._random["cpu"])
+            if torch.cuda.is_available() and self._random["cuda"]:
+                torch.cuda.set_rng_state_all(self._random["cuda"])
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if trainer.strategy.reduce_boolean_decision(self._asked_to_stop, all=False):
+            self._save_checkpoint(trainer, str(Path(self.dirpath or ".") / "last.ckpt"))
+            raise KeyboardInterrupt
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+            self._handler = None
+
+    def _ask_to_stop(self, signum: int, frame: Any) -> None:
+        if self._asked_to_stop:
+            raise KeyboardInterrupt
+        self._asked_to_stop = True
+        print("\nstopping after this step (Ctrl-C again: at once, without saving)")
+
+
+class ChannelsLast(Callback):
+    """Stores the weights channels-last where that is faster: with native bfloat16.
+
+    Convolutions then run channels-last from the first layer on, about twice as fast.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if native_precision(trainer.strategy.root_device.type) == "bf16-mixed":
+            pl_module.to(memory_format=torch.channels_last)

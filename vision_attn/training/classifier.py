@@ -1,0 +1,171 @@
+"""A network that learns to name images: loss, metrics, optimiser and schedule around any nn.Module.
+
+Axes: b batch, c channels, h height, w width, k classes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
+
+from vision_attn import __version__
+from vision_attn.models.rebuild import describe
+from vision_attn.training.parameters import parameter_groups
+from vision_attn.training.schedules import CosineDecay
+from vision_attn.types import Images, Logits
+
+Labels = Int[Tensor, " b"] | Float[Tensor, "b k"]
+Batch = Sequence[Tensor]  # images and labels
+
+
+class NonFiniteLoss(ValueError):
+    """The loss is no longer a number; raised before the weights change."""
+
+
+class ImageClassifier(LightningModule):
+    """Trains `network`: images (b, c, h, w) -> logits (b, k).
+
+    optimizer: called with the parameter groups (see `parameter_groups`), any torch optimiser.
+    schedule: called with the optimiser and the number of steps of the run; stepped every step.
+    loss: of logits (b, k) and labels, either class indices (b,) or, with mixup, shares (b, k).
+        None is cross-entropy.
+
+    classes and preprocess (input_size, mean, std ...) come from the data module, and go into the
+    checkpoint with the network's description.
+
+    Logged: loss, top-1, top-5 (of at most k), expected calibration error (15 bins, Guo 2017).
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        optimizer: Callable[[list[dict[str, Any]]], Optimizer] = AdamW,
+        schedule: Callable[[Optimizer, int], LRScheduler] = CosineDecay,
+        loss: nn.Module | None = None,
+    ):
+        super().__init__()
+        self.network = network
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.loss = nn.CrossEntropyLoss() if loss is None else loss
+        self.metrics = nn.ModuleDict()
+        self.classes: Sequence[str] = ()
+        self.preprocess: dict[str, Any] = {}
+
+    def forward(self, images: Images) -> Logits:
+        return self.network(images)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        images, labels = batch
+        logits = self(images).float()
+        self._check_classes(logits)
+        loss = self._finite(self.loss(logits, labels), "loss")
+        hard = labels.argmax(1) if labels.ndim == 2 else labels
+        top1 = (logits.argmax(1) == hard).float().mean()
+        self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True)
+        self.log("train/top1", top1, on_step=False, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self._evaluate("val", batch)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> Logits:
+        return self._evaluate("test", batch)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Float[Tensor, "b k"]:
+        """Class probabilities of a batch of images, or of images and whatever comes with them."""
+        images = batch if isinstance(batch, Tensor) else batch[0]
+        return self(images).float().softmax(1)
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        steps = self.trainer.estimated_stepping_batches
+        if steps == float("inf"):
+            raise ValueError(
+                "a schedule needs to know how long the run is: give trainer.max_epochs or "
+                "trainer.max_steps (a time limit alone does not say how many steps fit in)"
+            )
+        optimizer = self.optimizer(parameter_groups(self.network))
+        schedule = self.schedule(optimizer, int(steps))
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+        }
+
+    def setup(self, stage: str) -> None:
+        data: Any = getattr(self.trainer, "datamodule", None)
+        if data is not None and stage != "predict":  # which asks for no data set
+            self.classes = list(data.classes)
+            self.preprocess = asdict(data.preprocess)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds, as plain values, what it takes to use the network without its config."""
+        try:
+            network = describe(self.network)
+        except ValueError:  # a network from elsewhere: its checkpoint resumes, but cannot be built
+            network = None
+        checkpoint["vision_attn"] = {
+            "format": 1,
+            "version": __version__,
+            "network": network,
+            "classes": list(self.classes),
+            "preprocess": self.preprocess,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """The class names, for predictions without their data set."""
+        self.classes = self.classes or checkpoint.get("vision_attn", {}).get("classes", ())
+
+    def _evaluate(self, stage: str, batch: Batch) -> Logits:
+        images, labels = batch
+        logits = self(images).float()
+        self._check_classes(logits)
+        loss = self._finite(self.loss(logits, labels), f"{stage} loss")
+        if stage not in self.metrics:
+            self.metrics[stage] = metrics(logits.shape[1], prefix=f"{stage}/").to(self.device)
+        measured: Any = self.metrics[stage]
+        measured.update(logits.softmax(1), labels)
+        self.log(f"{stage}/loss", loss, batch_size=len(labels), sync_dist=True)
+        for name, metric in measured.items():
+            self.log(name, metric, prog_bar=name.endswith("top1"))
+        return logits
+
+    def _check_classes(self, logits: Logits) -> None:
+        if self.classes and logits.shape[1] != len(self.classes):
+            raise ValueError(
+                f"the network gives {logits.shape[1]} classes, the data has {len(self.classes)}: "
+                "set the network's num_classes to that of the data"
+            )
+
+    def _finite(self, loss: Tensor, name: str) -> Tensor:
+        if torch.isfinite(loss):
+            return loss
+        savers = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+        kept = [saver.best_model_path for saver in savers if saver.best_model_path]
+        raise NonFiniteLoss(
+            f"{name} is {loss.item()} at step {self.global_step}, epoch {self.current_epoch}; "
+            + (f"the last good checkpoint is {kept[-1]}" if kept else "no checkpoint was made yet")
+            + ". Lower the learning rate, warm up for longer, or clip gradients "
+            "(--trainer.gradient_clip_val 1)"
+        )
+
+
+def metrics(classes: int, prefix: str) -> MetricCollection:
+    """Top-1, top-5 (of at most `classes`) and expected calibration error, of probabilities."""
+    return MetricCollection(
+        {
+            "top1": MulticlassAccuracy(classes, average="micro"),
+            "top5": MulticlassAccuracy(classes, top_k=min(5, classes), average="micro"),
+            "ece": MulticlassCalibrationError(classes, n_bins=15),
+        },
+        prefix=prefix,
+    )

@@ -1,0 +1,87 @@
+"""Muon for the matrices inside a network, AdamW for everything else."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.optim import AdamW
+
+from vision_attn.training.precision import native_precision
+
+
+class MuonAdamW(AdamW):
+    """Muon on the parameter groups marked `hidden`, AdamW on the others (see `parameter_groups`).
+
+    Muon, Jordan 2024 (kellerjordan.github.io/posts/muon): with the momentum m <- mu m + g,
+    W <- (1 - lr wd) W - lr sqrt(max(1, rows / columns)) orthogonal(g + mu m). A convolution kernel
+    is the matrix of out channels x everything else; `torch.optim.Muon` takes no kernels.
+    lr is Muon's, adam_lr AdamW's; schedules scale both.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float = 0.02,
+        adam_lr: float = 1e-3,
+        momentum: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.01,
+    ):
+        super().__init__(params, lr=adam_lr, betas=betas, weight_decay=weight_decay)
+        self.defaults["momentum"] = momentum
+        for group in self.param_groups:
+            group["momentum"] = momentum
+            if group.setdefault("hidden", False):
+                group["lr"] = lr
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        groups = self.param_groups
+        for group in groups:
+            if group["hidden"]:
+                self._muon(group)
+        try:
+            self.param_groups = [group for group in groups if not group["hidden"]]
+            super().step()
+        finally:
+            self.param_groups = groups
+        return loss
+
+    def _muon(self, group: dict[str, Any]) -> None:
+        for weight in group["params"]:
+            if weight.grad is None:
+                continue
+            state = self.state[weight]
+            if not state:
+                state["step"] = torch.zeros(())  # AdamW expects one in every state it loads
+                state["momentum"] = torch.zeros_like(weight)
+            state["step"] += 1
+            state["momentum"].mul_(group["momentum"]).add_(weight.grad)
+            ahead = weight.grad.add(state["momentum"], alpha=group["momentum"]).flatten(1)
+            size = max(1, ahead.shape[0] / ahead.shape[1]) ** 0.5
+            weight.mul_(1 - group["lr"] * group["weight_decay"])
+            weight.add_(orthogonal(ahead).view_as(weight), alpha=-group["lr"] * size)
+
+
+def orthogonal(
+    matrix: Float[Tensor, "rows columns"], steps: int = 5
+) -> Float[Tensor, "rows columns"]:
+    """About U V' of the singular value decomposition U S V': all singular values near 1.
+
+    Newton-Schulz iteration X <- a X + (b A + c A A) X with A = X X', in bfloat16 where that is
+    native; the coefficients maximise the slope at 0, so that values end between 0.7 and 1.2.
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315
+    native = native_precision(matrix.device.type) == "bf16-mixed"
+    x = matrix.to(torch.bfloat16 if native else torch.float32)
+    tall = x.shape[0] > x.shape[1]
+    x = x.T if tall else x
+    x = x / (x.norm() + 1e-7)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return (x.T if tall else x).to(matrix.dtype)

@@ -1,0 +1,196 @@
+"""What a run leaves: learning curves, a confusion matrix, a summary, portable weights."""
+
+import csv
+import json
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import save_file
+from torchmetrics.classification import MulticlassConfusionMatrix
+
+from vision_attn.render import confusion_matrix, learning_curves, save
+from vision_attn.training.callbacks import BestCheckpoint, LastCheckpoint, best_checkpoint
+
+METRICS = {"top1": "top-1", "top5": "top-5", "ece": "calibration error", "loss": "loss"}
+
+
+class Summary(Callback):
+    """What came out, as rows of name and value, in `folder`/summary.txt; in figures, summary.json.
+
+    A test or validation apart from training writes test.* or val.* instead.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self.rows: dict[str, str] = {}
+        self.figures: dict[str, float] = {}
+        self._began = self._validation_began = perf_counter()
+        self._validating, self._images = 0.0, 0
+
+    def table(self) -> Table:
+        table = Table(str(self.folder), "")
+        for row in self.rows.items():
+            table.add_row(*row)
+        return table
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._began, self._validating, self._images = perf_counter(), 0.0, 0
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._images += len(batch[0]) * trainer.world_size
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validation_began = perf_counter()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "fit":
+            self._validating += perf_counter() - self._validation_began
+        elif trainer.state.fn == "validate":
+            self._measured(trainer, "val")
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        seconds = perf_counter() - self._began
+        size = sum(p.numel() for p in pl_module.parameters()) / 1e6
+        self.rows |= {
+            "network": f"{type(pl_module.network).__name__}, {size:.2f} M parameters",
+            "trained": f"{trainer.current_epoch} epochs, {trainer.global_step} steps, "
+            f"{seconds / 60:.1f} minutes, {trainer.precision} on {pl_module.device.type}",
+            "speed": f"{self._images / (seconds - self._validating):.0f} images/s",
+        }
+        self.figures |= {"parameters": size * 1e6, "epochs": trainer.current_epoch}
+        self.figures["minutes"] = seconds / 60
+        for best in trainer.checkpoint_callbacks:
+            if isinstance(best, BestCheckpoint) and best.best_model_score is not None:
+                self.rows[f"best {best.monitor}"] = f"{best.best_model_score.item():.4f}"
+        self._write(trainer, "summary")
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._measured(trainer, "test")
+
+    def _measured(self, trainer: Trainer, stage: str) -> None:
+        for key, name in METRICS.items():
+            if f"{stage}/{key}" in trainer.callback_metrics:
+                value = trainer.callback_metrics[f"{stage}/{key}"].item()
+                self.rows[f"{stage} {name}"] = f"{value:.4f}"
+                self.figures[f"{stage}/{key}"] = value
+        self._write(trainer, "summary" if "trained" in self.rows else stage)
+
+    def _write(self, trainer: Trainer, name: str) -> None:
+        if trainer.is_global_zero:
+            with (self.folder / f"{name}.txt").open("w", encoding="utf-8") as file:
+                Console(file=file, width=100).print(self.table())
+            figures = json.dumps(self.figures, indent=2)
+            (self.folder / f"{name}.json").write_text(figures + "\n", encoding="utf-8")
+
+
+class LearningCurves(Callback):
+    """Draws `folder`/learning_curves.png from the metrics.csv there when training ends."""
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for logger in trainer.loggers:
+            logger.save()
+        metrics = self.folder / "metrics.csv"
+        if trainer.is_global_zero and metrics.is_file():
+            save(learning_curves(metrics), self.folder / "learning_curves.png")
+
+
+class ConfusionMatrix(Callback):
+    """Counts what the test images were taken for: `folder`/confusion_matrix.png."""
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self.counts: MulticlassConfusionMatrix | None = None
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if self.counts is None:
+            self.counts = MulticlassConfusionMatrix(outputs.shape[1]).to(outputs.device)
+        self.counts.update(outputs, batch[1])
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        if self.counts is None:
+            return
+        counts = self.counts.compute().cpu().numpy()  # of all processes
+        self.counts = None
+        if trainer.is_global_zero:
+            classes = pl_module.classes or [str(i) for i in range(len(counts))]
+            save(confusion_matrix(counts, classes), self.folder / "confusion_matrix.png")
+
+
+class PortableWeights(Callback):
+    """Writes the best weights as `folder`/best.safetensors when training ends.
+
+    Names are the network's own; what the checkpoint knows of classes and input is in the metadata
+    as JSON, under "vision_attn".
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        best = best_checkpoint(trainer)
+        if best is None or not trainer.is_global_zero:
+            return
+        checkpoint = torch.load(best, map_location="cpu", weights_only=True)
+        weights = {
+            name.removeprefix("network."): value.clone(memory_format=torch.contiguous_format)
+            for name, value in checkpoint["state_dict"].items()
+            if name.startswith("network.")
+        }
+        metadata = {"vision_attn": json.dumps(checkpoint["vision_attn"])}
+        save_file(weights, self.folder / "best.safetensors", metadata)
+
+
+class Predictions(Callback):
+    """Writes file, most probable class and its probability as CSV; batches are (images, files)."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.rows: list[tuple[str, str, str]] = []
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: Any,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        best = outputs.max(dim=1)
+        names = [pl_module.classes[index] for index in best.indices.tolist()]
+        probabilities = [f"{p:.4f}" for p in best.values.tolist()]
+        self.rows += zip(batch[1], names, probabilities, strict=True)
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        with self.path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([("file", "class", "probability"), *self.rows])
+
+
+def run_callbacks(folder: str | Path) -> list[Callback]:
+    """What `vision-attn fit` adds to a trainer: checkpoints, pictures and summary in `folder`."""
+    return [
+        Summary(folder),
+        LearningCurves(folder),
+        ConfusionMatrix(folder),
+        PortableWeights(folder),
+        BestCheckpoint(folder),
+        LastCheckpoint(folder),
+    ]

@@ -1,0 +1,63 @@
+"""Learning rates over a run: a linear warm-up, then a decay to `final`, one value a step.
+
+A schedule is called as `schedule(optimizer, steps)` with the number of optimiser steps of the whole
+run; `warmup` and `final` are shares, so the same config fits a run of any length.
+"""
+
+from collections.abc import Callable
+from math import cos, pi
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+
+class Warmup(LambdaLR):
+    """lr * t / T, t < T = warmup * steps; then lr * (final + (1 - final) * shape(u)).
+
+    u runs from 0 at the end of the warm-up to 1 at the last step. The first step already moves:
+    t counts from 1 in the warm-up.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        steps: int,
+        shape: Callable[[float], float],
+        warmup: float = 0.05,
+        final: float = 0.0,
+    ):
+        if steps < 1:
+            raise ValueError(f"a schedule needs at least 1 step, got {steps}")
+        for name, share in (("warmup", warmup), ("final", final)):
+            if not 0 <= share <= 1:
+                raise ValueError(f"{name} is a share of the run, from 0 to 1, got {share}")
+        warmup_steps = round(warmup * steps)
+
+        def factor(step: int) -> float:
+            if step < warmup_steps:
+                return (step + 1) / (warmup_steps + 1)
+            done = min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps))
+            return final + (1 - final) * shape(done)
+
+        super().__init__(optimizer, factor)
+
+
+class CosineDecay(Warmup):
+    """Half a cosine from the full rate to `final` of it, Loshchilov & Hutter 2017 (no restarts)."""
+
+    def __init__(self, optimizer: Optimizer, steps: int, warmup: float = 0.05, final: float = 0.0):
+        super().__init__(optimizer, steps, lambda u: (1 + cos(pi * u)) / 2, warmup, final)
+
+
+class LinearDecay(Warmup):
+    """A straight line from the full rate to `final` of it."""
+
+    def __init__(self, optimizer: Optimizer, steps: int, warmup: float = 0.05, final: float = 0.0):
+        super().__init__(optimizer, steps, lambda u: 1 - u, warmup, final)
+
+
+class ConstantRate(Warmup):
+    """The full rate to the end, after the warm-up."""
+
+    def __init__(self, optimizer: Optimizer, steps: int, warmup: float = 0.0):
+        super().__init__(optimizer, steps, lambda u: 1.0, warmup)
