@@ -1,0 +1,69 @@
+"""The demo, small: three runs, the page, and the notebooks on what it made."""
+
+import json
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from vision_attn.cli import main
+from vision_attn.hub import load_model
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+
+pytestmark = pytest.mark.xdist_group("demo")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "demo"
+    assert main(["demo", "--minutes", "0.02", "--output", str(folder)]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("name", ["vit", "senet", "spatial_cnn"])
+def test_each_network_is_trained_and_loads(demo: Path, name: str):
+    model = load_model(demo / name / "best.ckpt")
+    assert len(model.classes) == 10
+    assert model.preprocess.input_size == (64, 64)
+    results = json.loads((demo / name / "summary.json").read_text())
+    assert 0 <= results["test/top1"] <= 1
+    assert results["minutes"] > 0
+
+
+def test_the_page_shows_every_map_beside_its_mask(demo: Path):
+    page = (demo / "index.html").read_text()
+    sources = re.findall(r'(?:src|href)="\./([^"#]+)"', page)
+    assert len(sources) > 2 * 10 * 8  # ten images, eight columns, small and large
+    missing = [source for source in sources if not (demo / source).is_file()]
+    assert not missing
+    assert page.count("the object") >= 10
+
+
+def test_minutes_must_be_a_positive_number(capsys: pytest.CaptureFixture[str]):
+    assert main(["demo", "--minutes", "soon"]) == 2
+    assert "expected a number of minutes above 0, got 'soon'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("01_train_and_look", "images, epochs = 256, 1"),
+        ("02_inside_attention", "demo, number = {demo!r}, 3"),
+    ],
+)
+def test_notebook(demo: Path, name: str, parameters: str):
+    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "strip the outputs"
+    (cell,) = [c for c in notebook.cells if "parameters" in c.metadata.get("tags", [])]
+    cell.source = parameters.format(demo=str(demo))
+    NotebookClient(notebook, timeout=240, kernel_name="python3").execute(cwd=str(NOTEBOOKS))
+    pictures = [
+        output
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if "image/png" in output.get("data", {})
+    ]
+    assert len(pictures) >= 2

@@ -1,0 +1,339 @@
+"""`vision-attn explain`, called in this process with tiny networks."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vision_attn.cli import main
+from vision_attn.commands.explain import file_names
+from vision_attn.explain import GradCAM
+from vision_attn.hub import load_model
+
+
+def explain(*words: object) -> int:
+    return main(["explain", *map(str, words), "--device", "cpu"])
+
+
+def records(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+def pictures(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("*.png")}
+
+
+def read(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def test_each_photo_gets_a_picture_a_map_and_a_record(models, photos, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert explain(models("vit"), photos, "-o", out, "--method", "GradCAM") == 0
+    assert pictures(out) == {"cat.GradCAM.png", "dog.GradCAM.png", "tiny.GradCAM.png"}
+    assert f"3 of 3 images explained: {out}" in capsys.readouterr().out
+    model = load_model(models("vit"))
+    for record in records(out):
+        image = model.preprocess(record["file"])[None]
+        probabilities = model.network(image).softmax(1)[0]
+        best = int(probabilities.argmax())
+        assert record["method"] == "GradCAM"
+        assert record["options"] == {"layer": None}
+        assert record["predicted"] == record["target"] == model.classes[best]
+        assert record["predicted_index"] == record["target_index"] == best
+        assert record["probability"] == pytest.approx(probabilities[best].item(), abs=1e-4)
+        assert 0 < record["seconds"] < 60
+        want = GradCAM()(model.network, image).values[0].numpy()
+        got = np.load(out / f"{Path(record['file']).stem}.GradCAM.npy")
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5)
+
+
+def test_the_picture_is_the_photo_with_grey_outside_of_the_crop(models, photos, tmp_path):
+    assert explain(models("vit"), photos / "dog.jpg", "-o", tmp_path, "--method", "GradCAM") == 0
+    picture, photo = read(tmp_path / "dog.GradCAM.png"), read(photos / "dog.jpg")
+    assert picture.shape[0] == 500
+    picture = picture[:, :353]
+    left, top, right, bottom = load_model(models("vit")).preprocess.box((353, 500))
+    inside = np.zeros((500, 353), bool)
+    inside[round(top) : round(bottom), round(left) : round(right)] = True
+    assert (picture[~inside] == picture[~inside][:, :1]).mean() > 0.99
+    raw = np.load(tmp_path / "dog.GradCAM.npy")
+    assert raw.shape == (4, 6)
+    untouched = (picture == photo).all(-1)
+    assert untouched[inside].any() == (raw[:-1, :-1] == 0).any()
+
+
+def test_files_and_folders_before_and_after_options(models, photos, tmp_path):
+    words = [photos / "cat.png", "--method", "EdgeMap", photos / "dog.jpg", "-o", tmp_path / "a"]
+    assert explain(models("vit"), *words) == 0
+    assert len(records(tmp_path / "a")) == 2
+    words = ["--method", "EdgeMap", "-o", tmp_path / "b", models("vit"), photos, photos / "cat.png"]
+    assert explain(*words) == 0
+    assert len(records(tmp_path / "b")) == 3
+    assert explain(models("vit"), photos, "--limit", 1, "--method", "EdgeMap", "-o", tmp_path) == 0
+    assert len(records(tmp_path)) == 1
+
+
+def test_several_methods_give_a_grid_and_options_a_name(models, photos, tmp_path):
+    methods = ["--method", "GradCAM", "--method", "RandomMap( cells=5, seed = 3 )"]
+    assert explain(models("vit"), photos / "cat.png", *methods, "-o", tmp_path) == 0
+    assert pictures(tmp_path) == {
+        "cat.GradCAM.png",
+        "cat.RandomMap(cells=5,seed=3).png",
+        "cat.grid.png",
+    }
+    assert records(tmp_path)[1]["options"] == {"cells": 5, "seed": 3}
+    assert records(tmp_path)[1]["target"] is None
+
+
+def test_all_methods_that_fit(models, photos, tmp_path):
+    assert explain(models("senet"), photos / "tiny.png", "--method", "all", "-o", tmp_path) == 0
+    found = {record["method"] for record in records(tmp_path)}
+    assert {"GradCAM", "ChannelGates"} <= found
+    assert not {"SpatialGates", "Rollout"} & found
+    assert {"tiny.grid.png", "tiny.channels.png"} <= pictures(tmp_path)
+
+
+def test_the_default_is_rollout_or_gradcam(models, photos, tmp_path):
+    for name, method in (("vit", "Rollout"), ("senet", "GradCAM")):
+        assert explain(models(name), photos / "cat.png", "-o", tmp_path / name) == 0
+        assert pictures(tmp_path / name) == {f"cat.{method}.png"}
+
+
+def test_the_query_is_marked_where_it_is(models, photos, tmp_path):
+    model = load_model(models("vit"))
+    for query, x, y in (("(12, 4)", 12.5 / 48, 4.5 / 32), ("(0.75, 0.5)", 0.75, 0.5)):
+        out = tmp_path / str(x)
+        methods = [f"QueryKey(query={query})", "QueryKey(query=cls)"]
+        words = [word for method in methods for word in ("--method", method)]
+        assert explain(models("vit"), photos / "cat.png", *words, "-o", out, "--style", "dim") == 0
+        marked, plain = (
+            read(out / f"cat.QueryKey(query={q.replace(' ', '')}).png") for q in (query, "cls")
+        )
+        left, top, right, bottom = model.preprocess.box((401, 331))
+        at = (marked[..., :] > 250).all(-1) & (plain < 250).any(-1)
+        ys, xs = np.nonzero(at)
+        assert np.median(xs) == pytest.approx(left + x * (right - left), abs=6)
+        assert np.median(ys) == pytest.approx(top + y * (bottom - top), abs=6)
+
+
+def test_the_target_is_a_name_an_index_or_what_is_predicted(models, photos, tmp_path):
+    maps = {}
+    for target in ("tabby cat", "0", "Collie", "predicted"):
+        words = ["--target", target, "--method", "GradCAM", "-o", tmp_path]
+        assert explain(models("vit"), photos / "cat.png", *words) == 0
+        maps[target] = np.load(tmp_path / "cat.GradCAM.npy")
+    assert (maps["tabby cat"] == maps["0"]).all()
+    assert (maps["0"] != maps["Collie"]).any()
+
+
+@pytest.mark.parametrize(
+    ("option", "word", "message"),
+    [
+        ("--target", "colly", "no class named 'colly'; did you mean collie"),
+        ("--target", "7", "no class 7: expected 0 to 2"),
+        ("--contrast", "tabbi", "no class named 'tabbi'; did you mean tabby"),
+        ("--method", "Rolout", "unknown method 'Rolout' (did you mean 'Rollout'?)"),
+        ("--method", "EdgeMap(sells=3)", "EdgeMap has no option 'sells' (did you mean 'cells'?)"),
+        ("--method", "ChannelGates", "ChannelGates does not fit this model"),
+        ("--style", "infernal", "unknown colour map 'infernal'"),
+        ("--device", "tpu9", "--device tpu9: not on this machine"),
+        ("--image-size", "32x", "expected a side or HEIGHTxWIDTH, such as 224 or 160x224"),
+        ("--pretrained", "maybe", "expected true or false, got 'maybe'"),
+        ("--batch-size", "0", "expected a whole number of at least 1, got '0'"),
+        ("--limit", "-3", "expected a whole number of at least 1, got '-3'"),
+        ("--masks", "nowhere", "--masks nowhere: expected a folder"),
+        ("--masks", ".", "--masks .: expected masks of the images' stems, such as cat.png"),
+        ("--weights", "none.pth", "none.pth"),
+        ("--metod", "Rollout", "unknown option --metod"),
+    ],
+)
+def test_a_wrong_option_is_one_line(models, photos, tmp_path, capsys, option, word, message):
+    words = [models("vit"), photos, "--method", "EdgeMap", option, word, "-o", tmp_path / "out"]
+    assert main(["explain", *map(str, words)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_wrong_model_is_one_line(models, photos, tmp_path, capsys):
+    cut = tmp_path / "cut.ckpt"
+    cut.write_bytes(Path(models("vit")).read_bytes()[:2000])
+    for model, message in (
+        (cut, "cut.ckpt"),
+        ("timm:vit_smal_patch16_224", "vit_small_patch16_224"),
+        ("nothing.ckpt", "nothing.ckpt"),
+    ):
+        assert explain(model, photos, "--pretrained", "false", "-o", tmp_path / "out") == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+
+
+def test_contrast_is_the_difference_of_logits(models, photos, tmp_path):
+    words = [models("senet"), photos / "cat.png", "--method", "IntegratedGradients(steps=2)"]
+    maps = {}
+    for name, target, against in (("a", 0, None), ("b", 1, None), ("a-b", 0, 1)):
+        contrast = [] if against is None else ["--contrast", "collie"]
+        out = tmp_path / name
+        assert explain(*words, "--target", target, *contrast, "-o", out) == 0
+        maps[name] = np.load(out / "cat.IntegratedGradients(steps=2).npy")
+        assert records(out)[0]["against"] == (None if against is None else "collie")
+    np.testing.assert_allclose(maps["a-b"], maps["a"] - maps["b"], rtol=1e-3, atol=1e-4)
+
+
+def test_bad_images_are_named_and_the_rest_is_done(models, photos, tmp_path, capsys):
+    (photos / "text.jpg").write_text("not an image")
+    (photos / "cut.jpg").write_bytes((photos / "dog.jpg").read_bytes()[:900])
+    (tmp_path / "empty").mkdir()
+    words = [photos, tmp_path / "missing.png", tmp_path / "empty", "--method", "EdgeMap"]
+    assert explain(models("vit"), *words, "-o", tmp_path / "out") == 1
+    streams = capsys.readouterr()
+    lines = streams.err.splitlines()
+    assert len(lines) == 4
+    for word in ("text.jpg", "cut.jpg", "missing.png", "empty"):
+        assert sum(word in line for line in lines) == 1
+    assert len(records(tmp_path / "out")) == 3
+    assert "3 of 5 images explained" in streams.out
+
+
+def test_no_image_is_said(models, tmp_path, capsys):
+    assert explain(models("vit"), "-o", tmp_path) == 2
+    assert "no image given" in capsys.readouterr().err
+    assert explain(models("vit"), tmp_path / "missing.png", "-o", tmp_path) == 1
+    assert "missing.png" in capsys.readouterr().err
+
+
+def test_an_output_that_cannot_be_written_is_said(models, photos, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for output in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert explain(models("vit"), photos, "-o", output) == 2
+        assert f"--output {output}: cannot write there" in capsys.readouterr().err
+
+
+def odd_images(folder: Path) -> None:
+    """Every kind of image that must work."""
+    rng = np.random.default_rng(0)
+    image = Image.fromarray(rng.integers(0, 256, (60, 90, 3), dtype=np.uint8))
+    image.convert("L").save(folder / "grey.png")
+    image.convert("RGBA").save(folder / "alpha.png")
+    image.convert("P").save(folder / "palette.png")
+    image.convert("CMYK").save(folder / "cmyk.jpg")
+    Image.fromarray(rng.integers(0, 65536, (60, 90), dtype=np.uint16)).save(folder / "deep.png")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    image.save(folder / "turned.jpg", exif=turned)
+    image.resize((1, 1)).save(folder / "pixel.png")
+    image.resize((1, 300)).save(folder / "line.png")
+
+
+def test_every_kind_of_image_works(models, tmp_path):
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    odd_images(folder)
+    words = ["--method", "EdgeMap", "--page", "-o", tmp_path / "out"]
+    assert explain(models("vit"), folder, *words) == 0
+    assert len(records(tmp_path / "out")) == 8
+    assert read(tmp_path / "out" / "turned.EdgeMap.png").shape[0] == 270  # 90 high, enlarged by 3
+
+
+def test_twenty_megapixels(models, tmp_path):
+    Image.new("RGB", (5200, 3900), (90, 120, 40)).save(tmp_path / "large.jpg")
+    words = [tmp_path / "large.jpg", "--method", "EdgeMap", "-o", tmp_path]
+    assert explain(models("vit"), *words) == 0
+    assert read(tmp_path / "large.EdgeMap.png").shape[0] == 3900
+
+
+def test_the_batch_size_changes_nothing(models, photos, tmp_path):
+    for size in (1, 2, 8):
+        words = ["--method", "GradCAM", "--batch-size", size, "-o", tmp_path / str(size)]
+        assert explain(models("vit"), photos, *words) == 0
+    for path in (tmp_path / "1").glob("*.npy"):
+        for size in ("2", "8"):
+            np.testing.assert_allclose(
+                np.load(path), np.load(tmp_path / size / path.name), rtol=1e-3, atol=1e-5
+            )
+
+
+def test_names_of_pictures_tell_files_apart():
+    def names(*files: str) -> list[str]:
+        return file_names([Path("/data") / file for file in files])
+
+    assert names("a/cat.jpg", "b/dog.jpg") == ["cat", "dog"]
+    assert names("a/cat.jpg", "a/cat.png", "a/dog.png") == ["cat.jpg", "cat.png", "dog"]
+    assert names("a/cat.jpg", "b/cat.jpg") == ["a-cat.jpg", "b-cat.jpg"]
+    assert names("a/b/x.png", "c/b/x.png", "x.png") == ["a-b-x.png", "c-b-x.png", "data-x.png"]
+    assert names("a/Cat.jpg", "a/cat.png") == ["Cat.jpg", "cat.png"]
+    assert names() == []
+
+
+def test_the_page_shows_every_photo_and_no_tag_from_names(models, photos, tmp_path):
+    masks = tmp_path / "masks"
+    masks.mkdir()
+    Image.fromarray(np.eye(40, 60, dtype=np.uint8) * 255).save(masks / "tiny.png")
+    words = ["--method", "EdgeMap", "--method", "GradCAM", "--target", 2, "--page"]
+    assert explain(models("vit"), photos, *words, "--masks", masks, "-o", tmp_path) == 0
+    source = (tmp_path / "index.html").read_text()
+    assert source.count("<article") == 3
+    assert source.count("<figure") == 3 * 3 + 1
+    assert "<img src=x" not in source
+    assert (tmp_path / "page" / "tiny.mask.jpg").is_file()
+
+
+def test_ctrl_c_keeps_what_is_done(models, photos, tmp_path, capsys, monkeypatch):
+    from vision_attn.commands.album import Album
+
+    add = Album.add
+
+    def add_two(album, batch):
+        if album.done == 2:
+            raise KeyboardInterrupt
+        return add(album, batch)
+
+    monkeypatch.setattr(Album, "add", add_two)
+    words = ["--method", "EdgeMap", "--batch-size", 1, "--page", "-o", tmp_path / "out"]
+    assert explain(models("vit"), photos, *words) == 130
+    assert f"2 images are done, in {tmp_path / 'out'}" in capsys.readouterr().err
+    assert len(records(tmp_path / "out")) == 2
+    assert (tmp_path / "out" / "index.html").read_text().count("<article") == 2
+
+
+def test_a_network_of_nans_is_said(models, photos, tmp_path, capsys):
+    contents = torch.load(models("vit"), weights_only=True)
+    contents["state_dict"]["network.norm.weight"].fill_(float("nan"))
+    torch.save(contents, tmp_path / "nan.ckpt")
+    words = [tmp_path / "nan.ckpt", photos, "--method", "GradCAM", "-o", tmp_path / "out"]
+    assert explain(*words) == 1
+    errors = capsys.readouterr().err
+    assert "NaN" in errors
+    assert "norm.weight" in errors
+    assert not (tmp_path / "out" / "results.jsonl").exists()
+
+
+def test_help_needs_no_torch():
+    code = (
+        "import sys; from vision_attn.cli import main; main(['explain', '--help']); "
+        "assert 'torch' not in sys.modules"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "COLUMNS": "100"},
+    )
+    assert run.returncode == 0, run.stderr
+    assert "--contrast" in run.stdout
+
+
+def test_real_photos(models, data_root, tmp_path):
+    words = [data_root / "photos", data_root / "pet_masks" / "images", "--limit", 12, "--page"]
+    assert explain(models("senet"), *words, "-o", tmp_path) == 0
+    assert len(pictures(tmp_path)) == 12

@@ -1,0 +1,116 @@
+"""`vision-attn demo`: three networks trained from scratch on planted images, and where they look.
+
+    DIR/{vit,senet,spatial_cnn}/   each run: best.ckpt, metrics, learning curves, confusion matrix
+    DIR/index.html                 the page to open: accuracies, scores of the maps, the gallery
+
+Light to import, so that its help comes at once.
+"""
+
+import argparse
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from vision_attn.commands import options
+from vision_attn.commands.training import shipped_config
+
+MINUTES = 4.5  # of training, all three together, with the epochs below on two CPU cores
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A network of the demo: its config, how it is called, how long it trains, what explains it."""
+
+    name: str
+    title: str
+    epochs: int
+    methods: tuple[str, ...]
+
+
+ENTRIES = (
+    Entry("vit", "Vision Transformer", 4, ("Rollout", "WeightedRollout", "GradCAM")),
+    Entry("senet", "SENet", 4, ("GradCAM", "ChannelGates")),
+    Entry("spatial_cnn", "Spatial-attention CNN", 4, ("GradCAM", "SpatialGates")),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument(
+        "-o", "--output", default="outputs/demo", metavar="DIR", help="default: outputs/demo"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=positive,
+        default=MINUTES,
+        metavar="N",
+        help=f"about how long to train, all three together, on two CPU cores (default: {MINUTES})",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, test, explain; returns 0."""
+    folder = options.output_folder(args.output)
+    console = Console()
+    for place, entry in enumerate(ENTRIES, start=1):
+        console.rule(f"[bold]{place} of {len(ENTRIES)}: {entry.title}")
+        train(entry, folder, entry.epochs * args.minutes / MINUTES, args.seed)
+    console.rule("[bold]Where they look")
+    from vision_attn.commands.demo_page import Demo
+
+    demo = Demo(folder, ENTRIES)
+    page = demo.write_page()
+    console.print(in_terminal(demo.results()))
+    checkpoint = folder / "vit" / "best.ckpt"
+    console.print(f"Open [bold]{page}[/] in a browser. Then try:\n", highlight=False)
+    for line in (
+        f"vision-attn explain {checkpoint} YOUR_PHOTOS --page --output outputs/look",
+        f"vision-attn test --ckpt_path {checkpoint}",
+        "vision-attn fit --config configs/senet_cifar10.yaml --data.source.download true",
+    ):
+        console.print(f"  {line}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def train(entry: Entry, folder: Path, epochs: float, seed: int) -> None:
+    """A run of the entry's config into folder/NAME, in place of an earlier one when it is done.
+
+    Less than one epoch trains on that share of the images.
+    """
+    from vision_attn.commands.lightning import Run
+
+    runs = folder / "running"
+    shutil.rmtree(runs, ignore_errors=True)
+    words = ["--config", str(shipped_config(f"{entry.name}_planted"))]
+    words += ["--trainer.default_root_dir", str(runs)]
+    words += ["--trainer.max_epochs", str(max(1, round(epochs)))]
+    words += ["--trainer.limit_train_batches", str(min(1.0, epochs))]
+    run = Run("fit", [*words, "--seed_everything", str(seed)])
+    run.fit()
+    place = folder / entry.name
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.move(run.folder, place)
+    shutil.rmtree(runs)
+
+
+def in_terminal(rows: list[list[str]]) -> Table:
+    """The first row is the header."""
+    header, *rest = rows
+    table = Table(*header)
+    for row in rest:
+        table.add_row(*row)
+    return table
+
+
+def positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of minutes above 0, got {text!r}")
+    return value

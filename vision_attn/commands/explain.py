@@ -1,0 +1,90 @@
+"""`vision-attn explain MODEL IMAGE...`: where a network looks, as pictures.
+
+Light to import, so that its help comes at once: `album` brings torch in.
+"""
+
+import argparse
+from collections import Counter
+from pathlib import Path
+
+from vision_attn.commands import options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's words and options."""
+    options.add_model(parser)
+    options.add_images(parser)
+    options.add_methods(parser)
+    options.add_run(parser, output="outputs/explain")
+    group = parser.add_argument_group("pictures")
+    group.add_argument(
+        "--style",
+        default="inferno",
+        metavar="NAME",
+        help="a colour map of matplotlib, or dim, which darkens the rest (default: inferno)",
+    )
+    group.add_argument(
+        "--masks", metavar="DIR", help="masks to show beside the maps: files of the images' stems"
+    )
+    group.add_argument("--page", action="store_true", help="also write index.html, a gallery")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns 0, or 1 where an image could not be explained; the others are."""
+    files, problems = options.find_images(args.images, args.limit)
+    output = options.output_folder(args.output)
+    masks = None if args.masks is None else masks_folder(args.masks, files)
+
+    import torch
+
+    from vision_attn.commands.album import Album
+    from vision_attn.commands.explained import Request
+    from vision_attn.render import ColorMap, Dim
+
+    style = Dim() if args.style == "dim" else ColorMap(args.style)
+    torch.manual_seed(args.seed)
+    album = Album(output, Request.of(args), style, masks, args.page)
+    named = list(zip(files, file_names(files), strict=True))
+    page = None
+    try:
+        with options.Report("explaining", len(named)) as report:
+            for problem in problems:
+                report.problem(problem)
+            for start in range(0, len(named), args.batch_size):
+                batch = named[start : start + args.batch_size]
+                for problem in album.add(batch):
+                    report.problem(problem)
+                report.done(len(batch))
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"; {album.done} images are done, in {output}") from None
+    finally:
+        if args.page:
+            page = album.write_page(f"Where {args.model} looks")
+    print(f"{album.done} of {len(named)} images explained: {page or output}")
+    return 1 if report.problems else 0
+
+
+def masks_folder(path: str, files: list[Path]) -> Path:
+    """ValueError where there is no mask of any image in it."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise ValueError(f"--masks {path}: expected a folder")
+    if files and {mask.stem for mask in folder.iterdir()}.isdisjoint(file.stem for file in files):
+        raise ValueError(
+            f"--masks {path}: expected masks of the images' stems, such as {files[0].stem}.png"
+        )
+    return folder
+
+
+def file_names(files: list[Path]) -> list[str]:
+    """What the pictures of each file are called: its stem, or as much more of its path as it takes
+    to tell it from the others, in small letters as in capitals."""
+    names = [file.stem for file in files]
+    paths = [file.resolve().parts[1:] for file in files]
+    for length in range(1, max(map(len, paths), default=0) + 1):
+        count = Counter(name.casefold() for name in names)
+        names = [
+            "-".join(path[-length:]) if count[name.casefold()] > 1 else name
+            for name, path in zip(names, paths, strict=True)
+        ]
+    return names

@@ -1,0 +1,82 @@
+"""`vision-attn inspect MODEL IMAGE...`: one page on which attention is explored.
+
+Light to import, as every command is: torch comes in when it runs.
+"""
+
+import argparse
+from pathlib import Path
+
+from vision_attn.commands import options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_model(parser)
+    options.add_images(parser)
+    group = parser.add_argument_group("page")
+    group.add_argument(
+        "-o",
+        "--output",
+        default="outputs/inspect.html",
+        metavar="FILE",
+        help="the page (default: outputs/inspect.html)",
+    )
+    group.add_argument(
+        "--versus", metavar="MODEL", help="a second model, to compare the first one with"
+    )
+    group.add_argument(
+        "--method",
+        action="append",
+        metavar="'NAME(OPTION=VALUE, ...)'",
+        help="a method to show beside attention; may be repeated; all: every method that fits "
+        "(default: those that are quick)",
+    )
+    group.add_argument(
+        "--target",
+        action="append",
+        default=[],
+        metavar="INDEX|NAME",
+        help="a class to explain besides the likeliest three; may be repeated",
+    )
+    group.add_argument(
+        "--score",
+        action="store_true",
+        help="also measure each map by deletion and insertion; takes minutes",
+    )
+    group.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of random weights (default: 0)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns 0, or 1 where an image could not be read; the page shows the others."""
+    files, problems = options.find_images(args.images, args.limit)
+    output = Path(args.output)
+    options.output_folder(str(output.parent))
+
+    import torch
+
+    from vision_attn.commands.inspected import Look
+    from vision_attn.data.images import ImageError
+    from vision_attn.render.inspect import Page
+
+    torch.manual_seed(args.seed)
+    asked = [args.model] if args.versus is None else [args.model, args.versus]
+    looks = []
+    for spec in asked:
+        model = options.load(argparse.Namespace(**{**vars(args), "model": spec}))
+        looks.append(Look(spec, model, args.method, args.target, args.score))
+    seen = []
+    with options.Report("inspecting", len(files)) as report:
+        for problem in problems:
+            report.problem(problem)
+        for file in files:
+            try:
+                seen += [look.at(file) for look in looks]
+            except ImageError as error:
+                report.problem(str(error))
+            report.done(1)
+    if not seen:
+        raise ValueError("none of the images could be read: there is nothing to show")
+    page = Page.of(seen).save(output)
+    print(f"{page}: {page.stat().st_size / 1e6:.1f} MB, open it in a browser")
+    return 1 if report.problems else 0

@@ -1,0 +1,225 @@
+"""Options that commands share: how they are written, and what is made of them.
+
+Light to import: torch comes in with the first thing that needs it.
+"""
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from vision_attn.explain import Explainer
+    from vision_attn.hub import LoadedModel
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """MODEL and how it is loaded; see `load`."""
+    what = "a checkpoint, timm:NAME, torchvision:NAME or hf:NAME"
+    parser.add_argument("model", metavar="MODEL", help=what)
+    group = parser.add_argument_group("model")
+    group.add_argument("--weights", metavar="FILE", help="take the weights from this file")
+    group.add_argument(
+        "--pretrained",
+        type=true_or_false,
+        default=True,
+        metavar="true|false",
+        help="false: random weights, nothing is downloaded (default: true)",
+    )
+    group.add_argument(
+        "--image-size",
+        type=image_size,
+        metavar="N|HxW",
+        help="the network's input: a side, or height x width (default: the model's own)",
+    )
+    group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps (default: auto)")
+
+
+def add_images(parser: argparse.ArgumentParser) -> None:
+    """IMAGE..., files and folders; see `find_images`."""
+    what = "image files, and folders of them"
+    parser.add_argument("images", metavar="IMAGE", nargs="*", help=what)
+    parser.add_argument("--limit", type=at_least_one, metavar="N", help="only the first N images")
+
+
+def add_methods(parser: argparse.ArgumentParser) -> None:
+    """Methods and classes; see `explainers` and `LoadedModel.class_index`."""
+    group = parser.add_argument_group("method")
+    group.add_argument(
+        "--method",
+        action="append",
+        metavar="'NAME(OPTION=VALUE, ...)'",
+        help="may be repeated; all: every method that fits the model "
+        "(default: Rollout, or GradCAM for a network without attention)",
+    )
+    group.add_argument(
+        "--target",
+        default="predicted",
+        metavar="predicted|INDEX|NAME",
+        help="the class to explain (default: predicted)",
+    )
+    group.add_argument(
+        "--contrast", metavar="INDEX|NAME", help="what speaks for the target rather than for this"
+    )
+
+
+def add_run(parser: argparse.ArgumentParser, output: str) -> None:
+    """Where the files land, how many images at once, the seed."""
+    what = f"where files land (default: {output})"
+    parser.add_argument("-o", "--output", default=output, metavar="DIR", help=what)
+    what = "images at once (default: 8)"
+    parser.add_argument("--batch-size", type=at_least_one, default=8, metavar="N", help=what)
+    what = "the seed of all that is random (default: 0)"
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help=what)
+
+
+def true_or_false(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"expected true or false, got {text!r}")
+    return text.lower() == "true"
+
+
+def image_size(text: str) -> tuple[int, int]:
+    """(height, width)."""
+    found = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text)
+    if not found:
+        raise argparse.ArgumentTypeError(
+            f"expected a side or HEIGHTxWIDTH, such as 224 or 160x224, got {text!r}"
+        )
+    return int(found[1]), int(found[2] or found[1])
+
+
+def at_least_one(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d*", text):
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def find_images(paths: Sequence[str], limit: int | None) -> tuple[list[Path], list[str]]:
+    """The images of files and folders, and a line for each that is missing or empty.
+
+    Raises ValueError where there is no path at all.
+    """
+    from vision_attn.data.images import ImageError
+    from vision_attn.data.images import find_images as find
+
+    if not paths:
+        raise ValueError("no image given: name image files or folders after MODEL")
+    found: list[Path] = []
+    problems = []
+    for path in paths:
+        try:
+            found += find([path])
+        except ImageError as error:
+            problems.append(str(error))
+    once: dict[Path, Path] = {}
+    for image in found:
+        once.setdefault(image.resolve(), image)
+    return list(once.values())[:limit], problems
+
+
+def output_folder(path: str) -> Path:
+    """The folder, made if need be; ValueError where nothing can be written into it."""
+    folder = Path(path)
+    probe = folder / ".writable"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"--output {path}: cannot write there ({error.strerror}): name another folder"
+        ) from None
+    return folder
+
+
+def device(name: str) -> "torch.device":
+    """auto: the first of cuda, mps and cpu that this machine has."""
+    import torch
+
+    if name == "auto":
+        cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+        return torch.device("cuda" if cuda else "mps" if mps else "cpu")
+    try:
+        chosen = torch.device(name)
+        torch.empty(1, device=chosen)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"--device {name}: not on this machine ({reason}): expected auto, cpu, cuda or mps"
+        ) from None
+    return chosen
+
+
+def load(args: argparse.Namespace) -> "LoadedModel":
+    """The model that the options name, on their device."""
+    from vision_attn.hub import load_model
+
+    chosen = device(args.device)
+    model = load_model(
+        args.model, weights=args.weights, pretrained=args.pretrained, image_size=args.image_size
+    )
+    model.network.to(chosen)
+    return model
+
+
+def explainers(words: Sequence[str] | None, network: "nn.Module") -> list["Explainer"]:
+    """The methods asked for, each once; ValueError for one that does not fit the network."""
+    from vision_attn.explain import fitting, parse_method
+
+    fit = fitting(network)
+    if not fit:
+        raise ValueError(f"no method fits {type(network).__name__}")
+    if not words:
+        usual = [one for name in ("Rollout", "GradCAM") for one in fit if str(one) == name]
+        return (usual or fit)[:1]
+    chosen: list[Explainer] = []
+    for word in words:
+        chosen += fit if word.strip().lower() == "all" else [parse_method(word)]
+    for explainer in chosen:
+        if reason := explainer.refusal(network):
+            raise ValueError(
+                f"--method {explainer} does not fit this model: {reason}; "
+                f"these do: {', '.join(map(str, fit))}"
+            )
+    return list(dict.fromkeys(chosen))
+
+
+class Report:
+    """A progress bar on the terminal, and a line on stderr for each thing that went wrong."""
+
+    def __init__(self, what: str, total: int):
+        self.console = Console(stderr=True)
+        self.bar = Progress(
+            TextColumn(what),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self.task = self.bar.add_task(what, total=total)
+        self.problems = 0
+
+    def __enter__(self) -> "Report":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.bar.stop()
+
+    def problem(self, text: str) -> None:
+        self.problems += 1
+        line = f"vision-attn: error: {' '.join(text.split())}"
+        self.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    def done(self, count: int) -> None:
+        self.bar.advance(self.task, count)
