@@ -39,8 +39,8 @@ demo: $(VENV)/.installed
 
 # The second run is for tests that compile or export, which run-time type checks would break.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not compiled"
-	VISION_ATTN_TYPECHECK=0 $(BIN)/python -m pytest -m compiled
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not compiled"
+	OMP_NUM_THREADS=1 VISION_ATTN_TYPECHECK=0 $(BIN)/python -m pytest -m compiled
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -128,7 +128,7 @@ def test_missing_checkpoint(here, capsys):
 def test_a_run_fills_its_folder(fitted):
     assert {path.name for path in fitted.iterdir()} == {
         "best.ckpt", "best.safetensors", "config.yaml", "confusion_matrix.png", "last.ckpt",
-        "learning_curves.png", "metrics.csv", "summary.txt",
+        "learning_curves.png", "metrics.csv", "summary.json", "summary.txt",
     }  # fmt: skip
     summary = (fitted / "summary.txt").read_text()
     assert "ViT, 0.00 M parameters" in summary
@@ -177,7 +177,7 @@ def test_test_and_validate_write_beside_the_checkpoint(fitted, here, capsys):
     assert main(["validate", "--config", "configs/tiny.yaml", "--ckpt_path=run/best.ckpt"]) == 0
     assert "val calibration error" in capsys.readouterr().out
     added = {path.name for path in Path(run).iterdir()} - {p.name for p in fitted.iterdir()}
-    assert added == {"test.txt", "val.txt"}
+    assert added == {"test.json", "test.txt", "val.json", "val.txt"}
     assert Path("run/confusion_matrix.png").is_file()
     assert Path("run/summary.txt").read_bytes() == (fitted / "summary.txt").read_bytes()
 
@@ -216,7 +216,9 @@ def test_tensorboard_comes_beside_the_csv(here):
     assert Path("outputs/tiny/version_0/metrics.csv").is_file()
 
 
-def test_ctrl_c_says_how_to_go_on(here, capsys, monkeypatch):
+def test_ctrl_c_says_how_to_go_on_and_what_was_left_is_done_to_the_bit(
+    fitted, here, capsys, monkeypatch
+):
     from vision_attn.training import ImageClassifier
 
     original = ImageClassifier.training_step
@@ -226,13 +228,18 @@ def test_ctrl_c_says_how_to_go_on(here, capsys, monkeypatch):
         return original(self, batch, batch_idx)
 
     monkeypatch.setattr(ImageClassifier, "training_step", press)
-    assert fit("--trainer.max_epochs=5") == 130
+    assert fit() == 130
     monkeypatch.undo()
     monkeypatch.chdir(here)
     line = capsys.readouterr().err.strip().splitlines()[-1]
     words = "vision-attn fit --ckpt_path outputs/tiny/version_0/last.ckpt"
     assert line == f"vision-attn: stopped at step 1; go on with: {words}"
-    assert main([*words.split()[1:], "--trainer.max_epochs", "1"]) == 0
+    assert main(words.split()[1:]) == 0
+    whole, resumed = (
+        torch.load(path / "last.ckpt", weights_only=True)["state_dict"]
+        for path in (fitted, Path("outputs/tiny/version_1"))
+    )
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
 # what Lightning's command line gets wrong when it is left alone

@@ -2,7 +2,7 @@
 
 import base64
 import io
-import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -347,24 +347,36 @@ def test_the_view_is_saved_as_a_picture(show):
     assert picture.width > 2 * 1024
 
 
-def test_large_attention_is_a_small_file_that_opens_and_answers_at_once(show, record_property):
-    shown = inspection(
-        grid=(14, 14), prefix=["class token"], layers=layers(12, 12, 197), box=(0.0, 0.0, 1.0, 1.0)
-    )
-    start = time.perf_counter()
+def test_large_attention_is_a_small_file_that_opens_and_answers_at_once(show):
+    box = (0.0, 0.0, 1.0, 1.0)
+    shown = inspection(grid=(14, 14), prefix=["cls"], layers=layers(12, 12, 197), box=box)
     page = show([shown])
-    record_property("seconds to open", time.perf_counter() - start)
     assert len(page.content()) < 8e6
-    ready = page.evaluate("Number(document.documentElement.dataset.ready)")
-    assert ready < 2000
+    seconds = cpu_seconds(page)
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    to_open = seconds()
+    settle(page)
+    before = seconds()
     for column in range(14):
-        click_patch(page, 7, column, (14, 14), (0.0, 0.0, 1.0, 1.0))
+        click_patch(page, 7, column, (14, 14), box)
+    an_answer = (seconds() - before) / 14
+    print(f"{to_open:.3f} s to open, {an_answer:.3f} s an answer")
+    assert to_open < 2
+    assert an_answer < 0.05
     assert_shown(page, shown, 7, -1, 1 + 7 * 14 + 13)
-    took = page.evaluate(
-        "performance.getEntriesByName('render', 'measure').map((one) => one.duration)"
-    )
-    record_property("milliseconds an answer", took)
-    assert min(took) < 50  # the best, as other work may share the machine
+
+
+def cpu_seconds(page) -> Callable[[], float]:
+    """What the page's thread has worked, however many others the machine works for."""
+    devtools = page.context.new_cdp_session(page)
+    devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def read() -> float:
+        metrics = devtools.send("Performance.getMetrics")["metrics"]
+        return next(one["value"] for one in metrics if one["name"] == "TaskDuration")
+
+    return read
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -145,17 +145,17 @@ METHODS = [
 
 
 def peaky(network):
-    """Queries and keys larger, and the tokens further apart, so that attention chooses."""
+    """Queries and keys larger, and branches that matter, so that attention chooses."""
     for name, weight in network.named_parameters():
-        if re.search(r"\bqkv?\b|\bk\b|\bkv\b|in_proj|query|key|q_proj|k_proj|mix", name):
-            weight.data *= 3 if weight.ndim > 1 else 1
-        elif "gamma" in name or "ls1" in name or "ls2" in name or "lambda1" in name:
+        if weight.ndim > 1 and re.search(r"\b(qkv?|k|kv|mix)\b|in_proj|query|key|[qk]_proj", name):
+            weight.data *= (3 / weight[0].numel()) ** 0.5 / weight.std()
+        elif re.search("gamma|ls1|ls2|lambda1", name):
             weight.data.fill_(0.5)
-        elif weight.ndim == 1 and name.endswith("bias"):
-            weight.data += 0.05 * torch.randn_like(weight)
         elif name.endswith("bn.weight"):
             weight.data.fill_(2.0)
-        elif name.startswith(("head", "classifier")) and weight.ndim > 1:
+        elif weight.ndim == 1 and name.endswith("bias"):
+            weight.data += 0.05 * torch.randn_like(weight)
+        elif weight.ndim > 1 and name.startswith(("head", "classifier")):
             weight.data.normal_(std=0.3)
     return network
 

@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 from functools import partial
@@ -166,7 +167,7 @@ def test_a_run_leaves_pictures_summary_and_portable_weights(trainer, model, stri
     files = {path.name for path in folder.iterdir()}
     assert files == {
         "best.ckpt", "best.safetensors", "confusion_matrix.png", "last.ckpt",
-        "learning_curves.png", "metrics.csv", "summary.txt",
+        "learning_curves.png", "metrics.csv", "summary.json", "summary.txt",
     }  # fmt: skip
     found = load_file(folder / "best.safetensors")
     saved = weights(folder / "best.ckpt")
@@ -176,6 +177,10 @@ def test_a_run_leaves_pictures_summary_and_portable_weights(trainer, model, stri
     summary = (folder / "summary.txt").read_text()
     for words in ("ViT, 0.00 M", "2 epochs, 6 steps", "images/s", "best val/top1", "test top-1"):
         assert words in summary
+    figures = json.loads((folder / "summary.json").read_text())
+    assert figures["epochs"] == 2
+    assert figures["parameters"] == sum(p.numel() for p in model.parameters())
+    assert f"{figures['test/top1']:.4f}" in summary
     header = (folder / "metrics.csv").read_text().splitlines()[0].split(",")
     assert {"val/top1", "val/top5", "val/ece", "test/top1", "train/loss_epoch"} <= set(header)
 

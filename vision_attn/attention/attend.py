@@ -7,12 +7,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vision_attn.attention.checks import not_empty
 from vision_attn.attention.kernels import softmax_attention
 from vision_attn.attention.masks import both, check_mask
 from vision_attn.attention.normalizers import Normalizer, Softmax
 from vision_attn.attention.scores import DotProduct, Keys, Queries, Score, Scores
-from vision_attn.attention.windows import Context, Global, Values, Window
+from vision_attn.attention.windows import Context, Global, Window
 from vision_attn.types import TokenLayout
+
+AnyValues = Float[Tensor, "b #view j_ e"]  # whose length is yet to be checked
 
 
 class Attend(nn.Module):
@@ -42,7 +45,7 @@ class Attend(nn.Module):
         self,
         q: Queries,
         k: Keys,
-        mask: Bool[Tensor, "..."] | None = None,
+        mask: Tensor | None = None,
         layout: TokenLayout | None = None,
     ) -> Scores:
         """The weight of every key for every query, without dropout."""
@@ -54,8 +57,8 @@ class Attend(nn.Module):
         self,
         q: Queries,
         k: Keys,
-        v: Values,
-        mask: Bool[Tensor, "..."] | None = None,
+        v: AnyValues,
+        mask: Tensor | None = None,
         layout: TokenLayout | None = None,
     ) -> Context:
         mask = self._checked(q, k, v, mask)
@@ -89,10 +92,7 @@ class Attend(nn.Module):
             raise ValueError(
                 f"keys and values must have the same length, got {k.size(-2)} and {v.size(-2)}"
             )
-        if q.size(-2) == 0 or k.size(-2) == 0:
-            raise ValueError(
-                f"queries and keys must not be empty, got {q.size(-2)} and {k.size(-2)}"
-            )
+        not_empty(queries=q, keys=k)
         if mask is None:
             return None
         heads = max(q.size(1), k.size(1), self.score.heads)

@@ -1,4 +1,6 @@
-"""Checks of what constructors are given: ValueError naming it, the expected and the given."""
+"""Checks of what users give: a ValueError with its name, what was expected and what came."""
+
+from torch import Tensor
 
 
 def at_least_one(**sizes: int) -> None:
@@ -22,3 +24,10 @@ def above_zero(**numbers: int | float) -> None:
 def divisible(dim: int, heads: int) -> None:
     if dim < 1 or heads < 1 or dim % heads:
         raise ValueError(f"dim must be a multiple of heads, got dim={dim} and heads={heads}")
+
+
+def not_empty(**sequences: Tensor) -> None:
+    """Each (... n d): n is at least 1."""
+    for name, sequence in sequences.items():
+        if sequence.size(-2) == 0:
+            raise ValueError(f"{name} must not be empty, got shape {tuple(sequence.shape)}")

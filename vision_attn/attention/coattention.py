@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from vision_attn.attention.attend import Attend, weights_over
-from vision_attn.attention.checks import at_least_one
+from vision_attn.attention.checks import at_least_one, not_empty
 from vision_attn.attention.normalizers import Normalizer, Softmax
 from vision_attn.attention.scores import (
     ActivatedGeneral,
@@ -33,7 +33,8 @@ Weights = tuple[Float[Tensor, "b *views i"], Float[Tensor, "b *views j"]]
 class CoAttention(nn.Module, ABC):
     """(sum_i a_i q_i, sum_j b_j k_j): one context of each sequence.
 
-    A class is its `weights`, a and b. The masks say which tokens exist. normalizer: a factory.
+    A class is what it weighs by: `weigh` gives a and b. The masks say which tokens exist.
+    normalizer: a factory.
     """
 
     def __init__(self, dim: int, normalizer: Callable[..., Normalizer] = Softmax):
@@ -43,6 +44,10 @@ class CoAttention(nn.Module, ABC):
         self.normalizer = normalizer()
 
     @abstractmethod
+    def weigh(
+        self, queries: Queries, keys: Keys, query_mask: QueryMask, key_mask: KeyMask
+    ) -> Weights: ...
+
     def weights(
         self,
         queries: Queries,
@@ -51,6 +56,8 @@ class CoAttention(nn.Module, ABC):
         key_mask: KeyMask = None,
     ) -> Weights:
         """a over the queries, b over the keys."""
+        not_empty(queries=queries, keys=keys)
+        return self.weigh(queries, keys, query_mask, key_mask)
 
     def forward(
         self,
@@ -81,12 +88,8 @@ class AlternatingCoAttention(CoAttention):
         self.over_keys = Attend(Additive(dim, hidden_dim=hidden_dim), self.normalizer)
         self.over_queries = Attend(Additive(dim, hidden_dim=hidden_dim), self.normalizer)
 
-    def weights(
-        self,
-        queries: Queries,
-        keys: Keys,
-        query_mask: QueryMask = None,
-        key_mask: KeyMask = None,
+    def weigh(
+        self, queries: Queries, keys: Keys, query_mask: QueryMask, key_mask: KeyMask
     ) -> Weights:
         alone = weights_over(self.alone, queries[:, :1], queries, query_mask)
         b = weights_over(self.over_keys, alone @ queries, keys, key_mask)
@@ -108,12 +111,8 @@ class InteractiveAttention(CoAttention):
         self.over_queries = Attend(score(head_dim=dim), self.normalizer)
         self.over_keys = Attend(score(head_dim=dim), self.normalizer)
 
-    def weights(
-        self,
-        queries: Queries,
-        keys: Keys,
-        query_mask: QueryMask = None,
-        key_mask: KeyMask = None,
+    def weigh(
+        self, queries: Queries, keys: Keys, query_mask: QueryMask, key_mask: KeyMask
     ) -> Weights:
         a = weights_over(self.over_queries, mean(keys, key_mask), queries, query_mask)
         b = weights_over(self.over_keys, mean(queries, query_mask), keys, key_mask)
@@ -142,12 +141,8 @@ class ParallelCoAttention(CoAttention):
         self.query_energy = nn.Linear(hidden_dim, 1, bias=False)
         self.key_energy = nn.Linear(hidden_dim, 1, bias=False)
 
-    def weights(
-        self,
-        queries: Queries,
-        keys: Keys,
-        query_mask: QueryMask = None,
-        key_mask: KeyMask = None,
+    def weigh(
+        self, queries: Queries, keys: Keys, query_mask: QueryMask, key_mask: KeyMask
     ) -> Weights:
         affinity = (self.affinity(queries) @ keys.mT).tanh()  # b i j
         exist = pairs(queries, keys, query_mask, key_mask)
@@ -166,12 +161,8 @@ class MaxPoolCoAttention(CoAttention):
         super().__init__(dim, normalizer)
         self.affinity = nn.Linear(dim, dim, bias=False)
 
-    def weights(
-        self,
-        queries: Queries,
-        keys: Keys,
-        query_mask: QueryMask = None,
-        key_mask: KeyMask = None,
+    def weigh(
+        self, queries: Queries, keys: Keys, query_mask: QueryMask, key_mask: KeyMask
     ) -> Weights:
         energy = (self.affinity(queries) @ keys.mT).tanh()
         exist = pairs(queries, keys, query_mask, key_mask)
@@ -197,12 +188,8 @@ class AttentionOverAttention(CoAttention):
         super().__init__(dim, normalizer)
         self.score = score(head_dim=dim)
 
-    def weights(
-        self,
-        queries: Queries,
-        keys: Keys,
-        query_mask: QueryMask = None,
-        key_mask: KeyMask = None,
+    def weigh(
+        self, queries: Queries, keys: Keys, query_mask: QueryMask, key_mask: KeyMask
     ) -> Weights:
         energy = self.score(queries[:, None], keys[:, None])[:, 0]
         exist = pairs(queries, keys, query_mask, key_mask)
@@ -222,12 +209,8 @@ class CoAttentionEnsemble(CoAttention):
         super().__init__(members[0].dim)
         self.members = nn.ModuleList(members)
 
-    def weights(
-        self,
-        queries: Queries,
-        keys: Keys,
-        query_mask: QueryMask = None,
-        key_mask: KeyMask = None,
+    def weigh(
+        self, queries: Queries, keys: Keys, query_mask: QueryMask, key_mask: KeyMask
     ) -> Weights:
         each = [
             member.weights(queries, keys, query_mask, key_mask)

@@ -29,8 +29,8 @@ def check_mask(mask: Tensor, pairs: Sequence[int]) -> None:
     )
     if not fits:
         raise ValueError(
-            f"mask must broadcast to (batch, head, queries, keys) = {tuple(pairs)}, "
-            f"got {tuple(mask.shape)}"
+            f"mask must broadcast to {tuple(pairs)}, the shape of the scores, got "
+            f"{tuple(mask.shape)}"
         )
 
 

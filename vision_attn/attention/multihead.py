@@ -6,7 +6,7 @@ Axes: b batch, n tokens, j tokens of the memory, d width, head.
 from collections.abc import Callable
 
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -77,7 +77,7 @@ class MultiHeadAttention(nn.Module):
         self,
         x: Float[Tensor, "b n d"],
         memory: Float[Tensor, "b j d"] | None = None,
-        mask: Bool[Tensor, "..."] | None = None,
+        mask: Tensor | None = None,
         layout: TokenLayout | None = None,
     ) -> Float[Tensor, "b head n j"]:
         """The weight of every token for every token, head by head."""
@@ -88,7 +88,7 @@ class MultiHeadAttention(nn.Module):
         self,
         x: Float[Tensor, "b n d"],
         memory: Float[Tensor, "b j d"] | None = None,
-        mask: Bool[Tensor, "..."] | None = None,
+        mask: Tensor | None = None,
         layout: TokenLayout | None = None,
     ) -> Float[Tensor, "b n d"]:
         context = self.attend(*self.project(x, memory), mask, layout)

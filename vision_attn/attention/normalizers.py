@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from typing import final
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from vision_attn.attention.checks import above_zero
@@ -20,8 +20,10 @@ class Normalizer(nn.Module, ABC):
     """Weights from scores, over the last axis; mask: True where a query may attend."""
 
     def forward(
-        self, scores: Float[Tensor, "*lead j"], mask: Bool[Tensor, "..."] | None = None
+        self, scores: Float[Tensor, "*lead j"], mask: Tensor | None = None
     ) -> Float[Tensor, "*lead j"]:
+        if scores.size(-1) == 0:
+            raise ValueError(f"scores must not be empty, got shape {tuple(scores.shape)}")
         if mask is None:
             return self.normalize(scores)
         check_mask(mask, scores.shape)

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from vision_attn.attention.attend import Attend
-from vision_attn.attention.checks import at_least_one, divisible
+from vision_attn.attention.checks import at_least_one, divisible, not_empty
 from vision_attn.attention.normalizers import Normalizer, Softmax
 from vision_attn.attention.scores import Additive, MultiDimAdditive, Score
 from vision_attn.types import TokenLayout
@@ -50,6 +50,7 @@ class ClassToken(Readout):
     def forward(
         self, tokens: Tokens, layout: TokenLayout | None = None, mask: Exists = None
     ) -> Float[Tensor, "b out"]:
+        not_empty(tokens=tokens)
         return tokens[:, 0]
 
     def weights(
@@ -72,6 +73,7 @@ class MeanPool(Readout):
     def weights(
         self, tokens: Tokens, layout: TokenLayout | None = None, mask: Exists = None
     ) -> Float[Tensor, "b look n"]:
+        not_empty(tokens=tokens)
         counted = torch.ones_like(tokens[..., 0]) if mask is None else mask.to(tokens.dtype)
         if layout is not None:
             counted[:, : layout.prefix] = 0

@@ -31,9 +31,9 @@ class Entry:
 
 
 ENTRIES = (
-    Entry("vit", "Vision Transformer", 4, ("Rollout", "WeightedRollout", "GradCAM")),
-    Entry("senet", "SENet", 4, ("GradCAM", "ChannelGates")),
-    Entry("spatial_cnn", "Spatial-attention CNN", 4, ("GradCAM", "SpatialGates")),
+    Entry("vit", "Vision Transformer", 3, ("Rollout", "WeightedRollout", "GradCAM")),
+    Entry("senet", "SENet", 2, ("GradCAM", "ChannelGates")),
+    Entry("spatial_cnn", "Spatial-attention CNN", 2, ("GradCAM", "SpatialGates")),
 )
 
 

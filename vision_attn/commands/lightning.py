@@ -93,7 +93,7 @@ class Run(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Fill in what depends on the config's file and on the machine."""
         config = self.config
-        config.name = config.name or Path(str(config.config[-1])).stem
+        config.name = config.name or Path(str((config.config or ["run"])[-1])).stem
         if config.trainer.precision is None:
             config.trainer.precision = native_precision(config.trainer.accelerator)
         if self.command == "predict":

@@ -27,21 +27,21 @@ from vision_attn.data.tensors import TensorSet
 Cue = Literal["none", "agree", "contradict"]
 Split = Literal["train", "val", "test"]
 
-SHAPES = (painting.disk, painting.star)
+SHAPES = (painting.disk, painting.cross)
 TEXTURES = {
     "striped": painting.stripes,
     "dotted": painting.dots,
     "checked": painting.checks,
     "latticed": painting.lattice,
-    "ringed": painting.rings,
+    "plain": painting.plain,
 }
 CLASSES = [f"{texture} {shape.__name__}" for shape, texture in product(SHAPES, TEXTURES)]
 
 SCALE = 0.38, 0.50  # square root of the object's area, as a share of the image's shorter side
 DISTRACTORS = 3
-DISTRACTOR_SHAPES = (*SHAPES, painting.triangle, painting.square, painting.cross)
+DISTRACTOR_SHAPES = (*SHAPES, painting.triangle, painting.square, painting.star)
 DISTRACTOR_SCALE = 0.10, 0.16
-PERIOD = 0.20  # of the texture, in square roots of the object's area
+PERIOD = 0.22  # of the texture, in square roots of the object's area
 REACH = 0.8774  # from the centre to the farthest corner of any shape, in the same unit
 MARK = 1 / 8  # side of the shortcut's mark, as a share of the shorter side
 CHUNK = 256  # images painted at once: enough that the small steps between cost little

@@ -2,6 +2,7 @@
 
 from vision_attn.explain.base import Explainer
 from vision_attn.explain.baselines import Baseline, CentreGaussian, EdgeMap, RandomMap
+from vision_attn.explain.calls import AttentionCall
 from vision_attn.explain.contrast import Contrast
 from vision_attn.explain.gates import ChannelGates, SpatialGates, gate_values
 from vision_attn.explain.gradcam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
@@ -10,6 +11,6 @@ from vision_attn.explain.legrad import LeGrad
 from vision_attn.explain.methods import fitting, methods, parse_method
 from vision_attn.explain.perturbing import Attribution, IntegratedGradients, Occlusion
 from vision_attn.explain.query_key import QueryKey, RawAttention
-from vision_attn.explain.record import AttentionCall, record_attention
+from vision_attn.explain.record import record_attention
 from vision_attn.explain.relevance import AttentionGradCAM, Relevance
 from vision_attn.explain.rollout import GradientRollout, Rollout, WeightedRollout

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from torch import nn
 
 from vision_attn.attention.gates import Gate
+from vision_attn.explain.calls import AttentionCall
 from vision_attn.explain.chain import Chain, chain_of
 from vision_attn.explain.layout import layout_of
-from vision_attn.explain.record import AttentionCall, attends
+from vision_attn.explain.record import attends
 from vision_attn.explain.windows import swin_chain, swin_plan
 from vision_attn.types import TokenLayout
 

@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vision_attn.explain.calls import AttentionCall
 from vision_attn.explain.layout import coarser, patch_at, tokens_of_pool
-from vision_attn.explain.record import AttentionCall
 from vision_attn.types import TokenLayout
 
 After = Float[Tensor, "b s m"]

@@ -75,7 +75,9 @@ def _timm(module: Any, image_size: Size) -> TokenLayout | None:
     if hasattr(embed, "dynamic_feat_size"):
         h, w = embed.dynamic_feat_size(image_size)
     else:
-        h, w = (size // side for size, side in zip(image_size, embed.patch_size, strict=True))
+        side = embed.patch_size  # an int in XCiT
+        sides = (side, side) if isinstance(side, int) else side
+        h, w = (size // side for size, side in zip(image_size, sides, strict=True))
     if hasattr(module, "num_prefix_tokens"):
         prefix = module.num_prefix_tokens
     else:

@@ -14,8 +14,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vision_attn.explain.base import chosen, class_logits
+from vision_attn.explain.calls import AttentionCall
 from vision_attn.explain.layout import layout_of
-from vision_attn.explain.record import AttentionCall, attends, record_attention
+from vision_attn.explain.record import attends, record_attention
 from vision_attn.explain.rollout import weight_gradients
 from vision_attn.explain.tiles import pull_as_is
 from vision_attn.explain.trace import AttentionExplainer, PerHead, exactly, gradients_of, heatmaps

@@ -10,7 +10,7 @@ that is attention written out by hand. The same mode sees `nn.MultiheadAttention
 it turns off, and runs torch's own code for it with itself switched on. Forward hooks on the modules
 that have query and key projections check that each of them was seen exactly once a run.
 
-Axes: b batch (windows count as batch), head, i queries, j keys, d head width, e value width.
+Axes: b batch, n tokens, d width of a token, head, i queries, j keys.
 """
 
 import threading
@@ -21,13 +21,13 @@ from types import FunctionType
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from vision_attn.attention import Attend, Readout
+from vision_attn.explain.calls import AttentionCall, Fused, WrittenOut
 
 Part = Literal["v", "context", "scores"]
 
@@ -35,100 +35,15 @@ NORM = {F.layer_norm, F.rms_norm}
 SOFTMAX = {torch.softmax, Tensor.softmax, F.softmax}
 PRODUCT = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm}
 
-# What modules call their query and key projections: one name, or one of a pair.
+# What modules call their query and key projections: one name for both, or a pair.
 PROJECTIONS: tuple[frozenset[str], ...] = tuple(
     frozenset(names.split())
     for names in (
-        "qkv", "q k", "q kv", "q_proj k_proj", "q_proj kv_proj", "query key", "to_qkv", "to_q to_k",
-        "to_q to_kv", "query_key_value", "Wqkv", "in_proj_weight", "q_lin k_lin", "qk",
+        "qkv", "q k", "q kv", "qk", "q_proj k_proj", "q_proj kv_proj", "query key", "to_qkv",
+        "to_q to_k", "to_q to_kv", "query_key_value", "Wqkv", "in_proj_weight", "q_lin k_lin",
         "in_proj attn_out_proj",
     )
 )  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class AttentionCall:
-    """context = softmax(scale q k' + mask) v, as one attention call of the network computed it.
-
-    q, k, v: (b head i d), (b head j d), (b head j e), as the kernel got them. mask: True where i
-    may attend to j, or a number to add to the score; it broadcasts to (b head i j). context: the
-    output, on the autograd graph of the run. written_out: the weights themselves, where the network
-    made them in the open; then q and k are None, and `scores` is what its softmax was given. What
-    the recorder was not asked to keep is None.
-    """
-
-    module: str
-    heads: int
-    queries: int
-    keys: int
-    scale: float = 1.0
-    q: Tensor | None = None
-    k: Tensor | None = None
-    v: Tensor | None = None
-    mask: Tensor | None = None
-    causal: bool = False
-    context: Tensor | None = field(default=None, repr=False)
-    written_out: Tensor | None = None
-    written_scores: Tensor | None = None
-
-    @property
-    def batch(self) -> int:
-        """Images, or windows of all images."""
-        return len(self._made_of)
-
-    @property
-    def device(self) -> torch.device:
-        return self._made_of.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What the weights are computed in: float32, or float64 if the network ran in it."""
-        return torch.promote_types(self._made_of.dtype, torch.float32)
-
-    @property
-    def sums_to_one(self) -> bool:
-        """Whether the weights are shares: not below 0, and summing to 1 for each query."""
-        if self.written_out is None:
-            return True
-        off = (self.written_out.sum(-1, dtype=self.dtype) - 1).abs().max()
-        return bool(off < 1e-3) and bool(self.written_out.min() >= 0)
-
-    def scores(
-        self, images: slice = slice(None), heads: slice = slice(None), rows: Any = slice(None)
-    ) -> Float[Tensor, "b head i j"]:
-        """scale q k' + mask for a tile: some images, heads and queries, against every key."""
-        if self.q is None or self.k is None:
-            if self.written_scores is None:
-                raise ValueError(f"{self.module}: the scores of this call were not recorded")
-            return self.written_scores[images, heads][:, :, rows].to(self.dtype)
-        q, k = self.q[images, heads][:, :, rows], self.k[images, heads]
-        scores = (q.to(self.dtype) * self.scale) @ k.to(self.dtype).mT
-        if self.mask is not None:
-            mask = self.mask.expand(self.batch, self.heads, *self.mask.shape[-2:])[images, heads]
-            mask = mask[:, :, rows] if mask.shape[2] > 1 else mask
-            if mask.dtype == torch.bool:
-                scores.masked_fill_(~mask, -torch.inf)
-            else:
-                scores += mask
-        if self.causal:
-            query = torch.arange(self.queries, device=self.device)[rows, None]
-            scores.masked_fill_(query < torch.arange(self.keys, device=self.device), -torch.inf)
-        return scores
-
-    def weights(
-        self, images: slice = slice(None), heads: slice = slice(None), rows: Any = slice(None)
-    ) -> Float[Tensor, "b head i j"]:
-        """The attention weights of a tile, in `dtype`."""
-        if self.written_out is not None:
-            return self.written_out[images, heads][:, :, rows].to(self.dtype)
-        return self.scores(images, heads, rows).softmax(-1)
-
-    @property
-    def _made_of(self) -> Tensor:
-        source = self.written_out if self.q is None else self.q
-        if source is None:
-            raise ValueError(f"{self.module}: neither q and k nor the weights were recorded")
-        return source
 
 
 @dataclass
@@ -155,7 +70,7 @@ def record_attention(
     without exactly one call seen and, on leaving without an error, where there was no call at all.
     """
     recorder = _Recorder(frozenset(keep))
-    hooks = []
+    hooks: list = []
     try:
         for name, module in network.named_modules():
             if attends(module):
@@ -190,7 +105,7 @@ class _Recorder(TorchFunctionMode):
         self.record = Record()
         self.thread = threading.get_ident()
         self.running: list[tuple[str, int]] = []  # attention modules now running, calls before them
-        self.values: Tensor | None = None  # of the last call
+        self.values: Tensor | None = None  # of the last fused call
         # What softmax made and has not yet multiplied values, and what softmax was given.
         self.softmaxed: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
@@ -228,10 +143,10 @@ class _Recorder(TorchFunctionMode):
     ) -> Tensor:
         """torch's attention, by whatever kernel it chooses."""
         if value is self.values:
-            module = self.running[-1][0] if self.running else "the network"
             raise ValueError(
-                f"{module} attends twice over the same values, and how it combines the two is not "
-                "known (differential attention?): one map cannot stand for it"
+                f"{self.module or 'the network'} attends twice over the same values, and how it "
+                "combines the two is not known (differential attention?): one map cannot stand "
+                "for it"
             )
         self.values = value
         context = F.scaled_dot_product_attention(
@@ -243,17 +158,17 @@ class _Recorder(TorchFunctionMode):
         q, k, v = (x.unsqueeze(-3) if x.ndim == 3 else x for x in (query, key, value))
         if attn_mask is not None and query.ndim == attn_mask.ndim == 3:
             attn_mask = attn_mask.unsqueeze(-3)
-        self.add(
-            heads=q.shape[-3],
-            queries=q.shape[-2],
-            keys=k.shape[-2],
-            scale=q.shape[-1] ** -0.5 if scale is None else scale,
-            q=off(q),
-            k=off(k),
-            v=off(v) if "v" in self.keep else None,
-            mask=None if attn_mask is None else attn_mask.detach(),
-            causal=is_causal,
-            context=context,
+        self.record.calls.append(
+            Fused(
+                self.module,
+                v=off(v) if "v" in self.keep else None,
+                context=context if "context" in self.keep else None,
+                q=off(q),
+                k=off(k),
+                scale=q.shape[-1] ** -0.5 if scale is None else scale,
+                mask=None if attn_mask is None else attn_mask.detach(),
+                causal=is_causal,
+            )
         )
         return context
 
@@ -285,39 +200,35 @@ class _Recorder(TorchFunctionMode):
         if left.ndim not in (3, 4) or left.ndim != right.ndim:
             return None
         if left in self.softmaxed:
-            return self.explicit(left, right, self.softmaxed.pop(left))
+            return self.by_hand(left, right, self.softmaxed.pop(left))
         if right in self.softmaxed:
-            return self.explicit(right.mT, left.mT, self.softmaxed.pop(right)).mT.contiguous()
+            return self.by_hand(right.mT, left.mT, self.softmaxed.pop(right)).mT.contiguous()
         return None
 
-    def explicit(self, weights: Tensor, v: Tensor, scores: Tensor | None) -> Tensor:
-        """Attention written out."""
+    def by_hand(self, weights: Tensor, v: Tensor, scores: Tensor | None) -> Tensor:
         context = weights @ v
         if weights.ndim == 3:
             weights, v = weights.unsqueeze(1), v.unsqueeze(1)
-        if scores is not None:
-            scores = scores.detach().reshape(weights.shape)
-        self.add_written_out(weights, context, v, written_scores=scores)
+        self.written_out(weights, v, context, scores)
         return context
 
-    def add_written_out(
-        self, weights: Tensor, context: Tensor | None, v: Tensor | None, **parts: Any
+    def written_out(
+        self, weights: Tensor, v: Tensor | None, context: Tensor | None, scores: Tensor | None
     ) -> None:
-        _, heads, queries, keys = weights.shape
-        self.add(
-            heads=heads,
-            queries=queries,
-            keys=keys,
-            v=off(v) if v is not None and "v" in self.keep else None,
-            written_out=weights.detach(),
-            context=context,
-            **parts,
+        self.record.calls.append(
+            WrittenOut(
+                self.module,
+                v=off(v) if v is not None and "v" in self.keep else None,
+                context=context if "context" in self.keep else None,
+                made=weights.detach(),
+                given=None if scores is None else scores.detach().reshape(weights.shape),
+            )
         )
 
-    def add(self, context: Tensor | None, **parts: Any) -> None:
-        module = self.running[-1][0] if self.running else ""
-        kept = context if "context" in self.keep else None
-        self.record.calls.append(AttentionCall(module, context=kept, **parts))
+    @property
+    def module(self) -> str:
+        """The name of the attention module that is running."""
+        return self.running[-1][0] if self.running else ""
 
     def enters(self, name: str) -> Callable:
         def hook(_module: nn.Module, _args: tuple) -> None:
@@ -330,11 +241,12 @@ class _Recorder(TorchFunctionMode):
         def hook(module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:
             if threading.get_ident() != self.thread:
                 return
-            _, before = self.running.pop()
+            before = self.running[-1][1]
             if isinstance(module, Attend):
                 self.attended(module, before, out, *args, **kwargs)
             if isinstance(module, Readout):
                 self.read_out(module, before, *args, **kwargs)
+            self.running.pop()
             if not self.running:
                 self.record.expected.append(name)
             if (seen := len(self.record.calls) - before) != 1:
@@ -360,7 +272,7 @@ class _Recorder(TorchFunctionMode):
         with torch.no_grad():
             weights = attend.weights(q, k, mask, layout)
         del calls[before:]
-        self.add_written_out(weights, context, v.expand(-1, weights.shape[1], -1, -1))
+        self.written_out(weights, v.expand(-1, weights.shape[1], -1, -1), context, None)
 
     def read_out(
         self, readout: Readout, before: int, tokens: Tensor, layout: Any = None, mask: Any = None
@@ -372,7 +284,7 @@ class _Recorder(TorchFunctionMode):
         with torch.no_grad():
             weights = readout.weights(tokens, layout, mask)
         del calls[before:]
-        self.add_written_out(weights.unsqueeze(2), None, None)
+        self.written_out(weights.unsqueeze(2), None, None, None)
 
 
 def off(tensor: Tensor) -> Tensor:
@@ -395,7 +307,7 @@ def _dim(args: tuple, kwargs: dict) -> int | None:
     return kwargs.get("dim", args[1] if len(args) > 1 else None)
 
 
-def _is_matmul(equation: str) -> bool:
+def _is_matmul(equation: Any) -> bool:
     """Whether an einsum of two tensors is `...ij,...jd->...id`."""
     left, _, out = equation.replace(" ", "").partition("->")
     weights, _, v = left.partition(",")

@@ -21,9 +21,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from vision_attn.explain.calls import AttentionCall
 from vision_attn.explain.chain import Through
 from vision_attn.explain.chained import Chained
-from vision_attn.explain.record import AttentionCall
 from vision_attn.explain.tiles import Fuse, pull, pull_fused
 from vision_attn.explain.trace import PerHead, Trace, trace, trace_gradients
 from vision_attn.types import Images, TokenLayout

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vision_attn.explain.record import AttentionCall
+from vision_attn.explain.calls import AttentionCall
 
 Rows = Float[Tensor, "b s i"]
 # The weights of some rows, heads fused: (call, images, rows) -> (b t j), none below 0.

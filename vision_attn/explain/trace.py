@@ -15,9 +15,10 @@ from torch.nn import functional as F
 
 from vision_attn.explain.adapters import chain_through, refusal_of
 from vision_attn.explain.base import Explainer, chosen, class_logits
+from vision_attn.explain.calls import AttentionCall
 from vision_attn.explain.chain import Chain
 from vision_attn.explain.layout import layout_of
-from vision_attn.explain.record import AttentionCall, Part, Record, record_attention
+from vision_attn.explain.record import Part, Record, record_attention
 from vision_attn.types import Heatmaps, Images, TokenLayout
 
 Place = Literal["cls"] | tuple[int, int] | tuple[float, float]

@@ -15,8 +15,8 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vision_attn.explain.calls import AttentionCall
 from vision_attn.explain.chain import Chain, Link, Merge, Windows
-from vision_attn.explain.record import AttentionCall
 from vision_attn.types import TokenLayout
 
 Pair = tuple[int, int]
