@@ -85,7 +85,7 @@ def test_evaluation_shows_what_preprocess_shows(tmp_path):
     items = np.arange(len(splits.test))
     for ours in splits.test.fetch(items, Draws(0, 0, items)):
         nearest = min((ours / 255 - single).abs().mean() for single in singles)
-        assert nearest < 0.03
+        assert nearest < 0.035
 
 
 def test_training_shows_random_boxes_that_depend_on_the_draws(tmp_path):

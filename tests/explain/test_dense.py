@@ -47,7 +47,7 @@ def hugging_face(kind, **options):
 
         config = getattr(transformers, f"{kind}Config")(
             hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=48,
-            image_size=list(SIZE), patch_size=16, num_labels=5, **options,
+            patch_size=16, num_labels=5, **{"image_size": list(SIZE), **options},
         )  # fmt: skip
         return getattr(transformers, f"{kind}ForImageClassification")(config)
 
@@ -124,8 +124,8 @@ NETWORKS = {
     ),
     "hf_vit": hugging_face("ViT"),
     "hf_deit": hugging_face("DeiT"),
-    "hf_dinov2": hugging_face("Dinov2"),
-    "hf_dinov2_registers": hugging_face("Dinov2WithRegisters", num_register_tokens=3),
+    "hf_dinov2": hugging_face("Dinov2", image_size=96),
+    "hf_dinov2_registers": hugging_face("Dinov2WithRegisters", image_size=96, num_register_tokens=3),
     "ours_cls": (lambda: ViT(SIZE, 16, 5, 24, 2, 3, registers=2), SIZE),
     "ours_mean": (lambda: ViT(SIZE, 16, 5, 24, 2, 3, pool="mean"), SIZE),
     "by_hand": (HandWritten, SIZE),

@@ -20,6 +20,7 @@ from vision_attn.explain import (
     Relevance,
     Rollout,
     WeightedRollout,
+    parse_method,
     record_attention,
 )
 from vision_attn.explain import tiles as tiling
@@ -97,7 +98,7 @@ def dense(fused, seed, prefix, discard=0.0, mistake=None):
             F_l = F_l / F_l.sum(-2, keepdim=True)
         F_l = F_l / F_l.sum(-1, keepdim=True)
         joint = (0.5 * torch.eye(n, dtype=F_l.dtype) + 0.5 * F_l) @ joint
-    row = (seed @ joint)[:, prefix:].unflatten(1, (4, 6))
+    row = (seed @ joint)[:, 0, prefix:].unflatten(1, (4, 6))
     if mistake == "scaled to its maximum":
         row = row / row.amax((1, 2), keepdim=True)
     if mistake == "stretched to 0..1":
@@ -253,9 +254,10 @@ def test_two_threads_on_two_networks():
 # ---- seeds ----
 
 
-@pytest.mark.parametrize(
-    "method", [Rollout(), Rollout(fusion="min"), WeightedRollout(), GradientRollout(), Relevance()], ids=str
-)  # fmt: skip
+CHAINED = [Rollout(), Rollout(fusion="min"), WeightedRollout(), GradientRollout(), Relevance()]
+
+
+@pytest.mark.parametrize("method", CHAINED, ids=str)
 def test_rows_of_any_tokens_in_one_sweep(method):
     net, images = network(), pictures()
     every = method.rows(net, images, targets=2)
@@ -294,18 +296,25 @@ def test_64_rows_are_the_rows_one_by_one():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("method", "message"),
     [
-        ({"residual": 1.0}, "residual must be at least 0 and below 1, got 1.0"),
-        ({"discard": -0.1}, "discard must be at least 0 and below 1, got -0.1"),
-        ({"start_layer": -1}, "start_layer must be at least 0, got -1"),
-        ({"fusion": "sum"}, "option fusion"),
-        ({"query": "dog"}, "option query"),
+        ("Rollout(residual=1.0)", "residual must be at least 0 and below 1, got 1.0"),
+        ("Rollout(discard=-0.1)", "discard must be at least 0 and below 1, got -0.1"),
+        ("Rollout(start_layer=-1)", "start_layer must be at least 0, got -1"),
+        ("Rollout(fusion=sum)", "option fusion: expected 'mean', 'max' or 'min', got 'sum'"),
+        ("Rollout(query=dog)", "option query: expected"),
+        ("QueryKey(kind=logits)", "option kind: expected 'weights' or 'scores', got 'logits'"),
     ],
 )
-def test_options_are_checked(options, message):
+def test_options_are_checked(method, message):
     with pytest.raises(ValueError, match=message):
-        Rollout(**options)
+        parse_method(method)
+
+
+def test_methods_are_written_as_they_are_read():
+    for text in ("Rollout(fusion='max', discard=0.9)", "QueryKey(query=(3, 5), head=1)"):
+        assert str(parse_method(text)) == text
+    assert parse_method("Rollout(query=(0.5, 1))") == Rollout(query=(0.5, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -402,23 +411,6 @@ def test_float32_is_exact_to_the_fifth_digit_where_attention_is_sharp():
     torch.testing.assert_close(single, true, rtol=0, atol=1e-4 * true.max().item())
 
 
-def test_autocast_makes_the_network_coarse_but_not_the_map():
-    net, images = network().float(), pictures().float()
-    with torch.autocast("cpu", torch.bfloat16):
-        found = Rollout()(net, images)
-        with torch.no_grad(), record_attention(net) as record:
-            net(images)
-    fused = [
-        (call.q.double() @ call.k.double().mT * call.scale).softmax(-1).mean(1)
-        for call in record.calls
-    ]
-    true = dense(fused, first(25), 1)
-    torch.testing.assert_close(found.values.double(), true, rtol=0, atol=1e-5 * true.max().item())
-    with torch.autocast("cpu", torch.bfloat16):
-        for method in ALL:
-            assert method(net, images, 0).values.isfinite().all()
-
-
 def test_shares_that_do_not_sum_to_1_are_told():
     from vision_attn.explain.rollout import checked
 
@@ -456,62 +448,3 @@ def test_outliers_are_patches_with_a_large_norm():
 
 
 # ---- a network whose true map is known ----
-
-
-class Planted(nn.Module):
-    """Two layers of two heads, weights set by hand. Channel 0: how bright a patch is, channel 1: how
-    dark. Every token's first head looks at the bright patch, the second at the dark one; only what
-    the first brings speaks for class 1."""
-
-    def __init__(self, sharp=50.0):
-        super().__init__()
-        self.sharp = sharp
-        self.qkv = nn.ModuleList(nn.Linear(4, 24) for _ in range(2))
-        self.blocks = nn.ModuleList(nn.Identity() for _ in range(2))
-        self.head = nn.Linear(4, 2, bias=False)
-        self.head.weight.data = torch.tensor([[0.0, 0, 0, 0], [0, 0, 1, 0]])
-
-    def layout(self, image_size):
-        return TokenLayout(1, (image_size[0] // 8, image_size[1] // 8), "cls")
-
-    def forward(self, images):
-        seen = F.avg_pool2d(images.mean(1, keepdim=True), 8).flatten(1)
-        seen = torch.cat([torch.zeros_like(seen[:, :1]), seen], 1)
-        x = torch.stack([seen.relu(), (-seen).relu(), 0 * seen, 0 * seen], -1)
-        for _ in range(2):
-            q = torch.full((*x.shape[:2], 2, 1), self.sharp).to(x).transpose(1, 2)
-            k = x[..., :2, None].transpose(1, 2)
-            found = F.scaled_dot_product_attention(q, k, k.clone())[..., 0]  # b head n
-            x = x + torch.cat([torch.zeros_like(x[..., :2]), found.mT], -1)
-        return self.head(x[:, 0])
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        Rollout(),
-        Rollout(fusion="max"),
-        WeightedRollout(),
-        GradientRollout(),
-        Relevance(),
-        AttentionGradCAM(),
-        RawAttention(head=0),
-        QueryKey(head=0),
-        QueryKey(head=0, kind="scores"),
-        QueryKey(query=(3, 30), head=0),
-    ],
-    ids=str,
-)
-def test_every_explainer_finds_the_planted_patch(method):
-    images = torch.zeros(3, 3, 32, 48)
-    places = [(0, 4), (3, 1), (2, 5)]
-    for image, (row, column) in zip(images, places, strict=True):
-        image[:, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = 1.0
-        image[:, 8:16, 16:24] = -1.0
-    maps = method(Planted(), images, 1).values
-    for found, (row, column) in zip(maps, places, strict=True):
-        if method.class_specific:
-            assert found.argmax() == row * 6 + column
-            assert found[row, column] > 10 * found[1, 2], "the other head says nothing of the class"
-        else:
-            assert found[row, column] >= 0.99 * found.max()

@@ -181,7 +181,7 @@ class Near(Window):
 
     def __init__(self, head_dim: int | None = None, heads: int = 1, *, radius: int | float):
         super().__init__(head_dim, heads)
-        if radius < 0 or (radius != inf and radius != int(radius)):
+        if not radius >= 0 or (radius != inf and radius != int(radius)):
             raise ValueError(f"radius must be a whole number from 0 on, or inf, got {radius}")
         self.radius = radius
 
@@ -189,10 +189,19 @@ class Near(Window):
     def grid(self, tokens: int, layout: TokenLayout | None) -> tuple[int, Grid]:
         """How many of the tokens are prefix, and the grid that the others lie on."""
 
+    def checked_grid(self, q: Tensor, k: Tensor, layout: TokenLayout | None) -> tuple[int, Grid]:
+        """The same; ValueError where the layout is of another number of tokens."""
+        queries, keys = q.size(-2), k.size(-2)
+        if layout is not None and not queries == keys == layout.tokens:
+            raise ValueError(
+                f"layout has {layout.tokens} tokens, got {queries} queries and {keys} keys"
+            )
+        return self.grid(keys, layout)
+
     def terms(
         self, q: Tensor, k: Tensor, layout: TokenLayout | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        prefix, grid = self.grid(k.size(-2), layout)
+        prefix, grid = self.checked_grid(q, k, layout)
         if grid.everything_is_near:
             return None, None
         return F.pad(grid.near(q.device), (prefix, 0, prefix, 0), value=True), None
@@ -206,7 +215,7 @@ class Near(Window):
         mask: Tensor | None,
         layout: TokenLayout | None,
     ) -> Context:
-        prefix, grid = self.grid(k.size(-2), layout)
+        prefix, grid = self.checked_grid(q, k, layout)
         if 4 * (prefix + grid.seen) > k.size(-2):  # measured: the tiles would not save much
             return self.definition(dense, q, k, v, mask, layout)
         return tiled(dense, grid, prefix, q, k, v, mask)
@@ -222,8 +231,6 @@ class Local2d(Near):
     def grid(self, tokens: int, layout: TokenLayout | None) -> tuple[int, Grid]:
         if layout is None:
             raise ValueError("Local2d needs to know the grid: give layout=TokenLayout(...)")
-        if tokens != layout.tokens:
-            raise ValueError(f"layout has {layout.tokens} tokens, but there are {tokens} keys")
         rows, columns = layout.grid
         return layout.prefix, Grid(Axis.of(rows, self.radius), Axis.of(columns, self.radius))
 

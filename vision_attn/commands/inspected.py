@@ -36,8 +36,8 @@ from vision_attn.explain import (
     record_attention,
 )
 from vision_attn.explain.base import class_logits
+from vision_attn.explain.calls import AttentionCall, Fused
 from vision_attn.explain.gates import channel_gates, spatial_gates
-from vision_attn.explain.record import AttentionCall
 from vision_attn.hub import LoadedModel
 from vision_attn.render import inspect as parts
 from vision_attn.render.scale import natural
@@ -241,9 +241,9 @@ def variants(explainer: Explainer) -> Iterator[Explainer]:
 
 def layer_of(name: str, call: AttentionCall) -> parts.Layer:
     """Queries and keys where they say it all, else the weights."""
-    if call.q is None or call.k is None or call.mask is not None or call.causal:
-        return parts.Weights(name, array(call.weights()[0]))
-    return parts.QueryKeys(name, array(call.q[0] * call.scale), array(call.k[0]))
+    if isinstance(call, Fused) and call.mask is None and not call.causal:
+        return parts.QueryKeys(name, array(call.q[0] * call.scale), array(call.k[0]))
+    return parts.Weights(name, array(call.weights()[0]))
 
 
 def prefix_names(layout: TokenLayout) -> list[str]:

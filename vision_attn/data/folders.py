@@ -21,6 +21,7 @@ from vision_attn.data.augment import checked_range, random_boxes
 from vision_attn.data.cache import CachedPixels, PixelCache
 from vision_attn.data.draws import Draws, permutation
 from vision_attn.data.images import images_below
+from vision_attn.data.preprocess import seen_box
 from vision_attn.data.sources import DataError, Source, Splits, hold_out
 from vision_attn.data.tensors import ImageSet, Items
 
@@ -29,21 +30,20 @@ log = logging.getLogger(__name__)
 Labels = Integer[np.ndarray, " n"]
 
 
-# Chooses the box that is shown of each image, by the images' aspects (width / height): its height,
-# width, top and left, as shares of the image's sides.
-Crop = Callable[[Float[Tensor, " b"], Draws], Float[Tensor, "b 4"]]
+# From the sides (height, width) of images, what is shown: left, top, right, bottom, in pixels.
+Crop = Callable[[Integer[np.ndarray, "b 2"], Draws], Float[np.ndarray, "b 4"]]
 
 
 class CenterCrop:
-    """The largest centred box of the aspect `shown`, reduced to `crop_pct` of its sides."""
+    """What a Preprocess of `size` and `crop_pct` shows."""
 
-    def __init__(self, shown: float, crop_pct: float) -> None:
-        self.shown, self.crop_pct = shown, crop_pct
+    def __init__(self, size: tuple[int, int], crop_pct: float) -> None:
+        self.size, self.crop_pct = size, crop_pct
 
-    def __call__(self, aspect: Float[Tensor, " b"], draws: Draws) -> Float[Tensor, "b 4"]:
-        extent = torch.stack([aspect / self.shown, self.shown / aspect], 1).clamp_max(1)
-        extent = extent * self.crop_pct
-        return torch.cat([extent, (1 - extent) / 2], 1)
+    def __call__(self, sides: Integer[np.ndarray, "b 2"], draws: Draws) -> Float[np.ndarray, "b 4"]:
+        return np.array(
+            [seen_box((W, H), self.size, self.crop_pct) for H, W in sides.tolist()]
+        ).reshape(-1, 4)
 
 
 class RandomCrop:
@@ -52,8 +52,11 @@ class RandomCrop:
     def __init__(self, scale: tuple[float, float], ratio: tuple[float, float]) -> None:
         self.scale, self.ratio = checked_range("scale", scale), checked_range("ratio", ratio)
 
-    def __call__(self, aspect: Float[Tensor, " b"], draws: Draws) -> Float[Tensor, "b 4"]:
-        return random_boxes(draws.uniform(4), aspect, self.scale, self.ratio)
+    def __call__(self, sides: Integer[np.ndarray, "b 2"], draws: Draws) -> Float[np.ndarray, "b 4"]:
+        aspect = torch.from_numpy(sides[:, 1] / sides[:, 0]).float()
+        boxes = random_boxes(draws.uniform(4), aspect, self.scale, self.ratio).numpy()
+        extent, corner = boxes[:, :2] * sides, boxes[:, 2:] * sides
+        return np.concatenate([corner, corner + extent], 1)[:, [1, 0, 3, 2]]
 
 
 class CachedSet(ImageSet):
@@ -68,27 +71,19 @@ class CachedSet(ImageSet):
         self.labels = torch.from_numpy(labels)
         self.size = size
         self.crop = crop
-        self._aspect = torch.from_numpy(pixels.widths / pixels.heights).float()
 
     def fetch(self, items: Items, draws: Draws) -> UInt8[Tensor, "b 3 h w"]:
-        boxes = self.crop(self._aspect[torch.from_numpy(items)], draws).double().numpy()
-        heights, widths = self.pixels.heights[items], self.pixels.widths[items]
-        sides = np.stack([heights, widths], 1)
-        extent = (boxes[:, :2] * sides).round().astype(int).clip(1, sides)
-        corner = (boxes[:, 2:] * sides).round().astype(int).clip(0, sides - extent)
+        sides = np.stack([self.pixels.heights[items], self.pixels.widths[items]], 1)
+        boxes = self.crop(sides, draws).round().astype(int).tolist()
         out = np.empty((len(items), *self.size, 3), np.uint8)
 
-        def draw(places: Items) -> None:
+        def show(places: Items) -> None:
             for i in places:
-                (top, left), (height, width) = corner[i], extent[i]
-                seen = self.pixels[int(items[i])][top : top + height, left : left + width]
-                shrinks = height > self.size[0] and width > self.size[1]
-                method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-                cv2.resize(seen, self.size[::-1], dst=out[i], interpolation=method)
+                _stretch(self.pixels[int(items[i])], boxes[i], out[i])
 
         threads = torch.get_num_threads()
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(draw, np.array_split(np.arange(len(items)), threads)))
+            list(pool.map(show, np.array_split(np.arange(len(items)), threads)))
         return torch.from_numpy(out).permute(0, 3, 1, 2)
 
 
@@ -135,7 +130,7 @@ class ImageFolder(Source):
         self.test_fraction = test_fraction
         self.crop_pct = max(self.size) / self.shorter_side
         self.train_crop = RandomCrop(scale, ratio)
-        self.test_crop = CenterCrop(self.size[1] / self.size[0], self.crop_pct)
+        self.test_crop = CenterCrop(self.size, self.crop_pct)
         self.corrupt = corrupt
         self.cache = cache
 
@@ -214,6 +209,16 @@ class ImageFolder(Source):
         address = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]
         name = f"{folder.name}-{address}-{self.shorter_side}px"
         return Path(self.cache or root / ".cache") / name
+
+
+def _stretch(image: np.ndarray, box: list[int], out: np.ndarray) -> None:
+    """The box of an image, one pixel at least, at the size of `out`."""
+    left, top, right, bottom = box
+    left, top = min(left, image.shape[1] - 1), min(top, image.shape[0] - 1)
+    seen = image[top : max(bottom, top + 1), left : max(right, left + 1)]
+    shrinks = seen.shape[0] > out.shape[0] and seen.shape[1] > out.shape[1]
+    method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+    cv2.resize(seen, out.shape[1::-1], dst=out, interpolation=method)
 
 
 def _parts(folder: Path) -> dict[str, Path]:

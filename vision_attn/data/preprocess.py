@@ -68,26 +68,8 @@ class Preprocess:
         return (pixels - mean[:, None, None]) / std[:, None, None]
 
     def box(self, size: tuple[int, int]) -> Box:
-        """The part of a photo of `size` (W, H) that the network sees: left, top, right, bottom.
-
-        In pixels of the photo, fractional: as if it had been resized whole and then cut.
-        """
-        W, H = size
-        h, w = self.input_size
-        whole_h, whole_w = floor(h / self.crop_pct), floor(w / self.crop_pct)
-        if self.fit == "crop":
-            if whole_h * W > whole_w * H:
-                whole_w = whole_h * W // H
-            else:
-                whole_h = whole_w * H // W
-        left, top = round((whole_w - w) / 2), round((whole_h - h) / 2)
-        per_w, per_h = W / whole_w, H / whole_h
-        return (
-            left * per_w,
-            top * per_h,
-            min(float(W), (left + w) * per_w),
-            min(float(H), (top + h) * per_h),
-        )
+        """The part of a photo of `size` (W, H) that the network sees."""
+        return seen_box(size, self.input_size, self.crop_pct, self.fit)
 
     def to_original(
         self, heatmap: Float[np.ndarray, "h w"], size: tuple[int, int]
@@ -103,6 +85,27 @@ class Preprocess:
         on_photo = rows @ heatmap.astype(np.float32) @ columns.T
         on_photo[~(seen_rows[:, None] & seen_columns)] = np.nan
         return on_photo
+
+
+def seen_box(
+    size: tuple[int, int], input_size: tuple[int, int], crop_pct: float = 1.0, fit: str = "crop"
+) -> Box:
+    """Left, top, right, bottom of what a Preprocess shows of a photo of `size` (W, H).
+
+    In pixels of the photo, fractional: as if it had been resized whole and then cut.
+    """
+    W, H = size
+    h, w = input_size
+    whole_h, whole_w = floor(h / crop_pct), floor(w / crop_pct)
+    if fit == "crop":
+        if whole_h * W > whole_w * H:
+            whole_w = whole_h * W // H
+        else:
+            whole_h = whole_w * H // W
+    left, top = round((whole_w - w) / 2), round((whole_h - h) / 2)
+    per_w, per_h = W / whole_w, H / whole_h
+    right, bottom = (left + w) * per_w, (top + h) * per_h
+    return left * per_w, top * per_h, min(right, float(W)), min(bottom, float(H))
 
 
 def _bilinear(
