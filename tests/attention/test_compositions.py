@@ -273,6 +273,6 @@ def test_bad_input() -> None:
         Hierarchical(D)(torch.randn(B, 3, 0, D))
     with pytest.raises(ValueError, match="keys must not be empty"):
         TargetGuided(D)(torch.randn(B, 0, D), torch.randn(B, J, D))
+    query, coarse = torch.randn(B, I, D), torch.randn(B, J, D)
     with pytest.raises(ValueError, match="keys must not be empty"):
-        query, coarse = torch.randn(B, I, D), torch.randn(B, J, D)
         AttentionViaAttention(D)(query, coarse, torch.randn(B, 0, D))
