@@ -1,6 +1,7 @@
 """The command line as people type it, in process."""
 
 import csv
+import json
 import os
 import re
 import shutil
@@ -214,6 +215,16 @@ def test_tensorboard_comes_beside_the_csv(here):
     assert fit("--trainer.logger", logger, "--trainer.logger.save_dir", "board") == 0
     assert list(Path("board").rglob("events.out*"))
     assert Path("outputs/tiny/version_0/metrics.csv").is_file()
+
+
+def test_averaged_weights_are_tested_and_kept(here):
+    words = ["--trainer.callbacks+=EMAWeightAveraging", "--trainer.callbacks.decay=0.5"]
+    assert fit(*words) == 0
+    run = Path("outputs/tiny/version_0")
+    assert "current_model_state" in torch.load(run / "best.ckpt", weights_only=True)
+    assert main(["test", "--ckpt_path", str(run / "best.ckpt")]) == 0
+    after_fit, apart = (json.loads((run / f"{n}.json").read_text()) for n in ("summary", "test"))
+    assert after_fit["test/loss"] == apart["test/loss"]
 
 
 def test_ctrl_c_says_how_to_go_on_and_what_was_left_is_done_to_the_bit(

@@ -360,10 +360,10 @@ def test_a_network_made_in_inference_mode_gives_no_gradients():
 
 
 def test_tiles_of_any_size_give_the_same(monkeypatch):
-    net, images = network(), pictures(3)
+    net, images = network(depth=2), pictures(3)
     methods = [*ALL, Rollout(fusion="min", discard=0.3), GradientRollout(discard=0.5)]
     whole = [method(net, images, 0).values for method in methods]
-    for limit in (1, 60, 400, 1500, 5000):
+    for limit in (70, 1500):
         monkeypatch.setattr(tiling, "CPU_TILE", limit)
         for method, true in zip(methods, whole, strict=True):
             torch.testing.assert_close(method(net, images, 0).values, true, rtol=1e-5, atol=1e-8)
@@ -411,6 +411,20 @@ def test_float32_is_exact_to_the_fifth_digit_where_attention_is_sharp():
     torch.testing.assert_close(single, true, rtol=0, atol=1e-4 * true.max().item())
 
 
+def test_autocast_makes_the_network_coarse_but_not_the_map():
+    net, images = network().float(), pictures().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = Rollout()(net, images)
+        with torch.no_grad(), record_attention(net) as record:
+            net(images)
+    fused = [call.weights().double().mean(1) for call in record.calls]
+    true = dense(fused, first(25), 1)
+    torch.testing.assert_close(found.values.double(), true, rtol=0, atol=1e-5 * true.max().item())
+    with torch.autocast("cpu", torch.bfloat16):
+        for method in ALL:
+            assert method(net, images, 0).values.isfinite().all()
+
+
 def test_shares_that_do_not_sum_to_1_are_told():
     from vision_attn.explain.rollout import checked
 
@@ -445,6 +459,3 @@ def test_outliers_are_patches_with_a_large_norm():
     maps = Rollout()(net, images)
     torch.testing.assert_close(maps.outlier_mass, maps.values.flatten(1)[:, 9], rtol=0, atol=1e-6)
     assert (maps.outlier_mass > 0).all()
-
-
-# ---- a network whose true map is known ----

@@ -42,9 +42,8 @@ def readable(message: str, parser: ArgumentParser) -> str:
             return prefix + _not_of_class(found[1], paths[-1])
         return f"unknown option {found[1]}{nearest(found[1], options)}"
     types = re.findall(r"Expected an? (?:<class '(.*?)'>|typing\.Literal\[(.*?)\])", message)
-    if expected := [
-        name.split(".")[-1] or choices for name, choices in types if name != "NoneType"
-    ]:
+    expected = [name.split(".")[-1] or choices for name, choices in types if name != "NoneType"]
+    if expected:
         value = re.findall(r"(?:Given|Got) value: (.*?)(?:\. Got value|$)", message, re.MULTILINE)
         return f"{prefix}expected {' or '.join(expected)}, got {value[0] if value else '?'}"
     if found := re.search(r"module '(.*?)' has no attribute '(.*?)'", message):
@@ -70,22 +69,22 @@ def check_yaml(path: str) -> None:
         raise ValueError(f"{path} is not YAML: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected sections such as model, data and trainer")
-    for where, section in _sections(content):
+    for where, section in _classes_named(content):
         for key in section.keys() - {"class_path", "init_args", "dict_kwargs"}:
-            if "class_path" in section:
-                hint = nearest(key, ["class_path", "init_args"])
-                raise ValueError(f"{path}: {where}: unknown key {key!r}{hint}")
+            hint = nearest(key, ["class_path", "init_args"])
+            raise ValueError(f"{path}: {where}: unknown key {key!r}{hint}")
 
 
-def _sections(content: Any, where: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every mapping inside, with its dotted place."""
+def _classes_named(content: Any, where: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every mapping inside that names a class, with its dotted place."""
     if isinstance(content, dict):
-        yield where, content
+        if "class_path" in content:
+            yield where, content
         for key, value in content.items():
-            yield from _sections(value, f"{where}.{key}" if where else str(key))
+            yield from _classes_named(value, f"{where}.{key}" if where else str(key))
     elif isinstance(content, list):
         for item in content:
-            yield from _sections(item, where)
+            yield from _classes_named(item, where)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

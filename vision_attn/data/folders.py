@@ -6,7 +6,6 @@ Axes: n images, b batch, h height, w width.
 import hashlib
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
@@ -62,8 +61,6 @@ class RandomCrop:
 class CachedSet(ImageSet):
     """Images of many sizes, each cropped and resized to `size` as it is fetched."""
 
-    ahead = 2
-
     def __init__(
         self, pixels: CachedPixels, labels: Labels, size: tuple[int, int], crop: Crop
     ) -> None:
@@ -71,20 +68,15 @@ class CachedSet(ImageSet):
         self.labels = torch.from_numpy(labels)
         self.size = size
         self.crop = crop
+        self.ahead = torch.get_num_threads() + 1
 
     def fetch(self, items: Items, draws: Draws) -> UInt8[Tensor, "b 3 h w"]:
         sides = np.stack([self.pixels.heights[items], self.pixels.widths[items]], 1)
         boxes = self.crop(sides, draws).round().astype(int).tolist()
-        out = np.empty((len(items), *self.size, 3), np.uint8)
-
-        def show(places: Items) -> None:
-            for i in places:
-                _stretch(self.pixels[int(items[i])], boxes[i], out[i])
-
-        threads = torch.get_num_threads()
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(show, np.array_split(np.arange(len(items)), threads)))
-        return torch.from_numpy(out).permute(0, 3, 1, 2)
+        out = np.empty((len(items), 3, *self.size), np.uint8)
+        for item, box, shown in zip(items.tolist(), boxes, out, strict=True):
+            _stretch(self.pixels[item], box, shown)
+        return torch.from_numpy(out)
 
 
 class ImageFolder(Source):
@@ -212,13 +204,14 @@ class ImageFolder(Source):
 
 
 def _stretch(image: np.ndarray, box: list[int], out: np.ndarray) -> None:
-    """The box of an image, one pixel at least, at the size of `out`."""
+    """Fills `out` (3 h w) with the box of an image (H W 3), of one pixel at least."""
     left, top, right, bottom = box
     left, top = min(left, image.shape[1] - 1), min(top, image.shape[0] - 1)
     seen = image[top : max(bottom, top + 1), left : max(right, left + 1)]
-    shrinks = seen.shape[0] > out.shape[0] and seen.shape[1] > out.shape[1]
+    height, width = out.shape[1:]
+    shrinks = seen.shape[0] > height and seen.shape[1] > width
     method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-    cv2.resize(seen, out.shape[1::-1], dst=out, interpolation=method)
+    cv2.split(cv2.resize(seen, (width, height), interpolation=method), list(out))
 
 
 def _parts(folder: Path) -> dict[str, Path]:

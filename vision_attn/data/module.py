@@ -187,7 +187,7 @@ class ImageData(LightningDataModule):
     def _normalised(self, images: Pixels) -> Float[Tensor, "b 3 h w"]:
         mean, std = torch.tensor([self.mean, self.std], device=images.device).view(2, 3, 1, 1)
         unit = 255 if images.dtype == torch.uint8 else 1
-        return torch.addcmul(-mean / std, images.float(), 1 / (std * unit))
+        return images.float().mul_(1 / (std * unit)).sub_(mean / std)  # no stored image changes
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values: the classes, the preprocessing, and how far the epoch is.

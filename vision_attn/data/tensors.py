@@ -21,8 +21,8 @@ Items = Integer[np.ndarray, " b"]
 class ImageSet(ABC):
     """Labelled images that come in batches of one size.
 
-    labels: (n). size: (h, w) of every batch. ahead: how many batches are worth fetching in a
-    thread while the network computes; 0 where fetching costs nothing.
+    labels: (n). size: (h, w) of every batch. ahead: how many batches are fetched in threads while
+    the network computes; 0 where fetching costs nothing.
     """
 
     labels: Int[Tensor, " n"]
@@ -46,7 +46,7 @@ class TensorSet(ImageSet):
         self.size = (images.shape[2], images.shape[3])
 
     def fetch(self, items: Items, draws: Draws) -> UInt8[Tensor, "b 3 h w"]:
-        return self.images[torch.from_numpy(items).to(self.images.device)]
+        return self.images.index_select(0, torch.from_numpy(items).to(self.images.device))
 
     def to(self, device: torch.device) -> "TensorSet":
         return TensorSet(self.images.to(device), self.labels)
@@ -157,9 +157,9 @@ class Batches:
             yield from map(self._fetch, self.sampler.batches(first))
             return
         waiting: list[Future[Batch]] = []
-        with ThreadPoolExecutor(max_workers=1) as thread:
+        with ThreadPoolExecutor(self.images.ahead) as threads:
             for items in self.sampler.batches(first):
-                waiting.append(thread.submit(self._fetch, items))
+                waiting.append(threads.submit(self._fetch, items))
                 if len(waiting) > self.images.ahead:
                     yield waiting.pop(0).result()
             for batch in waiting:

@@ -9,7 +9,7 @@ from vision_attn.attention.gates import Gate
 from vision_attn.explain.calls import AttentionCall
 from vision_attn.explain.chain import Chain, chain_of
 from vision_attn.explain.layout import layout_of
-from vision_attn.explain.record import attends
+from vision_attn.explain.record import attends, calls_attention
 from vision_attn.explain.windows import swin_chain, swin_plan
 from vision_attn.types import TokenLayout
 
@@ -36,7 +36,7 @@ def refusal_of(network: nn.Module) -> str | None:
     for module in modules:
         if reason := UNFIT.get(type(module).__name__):
             return f"its {type(module).__name__} {reason}"
-    if not any(attends(module) or _named_attention(module) for module in modules):
+    if not any(attends(module) or _seems_to_attend(module) for module in modules):
         return "it has no attention: none of its modules projects to queries and keys"
     for module in modules:
         if type(module).__module__.startswith("timm.models."):
@@ -58,8 +58,13 @@ def chain_through(
     return chain_of(calls, layout, images)
 
 
-def _named_attention(module: nn.Module) -> bool:
-    """Whether its name says attention, and its layers are not those of a gate on features."""
+def _seems_to_attend(module: nn.Module) -> bool:
+    """Whether it has a layout of tokens, calls torch's attention, or has attention for a name.
+
+    A gate on features that is named attention has convolutions, and no linear layer.
+    """
+    if callable(getattr(module, "layout", None)) or calls_attention(module):
+        return True
     named = re.search("attention|attn|transformer", type(module).__name__.lower())
     if named is None or isinstance(module, Gate):
         return False

@@ -103,7 +103,10 @@ class Fused(AttentionCall):
 
     @property
     def sums_to_one(self) -> bool:
-        return True
+        if self.mask is None:
+            return True
+        seen = self.mask if self.mask.dtype == torch.bool else self.mask != -torch.inf
+        return bool(seen.any(-1).all())
 
     def scores(
         self, images: slice = ALL, heads: slice = ALL, rows: slice | Tensor = ALL
@@ -125,7 +128,11 @@ class Fused(AttentionCall):
     def weights(
         self, images: slice = ALL, heads: slice = ALL, rows: slice | Tensor = ALL
     ) -> Float[Tensor, "b head i j"]:
-        return self.scores(images, heads, rows).softmax(-1)
+        scores = self.scores(images, heads, rows)
+        weights = scores.softmax(-1)
+        if self.mask is not None:  # a query that may attend to nothing has no weights
+            weights.masked_fill_((scores == -torch.inf).all(-1, keepdim=True), 0)
+        return weights
 
 
 @dataclass(frozen=True, eq=False)

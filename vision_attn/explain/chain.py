@@ -195,7 +195,7 @@ def chain_of(calls: Sequence[AttentionCall], layout: TokenLayout, images: int) -
         if call.batch != images:
             raise ValueError(
                 f"attention call {layer} ({call.module}) has a batch of {call.batch} for {images} "
-                "images: windows whose places are not known"
+                "images: windows whose places are not known, or heads counted as batch"
             )
         if i == j == n:
             links.append(Whole(layer, call, prefix))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vision_attn.explain.base import chosen, class_logits
 from vision_attn.explain.calls import AttentionCall
 from vision_attn.explain.layout import layout_of
-from vision_attn.explain.record import attends, record_attention
+from vision_attn.explain.record import attends, calls_attention, record_attention
 from vision_attn.explain.rollout import weight_gradients
 from vision_attn.explain.tiles import pull_as_is
 from vision_attn.explain.trace import AttentionExplainer, PerHead, exactly, gradients_of, heatmaps
@@ -96,7 +96,7 @@ def blocks_of(network: nn.Module) -> list[nn.Module]:
     lists: dict[str, list[nn.Module]] = {}
     modules = dict(network.named_modules())
     for path, module in modules.items():
-        if not attends(module):
+        if not attends(module) and not calls_attention(module):
             continue
         parts = path.split(".")
         for depth in range(len(parts), 0, -1):

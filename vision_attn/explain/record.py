@@ -27,6 +27,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from vision_attn.attention import Attend, Readout
+from vision_attn.attention.normalizers import Softmax
+from vision_attn.attention.scores import DotProduct
+from vision_attn.attention.windows import Global
 from vision_attn.explain.calls import AttentionCall, Fused, WrittenOut
 
 Part = Literal["v", "context", "scores"]
@@ -75,7 +78,7 @@ def record_attention(
         for name, module in network.named_modules():
             if attends(module):
                 hooks += [
-                    module.register_forward_pre_hook(recorder.enters(name)),
+                    module.register_forward_pre_hook(recorder.enters(name, module)),
                     module.register_forward_hook(recorder.leaves(name), with_kwargs=True),
                 ]
         with recorder:
@@ -98,6 +101,22 @@ def attends(module: nn.Module) -> bool:
     return any(projections <= names for projections in PROJECTIONS)
 
 
+def is_softmax_of_products(module: nn.Module) -> bool:
+    """Whether it is our own attention by weights that queries and keys alone give."""
+    return (
+        isinstance(module, Attend)
+        and isinstance(module.score, DotProduct)
+        and isinstance(module.normalizer, Softmax)
+        and isinstance(module.window, Global)
+    )
+
+
+def calls_attention(module: nn.Module) -> bool:
+    """Whether the module's own code names torch's attention."""
+    code = getattr(type(module).forward, "__code__", None)
+    return code is not None and "scaled_dot_product_attention" in code.co_names
+
+
 class _Recorder(TorchFunctionMode):
     def __init__(self, keep: frozenset[Part]):
         super().__init__()
@@ -105,6 +124,7 @@ class _Recorder(TorchFunctionMode):
         self.record = Record()
         self.thread = threading.get_ident()
         self.running: list[tuple[str, int]] = []  # attention modules now running, calls before them
+        self.told = 0  # of them, those that tell their call themselves when they are done
         self.values: Tensor | None = None  # of the last fused call
         # What softmax made and has not yet multiplied values, and what softmax was given.
         self.softmaxed: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -113,6 +133,8 @@ class _Recorder(TorchFunctionMode):
         self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.told:
+            return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return self.fused(*args, **kwargs)
         if func is F.multi_head_attention_forward:
@@ -230,10 +252,13 @@ class _Recorder(TorchFunctionMode):
         """The name of the attention module that is running."""
         return self.running[-1][0] if self.running else ""
 
-    def enters(self, name: str) -> Callable:
+    def enters(self, name: str, module: nn.Module) -> Callable:
+        told = is_softmax_of_products(module)
+
         def hook(_module: nn.Module, _args: tuple) -> None:
             if threading.get_ident() == self.thread:
                 self.running.append((name, len(self.record.calls)))
+                self.told += told
 
         return hook
 
@@ -242,7 +267,10 @@ class _Recorder(TorchFunctionMode):
             if threading.get_ident() != self.thread:
                 return
             before = self.running[-1][1]
-            if isinstance(module, Attend):
+            if is_softmax_of_products(module):
+                self.products(module, out, *args, **kwargs)
+                self.told -= 1
+            elif isinstance(module, Attend):
                 self.attended(module, before, out, *args, **kwargs)
             if isinstance(module, Readout):
                 self.read_out(module, before, *args, **kwargs)
@@ -253,6 +281,33 @@ class _Recorder(TorchFunctionMode):
                 raise ValueError(_miscounted(name, module, seen))
 
         return hook
+
+    def products(
+        self,
+        attend: Any,
+        context: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+        layout: Any = None,
+    ) -> None:
+        """Our own attention by a softmax of products, whatever kernel did it."""
+        with torch.no_grad():
+            q, k = attend.score.transform(q, k)
+        heads = context.shape[1]
+        self.record.calls.append(
+            Fused(
+                self.module,
+                v=off(v.expand(-1, heads, -1, -1)) if "v" in self.keep else None,
+                context=context if "context" in self.keep else None,
+                q=off(q.expand(-1, heads, -1, -1)),
+                k=off(k.expand(-1, heads, -1, -1)),
+                scale=attend.score.scale / attend.normalizer.temperature,
+                mask=mask,
+                causal=False,
+            )
+        )
 
     def attended(
         self,
@@ -265,9 +320,10 @@ class _Recorder(TorchFunctionMode):
         mask: Tensor | None = None,
         layout: Any = None,
     ) -> None:
-        """Our own attention: one call, or by its own account where it took another way."""
+        """Our own attention of any other kind: one call, or by its own account."""
         calls = self.record.calls
-        if len(calls) == before + 1 and calls[-1].queries == q.shape[-2]:
+        whole = (len(q), q.shape[-2])
+        if len(calls) == before + 1 and (calls[-1].batch, calls[-1].queries) == whole:
             return
         with torch.no_grad():
             weights = attend.weights(q, k, mask, layout)

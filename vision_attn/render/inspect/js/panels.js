@@ -16,9 +16,8 @@ class Overview {
     this.element.style.setProperty("--columns", most + 1);
     this.element.style.setProperty("--rows", item.heads.length);
     this.element.style.setProperty("--aspect", item.grid[1] / item.grid[0]);
-    const titles = ["", "mean", ...Array(most).keys()];
-    const header = titles.map((title) =>
-      make("span", { role: "columnheader", textContent: title }),
+    const header = ["layer", "mean", ...Array(most).keys()].map((textContent) =>
+      make("span", { role: "columnheader", textContent }),
     );
     this.cells = item.heads.map((heads, layer) =>
       [MEAN, ...heads.keys()].map((head) =>
