@@ -33,7 +33,13 @@ from vision_attn.attention import (
     causal_mask,
     padding_mask,
 )
-from vision_attn.attention.kernels import by_products, fused, products_are_faster
+from vision_attn.attention.kernels import (
+    by_masked_products,
+    by_products,
+    fused,
+    masked_products_are_faster,
+    products_are_faster,
+)
 
 B, HEADS, I, J, D, E = 2, 3, 5, 7, 11, 13
 
@@ -109,6 +115,18 @@ def test_both_kernels_give_the_same(part: int, monkeypatch) -> None:
         torch.testing.assert_close(x, y)
 
 
+@pytest.mark.parametrize("mask", [m for m in MASKS.values() if m is not None])
+def test_masked_kernels_give_the_same(mask: Tensor) -> None:
+    q, k, v = (x.requires_grad_() for x in qkv())
+    mask = mask[(None,) * (4 - mask.ndim)]
+    results = [way(q, k, v, mask, 0.0, 0.3) for way in (by_masked_products, fused)]
+    torch.testing.assert_close(*results)
+    grad = torch.randn_like(results[0])
+    grads = [torch.autograd.grad(result, (q, k, v), grad) for result in results]
+    torch.testing.assert_close(*grads)
+    assert (results[0][~mask.any(-1).expand(B, HEADS, I)] == 0).all()
+
+
 def test_kernels_spread_one_head_over_many() -> None:
     q, k, v = torch.randn(B, HEADS, I, D), torch.randn(B, 1, J, D), torch.randn(B, 1, J, E)
     expected = ((0.3 * q) @ k.mT).softmax(-1) @ v
@@ -124,11 +142,15 @@ def test_bfloat16_takes_products_on_a_cpu_unless_the_memory_is_long() -> None:
     assert not products_are_faster(q.float(), q.float())
     with torch.no_grad():
         assert products_are_faster(q, long)
+    tall = torch.empty(1, 1, 16, D, dtype=torch.bfloat16)
+    assert masked_products_are_faster(tall, tall)
+    assert not masked_products_are_faster(q, tall)
     attend = Attend(ScaledDot(D))
-    q, k, v = qkv()
-    exact = attend(q, k, v)
-    rounded = attend(q.bfloat16(), k.bfloat16(), v.bfloat16())
-    torch.testing.assert_close(rounded.double(), exact, atol=0.05, rtol=0.05)
+    q, k, v = qkv(17, 17)
+    for mask in (None, causal_mask(17)):
+        exact = attend(q, k, v, mask)
+        rounded = attend(q.bfloat16(), k.bfloat16(), v.bfloat16(), mask)
+        torch.testing.assert_close(rounded.double(), exact, atol=0.05, rtol=0.05)
 
 
 WINDOWS = [Global, partial(LocalMonotonic, radius=1), partial(LocalPredictive, radius=2)]

@@ -18,12 +18,8 @@ def with_parts(**parts: Any) -> nn.Module:
     return att.MultiHeadAttention(D, HEADS, **parts)
 
 
-SCORES = [
-    att.Similarity,
-    att.Dot,
-    att.ScaledDot,
-    att.General,
-    att.BiasedGeneral,
+PRODUCTS = [att.Similarity, att.Dot, att.ScaledDot, att.General, att.BiasedGeneral]
+LEARNED = [
     att.ActivatedGeneral,
     att.Concat,
     att.Additive,
@@ -81,8 +77,8 @@ class Together(nn.Module):
 def groups() -> dict[str, tuple[nn.Module, tuple[Tensor, ...]]]:
     torch.manual_seed(0)
     tokens, few = torch.randn(2, N, D), torch.randn(2, 5, D)
-    heads = [with_parts(score=score) for score in SCORES]
-    heads += [with_parts(normalizer=normalizer) for normalizer in NORMALIZERS]
+    heads = [with_parts(score=score) for score in PRODUCTS]
+    heads += [with_parts(score=s, normalizer=n) for s, n in zip(LEARNED, NORMALIZERS, strict=True)]
     heads += [with_parts(window=window) for window in WINDOWS]
     heads += [with_parts(score=att.Additive, window=window) for window in WINDOWS]
     heads += [att.MultiDimAttention(D, 4), att.MultiDimAttention(D, 4, score=att.General)]

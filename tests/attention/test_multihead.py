@@ -15,6 +15,7 @@ from vision_attn.attention import (
     MultiDimAdditive,
     MultiDimAttention,
     MultiHeadAttention,
+    ScaledDot,
     Sparsemax,
     causal_mask,
 )
@@ -147,6 +148,10 @@ def test_bad_input() -> None:
             message = f"dim must be a multiple of heads, got dim={dim} and heads={heads}"
             with pytest.raises(ValueError, match=message):
                 make(dim, heads)
+    with pytest.raises(
+        ValueError, match=r"score must be one whose parameters tell .*got ScaledDot"
+    ):
+        MultiDimAttention(DIM, HEADS, score=ScaledDot)
     ours = MultiHeadAttention(DIM, HEADS)
     with pytest.raises(ValueError, match="must not be empty"):
         ours(torch.randn(B, 0, DIM))

@@ -154,6 +154,14 @@ def test_a_mask_is_the_same_as_leaving_the_keys_out(normalizer: Normalizer) -> N
     torch.testing.assert_close(normalizer(scores, mask)[..., keep], normalizer(scores[..., keep]))
 
 
+@pytest.mark.parametrize("normalizer", [n for n in ALL if type(n) is not SampledHard], ids=str)
+def test_rows_may_come_alone_and_in_any_order_of_memory(normalizer: Normalizer) -> None:
+    scores = torch.randn(SHAPE).transpose(0, 2)
+    weights = normalizer(scores)
+    torch.testing.assert_close(normalizer(scores[1, 2, 0]), weights[1, 2, 0])
+    torch.testing.assert_close(normalizer(scores.contiguous()), weights)
+
+
 @pytest.mark.parametrize("normalizer", ALL, ids=str)
 def test_nan_in_nan_out(normalizer: Normalizer) -> None:
     scores = torch.randn(SHAPE)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vision_attn.attention.attend import Attend, weights_over
 from vision_attn.attention.checks import at_least_one, not_empty
+from vision_attn.attention.masks import check_exists
 from vision_attn.attention.normalizers import Normalizer, Softmax
 from vision_attn.attention.scores import (
     ActivatedGeneral,
@@ -57,6 +58,8 @@ class CoAttention(nn.Module, ABC):
     ) -> Weights:
         """a over the queries, b over the keys."""
         not_empty(queries=queries, keys=keys)
+        check_exists(queries, query_mask=query_mask)
+        check_exists(keys, key_mask=key_mask)
         return self.weigh(queries, keys, query_mask, key_mask)
 
     def forward(

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from vision_attn.attention.attend import Attend, weights_over
 from vision_attn.attention.checks import at_least_one
+from vision_attn.attention.masks import check_exists
 from vision_attn.attention.normalizers import Normalizer, Softmax
 from vision_attn.attention.pooling import AttentionPool, Exists, Readout, Tokens
 from vision_attn.attention.scores import Additive, KeyOnly, Score
@@ -105,6 +106,7 @@ class HierarchicalPool(Readout):
     ) -> tuple[Groups, Bool[Tensor, "b g m"]]:
         """The patches region by region, and which of them exist: a last region may be smaller."""
         layout = checked(layout, tokens)
+        check_exists(tokens, mask=mask)
         if mask is None:
             mask = tokens.new_ones(tokens.shape[:2], dtype=torch.bool)
         (Y, X), (y, x) = self.regions, self._region(layout)

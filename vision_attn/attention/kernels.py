@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-PART = 1 << 20  # scores of the heads worked on at a time: they stay in cache
+PART = 1 << 20  # scores worked on at a time: they stay in cache
 
 
 def softmax_attention(
@@ -18,6 +18,8 @@ def softmax_attention(
     """softmax(scale q k') v, (b head i d), (b head j d), (b head j e) -> (b head i e)."""
     if mask is None and products_are_faster(q, k):
         return by_products(q, k, v, dropout, scale)
+    if mask is not None and masked_products_are_faster(q, k):
+        return by_masked_products(q, k, v, mask, dropout, scale)
     return fused(q, k, v, mask, dropout, scale)
 
 
@@ -30,16 +32,36 @@ def products_are_faster(q: Tensor, k: Tensor) -> bool:
     return q.device.type == "cpu" and q.dtype == torch.bfloat16 and k.size(-2) <= longest
 
 
+def masked_products_are_faster(q: Tensor, k: Tensor) -> bool:
+    """In training, where the fused kernel's backward is the slow part; not for a query or two."""
+    training = torch.is_grad_enabled() and products_are_faster(q, k)
+    return training and q.size(-2) >= 16 and k.size(-2) <= 1024
+
+
 def by_products(q: Tensor, k: Tensor, v: Tensor, dropout: float, scale: float) -> Tensor:
-    """Product, softmax, product, a few heads at a time."""
+    """Product, softmax, product, for a few heads, or a few queries of one, at a time."""
     heads = torch.broadcast_shapes(q.shape[:2], k.shape[:2], v.shape[:2])
     q, k, v = (x.expand(*heads, -1, -1).flatten(0, 1) for x in (q * scale, k, v))
-    part = max(1, PART // (q.size(1) * k.size(1)))
-    contexts = [
-        F.dropout(torch.bmm(q_part, k_part.mT).softmax(-1), dropout) @ v_part
-        for q_part, k_part, v_part in zip(q.split(part), k.split(part), v.split(part), strict=True)
-    ]
-    return torch.cat(contexts).unflatten(0, heads)
+    part, rows = max(1, PART // (q.size(1) * k.size(1))), max(1, PART // k.size(1))
+    contexts = []
+    for q_part, k_part, v_part in zip(q.split(part), k.split(part), v.split(part), strict=True):
+        weights = (torch.bmm(some, k_part.mT).softmax(-1) for some in q_part.split(rows, dim=1))
+        contexts.append(joined([F.dropout(a, dropout) @ v_part for a in weights], dim=1))
+    return joined(contexts, dim=0).unflatten(0, heads)
+
+
+def by_masked_products(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float, scale: float
+) -> Tensor:
+    """The same with a mask, as a bias; a query that sees nothing has a context of zeros."""
+    lowest = torch.finfo(q.dtype).min
+    bias = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(~mask, lowest)
+    weights = ((q * scale) @ k.mT + bias).softmax(-1)
+    return (F.dropout(weights, dropout) @ v).masked_fill(~mask.any(-1, keepdim=True), 0)
+
+
+def joined(parts: list[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def fused(

@@ -34,6 +34,16 @@ def check_mask(mask: Tensor, pairs: Sequence[int]) -> None:
         )
 
 
+def check_exists(tokens: Tensor, **masks: Tensor | None) -> None:
+    """ValueError unless each mask says of every token (b n d) whether it exists, or is None."""
+    for name, mask in masks.items():
+        if mask is not None and (mask.dtype != torch.bool or mask.shape != tokens.shape[:2]):
+            raise ValueError(
+                f"{name} must be bool of shape {tuple(tokens.shape[:2])} (True = exists), got "
+                f"{mask.dtype} of shape {tuple(mask.shape)}"
+            )
+
+
 def both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """Allowed by both masks, where None allows everything."""
     if a is None or b is None:

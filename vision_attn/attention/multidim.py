@@ -45,6 +45,11 @@ class MultiDimAttention(MultiHeadAttention):
             dropout=dropout,
             proj_dropout=proj_dropout,
         )
+        if not any(True for _ in self.attend.score.parameters()):
+            raise ValueError(
+                "score must be one whose parameters tell the views apart (MultiDimAdditive, "
+                f"General), got {type(self.attend.score).__name__}"
+            )
 
     @staticmethod
     def scored_width(dim: int, heads: int) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vision_attn.attention.attend import Attend
 from vision_attn.attention.checks import at_least_one, divisible, not_empty
+from vision_attn.attention.masks import check_exists
 from vision_attn.attention.normalizers import Normalizer, Softmax
 from vision_attn.attention.scores import Additive, MultiDimAdditive, Score
 from vision_attn.types import TokenLayout
@@ -74,6 +75,7 @@ class MeanPool(Readout):
         self, tokens: Tokens, layout: TokenLayout | None = None, mask: Exists = None
     ) -> Float[Tensor, "b look n"]:
         not_empty(tokens=tokens)
+        check_exists(tokens, mask=mask)
         counted = torch.ones_like(tokens[..., 0]) if mask is None else mask.to(tokens.dtype)
         if layout is not None:
             counted[:, : layout.prefix] = 0

@@ -57,7 +57,7 @@ class Entmax(torch.autograd.Function):
     @staticmethod
     def forward(scores: Tensor, power: int) -> Tensor:
         z = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        z = (z - z.amax(-1, keepdim=True)).flatten(0, -2)
+        z = (z - z.amax(-1, keepdim=True)).reshape(-1, z.size(-1))
         z = z if power == 1 else z / power
         p = z.sub(entmax_threshold(z, power)).clamp(min=0)
         p = p if power == 1 else p.square()
