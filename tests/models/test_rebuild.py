@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import vision_attn.models
-from vision_attn.attention import Additive, MultiHeadAttention, SpatialMask, SqueezeExcite
+from vision_attn.attention import Additive, Deep, MultiHeadAttention, SpatialMask, SqueezeExcite
 from vision_attn.models import (
     Bottleneck,
     SEResNet,
@@ -208,3 +208,13 @@ class Elsewhere(nn.Module):
 def test_what_could_not_be_built_again_is_not_described(network, message):
     with pytest.raises(ValueError, match=message):
         describe(network)
+
+
+def test_activations_of_torch_are_rebuilt():
+    score = functools.partial(Deep, activation=nn.GELU)
+    network = ViT(**VIT, attention=functools.partial(MultiHeadAttention, score=score))
+    again = build(describe(network))
+    assert isinstance(again.blocks[0].attn.attend.score.activation, nn.GELU)
+    linear = {"class_path": "torch.nn.Linear", "init_args": {}}
+    with pytest.raises(ValueError, match=r"refused to build 'torch\.nn\.Linear'"):
+        build({"class_path": "vision_attn.models.ViT", "init_args": {"pool": linear}})

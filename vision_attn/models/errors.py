@@ -10,9 +10,10 @@ class ModelError(ValueError):
 
 
 def did_you_mean(given: str, names: Iterable[str]) -> str:
-    """`; did you mean a, b, c?`, or nothing where no name is near."""
+    """`; did you mean a, b, c?`: the nearest names, else those with `given` in them, or nothing."""
     by_lower = {name.lower(): name for name in names}
     near = [by_lower[name] for name in get_close_matches(given.lower(), by_lower, n=3)]
+    near = near or [name for lower, name in by_lower.items() if given.lower() in lower][:5]
     return f"; did you mean {', '.join(near)}?" if near else ""
 
 

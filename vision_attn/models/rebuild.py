@@ -2,7 +2,7 @@
 
 A description is {"class_path": "vision_attn.models.ViT", "init_args": {...}}. Factories among the
 arguments (an attention, a gate, a readout) are descriptions too; all else is plain. `build` calls
-nothing but classes of `vision_attn.attention` and `vision_attn.models`.
+nothing but classes of `vision_attn.attention` and `vision_attn.models`, and torch's activations.
 """
 
 import functools
@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 PACKAGES = ("vision_attn.attention", "vision_attn.models")
+ACTIVATIONS = "torch.nn.modules.activation"
 
 
 class Rebuildable(nn.Module):
@@ -74,7 +75,7 @@ def build(description: Any) -> nn.Module:
 def _described(cls: type, args: dict[str, Any]) -> dict[str, Any]:
     package = ".".join(cls.__module__.split(".")[:2])
     path = f"{package}.{cls.__name__}"  # the public name, which survives a change of files
-    if package not in PACKAGES or _find(path) is not cls:
+    if _public(path) is not cls:
         raise ValueError(
             f"cannot describe {_path(cls)}: a checkpoint names only public classes of "
             f"{' and '.join(PACKAGES)}"
@@ -137,14 +138,26 @@ def _value(value: Any) -> Any:
 
 
 def _find(path: str) -> type[nn.Module]:
-    """The class of that public name. It must be our own: a package also holds what it imports."""
+    """The class of that public name; ValueError where it is none that may be built."""
+    found = _public(path)
+    if found is None:
+        raise ValueError(
+            f"refused to build {path!r}: expected an nn.Module of {' or '.join(PACKAGES)}"
+        )
+    return found
+
+
+def _public(path: str) -> type[nn.Module] | None:
+    """The class of that name. It must be our own, or an activation: a package also holds what it
+    imports."""
     package, _, name = path.rpartition(".")
-    found = vars(importlib.import_module(package)).get(name) if package in PACKAGES else None
-    if isinstance(found, type) and issubclass(found, nn.Module):
-        home = found.__module__
-        if home.startswith(tuple(f"{package}." for package in PACKAGES)):
-            return found
-    raise ValueError(f"refused to build {path!r}: expected an nn.Module of {' or '.join(PACKAGES)}")
+    known = package in (*PACKAGES, "torch.nn")
+    found = vars(importlib.import_module(package)).get(name) if known else None
+    if not isinstance(found, type) or not issubclass(found, nn.Module):
+        return None
+    home = found.__module__
+    own = home.startswith(tuple(f"{package}." for package in PACKAGES))
+    return found if own or home == ACTIVATIONS else None
 
 
 def _path(cls: type) -> str:

@@ -1,0 +1,62 @@
+"""A CNN that says which places of its last features its answer comes from.
+
+Axes: b batch, c channels, h height, w width, k classes.
+"""
+
+from collections.abc import Callable
+from math import ceil
+from typing import Any, ClassVar
+
+from torch import nn
+
+from vision_attn.attention import AttentionPool
+from vision_attn.models.errors import ModelError
+from vision_attn.models.rebuild import Rebuildable
+from vision_attn.models.timm_model import create_timm
+from vision_attn.types import Images, Logits, TokenLayout
+
+
+class PooledCNN(Rebuildable):
+    """The CNN that timm knows by this name, its last features read out by attention.
+
+    pool: a readout, called as `pool(dim=c)` and then on the places as tokens (b h*w c); a linear
+    classifier follows. pretrained: the CNN starts with timm's weights. model_args go to timm's
+    constructor: `output_stride=8` keeps the places small.
+
+    Raises ModelError for a network whose last features are not a map (b c h w).
+    """
+
+    rebuilt_with: ClassVar[dict[str, Any]] = {"pretrained": False}
+
+    def __init__(
+        self,
+        name: str,
+        num_classes: int = 10,
+        pool: Callable[..., nn.Module] = AttentionPool,
+        pretrained: bool = False,
+        model_args: dict[str, Any] | None = None,
+    ):
+        super().__init__()
+        self.trunk: Any = create_timm(
+            name, pretrained=pretrained, num_classes=0, **(model_args or {})
+        )
+        readout: Any = pool(dim=self.trunk.num_features)
+        self.readout = readout
+        self.head = nn.Linear(readout.out_dim, num_classes)
+
+    def layout(self, image_size: tuple[int, int]) -> TokenLayout:
+        """Where the places of an image of that (height, width) lie."""
+        stride = self.trunk.feature_info[-1]["reduction"]
+        height, width = image_size
+        return TokenLayout(0, (ceil(height / stride), ceil(width / stride)), "attention")
+
+    def forward(self, images: Images) -> Logits:
+        features = self.trunk.forward_features(images)
+        if features.ndim != 4 or features.shape[1] != self.trunk.num_features:
+            raise ModelError(
+                f"expected a CNN whose last features are (b {self.trunk.num_features} h w), "
+                f"{self.init_args['name']} gives {tuple(features.shape)}"
+            )
+        height, width = features.shape[2:]
+        layout = TokenLayout(0, (height, width), "attention")
+        return self.head(self.readout(features.flatten(2).mT, layout=layout))
