@@ -14,36 +14,34 @@ Peers: pip install grad-cam captum.
 """
 
 import argparse
-import gc
-import math
-import multiprocessing
 import os
-import resource
-import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import captum.attr
 import numpy as np
+import pytorch_grad_cam
 import timm
 import torch
+from alone import Ways, add_arguments, alone, compare
 from PIL import Image
+from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vision_attn import explain
-from vision_attn.explain import Relevance, Rollout, WeightedRollout
+from vision_attn.explain import Rollout
 from vision_attn.explain.calls import Fused
+from vision_attn.explain.recorder import attention_and_lse
 from vision_attn.explain.tiles import pull
 
-MIB = 2**20
 MODEL = "vit_small_patch16_224"
-LONG = 10_000  # tokens above which one round must do, and what keeps the graph is left out
-Ways = dict[str, Callable[[], object]]
+SHORT = 1_500  # tokens below which turns take little
+LONG = 10_000  # tokens above which one turn must do, and what keeps the graph is left out
 
 
 def main() -> None:
@@ -52,12 +50,10 @@ def main() -> None:
     )
     sections = ["224", "1024", "2048", "paths", "exact", "command"]
     parser.add_argument("sections", nargs="*", default=sections, metavar="SECTION")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each way (default: 5)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--limit", type=float, default=600, help="seconds a section (default: 600)")
-    parser.add_argument("--device", default="cuda" if torch.cuda.device_count() else "cpu")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: each that fits")
-    parser.add_argument("--only", nargs="+", default=[""], help="ways whose names hold one of these")
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16"], help="default: float32, both on a GPU"
+    )
+    add_arguments(parser)
     args = parser.parse_args()
     torch.set_num_threads(1)  # a process that forks must not have run threads
     usual = ["float32", "bfloat16"] if args.device == "cuda" else ["float32"]
@@ -85,7 +81,7 @@ def tokens_of(side: int) -> int:
 def table(section: str, dtype: str, args: argparse.Namespace) -> None:
     if section == "exact":
         print("| what | largest error / the map's maximum | sum of the shares |\n|---|---|---|")
-        for what in exactness_of:
+        for what in (what for what in exactness_of if any(word in what for word in args.only)):
             answer = alone(exactness, args, what, args.device, dtype)
             words = answer if isinstance(answer, str) else f"{answer[0]:.1e} | {answer[1]:.6f}"
             print(f"| {what} | {words} |", flush=True)
@@ -93,133 +89,17 @@ def table(section: str, dtype: str, args: argparse.Namespace) -> None:
     if section == "paths":
         for tokens in (197, 785, 1025, 4097):
             print(f"\n{tokens} tokens\n")
-            timed_and_weighed(paths, (tokens, args.device, dtype), args, args.rounds)
+            compare(paths, (tokens, args.device, dtype), args, turns(tokens, args.rounds))
         return
     if not section.isdecimal():
         sys.exit(f"unknown section {section!r}: a side in pixels, paths, exact or command")
-    long = tokens_of(int(section)) > LONG
-    made = (int(section), args.device, dtype)
-    timed_and_weighed(contenders, made, args, 1 if long else args.rounds)
+    side = int(section)
+    compare(contenders, (side, args.device, dtype), args, turns(tokens_of(side), args.rounds))
 
 
-def timed_and_weighed(make: Callable[..., Ways], made: tuple, args: Any, rounds: int) -> None:
-    """A table of the ways that `make(*made)` gives: seconds, times the first, MiB added."""
-    names = alone(names_of, args, make, made)
-    if isinstance(names, str):
-        print(names)
-        return
-    names = [name for at, name in enumerate(names) if not at or any(w in name for w in args.only)]
-    added = {name: alone(weighed, args, make, made, name) for name in names}
-    fit = [name for name in names if not isinstance(added[name], str)]
-    seconds = alone(timed, args, make, made, fit, rounds)
-    failed = isinstance(seconds, str)
-    print(f"| way | seconds | x {names[0]} | MiB added |\n|---|---|---|---|")
-    for name in names:
-        if name not in fit or failed:
-            print(f"| {name} | {seconds if failed else added[name]} | | |")
-            continue
-        ratio = seconds[name] / seconds[names[0]]
-        print(f"| {name} | {seconds[name]:.3g} | {ratio:.2f} | {added[name]:.0f} |", flush=True)
-
-
-# ---- processes ----
-
-
-def alone(job: Callable, args: argparse.Namespace, *given: object) -> Any:
-    """What `job` gives in a process of its own, or in words why it gave nothing."""
-    context = multiprocessing.get_context("spawn" if args.device == "cuda" else "fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=answer, args=(sender, args.threads, job, given))
-    process.start()
-    sender.close()
-    try:
-        if not receiver.poll(args.limit):
-            return f"not done after {args.limit:.0f} s"
-        return receiver.recv()
-    except EOFError:
-        process.join()
-        return f"ended by signal {-(process.exitcode or 0)}: out of memory?"
-    finally:
-        process.kill()
-        process.join()
-
-
-def answer(sender: Any, threads: int, job: Callable, given: tuple) -> None:
-    torch.set_num_threads(threads)
-    torch.manual_seed(0)
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_DATA, (free, free))  # an error, not a machine that dies
-    try:
-        sender.send(job(*given))
-    except (RuntimeError, MemoryError, ValueError, NotImplementedError) as error:
-        text = str(error)
-        memory = "allocate" in text or isinstance(error, MemoryError)
-        sender.send("out of memory" if memory else text.splitlines()[0])
-
-
-def names_of(make: Callable[..., Ways], made: tuple) -> list[str]:
-    return list(make(*made))
-
-
-def timed(make: Callable[..., Ways], made: tuple, names: list[str], rounds: int) -> dict:
-    """Median seconds of each way, run in turn; a first turn, if there are several, warms up."""
-    ways, times = make(*made), {name: [] for name in names}
-    for turn in range(rounds + (rounds > 1)):
-        for name in names:
-            start = time.perf_counter()
-            ways[name]()
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize()
-            if turn or rounds == 1:
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times[name]) for name in names}
-
-
-def weighed(make: Callable[..., Ways], made: tuple, name: str) -> float:
-    """MiB that a way adds at its peak, once its code and its threads are loaded."""
-    small = make(64, *made[1:])
-    small[name]()
-    del small
-    way = make(*made)[name]
-    gc.collect()
-    with Peak(torch.device(made[1])) as peak:
-        way()
-    return peak.bytes / MIB
-
-
-class Peak:
-    """The most memory held while open, above what was held on entry."""
-
-    def __init__(self, device: torch.device):
-        self.device, self.bytes = device, 0.0
-
-    def __enter__(self) -> "Peak":
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            self.before = torch.cuda.memory_allocated()
-            return self
-        self.before, self.open = held(), True
-        self.watch = threading.Thread(target=self.look, daemon=True)
-        self.watch.start()
-        return self
-
-    def look(self) -> None:
-        while self.open:
-            self.bytes = max(self.bytes, held() - self.before)
-            time.sleep(0.001)
-
-    def __exit__(self, *_: object) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-            self.bytes = torch.cuda.max_memory_allocated() - self.before
-            return
-        self.open = False
-        self.watch.join()
-
-
-def held() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def turns(tokens: int, rounds: int) -> int:
+    """More of what takes little, one of what takes long."""
+    return 10 * rounds if tokens < SHORT else 1 if tokens > LONG else rounds
 
 
 # ---- the whole network ----
@@ -289,22 +169,19 @@ def dense_rollout(network: nn.Module, images: Tensor) -> Tensor:
 
 def peers(network: nn.Module, images: Tensor) -> Ways:
     """Grad-CAM at the last block by the two packages, which need the grid told."""
-    from captum.attr import LayerGradCam
-    from pytorch_grad_cam import GradCAM as PackageGradCAM
-    from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
-
     layer = network.blocks[-1].norm1
+    gradients = captum.attr.LayerGradCam(network, layer)
 
     def on_grid(tokens: Tensor) -> Tensor:
         return tokens[:, 1:].unflatten(1, network.patch_embed.grid_size).permute(0, 3, 1, 2)
 
     def package() -> object:
-        with PackageGradCAM(network, [layer], reshape_transform=on_grid) as cam:
+        with pytorch_grad_cam.GradCAM(network, [layer], reshape_transform=on_grid) as cam:
             return cam(images, [ClassifierOutputTarget(0)])
 
     return {
         "grad-cam GradCAM": package,
-        "captum LayerGradCam": lambda: LayerGradCam(network, layer).attribute(images, target=0),
+        "captum LayerGradCam": lambda: gradients.attribute(images, target=0),
     }
 
 
@@ -312,16 +189,18 @@ def peers(network: nn.Module, images: Tensor) -> Ways:
 
 
 def paths(tokens: int, device: str, dtype: str) -> Ways:
-    """F' r for one layer: by row tiles (ours), the whole map, and two ways of fused kernels."""
+    """F' r for one layer: by tiles (ours), the whole map, and two ways of fused kernels."""
     q, k, v = torch.randn(3, 1, 6, tokens, 64, device=device, dtype=getattr(torch, dtype))
-    call = Fused("", v=None, context=None, q=q, k=k, scale=0.125, mask=None, causal=False)
+    softmax = Fused("", v=None, context=None, q=q, k=k, scale=0.125, mask=None, causal=False)
+    known = replace(softmax, lse=attention_and_lse(q, k, v)[1])
     r = torch.rand(1, 1, tokens, device=device)
     many = torch.rand(1, 64, tokens, device=device)
     ways: Ways = {
         "attention itself": lambda: F.scaled_dot_product_attention(q, k, v),
-        "row tiles (ours)": lambda: pull(call, r),
-        "row tiles, 64 rows": lambda: pull(call, many),
-        "whole map": lambda: r @ call.weights().mean(1),
+        "tiles, the forward's lse": lambda: pull(known, r),
+        "tiles, softmax": lambda: pull(softmax, r),
+        "tiles, 64 rows": lambda: pull(known, many),
+        "whole map": lambda: r @ softmax.weights().mean(1),
         "gradient by v": lambda: by_gradient(q, k, r),
     }
     if device == "cpu":
@@ -390,22 +269,21 @@ def command(args: argparse.Namespace) -> str:
         photo = Path(folder) / "photo.png"
         noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
         Image.fromarray(noise).resize((1024, 1024)).save(photo)
-        words = [
-            *("-m", "vision_attn.cli", "explain", f"timm:{MODEL}", "--pretrained", "false"),
-            *("--image-size", "1024", str(photo), "-o", folder, "--device", args.device),
-            *(word for each in (Rollout, WeightedRollout, Relevance) for word in ("--method", each.__name__)),
-        ]  # fmt: skip
+        methods = ["Rollout", "WeightedRollout", "Relevance"]
+        words = ["explain", f"timm:{MODEL}", "--pretrained", "false", "--image-size", "1024"]
+        words += [str(photo), "--output", folder, "--device", args.device]
+        words += [word for method in methods for word in ("--method", method)]
+        start_it = "from vision_attn.cli import script; script()"
+        words = [sys.executable, "-c", start_it, *words]
         start = time.perf_counter()
         environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
-        process = os.spawnve(os.P_NOWAIT, sys.executable, [sys.executable, *words], environment)
+        process = os.spawnve(os.P_NOWAIT, sys.executable, words, environment)
         _, status, used = os.wait4(process, 0)
     seconds = time.perf_counter() - start
     code = os.waitstatus_to_exitcode(status)
     ended = "" if code == 0 else f" (ended with {code})"
-    return (
-        "Rollout, WeightedRollout and Relevance: "
-        f"{seconds:.0f} s, at most {used.ru_maxrss / 2**20:.2f} GiB in all{ended}"
-    )
+    most = used.ru_maxrss / 2**20
+    return f"{', '.join(methods)}: {seconds:.0f} s, at most {most:.2f} GiB in all{ended}"
 
 
 if __name__ == "__main__":

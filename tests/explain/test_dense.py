@@ -7,6 +7,7 @@ from uniform and mistakes show.
 
 import copy
 import re
+from dataclasses import dataclass
 
 import pytest
 import timm
@@ -367,25 +368,47 @@ def links_rows(r, link, A):
     return shifted(r.view(images, h, w, 1), block, h, w, back=False).mT
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_every_method_is_its_dense_formula(name, monkeypatch):
+@dataclass
+class Compared:
+    """Errors are shares of the map's maximum: the worst method's in float64, Rollout's in float32.
+
+    total: what the shares of Rollout sum to, those of prefix tokens included.
+    """
+
+    captured: int
+    expected: int
+    error64: float
+    error32: float
+    total: float
+
+
+def compared(name, monkeypatch):
+    """Every method of METHODS on this network beside its dense formula."""
     network, images = network_of(name)
     layout = layout_of(network, tuple(images.shape[2:]))
     with torch.no_grad(), record_attention(network) as record:
         network(images)
-    assert len(record.calls) == len(record.expected) or name == "by_hand"
-
     exact = copy.deepcopy(network).double()
     maps = dense_maps(exact, images.double(), 1, monkeypatch)
     assert len(maps) == len(record.calls)
     assert max(A.amax().item() for A, _ in maps) > 0.1, "not peaky"
+    error64 = 0.0
     for method in METHODS:
         true = dense_map(method, exact, layout, maps, len(images))
-        found = method(exact, images.double(), 1).values
-        torch.testing.assert_close(found.double(), true, rtol=0, atol=2e-7 * true.max().item())
+        found = method(exact, images.double(), 1).values.double()
+        error64 = max(error64, ((found - true).abs().max() / true.max()).item())
     true = dense_map(Rollout(), exact, layout, maps, len(images))
     found = Rollout()(network, images)
-    torch.testing.assert_close(found.values.double(), true, rtol=0, atol=1e-4 * true.max().item())
-    torch.testing.assert_close(
-        found.values.sum((1, 2)) + found.prefix_mass, torch.ones(2), rtol=0, atol=1e-4
-    )
+    error32 = ((found.values.double() - true).abs().max() / true.max()).item()
+    total = found.values.sum((1, 2)) + found.prefix_mass
+    off = (total - 1).abs().argmax()
+    return Compared(len(record.calls), len(record.expected), error64, error32, total[off].item())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_method_is_its_dense_formula(name, monkeypatch):
+    found = compared(name, monkeypatch)
+    assert found.captured == found.expected or name == "by_hand"
+    assert found.error64 < 2e-7
+    assert found.error32 < 1e-4
+    assert abs(found.total - 1) < 1e-4

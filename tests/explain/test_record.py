@@ -1,6 +1,7 @@
 """The recorder: every call, all of its parts, exactly once, and nothing left behind."""
 
 import threading
+from functools import partial
 
 import pytest
 import timm
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 from vision_attn import attention as mechanisms
 from vision_attn.attention import MultiHeadAttention
 from vision_attn.explain import record_attention
+from vision_attn.explain.calls import Fused, Room
 from vision_attn.models import ViT
 
 
@@ -207,9 +209,60 @@ def test_our_attention_whatever_its_parts(options, tokens):
     assert record.expected == [""]
 
 
-def test_our_windows_are_one_map_over_all_tokens():
-    from functools import partial
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("score", [mechanisms.ScaledDot, mechanisms.Similarity, mechanisms.General])
+def test_our_products_keep_no_weights_whatever_kernel_ran(score, half):
+    """Under bfloat16 on a CPU ours goes by plain products, a few heads at a time."""
+    network = ViT((32, 48), 8, 5, 24, 2, 3, attention=partial(MultiHeadAttention, score=score))
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        record, _ = recorded(network.eval(), torch.randn(2, 3, 32, 48))
+    assert record.expected == ["blocks.0.attn", "blocks.1.attn"]
+    for call in record.calls:
+        assert isinstance(call, Fused)
+        assert call.q.shape == call.k.shape == (2, 3, 25, 8)
+        assert (call.lse is None) == half
+        coarse = {"rtol": 0.02, "atol": 0.02} if half else {}
+        context = call.weights() @ call.v.float()
+        torch.testing.assert_close(context, call.context.float(), **coarse)
 
+
+def test_our_mask_and_queries_that_may_see_nothing():
+    mask = torch.rand(2, 1, 7, 7) > 0.4
+    mask[1, :, 3] = False
+    module = MultiHeadAttention(12, 3).eval()
+    record, _ = recorded(module, torch.randn(2, 7, 12), mask=mask)
+    (call,) = record.calls
+    weights = call.weights()
+    assert not call.sums_to_one
+    assert (weights[1, :, 3] == 0).all()
+    torch.testing.assert_close(weights.sum(-1)[0], torch.ones(3, 7))
+    torch.testing.assert_close(weights @ call.v, call.context)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_denominators_that_the_kernel_tells(dtype):
+    q, k, v = (4 * x for x in qkv(i=130, j=135, dtype=dtype))
+    record, out = recorded(Calls(partial(F.scaled_dot_product_attention, scale=0.5)), q, k, v)
+    (call,) = record.calls
+    true = (0.5 * q @ k.mT).softmax(-1)
+    torch.testing.assert_close(call.lse, (0.5 * q @ k.mT).logsumexp(-1))
+    torch.testing.assert_close(call.weights(), true, rtol=1e-4, atol=1e-7)
+    tile = call.weights(slice(1, 2), slice(0, 2), slice(3, 70), slice(40, 90), Room())
+    torch.testing.assert_close(tile, true[1:2, :2, 3:70, 40:90], rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v, scale=0.5))
+
+
+def test_gradients_pass_as_if_not_recorded():
+    network = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2).eval()
+    network.head.weight.data.normal_()
+    images = torch.randn(2, 3, 64, 64, requires_grad=True)
+    (true,) = torch.autograd.grad(network(images)[:, 1].sum(), images)
+    with record_attention(network):
+        (found,) = torch.autograd.grad(network(images)[:, 1].sum(), images)
+    torch.testing.assert_close(found, true)
+
+
+def test_our_windows_are_one_map_over_all_tokens():
     window = partial(mechanisms.Local2d, radius=1)
     network = ViT(64, 8, 5, 24, 2, 3, attention=partial(MultiHeadAttention, window=window)).eval()
     record, _ = recorded(network, torch.randn(1, 3, 64, 64))
@@ -231,12 +284,19 @@ def test_half_precision_is_kept_as_it_came_and_weighed_in_float32():
 
 def test_only_what_is_asked_for_is_kept_and_it_keeps_no_more_alive():
     network = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2).eval()
-    record, _ = recorded(network, torch.randn(1, 3, 64, 64), keep=())
-    for call in record.calls:
+    made = []
+    for block in network.blocks:
+        block.attn.qkv.register_forward_hook(lambda _m, _args, out: made.append(out))
+    record, _ = recorded(network, torch.randn(90, 3, 64, 64), keep=())
+    theirs = {qkv.untyped_storage().data_ptr() for qkv in made}
+    for call, qkv in zip(record.calls, made, strict=True):
         assert call.v is None
         assert call.context is None
-        for part in (call.q, call.k):
-            assert part.untyped_storage().nbytes() == part.nbytes
+        q, k, _ = qkv.unflatten(-1, (3, 3, 64)).permute(2, 0, 3, 1, 4)
+        for part, true in ((call.q, q), (call.k, k)):
+            assert torch.equal(part, true)
+            assert part.is_contiguous()
+            assert part.untyped_storage().data_ptr() not in theirs
 
 
 def test_memory_grows_with_the_number_of_tokens():

@@ -363,8 +363,9 @@ def test_tiles_of_any_size_give_the_same(monkeypatch):
     net, images = network(depth=2), pictures(3)
     methods = [*ALL, Rollout(fusion="min", discard=0.3), GradientRollout(discard=0.5)]
     whole = [method(net, images, 0).values for method in methods]
-    for limit in (70, 1500):
+    for limit, wide in ((200, 7), (1500, 20)):
         monkeypatch.setattr(tiling, "CPU_TILE", limit)
+        monkeypatch.setattr(tiling, "WIDE", wide)
         for method, true in zip(methods, whole, strict=True):
             torch.testing.assert_close(method(net, images, 0).values, true, rtol=1e-5, atol=1e-8)
 
@@ -377,7 +378,7 @@ def test_the_threshold_is_the_quantile_of_each_image(share, dtype, windows, monk
     weights = torch.randn(6, 2, 5, 7, dtype=dtype).softmax(-1)
     weights[1, :, 2] = 0
     record = recorded_weights(weights)
-    fuse = lambda call, image, row: call.weights(image, rows=row).amax(1)  # noqa: E731
+    fuse = lambda call, image, row, room: call.weights(image, rows=row).amax(1)  # noqa: E731
     low = tiling.threshold(record, fuse, share, windows)[:, None, None]
     fused = weights.amax(1)
     true = fused.view(6 // windows, -1).quantile(share, dim=1).repeat_interleave(windows)

@@ -39,6 +39,8 @@ def refusal_of(network: nn.Module) -> str | None:
     if not any(attends(module) or _seems_to_attend(module) for module in modules):
         return "it has no attention: none of its modules projects to queries and keys"
     for module in modules:
+        if callable(getattr(module, "layout", None)):
+            break
         if type(module).__module__.startswith("timm.models."):
             try:
                 layout_of(module, (224, 224))

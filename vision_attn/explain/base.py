@@ -96,10 +96,9 @@ class Explainer(ABC):
         if reason := self.refusal(network):
             raise ValueError(f"{self} does not fit {type(network).__name__}: {reason}")
         check_images(network, images)
-        wanted = None if targets is None else as_targets(targets, images)
         with untouched(network), grads(network) if self.needs_gradients else torch.no_grad():
-            # A tensor made in inference mode cannot be saved for a gradient: a copy can.
-            images = images.clone() if images.is_inference() else images.detach()
+            wanted = None if targets is None else as_targets(targets, images)
+            images = outside_inference(images.detach())
             maps = self.explain(network, images, wanted, layout)
             check_finite(maps.values, f"the map of {self}", network, images)
         return maps
@@ -109,6 +108,9 @@ class Explainer(ABC):
 def untouched(network: nn.Module) -> Iterator[None]:
     """The network in eval mode; afterwards every module's train/eval flag as it was."""
     flags = [(module, module.training) for module in network.modules()]
+    if not any(training for _, training in flags):
+        yield
+        return
     try:
         network.eval()
         yield
@@ -166,7 +168,7 @@ def chosen(logits: Logits, targets: Int[Tensor, " b"] | None) -> Int[Tensor, " b
 
 def as_targets(targets: Targets, images: Tensor) -> Int[Tensor, " b"]:
     """One class index an image, on the images' device."""
-    wanted = torch.as_tensor(targets, device=images.device)
+    wanted = outside_inference(torch.as_tensor(targets, device=images.device))
     if wanted.is_floating_point() or wanted.dtype == torch.bool:
         raise ValueError(f"targets must be class indices (whole numbers), got {wanted.dtype}")
     if wanted.ndim == 0:
@@ -177,6 +179,11 @@ def as_targets(targets: Targets, images: Tensor) -> Int[Tensor, " b"]:
             f"got shape {tuple(wanted.shape)}"
         )
     return wanted.long()
+
+
+def outside_inference(x: Tensor) -> Tensor:
+    """x: a copy if made in inference mode, as such a tensor cannot be saved for a gradient."""
+    return x.clone() if x.is_inference() else x
 
 
 def check_images(network: nn.Module, images: Tensor) -> None:

@@ -4,13 +4,52 @@ Axes: b batch (windows count as batch), head, i queries, j keys, d head width, e
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import e, log2, prod
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 ALL = slice(None)
+LOG2_E = log2(e)
+
+
+class Room:
+    """Memory that the tiles of a layer take turns in, by the name of what is in it.
+
+    On a CPU a tile in fresh memory takes twice as long: the system hands it out page by page.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, Tensor] = {}
+
+    def tile(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        """A tile of this shape; what was in the last one of this name is lost."""
+        size, held = prod(shape), self._held.get(name)
+        if held is None or held.numel() < size or held.dtype != like.dtype:
+            held = self._held[name] = like.new_empty(size)
+        return held[:size].view(*shape)
+
+
+def product(
+    a: Float[Tensor, "b head i d"],
+    b: Float[Tensor, "b head d j"],
+    name: str,
+    room: Room | None,
+    plus: Float[Tensor, "b head i 1"] | None = None,
+) -> Float[Tensor, "b head i j"]:
+    """a b + plus, in the room if one is given."""
+    if room is None:
+        return a @ b if plus is None else a @ b + plus
+    out = room.tile(name, (*a.shape[:3], b.shape[3]), a)
+    flat, parts = out.flatten(0, 1), (a.flatten(0, 1), b.flatten(0, 1))
+    if plus is None:
+        torch.bmm(*parts, out=flat)
+    else:
+        torch.baddbmm(plus.flatten(0, 1), *parts, out=flat)
+    return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,15 +81,36 @@ class AttentionCall(ABC):
 
     @abstractmethod
     def scores(
-        self, images: slice = ALL, heads: slice = ALL, rows: slice | Tensor = ALL
+        self,
+        images: slice = ALL,
+        heads: slice = ALL,
+        rows: slice | Tensor = ALL,
+        room: Room | None = None,
     ) -> Float[Tensor, "b head i j"]:
         """What the softmax is given, for a tile: some images, heads and queries, all keys."""
 
     @abstractmethod
     def weights(
-        self, images: slice = ALL, heads: slice = ALL, rows: slice | Tensor = ALL
+        self,
+        images: slice = ALL,
+        heads: slice = ALL,
+        rows: slice | Tensor = ALL,
+        keys: slice = ALL,
+        room: Room | None = None,
     ) -> Float[Tensor, "b head i j"]:
-        """A, the attention weights, for a tile: some images, heads and queries, all keys."""
+        """A, the attention weights, for a tile: some images, heads, queries and keys.
+
+        room: where the tile may lie, until the next one takes its place.
+        """
+
+    @property
+    @abstractmethod
+    def whole_rows(self) -> bool:
+        """Whether a part of a row costs as much as all of it, for a softmax needs all scores."""
+
+    def full(self) -> "AttentionCall":
+        """The same in the dtype of its weights, so that tiles need not convert."""
+        return self if self.v is None else replace(self, v=self.v.to(self.dtype))
 
     @property
     def batch(self) -> int:
@@ -84,6 +144,8 @@ class Fused(AttentionCall):
 
     q, k: (b head i d), (b head j d), as the kernel got them. mask: True where i may attend to j, or
     a number added to the score; it broadcasts to (b head i j). causal: i attends to j <= i only.
+    lse: (b head i), log sum_j exp(score_ij), where the kernel told and nothing is masked: then
+    A_ij = 2^((score_ij - lse_i) log2(e)), a tile of any shape by itself.
     """
 
     q: Tensor = field(repr=False)
@@ -91,6 +153,7 @@ class Fused(AttentionCall):
     scale: float
     mask: Tensor | None = field(repr=False)
     causal: bool
+    lse: Tensor | None = field(default=None, repr=False)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -109,10 +172,15 @@ class Fused(AttentionCall):
         return bool(seen.any(-1).all())
 
     def scores(
-        self, images: slice = ALL, heads: slice = ALL, rows: slice | Tensor = ALL
+        self,
+        images: slice = ALL,
+        heads: slice = ALL,
+        rows: slice | Tensor = ALL,
+        room: Room | None = None,
     ) -> Float[Tensor, "b head i j"]:
         q, k = self.q[images, heads][:, :, rows], self.k[images, heads]
-        scores = (q.to(self.dtype) * self.scale) @ k.to(self.dtype).mT
+        q, k = q.to(self.dtype) * self.scale, k.to(self.dtype)
+        scores = product(q, k.mT, "weights", room)
         if self.mask is not None:
             mask = self.mask.expand(self.batch, self.heads, *self.mask.shape[-2:])[images, heads]
             mask = mask[:, :, rows] if mask.shape[2] > 1 else mask
@@ -126,13 +194,30 @@ class Fused(AttentionCall):
         return scores
 
     def weights(
-        self, images: slice = ALL, heads: slice = ALL, rows: slice | Tensor = ALL
+        self,
+        images: slice = ALL,
+        heads: slice = ALL,
+        rows: slice | Tensor = ALL,
+        keys: slice = ALL,
+        room: Room | None = None,
     ) -> Float[Tensor, "b head i j"]:
-        scores = self.scores(images, heads, rows)
-        weights = scores.softmax(-1)
-        if self.mask is not None:  # a query that may attend to nothing has no weights
-            weights.masked_fill_((scores == -torch.inf).all(-1, keepdim=True), 0)
-        return weights
+        if self.lse is not None:
+            q, k = self.q[images, heads][:, :, rows], self.k[images, heads][:, :, keys]
+            less = self.lse[images, heads][:, :, rows, None] * -LOG2_E
+            return product(q * (self.scale * LOG2_E), k.mT, "weights", room, less).exp2_()
+        scores = self.scores(images, heads, rows, room)
+        if self.mask is None:
+            return torch.softmax(scores, -1, out=scores)[..., keys]
+        blind = (scores == -torch.inf).all(-1, keepdim=True)  # such a query has no weights
+        return torch.softmax(scores, -1, out=scores).masked_fill_(blind, 0)[..., keys]
+
+    @property
+    def whole_rows(self) -> bool:
+        return self.lse is None
+
+    def full(self) -> "AttentionCall":
+        v = None if self.v is None else self.v.to(self.dtype)
+        return replace(self, v=v, q=self.q.to(self.dtype), k=self.k.to(self.dtype))
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,13 +242,26 @@ class WrittenOut(AttentionCall):
         return bool(off < 1e-3) and bool(self.made.min() >= 0)
 
     def scores(
-        self, images: slice = ALL, heads: slice = ALL, rows: slice | Tensor = ALL
+        self,
+        images: slice = ALL,
+        heads: slice = ALL,
+        rows: slice | Tensor = ALL,
+        room: Room | None = None,
     ) -> Float[Tensor, "b head i j"]:
         if self.given is None:
             raise ValueError(f"{self.module}: the scores before its softmax are not known")
         return self.given[images, heads][:, :, rows].to(self.dtype)
 
     def weights(
-        self, images: slice = ALL, heads: slice = ALL, rows: slice | Tensor = ALL
+        self,
+        images: slice = ALL,
+        heads: slice = ALL,
+        rows: slice | Tensor = ALL,
+        keys: slice = ALL,
+        room: Room | None = None,
     ) -> Float[Tensor, "b head i j"]:
-        return self.made[images, heads][:, :, rows].to(self.dtype)
+        return self.made[images, heads][:, :, rows, keys].to(self.dtype)
+
+    @property
+    def whole_rows(self) -> bool:
+        return False

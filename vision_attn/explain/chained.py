@@ -18,6 +18,7 @@ from vision_attn.explain.base import (
     check_finite,
     check_images,
     grads,
+    outside_inference,
     untouched,
 )
 from vision_attn.explain.chain import Chain, Through
@@ -86,9 +87,9 @@ class Chained(AttentionExplainer):
         if reason := self.refusal(network):
             raise ValueError(f"{self} does not fit {type(network).__name__}: {reason}")
         check_images(network, images)
-        wanted = None if targets is None else as_targets(targets, images)
         with untouched(network), grads(network) if self.needs_gradients else torch.no_grad():
-            images = images.clone() if images.is_inference() else images.detach()
+            wanted = None if targets is None else as_targets(targets, images)
+            images = outside_inference(images.detach())
             traced, through, _ = self.prepare(network, images, wanted, layout)
             with exactly(images):
                 chain = traced.chain.without_readout()

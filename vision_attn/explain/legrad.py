@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vision_attn.explain.base import chosen, class_logits
-from vision_attn.explain.calls import AttentionCall
+from vision_attn.explain.calls import AttentionCall, Room
 from vision_attn.explain.layout import layout_of
 from vision_attn.explain.record import attends, calls_attention, record_attention
 from vision_attn.explain.rollout import weight_gradients
@@ -81,8 +81,8 @@ class LeGrad(AttentionExplainer):
 def gained(call: AttentionCall, gradient: PerHead, layout: TokenLayout) -> Float[Tensor, "b n"]:
     """mean_h mean_i (dA_hij)+ for each token j."""
 
-    def fuse(call: AttentionCall, image: slice, row: slice | Tensor) -> Tensor:
-        return weight_gradients(call, gradient, image, row).clamp_(min=0).mean(1)
+    def fuse(call: AttentionCall, image: slice, row: slice | Tensor, room: Room | None) -> Tensor:
+        return weight_gradients(call, gradient, image, row, room).clamp_(min=0).mean(1)
 
     every = torch.full(
         (call.batch, 1, call.queries), 1 / call.queries, dtype=call.dtype, device=call.device

@@ -23,7 +23,9 @@ class RawAttention(AttentionExplainer):
 
     With a class token its row; with mean pooling the mean row of the patches; with an attention
     pool, as the last layer, the pool's own row. layer: in the order they ran, -1 the last. head:
-    one head, None the mean of all. Only the rows needed are computed: O(n) each.
+    one head, None the mean of all; a pool's heads are its looks: views, hops one after the other,
+    levels (what each patch counts for, then what its region does). Only the rows needed are
+    computed: O(n) each.
     """
 
     layer: int = -1

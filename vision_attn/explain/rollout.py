@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vision_attn.explain.calls import AttentionCall
+from vision_attn.explain.calls import AttentionCall, Room, product
 from vision_attn.explain.chain import Through
 from vision_attn.explain.chained import Chained
 from vision_attn.explain.tiles import Fuse, pull, pull_fused
@@ -112,8 +112,10 @@ class WeightedRollout(Chained):
             if call.sums_to_one:
                 return checked(pull(call, r, share), r, call)
 
-            def fuse(call: AttentionCall, image: slice, row: slice | Tensor) -> Tensor:
-                weights = call.weights(image, rows=row)
+            def fuse(
+                call: AttentionCall, image: slice, row: slice | Tensor, room: Room | None
+            ) -> Tensor:
+                weights = call.weights(image, rows=row, room=room)
                 return torch.einsum("bhtj,bh->btj", weights, share[image]).clamp_(min=0)
 
             return pull_fused(call, r, fuse)
@@ -166,8 +168,8 @@ def check_share(name: str, value: float) -> None:
 def heads_fused(fusion: Callable[[Tensor], Tensor]) -> Fuse:
     """Rows of the fused map. Weights below 0 (mixed heads) count as 0."""
 
-    def fuse(call: AttentionCall, image: slice, row: slice | Tensor) -> Tensor:
-        return fusion(call.weights(image, rows=row)).clamp_(min=0)
+    def fuse(call: AttentionCall, image: slice, row: slice | Tensor, room: Room | None) -> Tensor:
+        return fusion(call.weights(image, rows=row, room=room)).clamp_(min=0)
 
     return fuse
 
@@ -175,14 +177,19 @@ def heads_fused(fusion: Callable[[Tensor], Tensor]) -> Fuse:
 def weights_and_gradients(gradient: PerHead, fusion: Callable[[Tensor], Tensor]) -> Fuse:
     """Rows of A * dA, heads fused: dA = dO V' for a tile, from the gradient dO of the context."""
 
-    def fuse(call: AttentionCall, image: slice, row: slice | Tensor) -> Tensor:
-        return fusion(call.weights(image, rows=row) * weight_gradients(call, gradient, image, row))
+    def fuse(call: AttentionCall, image: slice, row: slice | Tensor, room: Room | None) -> Tensor:
+        both = weight_gradients(call, gradient, image, row, room)
+        return fusion(both.mul_(call.weights(image, rows=row, room=room)))
 
     return fuse
 
 
 def weight_gradients(
-    call: AttentionCall, gradient: PerHead, image: slice, row: slice | Tensor
+    call: AttentionCall,
+    gradient: PerHead,
+    image: slice,
+    row: slice | Tensor,
+    room: Room | None = None,
 ) -> Float[Tensor, "images head t j"]:
     """dA = dO V', since O = A V."""
     if call.v is None:
@@ -190,7 +197,8 @@ def weight_gradients(
             f"{call.module}: there is no gradient by its weights, as it weighs its values by "
             "several looks at once: use a method without gradients, or WeightedRollout"
         )
-    return gradient[image][:, :, row].to(call.dtype) @ call.v[image].to(call.dtype).mT
+    gradient, v = gradient[image][:, :, row].to(call.dtype), call.v[image].to(call.dtype)
+    return product(gradient, v.mT, "gradients", room)
 
 
 def head_shares(call: AttentionCall, gradient: PerHead, images: int) -> Float[Tensor, "b head"]:

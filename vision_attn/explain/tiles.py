@@ -16,25 +16,30 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vision_attn.explain.calls import AttentionCall
+from vision_attn.explain.calls import AttentionCall, Room
 
 Rows = Float[Tensor, "b s i"]
-# The weights of some rows, heads fused: (call, images, rows) -> (b t j), none below 0.
-Fuse = Callable[[AttentionCall, slice, slice | Tensor], Tensor]
+# The weights of some rows, heads fused: (call, images, rows, room) -> (b t j), none below 0.
+Fuse = Callable[[AttentionCall, slice, slice | Tensor, Room | None], Tensor]
 
-# Elements of a tile. On a CPU it stays in a core's second-level cache; on a GPU it fills the chip.
-# Measured by benchmarks/rollout.py.
+# Elements of a tile: for each core of a CPU what its second-level cache holds, on a GPU enough to
+# fill the chip. Measured by benchmarks/rollout.py.
 CPU_TILE, GPU_TILE = 2**18, 2**25
+WIDE = 1024  # keys of a tile that need not have all: products are fastest where no side is short
 
 
 def tiles(
-    batch: int, heads: int, rows: int, keys: int, limit: int
+    batch: int, heads: int, rows: int, keys: int, limit: int, cores: int = 1
 ) -> Iterator[tuple[slice, slice, slice]]:
-    """Cuts (batch, heads, rows) into blocks of at most `limit` elements: rows first, then heads."""
+    """Cuts (batch, heads, rows) into blocks of at most `limit` elements: rows first, then heads.
+
+    cores: so many heads at least, of fewer rows each, so that each core keeps to a head.
+    """
     if not rows:
         return
-    t = min(rows, max(1, limit // keys))
-    h = min(heads, max(1, limit // (rows * keys))) if t == rows else 1
+    h = min(heads, cores)
+    t = min(rows, max(1, limit // (h * keys)))
+    h = min(heads, max(h, limit // (rows * keys))) if t == rows else h
     b = min(batch, max(1, limit // (heads * rows * keys))) if h == heads else 1
     for image in range(0, batch, b):
         for head in range(0, heads, h):
@@ -43,22 +48,31 @@ def tiles(
 
 
 def limit_of(call: AttentionCall) -> int:
-    return CPU_TILE if call.device.type == "cpu" else GPU_TILE
+    return CPU_TILE * cores(call) if call.device.type == "cpu" else GPU_TILE
+
+
+def cores(call: AttentionCall) -> int:
+    return torch.get_num_threads() if call.device.type == "cpu" else 1
 
 
 def pull(
     call: AttentionCall, r: Rows, head_share: Float[Tensor, "b head"] | None = None
 ) -> Float[Tensor, "b s j"]:
     """sum_h w_h A_h' r: a weighted mean of the heads, by default the plain one. Linear in A."""
-    out, live, r = start(call, r)
+    call, out, live, r, room = start(call, r)
     if head_share is None:
         head_share = r.new_full((1, 1), 1 / call.heads).expand(call.batch, call.heads)
     count = call.queries if live is None else len(live)
-    for image, head, row in tiles(call.batch, call.heads, count, call.keys, limit_of(call)):
+    width = call.keys if call.whole_rows else ceil(call.keys / ceil(call.keys / WIDE))
+    for image, head, row in tiles(
+        call.batch, call.heads, count, width, limit_of(call), cores(call)
+    ):
         at = row if live is None else live[row]
-        weights = call.weights(image, head, at)
-        rows = head_share[image, None, head, None] * r[image][:, :, None, at]  # b s head t
-        out[image] += rows.flatten(2) @ weights.flatten(1, 2)
+        rows = (head_share[image, None, head, None] * r[image][:, :, None, at]).flatten(2)
+        for first in range(0, call.keys, width):
+            key = slice(first, first + width)
+            weights = call.weights(image, head, at, key, room)
+            out[image][..., key] += rows @ weights.flatten(1, 2)
     return out
 
 
@@ -76,9 +90,9 @@ def pull_fused(
     columns, which lose nothing to discard. A row with nothing left stays where it is.
     """
     low = threshold(call, fuse, discard, windows) if discard else None
-    out, live, r = start(call, r)
+    call, out, live, r, room = start(call, r)
     for image, row in row_tiles(call, live):
-        fused = fuse(call, image, row)
+        fused = fuse(call, image, row, room)
         if low is not None:
             dropped = fused < low[image, None, None]
             dropped[..., :spared] = False
@@ -94,16 +108,25 @@ def pull_fused(
 
 def pull_as_is(call: AttentionCall, r: Rows, fuse: Fuse) -> Float[Tensor, "b s j"]:
     """C' r, C the fused map as it comes."""
-    out, live, r = start(call, r)
+    call, out, live, r, room = start(call, r)
     for image, row in row_tiles(call, live):
-        out[image] += r[image][:, :, row] @ fuse(call, image, row)
+        out[image] += r[image][:, :, row] @ fuse(call, image, row, room)
     return out
 
 
-def start(call: AttentionCall, r: Rows) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Where the result adds up, the rows that need work, and r in the dtype of the weights."""
+def start(
+    call: AttentionCall, r: Rows
+) -> tuple[AttentionCall, Tensor, Tensor | None, Tensor, Room | None]:
+    """The call and r in the dtype of the weights, where the result adds up, the rows that need
+    work, and room for tiles."""
     r = r.to(call.dtype)
-    return r.new_zeros(call.batch, r.shape[1], call.keys), support(r), r
+    out = r.new_zeros(call.batch, r.shape[1], call.keys)
+    return call.full(), out, support(r), r, room_for(call)
+
+
+def room_for(call: AttentionCall) -> Room | None:
+    """On a GPU there is none: torch keeps memory at hand there."""
+    return Room() if call.device.type == "cpu" else None
 
 
 def row_tiles(call: AttentionCall, live: Tensor | None) -> Iterator[tuple[slice, slice | Tensor]]:
@@ -132,10 +155,11 @@ def threshold(call: AttentionCall, fuse: Fuse, share: float, windows: int) -> Fl
     rank = torch.full((images,), ceil(share * (entries - 1) - 1e-9), device=call.device)
     bits, integer = (64, torch.int64) if call.dtype == torch.float64 else (32, torch.int32)
     found = torch.zeros(images, dtype=integer, device=call.device)
+    call, room = call.full(), room_for(call)
     for shift in range(bits - 16, -1, -16):
         counts = torch.zeros(images, 2**16, dtype=torch.int64, device=call.device)
         for image, row in row_tiles(call, None):
-            pattern = fuse(call, image, row).abs().view(integer).flatten(1)  # abs: no -0.0
+            pattern = fuse(call, image, row, room).abs().view(integer).flatten(1)  # abs: no -0.0
             owner = torch.arange(call.batch, device=call.device)[image] // windows
             digit = (pattern >> shift & 0xFFFF) + (owner - owner[0])[:, None] * 2**16
             if shift + 16 < bits:

@@ -18,7 +18,8 @@ from vision_attn.explain.base import Explainer, chosen, class_logits
 from vision_attn.explain.calls import AttentionCall
 from vision_attn.explain.chain import Chain
 from vision_attn.explain.layout import layout_of
-from vision_attn.explain.record import Part, Record, record_attention
+from vision_attn.explain.record import record_attention
+from vision_attn.explain.recorder import Part, Record
 from vision_attn.types import Heatmaps, Images, TokenLayout
 
 Place = Literal["cls"] | tuple[int, int] | tuple[float, float]
@@ -84,10 +85,13 @@ def heatmaps(
 
     total: what all the shares sum to, those of padding included; None takes the sum of `shares`.
     """
-    values = layout.to_map(shares).float()
-    whole = shares.float().sum(1) if total is None else torch.full_like(shares[:, 0], total).float()
-    share = values / whole.where(whole != 0, 1)[:, None, None]  # a map of zeros has no shares
-    beside = torch.where(whole != 0, 1 - share.sum((1, 2)), 0)
+    shares = shares.float()
+    values = layout.to_map(shares)
+    whole = shares.sum(1) if total is None else torch.full_like(shares[:, 0], total)
+    whole = whole.where(whole != 0, 1)  # a map of zeros has no shares
+    padding = whole - shares.sum(1) if total is not None else 0.0
+    beside = (shares[:, : layout.prefix].sum(1) + padding) / whole
+    share = values / whole[:, None, None]
     outlying = None if outliers is None else share.masked_fill(~outliers, 0).sum((1, 2))
     return Heatmaps(values, str(method), targets, beside, outlying)
 

@@ -1,0 +1,166 @@
+"""Time and memory of ways to do the same thing, each in processes of their own.
+
+So that what one way leaves in the allocator's hands is not taken for another's, and a way that runs
+out of memory or time is a line in the table and no crash.
+"""
+
+import argparse
+import ctypes
+import gc
+import multiprocessing
+import os
+import resource
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+MIB = 2**20
+M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
+Ways = dict[str, Callable[[], object]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options that `alone` and `compare` read."""
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each way (default: 3)")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--limit", type=float, default=1800, help="seconds a process (1800)")
+    parser.add_argument("--device", default="cuda" if torch.cuda.device_count() else "cpu")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="ways whose names hold one of these"
+    )
+
+
+def compare(make: Callable[..., Ways], made: tuple, args: argparse.Namespace, rounds: int) -> None:
+    """A table of the ways that `make(*made)` gives: seconds, times the first, MiB added."""
+    names = alone(names_of, args, make, made)
+    if isinstance(names, str):
+        print(names)
+        return
+    names = [name for at, name in enumerate(names) if not at or any(w in name for w in args.only)]
+    added = {name: alone(weighed, args, make, made, name) for name in names}
+    fit = [name for name in names if not isinstance(added[name], str)]
+    seconds = alone(timed, args, make, made, fit, rounds)
+    failed = isinstance(seconds, str)
+    print(f"| way | seconds | x {names[0]} | MiB added |\n|---|---|---|---|")
+    for name in names:
+        if name not in fit or failed:
+            print(f"| {name} | {seconds if failed else added[name]} | | |")
+            continue
+        ratio = seconds[name] / seconds[names[0]]
+        print(f"| {name} | {seconds[name]:.3g} | {ratio:.2f} | {added[name]:.0f} |", flush=True)
+
+
+def alone(job: Callable, args: argparse.Namespace, *given: object) -> Any:
+    """What `job` gives in a process of its own, or in words why it gave nothing."""
+    context = multiprocessing.get_context("spawn" if args.device == "cuda" else "fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=answer, args=(sender, args.threads, job, given))
+    process.start()
+    sender.close()
+    try:
+        if not receiver.poll(args.limit):
+            return f"not done after {args.limit:.0f} s"
+        return receiver.recv()
+    except EOFError:
+        process.join()
+        return f"ended by signal {-(process.exitcode or 0)}: out of memory?"
+    finally:
+        process.kill()
+        process.join()
+
+
+def answer(sender: Any, threads: int, job: Callable, given: tuple) -> None:
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    if not torch.cuda.device_count():  # an error, not a machine that dies
+        resource.setrlimit(resource.RLIMIT_DATA, (available(), resource.RLIM_INFINITY))
+    try:
+        sender.send(job(*given))
+    except (RuntimeError, MemoryError, ValueError, NotImplementedError) as error:
+        text = str(error)
+        memory = "allocate" in text or isinstance(error, MemoryError)
+        sender.send("out of memory" if memory else text.splitlines()[0])
+
+
+def names_of(make: Callable[..., Ways], made: tuple) -> list[str]:
+    return list(make(*made))
+
+
+def timed(make: Callable[..., Ways], made: tuple, names: list[str], rounds: int) -> dict:
+    """Median seconds of each way, run in turn, once their code and threads are loaded."""
+    small = make(64, *made[1:])
+    for name in names:
+        small[name]()
+    ways, times = make(*made), {name: [] for name in names}
+    for _ in range(rounds):
+        for name in names:
+            start = time.perf_counter()
+            ways[name]()
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times[name]) for name in names}
+
+
+def weighed(make: Callable[..., Ways], made: tuple, name: str) -> float:
+    """MiB that a way adds at its peak, once its code and its threads are loaded.
+
+    The allocator is told to give back at once what is freed, from a megabyte on: else what it holds
+    ready counts too, which may be as much again, or not, by chance.
+    """
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MIB)
+    small = make(64, *made[1:])
+    small[name]()
+    del small
+    way = make(*made)[name]
+    gc.collect()
+    with Peak(torch.device(made[1])) as peak:
+        way()
+    return peak.bytes / MIB
+
+
+class Peak:
+    """The most memory held while open, above what was held on entry."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.bytes = device, 0.0
+
+    def __enter__(self) -> "Peak":
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            self.before = torch.cuda.memory_allocated()
+            return self
+        self.before, self.open = held(), True
+        self.watch = threading.Thread(target=self.look, daemon=True)
+        self.watch.start()
+        return self
+
+    def look(self) -> None:
+        while self.open:
+            self.bytes = max(self.bytes, held() - self.before)
+            time.sleep(0.001)
+
+    def __exit__(self, *_: object) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            self.bytes = torch.cuda.max_memory_allocated() - self.before
+            return
+        self.open = False
+        self.watch.join()
+
+
+def available() -> int:
+    """Bytes that the machine can still give."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+
+
+def held() -> int:
+    """Bytes of memory that this process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,154 @@
+"""What cannot be explained: each its own clear error, in one line on the command line too."""
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch import nn
+from torch.nn import functional as F
+
+from vision_attn.cli import main
+from vision_attn.explain import AttentionGradCAM, QueryKey, Relevance, Rollout
+from vision_attn.types import TokenLayout
+
+IMAGES = torch.randn(2, 3, 32, 48)
+GRID = TokenLayout(0, (4, 6), "mean")
+
+
+class Patches(nn.Module):
+    """A user's network around one attention over 24 patches of width 16."""
+
+    def __init__(self, attend):
+        super().__init__()
+        self.cut = nn.Conv2d(3, 16, 8, 8)
+        self.mix = nn.Linear(16, 48)
+        self.attend = attend
+        self.head = nn.Linear(16, 5)
+
+    def layout(self, image_size):
+        return GRID
+
+    def forward(self, images):
+        x = self.cut(images).flatten(2).mT
+        x = x + self.attend(*self.mix(x).unsqueeze(1).chunk(3, -1)).squeeze(1)
+        return self.head(x.mean(1))
+
+
+def plain(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def over_channels(q, k, v):
+    return F.scaled_dot_product_attention(q.mT, k.mT, v.mT).mT
+
+
+def pooled(q, k, v):
+    return F.scaled_dot_product_attention(q, k[:, :, ::2], v[:, :, ::2])
+
+
+def windowed(q, k, v):
+    cut = (x.unflatten(2, (3, 8)).flatten(0, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(*cut).view_as(v)
+
+
+def linear(q, k, v):
+    return q.relu() @ (k.relu().mT @ v)
+
+
+@pytest.mark.parametrize(
+    ("attend", "message"),
+    [
+        (
+            over_channels,
+            r"is 16 x 16, but 24 tokens reach it .* \(channel attention, pooled keys\)",
+        ),
+        (pooled, r"is 24 x 12, but 24 tokens reach it"),
+        (windowed, r"has a batch of 6 for 2 images: windows whose places are not known"),
+        (linear, r"no attention call was seen in Patches: it has no attention, was not run"),
+    ],
+)
+def test_attention_that_is_not_from_token_to_token(attend, message):
+    with pytest.raises(ValueError, match=message):
+        Rollout()(Patches(attend), IMAGES)
+
+
+def test_a_layout_that_does_not_fit_the_calls():
+    Rollout()(Patches(plain), IMAGES)
+    with pytest.raises(ValueError, match=r"is 24 x 24, but 48 tokens .* grid of 6x8.*give layout="):
+        Rollout()(Patches(plain), IMAGES, layout=TokenLayout(0, (6, 8), "mean"))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("resnet18", "it has no attention"),
+        ("xcit_nano_12_p16_224", "attends from channel to channel"),
+        ("maxvit_pico_rw_256", "attends in windows between convolutions"),
+        ("pvt_v2_b0", "pools its keys"),
+        ("efficientvit_b0", "attends without a softmax"),
+    ],
+)
+def test_networks_that_no_rollout_follows(name, reason):
+    network = timm.create_model(name)
+    assert reason in Rollout().refusal(network)
+    with pytest.raises(
+        ValueError, match=f"Rollout does not fit {type(network).__name__}: .*{reason}"
+    ):
+        Rollout()(network, torch.randn(1, 3, 64, 64))
+
+
+@pytest.mark.parametrize("method", [Relevance(), AttentionGradCAM()], ids=str)
+def test_gradients_within_inference_mode(method):
+    network = Patches(plain)
+    true = method(network, IMAGES, 1).values
+    with torch.inference_mode():
+        assert torch.equal(method(network, IMAGES.clone(), 1).values, true)
+        made_there = Patches(plain)
+    with pytest.raises(ValueError, match=r"gradients cannot pass 'cut.weight': .*inference_mode"):
+        method(made_there, IMAGES, 1)
+
+
+@pytest.mark.parametrize("query", [(-1, 0), (48, 0), (0, 32), (0.5, 1.01)])
+def test_a_seed_outside_the_image(query):
+    for method in (Rollout(query=query), QueryKey(query=query)):
+        with pytest.raises(ValueError, match="is outside the image"):
+            method(Patches(plain), IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["timm:resnet18", "--method", "Rollout"], "it has no attention"),
+        (["timm:xcit_nano_12_p16_224", "--method", "Rollout"], "from channel to channel"),
+        (["timm:test_vit", "--method", "Rollout(query=(999, 0))"], "is outside the image"),
+        (["timm:test_vit", "--method", "Rollout(start_layer=99)"], "start_layer must be below"),
+        (["timm:test_vit", "--method", "RawAttention(head=7)"], "head must be from 0 to"),
+        (["timm:test_vit", "--method", "Relevance", "--target", "1000"], "1000"),
+        (["timm:test_vit", "--method", "Rollout", "--weights", "nan.pt"], "NaN"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_one_line_on_the_command_line(words, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(np.zeros((40, 60, 3), np.uint8)).save("photo.png")
+    broken = timm.create_model("test_vit").state_dict()
+    broken["blocks.0.attn.qkv.weight"].fill_(torch.nan)
+    torch.save(broken, "nan.pt")
+    status = main(["explain", *words, "photo.png", "--pretrained", "false", "--device", "cpu"])
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert status in (1, 2)
+    assert len(errors) == 1, errors
+    assert errors[0].startswith("vision-attn: error: ")
+    assert message in errors[0]
+
+
+def test_the_record_tells_what_fell_beside_the_image_and_on_outliers(tmp_path, capsys):
+    import json
+
+    Image.fromarray(np.zeros((40, 60, 3), np.uint8)).save(tmp_path / "photo.png")
+    words = ["explain", "timm:test_vit", str(tmp_path / "photo.png"), "--pretrained", "false"]
+    assert main([*words, "--method", "Rollout", "--device", "cpu", "-o", str(tmp_path)]) == 0
+    (record,) = map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())
+    assert 0 < record["prefix_mass"] < 1
+    assert 0 <= record["outlier_mass"] < 1
