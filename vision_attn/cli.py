@@ -22,6 +22,7 @@ TRAINING = {
 }
 COMMANDS = {
     "explain": "draw where a network looks in your images",
+    "score": "measure which heatmaps of a network to believe",
     "inspect": "explore a network's attention on one interactive page",
     "demo": "train three small networks and open a gallery of their heatmaps",
 }

@@ -164,3 +164,17 @@ def test_sparseness():
     v = values.flatten().double()
     pairs = (v[:, None] - v[None]).abs().sum() / (2 * len(v) * v.sum())
     assert scores(Sparseness, values).item() == pytest.approx(pairs.item())
+
+
+def test_a_maximum_beside_the_object_counts_within_the_tolerance():
+    maps, masks = torch.zeros(5, 20, 20), torch.zeros(5, 20, 20, dtype=torch.bool)
+    masks[:, 8:11, 8:11] = True
+    for i, (y, x) in enumerate([(9, 9), (9, 13), (9, 14), (5, 13), (0, 0)]):
+        maps[i, y, x] = 1
+    metric = PointingGame(tolerance=3)
+    metric.update(maps, masks)
+    assert metric.per_image().tolist() == [1, 1, 0, 1, 0]
+    with pytest.raises(ValueError, match="the object is absent"):
+        metric.update(maps, torch.zeros_like(masks))
+    with pytest.raises(ValueError, match="tolerance must be at least 0 pixels, got -1"):
+        PointingGame(tolerance=-1)

@@ -3,9 +3,11 @@
 Axes: n images, r resamples.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 
@@ -41,9 +43,16 @@ def paired_bootstrap(
     if not 0 < level < 1:
         raise ValueError(f"level must be between 0 and 1, got {level}")
     difference = (a - b).double().cpu()
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(len(difference), (resamples, len(difference)), generator=generator)
-    means = difference[drawn].mean(dim=1)
+    means = resampled_shares(len(difference), resamples, seed) @ difference
     tail = (1 - level) / 2
     low, high = means.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
     return Difference(float(difference.mean()), low, high)
+
+
+@lru_cache(maxsize=1)  # many differences of the same images are asked for one after another
+def resampled_shares(n: int, resamples: int, seed: int) -> Float[Tensor, "r n"]:
+    """How often each image is drawn when n are drawn with replacement, over n."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(n, (resamples, n), generator=generator)
+    counts = torch.zeros(resamples, n, dtype=torch.float64)
+    return counts.scatter_add_(1, drawn, torch.ones_like(counts)) / n

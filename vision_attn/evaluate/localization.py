@@ -7,11 +7,12 @@ Axes: b batch, y, x of the map, h, w of the mask, p = h w pixels.
 """
 
 from abc import abstractmethod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from vision_attn.evaluate.per_image import ImageScore, at_size, check_maps
 
@@ -45,12 +46,26 @@ class PointingGame(Localization):
     """1 where the map's maximum lies on the object, else 0, Zhang et al. 2016.
 
     Several equal maxima share the point: a constant map scores the object's share of the image.
+    tolerance: pixels beside the object that count as on it, 15 in the paper's photos.
     """
+
+    def __init__(self, tolerance: int = 0, **options: Any):
+        super().__init__(**options)
+        if tolerance < 0:
+            raise ValueError(f"tolerance must be at least 0 pixels, got {tolerance}")
+        self.tolerance = tolerance
 
     def score(self, pixels: Pixels) -> Float[Tensor, " b"]:
         value = pixels.value.masked_fill(~pixels.valid, -torch.inf)
         top = value == value.amax(dim=1, keepdim=True)
         return (top & pixels.inside).sum(dim=1) / top.sum(dim=1)
+
+    def update(self, maps: Tensor, masks: Tensor, ignore: Tensor | None = None) -> None:
+        if self.tolerance and masks.dtype == torch.bool and masks.ndim == 3:
+            near = 2 * self.tolerance + 1
+            grown = F.max_pool2d(masks[:, None].float(), near, 1, self.tolerance)[:, 0] > 0
+            masks = grown
+        super().update(maps, masks, ignore)
 
 
 class EnergyInside(Localization):

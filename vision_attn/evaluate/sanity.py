@@ -140,6 +140,7 @@ def spearman(maps: Maps, others: Maps) -> Float[Tensor, " b"]:
 
 def ranks(values: Float[Tensor, "b n"]) -> Float[Tensor, "b n"]:
     """1 for the smallest; equal values get the mean of the ranks they take up."""
+    values = values.contiguous()
     ordered = values.sort(dim=1).values
     below = torch.searchsorted(ordered, values)
     up_to = torch.searchsorted(ordered, values, right=True)

@@ -1,0 +1,197 @@
+"""Writes docs/shortcut.md and its pictures: which heatmaps tell that a network cheats.
+
+    vision-attn fit --config configs/vit_planted.yaml
+    vision-attn fit --config configs/vit_planted_shortcut.yaml
+    python docs/shortcut_study.py --honest outputs/vit_planted/version_0/best.ckpt \\
+        --cheat outputs/vit_planted_shortcut/version_0/best.ckpt
+
+Scores both networks on the same images, which carry a mark that gives the class away, and compares
+where their maps lie. The scoring goes on where it was stopped.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vision_attn import render
+from vision_attn.cli import main
+from vision_attn.commands.score_show import markdown_table
+from vision_attn.data.planted import paint
+from vision_attn.explain import parse_method
+from vision_attn.hub import LoadedModel, load_model
+from vision_attn.render.scores import outlined
+
+HERE = Path(__file__).parent
+CUES = {"agree": "names the class", "none": "is not there", "contradict": "names another class"}
+YELLOW = (255, 214, 10)
+SHOWN = "Rollout", "LeGrad", "GradCAM", "Relevance", "EdgeMap"
+
+PAGE = """\
+# Right for the wrong reason
+
+Two Vision Transformers of the same build. One learned from planted images as they are. The other
+learned from images with a coloured mark in a corner, whose colour names the class
+(`configs/vit_planted_shortcut.yaml`). By its accuracy on such images the second is as good as the
+first; only images whose mark is missing or lies say what it has learned:
+
+{accuracy}
+A useful heatmap tells the two apart without such images. Both networks were shown the same {images}
+test images, each with a mark that names its class, explained for that class. *Energy* is the share
+of a map that lies on the object, or on the mark. The mark is small, so its share is compared with
+that of a map without preference (`RandomMap`): 1 means that the mark gets no more than its area. A
+map *points at the mark* where its maximum is on it, or within half its width.
+
+{energy}
+{verdict}
+
+![The same images, both networks](pictures/shortcut.jpg)
+
+The object is outlined in white, the mark in yellow; above the honest network, below the one that
+cheats.
+
+How this page was made: `python docs/shortcut_study.py`, which runs `vision-attn score` on both
+networks. The whole tables, with deletion, insertion and the pointing game:
+{tables}.
+"""
+
+
+def study() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--honest", default="outputs/demo/vit/best.ckpt", metavar="CKPT")
+    cheat = "outputs/vit_planted_shortcut/version_0/best.ckpt"
+    parser.add_argument("--cheat", default=cheat, metavar="CKPT")
+    parser.add_argument("--images", type=int, default=500)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--scores", default="outputs/shortcut", help="where the scoring is kept")
+    parser.add_argument("--output", type=Path, default=HERE, help="where the page is written")
+    args = parser.parse_args()
+    networks = {"honest": args.honest, "cheat": args.cheat}
+    told = {}
+    for name, checkpoint in networks.items():
+        folder = Path(args.scores) / name
+        words = ["score", checkpoint, "planted:shortcut", "--output", str(folder)]
+        words += ["--images", str(args.images), "--processes", str(args.processes)]
+        if main(words):
+            raise SystemExit(f"{checkpoint} could not be scored")
+        told[name] = json.loads((folder / "scores.json").read_text())["methods"]
+    models = {name: load_model(checkpoint) for name, checkpoint in networks.items()}
+    (args.output / "pictures").mkdir(parents=True, exist_ok=True)
+    render.save(picture(models), args.output / "pictures" / "shortcut.jpg")
+    page = PAGE.format(
+        accuracy=accuracy(models, args.images),
+        images=args.images,
+        energy=energy(told),
+        verdict=verdict(told),
+        tables=" and ".join(f"`{Path(args.scores) / name}/scores.md`" for name in networks),
+    )
+    (args.output / "shortcut.md").write_text(page, encoding="utf-8")
+    print(f"{args.output / 'shortcut.md'}")
+
+
+def seen(model: LoadedModel, images: torch.Tensor) -> torch.Tensor:
+    mean, std = torch.tensor([model.preprocess.mean, model.preprocess.std])[..., None, None]
+    return (images / 255 - mean) / std
+
+
+@torch.no_grad()
+def accuracy(models: dict[str, LoadedModel], images: int) -> str:
+    """Of both networks, by what the mark says."""
+    rows = []
+    for cue, words in CUES.items():
+        shown = paint(0, images, split="test", cue=cue)
+        right = [
+            (model.network(seen(model, shown.images)).argmax(1) == shown.labels).float().mean()
+            for model in models.values()
+        ]
+        rows.append([f"the mark {words}", *(f"{share:.1%}" for share in right)])
+    return markdown_table(["accuracy where", "learned without marks", "learned with marks"], rows)
+
+
+def share(told: dict, method: str, metric: str) -> float:
+    return told[method]["scores"][metric]["mean"]
+
+
+def times(told: dict, method: str) -> float:
+    """Energy on the mark, over that of a map without preference."""
+    metric = "energy_inside_on_shortcut"
+    return share(told, method, metric) / share(told, "RandomMap", metric)
+
+
+def energy(told: dict[str, dict]) -> str:
+    """Of each method on both networks; those that tell them apart most come first."""
+    methods = sorted(
+        told["cheat"], key=lambda m: times(told["honest"], m) - times(told["cheat"], m)
+    )
+    rows = [
+        [
+            method,
+            *(f"{share(told[name], method, 'energy_inside'):.2f}" for name in told),
+            *(f"{times(told[name], method):.1f}" for name in told),
+            *(f"{points(told[name], method):.0%}" for name in told),
+            "baseline" if told["cheat"][method]["baseline"] else "",
+        ]
+        for method in methods
+    ]
+    header = ["method", "energy on the object: honest", "cheat"]
+    header += ["energy on the mark, × random: honest", "cheat", "points at it: honest", "cheat"]
+    return markdown_table([*header, ""], rows)
+
+
+def points(told: dict, method: str) -> float:
+    return share(told, method, "pointing_game_on_shortcut")
+
+
+def verdict(told: dict[str, dict]) -> str:
+    """Follows from the figures: by energy twice the mark's area, by pointing every second image."""
+    methods = [method for method, row in told["cheat"].items() if not row["baseline"]]
+    by_energy = [
+        method
+        for method in methods
+        if times(told["cheat"], method) > 2 * max(1, times(told["honest"], method))
+    ]
+    by_pointing = [
+        method
+        for method in methods
+        if points(told["cheat"], method) > 0.5 > points(told["honest"], method)
+    ]
+    neither = [method for method in methods if method not in by_energy + by_pointing]
+    lines = {
+        "By energy the mark shows (more than twice its area's share, and twice what the honest "
+        "network gives it)": by_energy,
+        "By its maximum the mark shows (in more than half of the images)": by_pointing,
+        "It stays hidden": neither,
+    }
+    return "\n".join(f"- {words}: {', '.join(found) or 'none'}." for words, found in lines.items())
+
+
+def picture(models: dict[str, LoadedModel]) -> np.ndarray:
+    """Two images, for each a row a network: the photo and its maps."""
+    panels = []
+    marked = paint(0, 40, split="test", cue="agree")
+    for item in (12, 25):
+        for name, model in models.items():
+            image = marked.images[item : item + 1]
+            photo = render.enlarged(image[0].permute(1, 2, 0).numpy())
+            panels.append(framed(f"{marked.classes[item % 10]}, {name}", photo, marked, item))
+            for method in SHOWN:
+                values = parse_method(method)(
+                    model.network, seen(model, image), [item % 10], model.layout
+                ).values[0]
+                scale = render.natural(values.numpy())
+                painted = render.overlay(photo, values, scale=scale)
+                panels.append(framed(f"{method}, {name}", painted, marked, item))
+    sheet = render.heatmap_grid(panels, columns=1 + len(SHOWN))
+    return np.asarray(Image.fromarray(sheet).reduce(2))
+
+
+def framed(title: str, photo: np.ndarray, marked, item: int) -> render.Panel:
+    photo = outlined(photo, marked.object_mask[item].numpy())
+    return render.Panel(title, outlined(photo, marked.shortcut_mask[item].numpy(), YELLOW))
+
+
+if __name__ == "__main__":
+    study()

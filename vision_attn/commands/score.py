@@ -1,0 +1,161 @@
+"""`vision-attn score MODEL DATA`: which heatmaps to believe, as a table and pictures.
+
+    DIR/scores.csv, .json, .md   every score of every method, and what is better than the baselines
+    DIR/curves.png               deletion and insertion
+    DIR/sanity.png               how maps change as the weights are lost, where that was asked for
+    DIR/best_and_worst.png       the images of each method that score best and worst
+
+Light to import, so that its help comes at once.
+"""
+
+import argparse
+import re
+
+from vision_attn.commands import options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's words and options."""
+    options.add_model(parser)
+    what = (
+        "planted (masks), planted:shortcut, planted:contradict, cifar10, cifar100, a folder of "
+        "images, one with boxes.json, or one with images/ and masks/"
+    )
+    parser.add_argument("data", metavar="DATA", help=what)
+    parser.add_argument(
+        "--images",
+        type=options.at_least_one,
+        metavar="N",
+        help="how many images, drawn evenly (default: 500, or all if fewer)",
+    )
+    parser.add_argument(
+        "--data.root",
+        dest="root",
+        default=".data",
+        metavar="DIR",
+        help="where cifar10 and cifar100 lie (default: .data)",
+    )
+    group = parser.add_argument_group("method")
+    group.add_argument(
+        "--method",
+        action="append",
+        metavar="'NAME(OPTION=VALUE, ...)'",
+        help="may be repeated; all: every method that fits the model, the slow ones too "
+        "(default: those that fit and are quick); three baselines always come along",
+    )
+    group.add_argument(
+        "--target",
+        choices=("label", "predicted"),
+        default="label",
+        help="the class to explain: the true one where it is known, or the predicted one "
+        "(default: label)",
+    )
+    group = parser.add_argument_group("scores")
+    group.add_argument(
+        "--steps",
+        type=options.at_least_one,
+        default=16,
+        metavar="N",
+        help="of deletion and insertion (default: 16)",
+    )
+    group.add_argument(
+        "--removal",
+        choices=("auto", "tokens", "mean", "blur", "noise"),
+        default="auto",
+        help="how patches are taken away: as tokens of a ViT, or filled with the mean colour, a "
+        "blur, or noise (default: tokens where that can be, else mean)",
+    )
+    group.add_argument(
+        "--sanity",
+        type=whole,
+        metavar="N",
+        help="randomise the weights layer by layer, and add noise, on N images "
+        "(default: 32 with --method all, else 0)",
+    )
+    group = parser.add_argument_group("run")
+    group.add_argument(
+        "-o",
+        "--output",
+        default="outputs/score",
+        metavar="DIR",
+        help="where files land; a run that was stopped goes on there (default: outputs/score)",
+    )
+    group.add_argument(
+        "--processes",
+        type=options.at_least_one,
+        default=1,
+        metavar="N",
+        help="processes at once (default: 1)",
+    )
+    group.add_argument(
+        "--shard",
+        type=shard,
+        default=(1, 1),
+        metavar="I/N",
+        help="only this part of the images; when all are done, the same command without --shard "
+        "puts them together",
+    )
+    group.add_argument(
+        "--batch-size",
+        type=options.at_least_one,
+        default=50,
+        metavar="N",
+        help="images at once (default: 50)",
+    )
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns 0, or 1 where an image or a map could not be scored; the others are."""
+    output = options.output_folder(args.output)
+
+    from vision_attn.commands.score_results import Results
+    from vision_attn.commands.score_show import show, write
+    from vision_attn.commands.score_work import Store, Work, answers
+
+    work = Work(args)
+    number, shards = args.shard
+    store = Store(output, work.settings, "all" if shards == 1 else f"{number}-of-{shards}")
+    tasks = work.tasks(set(store.records()), number - 1, shards)
+    said: set[str] = set()
+    with options.Report("scoring", sum(len(task.items) for task in tasks)) as report:
+        try:
+            for answer in answers(args, work, tasks, args.processes):
+                store.add(answer.records)
+                report.done(len(answer.task.items))
+                for problem in answer.problems:
+                    if problem not in said:
+                        said.add(problem)
+                        report.problem(problem)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"; {len(store.records())} scored maps are kept in {output}: "
+                "the same command goes on from there"
+            ) from None
+        if shards > 1:
+            print(
+                f"shard {number} of {shards} is done, in {output}: when all are, the same command "
+                "without --shard puts them together"
+            )
+            return 1 if report.problems else 0
+        results = Results(work, store.records())
+        for problem in results.problems():
+            report.problem(problem)
+    write(results, work, output)
+    show(results)
+    print(f"Pictures and tables: {output}")
+    return 1 if report.problems else 0
+
+
+def whole(text: str) -> int:
+    if not re.fullmatch(r"\d+", text):
+        raise argparse.ArgumentTypeError(f"expected a whole number, 0 or more, got {text!r}")
+    return int(text)
+
+
+def shard(text: str) -> tuple[int, int]:
+    """(number, of how many), the number from 1."""
+    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
+    if not found or int(found[1]) > int(found[2]):
+        raise argparse.ArgumentTypeError(f"expected I/N, such as 1/4 to 4/4, got {text!r}")
+    return int(found[1]), int(found[2])
