@@ -81,7 +81,7 @@ class Album:
         panels = [Panel("photo", photo, self._prediction(explained))]
         links: list[str | None] = [None]
         for found in explained.maps:
-            picture = self._painted(photo, found)
+            picture = self.painted(photo, found)
             stem = f"{name}.{label(found.explainer)}"
             panels.append(Panel(str(found.explainer), picture, "", found.scale, self.style))
             links.append(f"{stem}.png")
@@ -103,12 +103,21 @@ class Album:
                 self._shot(panel, name, link) for panel, link in zip(panels, links, strict=True)
             ]
             self.rows.append(Row(file.name, panels[0].note, shots))
+        self.record(file, name, explained)
+
+    def record(
+        self, file: Path, name: str, explained: Explained, ending: str = ".png", **more: int
+    ) -> None:
+        """A line for each method. ending: of the pictures' names. more: further entries."""
         with self._records.open("a", encoding="utf-8", errors="replace") as records:
             for found in explained.maps:
-                record = self._record(file, name, explained, found)
+                picture = f"{name}.{label(found.explainer)}{ending}"
+                record = {"file": str(file), "picture": picture, **more}
+                record |= self._record(explained, found)
                 records.write(json.dumps(record, ensure_ascii=False) + "\n")
 
-    def _painted(self, photo: Picture, found: Map) -> Picture:
+    def painted(self, photo: Picture, found: Map) -> Picture:
+        """The photo under its map, and where a place of it is asked about, that place marked."""
         size = photo.shape[1], photo.shape[0]
         preprocess = self.request.model.preprocess
         laid = preprocess.to_original(found.values, size)
@@ -143,13 +152,11 @@ class Album:
         best = explained.chances.argmax()
         return f"{self.request.model.classes[best].split(',')[0]} {explained.chances[best]:.1%}"
 
-    def _record(self, file: Path, name: str, explained: Explained, found: Map) -> dict[str, Any]:
+    def _record(self, explained: Explained, found: Map) -> dict[str, Any]:
         classes = self.request.model.classes
         record: dict[str, Any] = {
-            "file": str(file),
             "method": type(found.explainer).__name__,
             "options": asdict(found.explainer),
-            "picture": f"{name}.{label(found.explainer)}.png",
         }
         if explained.chances.size:
             best = int(explained.chances.argmax())
@@ -159,7 +166,9 @@ class Album:
         for word, index in (("target", found.target), ("against", found.against)):
             record[word] = classes[index] if classes and index is not None else None
             record[f"{word}_index"] = index
-        return {**record, "prefix_mass": found.prefix_mass, "seconds": round(found.seconds, 6)}
+        record["prefix_mass"] = found.prefix_mass
+        record["outlier_mass"] = found.outlier_mass
+        return {**record, "seconds": round(found.seconds, 6)}
 
 
 def label(method: object) -> str:

@@ -27,11 +27,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--masks", metavar="DIR", help="masks to show beside the maps: files of the images' stems"
     )
     group.add_argument("--page", action="store_true", help="also write index.html, a gallery")
+    group.add_argument(
+        "--frames",
+        type=options.above_zero,
+        metavar="RATE",
+        help="each folder is a video, its images the frames, so many a second",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0, or 1 where an image could not be explained; the others are."""
-    files, problems = options.find_images(args.images, args.limit)
+    """Returns 0, or 1 where an image or a video could not be explained; the others are."""
+    from vision_attn.data.video import is_video
+
+    films = [p for p in args.images if is_video(p) or (args.frames and Path(p).is_dir())]
+    paths = [path for path in args.images if path not in films]
+    files: list[Path] = []
+    problems: list[str] = []
+    if paths or not films:
+        files, problems = options.find_images(paths, args.limit)
     output = options.output_folder(args.output)
     masks = None if args.masks is None else masks_folder(args.masks, files)
 
@@ -39,12 +52,14 @@ def run(args: argparse.Namespace) -> int:
 
     from vision_attn.commands.album import Album
     from vision_attn.commands.explained import Request
+    from vision_attn.commands.film import add_film
     from vision_attn.render import ColorMap, Dim
 
     style = Dim() if args.style == "dim" else ColorMap(args.style)
     torch.manual_seed(args.seed)
     album = Album(output, Request.of(args), style, masks, args.page)
-    named = list(zip(files, file_names(files), strict=True))
+    names = file_names([*files, *map(Path, films)])
+    named = list(zip(files, names, strict=False))
     page = None
     try:
         with options.Report("explaining", len(named)) as report:
@@ -60,8 +75,13 @@ def run(args: argparse.Namespace) -> int:
     finally:
         if args.page:
             page = album.write_page(f"Where {args.model} looks")
-    print(f"{album.done} of {len(named)} images explained: {page or output}")
-    return 1 if report.problems else 0
+    if paths or not films:
+        print(f"{album.done} of {len(named)} images explained: {page or output}")
+    whole = [
+        add_film(Path(path), name, album, args)
+        for path, name in zip(films, names[len(files) :], strict=True)
+    ]
+    return 0 if all(whole) and not report.problems else 1
 
 
 def masks_folder(path: str, files: list[Path]) -> Path:

@@ -102,6 +102,16 @@ def at_least_one(text: str) -> int:
     return int(text)
 
 
+def above_zero(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return number
+
+
 def find_images(paths: Sequence[str], limit: int | None) -> tuple[list[Path], list[str]]:
     """The images of files and folders, and a line for each that is missing or empty.
 

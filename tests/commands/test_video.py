@@ -1,0 +1,162 @@
+"""`vision-attn explain` on videos and on folders of frames."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vision_attn.cli import main
+from vision_attn.data.images import ImageError
+from vision_attn.data.video import Video
+from vision_attn.explain import GradCAM
+from vision_attn.hub import load_model
+from vision_attn.render import ColorMap, natural, overlay
+from vision_attn.render.video import VideoWriter
+
+FRAMES, RATE = 7, 12.0
+
+
+@pytest.fixture
+def frames() -> list[np.ndarray]:
+    """A coarse pattern that moves, 321 x 199."""
+    coarse = np.random.default_rng(3).integers(0, 256, (4, 9, 3), dtype=np.uint8)
+    wide = np.asarray(Image.fromarray(coarse).resize((601, 199), Image.Resampling.BICUBIC))
+    return [wide[:, 40 * at : 40 * at + 321] for at in range(FRAMES)]
+
+
+@pytest.fixture
+def film(tmp_path, frames) -> Path:
+    with VideoWriter(tmp_path / "film.mp4", RATE) as video:
+        for frame in frames:
+            video.append(frame)
+    return tmp_path / "film.mp4"
+
+
+@pytest.fixture
+def folder(tmp_path, frames) -> Path:
+    (tmp_path / "still").mkdir()
+    for at, frame in enumerate(frames):
+        Image.fromarray(frame).save(tmp_path / "still" / f"{at:03}.png")
+    return tmp_path / "still"
+
+
+def explain(*words: object) -> int:
+    return main(["explain", *map(str, words), "--device", "cpu"])
+
+
+def complaint(capsys) -> str:
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    return lines[0].removeprefix("vision-attn: error: ")
+
+
+def test_a_video_is_read_as_it_was_written(film, frames):
+    video = Video.file(film)
+    assert (video.rate, video.frames) == (RATE, FRAMES)
+    for _ in range(2):  # as often as one likes
+        read = [np.asarray(frame) for frame in video]
+        assert [frame.shape for frame in read] == [(200, 322, 3)] * FRAMES  # the codec wants even
+        for got, want in zip(read, frames, strict=True):
+            assert np.abs(got[:199, :321].astype(int) - want).mean() < 6
+
+
+def test_frames_of_a_folder_come_by_name(folder, frames):
+    video = Video.folder(folder, 5.0)
+    assert (video.rate, video.frames) == (5.0, FRAMES)
+    for got, want in zip(video, frames, strict=True):
+        np.testing.assert_array_equal(np.asarray(got), want)
+
+
+def test_each_frame_has_its_map_and_all_have_one_scale(models, folder, frames, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = ("--frames", RATE, "--method", "GradCAM", "--method", "Rollout", "--target", "0")
+    assert explain(models("vit"), folder, "-o", out, *words, "--batch-size", 3) == 0
+    assert f"{FRAMES} frames of {folder} explained: {out}" in capsys.readouterr().out
+    assert {path.name for path in out.glob("*.mp4")} == {"still.GradCAM.mp4", "still.Rollout.mp4"}
+    maps = np.load(out / "still.GradCAM.npy")
+    model = load_model(models("vit"))
+    for found, frame in zip(maps, frames, strict=True):
+        image = model.preprocess(Image.fromarray(frame))[None]
+        want = GradCAM()(model.network, image, 0).values[0].numpy()
+        np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-5)
+    scale = natural(maps)
+    painted = [np.asarray(frame) for frame in Video.file(out / "still.GradCAM.mp4")]
+    for picture, found, frame in zip(painted, maps, frames, strict=True):
+        laid = model.preprocess.to_original(found, (321, 199))
+        want = overlay(frame, laid, style=ColorMap(), scale=scale)
+        assert np.abs(picture[:199, :321].astype(int) - want).mean() < 8  # the codec's loss
+    lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert [line["frame"] for line in lines if line["method"] == "Rollout"] == [*range(FRAMES)]
+    assert {line["picture"] for line in lines} == {"still.GradCAM.mp4", "still.Rollout.mp4"}
+
+
+def test_videos_and_photos_together_and_a_limit(models, film, photos, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert explain(models("senet"), photos, film, "-o", out, "--limit", 2) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"2 of 2 images explained: {out}",
+        f"2 frames of {film} explained: {out}",
+    ]
+    assert len(np.load(out / "film.GradCAM.npy")) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no such file: check the path"),
+        (b"no video", "expected a video .*convert or replace"),
+    ],
+)
+def test_a_bad_video_is_one_line_and_the_rest_is_done(
+    models, film, tmp_path, capfd, content, message
+):
+    bad = tmp_path / "bad.mp4"
+    if content:
+        bad.write_bytes(content)
+    with pytest.raises(ImageError, match=message):
+        Video.file(bad)
+    capfd.readouterr()
+    assert explain(models("senet"), bad, film, "-o", tmp_path / "out") == 1
+    ours = [line for line in capfd.readouterr().err.splitlines() if "vision-attn" in line]
+    assert len(ours) == 1
+    assert str(bad) in ours[0]
+    assert (tmp_path / "out/film.GradCAM.mp4").is_file()
+
+
+def test_a_folder_without_frames_is_one_line(models, tmp_path, capsys):
+    (tmp_path / "none").mkdir()
+    assert explain(models("senet"), tmp_path / "none", "--frames", 5, "-o", tmp_path / "out") == 1
+    assert "no image in this folder" in complaint(capsys)
+    with pytest.raises(ImageError, match="expected a folder of frames"):
+        Video.folder(tmp_path / "nowhere", 5.0)
+
+
+def test_a_wrong_rate_is_one_line(models, folder, capsys):
+    assert explain(models("senet"), folder, "--frames", "0") == 2
+    assert "--frames: expected a number above 0, got '0'" in complaint(capsys)
+
+
+def test_frames_of_many_sizes_are_one_line(models, folder, tmp_path, capsys):
+    Image.new("RGB", (64, 64)).save(folder / "zzz.png")
+    assert explain(models("senet"), folder, "--frames", 5, "-o", tmp_path / "out") == 1
+    assert "expected pictures of one size" in complaint(capsys)
+
+
+def test_ctrl_c_paints_what_was_explained(models, film, tmp_path, capsys, monkeypatch):
+    from vision_attn.commands.explained import Request
+
+    explain_batch, calls = Request.explain, []
+
+    def stop_at_the_third(self, photos):
+        calls.append(len(photos))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return explain_batch(self, photos)
+
+    monkeypatch.setattr(Request, "explain", stop_at_the_third)
+    out = tmp_path / "out"
+    assert explain(models("senet"), film, "-o", out, "--batch-size", 2) == 130
+    assert f"stopped; the first 4 frames are in {out}" in capsys.readouterr().err
+    assert len(list(Video.file(out / "film.GradCAM.mp4"))) == 4

@@ -1,0 +1,72 @@
+"""Videos as RGB frames: a video file, or a folder of images that are its frames.
+
+Axes: H, W height and width in pixels.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+from PIL import Image
+
+from vision_attn.data.images import ImageError, find_images, read_image
+
+SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"})
+
+
+@dataclass(frozen=True)
+class Video:
+    """Frames in order, as often as they are iterated, and how many of them are a second.
+
+    path: a video file, or a folder of images, its frames in the order of their names.
+    rate: frames a second; a video file says its own. frames: about how many there are.
+    """
+
+    path: Path
+    rate: float
+    frames: int
+
+    @classmethod
+    def file(cls, path: Path) -> "Video":
+        """Raises ImageError where OpenCV finds no frame in it."""
+        capture = _open(path)
+        rate, frames = capture.get(cv2.CAP_PROP_FPS), int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+        found, _ = capture.read()
+        capture.release()
+        if not found:
+            raise ImageError(
+                f"{path}: expected a video (MP4, AVI, WebM ...), found no frame that can be read: "
+                "convert or replace the file"
+            )
+        return cls(path, rate if 0 < rate < 1000 else 25.0, max(frames, 1))
+
+    @classmethod
+    def folder(cls, path: Path, rate: float) -> "Video":
+        """Raises ImageError where there is no such folder, or no image in it."""
+        if not path.is_dir():
+            raise ImageError(f"{path}: expected a folder of frames")
+        return cls(path, rate, len(find_images([path])))
+
+    def __iter__(self) -> Iterator[Image.Image]:
+        """Raises ImageError for a frame that cannot be read; a file that breaks off just ends."""
+        if self.path.is_dir():
+            yield from map(read_image, find_images([self.path]))
+            return
+        capture = _open(self.path)
+        try:
+            while (read := capture.read())[0]:
+                yield Image.fromarray(cv2.cvtColor(read[1], cv2.COLOR_BGR2RGB))
+        finally:
+            capture.release()
+
+
+def is_video(path: str | Path) -> bool:
+    """Whether it is a file that is called a video."""
+    return Path(path).suffix.lower() in SUFFIXES and not Path(path).is_dir()
+
+
+def _open(path: Path) -> cv2.VideoCapture:
+    if not path.is_file():
+        raise ImageError(f"{path}: no such file: check the path")
+    return cv2.VideoCapture(str(path))
