@@ -121,6 +121,16 @@ class ImageData(LightningDataModule):
     def std(self) -> tuple[float, ...]:
         return self.preprocess.std
 
+    def examples(self, count: int) -> tuple[Tensor, Tensor]:
+        """Validation images as a network sees them (b c h w), and their labels (b).
+
+        As many as asked for, or all there are, spread evenly over the set: always the same ones.
+        """
+        images = self.splits.val
+        places = np.linspace(0, len(images) - 1, min(count, len(images))).round().astype(int)
+        fetched = images.fetch(places, Draws(self.seed, 0, places))
+        return self._normalised(fetched), images.labels[torch.from_numpy(places)]
+
     def class_weights(self) -> Float[Tensor, " k"]:
         """Weights for the loss under which every class counts alike: n / (k * its images)."""
         counts = torch.bincount(self.splits.train.labels, minlength=len(self.classes))

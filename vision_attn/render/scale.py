@@ -61,9 +61,14 @@ def times_uniform(values: Float[ndarray, "*lead h w"], least: float = 3.0) -> Sc
     return Scale(top=max(top, least), unit="× uniform", factor=float(cells))
 
 
-def natural(values: Float[ndarray, "h w"], prefix_mass: float | None = None) -> Scale:
-    """`times_uniform` for shares of one whole (with what fell on prefix tokens), else `fit`."""
-    whole = values.sum() + (prefix_mass or 0.0)
-    if values.min() >= 0 and abs(whole - 1) < 1e-3:
+def natural(
+    values: Float[ndarray, "*lead h w"], prefix_mass: float | Float[ndarray, "*lead"] | None = None
+) -> Scale:
+    """`times_uniform` for shares of one whole (with what fell on prefix tokens), else `fit`.
+
+    Several maps share the scale.
+    """
+    wholes = values.sum(axis=(-2, -1)) + (0.0 if prefix_mass is None else prefix_mass)
+    if values.min() >= 0 and np.all(np.abs(wholes - 1) < 1e-3):
         return times_uniform(values)
     return fit(values)

@@ -19,3 +19,4 @@ from vision_attn.training.report import (
     run_callbacks,
 )
 from vision_attn.training.schedules import ConstantRate, CosineDecay, LinearDecay
+from vision_attn.training.watch import WatchHeatmaps
