@@ -2,6 +2,8 @@
 #   make demo    train three networks on embedded data and look at their heatmaps
 #   make test    the tests
 #   make check   format, lint, types
+#   make docs    the documentation, into outputs/site
+#   make pictures  the pictures of README and documentation, after make demo
 PYTHON ?= python3
 CONSTRAINTS ?=
 VENV := .venv
@@ -17,7 +19,7 @@ endif
 INSTALL += $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format clean
+.PHONY: help demo test check format docs pictures clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -50,6 +52,12 @@ check: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/mkdocs build --strict
+
+pictures: $(VENV)/.installed-dev
+	$(BIN)/python docs/pictures/make.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist
