@@ -270,6 +270,7 @@ def test_a_class_is_found_by_index_name_or_synonym():
     [
         ("golden retreiver", "no class named 'golden retreiver'; did you mean golden retriever?"),
         ("xyz", "no class named 'xyz'$"),
+        ("triever", "no class named 'triever'; did you mean golden retriever"),
         (
             "crane",
             r"2 classes are named 'crane': give the index of 1 \(crane\), 2 \(crane, hoist\)",

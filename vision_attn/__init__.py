@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import attention, data, evaluate, explain, models, render, training
+    from .commands.inspected import inspect
     from .hub import LoadedModel, load_model
     from .types import Heatmaps, TokenLayout
 
@@ -34,6 +35,7 @@ _NAMES = {
     "Heatmaps": "types",
     "LoadedModel": "hub",
     "TokenLayout": "types",
+    "inspect": "commands.inspected",
     "load_model": "hub",
 }
 

@@ -1,7 +1,7 @@
 """Any model by one word: a checkpoint of ours, or a network of timm, torchvision, Hugging Face.
 
->>> model = load_model("timm:vit_small_patch16_224")
->>> logits = model.network(model.preprocess("photo.jpg")[None])
+    model = load_model("timm:vit_small_patch16_224")
+    logits = model.network(model.preprocess("photo.jpg")[None])
 
 Axes: b batch, k classes.
 """

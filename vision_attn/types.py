@@ -64,7 +64,8 @@ class Heatmaps:
     values: float32 (b, h, w) on the token or feature grid. method: the explainer as it is written
     on the command line. targets: the class explained, (b,), None where the method asks for none.
     prefix_mass: the share that fell on tokens that are not on the image, (b,), None where the
-    method has no such tokens; values are not scaled up to make good for it.
+    method has no such tokens; values are not scaled up to make good for it. outlier_mass: the
+    share that fell on patches whose tokens have outlying norms, (b,), None where that is not known.
     """
 
     values: Float[Tensor, "b h w"]

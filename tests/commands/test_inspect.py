@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from vision_attn import load_model
+from vision_attn import inspect, load_model
 from vision_attn.cli import Parser
 from vision_attn.commands import inspect as command
-from vision_attn.commands.inspected import Look, inspect, prefix_names
+from vision_attn.commands.inspected import Look, prefix_names
 from vision_attn.explain import ChannelGates, QueryKey, Rollout
 from vision_attn.render.inspect import ChannelGate, Layer, QueryKeys
 from vision_attn.render.inspect.coding import softmax

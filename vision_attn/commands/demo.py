@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
     console.print(f"Open [bold]{page}[/] in a browser. Then try:\n", highlight=False)
     for line in (
         f"vision-attn explain {checkpoint} YOUR_PHOTOS --page --output outputs/look",
-        f"vision-attn test --ckpt_path {checkpoint}",
-        "vision-attn fit --config configs/senet_cifar10.yaml --data.source.download true",
+        f"vision-attn inspect {checkpoint} YOUR_PHOTO --output outputs/inspect.html",
+        f"vision-attn score {checkpoint} planted --output outputs/score",
     ):
         console.print(f"  {line}", highlight=False, soft_wrap=True)
     return 0

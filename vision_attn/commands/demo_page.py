@@ -159,6 +159,7 @@ class Demo:
         shots = []
         for entry in self.entries:
             for file, caption in (
+                ("heatmaps.png", "attention as it forms"),
                 ("learning_curves.png", "learning curves"),
                 ("confusion_matrix.png", "confusion matrix on the test images"),
             ):

@@ -33,6 +33,7 @@ class Map:
     explainer: Explainer
     values: Float[ndarray, "h w"]
     prefix_mass: float | None
+    outlier_mass: float | None
     scale: Scale
     target: int | None
     against: int | None
@@ -104,11 +105,15 @@ class Request:
         maps = found.values.cpu().numpy()
         seconds = (time.perf_counter() - start) / len(images)
         for i, values in enumerate(maps):
-            mass = None if found.prefix_mass is None else float(found.prefix_mass[i])
+            mass, outlying = (
+                None if each is None else float(each[i])
+                for each in (found.prefix_mass, found.outlier_mass)
+            )
             yield Map(
                 explainer=explainer,
                 values=values,
                 prefix_mass=mass,
+                outlier_mass=outlying,
                 scale=natural(values, mass),
                 target=int(targets[i]) if explainer.class_specific else None,
                 against=self.against if explainer.class_specific else None,

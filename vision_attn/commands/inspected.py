@@ -71,7 +71,7 @@ def inspect(
     ones that fit. targets: classes to explain besides the likeliest. score: also measure each map
     by deletion and insertion, some 34 passes through the network a map.
 
-    >>> vision_attn.inspect(model, "dog_cat.png").save("page.html")
+        vision_attn.inspect(model, "dog_cat.png").save("page.html")
 
     Raises ValueError for a method that does not fit, an unknown class or an image that is none.
     """
