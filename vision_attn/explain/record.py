@@ -13,6 +13,7 @@ that have query and key projections check that each of them was seen exactly onc
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 
 from torch import nn
 
@@ -65,7 +66,11 @@ def attends(module: nn.Module) -> bool:
     """Whether a module itself projects to queries and keys."""
     if isinstance(module, Attend | Readout):
         return True
-    names = {*module._modules, *module._parameters}
+    return _projects(frozenset(module._modules.keys() | module._parameters.keys()))
+
+
+@cache
+def _projects(names: frozenset[str]) -> bool:
     return any(projections <= names for projections in PROJECTIONS)
 
 
