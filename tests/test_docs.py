@@ -26,7 +26,7 @@ def test_commands_and_files_that_are_named_exist(page):
     text = page.read_text(encoding="utf-8")
     for command in re.findall(r"^vision-attn (\w+)", text, re.MULTILINE):
         assert command in {**COMMANDS, **TRAINING}
-    for file in re.findall(r"\b(?:configs|notebooks|benchmarks)/\w+\.\w+", text):
+    for file in re.findall(r"\b(?:configs|notebooks|benchmarks)/[a-z0-9]\w*\.\w+", text):
         assert (ROOT / file).is_file(), f"{page.name} names {file}"
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", text):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
