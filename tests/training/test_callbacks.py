@@ -129,6 +129,15 @@ def test_without_validation_the_best_is_the_newest(trainer, model, stripes, tmp_
     assert same(best, last)
 
 
+@pytest.mark.filterwarnings("ignore:Total length of `list` across ranks is zero")
+def test_a_data_set_without_validation_images_has_its_best_too(trainer, model, stripes, tmp_path):
+    data = stripes()
+    data.val_dataloader = lambda: []
+    trainer(max_epochs=2).fit(model, datamodule=data)
+    best, last = (weights(tmp_path / "run" / name) for name in ("best.ckpt", "last.ckpt"))
+    assert same(best, last)
+
+
 def test_ctrl_c_finishes_the_step_and_saves(trainer, model, stripes, tmp_path, capsys):
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(SystemExit):
@@ -138,6 +147,22 @@ def test_ctrl_c_finishes_the_step_and_saves(trainer, model, stripes, tmp_path, c
     assert checkpoint["global_step"] == 5
     assert same(checkpoint["state_dict"], model.state_dict())
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint_whole(trainer, model, stripes, tmp_path):
+    resource = pytest.importorskip("resource")
+    run, last = trainer(), tmp_path / "run/last.ckpt"
+    run.fit(model, datamodule=stripes())
+    good = last.read_bytes()
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(good) // 2, limit[1]))
+    try:
+        with pytest.raises(OSError, match=r"(?s)last\.ckpt could not be written .*before is whole"):
+            run.save_checkpoint(last)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert last.read_bytes() == good
+    assert not list(tmp_path.rglob("*.part"))
 
 
 def test_a_second_ctrl_c_stops_at_once(trainer, model, stripes, tmp_path):

@@ -4,6 +4,7 @@ from timm import create_model
 from torch import nn
 
 from vision_attn.training import parameter_groups
+from vision_attn.training.parameters import layer_numbers
 
 
 class Tokens(nn.Module):
@@ -57,3 +58,40 @@ def test_frozen_parameters_are_left_out():
     network.requires_grad_(False)
     with pytest.raises(ValueError, match="no parameter to train: all of them are frozen"):
         parameter_groups(network)
+
+
+def test_layer_decay_is_that_of_beit():
+    """decay to the power of depth + 1 - layer: the stem is layer 0, block i is layer i + 1."""
+    network = create_model("vit_tiny_patch16_224", depth=3)
+    layers = {"cls_token": 0, "pos_embed": 0, "patch_embed": 0, "norm": 4, "head": 4}
+    groups = parameter_groups(network, 0.7)
+    found = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    for name, p in network.named_parameters():
+        first, second, *_ = f"{name}.".split(".")
+        layer = int(second) + 1 if first == "blocks" else layers[first]
+        assert found[id(p)] == pytest.approx(0.7 ** (4 - layer)), name
+    assert all("lr_scale" not in group for group in parameter_groups(network))
+
+
+def test_layers_are_numbered_blocks_between_stem_and_head():
+    names = ["cls", "stem.0.w", "layers.3.blocks.1.w", "layers.3.blocks.2.w", "layers.4.w", "fc1.w"]
+    assert layer_numbers(names) == [0, 1, 2, 2, 3, 4]
+    assert layer_numbers(["0.weight", "0.bias", "2.weight"]) == [1, 1, 2]
+    with pytest.raises(ValueError, match="layer_decay must be above 0 and at most 1, got 0"):
+        parameter_groups(Tokens(), layer_decay=0.0)
+
+
+def test_a_frozen_stem_is_still_the_stem():
+    network = Tokens()
+    network.stem.requires_grad_(False)
+    hidden, ends, _ = parameter_groups(network)
+    assert names(network, hidden) == {"inner.weight", "deep.weight"}
+    assert names(network, ends) == {"head.weight"}
+
+
+def test_a_module_may_keep_its_matrices_apart():
+    network = Tokens()
+    network.deep.orthogonal = False
+    hidden, apart, _ = parameter_groups(network)
+    assert names(network, hidden) == {"inner.weight"}
+    assert names(network, apart) == {"stem.weight", "deep.weight", "head.weight"}

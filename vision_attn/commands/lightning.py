@@ -42,6 +42,7 @@ QUIET = (  # what Lightning and jsonargparse warn of and a user need not know
     r".*isinstance\(treespec, LeafSpec\)",
     "The number of training batches .* is smaller than the logging interval",
     "Precision bf16-mixed is not supported by the model summary",
+    "Total length of `list` across ranks is zero",  # no validation images
     "Be aware that when using `ckpt_path`, callbacks used to create the checkpoint need",
 )
 
@@ -141,7 +142,7 @@ class Run(LightningCLI):
         if start:
             self._check_fits(start)
         network = type(self.model.network).__name__
-        rich_print(f"[bold]{self.folder}[/]: {network}, {self.config.trainer.precision}")
+        self._say(f"[bold]{self.folder}[/]: {network}, {self.config.trainer.precision}")
         try:
             self.trainer.fit(
                 self.model, datamodule=self.datamodule, ckpt_path=start, weights_only=True
@@ -160,7 +161,7 @@ class Run(LightningCLI):
                 verbose=False,
                 weights_only=True,
             )
-        rich_print(self.summary.table())
+        self._say(self.summary.table())
 
     def validate(self) -> None:
         self._measure(self.trainer.validate)
@@ -177,7 +178,7 @@ class Run(LightningCLI):
             verbose=False,
             weights_only=True,
         )
-        rich_print(self.summary.table())
+        self._say(self.summary.table())
 
     def predict(self) -> int:
         """Status 1 where an image could not be read; each such image has had its line."""
@@ -189,9 +190,16 @@ class Run(LightningCLI):
             return_predictions=False,
             weights_only=True,
         )
-        print(f"{len(self.predictions.rows)} predictions: {self.predictions.path}")
+        if self.trainer.is_global_zero:
+            print(f"{len(self.predictions.rows)} predictions: {self.predictions.path}")
         files: Any = self.trainer.predict_dataloaders
-        return 1 if files.failed else 0
+        failed = self.trainer.strategy.reduce_boolean_decision(bool(files.failed), all=False)
+        return 1 if failed else 0
+
+    def _say(self, what: Any) -> None:
+        """Of several processes, one speaks."""
+        if self.trainer.is_global_zero:
+            rich_print(what)
 
     def _check_fits(self, path: str) -> None:
         """Raises ModelError, in one line, where the checkpoint is damaged or of another network."""

@@ -56,9 +56,9 @@ def main(command: str, words: list[str]) -> int:
         print(help_text(command))
         return 0
     words = ["--help"] if "--help-all" in words else with_config(command, words)
-    from vision_attn.commands import lightning
+    from vision_attn.commands import sequences
 
-    return lightning.main(command, words)
+    return sequences.main(command, words)
 
 
 def help_text(command: str) -> str:

@@ -121,12 +121,13 @@ class ImageData(LightningDataModule):
     def std(self) -> tuple[float, ...]:
         return self.preprocess.std
 
-    def examples(self, count: int) -> tuple[Tensor, Tensor]:
-        """Validation images as a network sees them (b c h w), and their labels (b).
+    def examples(self, count: int, images: ImageSet | None = None) -> tuple[Tensor, Tensor]:
+        """Images of a set as a network sees them (b c h w), and their labels (b).
 
-        As many as asked for, or all there are, spread evenly over the set: always the same ones.
+        As many as asked for, or all there are, spread evenly over the set (None: the validation
+        images): always the same ones.
         """
-        images = self.splits.val
+        images = self.splits.val if images is None else images
         places = np.linspace(0, len(images) - 1, min(count, len(images))).round().astype(int)
         fetched = images.fetch(places, Draws(self.seed, 0, places))
         return self._normalised(fetched), images.labels[torch.from_numpy(places)]
@@ -137,13 +138,17 @@ class ImageData(LightningDataModule):
         return counts.sum() / (len(self.classes) * counts.clamp_min(1).float())
 
     def train_dataloader(self) -> Batches:
-        images, (rank, world) = self.splits.train, self._place()
-        order = Shuffled(len(images), self.batch_size, rank, world, self.seed)
-        self._batches = Batches(self._resident(images), order, self.seed)
+        self._batches = self.batches_apart()
         if self._resume:
             self._batches.load_state_dict(self._resume)
             self._resume = None
         return self._batches
+
+    def batches_apart(self) -> Batches:
+        """The training batches of the first epoch, without moving this run's place in it."""
+        images = self.splits.train
+        order = Shuffled(len(images), self.batch_size, *self._place(), self.seed)
+        return Batches(self._resident(images), order, self.seed)
 
     def val_dataloader(self) -> Batches | list[Batches]:
         return self._in_order(self.splits.val) if len(self.splits.val) else []

@@ -20,6 +20,7 @@ from vision_attn.types import Images, Logits, TokenLayout
 
 Tokens = Float[Tensor, "b n d"]
 Attention = Callable[..., nn.Module]  # attention(dim=d, heads=h), then (tokens, layout=layout)
+Embed = Callable[..., nn.Module]  # embed(dim=d, patch_size=p), then images -> (b n d)
 Readout = Callable[..., nn.Module]  # readout(dim=d), then (tokens, layout=layout) -> (b d')
 
 
@@ -29,7 +30,7 @@ class PatchEmbed(nn.Module):
     Computed as one matrix product, several times faster on a CPU where patches are small.
     """
 
-    def __init__(self, patch_size: int, dim: int):
+    def __init__(self, dim: int, patch_size: int = 4):
         super().__init__()
         self.proj = nn.Conv2d(3, dim, kernel_size=patch_size, stride=patch_size)
 
@@ -37,6 +38,35 @@ class PatchEmbed(nn.Module):
         p, q = self.proj.kernel_size
         patches = rearrange(images, "b c (h p) (w q) -> b (h w) (c p q)", p=p, q=q)
         return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
+
+
+class ConvEmbed(nn.Module):
+    """Convolutions and pooling instead of patches: relu(conv x), halved, until a token is p pixels.
+
+    Hassani et al. 2021, Compact Convolutional Transformers (arXiv:2104.05704). Its tokens overlap,
+    and a small set of small images teaches it more than it does bare patches. `dim` channels come
+    out of the last convolution, half as many out of the one before, and so on.
+    """
+
+    def __init__(self, dim: int, patch_size: int = 4):
+        super().__init__()
+        halvings = patch_size.bit_length() - 1
+        if patch_size != 2**halvings or patch_size < 2:
+            raise ValueError(f"patch_size must be a power of 2, at least 2, got {patch_size}")
+        widths = [max(1, dim >> i) for i in range(halvings)][::-1]
+        convs = [
+            nn.Conv2d(c_in, c_out, 3, padding=1, bias=False)
+            for c_in, c_out in zip([3, *widths], widths, strict=False)
+        ]
+        for conv in convs:
+            nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+        self.convs = nn.ModuleList(convs)
+
+    def forward(self, images: Images) -> Tokens:
+        x = images
+        for conv in self.convs:
+            x = F.max_pool2d(F.relu(conv(x)), 3, stride=2, padding=1)
+        return rearrange(x, "b d h w -> b (h w) d")
 
 
 class Block(nn.Module):
@@ -75,7 +105,7 @@ class ViT(Rebuildable):
     norm_after_pool: the last norm comes after the readout (default: where the mean is pooled).
     layer_scale: start value of a learned scale on each branch (Touvron 2021), none if None.
     drop_path: share of branches dropped in the last block, rising from 0 in the first.
-    patch_drop: share of patches dropped in training.
+    patch_drop: share of patches dropped in training. embed: what makes tokens of the image.
     """
 
     def __init__(
@@ -96,6 +126,7 @@ class ViT(Rebuildable):
         layer_scale: float | None = None,
         drop_path: float = 0.0,
         patch_drop: float = 0.0,
+        embed: Embed = PatchEmbed,
     ):
         super().__init__()
         if pool == "cls" and not class_token:
@@ -111,7 +142,7 @@ class ViT(Rebuildable):
         self.grid = self.layout((height, width)).grid
         positions = self.grid[0] * self.grid[1] + (self.prefix if embed_prefix else 0)
 
-        self.patch_embed = PatchEmbed(patch_size, dim)
+        self.patch_embed = embed(dim=dim, patch_size=patch_size)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, registers, dim)) if registers else None
         self.pos_embed = nn.Parameter(torch.zeros(1, positions, dim))
@@ -175,7 +206,7 @@ class ViT(Rebuildable):
             return patches
         first = torch.cat(prefix, dim=1)
         first = first + positions[:, :embedded] if embedded else first
-        return torch.cat([first.expand(len(images), -1, -1), patches], dim=1)
+        return torch.cat([first.expand(images.shape[0], -1, -1), patches], dim=1)
 
     def init_weights(self) -> None:
         """As timm: weights and positions of deviation 0.02, prefix tokens near 0."""

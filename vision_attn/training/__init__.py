@@ -4,12 +4,16 @@ from vision_attn.training.callbacks import (
     BestCheckpoint,
     ChannelsLast,
     LastCheckpoint,
+    WholeFiles,
     best_checkpoint,
 )
 from vision_attn.training.classifier import ImageClassifier, NonFiniteLoss
+from vision_attn.training.finetuning import FrozenTrunk
+from vision_attn.training.losses import BalancedCrossEntropy
 from vision_attn.training.muon import MuonAdamW
 from vision_attn.training.parameters import parameter_groups
 from vision_attn.training.precision import native_precision
+from vision_attn.training.rate import FindRate
 from vision_attn.training.report import (
     ConfusionMatrix,
     LearningCurves,
@@ -19,4 +23,7 @@ from vision_attn.training.report import (
     run_callbacks,
 )
 from vision_attn.training.schedules import ConstantRate, CosineDecay, LinearDecay
+from vision_attn.training.sequences import Learner, QuestionLearner, SequenceLearner
+from vision_attn.training.views import SeveralViews
 from vision_attn.training.watch import WatchHeatmaps
+from vision_attn.training.whitening import Whiten

@@ -1,5 +1,6 @@
 """What a run keeps while it goes: best.ckpt and last.ckpt, also when it is stopped or resumed."""
 
+import os
 import shutil
 import signal
 import threading
@@ -9,8 +10,38 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from vision_attn.training.precision import native_precision
+
+
+class WholeFiles(TorchCheckpointIO):
+    """Writes a checkpoint beside its place, and moves it there when all of it is on the disk.
+
+    A kill or a full disk leaves the earlier checkpoint as it was. Lightning's own way moves the
+    file out of the folder for temporary files, which from another disk is a copy.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        if "://" in str(path):  # a bucket, where a file appears whole or not at all
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        part = Path(f"{path}.part")
+        part.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with part.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except (OSError, RuntimeError) as error:  # torch hides what the disk said
+            part.unlink(missing_ok=True)
+            raise OSError(
+                f"{path} could not be written ({error}); what was there before is whole: free "
+                "space on the disk, then go on from it with --ckpt_path"
+            ) from error
 
 
 class BestCheckpoint(ModelCheckpoint):
@@ -24,7 +55,7 @@ class BestCheckpoint(ModelCheckpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        if not trainer.enable_validation:
+        if not trainer.enable_validation or not sum(trainer.num_val_batches):
             self.monitor = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -55,7 +86,8 @@ class LastCheckpoint(ModelCheckpoint):
 
     Ctrl-C takes effect after the step, so that what is saved is a whole number of steps; a second
     Ctrl-C stops at once and saves nothing. The state of torch's random numbers is saved too, so
-    that a resumed run (of one process) goes on to the bit as if it had not been stopped.
+    that a resumed run (of one process) goes on to the bit as if it had not been stopped, or killed.
+    With it all checkpoints of the run are written as `WholeFiles`.
     """
 
     def __init__(self, folder: str | Path):
@@ -63,6 +95,11 @@ class LastCheckpoint(ModelCheckpoint):
         self._asked_to_stop = False
         self._handler: Any = None
         self._random: dict[str, Any] | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = WholeFiles()
 
     def state_dict(self) -> dict[str, Any]:
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []

@@ -20,6 +20,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibratio
 
 from vision_attn import __version__
 from vision_attn.models.rebuild import describe
+from vision_attn.training.losses import BalancedCrossEntropy
 from vision_attn.training.parameters import parameter_groups
 from vision_attn.training.schedules import CosineDecay
 from vision_attn.types import Images, Logits
@@ -39,6 +40,7 @@ class ImageClassifier(LightningModule):
     schedule: called with the optimiser and the number of steps of the run; stepped every step.
     loss: of logits (b, k) and labels, either class indices (b,) or, with mixup, shares (b, k).
         None is cross-entropy.
+    layer_decay: how much slower each layer learns than the one above it, 1: as fast.
 
     classes and preprocess (input_size, mean, std ...) come from the data module, and go into the
     checkpoint with the network's description.
@@ -52,12 +54,14 @@ class ImageClassifier(LightningModule):
         optimizer: Callable[[list[dict[str, Any]]], Optimizer] = AdamW,
         schedule: Callable[[Optimizer, int], LRScheduler] = CosineDecay,
         loss: nn.Module | None = None,
+        layer_decay: float = 1.0,
     ):
         super().__init__()
         self.network = network
         self.optimizer = optimizer
         self.schedule = schedule
         self.loss = nn.CrossEntropyLoss() if loss is None else loss
+        self.layer_decay = layer_decay
         self.metrics = nn.ModuleDict()
         self.classes: Sequence[str] = ()
         self.preprocess: dict[str, Any] = {}
@@ -72,12 +76,12 @@ class ImageClassifier(LightningModule):
         loss = self._finite(self.loss(logits, labels), "loss")
         hard = labels.argmax(1) if labels.ndim == 2 else labels
         top1 = (logits.argmax(1) == hard).float().mean()
-        self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True)
-        self.log("train/top1", top1, on_step=False, on_epoch=True)
+        self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, sync_dist=True)
+        self.log("train/top1", top1, on_step=False, on_epoch=True, sync_dist=True)
         return loss
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._evaluate("val", batch)
+    def validation_step(self, batch: Batch, batch_idx: int) -> Logits:
+        return self._evaluate("val", batch)
 
     def test_step(self, batch: Batch, batch_idx: int) -> Logits:
         return self._evaluate("test", batch)
@@ -94,7 +98,9 @@ class ImageClassifier(LightningModule):
                 "a schedule needs to know how long the run is: give trainer.max_epochs or "
                 "trainer.max_steps (a time limit alone does not say how many steps fit in)"
             )
-        optimizer = self.optimizer(parameter_groups(self.network))
+        optimizer = self.optimizer(parameter_groups(self.network, self.layer_decay))
+        for group in optimizer.param_groups:
+            group["lr"] *= group.get("lr_scale", 1.0)
         schedule = self.schedule(optimizer, int(steps))
         return {
             "optimizer": optimizer,
@@ -106,6 +112,8 @@ class ImageClassifier(LightningModule):
         if data is not None and stage != "predict":  # which asks for no data set
             self.classes = list(data.classes)
             self.preprocess = asdict(data.preprocess)
+            if isinstance(self.loss, BalancedCrossEntropy):
+                self.loss.weight = data.class_weights().to(self.device)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds, as plain values, what it takes to use the network without its config."""

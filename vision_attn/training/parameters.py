@@ -1,28 +1,70 @@
-"""Which parameters decay: one place that sorts a network's parameters for its optimiser."""
+"""Which parameters decay, and how fast each layer learns: a network sorted for its optimiser."""
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
 
-def parameter_groups(network: nn.Module) -> list[dict[str, Any]]:
+def parameter_groups(network: nn.Module, layer_decay: float = 1.0) -> list[dict[str, Any]]:
     """Optimiser groups: weight matrices and kernels decay; biases, norms, tokens and positions not.
 
     A parameter decays if it is named `weight` and has two axes or more: linear maps, convolutions
     and embeddings. Tokens and position tables are bare parameters, norms have one axis. The first
-    and the last of the decaying weights (stem and head) have a group apart, since optimisers for
-    hidden matrices such as Muon leave these out: `hidden` says which group is which.
+    and the last of these weights (stem and head) have a group apart, since optimisers for hidden
+    matrices such as Muon leave these out: `hidden` says which group is which. A module that says
+    `orthogonal = False` of itself has its weights in that group too.
+
+    With layer_decay below 1 each layer has groups of its own, whose `lr_scale` is layer_decay to
+    the power of the layers above it: 1 at the head (Bao et al. 2022, BEiT, for fine-tuning).
+
     Frozen parameters are left out. Raises ValueError where nothing is left to train.
     """
-    trained = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
-    if not trained:
+    if not 0 < layer_decay <= 1:
+        raise ValueError(f"layer_decay must be above 0 and at most 1, got {layer_decay}")
+    named = dict(network.named_parameters())
+    layers = dict(zip(named, layer_numbers(list(named)), strict=True))
+    top = max(layers.values(), default=0)
+    weights = [n for n, p in named.items() if p.ndim >= 2 and n.split(".")[-1] == "weight"]
+    apart = {*weights[:1], *weights[-1:]} | {
+        f"{place}.{name}"
+        for place, module in network.named_modules()
+        if getattr(module, "orthogonal", True) is False
+        for name, _ in module.named_parameters()
+    }
+    kinds: tuple[tuple[list[str], dict[str, Any]], ...] = (
+        ([name for name in weights if name not in apart], {"hidden": True}),
+        ([name for name in weights if name in apart], {}),
+        ([name for name in named if name not in weights], {"weight_decay": 0.0}),
+    )
+    groups: list[dict[str, Any]] = []
+    for names, options in kinds:
+        sorted_in: dict[float, dict[str, Any]] = {}
+        for name in names:
+            if named[name].requires_grad:
+                scale = layer_decay ** (top - layers[name])
+                group = sorted_in.setdefault(scale, {"params": [], **options})
+                group["params"].append(named[name])
+        if layer_decay < 1:
+            for scale, group in sorted_in.items():
+                group["lr_scale"] = scale
+        groups += sorted_in.values()
+    if not groups:
         raise ValueError("the network has no parameter to train: all of them are frozen")
-    weights = [p for name, p in trained if p.ndim >= 2 and name.split(".")[-1] == "weight"]
-    ends = {id(p) for p in (*weights[:1], *weights[-1:])}
-    decaying = {id(p) for p in weights}
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in weights if id(p) not in ends], "hidden": True},
-        {"params": [p for p in weights if id(p) in ends]},
-        {"params": [p for _, p in trained if id(p) not in decaying], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+    return groups
+
+
+def layer_numbers(names: Sequence[str]) -> list[int]:
+    """The layer of each parameter: 0 the stem, then a layer a numbered block, the last the head.
+
+    The block of `layers.3.blocks.1.weight` is `layers.3`: the first number of a name counts.
+    """
+    blocks: dict[str, int] = {}
+    found = []
+    for name in names:
+        if block := re.match(r"((?:[^.]+\.)*?\d+)\.", name):
+            found.append(blocks.setdefault(block[1], len(blocks) + 1))
+        else:
+            found.append(0 if not blocks else -1)
+    return [len(blocks) + 1 if layer < 0 else layer for layer in found]

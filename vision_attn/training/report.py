@@ -8,19 +8,31 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import FSDPStrategy
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file
+from torch import distributed
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from vision_attn.render import confusion_matrix, learning_curves, save
 from vision_attn.training.callbacks import BestCheckpoint, LastCheckpoint, best_checkpoint
+from vision_attn.training.flops import forward_flops, peak_flops
 
-METRICS = {"top1": "top-1", "top5": "top-5", "ece": "calibration error", "loss": "loss"}
+METRICS = {
+    "top1": "top-1",
+    "top1_views": "top-1, mean over several views",
+    "top5": "top-5",
+    "ece": "calibration error",
+    "loss": "loss",
+}
 
 
 class Summary(Callback):
     """What came out, as rows of name and value, in `folder`/summary.txt; in figures, summary.json.
+
+    The speed in GF/s counts three forward passes an image, at the full image size; the percentage
+    is of what this machine reaches in a matrix product of the run's number format.
 
     A test or validation apart from training writes test.* or val.* instead.
     """
@@ -31,6 +43,7 @@ class Summary(Callback):
         self.figures: dict[str, float] = {}
         self._began = self._validation_began = perf_counter()
         self._validating, self._images = 0.0, 0
+        self._shape: torch.Size | None = None  # of one image
 
     def table(self) -> Table:
         table = Table(str(self.folder), "")
@@ -45,6 +58,7 @@ class Summary(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         self._images += len(batch[0]) * trainer.world_size
+        self._shape = batch[0].shape[1:]
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validation_began = perf_counter()
@@ -62,8 +76,8 @@ class Summary(Callback):
             "network": f"{type(pl_module.network).__name__}, {size:.2f} M parameters",
             "trained": f"{trainer.current_epoch} epochs, {trainer.global_step} steps, "
             f"{seconds / 60:.1f} minutes, {trainer.precision} on {pl_module.device.type}",
-            "speed": f"{self._images / (seconds - self._validating):.0f} images/s",
         }
+        self._speed(trainer, pl_module, self._images / (seconds - self._validating))
         self.figures |= {"parameters": size * 1e6, "epochs": trainer.current_epoch}
         self.figures["minutes"] = seconds / 60
         for best in trainer.checkpoint_callbacks:
@@ -73,6 +87,22 @@ class Summary(Callback):
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._measured(trainer, "test")
+
+    def _speed(self, trainer: Trainer, pl_module: Any, images: float) -> None:
+        """Of so many images a second, and what that is of the peak of all processes' devices."""
+        self.rows["speed"] = f"{images:.0f} images/s"
+        self.figures["images/s"] = images
+        if self._shape is None or isinstance(trainer.strategy, FSDPStrategy):
+            return  # a process that has but a part of the weights cannot count
+        device, low = pl_module.device, "bf16" in str(trainer.precision)
+        image = torch.zeros(1, *self._shape, device=device)
+        with trainer.precision_plugin.forward_context():
+            flops = forward_flops(pl_module.network, image)
+        peak = peak_flops(device, torch.bfloat16 if low else torch.float32) * trainer.world_size
+        rate = 3 * flops * images
+        self.rows["network"] += f", {flops / 1e9:.3f} GFLOP an image"
+        self.rows["speed"] += f", {rate / 1e9:.0f} GF/s, {rate / peak:.0%} of {peak / 1e9:.0f}"
+        self.figures |= {"flops": flops, "flops/s": rate, "peak flops/s": peak}
 
     def _measured(self, trainer: Trainer, stage: str) -> None:
         for key, name in METRICS.items():
@@ -159,7 +189,10 @@ class PortableWeights(Callback):
 
 
 class Predictions(Callback):
-    """Writes file, most probable class and its probability as CSV; batches are (images, files)."""
+    """Writes file, most probable class and its probability as CSV; batches are (images, files).
+
+    `rows` are those of all processes, in the order of the loader's paths.
+    """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -180,6 +213,15 @@ class Predictions(Callback):
         self.rows += zip(batch[1], names, probabilities, strict=True)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.world_size > 1:
+            shares: list[Any] = [None] * trainer.world_size
+            distributed.all_gather_object(shares, self.rows)
+            files: Any = trainer.predict_dataloaders
+            order = {str(path): place for place, path in enumerate(files.paths)}
+            rows = [row for share in shares for row in share]
+            self.rows = sorted(rows, key=lambda row: order[row[0]])
+        if not trainer.is_global_zero:
+            return
         with self.path.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([("file", "class", "probability"), *self.rows])
 

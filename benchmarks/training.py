@@ -1,0 +1,262 @@
+"""How fast networks train: ours against timm's and vit-pytorch's, in one process.
+
+    python benchmarks/training.py [vit] [senet] [fit] [data]     (default: all)
+
+Networks that are compared have the same weights, and their losses are compared before the clock
+starts. A round trains each of them for `--steps` steps, in turns; the best of `--rounds` counts.
+Each line: milliseconds a step, GF/s (three forward passes), percent of the machine's own peak in a
+matrix product of that number format, and the ratio to ours.
+
+vit: ViT-Ti/4 at 32 px. senet: SE-ResNet-18 at 32 px, and the same without gates. fit: Lightning's
+fit with everything `vision-attn fit` adds, against a raw loop. data: `benchmarks/data.py`.
+"""
+
+import argparse
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import data as data_benchmark
+import timm
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import CSVLogger
+from timm.layers import set_fused_attn
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import AdamW
+
+from vision_attn.attention import NoGate, SqueezeExcite
+from vision_attn.data import Flip, ImageData, Translate
+from vision_attn.models import SEResNet, ViT, vit_from_timm
+from vision_attn.training import CosineDecay, ImageClassifier, parameter_groups, run_callbacks
+from vision_attn.training.flops import forward_flops, peak_flops
+
+LAST = torch.channels_last
+
+
+@dataclass
+class Runner:
+    """A network in training, in its way: number format, memory format."""
+
+    name: str
+    network: nn.Module
+    dtype: torch.dtype = torch.float32
+    layout: torch.memory_format = torch.contiguous_format
+
+    def __post_init__(self) -> None:
+        self.network.to(memory_format=self.layout).train()
+        self.optimizer = AdamW(self.network.parameters(), lr=1e-4, fused=True)
+
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        with torch.autocast("cpu", self.dtype, enabled=self.dtype != torch.float32):
+            logits = self.network(images.contiguous(memory_format=self.layout))
+        return F.cross_entropy(logits.float(), labels)
+
+    def step(self, images: Tensor, labels: Tensor) -> None:
+        self.optimizer.zero_grad()
+        self.loss(images, labels).backward()
+        self.optimizer.step()
+
+    def seconds(self, images: Tensor, labels: Tensor, steps: int) -> float:
+        """A step's."""
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.step(images, labels)
+        return (time.perf_counter() - start) / steps
+
+
+def batch(size: int) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(size, 3, 32, 32), torch.randint(0, 10, (size,))
+
+
+def check_losses(runners: list[Runner], images: Tensor, labels: Tensor) -> None:
+    """All networks, in evaluation and in fp32, have the same loss."""
+    with torch.no_grad():
+        losses = [F.cross_entropy(r.network.eval()(images), labels).item() for r in runners]
+    for runner, loss in zip(runners, losses, strict=True):
+        runner.network.train()
+        if abs(loss - losses[0]) > 1e-4:
+            raise SystemExit(f"{runner.name}: loss {loss}, expected {losses[0]}: not the same")
+    print(f"{len(losses)} networks of the same weights: loss {losses[0]:.4f}")
+
+
+def compare(runners: list[Runner], options: argparse.Namespace) -> None:
+    """The first one is ours."""
+    images, labels = batch(options.batch_size)
+    for runner in runners:
+        runner.step(images, labels)
+    best = [float("inf")] * len(runners)
+    for _ in range(options.rounds):
+        for i, runner in enumerate(runners):
+            best[i] = min(best[i], runner.seconds(images, labels, options.steps))
+    for runner, seconds in zip(runners, best, strict=True):
+        rate = 3 * forward_flops(runner.network, images[:1]) * len(images) / seconds
+        peak = options.peak[runner.dtype]
+        ratio = "" if runner is runners[0] else f"{seconds / best[0]:.2f}x ours"
+        print(
+            f"  {runner.name:44} {1000 * seconds:8.1f} ms {rate / 1e9:6.0f} GF/s"
+            f" {rate / peak:5.0%}  {ratio}"
+        )
+
+
+def vit(options: argparse.Namespace) -> None:
+    print("ViT-Ti/4 at 32 px")
+    create = partial(timm.create_model, "vit_tiny_patch16_224", img_size=32, patch_size=4)
+    theirs = create(num_classes=10)
+
+    def timms(fused: bool) -> nn.Module:
+        set_fused_attn(fused)
+        network = create(num_classes=10)
+        network.load_state_dict(theirs.state_dict())
+        return network
+
+    same = [
+        Runner("ours, bf16", vit_from_timm(theirs), torch.bfloat16),
+        Runner("timm, defaults (fp32)", timms(True)),
+        Runner("timm, bf16", timms(True), torch.bfloat16),
+        Runner("timm, bf16, attention not fused", timms(False), torch.bfloat16),
+    ]
+    set_fused_attn(True)
+    check_losses(same, *batch(options.batch_size))
+    try:
+        from vit_pytorch import ViT as TheirViT
+    except ImportError:
+        print("  vit-pytorch is not installed: left out")
+    else:  # two more norms, no bias of queries, keys and values: its losses are its own
+        args = {"image_size": 32, "patch_size": 4, "num_classes": 10}
+        network = TheirViT(**args, dim=192, depth=12, heads=3, mlp_dim=768)
+        same.append(Runner("vit-pytorch, bf16 (same sizes, own weights)", network, torch.bfloat16))
+    compare(same, options)
+
+
+def timms_gate(channels: int) -> SqueezeExcite:
+    """As wide inside as timm's, whose widths are multiples of 8."""
+    return SqueezeExcite(channels, hidden=max(8, channels // 16))
+
+
+def senet(options: argparse.Namespace) -> None:
+    print("SE-ResNet-18 at 32 px")
+    theirs = []
+    for _ in range(3):
+        network = timm.create_model("seresnet18", num_classes=10)
+        network.conv1, network.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
+        theirs.append(network)
+    ours = SEResNet(gate=timms_gate)
+    for network in (ours, *theirs[1:]):
+        network.load_state_dict(theirs[0].state_dict(), strict=True)
+    bf16 = torch.bfloat16
+    same = [
+        Runner("ours, bf16, channels-last", ours, bf16, LAST),
+        Runner("timm, defaults (fp32)", theirs[0]),
+        Runner("timm, bf16, channels-last", theirs[1], bf16, LAST),
+        Runner("timm, bf16", theirs[2], bf16),
+    ]
+    check_losses(same, *batch(options.batch_size))
+    bare = Runner("ours without gates, bf16, channels-last", SEResNet(gate=NoGate), bf16, LAST)
+    compare([*same, bare], options)
+
+
+class Clock(Callback):
+    """Seconds of a training epoch, from its first batch to the end of its last."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        if batch_idx == 1:
+            self.start = time.perf_counter()
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self.seconds = (time.perf_counter() - self.start) / batch_idx if batch_idx else 0.0
+
+
+def fit(options: argparse.Namespace) -> None:
+    """A step of each, the first left out."""
+    print("fit against a raw loop")
+    source, augment = data_benchmark.InMemory(), [Flip(), Translate(4)]
+    make = partial(ViT, 32, 8, 10, dim=64, depth=2, heads=2, pool="mean", class_token=False)
+
+    def raw(folder: str) -> float:
+        images = ImageData(source, batch_size=64, augment=augment)
+        images.setup("fit")
+        network = make().train()
+        optimizer = AdamW(parameter_groups(network), lr=1e-3)
+        loader = images.train_dataloader()
+        schedule = CosineDecay(optimizer, len(loader))
+        start = 0.0
+        for number, one in enumerate(loader):
+            if number == 1:
+                start = time.perf_counter()
+            if number > options.fit_steps:
+                break
+            pixels, labels = images.for_training(one)
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = F.cross_entropy(network(pixels).float(), labels)
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        return (time.perf_counter() - start) / options.fit_steps
+
+    def ours(folder: str) -> float:
+        clock = Clock()
+        trainer = Trainer(
+            accelerator="cpu", max_epochs=1, limit_train_batches=options.fit_steps + 1,
+            limit_val_batches=1, num_sanity_val_steps=0, precision="bf16-mixed",
+            enable_progress_bar=False, enable_model_summary=False,
+            callbacks=[clock, *run_callbacks(folder)], logger=CSVLogger(folder),
+        )  # fmt: skip
+        classifier = ImageClassifier(make(), partial(AdamW, lr=1e-3))
+        trainer.fit(classifier, datamodule=ImageData(source, batch_size=64, augment=augment))
+        return clock.seconds
+
+    ways: dict[str, Callable[[str], float]] = {"a raw loop": raw, "fit": ours}
+    best = dict.fromkeys(ways, float("inf"))
+    for _ in range(options.rounds):
+        for name, way in ways.items():
+            with tempfile.TemporaryDirectory() as folder:
+                best[name] = min(best[name], way(folder))
+    for name, seconds in best.items():
+        ratio = f"{seconds / best['a raw loop']:.3f}x a raw loop"
+        print(f"  {name:44} {1000 * seconds:8.2f} ms  {ratio}")
+
+
+def data(options: argparse.Namespace) -> None:
+    """Images a second, ours, torchvision's, and the ratio."""
+    print("training images a second, ours and torchvision's")
+    data_benchmark.in_memory(options.rounds)
+    if options.folder.is_dir():
+        data_benchmark.folder(options.folder, torch.get_num_threads(), options.rounds)
+    else:
+        print(f"  no folder {options.folder}: left out")
+
+
+def main() -> None:
+    parts = {"vit": vit, "senet": senet, "fit": fit, "data": data}
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)}")
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--fit-steps", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--folder", type=Path, default=Path(".data/imagenette/train"))
+    options = parser.parse_args()
+    unknown = set(options.parts) - set(parts)
+    if unknown:
+        parser.error(f"expected parts of {', '.join(parts)}, got {', '.join(sorted(unknown))}")
+    warnings.filterwarnings("ignore", ".*", module="lightning")
+    torch.set_num_threads(options.threads)
+    kinds = (torch.float32, torch.bfloat16)
+    options.peak = {kind: peak_flops(torch.device("cpu"), kind, 2048) for kind in kinds}
+    reached = ", ".join(f"{str(k)[6:]} {v / 1e9:.0f} GF/s" for k, v in options.peak.items())
+    print(f"{options.threads} threads, torch {torch.__version__}, peak: {reached}")
+    for name in options.parts or parts:
+        parts[name](options)
+
+
+if __name__ == "__main__":
+    main()

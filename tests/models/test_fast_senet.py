@@ -1,0 +1,69 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from vision_attn.attention import CBAM, NoGate
+from vision_attn.models import ConvEmbed, FastSENet, ViT, Whitening, build, describe
+
+
+def test_whitened_patches_are_uncorrelated_with_variance_one():
+    images = torch.randn(11, 3, 13, 17).cumsum(3)  # neighbours alike
+    layer = Whitening()
+    layer.fit(images, eps=1e-9)
+    found = layer(images).transpose(0, 1).flatten(1).double()
+    torch.testing.assert_close(found[:12].cov(), torch.eye(12).double(), atol=1e-3, rtol=0)
+    torch.testing.assert_close(found[12:], -found[:12])
+    assert not layer.conv.weight.requires_grad
+    assert layer.conv.bias.requires_grad
+
+
+def test_fast_senet_is_its_formula_and_starts_as_the_same_without_gates():
+    torch.manual_seed(3)
+    network = FastSENet(num_classes=7, widths=(5, 11)).eval()
+    images = torch.randn(2, 3, 32, 32)
+    x = F.gelu(network.whitening.conv(images))
+    for block in network.blocks:
+        x = F.gelu(block.bn1(F.max_pool2d(block.conv1(x), 2)))
+        x = F.gelu(block.bn2(block.conv2(x)))
+    expected = x.flatten(2).max(2).values @ network.fc.weight.T / 9
+    torch.testing.assert_close(network(images), expected)
+    bare = FastSENet(num_classes=7, widths=(5, 11), gate=NoGate).eval()
+    bare.load_state_dict(network.state_dict(), strict=False)
+    torch.testing.assert_close(bare(images), expected)
+    first = network.blocks[1].conv2.weight
+    assert torch.equal(first[:11], nn.init.dirac_(torch.empty(11, 11, 3, 3)))
+
+
+@pytest.mark.parametrize("gate", [CBAM, NoGate])
+def test_fast_senet_is_rebuilt_from_its_description(gate):
+    network = FastSENet(widths=(5, 7), gate=gate).eval()
+    again = build(describe(network)).eval()
+    again.load_state_dict(network.state_dict())
+    images = torch.randn(2, 3, 24, 32)
+    torch.testing.assert_close(again(images), network(images))
+
+
+def test_tokens_of_convolutions_lie_where_patches_would():
+    embed = ConvEmbed(dim=12, patch_size=4)
+    images = torch.randn(2, 3, 20, 28)
+    x = images
+    for conv in embed.convs:
+        x = F.max_pool2d(conv(x).relu(), 3, 2, 1)
+    tokens = embed(images)
+    assert tokens.shape == (2, 35, 12)
+    torch.testing.assert_close(tokens[:, 7 + 2], x[:, :, 1, 2])
+    for size in (0, 1, 6):
+        with pytest.raises(ValueError, match=f"power of 2, at least 2, got {size}"):
+            ConvEmbed(12, size)
+
+
+def test_a_compact_vit_learns_drops_patches_and_is_rebuilt():
+    options = {"pool": "mean", "class_token": False, "embed": ConvEmbed, "patch_drop": 0.5}
+    network = ViT(16, 4, 5, dim=12, depth=1, **options)
+    images = torch.randn(3, 3, 16, 16)
+    network(images).sum().backward()
+    assert all(p.grad is not None for p in network.parameters())
+    again = build(describe(network))
+    again.load_state_dict(network.state_dict())
+    torch.testing.assert_close(again.eval()(images), network.eval()(images))

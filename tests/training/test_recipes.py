@@ -1,0 +1,196 @@
+"""What a config may add to a run: views, whitening, weights of classes, a range test of rates."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import SGD
+from torch.utils.flop_counter import FlopCounterMode
+
+from vision_attn.data import GrowingSize, ImageData, Planted, Source, Splits, TensorSet
+from vision_attn.models import FastSENet, SEResNet, ViT, Whitening
+from vision_attn.training import (
+    BalancedCrossEntropy,
+    ConstantRate,
+    FindRate,
+    FrozenTrunk,
+    ImageClassifier,
+    MuonAdamW,
+    SeveralViews,
+    Summary,
+    Whiten,
+)
+from vision_attn.training.flops import forward_flops, peak_flops
+
+
+class Uneven(Source):
+    """Seven dark images of one class and two bright ones of another."""
+
+    def load(self, root, val_fraction, seed):
+        labels = torch.tensor([0] * 7 + [1] * 2)
+        images = (labels * 200).view(-1, 1, 1, 1).expand(-1, 3, 8, 8).to(torch.uint8).contiguous()
+        part = TensorSet(images + torch.randint(0, 50, images.shape, dtype=torch.uint8), labels)
+        return Splits(part, part, part, ["dark", "bright"])
+
+
+def test_views_are_averaged_and_their_accuracy_stands_beside_the_plain_one(
+    trainer, stripes, small_vit, tmp_path
+):
+    model, data = ImageClassifier(small_vit()), stripes()
+    views, summary = SeveralViews(shift=1), Summary(tmp_path)
+    run = trainer(callbacks=[views, summary])
+    (found,) = run.test(model, datamodule=data, verbose=False)
+    images, labels = data.images[:17], data.labels[:17]
+    framed = F.pad(images, [1] * 4, mode="reflect")
+    with torch.no_grad():
+        net = model.eval()
+        both = [
+            net(i) + net(i.flip(3)) for i in (images, framed[:, :, :8, :8], framed[:, :, 2:, 2:])
+        ]
+        mean = both[0] / 4 + (both[1] + both[2]) / 8
+        torch.testing.assert_close(views.logits(net, images, net(images)), mean)
+    assert found["test/top1_views"] == pytest.approx(
+        (mean.argmax(1) == labels).float().mean().item()
+    )
+    assert "test top-1, mean over several views" in (tmp_path / "test.txt").read_text()
+    assert "test/top1" in found
+    (found,) = run.validate(model, datamodule=data, verbose=False)
+    assert "val/top1_views" in found
+    plain = trainer("fit", callbacks=[SeveralViews()], max_epochs=1)
+    plain.fit(ImageClassifier(small_vit()), datamodule=data)
+    assert "val/top1_views" not in plain.callback_metrics
+    with pytest.raises(ValueError, match="at least 0 pixels, got -1"):
+        SeveralViews(-1)
+
+
+def test_mirrored_views_alone():
+    class Left(nn.Module):
+        def forward(self, images):
+            return images[:, 0, :, 0]
+
+    images = torch.randn(5, 3, 4, 7)
+    expected = (images[:, 0, :, 0] + images[:, 0, :, -1]) / 2
+    torch.testing.assert_close(SeveralViews(0).logits(Left(), images, Left()(images)), expected)
+
+
+def test_balanced_cross_entropy_weighs_classes_by_their_data(trainer, tmp_path):
+    loss = BalancedCrossEntropy(label_smoothing=0.1)
+    model = ImageClassifier(nn.Sequential(nn.Flatten(), nn.Linear(192, 2)), loss=loss)
+    trainer(max_epochs=1).fit(model, datamodule=ImageData(Uneven(), batch_size=3))
+    torch.testing.assert_close(loss.weight, torch.tensor([9 / 14, 9 / 4]))
+    saved = torch.load(tmp_path / "run/last.ckpt", weights_only=True)["state_dict"]
+    assert {name.split(".")[0] for name in saved} == {"network"}
+    logits, labels = torch.randn(5, 2), torch.tensor([0, 1, 1, 0, 1])
+    expected = F.cross_entropy(logits, labels, loss.weight, label_smoothing=0.1)
+    torch.testing.assert_close(loss(logits, labels), expected)
+
+
+def test_the_first_layer_is_whitened_before_the_run_and_kept_when_it_resumes(trainer, tmp_path):
+    data = partial(ImageData, Planted(16, train=40, val=8, test=8), batch_size=20)
+    model = ImageClassifier(FastSENet(widths=(8, 8, 8)))
+    trainer(max_epochs=1, callbacks=[Whiten()]).fit(model, datamodule=data())
+    images, _ = (given := data()).examples(40, given.splits.train)
+    layer, expected = model.network.whitening, Whitening()
+    expected.fit(images)
+    assert torch.equal(layer.conv.weight, expected.conv.weight)
+    kept = layer.conv.weight.clone()
+    resumed = ImageClassifier(FastSENet(widths=(8, 8, 8)))
+    run = trainer("again", max_epochs=2, callbacks=[Whiten(images=13)])
+    run.fit(resumed, datamodule=data(), ckpt_path=tmp_path / "run/last.ckpt")
+    assert torch.equal(resumed.network.whitening.conv.weight, kept)
+    with pytest.raises(ValueError, match="found no Whitening layer"):
+        trainer("no", callbacks=[Whiten()]).fit(
+            ImageClassifier(SEResNet(widths=(4, 4, 4, 4))), datamodule=data()
+        )
+
+
+def test_layers_learn_slower_the_deeper_they_are(trainer, stripes, small_vit):
+    model = ImageClassifier(small_vit(), partial(MuonAdamW, lr=0.1), ConstantRate, layer_decay=0.5)
+    run = trainer(max_epochs=1)
+    run.fit(model, datamodule=stripes())
+    rates = {
+        name: group["lr"]
+        for name, parameter in model.network.named_parameters()
+        for group in run.optimizers[0].param_groups
+        if any(parameter is p for p in group["params"])
+    }
+    assert rates["blocks.0.attn.qkv.weight"] == pytest.approx(0.05)
+    assert rates["patch_embed.proj.weight"] == pytest.approx(0.001 / 4)
+    assert rates["head.weight"] == pytest.approx(0.001)
+
+
+def test_a_range_test_suggests_a_rate_and_leaves_the_run_as_it_was(
+    trainer, small_vit, tmp_path, capsys
+):
+    def weights(name, callbacks):
+        data = ImageData(Planted(8 * 2, train=60, val=8, test=8), batch_size=20)
+        model = ImageClassifier(small_vit(image_size=16, num_classes=10), partial(SGD, lr=0.1))
+        trainer(name, callbacks=callbacks, max_epochs=2).fit(model, datamodule=data)
+        return torch.load(tmp_path / name / "last.ckpt", weights_only=True)["state_dict"]
+
+    test = FindRate(steps=30)
+    plain, found = weights("plain", []), weights("found", [test])
+    assert all(torch.equal(plain[name], found[name]) for name in plain)
+    assert test.suggestion is None or 1e-3 < test.suggestion < 30
+    assert "learning rates: suggested factor" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="at least 10 steps and 0 < low < high"):
+        FindRate(low=2.0, high=1.0)
+
+
+def test_the_suggestion_is_where_the_loss_falls_fastest():
+    test = FindRate(steps=21, low=0.01, high=1.0)
+    losses = [2.0] * 8 + [1.6, 1.0, 0.6] + [0.5] * 5 + [3.0] * 5
+    assert test.factor(0) == pytest.approx(0.01)
+    assert test.factor(20) == pytest.approx(1.0)
+    assert test.factor(6) <= test._best(losses) <= test.factor(10)
+    assert test._best([2.0] * 9) is None
+
+
+def test_operations_are_those_of_the_formula():
+    vit = ViT(8, 4, 3, dim=6, depth=2, heads=2, mlp_ratio=2.0, pool="mean", class_token=False)
+    n, d = 4, 6
+    block = 2 * n * d * (3 * d + d + 4 * d) + 4 * n * n * d
+    expected = 2 * n * 48 * d + 2 * block + 2 * d * 3
+    assert forward_flops(vit, torch.randn(1, 3, 8, 8)) == expected
+    assert vit.training
+    assert peak_flops(torch.device("cpu"), torch.float32, size=64, rounds=1) > 1e6
+
+
+def test_the_summary_counts_operations_and_what_the_machine_could(
+    trainer, stripes, small_vit, tmp_path
+):
+    model, summary = ImageClassifier(small_vit()), Summary(tmp_path)
+    trainer(max_epochs=1, callbacks=[summary]).fit(model, datamodule=stripes())
+    figures = json.loads((tmp_path / "summary.json").read_text())
+    with FlopCounterMode(display=False) as counter:
+        model.network(torch.randn(1, 3, 8, 8))
+    assert figures["flops"] == counter.get_total_flops()
+    assert figures["flops/s"] == pytest.approx(3 * figures["flops"] * figures["images/s"])
+    assert 0 < figures["flops/s"] < figures["peak flops/s"]
+    text = (tmp_path / "summary.txt").read_text()
+    assert "GFLOP an image" in text
+    assert "GF/s" in text
+
+
+def test_a_run_on_growing_images(trainer, small_vit):
+    data = ImageData(
+        Planted(16, train=40, val=8, test=8), batch_size=20, augment=[GrowingSize([8, 16], [0, 1])]
+    )
+    model = ImageClassifier(small_vit(image_size=16, patch_size=4, num_classes=10))
+    run = trainer(max_epochs=2)
+    run.fit(model, datamodule=data)
+    assert run.global_step == 4
+
+
+def test_a_frozen_trunk_keeps_weights_and_statistics_and_its_classifier_learns(trainer):
+    torch.manual_seed(0)
+    model = ImageClassifier(SEResNet(widths=(4, 4, 4, 4)), partial(SGD, lr=0.1))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    data = ImageData(Planted(16, train=40, val=8, test=8), batch_size=20)
+    trainer(max_epochs=1, callbacks=[FrozenTrunk()]).fit(model, datamodule=data)
+    after = model.state_dict()
+    moved = {name for name, value in before.items() if not torch.equal(after[name], value)}
+    assert moved == {"network.fc.weight", "network.fc.bias"}

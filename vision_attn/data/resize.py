@@ -1,0 +1,37 @@
+"""Smaller images in the first epochs, which are faster and teach nearly as much.
+
+Axes: b batch, c channels, h height, w width.
+"""
+
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from vision_attn.data.augment import Augment, Pixels, as_float
+from vision_attn.data.draws import Draws
+
+
+class GrowingSize(Augment):
+    """Training images sizes[i] pixels high and wide from epoch epochs[i] on.
+
+    Put it last among the augmentations. The last size is the data's own, at which validation and
+    test are done. A ViT resamples its positions: sizes are multiples of its patch size. Progressive
+    resizing: Howard 2018 (DAWNBench), Tan & Le 2021 (EfficientNetV2).
+    """
+
+    def __init__(self, sizes: list[int], epochs: list[int]) -> None:
+        super().__init__()
+        if not sizes or len(sizes) != len(epochs) or epochs != sorted(epochs) or epochs[0] != 0:
+            raise ValueError(
+                "expected one rising epoch for each size, the first of them 0, "
+                f"got sizes {sizes} and epochs {epochs}"
+            )
+        if min(sizes) < 1:
+            raise ValueError(f"sizes must be at least 1 pixel, got {sizes}")
+        self.sizes, self.epochs = sizes, epochs
+
+    def forward(self, images: Pixels, draws: Draws) -> Float[Tensor, "b c height width"] | Pixels:
+        size = [s for s, e in zip(self.sizes, self.epochs, strict=True) if e <= draws.epoch][-1]
+        if tuple(images.shape[2:]) == (size, size):
+            return images
+        return F.interpolate(as_float(images), (size, size), mode="bilinear", antialias=True)

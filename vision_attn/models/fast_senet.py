@@ -1,0 +1,110 @@
+"""A wide, shallow convolutional network for small images that learns in ten epochs, with gates.
+
+Axes: b batch, c channels, h height, w width, n patches, a axes of a patch, k classes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vision_attn.attention import SqueezeExcite
+from vision_attn.models.rebuild import Rebuildable
+from vision_attn.types import Images, Logits
+
+
+class Whitening(nn.Module):
+    """The principal axes of a patch, each scaled to variance 1, and the same negated.
+
+    W = [V; -V], V = diag(1 / sqrt(lambda + eps)) U' where U diag(lambda) U' is the covariance of
+    all patches: `fit` computes it from images (Page 2018, Jordan 2024). W is never trained, only
+    the bias is. Before `fit`, and without it, W is random.
+    """
+
+    def __init__(self, channels: int = 3, kernel_size: int = 2):
+        super().__init__()
+        size = channels * kernel_size**2
+        self.conv = nn.Conv2d(channels, 2 * size, kernel_size)
+        self.conv.weight.requires_grad_(False)
+
+    @torch.no_grad()
+    def fit(self, images: Images, eps: float = 5e-4) -> None:
+        """Whiten the patches of these images, which are as the network will get them."""
+        columns = F.unfold(images.float(), self.conv.kernel_size)
+        patches = rearrange(columns, "b size n -> (b n) size")
+        values, axes = torch.linalg.eigh(patches.T.cov().double())
+        whitening = (axes / (values + eps).sqrt()).T.to(self.conv.weight)
+        self.conv.weight.copy_(torch.cat([whitening, -whitening]).view_as(self.conv.weight))
+        self.conv.bias.zero_()  # type: ignore[union-attr]
+
+    def forward(self, images: Images) -> Float[Tensor, "b a rows columns"]:
+        return self.conv(images)
+
+
+class WideBlock(nn.Module):
+    """gelu(bn(pool(conv x))), gelu(bn(conv x)), then the gate; the image is halved.
+
+    The first filters of each convolution pass their channels on as they are, to start with.
+    """
+
+    def __init__(self, c_in: int, c_out: int, gate: Callable[..., nn.Module], memory: float):
+        super().__init__()
+        self.conv1 = nn.Conv2d(c_in, c_out, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(c_out, momentum=1 - memory)
+        self.conv2 = nn.Conv2d(c_out, c_out, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(c_out, momentum=1 - memory)
+        made: Any = gate(channels=c_out)
+        made.orthogonal = False  # Muon's steps are too large where no norm follows
+        self.gate = made
+        for convolution in (self.conv1, self.conv2):
+            nn.init.dirac_(convolution.weight[: convolution.in_channels])
+        for norm in (self.bn1, self.bn2):
+            norm.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(self.bn1(F.max_pool2d(self.conv1(x), 2)))
+        return self.gate(F.gelu(self.bn2(self.conv2(x))))
+
+
+class FastSENet(Rebuildable):
+    """Whitened patches, three wide blocks, the maximum over places, a linear classifier.
+
+    The network of Jordan 2024 (arXiv:2404.00498), "94 % on CIFAR-10 in 3.29 seconds on a single
+    GPU", with a gate at the end of each block, which starts as the identity where it can. Call
+    `whitening.fit` on training images first: `vision_attn.training.Whiten` does.
+
+    widths: channels of each block. gate: called as `gate(channels=c)`. memory: how much of their
+    running statistics the norms keep at each step. gain: what the logits are multiplied by.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        widths: tuple[int, ...] = (64, 256, 256),
+        gate: Callable[..., nn.Module] = SqueezeExcite,
+        memory: float = 0.6,
+        gain: float = 1 / 9,
+    ):
+        super().__init__()
+        self.gain = gain
+        self.whitening = Whitening()
+        starts = (self.whitening.conv.out_channels, *widths)
+        self.blocks = nn.ModuleList(
+            WideBlock(c_in, c_out, gate, memory)
+            for c_in, c_out in zip(starts, widths, strict=False)
+        )
+        self.fc = nn.Linear(widths[-1], num_classes, bias=False)
+        nn.init.normal_(self.fc.weight)
+        for module in self.modules():
+            if callable(neutralize := getattr(module, "neutralize", None)):
+                neutralize()
+
+    def forward(self, images: Images) -> Logits:
+        x = F.gelu(self.whitening(images))
+        for block in self.blocks:
+            x = block(x)
+        return self.gain * self.fc(x.amax((2, 3)))

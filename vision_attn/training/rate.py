@@ -1,0 +1,72 @@
+"""How high the learning rate may be: a range test before a run."""
+
+from copy import deepcopy
+from itertools import islice, pairwise
+from math import isfinite
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from vision_attn.training.parameters import parameter_groups
+
+
+class FindRate(Callback):
+    """Prints by what factor the configured learning rates might be multiplied, then trains as told.
+
+    A copy of the network is trained for `steps` steps, from `low` to `high` times the rates of the
+    config in equal ratios, all groups together, so that Muon's and AdamW's keep their proportion.
+    The suggestion is where the smoothed loss falls fastest for a step in ratio (Smith 2017, as
+    fastai has it). Lightning's LearningRateFinder gives every group one rate, and a schedule that
+    is stepped with the batches undoes what it found.
+    """
+
+    def __init__(self, steps: int = 60, low: float = 1e-3, high: float = 30.0) -> None:
+        if steps < 10 or not 0 < low < high:
+            raise ValueError(
+                f"expected at least 10 steps and 0 < low < high, got {steps} steps, {low}, {high}"
+            )
+        self.steps, self.low, self.high = steps, low, high
+        self.suggestion: float | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        random = torch.get_rng_state()
+        self.suggestion = self._best(self._losses(trainer, pl_module))
+        torch.set_rng_state(random)
+        if trainer.is_global_zero:
+            found = "the loss never fell" if self.suggestion is None else f"{self.suggestion:.2g}"
+            print(f"learning rates: suggested factor {found}")
+
+    def factor(self, step: int) -> float:
+        return self.low * (self.high / self.low) ** (step / (self.steps - 1))
+
+    def _losses(self, trainer: Trainer, pl_module: Any) -> list[float]:
+        """The loss before each step, until it is four times the least one."""
+        network = deepcopy(pl_module.network).train()
+        optimizer = pl_module.optimizer(parameter_groups(network, pl_module.layer_decay))
+        rates = [group["lr"] * group.get("lr_scale", 1.0) for group in optimizer.param_groups]
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        loader = data.batches_apart()
+        losses: list[float] = []
+        while len(losses) < self.steps:
+            for batch in islice(loader, self.steps - len(losses)):
+                images, labels = data.for_training(batch.to(pl_module.device))
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate * self.factor(len(losses))
+                optimizer.zero_grad()
+                with trainer.precision_plugin.forward_context():
+                    loss = pl_module.loss(network(images).float(), labels)
+                losses.append(loss.item())
+                if not isfinite(losses[-1]) or losses[-1] > 4 * min(losses):
+                    return losses
+                loss.backward()
+                optimizer.step()
+        return losses
+
+    def _best(self, losses: list[float]) -> float | None:
+        """Where the loss, averaged over 5 steps, falls most."""
+        means = [sum(losses[i : i + 5]) / 5 for i in range(len(losses) - 4)]
+        falls = [later - sooner for sooner, later in pairwise(means)]
+        if not falls or not min(falls) < 0:
+            return None
+        return self.factor(falls.index(min(falls)) + 2)

@@ -1,0 +1,220 @@
+"""Learning to write sequences and to answer questions: loss, metrics, optimiser and checkpoint.
+
+Axes: b batch, t steps of the target, n tokens of the memory, h and w of the grid, H and W of the
+image, k symbols or answers.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int, Integer
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from vision_attn import __version__
+from vision_attn.models import ImageEncoder, QuestionAnswerer, SequenceModel, greedy
+from vision_attn.models.rebuild import describe
+from vision_attn.training.classifier import NonFiniteLoss
+from vision_attn.training.parameters import parameter_groups
+from vision_attn.training.schedules import CosineDecay
+from vision_attn.types import PAD, STOP
+
+
+class Learner(LightningModule, ABC):
+    """Trains a network on the named tuples of a data module.
+
+    optimizer: called with the parameter groups. schedule: called with the optimiser and the number
+    of steps of the run; stepped every step. `monitor` is the metric that the best checkpoint has.
+
+    The data module's `about` (vocabularies, preprocessing) goes into the checkpoint beside the
+    network's description, as plain values.
+    """
+
+    monitor: ClassVar[str]
+
+    def __init__(
+        self,
+        network: nn.Module,
+        optimizer: Callable[[list[dict[str, Any]]], Optimizer] = AdamW,
+        schedule: Callable[[Optimizer, int], LRScheduler] = CosineDecay,
+    ):
+        super().__init__()
+        self.network = network
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.about: dict[str, Any] = {}
+
+    @abstractmethod
+    def measure(self, batch: Any, stage: str) -> dict[str, tuple[Tensor, int]]:
+        """Metrics of a batch: name -> (mean, number of things it is the mean of); `loss` is one."""
+
+    @abstractmethod
+    def sizes(self) -> dict[str, int]:
+        """How many symbols the network was built for, of each vocabulary."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self._logged(batch, "train")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._logged(batch, "val")
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self._logged(batch, "test")
+
+    def _logged(self, batch: Any, stage: str) -> Tensor:
+        measured = self.measure(batch, stage)
+        for name, (value, count) in measured.items():
+            if count:
+                shown = f"{stage}/{name}" in (self.monitor, "train/loss")
+                self.log(
+                    f"{stage}/{name}",
+                    value,
+                    prog_bar=shown,
+                    on_step=False,
+                    on_epoch=True,
+                    batch_size=count,
+                    sync_dist=True,
+                )
+        loss = measured["loss"][0]
+        if not torch.isfinite(loss):
+            raise NonFiniteLoss(
+                f"{stage} loss is {loss.item()} at step {self.global_step}: lower the learning "
+                "rate, warm up for longer, or clip gradients (--trainer.gradient_clip_val 1)"
+            )
+        return loss
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        steps = self.trainer.estimated_stepping_batches
+        if steps == float("inf"):
+            raise ValueError("a schedule needs trainer.max_epochs or trainer.max_steps")
+        optimizer = self.optimizer(parameter_groups(self.network))
+        schedule = self.schedule(optimizer, int(steps))
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+        }
+
+    def setup(self, stage: str) -> None:
+        data: Any = getattr(self.trainer, "datamodule", None)
+        if data is None:
+            return
+        self.about = data.about
+        built, found = self.sizes(), {k: len(v) for k, v in data.source.vocabularies.items()}
+        for name in found:
+            if built.get(name) != found[name]:
+                raise ValueError(
+                    f"the network was built for {built.get(name)} symbols of the {name}, the data "
+                    f"have {found[name]}: set the network's sizes to those of the data"
+                )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["vision_attn"] = {
+            "format": 1,
+            "version": __version__,
+            "network": describe(self.network),
+            **self.about,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        about = checkpoint.get("vision_attn", {})
+        if "vocabularies" not in about:
+            raise ValueError(
+                "expected a checkpoint of sequences or questions, got one of another kind"
+            )
+
+
+class SequenceLearner(Learner):
+    """Trains `network` to write the target of each source; batches are `Pairs`.
+
+    Logged: loss (nats a symbol), token (share of symbols right, given those before them), and,
+    outside training, exact (share of targets that greedy writing gets right from end to end) and,
+    of images with known objects, pointing (share of steps t whose map has its maximum in object t).
+    """
+
+    monitor = "val/exact"
+    network: SequenceModel
+
+    def forward(self, source: Tensor) -> Int[Tensor, "b t"]:
+        """What the network writes, by greedy decoding."""
+        return greedy(self.network, source)
+
+    def measure(self, batch: Any, stage: str) -> dict[str, tuple[Tensor, int]]:
+        source, target, objects = batch
+        logits = self.network(source, target).float()
+        there = target != PAD
+        right = (logits.argmax(-1) == target) & there
+        count = int(there.sum())
+        loss = F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=PAD)
+        measured = {"loss": (loss, count), "token": (right.sum() / count, count)}
+        if stage == "train":
+            return measured
+        exact = same(greedy(self.network, source), target)
+        measured["exact"] = exact.float().mean(), len(target)
+        encoder = self.network.encoder
+        if objects is not None and isinstance(encoder, ImageEncoder):
+            size = (objects.shape[-2], objects.shape[-1])
+            maps = encoder.maps(self.network.weights(source, target), size)
+            steps = there & (target != STOP)
+            found = points_at(maps, objects)[steps]
+            measured["pointing"] = found.float().mean(), len(found)
+        return measured
+
+    def sizes(self) -> dict[str, int]:
+        reads = getattr(self.network.encoder, "symbols", None)
+        return {"target": self.network.symbols} | ({"source": reads} if reads else {})
+
+
+def same(written: Int[Tensor, "b t"], target: Int[Tensor, "b s"]) -> Bool[Tensor, " b"]:
+    """Which targets were written in full, with nothing after them."""
+    longest = max(written.size(1), target.size(1))
+    written, target = (F.pad(x, (0, longest - x.size(1)), value=PAD) for x in (written, target))
+    return (written == target).all(1)
+
+
+def points_at(
+    maps: Float[Tensor, "b t h w"], objects: Integer[Tensor, "b H W"]
+) -> Bool[Tensor, "b t"]:
+    """Whether the middle of the cell with the largest value of map t lies in object t + 1."""
+    (h, w), (height, width) = maps.shape[2:], objects.shape[1:]
+    best = maps.flatten(2).argmax(2)
+    rows = ((best // w + 0.5) * (height / h)).long()
+    columns = ((best % w + 0.5) * (width / w)).long()
+    example = torch.arange(len(maps), device=maps.device)[:, None]
+    numbers = torch.arange(1, maps.size(1) + 1, device=maps.device)
+    return objects[example, rows, columns] == numbers
+
+
+class QuestionLearner(Learner):
+    """Trains `network` to answer questions about images; batches are `Questions`.
+
+    Logged: loss, top1 and, outside training, the top1 of every kind of question by itself.
+    """
+
+    monitor = "val/top1"
+    network: QuestionAnswerer
+
+    def forward(self, image: Tensor, question: Tensor) -> Float[Tensor, "b k"]:
+        return self.network(image, question)
+
+    def measure(self, batch: Any, stage: str) -> dict[str, tuple[Tensor, int]]:
+        logits = self(batch.image, batch.question).float()
+        right = (logits.argmax(1) == batch.answer).float()
+        loss = F.cross_entropy(logits, batch.answer)
+        measured = {"loss": (loss, len(right)), "top1": (right.mean(), len(right))}
+        if stage != "train":
+            for number, kind in enumerate(self.about.get("kinds", ())):
+                of_kind = right[batch.kind == number]
+                measured[f"top1_{kind}"] = of_kind.mean(), len(of_kind)
+        return measured
+
+    def sizes(self) -> dict[str, int]:
+        return {
+            "question": self.network.question_encoder.symbols,
+            "answer": self.network.answers + 3,
+        }

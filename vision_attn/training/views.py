@@ -1,0 +1,82 @@
+"""Test-time augmentation, measured beside the plain accuracy and never instead of it.
+
+Axes: b batch, c channels, h height, w width, k classes.
+"""
+
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import nn
+from torch.nn import functional as F
+from torchmetrics.classification import MulticlassAccuracy
+
+from vision_attn.types import Images, Logits
+
+
+class SeveralViews(Callback):
+    """Top-1 of the mean logits over views of each image, logged as `test/top1_views`.
+
+    The views are the image and its mirror image. With `shift` there are also both of these moved by
+    so many pixels up and left, and down and right, the border reflected; the unmoved ones count as
+    much as all moved ones together (Jordan 2024, arXiv:2404.00498, section 3.5).
+
+    Measured by `test` and `validate`, not while a fit validates.
+    """
+
+    def __init__(self, shift: int = 1) -> None:
+        if shift < 0:
+            raise ValueError(f"shift must be at least 0 pixels, got {shift}")
+        self.shift = shift
+        self.top1: MulticlassAccuracy | None = None
+
+    def logits(self, network: nn.Module, images: Images, plain: Logits) -> Logits:
+        """The mean over the views; `plain` is what the network says of the images themselves."""
+        unmoved = (plain + network(images.flip(3)).float()) / 2
+        if not self.shift:
+            return unmoved
+        height, width = images.shape[2:]
+        framed = F.pad(images, [self.shift] * 4, mode="reflect")
+        moved = [framed[:, :, at : at + height, at : at + width] for at in (0, 2 * self.shift)]
+        every = [view for image in moved for view in (image, image.flip(3))]
+        return (unmoved + torch.stack([network(view).float() for view in every]).mean(0)) / 2
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        images, labels = batch
+        with trainer.precision_plugin.forward_context():
+            logits = self.logits(pl_module, images, outputs)
+        if self.top1 is None:
+            self.top1 = MulticlassAccuracy(logits.shape[1], average="micro").to(logits.device)
+        self.top1.update(logits, labels)
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._log("test", pl_module)
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if trainer.state.fn == "validate":
+            self.on_test_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._log("val", pl_module)
+
+    def _log(self, stage: str, pl_module: LightningModule) -> None:
+        """Of all processes."""
+        if self.top1 is not None:
+            pl_module.log(f"{stage}/top1_views", self.top1.compute())
+            self.top1 = None
