@@ -17,6 +17,7 @@ from PIL import Image
 from torch import nn
 
 from vision_attn.data.preprocess import Preprocess
+from vision_attn.data.sequences import Vocabulary
 from vision_attn.models.errors import ModelError, did_you_mean
 from vision_attn.models.huggingface_model import HuggingFaceModel
 from vision_attn.models.rebuild import build
@@ -132,6 +133,8 @@ def _checkpoint(ask: Request) -> Parts:
     try:
         if about["format"] != FORMAT:
             raise ValueError(f"made by vision-attn {about['version']}: another version's format")
+        if "vocabularies" in about:
+            raise ValueError("it is of sequences or questions, not of image classes")
         if about["network"] is None:
             raise ValueError("its class is not one of vision_attn, so only your code can build it")
         network = build(about["network"])
@@ -149,6 +152,42 @@ def _checkpoint(ask: Request) -> Parts:
         if isinstance(network, TimmModel):
             network.set_image_size(ask.size)
     return network, preprocess, classes
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedSequences:
+    """A network of sequences or questions in eval mode, the vocabulary of each of its fields
+    (source, target; question, answer), and what makes a photo its input, if photos are."""
+
+    network: nn.Module
+    vocabularies: dict[str, Vocabulary]
+    preprocess: Preprocess | None
+
+
+def load_sequences(path: str | Path) -> LoadedSequences:
+    """The network of a checkpoint of sequences or questions; no code of the file is run.
+
+    Raises ModelError, one line, for a checkpoint of another kind or a damaged one.
+    """
+    contents = read_file(path)
+    about = contents.get("vision_attn") or {}
+    if "vocabularies" not in about:
+        raise ModelError(f"{path}: expected a checkpoint of sequences or questions, got another")
+    try:
+        network = build(about["network"])
+        vocabularies = {name: Vocabulary(v) for name, v in about["vocabularies"].items()}
+        preprocess = Preprocess(**about["preprocess"]) if about["preprocess"] else None
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{path}: its network cannot be rebuilt: {error}") from error
+    load_weights(network, contents["state_dict"], path)
+    return LoadedSequences(network.eval(), vocabularies, preprocess)
+
+
+def is_of_sequences(path: str | Path) -> bool:
+    """Whether a file is a checkpoint that `load_sequences` reads."""
+    if not Path(path).is_file():
+        return False
+    return "vocabularies" in (read_file(path).get("vision_attn") or {})
 
 
 def _timm(ask: Request) -> Parts:

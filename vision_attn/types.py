@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 Images = Float[Tensor, "b c h w"]
 Logits = Float[Tensor, "b k"]
+PAD, START, STOP = 0, 1, 2  # of every sequence of symbols; the symbols themselves follow
 Pool = Literal["cls", "cls_dist", "cls_mean", "mean", "attention"]
 
 

@@ -53,6 +53,7 @@ from vision_attn.attention.pooling import (
     MultiDimPool,
     Readout,
 )
+from vision_attn.attention.quadratic import QuadraticAttention
 from vision_attn.attention.scores import (
     ActivatedGeneral,
     Additive,

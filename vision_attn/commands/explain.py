@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--masks", metavar="DIR", help="masks to show beside the maps: files of the images' stems"
     )
+    group.add_argument("--question", metavar="TEXT", help="for a model that answers questions")
     group.add_argument("--page", action="store_true", help="also write index.html, a gallery")
     group.add_argument(
         "--frames",
@@ -37,6 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0, or 1 where an image or a video could not be explained; the others are."""
+    if Path(args.model).is_file():
+        from vision_attn.hub import is_of_sequences
+
+        if is_of_sequences(args.model):
+            from vision_attn.commands import alignments
+
+            return alignments.run(args)
+    if args.question:
+        raise ValueError("--question: expected a checkpoint of questions as MODEL, got another")
     from vision_attn.data.video import is_video
 
     films = [p for p in args.images if is_video(p) or (args.frames and Path(p).is_dir())]

@@ -1,7 +1,7 @@
 """Images in: files, folders and data sets, as batches on the training device.
 
-ImageData is imported when it is first asked for: Lightning takes seconds to import, and reading a
-photo does not need it.
+ImageData and ExampleData are imported when they are first asked for: Lightning takes seconds to
+import, and reading a photo does not need it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,16 +16,22 @@ from vision_attn.data.augment import (
     RandomResizedCrop,
     Translate,
 )
+from vision_attn.data.dates import Dates
 from vision_attn.data.folders import ImageFolder
 from vision_attn.data.images import ImageError, find_images, read_image
 from vision_attn.data.mix import CutMix, Mix, Mixup
 from vision_attn.data.planted import Planted, PlantedImages
 from vision_attn.data.preprocess import Preprocess
+from vision_attn.data.questions import PlantedQuestions, Questions
+from vision_attn.data.resize import GrowingSize
+from vision_attn.data.sequences import ExampleSource, Pairs, Vocabulary
 from vision_attn.data.sources import CIFAR10, CIFAR100, DataError, Source, Splits
+from vision_attn.data.strings import PlantedStrings
 from vision_attn.data.tensors import Batch, Batches, ImageSet, InOrder, Shuffled, TensorSet
 from vision_attn.data.trivial import TrivialAugment
 
 if TYPE_CHECKING:
+    from vision_attn.data.example_data import ExampleData
     from vision_attn.data.module import ImageData
 
 
@@ -34,4 +40,8 @@ def __getattr__(name: str) -> Any:
         from vision_attn.data.module import ImageData
 
         return ImageData
+    if name == "ExampleData":
+        from vision_attn.data.example_data import ExampleData
+
+        return ExampleData
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,9 +1,22 @@
 """Networks made of attention: Vision Transformer, SE-ResNet, spatial-attention CNN, timm's."""
 
+from vision_attn.models.decoding import SequenceModel, beam, greedy
+from vision_attn.models.encoders import (
+    ConvEncoder,
+    Encoder,
+    ImageEncoder,
+    RecurrentEncoder,
+    SelfAttentionEncoder,
+    ViTEncoder,
+)
 from vision_attn.models.errors import ModelError
+from vision_attn.models.fast_senet import FastSENet, Whitening
 from vision_attn.models.pooled_cnn import PooledCNN
+from vision_attn.models.questions import QuestionAnswerer
 from vision_attn.models.rebuild import build, describe
 from vision_attn.models.senet import BasicBlock, Bottleneck, SEResNet, seresnet18, seresnet50
+from vision_attn.models.seq2seq import Seq2Seq
 from vision_attn.models.spatial_cnn import SpatialCNN
 from vision_attn.models.timm_model import TimmModel, vit_from_timm
-from vision_attn.models.vit import ViT
+from vision_attn.models.transformer import Transformer
+from vision_attn.models.vit import ConvEmbed, PatchEmbed, ViT

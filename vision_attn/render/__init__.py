@@ -1,5 +1,6 @@
 """What people see: overlays on photos, sheets of maps, figures of a run, one offline page."""
 
+from vision_attn.render.alignment import alignment, weighed_words
 from vision_attn.render.figures import channel_gates, confusion_matrix, learning_curves
 from vision_attn.render.overlay import ColorMap, Dim, Style, overlay
 from vision_attn.render.page import (

@@ -1,0 +1,88 @@
+"""Attention by relative position alone: what a convolution is, said in the words of attention.
+
+Axes: b batch, c channels, h height, w width, head, i queries (pixels), j keys (pixels).
+"""
+
+from typing import final
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vision_attn.attention.checks import above_zero, at_least_one
+from vision_attn.attention.normalizers import Softmax
+
+Pixels = Float[Tensor, "b c h w"]
+
+
+@final
+class QuadraticAttention(nn.Module):
+    """Multi-head self-attention of pixels with the quadratic encoding, Cordonnier et al. 2020.
+
+    Head h looks from pixel i to around p_i + d_h: e_ij = -alpha_h |p_j - p_i - d_h|^2, softmax over
+    all pixels j; the heads' contexts, concatenated, pass through a linear map. d_h (rows, columns)
+    and alpha_h are learned. Around the image lie `margin` rows and columns of zeros, which are keys
+    too.
+    """
+
+    def __init__(self, dim: int, out_dim: int, heads: int = 9, margin: int = 1):
+        super().__init__()
+        at_least_one(dim=dim, out_dim=out_dim, heads=heads)
+        if margin < 0:
+            raise ValueError(f"margin must be at least 0, got {margin}")
+        self.margin = margin
+        self.shift = nn.Parameter(torch.randn(heads, 2))
+        self.locality = nn.Parameter(torch.ones(heads))
+        self.normalizer = Softmax()
+        self.proj = nn.Linear(heads * dim, out_dim)
+
+    @classmethod
+    def of(cls, conv: nn.Conv2d, locality: int | float = 40.0) -> "QuadraticAttention":
+        """The attention that computes what `conv` does: one head a place of the kernel.
+
+        Exact as locality (alpha) grows: the weight that misses its pixel is about 4 exp(-alpha).
+        Raises ValueError for a convolution with strides, gaps or groups, or one that changes the
+        image's size.
+        """
+        above_zero(locality=locality)
+        rows, columns = conv.kernel_size
+        asked = (conv.stride, conv.dilation, conv.groups, conv.padding_mode, conv.padding)
+        plain = ((1, 1), (1, 1), 1, "zeros", (rows // 2, rows // 2))
+        if rows != columns or rows % 2 == 0 or asked != plain:
+            raise ValueError(
+                "expected an odd, square kernel, stride 1, no dilation, no groups, and zeros "
+                f"around the image that keep its size, got {conv}"
+            )
+        attention = cls(conv.in_channels, conv.out_channels, rows * columns, rows // 2)
+        away = torch.arange(rows) - rows // 2
+        with torch.no_grad():
+            attention.shift.copy_(torch.cartesian_prod(away, away))
+            attention.locality.fill_(locality)
+            attention.proj.weight.copy_(rearrange(conv.weight, "o c y x -> o (y x c)"))
+            attention.proj.bias.zero_()
+            if conv.bias is not None:
+                attention.proj.bias.copy_(conv.bias)
+        return attention.to(conv.weight)
+
+    def weights(self, size: tuple[int, int]) -> Float[Tensor, "head i j"]:
+        """Of every pixel of an image of `size` (h, w) and its margin, for every pixel inside."""
+        inside, around = self._places(size, 0), self._places(size, self.margin)
+        away = around - inside[:, None] - self.shift[:, None, None]  # head i j 2
+        return self.normalizer(-self.locality[:, None, None] * away.square().sum(-1))
+
+    def forward(self, pixels: Pixels) -> Float[Tensor, "b out h w"]:
+        height, width = pixels.shape[2:]
+        values = F.pad(pixels, (self.margin,) * 4).flatten(2).mT  # b j c
+        contexts = self.weights((height, width)) @ values[:, None]  # b head i c
+        joined = self.proj(rearrange(contexts, "b head i c -> b i (head c)"))
+        return rearrange(joined, "b (h w) c -> b c h w", h=height)
+
+    def _places(self, size: tuple[int, int], margin: int) -> Float[Tensor, "n 2"]:
+        """Row and column of each pixel, the margin's too."""
+        rows, columns = (
+            torch.arange(-margin, side + margin, device=self.shift.device, dtype=self.shift.dtype)
+            for side in size
+        )
+        return torch.cartesian_prod(rows, columns)

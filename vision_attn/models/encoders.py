@@ -1,0 +1,255 @@
+"""Encoders: from a source, text or image, to the memory that a decoder attends to.
+
+Axes: b batch, s symbols of the source, n tokens of the memory, c channels, h height, w width,
+d width of a token, t steps of the target.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from math import log
+from typing import Literal, NamedTuple
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from timm.layers import Mlp
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from vision_attn.attention import MultiHeadAttention
+from vision_attn.models.vit import ViT
+from vision_attn.types import PAD, Images
+
+Symbols = Int[Tensor, "b s"]
+Tokens = Float[Tensor, "b n d"]
+CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
+
+
+class Memory(NamedTuple):
+    """tokens (b n d); exists (b n), False where there is only padding, which comes last; summary
+    (b d), the source in one vector."""
+
+    tokens: Tensor
+    exists: Tensor
+    summary: Tensor
+
+
+class Encoder(nn.Module, ABC):
+    """Made as `Encoder(dim, **options)`: a source to a `Memory` of tokens `dim` wide."""
+
+    @abstractmethod
+    def forward(self, source: Tensor) -> Memory: ...
+
+
+class ImageEncoder(Encoder):
+    """Reads images; the tokens lie on a grid, column by column from left to right."""
+
+    @abstractmethod
+    def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of tokens for an image of that (height, width)."""
+
+    def maps(
+        self, weights: Float[Tensor, "b t n"], image_size: tuple[int, int]
+    ) -> Float[Tensor, "b t h w"]:
+        """Weights over the tokens as maps on their grid."""
+        rows, _ = self.grid(image_size)
+        return rearrange(weights, "b t (w h) -> b t h w", h=rows)
+
+    def remembered(self, features: Float[Tensor, "b d h w"]) -> Memory:
+        tokens = rearrange(features, "b d h w -> b (w h) d")
+        return Memory(tokens, torch.ones_like(tokens[..., 0], dtype=torch.bool), tokens.mean(1))
+
+
+def check_symbols(source: Symbols, symbols: int, longest: int) -> None:
+    """ValueError for an empty source, one that is too long, and numbers that stand for nothing."""
+    if source.size(1) == 0 or bool((source[:, 0] == PAD).any()):
+        raise ValueError("expected at least one symbol in each source, got an empty one")
+    if source.size(1) > longest:
+        raise ValueError(
+            f"expected sources of at most {longest} symbols, got {source.size(1)}: cut them, or "
+            "build the network with a larger `longest`"
+        )
+    if int(source.max()) >= symbols or int(source.min()) < 0:
+        raise ValueError(
+            f"unknown symbol: expected numbers from 0 to {symbols - 1}, got {int(source.max())}; "
+            "set the encoder's `symbols` to the size of the vocabulary"
+        )
+
+
+class RecurrentEncoder(Encoder):
+    """A bidirectional recurrent network over the symbols, Bahdanau et al. 2015, section 3.2.
+
+    Each token is [forward state; backward state], half of dim each; the summary is the last state
+    of both. symbols: size of the vocabulary. longest: the longest source it takes.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        symbols: int = 128,
+        longest: int = 256,
+        cell: Literal["gru", "lstm"] = "gru",
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        if dim < 2 or dim % 2:
+            raise ValueError(f"dim must be even, one half a direction, got {dim}")
+        self.symbols, self.longest = symbols, longest
+        self.embed = nn.Embedding(symbols, dim, padding_idx=PAD)
+        self.dropout = nn.Dropout(dropout)
+        self.rnn = CELLS[cell](dim, dim // 2, batch_first=True, bidirectional=True)
+
+    def forward(self, source: Symbols) -> Memory:
+        check_symbols(source, self.symbols, self.longest)
+        exists = source != PAD
+        embedded = self.dropout(self.embed(source))
+        lengths = exists.sum(1).cpu()
+        packed = pack_padded_sequence(embedded, lengths, batch_first=True, enforce_sorted=False)
+        states, last = self.rnn(packed)
+        tokens, _ = pad_packed_sequence(states, batch_first=True, total_length=source.size(1))
+        ends = last[0] if isinstance(last, tuple) else last  # of an LSTM: (hidden, cell)
+        return Memory(tokens, exists, torch.cat([ends[0], ends[1]], dim=1))
+
+
+class SelfAttentionBlock(nn.Module):
+    """x + attention(norm x), then x + mlp(norm x), where some tokens are only padding."""
+
+    def __init__(self, dim: int, heads: int, mlp_ratio: float, dropout: float):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim)
+        self.attn = MultiHeadAttention(dim, heads)
+        self.norm2 = nn.LayerNorm(dim)
+        self.mlp = Mlp(dim, round(dim * mlp_ratio))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tokens, mask: Bool[Tensor, "b 1 1 n"]) -> Tokens:
+        x = x + self.dropout(self.attn(self.norm1(x), mask=mask))
+        return x + self.dropout(self.mlp(self.norm2(x)))
+
+
+class SelfAttentionEncoder(Encoder):
+    """The encoder of a Transformer (Vaswani et al. 2017), norms first: symbols, sinusoids, blocks.
+
+    The summary is the mean of the tokens.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        symbols: int = 128,
+        longest: int = 256,
+        depth: int = 3,
+        heads: int = 4,
+        mlp_ratio: float = 2.0,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        self.symbols, self.longest = symbols, longest
+        self.embed = SymbolEmbedding(symbols, dim, longest)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(
+            SelfAttentionBlock(dim, heads, mlp_ratio, dropout) for _ in range(depth)
+        )
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, source: Symbols) -> Memory:
+        check_symbols(source, self.symbols, self.longest)
+        exists = source != PAD
+        x = self.dropout(self.embed(source))
+        for block in self.blocks:
+            x = block(x, exists[:, None, None])
+        x = self.norm(x)
+        total = x.masked_fill(~exists[..., None], 0).sum(1)
+        return Memory(x, exists, total / exists.sum(1, keepdim=True))
+
+
+class SymbolEmbedding(nn.Module):
+    """A learned vector a symbol plus sinusoids of its place, Vaswani et al. 2017, section 3.5."""
+
+    places: Tensor
+
+    def __init__(self, symbols: int, dim: int, longest: int):
+        super().__init__()
+        self.embed = nn.Embedding(symbols, dim, padding_idx=PAD)
+        self.register_buffer("places", sinusoids(longest, dim), persistent=False)
+
+    def forward(self, symbols: Symbols, first: int = 0) -> Float[Tensor, "b s d"]:
+        """first: the place of the first symbol."""
+        return self.embed(symbols) + self.places[first : first + symbols.size(1)]
+
+
+def sinusoids(length: int, dim: int) -> Float[Tensor, "length d"]:
+    """sin(p / 10000^(2i / d)) for the even features 2i, cos for the odd ones after them."""
+    rates = torch.exp(torch.arange(0, dim, 2) * (-log(10_000) / dim))
+    angles = torch.arange(length)[:, None] * rates
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :dim]
+
+
+class ConvEncoder(ImageEncoder):
+    """Convolutions, each halving the image, then a bidirectional GRU along the columns.
+
+    What the GRU says of a column is added to each of its tokens, so that a token can know what
+    stands left and right of it.
+    """
+
+    def __init__(self, dim: int, widths: tuple[int, ...] = (32, 64, 128)):
+        super().__init__()
+        if dim < 2 or dim % 2:
+            raise ValueError(f"dim must be even, one half a direction, got {dim}")
+        layers: list[nn.Module] = []
+        for c_in, c_out in zip((3, *widths), widths, strict=False):
+            conv = nn.Conv2d(c_in, c_out, 3, padding=1, bias=False)
+            layers += [conv, nn.BatchNorm2d(c_out), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+        self.convs = nn.Sequential(*layers)
+        self.cell = 2 ** len(widths)
+        self.proj = nn.Conv2d(widths[-1], dim, 3, padding=1)
+        self.rnn = nn.GRU(dim, dim // 2, batch_first=True, bidirectional=True)
+        self.norm = nn.LayerNorm(dim)
+
+    def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        return image_size[0] // self.cell, image_size[1] // self.cell
+
+    def forward(self, source: Images) -> Memory:
+        features = self.proj(self.convs(source))  # b d h w
+        columns, _ = self.rnn(features.mean(2).mT)
+        whole = features + columns.mT[:, :, None]
+        return self.remembered(self.norm(whole.movedim(1, -1)).movedim(-1, 1))
+
+
+class ViTEncoder(ImageEncoder):
+    """The trunk of a ViT: its patch tokens after the last norm."""
+
+    def __init__(
+        self,
+        dim: int,
+        image_size: int | tuple[int, int] = 64,
+        patch_size: int = 8,
+        depth: int = 4,
+        heads: int = 4,
+        mlp_ratio: float = 2.0,
+        attention: Callable[..., nn.Module] = MultiHeadAttention,
+    ):
+        super().__init__()
+        self.vit = ViT(
+            image_size,
+            patch_size,
+            num_classes=0,
+            dim=dim,
+            depth=depth,
+            heads=heads,
+            mlp_ratio=mlp_ratio,
+            pool="mean",
+            class_token=False,
+            norm_after_pool=False,
+            attention=attention,
+        )
+
+    def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        return self.vit.layout(image_size).grid
+
+    def forward(self, source: Images) -> Memory:
+        layout = self.vit.layout((source.shape[-2], source.shape[-1]))
+        x = self.vit.tokens(source, layout.grid, None)
+        for block in self.vit.blocks:
+            x = block(x, layout)
+        return self.remembered(self.vit.norm(x).mT.unflatten(2, layout.grid))

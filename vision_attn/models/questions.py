@@ -1,0 +1,97 @@
+"""Answers to questions about images: two inputs, each attended to in the light of the other.
+
+Axes: b batch, i words of the question, n tokens of the image, h and w of their grid, d width,
+k answers, look: one of several sets of weights.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from vision_attn.attention import CoAttention, CoAttentionEnsemble, MemoryHops
+from vision_attn.models.encoders import ConvEncoder, ImageEncoder, Memory, RecurrentEncoder
+from vision_attn.models.rebuild import Rebuildable
+from vision_attn.types import Images, Logits
+
+Question = Int[Tensor, "b i"]
+
+
+class Looks(NamedTuple):
+    """words (b look i): of each co-attention; maps (b look h w): the same, then each memory hop."""
+
+    words: Tensor
+    maps: Tensor
+
+
+class QuestionAnswerer(Rebuildable):
+    """Words and image tokens through co-attention, memory hops over the image, or both.
+
+    (c_q, c_k) = coattention(words, tokens), several side by side where several are given; without
+    any, the question's last state and the mean of the image. u = hops(W c_q, tokens), where there
+    are hops. The answer is read from [c_q; c_k; u].
+
+    answers: how many. The rest are factories; coattention: a list of them.
+    """
+
+    def __init__(
+        self,
+        answers: int,
+        image_encoder: Callable[..., ImageEncoder] = ConvEncoder,
+        question_encoder: Callable[..., RecurrentEncoder] = RecurrentEncoder,
+        dim: int = 128,
+        coattention: list[Callable[..., CoAttention]] | None = None,
+        hops: Callable[..., MemoryHops] | None = None,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        self.answers = answers
+        self.image_encoder = image_encoder(dim=dim)
+        self.question_encoder = question_encoder(dim=dim)
+        self.coattention: nn.Module | None = None
+        members = [make(dim=dim) for make in coattention or []]
+        if members:
+            self.coattention = members[0] if len(members) == 1 else CoAttentionEnsemble(*members)
+        width = dim * max(1, len(members))
+        self.query = nn.Linear(width, dim) if hops else None
+        self.hops = hops(dim=dim) if hops else None
+        joint = 2 * width + (dim if hops else 0)
+        self.head = nn.Sequential(
+            nn.LayerNorm(joint),
+            nn.Linear(joint, 2 * dim),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            nn.Linear(2 * dim, answers),
+        )
+
+    def forward(self, image: Images, question: Question) -> Logits:
+        words, seen = self.question_encoder(question), self.image_encoder(image)
+        asked, found = self._contexts(words, seen)
+        parts = [asked, found]
+        if self.hops is not None and self.query is not None:
+            parts.append(self.hops(self.query(asked)[:, None], seen.tokens)[:, 0])
+        return self.head(torch.cat(parts, dim=1))
+
+    def _contexts(
+        self, words: Memory, seen: Memory
+    ) -> tuple[Float[Tensor, "b q"], Float[Tensor, "b q"]]:
+        if self.coattention is None:
+            return words.summary, seen.summary
+        return self.coattention(words.tokens, seen.tokens, words.exists, seen.exists)
+
+    def looks(self, image: Images, question: Question) -> Looks:
+        """What the network looks at; no looks where it has neither co-attention nor hops."""
+        words, seen = self.question_encoder(question), self.image_encoder(image)
+        size = (image.shape[-2], image.shape[-1])
+        over_words = words.tokens.new_zeros(len(image), 0, question.size(1))
+        over_image = [seen.tokens.new_zeros(len(image), 0, seen.tokens.size(1))]
+        if isinstance(self.coattention, CoAttention):
+            pair = self.coattention.weights(words.tokens, seen.tokens, words.exists, seen.exists)
+            over_words, found = (x[:, None] if x.ndim == 2 else x for x in pair)
+            over_image.append(found)
+        if self.hops is not None and self.query is not None:
+            asked = self.query(self._contexts(words, seen)[0])[:, None]
+            over_image.append(self.hops.weights(asked, seen.tokens)[:, :, 0])
+        return Looks(over_words, self.image_encoder.maps(torch.cat(over_image, dim=1), size))

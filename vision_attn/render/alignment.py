@@ -1,0 +1,70 @@
+"""Attention between two sequences, and over the words of one.
+
+Axes: t written symbols, s symbols of the source, look: one of several sets of weights.
+"""
+
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from numpy import ndarray
+
+from vision_attn.render.figures import INK, _drawn, _figure, _look
+from vision_attn.render.fonts import printable
+from vision_attn.render.picture import Picture
+
+
+def alignment(
+    weights: Float[ndarray, "t s"], written: Sequence[str], source: Sequence[str], title: str = ""
+) -> Picture:
+    """How much each symbol of the source counted when each symbol was written: a row a written
+    one. The colours go from no weight, white, to a weight of 1, black.
+
+    Raises ValueError where the names are not as many as rows and columns.
+    """
+    if weights.shape != (len(written), len(source)):
+        raise ValueError(
+            f"expected weights of shape ({len(written)}, {len(source)}), a row for each written "
+            f"symbol and a column for each of the source, got {weights.shape}"
+        )
+    with _look():
+        figure = _figure(0.2 * len(source) + 1.2, 0.2 * len(written) + 1.2)
+        axes = figure.add_subplot()
+        axes.imshow(weights, cmap="Greys", vmin=0, vmax=1, interpolation="nearest", aspect="equal")
+        axes.set_title(printable(title))
+        axes.set_xticks(range(len(source)), [_shown(name) for name in source])
+        axes.set_yticks(range(len(written)), [_shown(name) for name in written])
+        axes.xaxis.tick_top()
+        axes.tick_params(length=0, labelcolor=INK)
+        if max(map(len, source), default=0) > 1:
+            axes.tick_params(axis="x", rotation=90)
+        return _drawn(figure)
+
+
+def weighed_words(
+    weights: Float[ndarray, "look i"], words: Sequence[str], names: Sequence[str]
+) -> Picture:
+    """A row of the words for each look, each on a ground as dark as its weight is large."""
+    if weights.shape != (len(names), len(words)):
+        raise ValueError(
+            f"expected weights of shape ({len(names)}, {len(words)}), a row for each look and a "
+            f"column for each word, got {weights.shape}"
+        )
+    with _look():
+        figure = _figure(0.85 * len(words) + 1.6, 0.4 * len(names) + 0.3)
+        axes = figure.add_subplot()
+        axes.imshow(weights, cmap="Oranges", vmin=0, vmax=1, aspect="auto")
+        axes.set_xticks(())
+        axes.set_yticks(range(len(names)), [printable(name) for name in names])
+        axes.tick_params(length=0, labelcolor=INK)
+        axes.spines[:].set_visible(False)
+        for row in range(len(names)):
+            for column, word in enumerate(words):
+                ink = "white" if weights[row, column] > 0.7 else INK
+                text = printable(word)
+                axes.text(column, row, text, ha="center", va="center", size=10, color=ink)
+        return _drawn(figure)
+
+
+def _shown(name: str) -> str:
+    """A blank would not be seen."""
+    return "\N{OPEN BOX}" if name == " " else printable(name)
