@@ -17,6 +17,9 @@ import yaml
 from vision_attn.cli import main
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+CONFIGS = [
+    path for path in CONFIGS if "Learner" not in path.read_text()
+]  # commands/test_sequences.py
 
 TINY = """
 seed_everything: 3
@@ -217,6 +220,15 @@ def test_tensorboard_comes_beside_the_csv(here):
     assert Path("outputs/tiny/version_0/metrics.csv").is_file()
 
 
+def test_early_stopping_accumulation_and_clipping_are_lightnings(here):
+    words = ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/loss"]
+    words += ["--trainer.callbacks.patience=1", "--trainer.callbacks.min_delta=9"]
+    words += ["--trainer.accumulate_grad_batches", "2", "--trainer.gradient_clip_val", "1"]
+    assert fit(*words, "--trainer.max_epochs", "9") == 0
+    last = torch.load("outputs/tiny/version_0/last.ckpt", weights_only=True)
+    assert (last["epoch"], last["global_step"]) == (1, 2)
+
+
 def test_averaged_weights_are_tested_and_kept(here):
     words = ["--trainer.callbacks+=EMAWeightAveraging", "--trainer.callbacks.decay=0.5"]
     assert fit(*words) == 0
@@ -251,6 +263,93 @@ def test_ctrl_c_says_how_to_go_on_and_what_was_left_is_done_to_the_bit(
         for path in (fitted, Path("outputs/tiny/version_1"))
     )
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+KILLED = """
+import os, signal
+from vision_attn.cli import main
+from vision_attn.training import ImageClassifier
+
+def in_a_step(self, batch, batch_idx, original=ImageClassifier.training_step):
+    if self.global_step == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(self, batch, batch_idx)
+
+def while_a_checkpoint_is_written(file, original=os.fsync, calls=[]):
+    calls.append(file)
+    if len(calls) == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(file)
+
+for name in ("step", "write"):
+    if not os.fork():
+        if name == "step":
+            ImageClassifier.training_step = in_a_step
+        else:
+            os.fsync = while_a_checkpoint_is_written
+        os._exit(main(["fit", "--config", "configs/tiny.yaml", *WORDS, "--name", name]))
+    print("signal", os.WTERMSIG(os.wait()[1]), flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
+def test_a_killed_run_is_taken_up_and_ends_as_if_it_had_not_been(here):
+    """To the bit, averaged weights and all; killed within an epoch, and within a checkpoint."""
+    words = ["--trainer.max_epochs", "3", "--trainer.callbacks+=EMAWeightAveraging"]
+    words += ["--trainer.callbacks.decay=0.5", "--model.network.patch_drop", "0.5"]
+    script = f"WORDS = {words}\n{KILLED}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.count("signal 9") == 2, done
+    assert fit(*words) == 0
+    whole = torch.load("outputs/tiny/version_0/last.ckpt", weights_only=True)
+    for name in ("step", "write"):
+        last = f"outputs/{name}/version_0/last.ckpt"
+        assert torch.load(last, weights_only=True)["global_step"] in (2, 4)  # a whole epoch
+        assert main(["fit", "--ckpt_path", last]) == 0
+        resumed = torch.load(f"outputs/{name}/version_1/last.ckpt", weights_only=True)
+        for weights in ("state_dict", "current_model_state"):
+            assert all(
+                torch.equal(whole[weights][key], value) for key, value in resumed[weights].items()
+            )
+
+
+TWO = """
+from vision_attn.cli import main
+two = ["--trainer.strategy", "ddp", "--trainer.devices", "2"]
+assert main(["fit", "--config", "configs/tiny.yaml", *WORDS, *two, "--data.batch_size", "10"]) == 0
+best = "outputs/tiny/version_0/best.ckpt"
+assert main(["predict", "--ckpt_path", best, "--images", "photos", "--output", "two.csv"]) == 1
+"""
+
+
+def test_two_processes_learn_and_predict_what_one_does(here):
+    from PIL import Image
+
+    Path("photos").mkdir()
+    for i in range(5):
+        Image.new("RGB", (40, 23), (50 * i, 90, 10)).save(f"photos/{i}.png")
+    Path("photos/3.png").write_text("no photo")
+    words = ["--trainer.max_epochs", "2", "--model.optimizer", "torch.optim.SGD"]
+    words += ["--model.optimizer.lr", "0.1", "--trainer.precision", "32-true"]
+    Path("two.py").write_text(f"WORDS = {words}\n{TWO}")
+    alone = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "WORLD_SIZE")}
+    done = subprocess.run([sys.executable, "two.py"], env=alone, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("4 predictions: two.csv") == 1
+    assert fit(*words, "--name", "one") == 0
+    one, two = Path("outputs/one/version_0"), Path("outputs/tiny/version_0")
+    assert main(["predict", "--ckpt_path", f"{one}/best.ckpt", "--images", "photos"]) == 1
+    assert {path.name for path in two.iterdir()} == {path.name for path in one.iterdir()} - {
+        "predictions.csv"
+    }
+    expected, found = (torch.load(run / "last.ckpt", weights_only=True) for run in (one, two))
+    assert found["global_step"] == 4
+    for name, value in expected["state_dict"].items():
+        torch.testing.assert_close(found["state_dict"][name], value, atol=1e-6, rtol=1e-4)
+    expected, found = (json.loads((run / "summary.json").read_text()) for run in (one, two))
+    assert found["test/top1"] == expected["test/top1"]
+    assert found["test/loss"] == pytest.approx(expected["test/loss"], rel=1e-4)
+    assert Path("two.csv").read_text() == (one / "predictions.csv").read_text()
 
 
 # what Lightning's command line gets wrong when it is left alone

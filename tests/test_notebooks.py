@@ -15,6 +15,8 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
         ("03_scores_and_normalisers", 7),
         ("04_windows_and_heads", 7),
         ("05_memory_hierarchy_coattention", 5),
+        ("07_from_seq2seq_to_transformer", 4),
+        ("08_two_inputs", 4),
     ],
 )
 def test_notebook(name: str, pictures: int) -> None:
