@@ -472,6 +472,15 @@ def test_a_checkpoint_of_another_network_is_refused(fitted, here, capsys):
         assert "best.ckpt" in complaint(capsys)
 
 
+def test_data_that_do_not_load_leave_no_folder(here, capsys):
+    source = "vision_attn.data.ImageFolder"
+    Path("photos/cat").mkdir(parents=True)
+    words = ["--data.root", ".", "--data.source", source, "--data.source.path", "photos"]
+    assert fit(*words) == 2
+    assert "at least two classes, got 1 (cat)" in capsys.readouterr().err
+    assert not list(Path("outputs").rglob("version_*"))
+
+
 def test_nan_is_one_line_that_names_the_step(here, capsys):
     assert fit("--model.optimizer.lr", "1e30", "--trainer.precision", "32-true") == 2
     assert re.match(r"(val )?loss is (nan|inf) at step \d", complaint(capsys))
@@ -480,7 +489,7 @@ def test_nan_is_one_line_that_names_the_step(here, capsys):
 def test_unexpected_errors_are_one_line_unless_asked(here, capsys, monkeypatch):
     from vision_attn.commands import lightning
 
-    def broken(command, words):
+    def broken(command, words, kind):
         raise RuntimeError("a bug\nof ours")
 
     monkeypatch.setattr(lightning, "main", broken)

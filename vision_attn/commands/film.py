@@ -21,7 +21,7 @@ from vision_attn.commands import options
 from vision_attn.commands.album import Album, label
 from vision_attn.commands.explained import Explained
 from vision_attn.data.video import Video
-from vision_attn.render import ColorMap, Scale, natural
+from vision_attn.render import ColorMap, natural
 from vision_attn.render.video import VideoWriter
 
 
@@ -71,9 +71,11 @@ def paint(
     methods = [found.explainer for found in explained[0].maps]
     scales = []
     for at, method in enumerate(methods):
-        values = np.stack([frame.maps[at].values for frame in explained])
+        maps = [frame.maps[at] for frame in explained]
+        values = np.stack([found.values for found in maps])
         np.save(album.folder / f"{name}.{label(method)}.npy", values)
-        scales.append(steady(explained, at))
+        masses = [found.prefix_mass for found in maps if found.prefix_mass is not None]
+        scales.append(natural(values, np.array(masses) if masses else None))
     with ExitStack() as files:
         films = [
             files.enter_context(
@@ -90,10 +92,3 @@ def paint(
                 film.append(picture)
             album.record(video.path, name, frame, ending=".mp4", frame=number)
             report.done(1)
-
-
-def steady(explained: list[Explained], at: int) -> Scale:
-    """One scale for all frames of a method."""
-    maps = [frame.maps[at] for frame in explained]
-    masses = [found.prefix_mass for found in maps if found.prefix_mass is not None]
-    return natural(np.stack([found.values for found in maps]), np.array(masses) if masses else None)

@@ -9,9 +9,9 @@ import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger
@@ -47,15 +47,23 @@ QUIET = (  # what Lightning and jsonargparse warn of and a user need not know
 )
 
 
-def main(command: str, words: list[str]) -> int:
+def main(command: str, words: list[str], kind: type["Run"]) -> int:
     try:
-        return getattr(Run(command, words), command)() or 0
+        return getattr(kind(command, words), command)() or 0
     except MisconfigurationException as error:
         raise ValueError(str(error)) from error
 
 
 class Run(LightningCLI):
-    """A config and command-line words made into a network, data and a trainer with a run folder."""
+    """A config and command-line words made into a network, data and a trainer with a run folder.
+
+    any_model: the config names the model's class, one of `model_type`'s subclasses.
+    """
+
+    model_type: ClassVar[type[LightningModule]] = ImageClassifier
+    data_type: ClassVar[type[LightningDataModule]] = ImageData
+    summary_type: ClassVar[type[Summary]] = Summary
+    any_model: ClassVar[bool] = False
 
     def __init__(self, command: str, words: list[str]):
         self.command = command
@@ -64,8 +72,9 @@ class Run(LightningCLI):
         for message in QUIET:
             warnings.filterwarnings("ignore", message)
         super().__init__(
-            ImageClassifier,
-            ImageData,
+            self.model_type,
+            self.data_type,
+            subclass_mode_model=self.any_model,
             save_config_callback=None,
             trainer_defaults={"default_root_dir": "outputs", "enable_model_summary": False},
             seed_everything_default=0,
@@ -106,30 +115,35 @@ class Run(LightningCLI):
         given = self.config_init.trainer
         if self.command != "fit":
             self.folder = Path(self.config.ckpt_path).parent
-            self.summary = Summary(self.folder)
+            self.summary = self.summary_type(self.folder)
             return self._measuring_trainer(logger=False)
         self.logger = CSVLogger(given.default_root_dir, self.config.name)
         self.folder = Path(self.logger.log_dir)
-        self.summary = Summary(self.folder)
+        self.summary = self.summary_type(self.folder)
         callbacks = _listed(given.callbacks, Callback)
         if not given.fast_dev_run:
             callbacks += [SavedConfig(self.folder, self.config_text()), self.summary]
             callbacks += [LearningCurves(self.folder), PortableWeights(self.folder)]
             if given.enable_checkpointing is not False:
-                callbacks += [BestCheckpoint(self.folder), LastCheckpoint(self.folder)]
+                best = BestCheckpoint(self.folder, self.model.monitor)
+                callbacks += [best, LastCheckpoint(self.folder)]
         loggers = [self.logger, *_listed(given.logger, Logger)]
         return super().instantiate_trainer(logger=loggers, callbacks=callbacks)
 
     def _measuring_trainer(self, logger: Logger | bool) -> Trainer:
         """A trainer that reads weights and writes none."""
-        self.predictions = Predictions(self.config.get("output") or self.folder / "predictions.csv")
         given = _listed(self.config_init.trainer.callbacks, Callback)
         kept = [c for c in given if not isinstance(c, (Checkpoint, WeightAveraging))]
         return super().instantiate_trainer(
             logger=logger,
-            callbacks=[*kept, self.summary, ConfusionMatrix(self.folder), self.predictions],
+            callbacks=[*kept, self.summary, *self.measures()],
             enable_checkpointing=False,
         )
+
+    def measures(self) -> list[Callback]:
+        """What is written of test images and predictions, besides the summary."""
+        self.predictions = Predictions(self.config.get("output") or self.folder / "predictions.csv")
+        return [ConfusionMatrix(self.folder), self.predictions]
 
     def config_text(self) -> str:
         """The config as it runs, every default written out, but for a checkpoint to start from."""
@@ -151,6 +165,10 @@ class Run(LightningCLI):
             last = self.folder / "last.ckpt"
             go_on = f"; go on with: vision-attn fit --ckpt_path {last}" if last.is_file() else ""
             raise KeyboardInterrupt(f" at step {self.trainer.global_step}{go_on}") from stop
+        except ValueError:
+            if self.folder.is_dir() and not any(self.folder.iterdir()):  # the data did not load
+                self.folder.rmdir()
+            raise
         best = best_checkpoint(self.trainer)
         if best is not None and len(self.datamodule.splits.test):
             trainer = self._measuring_trainer(self.logger)

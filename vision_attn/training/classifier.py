@@ -5,7 +5,7 @@ Axes: b batch, c channels, h height, w width, k classes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -45,8 +45,12 @@ class ImageClassifier(LightningModule):
     classes and preprocess (input_size, mean, std ...) come from the data module, and go into the
     checkpoint with the network's description.
 
+    monitor: the metric that the best checkpoint has most of.
+
     Logged: loss, top-1, top-5 (of at most k), expected calibration error (15 bins, Guo 2017).
     """
+
+    monitor: ClassVar[str] = "val/top1"
 
     def __init__(
         self,
