@@ -1,17 +1,31 @@
 """Dates: every written form is read back, the same example in any batch, rows of symbols."""
 
 import re
-from datetime import date
+from datetime import date, timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from vision_attn.data import DataError, Dates, Vocabulary
-from vision_attn.data.dates import FORMS, INTERVALS, ISO, MONTHS, WRITTEN, suffix, written
+from vision_attn.data.dates import (
+    DAYS,
+    FIRST,
+    FORMS,
+    INTERVALS,
+    ISO,
+    MONTHS,
+    WRITTEN,
+    suffix,
+    written,
+)
 from vision_attn.data.sequences import ExampleBatches, Pairs
 from vision_attn.data.tensors import InOrder, Shuffled
 from vision_attn.types import PAD, STOP
+
+CONFIGS = Path(__file__).parent.parent.parent / "configs"
 
 
 def read(text: str) -> date:
@@ -44,6 +58,17 @@ def test_ordinals(number: int, end: str):
     assert suffix(number) == end
 
 
+def test_configs_take_the_longest_source():
+    days = [FIRST + timedelta(days=day) for day in range(DAYS)]
+    lengths = {len(written(day, form)) for day in days for form in FORMS}
+    assert min(lengths) == 6
+    longest = max(len(words.format("", "")) for words in INTERVALS) + 2 * max(lengths)
+    assert longest == 87
+    for config in CONFIGS.glob("*_dates.yaml"):
+        network = yaml.safe_load(config.read_text())["model"]["init_args"]["network"]
+        assert network["init_args"]["encoder"]["init_args"]["longest"] == longest, config.name
+
+
 def test_targets_are_what_the_sources_say():
     intervals = 0
     for source, target in Dates().texts("test", 0, 300):
@@ -52,7 +77,7 @@ def test_targets_are_what_the_sources_say():
         )
         assert "/".join(read(part).isoformat() for part in parts) == target
         intervals += len(parts) == 2
-        assert 6 <= len(source) <= 75
+        assert 6 <= len(source) <= 87
     assert 120 < intervals < 180
 
 

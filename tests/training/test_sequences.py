@@ -23,7 +23,7 @@ from vision_attn.models import (
 from vision_attn.training import QuestionLearner, SequenceLearner
 from vision_attn.training.sequences import points_at, same
 
-CHARACTERS = partial(RecurrentEncoder, symbols=71, longest=80)
+CHARACTERS = partial(RecurrentEncoder, symbols=71, longest=87)
 
 
 def trainer(**options: Any) -> Trainer:
@@ -124,7 +124,7 @@ def test_an_infinite_loss_stops_the_run():
 def test_a_slice_of_dates_is_learned(kind: str):
     """ISO dates alone are copied: the loss of guessing is log 12 = 2.5 nats a symbol."""
     seed_everything(0, verbose=False)
-    encoder = partial(SelfAttentionEncoder, symbols=71, longest=80, depth=1)
+    encoder = partial(SelfAttentionEncoder, symbols=71, longest=87, depth=1)
     network = {
         "seq2seq": partial(Seq2Seq, 15, CHARACTERS, score=att.Additive),
         "transformer": partial(Transformer, 15, encoder, depth=1),

@@ -61,7 +61,7 @@ ISO = Vocabulary([*string.digits, "-", "/"])
 
 
 class Dates(ExampleSource):
-    """Dates in 17 forms and intervals of two -> ISO form; sources of 6 to 75 characters.
+    """Dates in 17 forms and intervals of two -> ISO form; sources of 6 to 87 characters.
 
     intervals: how many of the sources are two dates, as a share. Example i of a split is a function
     of (seed, split, i) alone.
