@@ -79,7 +79,7 @@ def test_looks(way: str, words: int, maps: int):
 def test_the_last_hop_is_what_the_memory_looks_at_last():
     answerer, (image, question) = network("hops"), inputs()
     words, seen = answerer.question_encoder(question), answerer.image_encoder(image)
-    weights = answerer.hops.weights(answerer.query(words.summary)[:, None], seen.tokens)
+    weights = answerer.hops.weights(answerer.query(words.summary)[:, None], seen.keys)
     maps = answerer.looks(image, question).maps
     assert maps[1, 2, 2, 4] == weights[1, 2, 0, 4 * 3 + 2]
 

@@ -221,7 +221,7 @@ class Embeddings(Encoder):
 
     def forward(self, source: Tensor) -> Memory:
         tokens = self.embed(source)
-        return Memory(tokens, source != PAD, tokens.sum(1))
+        return Memory(tokens, tokens, source != PAD, tokens.sum(1))
 
 
 @pytest.mark.parametrize(
@@ -247,8 +247,8 @@ def test_the_two_directions_trade_places_where_the_source_is_reversed(cell: Any)
     mirrored.rnn.load_state_dict(swapped)
     source = texts(7, 4)
     turned = torch.stack([source[0].flip(0), torch.cat([source[1, :4].flip(0), source[1, 4:]])])
-    tokens, _, summary = encoder(source)
-    other, _, other_summary = mirrored(turned)
+    tokens, _, _, summary = encoder(source)
+    other, _, _, other_summary = mirrored(turned)
     halves = lambda x: torch.cat(x.chunk(2, -1)[::-1], -1)  # noqa: E731
     torch.testing.assert_close(halves(other_summary), summary)
     for row, length in enumerate((7, 4)):
@@ -297,6 +297,7 @@ def test_transformer_is_torch_s_with_its_weights():
 
 IMAGES = {
     "conv": partial(ConvEncoder, widths=(4, 6)),
+    "conv without context": partial(ConvEncoder, widths=(4, 6), context=False),
     "vit": partial(ViTEncoder, image_size=(16, 40), patch_size=4, depth=1, heads=2),
 }
 
@@ -326,6 +327,23 @@ def test_a_token_s_map_is_its_own_patch():
     assert there.nonzero().tolist() == [[2, 5]]
 
 
+@pytest.mark.parametrize("context", [True, False])
+def test_what_is_read_knows_what_is_near_and_a_key_knows_more_with_context(context: bool):
+    encoder = ConvEncoder(D, widths=(4, 6, 8), context=context).eval()
+    images = torch.zeros(1, 3, 40, 72)
+    tokens, keys = encoder(images)[:2]
+    if not context:
+        assert len(keys[0].unique(dim=0)) == keys.size(1)  # of a blank image
+    changed = images.clone()
+    changed[0, :, 17, 33] = 1  # row 2, column 4 of the grid
+    for before, after, apart in zip(
+        (tokens, keys), encoder(changed)[:2], (1, 4 if context else 1), strict=True
+    ):
+        differ = (before != after).any(-1).float()
+        there = encoder.maps(differ[:, None], (40, 72))[0, 0].nonzero()
+        assert (there - torch.tensor([2, 4])).abs().max() == apart
+
+
 @pytest.mark.parametrize("name", ["additive", "transformer"])
 def test_sources_that_are_wrong(name: str):
     network, target = model(name), texts(5, symbols=K)
@@ -350,3 +368,7 @@ def test_targets_and_options_that_are_wrong():
         RecurrentEncoder(7)
     with pytest.raises(ValueError, match="dim must be even"):
         ConvEncoder(7)
+    with pytest.raises(
+        ValueError, match="dim must be a multiple of 4, two sinusoids an axis, got 6"
+    ):
+        ConvEncoder(6, context=False)

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
-from timm.layers import Mlp
+from timm.layers import Mlp, build_sincos2d_pos_embed
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -26,10 +26,12 @@ CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM
 
 
 class Memory(NamedTuple):
-    """tokens (b n d); exists (b n), False where there is only padding, which comes last; summary
-    (b d), the source in one vector."""
+    """tokens (b n d), what attention reads; keys (b n d), what it finds them by; exists (b n),
+    False where there is only padding, which comes last; summary (b d), the source in one vector.
+    """
 
     tokens: Tensor
+    keys: Tensor
     exists: Tensor
     summary: Tensor
 
@@ -55,9 +57,13 @@ class ImageEncoder(Encoder):
         rows, _ = self.grid(image_size)
         return rearrange(weights, "b t (w h) -> b t h w", h=rows)
 
-    def remembered(self, features: Float[Tensor, "b d h w"]) -> Memory:
+    def remembered(
+        self, features: Float[Tensor, "b d h w"], keys: Float[Tensor, "b d h w"] | None = None
+    ) -> Memory:
+        """keys: the features themselves unless given."""
         tokens = rearrange(features, "b d h w -> b (w h) d")
-        return Memory(tokens, torch.ones_like(tokens[..., 0], dtype=torch.bool), tokens.mean(1))
+        by = tokens if keys is None else rearrange(keys, "b d h w -> b (w h) d")
+        return Memory(tokens, by, torch.ones_like(tokens[..., 0], dtype=torch.bool), by.mean(1))
 
 
 def check_symbols(source: Symbols, symbols: int, longest: int) -> None:
@@ -108,7 +114,7 @@ class RecurrentEncoder(Encoder):
         states, last = self.rnn(packed)
         tokens, _ = pad_packed_sequence(states, batch_first=True, total_length=source.size(1))
         ends = last[0] if isinstance(last, tuple) else last  # of an LSTM: (hidden, cell)
-        return Memory(tokens, exists, torch.cat([ends[0], ends[1]], dim=1))
+        return Memory(tokens, tokens, exists, torch.cat([ends[0], ends[1]], dim=1))
 
 
 class SelfAttentionBlock(nn.Module):
@@ -160,7 +166,7 @@ class SelfAttentionEncoder(Encoder):
             x = block(x, exists[:, None, None])
         x = self.norm(x)
         total = x.masked_fill(~exists[..., None], 0).sum(1)
-        return Memory(x, exists, total / exists.sum(1, keepdim=True))
+        return Memory(x, x, exists, total / exists.sum(1, keepdim=True))
 
 
 class SymbolEmbedding(nn.Module):
@@ -186,24 +192,31 @@ def sinusoids(length: int, dim: int) -> Float[Tensor, "length d"]:
 
 
 class ConvEncoder(ImageEncoder):
-    """Convolutions, each halving the image, then a bidirectional GRU along the columns.
+    """Convolutions, each halving the image: a token is what they see at its place and just around.
 
-    What the GRU says of a column is added to each of its tokens, so that a token can know what
-    stands left and right of it.
+    context: a token's key also has what a bidirectional GRU along the columns says of its column,
+    so that it can be found by what stands left and right of it; what is read there is the token
+    alone, so that attention has to look where a thing is. Without, the key is the token, and
+    sinusoids of its place are in it: what stands beside it takes another look.
     """
 
-    def __init__(self, dim: int, widths: tuple[int, ...] = (32, 64, 128)):
+    def __init__(self, dim: int, widths: tuple[int, ...] = (32, 64, 128), context: bool = True):
         super().__init__()
-        if dim < 2 or dim % 2:
+        if context and (dim < 2 or dim % 2):
             raise ValueError(f"dim must be even, one half a direction, got {dim}")
+        if not context and (dim < 4 or dim % 4):
+            raise ValueError(f"dim must be a multiple of 4, two sinusoids an axis, got {dim}")
         layers: list[nn.Module] = []
         for c_in, c_out in zip((3, *widths), widths, strict=False):
             conv = nn.Conv2d(c_in, c_out, 3, padding=1, bias=False)
             layers += [conv, nn.BatchNorm2d(c_out), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
         self.convs = nn.Sequential(*layers)
         self.cell = 2 ** len(widths)
-        self.proj = nn.Conv2d(widths[-1], dim, 3, padding=1)
-        self.rnn = nn.GRU(dim, dim // 2, batch_first=True, bidirectional=True)
+        self.proj = nn.Conv2d(widths[-1], dim, 1)
+        self.rnn = None
+        if context:
+            self.rnn = nn.GRU(dim, dim // 2, batch_first=True, bidirectional=True)
+            self.key_norm = nn.LayerNorm(dim)
         self.norm = nn.LayerNorm(dim)
 
     def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
@@ -211,9 +224,18 @@ class ConvEncoder(ImageEncoder):
 
     def forward(self, source: Images) -> Memory:
         features = self.proj(self.convs(source))  # b d h w
+        if self.rnn is None:
+            h, w = features.shape[-2:]
+            places = build_sincos2d_pos_embed([h, w], features.size(1), device=features.device)
+            return self.remembered(_each(self.norm, features + places.T.unflatten(1, (h, w))))
         columns, _ = self.rnn(features.mean(2).mT)
-        whole = features + columns.mT[:, :, None]
-        return self.remembered(self.norm(whole.movedim(1, -1)).movedim(-1, 1))
+        keys = _each(self.key_norm, features + columns.mT[:, :, None])
+        return self.remembered(_each(self.norm, features), keys)
+
+
+def _each(norm: nn.Module, features: Float[Tensor, "b d h w"]) -> Float[Tensor, "b d h w"]:
+    """The features of each place, normalised."""
+    return norm(features.movedim(1, -1)).movedim(-1, 1)
 
 
 class ViTEncoder(ImageEncoder):

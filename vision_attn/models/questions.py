@@ -71,7 +71,7 @@ class QuestionAnswerer(Rebuildable):
         asked, found = self._contexts(words, seen)
         parts = [asked, found]
         if self.hops is not None and self.query is not None:
-            parts.append(self.hops(self.query(asked)[:, None], seen.tokens)[:, 0])
+            parts.append(self.hops(self.query(asked)[:, None], seen.keys)[:, 0])
         return self.head(torch.cat(parts, dim=1))
 
     def _contexts(
@@ -79,19 +79,19 @@ class QuestionAnswerer(Rebuildable):
     ) -> tuple[Float[Tensor, "b q"], Float[Tensor, "b q"]]:
         if self.coattention is None:
             return words.summary, seen.summary
-        return self.coattention(words.tokens, seen.tokens, words.exists, seen.exists)
+        return self.coattention(words.tokens, seen.keys, words.exists, seen.exists)
 
     def looks(self, image: Images, question: Question) -> Looks:
         """What the network looks at; no looks where it has neither co-attention nor hops."""
         words, seen = self.question_encoder(question), self.image_encoder(image)
         size = (image.shape[-2], image.shape[-1])
         over_words = words.tokens.new_zeros(len(image), 0, question.size(1))
-        over_image = [seen.tokens.new_zeros(len(image), 0, seen.tokens.size(1))]
+        over_image = [seen.keys.new_zeros(len(image), 0, seen.keys.size(1))]
         if isinstance(self.coattention, CoAttention):
-            pair = self.coattention.weights(words.tokens, seen.tokens, words.exists, seen.exists)
+            pair = self.coattention.weights(words.tokens, seen.keys, words.exists, seen.exists)
             over_words, found = (x[:, None] if x.ndim == 2 else x for x in pair)
             over_image.append(found)
         if self.hops is not None and self.query is not None:
             asked = self.query(self._contexts(words, seen)[0])[:, None]
-            over_image.append(self.hops.weights(asked, seen.tokens)[:, :, 0])
+            over_image.append(self.hops.weights(asked, seen.keys)[:, :, 0])
         return Looks(over_words, self.image_encoder.maps(torch.cat(over_image, dim=1), size))

@@ -42,18 +42,18 @@ class SourceAttention(nn.Module):
         self.steps = steps
 
     def weights(
-        self, queries: Steps, tokens: Tokens, exists: Bool[Tensor, "b n"], first: int = 0
+        self, queries: Steps, keys: Tokens, exists: Bool[Tensor, "b n"], first: int = 0
     ) -> Float[Tensor, "b t n"]:
         """first: the step of the first query."""
         if isinstance(self.attend.window, Global):
-            return weights_over(self.attend, queries, tokens, exists)
+            return weights_over(self.attend, queries, keys, exists)
         t, lengths = queries.size(1), exists.sum(1)
-        weights = queries.new_zeros(len(queries), t, tokens.size(1))
+        weights = queries.new_zeros(len(queries), t, keys.size(1))
         for length in lengths.unique().tolist():
             rows = lengths == length
             placed = F.pad(queries[rows], (0, 0, first, self.steps - first - t))
-            found = weights_over(self.attend, placed, tokens[rows, :length])
-            found = F.pad(found[:, first : first + t], (0, tokens.size(1) - length))
+            found = weights_over(self.attend, placed, keys[rows, :length])
+            found = F.pad(found[:, first : first + t], (0, keys.size(1) - length))
             weights[rows] = found.to(weights.dtype)
         return weights
 
@@ -101,7 +101,7 @@ class Seq2Seq(SequenceModel):
     def read(self, source: Tensor) -> State:
         memory = self.encoder(source)
         begin = self.bridge(memory.summary).tanh().chunk(len(self.parts), dim=1)
-        state = {"tokens": memory.tokens, "exists": memory.exists}
+        state = {"tokens": memory.tokens, "keys": memory.keys, "exists": memory.exists}
         state |= dict(zip(self.parts, begin, strict=True))
         return state | {"fed": torch.zeros_like(begin[0])}
 
@@ -135,7 +135,7 @@ class Seq2Seq(SequenceModel):
             weights = states.new_zeros(*states.shape[:2], tokens.size(1))
             known = states
         else:
-            weights = self.attention.weights(states, tokens, state["exists"], first)
+            weights = self.attention.weights(states, state["keys"], state["exists"], first)
             known = torch.cat([weights.to(tokens.dtype) @ tokens, states], dim=-1)
         seen = self.dropout(self.combine(known).tanh())
         state = state | dict(zip(self.parts, ends, strict=True)) | {"fed": seen[:, -1]}

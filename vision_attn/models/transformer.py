@@ -54,7 +54,7 @@ class DecoderBlock(nn.Module):
         if names[0] in state:
             q = attention.project(self.norm2(x), x[:, :0])[0]  # no memory to project again
         else:
-            q, *memory = attention.project(self.norm2(x), state["tokens"])
+            q, *memory = attention.project(self.norm2(x), state["tokens"], state["keys"])
             state = state | dict(zip(names, memory, strict=True))
         k, v = (state[name] for name in names)
         weights = attention.attend.weights(q, k, state["exists"][:, None, None])
@@ -101,7 +101,7 @@ class Transformer(SequenceModel):
 
     def read(self, source: Tensor) -> State:
         memory = self.encoder(source)
-        return {"tokens": memory.tokens, "exists": memory.exists}
+        return {"tokens": memory.tokens, "keys": memory.keys, "exists": memory.exists}
 
     def decode(self, state: State, symbols: Target, first: int = 0) -> Written:
         x, every = self.dropout(self.embed(symbols, first)), []
