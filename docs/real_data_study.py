@@ -1,6 +1,6 @@
 """Writes docs/real_data.md: every method's heatmaps on photos, by networks trained on few of them.
 
-    python docs/real_data_study.py [--runs outputs] [--scores outputs/real] [--images 200]
+    python docs/real_data_study.py [--runs outputs] [--scores outputs/real] [--images 100]
 
 Scores the networks of configs/{vit,senet,spatial_cnn}_{cifar10,imagefolder}.yaml, as they lie in
 the folder of runs after `vision-attn fit`. What is scored already is taken as it is.
@@ -39,7 +39,7 @@ class Study(NamedTuple):
 
 
 def studies(root: str, images: int) -> list[Study]:
-    everything = ("--method", "all", "--sanity", "16")
+    everything = ("--method", "all", "--sanity", "8")
     return [
         Study(
             "CIFAR-10", "cifar10", "cifar10", images, (*everything, "--data.root", root),
@@ -66,7 +66,7 @@ def study() -> None:
     parser.add_argument("--runs", type=Path, default=Path("outputs"), metavar="DIR")
     parser.add_argument("--scores", type=Path, default=Path("outputs/real"), metavar="DIR")
     parser.add_argument("--data", default=".data", metavar="DIR", help="where the data sets lie")
-    parser.add_argument("--images", type=int, default=200)
+    parser.add_argument("--images", type=int, default=100)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--output", type=Path, default=HERE, help="where the page is written")
     args = parser.parse_args()

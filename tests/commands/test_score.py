@@ -4,7 +4,7 @@ import csv
 import json
 import re
 import shutil
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from PIL import Image
 
 from vision_attn.cli import main
 from vision_attn.commands import score_work
+from vision_attn.commands.score import add_arguments
 from vision_attn.commands.score_data import SOURCES, class_names, open_data
 from vision_attn.commands.score_measure import Scorer, find_removal
 from vision_attn.commands.score_results import Results
@@ -203,6 +204,28 @@ def test_all_methods_and_the_sanity_check(models, tmp_path, capsys):
     assert layers[0] == "head"
     assert len(told["GradCAM"]["curves"]["ssim"]) == len(layers)
     assert (tmp_path / "sanity.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("maps", "cores", "processes"), [(999, 2, 1), (1000, 2, 2), (90_000, 1, 1), (90_000, 16, 4)]
+)
+def test_as_many_processes_as_there_is_work_for(maps, cores, processes, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
+    tasks = [score_work.Task("maps", "Rollout", (0,) * 10)] * (maps // 10)
+    tasks += [score_work.Task("maps", "Rollout", (0,) * (maps % 10))]
+    assert score_work.usual_processes(torch.device("cpu"), tasks) == processes
+    assert score_work.usual_processes(torch.device("cuda"), tasks) == 1
+
+
+def test_how_many_images_are_scored(models):
+    parser = ArgumentParser()
+    add_arguments(parser)
+    asked = [str(models("vit")), "planted"]
+    usual = score_work.Work(parser.parse_args(asked))
+    assert (usual.asked, len(usual.sane)) == (1500, 0)
+    every = score_work.Work(parser.parse_args([*asked, "--method", "all"]))
+    assert (every.asked, len(every.sane)) == (500, 32)
+    assert every.chosen == every.data.chosen(500, 0)
 
 
 def test_the_default_methods_are_quick_and_all_are_not():

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--images",
         type=options.at_least_one,
         metavar="N",
-        help="how many images, drawn evenly (default: 500, or all if fewer)",
+        help="how many images, drawn evenly (default: 1500, with --method all 500; all if fewer)",
     )
     parser.add_argument(
         "--data.root",
@@ -83,9 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--processes",
         type=options.at_least_one,
-        default=1,
         metavar="N",
-        help="processes at once (default: 1)",
+        help="processes at once (default: one a CPU core up to 4, where there is work for them)",
     )
     group.add_argument(
         "--shard",
@@ -120,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
     said: set[str] = set()
     with options.Report("scoring", sum(len(task.items) for task in tasks)) as report:
         try:
-            for answer in answers(args, work, tasks, args.processes):
+            for answer in answers(args, work, tasks):
                 store.add(answer.records)
                 report.done(len(answer.task.items))
                 for problem in answer.problems:

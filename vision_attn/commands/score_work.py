@@ -38,7 +38,9 @@ from vision_attn.explain import (
 )
 from vision_attn.training.precision import native_precision
 
-IMAGES, SANE = 500, 32  # how many are scored, and how many pass the slow checks, by default
+IMAGES = 1500  # how many are scored by default
+ALL_IMAGES, SANE = 500, 32  # and with all methods; of them, how many pass the slow checks
+PROCESSES, A_PROCESS = 4, 500  # at most, by default; maps that are worth one of their own
 FEW = 8  # images of a task that takes many maps an image
 BASELINES: tuple[Explainer, ...] = (RandomMap(), CentreGaussian(), EdgeMap())
 
@@ -78,9 +80,10 @@ class Work:
             by_label=args.target == "label",
             half=native_precision(kind) == "bf16-mixed",
         )
-        self.asked = args.images or min(IMAGES, len(self.data))
+        everything = "all" in (args.method or ())
+        self.asked = args.images or min(ALL_IMAGES if everything else IMAGES, len(self.data))
         self.chosen = self.data.chosen(self.asked, args.seed)
-        usual = SANE if "all" in (args.method or ()) else 0
+        usual = SANE if everything else 0
         self.sane = self.chosen[: usual if args.sanity is None else args.sanity]
         self.batch_size = args.batch_size
         self.settings = {
@@ -202,10 +205,18 @@ class Store:
             file.write(text.encode())
 
 
-def answers(
-    args: argparse.Namespace, work: Work, tasks: Sequence[Task], processes: int
-) -> Iterator[Answer]:
-    """The tasks' answers as they come, from so many processes."""
+def usual_processes(device: torch.device, tasks: Sequence[Task]) -> int:
+    """One a CPU core up to four, as far as there is work: a small network leaves cores idle."""
+    if device.type != "cpu":
+        return 1
+    maps = sum(len(task.items) for task in tasks)
+    return max(1, min(torch.get_num_threads(), PROCESSES, maps // A_PROCESS))
+
+
+def answers(args: argparse.Namespace, work: Work, tasks: Sequence[Task]) -> Iterator[Answer]:
+    """The tasks' answers as they come, from as many processes as are asked for."""
+    device = next(work.model.network.parameters()).device
+    processes = args.processes or usual_processes(device, tasks)
     if processes == 1 or not tasks:
         yield from map(work.do, tasks)
         return

@@ -1,0 +1,243 @@
+"""Writes docs/sequences.md and its pictures: networks that write, networks that answer.
+
+    for c in configs/*_{dates,strings,questions}.yaml; do vision-attn fit --config $c; done
+    vision-attn fit --config configs/parallel_questions.yaml --name questions_blind \\
+        --data.source.blind true
+    python docs/sequences_study.py [--runs outputs]
+
+Reads the newest run of each config and tries it on test examples; a config without a run is left
+out, with a word on the screen.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vision_attn import render
+from vision_attn.commands.alignments import of_image, of_question, of_text
+from vision_attn.commands.score_show import markdown_table
+from vision_attn.data import Dates, ExampleSource, PlantedQuestions, PlantedStrings
+from vision_attn.data.sequences import ExampleBatches
+from vision_attn.data.tensors import InOrder
+from vision_attn.evaluate import paired_bootstrap
+from vision_attn.hub import load_sequences
+from vision_attn.models import greedy
+from vision_attn.training.sequences import same
+from vision_attn.types import PAD
+
+HERE = Path(__file__).parent
+DATES = ("additive", "general", "transformer", "none")
+STRINGS = ("global", "local_monotonic", "local_predictive", "transformer", "vit")
+QUESTIONS = ("parallel", "alternating", "interactive", "maxpool", "hops")
+DATE = "Tuesday, March 3rd, 1998 until the 5th of January 2004"
+QUESTION = "what colour is the one left of the {}"
+
+PAGE = """\
+# Sequences and two inputs, trained
+
+Each row is one `vision-attn fit --config configs/NAME.yaml` on examples that the package makes
+itself, one seed, on {machine}. The test examples were looked at once. *Exact* is the share of
+targets written without a mistake from end to end, by greedy decoding.
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What `fit` left of a config."""
+
+    name: str
+    folder: Path
+
+    @cached_property
+    def told(self) -> dict[str, float]:
+        return json.loads((self.folder / "summary.json").read_text())
+
+    @cached_property
+    def loaded(self) -> Any:
+        return load_sequences(self.folder / "best.ckpt")
+
+    def row(self, *metrics: str) -> list[str]:
+        """Name, parameters, minutes, and these metrics of the test examples."""
+        shares = [f"{self.told[metric]:.1%}" if metric in self.told else "" for metric in metrics]
+        size = f"{self.told['parameters'] / 1e6:.2f} M"
+        return [f"`{self.name}`", size, f"{self.told['minutes']:.1f}", *shares]
+
+
+def version(summary: Path) -> int:
+    return int(summary.parent.name.removeprefix("version_"))
+
+
+def runs_of(runs: Path, task: str, names: tuple[str, ...]) -> Iterator[Run]:
+    for name in names:
+        folders = sorted((runs / f"{name}_{task}").glob("version_*/summary.json"), key=version)
+        if folders:
+            yield Run(f"{name}_{task}", folders[-1].parent)
+        else:
+            print(f"no run of configs/{name}_{task}.yaml in {runs}: left out", file=sys.stderr)
+
+
+def batches(source: ExampleSource) -> ExampleBatches:
+    examples: Any = source.examples("test")
+    return ExampleBatches(examples, InOrder(len(examples[0]), 250), source.preprocess)
+
+
+def exact(run: Run, source: ExampleSource) -> Tensor:
+    """Which test examples a network writes without a mistake."""
+    network = run.loaded.network
+    return torch.cat([same(greedy(network, b.source), b.target) for b in batches(source)])
+
+
+def answered(run: Run, source: ExampleSource) -> Tensor:
+    """Which test questions a network answers."""
+    network = run.loaded.network
+    return torch.cat([network(b.image, b.question).argmax(1) == b.answer for b in batches(source)])
+
+
+def dates(runs: Path, pictures: Path) -> str:
+    found = list(runs_of(runs, "dates", DATES))
+    source = Dates(train=1)
+    lengths = (source.examples("test").source != PAD).sum(1)
+    long = lengths > lengths.float().quantile(2 / 3)
+    right = {run.name: exact(run, source).float() for run in found}
+    edges = torch.arange(5, 95, 10)
+    figure, axes = plt.subplots(figsize=(7, 3.4), dpi=110, layout="constrained")
+    rows = []
+    for run in found:
+        share = right[run.name]
+        bins = [(lengths > low) & (lengths <= high) for low, high in pairwise(edges.tolist())]
+        points = [
+            (at + 5, share[inside].mean())
+            for at, inside in zip(edges.tolist(), bins, strict=False)
+            if inside.sum() >= 20
+        ]
+        axes.plot(*zip(*points, strict=True), "o-", label=run.name)
+        longest = share[long].mean()
+        rows.append([*run.row("test/exact"), f"{longest:.1%}"])
+    axes.set(xlabel="length of the source, symbols", ylabel="written without a mistake")
+    axes.set_ylim(0, 1.03)
+    axes.legend(frameon=False)
+    figure.savefig(pictures / "dates.png")
+    plt.close(figure)
+    _, shown = of_text(found[0].loaded.network, found[0].loaded, DATE)
+    render.save(shown["alignment"], pictures / "alignment.png")
+    head = ["config", "parameters", "minutes", "exact", "exact, longest third of the sources"]
+    return f"""
+## Dates into ISO form
+
+{markdown_table(head, rows)}
+
+`none_dates` is the same network without attention: all it knows of the source is one vector.
+
+![Exact match by the length of the source](pictures/dates.png)
+
+![Where {found[0].name} looked at each symbol it wrote](pictures/alignment.png)
+"""
+
+
+def strings(runs: Path, pictures: Path) -> str:
+    found = list(runs_of(runs, "strings", STRINGS))
+    best = max(found, key=lambda run: run.told.get("test/pointing", 0))
+    source = PlantedStrings(train=1, test=20)
+    photo = source.examples("test")[0][7].permute(1, 2, 0).numpy()
+    loaded = best.loaded
+    image = loaded.preprocess(Image.fromarray(photo))[None]
+    _, shown = of_image(
+        loaded.network, loaded, photo, image,
+        lambda values: loaded.preprocess.to_original(values, photo.shape[1::-1]),
+    )  # fmt: skip
+    render.save(shown["steps"], pictures / "strings.png")
+    head = ["config", "parameters", "minutes", "exact", "maximum in the object"]
+    rows = [run.row("test/exact", "test/pointing") for run in found]
+    return f"""
+## Rows of objects, named one by one
+
+{markdown_table(head, rows)}
+
+*Maximum in the object*: the share of steps t whose map has its maximum in the mask of object t.
+
+![Where {best.name} looked for each word it wrote](pictures/strings.png)
+"""
+
+
+def questions(runs: Path, pictures: Path) -> str:
+    found = list(runs_of(runs, "questions", QUESTIONS))
+    blind = list(runs_of(runs, "blind", ("questions",)))
+    kinds = ("colour", "shape", "count", "left", "hops")
+    metrics = ["test/top1", *(f"test/top1_{kind}" for kind in kinds)]
+    head = ["config", "parameters", "minutes", "right", *kinds]
+    rows = [run.row(*metrics) for run in [*found, *blind]]
+    page = f"""
+## Questions about images
+
+{markdown_table(head, rows)}
+
+`questions_blind` is `parallel_questions` on grey images: how far the question alone goes.
+"""
+    two = {run.name: run for run in runs_of(runs, "questions", ("one_hop", "two_hops"))}
+    if len(two) == 2:
+        page += two_hops(*two.values(), pictures)
+    return page
+
+
+def two_hops(one: Run, two: Run, pictures: Path) -> str:
+    source = PlantedQuestions(train=1, kinds=["hops"])
+    right = [answered(run, source).double() for run in (one, two)]
+    gain = paired_bootstrap(right[1], right[0])
+    examples = source.examples("test")
+    at = int(right[1].argmax())  # the first
+    photo = examples.image[at].permute(1, 2, 0).numpy()
+    loaded = two.loaded
+    image = loaded.preprocess(Image.fromarray(photo))[None]
+    asked = " ".join(loaded.vocabularies["question"].decode(examples.question[at : at + 1])[0])
+    answer, shown = of_question(
+        loaded.network, loaded, photo, image, asked,
+        lambda values: loaded.preprocess.to_original(values, photo.shape[1::-1]),
+    )  # fmt: skip
+    render.save(shown["looks"], pictures / "two_hops.png")
+    rows = [run.row("test/top1") for run in (one, two)]
+    return f"""
+### One look or two
+
+*What colour is the one left of the star?* What is asked about is found by what stands beside it.
+Both networks see each place by itself; one looks once, the other twice.
+
+{markdown_table(["config", "parameters", "minutes", "right"], rows)}
+
+Two looks less one, paired bootstrap: {gain.mean:+.1%}, 95 % interval {gain.low:+.1%} to
+{gain.high:+.1%}.
+
+![{asked}? {answer}](pictures/two_hops.png)
+
+"{asked}?" — {answer}.
+"""
+
+
+@torch.inference_mode()
+def study() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=Path, default=Path("outputs"), metavar="DIR")
+    parser.add_argument("--output", type=Path, default=HERE, help="where the page is written")
+    parser.add_argument("--machine", default="two CPU cores with native bf16")
+    args = parser.parse_args()
+    pictures = args.output / "pictures"
+    pictures.mkdir(parents=True, exist_ok=True)
+    page = PAGE.format(machine=args.machine)
+    for part in (dates, strings, questions):
+        page += part(args.runs, pictures)
+    (args.output / "sequences.md").write_text(page, encoding="utf-8")
+    print(args.output / "sequences.md")
+
+
+if __name__ == "__main__":
+    study()
