@@ -36,7 +36,7 @@ from torch.nn import functional as F
 from vision_attn import explain
 from vision_attn.explain import Rollout
 from vision_attn.explain.calls import Fused
-from vision_attn.explain.recorder import attention_and_lse
+from vision_attn.explain.kernels import attention_and_lse
 from vision_attn.explain.tiles import pull
 
 MODEL = "vit_small_patch16_224"

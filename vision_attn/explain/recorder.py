@@ -6,14 +6,12 @@ Axes: b batch, n tokens, d width of a token, head, i queries, j keys.
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import FunctionType
 from typing import Any, Literal
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -22,14 +20,13 @@ from vision_attn.attention.normalizers import Softmax
 from vision_attn.attention.scores import DotProduct
 from vision_attn.attention.windows import Global
 from vision_attn.explain.calls import AttentionCall, Fused, WrittenOut
+from vision_attn.explain.kernels import attention_and_lse, is_matmul, multi_head_body, off
 
 Part = Literal["v", "context", "scores"]
 
 NORM = {F.layer_norm, F.rms_norm}
 SOFTMAX = {torch.softmax, Tensor.softmax, F.softmax}
 PRODUCT = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm}
-
-SMALL = 2**20  # bytes that are not worth a copy
 
 
 @dataclass
@@ -130,7 +127,7 @@ class Recorder(TorchFunctionMode):
     def multi_head(self, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor | None]:
         """`nn.MultiheadAttention`: torch's own code, on its path through fused attention."""
         with self:
-            out, _ = _multi_head_body(*args, **{**kwargs, "need_weights": False})
+            out, _ = multi_head_body(*args, **{**kwargs, "need_weights": False})
         if not kwargs.get("need_weights", True):
             return out, None
         weights = self.record.calls[-1].weights().to(out.dtype)
@@ -148,7 +145,7 @@ class Recorder(TorchFunctionMode):
     def product(self, func: Callable, args: tuple) -> Tensor | None:
         """weights @ v, also written (v' @ weights')' or as einsum; None for any other product."""
         if func is torch.einsum:
-            if len(args) != 3 or not _is_matmul(args[0]):
+            if len(args) != 3 or not is_matmul(args[0]):
                 return None
             args = args[1:]
         left, right = args[:2]
@@ -290,64 +287,8 @@ def is_softmax_of_products(module: nn.Module) -> bool:
     )
 
 
-def attention_and_lse(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """torch's attention, and log sum_j exp(score_ij) where its kernel tells: see `Fused`.
-
-    It is the kernel that torch would choose: flash attention for float32 and float64 on a CPU.
-    """
-    exact = query.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
-    plain = attn_mask is None and not is_causal and not enable_gqa and query.ndim == 4
-    if plain and exact and query.device.type == "cpu":
-        chosen = torch._fused_sdp_choice(query, key, value, dropout_p=dropout_p, scale=scale)
-        if chosen == SDPBackend.FLASH_ATTENTION.value:
-            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                query, key, value, dropout_p, scale=scale
-            )
-    context = F.scaled_dot_product_attention(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
-    return context, None
-
-
-def off(tensor: Tensor) -> Tensor:
-    """Off the graph. A large view is copied, or it would keep q, k and v alive, as graphs do."""
-    small = tensor.nbytes <= SMALL or tensor.untyped_storage().nbytes() <= tensor.nbytes
-    if tensor.requires_grad or small:
-        return tensor.detach()
-    return tensor.clone(memory_format=torch.contiguous_format)
-
-
-# torch's own code, but never handed back to the function mode that called it.
-_multi_head_body = FunctionType(
-    F.multi_head_attention_forward.__code__,
-    {**F.multi_head_attention_forward.__globals__, "has_torch_function": lambda _: False},
-    argdefs=F.multi_head_attention_forward.__defaults__,
-)
-_multi_head_body.__kwdefaults__ = F.multi_head_attention_forward.__kwdefaults__
-
-
 def _dim(args: tuple, kwargs: dict) -> int | None:
     return kwargs.get("dim", args[1] if len(args) > 1 else None)
-
-
-def _is_matmul(equation: Any) -> bool:
-    """Whether an einsum of two tensors is `...ij,...jd->...id`."""
-    left, _, out = equation.replace(" ", "").partition("->")
-    weights, _, v = left.partition(",")
-    return (
-        len(weights) == len(v) == len(out) > 2
-        and weights[:-2] == v[:-2] == out[:-2]
-        and weights[-2:] + v[-2:] == out[-2] + weights[-1] * 2 + out[-1]
-    )
 
 
 def _miscounted(name: str, module: nn.Module, seen: int) -> str:
