@@ -194,18 +194,18 @@ def sinusoids(length: int, dim: int) -> Float[Tensor, "length d"]:
 class ConvEncoder(ImageEncoder):
     """Convolutions: a token is what they see at its place and just around.
 
-    pools: how many of them halve the image, the first ones; None for all. context: a token's key
-    also has what a bidirectional GRU along the columns says of its column, so that it can be found
-    by what stands left and right of it; what is read there is the token alone, so that attention
-    has to look where a thing is. Without, the key is the token, and sinusoids of its place are in
-    it: what stands beside it takes another look.
+    halvings: how many of them halve the image, the first ones; None for all. context: a token's
+    key also has what a bidirectional GRU along the columns says of its column, so that it can be
+    found by what stands left and right of it; what is read there is the token alone, so that
+    attention has to look where a thing is. Without, the key is the token, and sinusoids of its
+    place are in it: what stands beside it takes another look.
     """
 
     def __init__(
         self,
         dim: int,
         widths: tuple[int, ...] = (32, 64, 128),
-        pools: int | None = None,
+        halvings: int | None = None,
         context: bool = True,
     ):
         super().__init__()
@@ -213,16 +213,18 @@ class ConvEncoder(ImageEncoder):
             raise ValueError(f"dim must be even, one half a direction, got {dim}")
         if not context and (dim < 4 or dim % 4):
             raise ValueError(f"dim must be a multiple of 4, two sinusoids an axis, got {dim}")
-        pools = len(widths) if pools is None else pools
-        if not 0 <= pools <= len(widths):
-            raise ValueError(f"pools must be from 0 to {len(widths)}, one a width, got {pools}")
+        halvings = len(widths) if halvings is None else halvings
+        if not 0 <= halvings <= len(widths):
+            raise ValueError(
+                f"halvings must be from 0 to {len(widths)}, the convolutions, got {halvings}"
+            )
         layers: list[nn.Module] = []
         for at, (c_in, c_out) in enumerate(zip((3, *widths), widths, strict=False)):
-            conv = nn.Conv2d(c_in, c_out, 3, padding=1, bias=False)
+            size, stride = (4, 2) if at < halvings else (3, 1)
+            conv = nn.Conv2d(c_in, c_out, size, stride, padding=1, bias=False)
             layers += [conv, nn.BatchNorm2d(c_out), nn.ReLU(inplace=True)]
-            layers += [nn.MaxPool2d(2)] if at < pools else []
         self.convs = nn.Sequential(*layers)
-        self.cell = 2**pools
+        self.cell = 2**halvings
         self.proj = nn.Conv2d(widths[-1], dim, 1)
         self.rnn = None
         if context:
