@@ -14,6 +14,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from timm.layers import Mlp, build_sincos2d_pos_embed
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from vision_attn.attention import MultiHeadAttention
@@ -195,10 +196,11 @@ class ConvEncoder(ImageEncoder):
     """Convolutions: a token is what they see at its place and just around.
 
     halvings: how many of them halve the image, the first ones; None for all. context: a token's
-    key also has what a bidirectional GRU along the columns says of its column, so that it can be
-    found by what stands left and right of it; what is read there is the token alone, so that
-    attention has to look where a thing is. Without, the key is the token, and sinusoids of its
-    place are in it: what stands beside it takes another look.
+    key also has what a bidirectional GRU along the columns says, so that it can be found by what
+    stands left and right of it; what is read there is the token alone, so that attention has to
+    look where a thing is. Without, the key is the token, and sinusoids of its place are in it: what
+    stands beside it takes another look. span: so many columns are one step of the GRU, and among
+    their tokens the keys differ by what is seen there alone.
     """
 
     def __init__(
@@ -207,8 +209,11 @@ class ConvEncoder(ImageEncoder):
         widths: tuple[int, ...] = (32, 64, 128),
         halvings: int | None = None,
         context: bool = True,
+        span: int = 1,
     ):
         super().__init__()
+        if span < 1:
+            raise ValueError(f"span must be at least 1 column, got {span}")
         if context and (dim < 2 or dim % 2):
             raise ValueError(f"dim must be even, one half a direction, got {dim}")
         if not context and (dim < 4 or dim % 4):
@@ -224,7 +229,7 @@ class ConvEncoder(ImageEncoder):
             conv = nn.Conv2d(c_in, c_out, size, stride, padding=1, bias=False)
             layers += [conv, nn.BatchNorm2d(c_out), nn.ReLU(inplace=True)]
         self.convs = nn.Sequential(*layers)
-        self.cell = 2**halvings
+        self.cell, self.span = 2**halvings, span
         self.proj = nn.Conv2d(widths[-1], dim, 1)
         self.rnn = None
         if context:
@@ -241,8 +246,10 @@ class ConvEncoder(ImageEncoder):
             h, w = features.shape[-2:]
             places = build_sincos2d_pos_embed([h, w], features.size(1), device=features.device)
             return self.remembered(_each(self.norm, features + places.T.unflatten(1, (h, w))))
-        columns, _ = self.rnn(features.mean(2).mT)
-        keys = _each(self.key_norm, features + columns.mT[:, :, None])
+        columns = features.mean(2)  # b d w
+        said, _ = self.rnn(F.avg_pool1d(columns, self.span, ceil_mode=True).mT)
+        around = said.mT.repeat_interleave(self.span, 2)[..., : columns.size(2)]
+        keys = _each(self.key_norm, features + around[:, :, None])
         return self.remembered(_each(self.norm, features), keys)
 
 
