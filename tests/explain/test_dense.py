@@ -319,6 +319,14 @@ def fused_map(method, A, dA, images, spared):
 
 
 def dense_map(method, network, layout, maps, images):
+    row = dense_row(method, network, layout, maps, images)
+    if isinstance(method, Relevance):  # what the seed keeps of itself is not counted
+        nothing = [(torch.zeros_like(A), dA) for A, dA in maps]
+        row = row - dense_row(method, network, layout, nothing, images)
+    return layout.to_map(row)
+
+
+def dense_row(method, network, layout, maps, images):
     links, last = dense_layers(network, layout, [A.shape[-2:] for A, _ in maps])
     seed = torch.zeros(1, last, dtype=torch.double)
     for part, share in tokens_of_pool(layout, last):
@@ -354,8 +362,7 @@ def dense_map(method, network, layout, maps, images):
             if len(remaining) < method.start_layer and not rectangular:
                 continue
             r = r @ link(fused_map(method, A, dA, images, spared), keep, take)
-    r = r[:, 0].clamp(min=0) if isinstance(method, AttentionGradCAM) else r[:, 0]
-    return layout.to_map(r)
+    return r[:, 0].clamp(min=0) if isinstance(method, AttentionGradCAM) else r[:, 0]
 
 
 def links_rows(r, link, A):

@@ -21,6 +21,7 @@ from vision_attn.explain.base import (
     outside_inference,
     untouched,
 )
+from vision_attn.explain.calls import AttentionCall
 from vision_attn.explain.chain import Chain, Through
 from vision_attn.explain.trace import AttentionExplainer, Place, Trace, exactly
 from vision_attn.types import Heatmaps, Images, TokenLayout
@@ -41,6 +42,9 @@ class Chained(AttentionExplainer):
 
     total: ClassVar[float | None] = None
     """What a map and the shares beside the image sum to; None where it is not known."""
+
+    keeps_seed: ClassVar[bool] = True
+    """Whether what the seed keeps through the residuals alone counts in the map."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,4 +107,13 @@ class Chained(AttentionExplainer):
                 f"start_layer must be below {chain.layers}, the number of attention calls, "
                 f"got {self.start_layer}"
             )
-        return chain.back(seed, through, range(self.start_layer, chain.layers))
+        layers = range(self.start_layer, chain.layers)
+        shares = chain.back(seed, through, layers)
+        return shares if self.keeps_seed else shares - chain.back(seed, RESIDUALS, layers)
+
+
+def _nothing(layer: int, call: AttentionCall, r: Tensor, windows: int, spared: int) -> Tensor:
+    return r.new_zeros(*r.shape[:2], call.keys)
+
+
+RESIDUALS = Through(_nothing, keep=1.0, take=0.0)

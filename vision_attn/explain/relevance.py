@@ -33,11 +33,14 @@ from vision_attn.types import Heatmaps, Images, TokenLayout
 class Relevance(Chained):
     """R <- R + C R from the identity, C = mean_h (A * dA)+, Chefer et al., ICCV 2021, section 3.1.
 
-    No residual share and no row is normalised. As a row: r <- r + C' r from the last layer.
+    No residual share and no row is normalised. As a row: r <- r + C' r from the last layer. The map
+    is what attention brought, R less the identity: the same for a class token, and for a mean over
+    patches without the equal share of each patch that the mean itself puts there.
     """
 
     class_specific = True
     needs_gradients = True
+    keeps_seed = False
 
     def prepare(
         self,
