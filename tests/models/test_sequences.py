@@ -298,7 +298,7 @@ def test_transformer_is_torch_s_with_its_weights():
 IMAGES = {
     "conv": partial(ConvEncoder, widths=(4, 6)),
     "conv in spans": partial(ConvEncoder, widths=(4, 6), span=3),
-    "conv without context": partial(ConvEncoder, widths=(4, 6, 8), halvings=2, context=False),
+    "conv without context": partial(ConvEncoder, widths=(4, 6, 8), sizes=(4, 3, 2), context=False),
     "vit": partial(ViTEncoder, image_size=(16, 40), patch_size=4, depth=1, heads=2),
 }
 
@@ -371,8 +371,8 @@ def test_targets_and_options_that_are_wrong():
         ConvEncoder(7)
     with pytest.raises(ValueError, match="span must be at least 1 column, got 0"):
         ConvEncoder(8, span=0)
-    with pytest.raises(ValueError, match="halvings must be from 0 to 2, the convolutions, got 3"):
-        ConvEncoder(8, widths=(4, 6), halvings=3)
+    with pytest.raises(ValueError, match="sizes must be 2, one a width, 1 or more"):
+        ConvEncoder(8, widths=(4, 6), sizes=(4, 4, 2))
     with pytest.raises(
         ValueError, match="dim must be a multiple of 4, two sinusoids an axis, got 6"
     ):

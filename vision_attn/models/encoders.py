@@ -195,19 +195,19 @@ def sinusoids(length: int, dim: int) -> Float[Tensor, "length d"]:
 class ConvEncoder(ImageEncoder):
     """Convolutions: a token is what they see at its place and just around.
 
-    halvings: how many of them halve the image, the first ones; None for all. context: a token's
-    key also has what a bidirectional GRU along the columns says, so that it can be found by what
-    stands left and right of it; what is read there is the token alone, so that attention has to
-    look where a thing is. Without, the key is the token, and sinusoids of its place are in it: what
-    stands beside it takes another look. span: so many columns are one step of the GRU, and among
-    their tokens the keys differ by what is seen there alone.
+    sizes: of their kernels; an even one halves the image, an odd one keeps it as large. context: a
+    token's key also has what a bidirectional GRU along the columns says, so that it can be found by
+    what stands left and right of it; what is read there is the token alone, so that attention has
+    to look where a thing is. Without, the key is the token, and sinusoids of its place are in it:
+    what stands beside it takes another look. span: so many columns are one step of the GRU, and
+    among their tokens the keys differ by what is seen there alone.
     """
 
     def __init__(
         self,
         dim: int,
         widths: tuple[int, ...] = (32, 64, 128),
-        halvings: int | None = None,
+        sizes: tuple[int, ...] | None = None,
         context: bool = True,
         span: int = 1,
     ):
@@ -218,18 +218,16 @@ class ConvEncoder(ImageEncoder):
             raise ValueError(f"dim must be even, one half a direction, got {dim}")
         if not context and (dim < 4 or dim % 4):
             raise ValueError(f"dim must be a multiple of 4, two sinusoids an axis, got {dim}")
-        halvings = len(widths) if halvings is None else halvings
-        if not 0 <= halvings <= len(widths):
-            raise ValueError(
-                f"halvings must be from 0 to {len(widths)}, the convolutions, got {halvings}"
-            )
+        sizes = sizes or (4,) * len(widths)
+        if len(sizes) != len(widths) or min(sizes) < 1:
+            raise ValueError(f"sizes must be {len(widths)}, one a width, 1 or more, got {sizes}")
         layers: list[nn.Module] = []
-        for at, (c_in, c_out) in enumerate(zip((3, *widths), widths, strict=False)):
-            size, stride = (4, 2) if at < halvings else (3, 1)
-            conv = nn.Conv2d(c_in, c_out, size, stride, padding=1, bias=False)
+        for c_in, c_out, size in zip((3, *widths), widths, sizes, strict=False):
+            stride = 2 - size % 2
+            conv = nn.Conv2d(c_in, c_out, size, stride, (size - 1) // 2, bias=False)
             layers += [conv, nn.BatchNorm2d(c_out), nn.ReLU(inplace=True)]
         self.convs = nn.Sequential(*layers)
-        self.cell, self.span = 2**halvings, span
+        self.cell, self.span = 2 ** sum(size % 2 == 0 for size in sizes), span
         self.proj = nn.Conv2d(widths[-1], dim, 1)
         self.rnn = None
         if context:
