@@ -222,7 +222,7 @@ def test_how_many_images_are_scored(models):
     add_arguments(parser)
     asked = [str(models("vit")), "planted"]
     usual = score_work.Work(parser.parse_args(asked))
-    assert (usual.asked, len(usual.sane)) == (1500, 0)
+    assert (usual.asked, len(usual.sane)) == (1000, 0)
     every = score_work.Work(parser.parse_args([*asked, "--method", "all"]))
     assert (every.asked, len(every.sane)) == (500, 32)
     assert every.chosen == every.data.chosen(500, 0)

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--images",
         type=options.at_least_one,
         metavar="N",
-        help="how many images, drawn evenly (default: 1500, with --method all 500; all if fewer)",
+        help="how many images, drawn evenly (default: 1000, with --method all 500; all if fewer)",
     )
     parser.add_argument(
         "--data.root",

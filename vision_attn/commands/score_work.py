@@ -38,7 +38,7 @@ from vision_attn.explain import (
 )
 from vision_attn.training.precision import native_precision
 
-IMAGES = 1500  # how many are scored by default
+IMAGES = 1000  # how many are scored by default
 ALL_IMAGES, SANE = 500, 32  # and with all methods; of them, how many pass the slow checks
 PROCESSES, A_PROCESS = 4, 500  # at most, by default; maps that are worth one of their own
 FEW = 8  # images of a task that takes many maps an image
