@@ -71,6 +71,7 @@ def study() -> None:
     parser.add_argument("--output", type=Path, default=HERE, help="where the page is written")
     args = parser.parse_args()
     page = [PAGE, markdown_table(["network", "trained for", "test top-1"], trained(args.runs))]
+    all_told: list[dict[str, Any]] = []
     for each in studies(args.data, args.images):
         page.append(f"\n## {each.title}\n\n{each.about}\n")
         for network in NETWORKS:
@@ -81,7 +82,9 @@ def study() -> None:
             if not (folder / "scores.json").is_file() and main(["score", *words]) == 2:
                 raise SystemExit(f"{run} could not be scored on {each.data}")
             told = json.loads((folder / "scores.json").read_text())
+            all_told.append(told["methods"])
             page.append(f"\n### {network}\n\n{table(told['methods'])}")
+    page.append(f"\n## In how many of these tables\n\n{IN_ALL}\n\n{in_all(all_told)}")
     (args.output / "real_data.md").write_text("\n".join(page), encoding="utf-8")
     print(args.output / "real_data.md")
 
@@ -112,11 +115,34 @@ def table(methods: dict[str, Any]) -> str:
     return markdown_table(["method", *(METRICS[m] for m in known)], rows)
 
 
+def starred(score: dict[str, Any] | None) -> bool | None:
+    """Whether better than every baseline with certainty; None where it was not measured."""
+    if score is None or score["mean"] is None:
+        return None
+    ahead = (score.get("better_than") or {}).values()
+    return bool(ahead) and all(one and one["certain"] for one in ahead)
+
+
+def in_all(told: list[dict[str, Any]]) -> str:
+    """Of the tables a method is in, how many have its star."""
+    names = {name for methods in told for name, row in methods.items() if not row["baseline"]}
+    rows = []
+    for name in names:
+        cells, stars = [], 0
+        for metric in ("deletion", "insertion", "pointing_game", "energy_inside", "box_iou"):
+            found = [starred(m[name]["scores"].get(metric)) for m in told if name in m]
+            known = [star for star in found if star is not None]
+            cells.append(f"{sum(known)} of {len(known)}" if known else "")
+            stars += sum(known)
+        rows.append((-stars, [name, *cells]))
+    head = ["method", "deletion", "insertion", "pointing game", "energy inside", "box IoU"]
+    return markdown_table(head, [row for _, row in sorted(rows)])
+
+
 def cell(score: dict[str, Any] | None) -> str:
     if score is None or score["mean"] is None:
         return ""
-    ahead = (score.get("better_than") or {}).values()
-    star = " ★" if ahead and all(one and one["certain"] for one in ahead) else ""
+    star = " ★" if starred(score) else ""
     error = "" if score["standard_error"] is None else f" ± {score['standard_error']:.3f}"
     return f"{score['mean']:.3f}{error}{star}"
 
@@ -133,6 +159,10 @@ that is best by one measure is often not by another: read a column for the quest
 How this page was made: `python docs/real_data_study.py`, after the six `vision-attn fit` of the
 configs named here, on two CPU cores.
 """
+
+IN_ALL = """\
+How many of the tables above have a method's star, of those that it is in. What follows is said in
+[what was measured](results.md)."""
 
 if __name__ == "__main__":
     study()
