@@ -30,8 +30,9 @@ class QuestionAnswerer(Rebuildable):
     """Words and image tokens through co-attention, memory hops over the image, or both.
 
     (c_q, c_k) = coattention(words, tokens), several side by side where several are given; without
-    any, the question's last state and the mean of the image. u = hops(W c_q, tokens), where there
-    are hops. The answer is read from [c_q; c_k; u].
+    any, c_q is the question's last state, and c_k the mean of the image. u = hops(W c_q, tokens),
+    where there are hops. The answer is read from [c_q; c_k; u]; hops alone see all that is seen:
+    [c_q; u].
 
     answers: how many. The rest are factories; coattention: a list of them.
     """
@@ -57,7 +58,8 @@ class QuestionAnswerer(Rebuildable):
         width = dim * max(1, len(members))
         self.query = nn.Linear(width, dim) if hops else None
         self.hops = hops(dim=dim) if hops else None
-        joint = 2 * width + (dim if hops else 0)
+        self.looks_by_hops_alone = bool(hops) and not members
+        joint = (1 if self.looks_by_hops_alone else 2) * width + (dim if hops else 0)
         self.head = nn.Sequential(
             nn.LayerNorm(joint),
             nn.Linear(joint, 2 * dim),
@@ -69,7 +71,7 @@ class QuestionAnswerer(Rebuildable):
     def forward(self, image: Images, question: Question) -> Logits:
         words, seen = self.question_encoder(question), self.image_encoder(image)
         asked, found = self._contexts(words, seen)
-        parts = [asked, found]
+        parts = [asked] if self.looks_by_hops_alone else [asked, found]
         if self.hops is not None and self.query is not None:
             parts.append(self.hops(self.query(asked)[:, None], seen.keys)[:, 0])
         return self.head(torch.cat(parts, dim=1))
