@@ -176,11 +176,10 @@ def questions(runs: Path, pictures: Path) -> str:
     kinds = ("colour", "shape", "count", "left", "hops")
     metrics = ["test/top1", *(f"test/top1_{kind}" for kind in kinds)]
     head = ["config", "parameters", "minutes", "right", *kinds]
-    rows = [run.row(*metrics) for run in [*found, *blind]]
-    page = f"""
-## Questions about images
-
-{markdown_table(head, rows)}
+    page = "\n## Questions about images\n"
+    if found and blind:
+        page += f"""
+{markdown_table(head, [run.row(*metrics) for run in [*found, *blind]])}
 
 `questions_blind` is `parallel_questions` on grey images: how far the question alone goes.
 """
@@ -228,7 +227,7 @@ def study() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=Path, default=Path("outputs"), metavar="DIR")
     parser.add_argument("--output", type=Path, default=HERE, help="where the page is written")
-    parser.add_argument("--machine", default="two CPU cores with native bf16")
+    parser.add_argument("--machine", default="one core of a CPU with native bf16")
     args = parser.parse_args()
     pictures = args.output / "pictures"
     pictures.mkdir(parents=True, exist_ok=True)
