@@ -115,8 +115,8 @@ def test_explain_names_what_it_cannot_read(saved, tmp_path, capsys):
     ]
     assert main(words) == 1
     assert "unknown symbol 'ä'" in capsys.readouterr().err
-    assert main([words[0], words[1], "1" * 81, "-o", words[-1]]) == 1
-    assert "sources of at most 80 symbols, got 81" in capsys.readouterr().err
+    assert main([words[0], words[1], "1" * 88, "-o", words[-1]]) == 1
+    assert "sources of at most 87 symbols, got 88" in capsys.readouterr().err
     assert main([*words[:2], "", "-o", words[-1]]) == 1
     assert "got an empty source" in capsys.readouterr().err
 
