@@ -59,9 +59,9 @@ class MultiDimAttention(MultiHeadAttention):
         self,
         x: Float[Tensor, "b n d"],
         memory: Float[Tensor, "b j d"] | None = None,
-        found_by: Float[Tensor, "b j d"] | None = None,
+        keys: Float[Tensor, "b j d"] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys as one head (b 1 n d), values cut among the views."""
-        q, k, v = super().project(x, memory, found_by)
+        q, k, v = super().project(x, memory, keys)
         whole = lambda heads: heads.transpose(1, 2).flatten(2)[:, None]  # noqa: E731
         return whole(q), whole(k), v

@@ -62,18 +62,16 @@ class MultiHeadAttention(nn.Module):
         self,
         x: Float[Tensor, "b n d"],
         memory: Float[Tensor, "b j d"] | None = None,
-        found_by: Float[Tensor, "b j d"] | None = None,
+        keys: Float[Tensor, "b j d"] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries of x, keys and values of the memory: (b head n d/head) each. found_by: what the
+        """Queries of x, keys and values of the memory: (b head n d/head) each. keys: what the
         keys are made of, where that is not the memory."""
         if memory is None:
             q, k, v = self.qkv(x).chunk(3, dim=-1)
         else:
             weights, bias = self.qkv.weight.chunk(3), self.qkv.bias
             biases = (None, None, None) if bias is None else bias.chunk(3)
-            q, k, v = map(
-                F.linear, (x, memory if found_by is None else found_by, memory), weights, biases
-            )
+            q, k, v = map(F.linear, (x, memory if keys is None else keys, memory), weights, biases)
         return self._cut(q), self._cut(k), self._cut(v)
 
     def _cut(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b head n d_head"]:

@@ -7,7 +7,7 @@ from vision_attn.training.callbacks import (
     WholeFiles,
     best_checkpoint,
 )
-from vision_attn.training.classifier import ImageClassifier, NonFiniteLoss
+from vision_attn.training.classifier import ImageClassifier
 from vision_attn.training.finetuning import FrozenTrunk
 from vision_attn.training.losses import BalancedCrossEntropy
 from vision_attn.training.muon import MuonAdamW
@@ -24,6 +24,7 @@ from vision_attn.training.report import (
 )
 from vision_attn.training.schedules import ConstantRate, CosineDecay, LinearDecay
 from vision_attn.training.sequences import Learner, QuestionLearner, SequenceLearner
+from vision_attn.training.trained import NonFiniteLoss, Trained
 from vision_attn.training.views import SeveralViews
 from vision_attn.training.watch import WatchHeatmaps
 from vision_attn.training.whitening import Whiten

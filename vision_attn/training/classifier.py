@@ -7,11 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar
 
-import torch
 from jaxtyping import Float, Int
-from lightning.pytorch import LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -21,31 +17,23 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibratio
 from vision_attn import __version__
 from vision_attn.models.rebuild import describe
 from vision_attn.training.losses import BalancedCrossEntropy
-from vision_attn.training.parameters import parameter_groups
 from vision_attn.training.schedules import CosineDecay
+from vision_attn.training.trained import Trained
 from vision_attn.types import Images, Logits
 
 Labels = Int[Tensor, " b"] | Float[Tensor, "b k"]
 Batch = Sequence[Tensor]  # images and labels
 
 
-class NonFiniteLoss(ValueError):
-    """The loss is no longer a number; raised before the weights change."""
-
-
-class ImageClassifier(LightningModule):
+class ImageClassifier(Trained):
     """Trains `network`: images (b, c, h, w) -> logits (b, k).
 
-    optimizer: called with the parameter groups (see `parameter_groups`), any torch optimiser.
-    schedule: called with the optimiser and the number of steps of the run; stepped every step.
+    optimizer, schedule, layer_decay: see `Trained`.
     loss: of logits (b, k) and labels, either class indices (b,) or, with mixup, shares (b, k).
         None is cross-entropy.
-    layer_decay: how much slower each layer learns than the one above it, 1: as fast.
 
     classes and preprocess (input_size, mean, std ...) come from the data module, and go into the
     checkpoint with the network's description.
-
-    monitor: the metric that the best checkpoint has most of.
 
     Logged: loss, top-1, top-5 (of at most k), expected calibration error (15 bins, Guo 2017).
     """
@@ -60,12 +48,8 @@ class ImageClassifier(LightningModule):
         loss: nn.Module | None = None,
         layer_decay: float = 1.0,
     ):
-        super().__init__()
-        self.network = network
-        self.optimizer = optimizer
-        self.schedule = schedule
+        super().__init__(network, optimizer, schedule, layer_decay)
         self.loss = nn.CrossEntropyLoss() if loss is None else loss
-        self.layer_decay = layer_decay
         self.metrics = nn.ModuleDict()
         self.classes: Sequence[str] = ()
         self.preprocess: dict[str, Any] = {}
@@ -77,7 +61,7 @@ class ImageClassifier(LightningModule):
         images, labels = batch
         logits = self(images).float()
         self._check_classes(logits)
-        loss = self._finite(self.loss(logits, labels), "loss")
+        loss = self.finite(self.loss(logits, labels), "loss")
         hard = labels.argmax(1) if labels.ndim == 2 else labels
         top1 = (logits.argmax(1) == hard).float().mean()
         self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, sync_dist=True)
@@ -94,22 +78,6 @@ class ImageClassifier(LightningModule):
         """Class probabilities of a batch of images, or of images and whatever comes with them."""
         images = batch if isinstance(batch, Tensor) else batch[0]
         return self(images).float().softmax(1)
-
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        steps = self.trainer.estimated_stepping_batches
-        if steps == float("inf"):
-            raise ValueError(
-                "a schedule needs to know how long the run is: give trainer.max_epochs or "
-                "trainer.max_steps (a time limit alone does not say how many steps fit in)"
-            )
-        optimizer = self.optimizer(parameter_groups(self.network, self.layer_decay))
-        for group in optimizer.param_groups:
-            group["lr"] *= group.get("lr_scale", 1.0)
-        schedule = self.schedule(optimizer, int(steps))
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
-        }
 
     def setup(self, stage: str) -> None:
         data: Any = getattr(self.trainer, "datamodule", None)
@@ -141,7 +109,7 @@ class ImageClassifier(LightningModule):
         images, labels = batch
         logits = self(images).float()
         self._check_classes(logits)
-        loss = self._finite(self.loss(logits, labels), f"{stage} loss")
+        loss = self.finite(self.loss(logits, labels), f"{stage} loss")
         if stage not in self.metrics:
             self.metrics[stage] = metrics(logits.shape[1], prefix=f"{stage}/").to(self.device)
         measured: Any = self.metrics[stage]
@@ -157,18 +125,6 @@ class ImageClassifier(LightningModule):
                 f"the network gives {logits.shape[1]} classes, the data has {len(self.classes)}: "
                 "set the network's num_classes to that of the data"
             )
-
-    def _finite(self, loss: Tensor, name: str) -> Tensor:
-        if torch.isfinite(loss):
-            return loss
-        savers = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
-        kept = [saver.best_model_path for saver in savers if saver.best_model_path]
-        raise NonFiniteLoss(
-            f"{name} is {loss.item()} at step {self.global_step}, epoch {self.current_epoch}; "
-            + (f"the last good checkpoint is {kept[-1]}" if kept else "no checkpoint was made yet")
-            + ". Lower the learning rate, warm up for longer, or clip gradients "
-            "(--trainer.gradient_clip_val 1)"
-        )
 
 
 def metrics(classes: int, prefix: str) -> MetricCollection:

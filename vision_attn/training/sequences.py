@@ -6,12 +6,10 @@ image, k symbols or answers.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
-from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import AdamW, Optimizer
@@ -20,23 +18,19 @@ from torch.optim.lr_scheduler import LRScheduler
 from vision_attn import __version__
 from vision_attn.models import ImageEncoder, QuestionAnswerer, SequenceModel, greedy
 from vision_attn.models.rebuild import describe
-from vision_attn.training.classifier import NonFiniteLoss
-from vision_attn.training.parameters import parameter_groups
 from vision_attn.training.schedules import CosineDecay
+from vision_attn.training.trained import Trained
 from vision_attn.types import PAD, STOP
 
 
-class Learner(LightningModule, ABC):
+class Learner(Trained, ABC):
     """Trains a network on the named tuples of a data module.
 
-    optimizer: called with the parameter groups. schedule: called with the optimiser and the number
-    of steps of the run; stepped every step. `monitor` is the metric that the best checkpoint has.
+    optimizer, schedule: see `Trained`.
 
     The data module's `about` (vocabularies, preprocessing) goes into the checkpoint beside the
     network's description, as plain values.
     """
-
-    monitor: ClassVar[str]
 
     def __init__(
         self,
@@ -44,10 +38,7 @@ class Learner(LightningModule, ABC):
         optimizer: Callable[[list[dict[str, Any]]], Optimizer] = AdamW,
         schedule: Callable[[Optimizer, int], LRScheduler] = CosineDecay,
     ):
-        super().__init__()
-        self.network = network
-        self.optimizer = optimizer
-        self.schedule = schedule
+        super().__init__(network, optimizer, schedule)
         self.about: dict[str, Any] = {}
 
     @abstractmethod
@@ -81,24 +72,7 @@ class Learner(LightningModule, ABC):
                     batch_size=count,
                     sync_dist=True,
                 )
-        loss = measured["loss"][0]
-        if not torch.isfinite(loss):
-            raise NonFiniteLoss(
-                f"{stage} loss is {loss.item()} at step {self.global_step}: lower the learning "
-                "rate, warm up for longer, or clip gradients (--trainer.gradient_clip_val 1)"
-            )
-        return loss
-
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        steps = self.trainer.estimated_stepping_batches
-        if steps == float("inf"):
-            raise ValueError("a schedule needs trainer.max_epochs or trainer.max_steps")
-        optimizer = self.optimizer(parameter_groups(self.network))
-        schedule = self.schedule(optimizer, int(steps))
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
-        }
+        return self.finite(measured["loss"][0], f"{stage} loss")
 
     def setup(self, stage: str) -> None:
         data: Any = getattr(self.trainer, "datamodule", None)
