@@ -1,9 +1,11 @@
 """Deletion on the same ViT, maps and steps: ours beside Quantus and grad-cam, and the same numbers.
 
     python benchmarks/scores.py [--model vit_small_patch16_224] [--images 16] [--steps 12]
+    python benchmarks/scores.py --model outputs/demo/vit/best.ckpt --images 64 --steps 24
 
 Needs the peers: pip install quantus grad-cam. Quantus counts colours apart and wants its steps to
-divide the pixels: at 224 x 224 the number of steps is 3, 6, 12 or 24. Prints images a second of
+divide the pixels: at 224 x 224 the number of steps is 3, 6, 12 or 24. A timm model has random
+weights, a checkpoint of ours its own. Prints images a second of
 each, the median of interleaved rounds, and how far the scores that are defined alike lie apart.
 The mean deletion scores differ by what is removed: a token, a patch, or single colours of a pixel.
 """
@@ -28,6 +30,7 @@ from vision_attn.evaluate import (
     PointingGame,
     Sparseness,
 )
+from vision_attn.hub import load_model
 from vision_attn.models.timm_model import vit_from_timm
 from vision_attn.training.precision import native_precision
 
@@ -43,8 +46,11 @@ def main() -> None:
     args = parser.parse_args()
 
     torch.manual_seed(0)
-    network = vit_from_timm(timm.create_model(args.model)).eval()
-    torch.nn.init.normal_(network.head.weight, std=0.2)
+    if args.model.endswith(".ckpt"):
+        network = load_model(args.model).network
+    else:
+        network = vit_from_timm(timm.create_model(args.model)).eval()
+        torch.nn.init.normal_(network.head.weight, std=0.2)
     side = network.patch_size * network.grid[0]
     images = F.interpolate(torch.randn(args.images, 3, 8, 8), size=side, mode="bicubic")
     maps = torch.rand(args.images, *network.grid)

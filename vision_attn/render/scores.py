@@ -63,7 +63,7 @@ def small_curves(
                 0, 1.02, printable(panel.note, 60), size=8, color=QUIET, transform=place.transAxes
             )
             place.grid(True)
-            place.set(xlim=(0, 1), ylim=(low, high * 1.02))
+            place.set(xlim=(0, 1), ylim=(low * 1.05, high * 1.02))
             for reference in references:
                 for name, colour in zip(names, FAINT, strict=False):
                     line = reference.lines[name]
