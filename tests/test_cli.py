@@ -315,14 +315,15 @@ def test_a_killed_run_is_taken_up_and_ends_as_if_it_had_not_been(here):
 
 TWO = """
 from vision_attn.cli import main
-two = ["--trainer.strategy", "ddp", "--trainer.devices", "2"]
+two = ["--trainer.strategy", STRATEGY, "--trainer.devices", "2"]
 assert main(["fit", "--config", "configs/tiny.yaml", *WORDS, *two, "--data.batch_size", "10"]) == 0
 best = "outputs/tiny/version_0/best.ckpt"
 assert main(["predict", "--ckpt_path", best, "--images", "photos", "--output", "two.csv"]) == 1
 """
 
 
-def test_two_processes_learn_and_predict_what_one_does(here):
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_processes_learn_and_predict_what_one_does(here, strategy):
     from PIL import Image
 
     Path("photos").mkdir()
@@ -331,7 +332,7 @@ def test_two_processes_learn_and_predict_what_one_does(here):
     Path("photos/3.png").write_text("no photo")
     words = ["--trainer.max_epochs", "2", "--model.optimizer", "torch.optim.SGD"]
     words += ["--model.optimizer.lr", "0.1", "--trainer.precision", "32-true"]
-    Path("two.py").write_text(f"WORDS = {words}\n{TWO}")
+    Path("two.py").write_text(f"WORDS, STRATEGY = {words}, {strategy!r}\n{TWO}")
     alone = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "WORLD_SIZE")}
     done = subprocess.run([sys.executable, "two.py"], env=alone, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,9 @@
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
 from vision_attn.training import MuonAdamW, parameter_groups
@@ -74,3 +77,23 @@ def test_schedules_scale_both_rates_and_the_state_survives_saving(tmp_path):
     step(other, resumed_other)
     for a, b in zip(net.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.fixture
+def mesh():
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+def test_weights_in_shares_move_as_whole_ones(mesh):
+    whole, shared = network(), network()
+    fully_shard(shared, mesh=mesh)
+    for net in (whole, shared):
+        muon = MuonAdamW(parameter_groups(net), lr=0.1)
+        step(net, muon)
+        step(net, muon)
+    for name, weight in whole.named_parameters():
+        found = shared.get_parameter(name)
+        assert isinstance(found, DTensor)
+        torch.testing.assert_close(found.full_tensor(), weight)

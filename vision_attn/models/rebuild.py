@@ -17,12 +17,14 @@ ACTIVATIONS = "torch.nn.modules.activation"
 
 
 class Rebuildable(nn.Module):
-    """A network that remembers the arguments it was made with, in `init_args`.
+    """A network that remembers the class and the arguments it was made with.
 
+    `init_class` stays when the network is wrapped in place, as by `fully_shard`.
     `rebuilt_with` fixes the arguments that count only the first time, such as where the starting
     weights come from: a description carries these values, and `build` insists on them.
     """
 
+    init_class: type["Rebuildable"]
     init_args: dict[str, Any]
     rebuilt_with: ClassVar[dict[str, Any]] = {}
 
@@ -36,6 +38,7 @@ class Rebuildable(nn.Module):
             if "init_args" not in self.__dict__:  # a parent's __init__ comes second
                 bound = signature.bind(self, *args, **kwargs)
                 bound.apply_defaults()
+                self.__dict__["init_class"] = type(self)
                 self.__dict__["init_args"] = dict(list(bound.arguments.items())[1:])
             init(self, *args, **kwargs)
 
@@ -53,7 +56,7 @@ def describe(network: nn.Module) -> dict[str, Any]:
             f"cannot describe a {_path(type(network))}: only the networks of vision_attn.models "
             "can be rebuilt from a checkpoint (TimmModel holds any network of timm)"
         )
-    return _described(type(network), {**network.init_args, **network.rebuilt_with})
+    return _described(network.init_class, {**network.init_args, **network.rebuilt_with})
 
 
 def build(description: Any) -> nn.Module:

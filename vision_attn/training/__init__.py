@@ -9,6 +9,7 @@ from vision_attn.training.callbacks import (
 )
 from vision_attn.training.classifier import ImageClassifier
 from vision_attn.training.finetuning import FrozenTrunk
+from vision_attn.training.fsdp import FSDP2
 from vision_attn.training.losses import BalancedCrossEntropy
 from vision_attn.training.muon import MuonAdamW
 from vision_attn.training.parameters import parameter_groups

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import AdamW
 
 from vision_attn.training.precision import native_precision
@@ -64,7 +65,15 @@ class MuonAdamW(AdamW):
             ahead = weight.grad.add(state["momentum"], alpha=group["momentum"]).flatten(1)
             size = max(1, ahead.shape[0] / ahead.shape[1]) ** 0.5
             weight.mul_(1 - group["lr"] * group["weight_decay"])
-            weight.add_(orthogonal(ahead).view_as(weight), alpha=-group["lr"] * size)
+            weight.add_(_orthogonal(ahead).view_as(weight), alpha=-group["lr"] * size)
+
+
+def _orthogonal(matrix: Tensor) -> Tensor:
+    """Of a matrix in shares, each process works all of it out, and keeps its own."""
+    if not isinstance(matrix, DTensor):
+        return orthogonal(matrix)
+    whole = orthogonal(matrix.full_tensor())
+    return distribute_tensor(whole, matrix.device_mesh, matrix.placements, src_data_rank=None)
 
 
 def orthogonal(

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file
@@ -71,9 +71,11 @@ class Summary(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         seconds = perf_counter() - self._began
+        network = pl_module.network
+        kind = getattr(network, "init_class", type(network))
         size = sum(p.numel() for p in pl_module.parameters()) / 1e6
         self.rows |= {
-            "network": f"{type(pl_module.network).__name__}, {size:.2f} M parameters",
+            "network": f"{kind.__name__}, {size:.2f} M parameters",
             "trained": f"{trainer.current_epoch} epochs, {trainer.global_step} steps, "
             f"{seconds / 60:.1f} minutes, {trainer.precision} on {pl_module.device.type}",
         }
@@ -92,7 +94,9 @@ class Summary(Callback):
         """Of so many images a second, and what that is of the peak of all processes' devices."""
         self.rows["speed"] = f"{images:.0f} images/s"
         self.figures["images/s"] = images
-        if self._shape is None or isinstance(trainer.strategy, FSDPStrategy):
+        if self._shape is None or isinstance(
+            trainer.strategy, (FSDPStrategy, ModelParallelStrategy)
+        ):
             return  # a process that has but a part of the weights cannot count
         device, low = pl_module.device, "bf16" in str(trainer.precision)
         image = torch.zeros(1, *self._shape, device=device)

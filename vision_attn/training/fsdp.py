@@ -1,0 +1,35 @@
+"""Networks too large for one device: every process holds a share of the weights."""
+
+from typing import Any
+
+from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+
+class FSDP2(ModelParallelStrategy):
+    """`--trainer.strategy fsdp2`: `torch.distributed.fsdp.fully_shard` over all processes.
+
+    Weights, gradients and optimiser states lie in equal shares on the devices, and a block's
+    weights are whole only while it computes (ZeRO 3, Rajbhandari et al. 2020). A checkpoint is one
+    file, as of one process. On GPUs and, with gloo, on CPUs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False)
+
+    def setup_environment(self) -> None:
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        super().setup_environment()
+
+
+StrategyRegistry.register("fsdp2", FSDP2, description=FSDP2.__doc__ or "")
+
+
+def shard(network: nn.Module, mesh: DeviceMesh) -> None:
+    """Share out the weights of `network`, block by block, unless they are already."""
+    blocks: Any = getattr(network, "blocks", ())
+    for module in (*blocks, network):
+        if not isinstance(module, FSDPModule):
+            fully_shard(module, mesh=mesh)
