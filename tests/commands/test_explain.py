@@ -290,10 +290,10 @@ def test_the_page_shows_every_photo_and_no_tag_from_names(models, photos, tmp_pa
 def test_ctrl_c_keeps_what_is_done(models, photos, tmp_path, capsys, monkeypatch):
     from vision_attn.commands.album import Album
 
-    add = Album.add
+    add, batches = Album.add, iter(range(2))
 
     def add_two(album, batch):
-        if album.done == 2:
+        if next(batches, None) is None:
             raise KeyboardInterrupt
         return add(album, batch)
 
@@ -303,6 +303,60 @@ def test_ctrl_c_keeps_what_is_done(models, photos, tmp_path, capsys, monkeypatch
     assert f"2 images are done, in {tmp_path / 'out'}" in capsys.readouterr().err
     assert len(records(tmp_path / "out")) == 2
     assert (tmp_path / "out" / "index.html").read_text().count("<article") == 2
+
+
+def same_but_for_time(folder, other):
+    """Both folders hold the same files, but for the seconds in their records."""
+    found, expected = (
+        {str(path.relative_to(at)): path.read_bytes() for path in at.rglob("*") if path.is_file()}
+        for at in (folder, other)
+    )
+    lines, wanted = records(folder), records(other)
+    assert [{**line, "seconds": 0} for line in lines] == [{**line, "seconds": 0} for line in wanted]
+    parts = {name for name in found if "-of-" in name}
+    for name in {"results.jsonl", *parts}:
+        found.pop(name), expected.pop(name, None)
+    assert found == expected
+    return parts
+
+
+@pytest.fixture
+def alone(models, photos, tmp_path):
+    """Words, and the folder that one process fills."""
+    words = [models("vit"), photos, "--method", "Rollout", "--method", "RandomMap", "--page"]
+    words += ["--batch-size", 1]
+    assert explain(*words, "-o", tmp_path / "alone") == 0
+    return words, tmp_path / "alone"
+
+
+def test_processes_fill_the_folder_as_one_does(alone, tmp_path):
+    words, folder = alone
+    assert explain(*words, "--processes", 2, "-o", tmp_path / "two") == 0
+    assert not same_but_for_time(tmp_path / "two", folder)
+
+
+def test_the_last_shard_puts_all_together(alone, tmp_path, capsys):
+    words, folder = alone
+    out = tmp_path / "out"
+    for shard in ("3/3", "1/3"):
+        assert explain(*words, "--shard", shard, "-o", out) == 0
+        said = capsys.readouterr().out
+        assert f"shard {shard[0]} of 3 is done: the last to end puts them together" in said
+        assert not (out / "results.jsonl").exists()
+    assert explain(*words, "--shard", "2/3", "--seed", 1, "-o", out) == 0
+    assert "shard 2 of 3 is done" in capsys.readouterr().out  # of other words: not of these
+    assert explain(*words, "--shard", "2/3", "-o", out) == 0
+    assert f"all 3 shards are done and put together, in {out}" in capsys.readouterr().out
+    assert same_but_for_time(out, folder) == {f"results.{i}-of-3.jsonl" for i in (1, 2, 3)}
+
+
+def test_torchrun_says_which_shard_a_process_is(alone, tmp_path, monkeypatch):
+    words, folder = alone
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("1", "0"):
+        monkeypatch.setenv("RANK", rank)
+        assert explain(*words, "-o", tmp_path / "out") == 0
+    assert len(same_but_for_time(tmp_path / "out", folder)) == 2
 
 
 def test_a_network_of_nans_is_said(models, photos, tmp_path, capsys):

@@ -1,38 +1,47 @@
-"""Explained photos in a folder: pictures, raw maps, records, and a page of them all.
+"""Explained photos in a folder: pictures and raw maps; see `results` for what is said of them.
 
     NAME.METHOD.png    the photo under its heatmap
     NAME.METHOD.npy    the map as the method gives it
     NAME.grid.png      all methods side by side, where there are several
     NAME.channels.png  how far each channel's gate is open, for ChannelGates
-    results.jsonl      a line for each photo and method
-    index.html, page/  the gallery
+    page/              thumbnails, for the gallery
 
 Axes: h height, w width.
 """
 
-import json
+import argparse
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from glob import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import PIL.Image
+import torch
 from jaxtyping import Float
 from numpy import ndarray
 from PIL.Image import Image
 
 from vision_attn import render
 from vision_attn.commands.explained import Explained, Map, Request
+from vision_attn.commands.results import Entry
 from vision_attn.data.images import ImageError, read_image
 from vision_attn.render import ColorMap, Dim, Panel, Row, Scale, Shot, Style
 from vision_attn.render.picture import Picture
 
 
+@dataclass(frozen=True)
+class Added:
+    """The photos of a batch that could be explained, and a line for each that could not."""
+
+    entries: list[Entry]
+    problems: list[str]
+
+
 class Album:
-    """Fills a folder. masks: where masks of the photos' stems are. page: also keep a gallery."""
+    """Fills a folder. masks: where masks of the photos' stems are. page: also thumbnails."""
 
     def __init__(
         self, folder: Path, request: Request, style: Style, masks: Path | None, page: bool
@@ -42,13 +51,17 @@ class Album:
         self.style = style
         self.masks = masks
         self.page = page
-        self.rows: list[Row] = []
-        self.done = 0
-        self._records = folder / "results.jsonl"
-        self._records.unlink(missing_ok=True)
 
-    def add(self, batch: Sequence[tuple[Path, str]]) -> list[str]:
-        """Explain these files, each with a name for its pictures; a line for each that failed."""
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> "Album":
+        """As the command line has it. Raises ValueError for what does not fit the model."""
+        torch.manual_seed(args.seed)
+        style = Dim() if args.style == "dim" else ColorMap(args.style)
+        masks = None if args.masks is None else Path(args.masks)
+        return cls(Path(args.output), Request.of(args), style, masks, args.page)
+
+    def add(self, batch: Sequence[tuple[Path, str]]) -> Added:
+        """Explain these files, each with a name for its pictures."""
         read, problems = [], []
         for file, name in batch:
             try:
@@ -56,27 +69,24 @@ class Album:
             except ImageError as error:
                 problems.append(str(error))
         if not read:
-            return problems
+            return Added([], problems)
         try:
             answers = self.request.explain([image for *_, image in read])
         except ValueError as error:
             if len(read) == 1:
-                return [*problems, f"{read[0][0]}: {error}"]
-            return problems + [line for file, name, _ in read for line in self.add([(file, name)])]
+                return Added([], [*problems, f"{read[0][0]}: {error}"])
+            each = [self.add([(file, name)]) for file, name, _ in read]
+            entries = [entry for added in each for entry in added.entries]
+            return Added(entries, problems + [line for added in each for line in added.problems])
+        entries = []
         for (file, name, image), explained in zip(read, answers, strict=True):
             try:
-                self._write(file, name, image, explained)
-                self.done += 1
+                entries.append(self._write(file, name, image, explained))
             except (ImageError, OSError) as error:
                 problems.append(f"{file}: {error}")
-        return problems
+        return Added(entries, problems)
 
-    def write_page(self, title: str) -> Path:
-        """The gallery of the photos so far."""
-        lead = f"{self.style.meaning} What the network did not see is grey. Click to enlarge."
-        return render.write_page(self.folder, title, [render.Gallery("Photos", self.rows)], lead)
-
-    def _write(self, file: Path, name: str, image: Image, explained: Explained) -> None:
+    def _write(self, file: Path, name: str, image: Image, explained: Explained) -> Entry:
         photo = render.enlarged(np.asarray(image))
         panels = [Panel("photo", photo, self._prediction(explained))]
         links: list[str | None] = [None]
@@ -98,23 +108,23 @@ class Album:
         if explained.channels:
             chart = render.channel_gates(explained.channels, file.name)
             render.save(chart, self.folder / f"{name}.channels.png")
+        row = None
         if self.page:
             shots = [
                 self._shot(panel, name, link) for panel, link in zip(panels, links, strict=True)
             ]
-            self.rows.append(Row(file.name, panels[0].note, shots))
-        self.record(file, name, explained)
+            row = Row(file.name, panels[0].note, shots)
+        return Entry(str(file), self.records(file, name, explained), row)
 
-    def record(
+    def records(
         self, file: Path, name: str, explained: Explained, ending: str = ".png", **more: int
-    ) -> None:
-        """A line for each method. ending: of the pictures' names. more: further entries."""
-        with self._records.open("a", encoding="utf-8", errors="replace") as records:
-            for found in explained.maps:
-                picture = f"{name}.{label(found.explainer)}{ending}"
-                record = {"file": str(file), "picture": picture, **more}
-                record |= self._record(explained, found)
-                records.write(json.dumps(record, ensure_ascii=False) + "\n")
+    ) -> list[dict[str, Any]]:
+        """One for each method. ending: of the pictures' names. more: further values."""
+        return [
+            {"file": str(file), "picture": f"{name}.{label(found.explainer)}{ending}", **more}
+            | self._record(explained, found)
+            for found in explained.maps
+        ]
 
     def painted(self, photo: Picture, found: Map) -> Picture:
         """The photo under its map, and where a place of it is asked about, that place marked."""

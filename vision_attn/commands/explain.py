@@ -5,9 +5,16 @@ Light to import, so that its help comes at once: `album` brings torch in.
 
 import argparse
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vision_attn.commands import options
+from vision_attn.commands import options, pool
+
+if TYPE_CHECKING:
+    from vision_attn.commands.album import Added, Album
+
+Batch = Sequence[tuple[Path, str]]  # files, and names for their pictures
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_images(parser)
     options.add_methods(parser)
     options.add_run(parser, output="outputs/explain")
+    options.add_processes(parser)
     group = parser.add_argument_group("pictures")
     group.add_argument(
         "--style",
@@ -56,46 +64,72 @@ def run(args: argparse.Namespace) -> int:
     if paths or not films:
         files, problems = options.find_images(paths, args.limit)
     output = options.output_folder(args.output)
-    masks = None if args.masks is None else masks_folder(args.masks, files)
-
-    import torch
+    if args.masks is not None:
+        check_masks(args.masks, files)
 
     from vision_attn.commands.album import Album
-    from vision_attn.commands.explained import Request
     from vision_attn.commands.film import add_film
-    from vision_attn.render import ColorMap, Dim
+    from vision_attn.commands.results import Results
 
-    style = Dim() if args.style == "dim" else ColorMap(args.style)
-    torch.manual_seed(args.seed)
-    album = Album(output, Request.of(args), style, masks, args.page)
-    names = file_names([*files, *map(Path, films)])
-    named = list(zip(files, names, strict=False))
+    number, shards = args.shard
+    every = [*files, *map(Path, films)]
+    names = file_names(every)
+    named = list(zip(files, names, strict=False))[number - 1 :: shards]
+    filmed = list(zip(every, names, strict=True))[len(files) :][number - 1 :: shards]
+    album = Album.of(args)
+    lead = f"{album.style.meaning} What the network did not see is grey. Click to enlarge."
+    results = Results(args, [str(file) for file in every], lead if args.page else None)
     page = None
     try:
         with options.Report("explaining", len(named)) as report:
             for problem in problems:
                 report.problem(problem)
-            for start in range(0, len(named), args.batch_size):
-                batch = named[start : start + args.batch_size]
-                for problem in album.add(batch):
+            for batch, added in answers(args, album, named):
+                for entry in added.entries:
+                    results.add(entry)
+                for problem in added.problems:
                     report.problem(problem)
                 report.done(len(batch))
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"; {album.done} images are done, in {output}") from None
+        done = len(results.entries)
+        raise KeyboardInterrupt(f"; {done} images are done, in {output}") from None
     finally:
-        if args.page:
-            page = album.write_page(f"Where {args.model} looks")
+        page = results.page()
     if paths or not films:
-        print(f"{album.done} of {len(named)} images explained: {page or output}")
-    whole = [
-        add_film(Path(path), name, album, args)
-        for path, name in zip(films, names[len(files) :], strict=True)
-    ]
+        print(f"{len(results.entries)} of {len(named)} images explained: {page or output}")
+    whole = [add_film(path, name, album, results, args) for path, name in filmed]
+    if shards > 1:
+        joined = results.end()
+        print(
+            f"all {shards} shards are done and put together, in {output}"
+            if joined
+            else f"shard {number} of {shards} is done: the last to end puts them together"
+        )
     return 0 if all(whole) and not report.problems else 1
 
 
-def masks_folder(path: str, files: list[Path]) -> Path:
-    """ValueError where there is no mask of any image in it."""
+def answers(
+    args: argparse.Namespace, album: "Album", named: Sequence[tuple[Path, str]]
+) -> Iterator[tuple[Batch, "Added"]]:
+    """Batches of these files, and what came of each, from as many processes as are asked for."""
+    size = args.batch_size
+    batches = [named[start : start + size] for start in range(0, len(named), size)]
+    several = min(args.processes, len(batches)) > 1
+    done = (
+        pool.answers(adder, args, batches, args.processes) if several else map(album.add, batches)
+    )
+    yield from zip(batches, done, strict=True)
+
+
+def adder(args: argparse.Namespace) -> Callable[[Batch], "Added"]:
+    """What explains batches in another process."""
+    from vision_attn.commands.album import Album
+
+    return Album.of(args).add
+
+
+def check_masks(path: str, files: list[Path]) -> None:
+    """ValueError where there is no mask of any image in that folder."""
     folder = Path(path)
     if not folder.is_dir():
         raise ValueError(f"--masks {path}: expected a folder")
@@ -103,7 +137,6 @@ def masks_folder(path: str, files: list[Path]) -> Path:
         raise ValueError(
             f"--masks {path}: expected masks of the images' stems, such as {files[0].stem}.png"
         )
-    return folder
 
 
 def file_names(files: list[Path]) -> list[str]:

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,12 +21,15 @@ from vision_attn import render
 from vision_attn.commands import options
 from vision_attn.commands.album import Album, label
 from vision_attn.commands.explained import Explained
+from vision_attn.commands.results import Entry, Results
 from vision_attn.data.video import Video
 from vision_attn.render import ColorMap, natural
 from vision_attn.render.video import VideoWriter
 
 
-def add_film(path: Path, name: str, album: Album, args: argparse.Namespace) -> bool:
+def add_film(
+    path: Path, name: str, album: Album, results: Results, args: argparse.Namespace
+) -> bool:
     """Fill the album's folder with a video and say so; whether that went well.
 
     Ctrl-C ends the video where it is: the frames explained so far are painted.
@@ -35,7 +39,7 @@ def add_film(path: Path, name: str, album: Album, args: argparse.Namespace) -> b
         frames = min(video.frames, args.limit or video.frames)
         with options.Report(name, 2 * frames) as report:
             explained, stopped = explain_frames(video, album, args, report)
-            paint(video, name, album, explained, report)
+            results.add(Entry(str(path), paint(video, name, album, explained, report)))
     except (ValueError, OSError) as error:
         with options.Report(name, 0) as report:
             text = str(error)
@@ -64,10 +68,11 @@ def explain_frames(
 
 def paint(
     video: Video, name: str, album: Album, explained: list[Explained], report: options.Report
-) -> None:
-    """For each method the maps, and the frames under them in one scale."""
+) -> list[dict[str, Any]]:
+    """For each method the maps, and the frames under them in one scale; a record for each."""
     if not explained:
-        return
+        return []
+    records: list[dict[str, Any]] = []
     methods = [found.explainer for found in explained[0].maps]
     scales = []
     for at, method in enumerate(methods):
@@ -90,5 +95,6 @@ def paint(
                 if isinstance(album.style, ColorMap):
                     picture = render.with_colorbar(picture, album.style, scale)
                 film.append(picture)
-            album.record(video.path, name, frame, ending=".mp4", frame=number)
+            records += album.records(video.path, name, frame, ending=".mp4", frame=number)
             report.done(1)
+    return records

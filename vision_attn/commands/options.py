@@ -4,6 +4,7 @@ Light to import: torch comes in with the first thing that needs it.
 """
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,6 +79,34 @@ def add_run(parser: argparse.ArgumentParser, output: str) -> None:
     parser.add_argument("--batch-size", type=at_least_one, default=8, metavar="N", help=what)
     what = "the seed of all that is random (default: 0)"
     parser.add_argument("--seed", type=int, default=0, metavar="N", help=what)
+
+
+def add_processes(parser: argparse.ArgumentParser) -> None:
+    """The images shared out, here and among machines."""
+    group = parser.add_argument_group("processes")
+    what = "processes at once on this machine (default: 1)"
+    group.add_argument("--processes", type=at_least_one, default=1, metavar="N", help=what)
+    group.add_argument(
+        "--shard",
+        type=shard,
+        default=shard_of_torchrun(),
+        metavar="I/N",
+        help="only every N-th image, from the I-th on; the shard that ends last puts all together "
+        "(default: all images, or under torchrun the process's share)",
+    )
+
+
+def shard(text: str) -> tuple[int, int]:
+    """(number, of how many), the number from 1."""
+    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
+    if not found or int(found[1]) > int(found[2]):
+        raise argparse.ArgumentTypeError(f"expected I/N, such as 1/4 to 4/4, got {text!r}")
+    return int(found[1]), int(found[2])
+
+
+def shard_of_torchrun() -> tuple[int, int]:
+    """Which process this is and of how many, as torchrun says in the environment."""
+    return int(os.environ.get("RANK", 0)) + 1, int(os.environ.get("WORLD_SIZE", 1))
 
 
 def true_or_false(text: str) -> bool:

@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--shard",
-        type=shard,
+        type=options.shard,
         default=(1, 1),
         metavar="I/N",
         help="only this part of the images; when all are done, the same command without --shard "
@@ -150,11 +150,3 @@ def whole(text: str) -> int:
     if not re.fullmatch(r"\d+", text):
         raise argparse.ArgumentTypeError(f"expected a whole number, 0 or more, got {text!r}")
     return int(text)
-
-
-def shard(text: str) -> tuple[int, int]:
-    """(number, of how many), the number from 1."""
-    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
-    if not found or int(found[1]) > int(found[2]):
-        raise argparse.ArgumentTypeError(f"expected I/N, such as 1/4 to 4/4, got {text!r}")
-    return int(found[1]), int(found[2])

@@ -9,11 +9,7 @@ after the first was stopped all meet in these lines.
 
 import argparse
 import json
-import multiprocessing
-import signal
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +18,7 @@ from zlib import crc32
 import torch
 from torch import nn
 
-from vision_attn.commands import options
+from vision_attn.commands import options, pool
 from vision_attn.commands.score_data import Sample, open_data
 from vision_attn.commands.score_measure import Batch, Record, Scorer, find_removal
 from vision_attn.data.images import ImageError
@@ -219,34 +215,10 @@ def answers(args: argparse.Namespace, work: Work, tasks: Sequence[Task]) -> Iter
     processes = args.processes or usual_processes(device, tasks)
     if processes == 1 or not tasks:
         yield from map(work.do, tasks)
-        return
-    processes = min(processes, len(tasks))
-    threads = max(1, torch.get_num_threads() // processes)
-    context = multiprocessing.get_context("spawn")
-    try:
-        with ProcessPoolExecutor(processes, context, _start, (args, threads)) as pool:
-            try:
-                yield from pool.map(_do, tasks)
-            except (KeyboardInterrupt, GeneratorExit):  # stopped: their tasks are lost, no others
-                for child in multiprocessing.active_children():
-                    child.terminate()
-                raise
-    except BrokenProcessPool:
-        raise ValueError(
-            "a process was ended from outside, perhaps for want of memory: what is done is kept; "
-            "run the same command again, with fewer --processes or a smaller --batch-size"
-        ) from None
+    else:
+        yield from pool.answers(worker, args, tasks, processes)
 
 
-_work: Work  # of a process of the pool
-
-
-def _start(args: argparse.Namespace, threads: int) -> None:
-    global _work
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process stops the others
-    torch.set_num_threads(threads)
-    _work = Work(args)
-
-
-def _do(task: Task) -> Answer:
-    return _work.do(task)
+def worker(args: argparse.Namespace) -> Callable[[Task], Answer]:
+    """What does the tasks in another process."""
+    return Work(args).do
