@@ -38,9 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(loaded.network, QuestionAnswerer) and not args.question:
         raise ValueError("this model answers questions: ask one with --question 'TEXT'")
     if args.processes > 1 or args.shard != (1, 1):
-        raise ValueError(
-            "--processes, --shard: expected a model of classes, got one that writes"
-        )
+        raise ValueError("--processes, --shard: expected a model of classes, got one that writes")
     output = options.output_folder(args.output)
     rows, records = [], []
     with options.Report("explaining", len(args.images)) as report, torch.inference_mode():

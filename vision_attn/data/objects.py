@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from vision_attn.data import painting, planted
+from vision_attn.data import painting
+from vision_attn.data.canvas import REACH, Pose, background, pixels_around
 from vision_attn.data.draws import Items, bits, uniforms
 
 SHAPES = (
@@ -37,7 +38,7 @@ class Scene:
         height, width = size
         self.draw: Iterator[Tensor] = iter(uniforms((*key, 0), items, draws + 32).unbind(1))
         grain = bits((*key, 1), items, height * width // 8 + 1)
-        self.canvas = planted._background(self.draw, size, grain) * 0.6
+        self.canvas = background(self.draw, size, grain) * 0.6
         self.owner = torch.zeros(len(items), height, width, dtype=torch.uint8)
 
     def put(
@@ -56,9 +57,9 @@ class Scene:
         """
         height, width = self.owner.shape[1:]
         cos, sin = painting.unit_vectors(next(self.draw))
-        pose = planted.Pose(y, x, scale, cos, sin)
-        side = min(int(2 * planted.REACH * float(scale.max())) + 3, height, width)
-        rows, columns = planted._window(y, side, height), planted._window(x, side, width)
+        pose = Pose(y, x, scale, cos, sin)
+        side = min(int(2 * REACH * float(scale.max())) + 3, height, width)
+        rows, columns = pixels_around(y, side, height), pixels_around(x, side, width)
         across, down = pose.axes(rows, columns)
         edge = painting.by_kind(SHAPES, shape, across, down) * scale[:, None, None]
         edge = edge.where(there[:, None, None], 1.0)

@@ -16,10 +16,11 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
 from vision_attn.data import painting
+from vision_attn.data.canvas import REACH, Pose, as_colour, background, pixels_around, plane
 from vision_attn.data.draws import bits, uniforms
 from vision_attn.data.sources import Source, Splits
 from vision_attn.data.tensors import TensorSet
@@ -42,7 +43,6 @@ DISTRACTORS = 3
 DISTRACTOR_SHAPES = (*SHAPES, painting.triangle, painting.square, painting.star)
 DISTRACTOR_SCALE = 0.10, 0.16
 PERIOD = 0.22  # of the texture, in square roots of the object's area
-REACH = 0.8774  # from the centre to the farthest corner of any shape, in the same unit
 MARK = 1 / 8  # side of the shortcut's mark, as a share of the shorter side
 CHUNK = 256  # images painted at once: enough that the small steps between cost little
 
@@ -138,34 +138,13 @@ def _paint_chunk(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     labels = torch.from_numpy(items % len(CLASSES))
     draw = iter(uniforms((*key, 0), items, 64).unbind(1))
-    canvas = _background(draw, size, bits((*key, 1), items, size[0] * size[1] // 8 + 1))
+    canvas = background(draw, size, bits((*key, 1), items, size[0] * size[1] // 8 + 1))
     for _ in range(DISTRACTORS):
         _distractor(canvas, draw)
     object_mask = _object(canvas, draw, labels)
     shortcut_mask = _mark(canvas, draw, labels, cue)
     images = (canvas * 255 + 0.5).to(torch.uint8)
     return images, labels, object_mask & ~shortcut_mask, shortcut_mask
-
-
-def _background(draw: Iterator[Tensor], size: tuple[int, int], noise: np.ndarray) -> Tensor:
-    """Two muted colours, mixed by three bent waves, and a little grain."""
-    height, width = size
-    unit = 1 / min(size)
-    y = torch.arange(height)[:, None] * unit
-    x = torch.arange(width) * unit
-    mix, bend = torch.zeros(1), torch.zeros(1)
-    for share, least, most in ((0.4, 0.6, 1.5), (0.35, 1.5, 3.0), (0.25, 3.0, 6.0)):
-        cos, sin = painting.unit_vectors(next(draw))
-        cycles = least + (most - least) * next(draw)
-        phase = _plane(cos * cycles) * x + _plane(sin * cycles) * y + _plane(next(draw))
-        bend = painting.bumps(phase + bend * 0.5)
-        mix = mix + bend * share
-    grain = torch.from_numpy(noise.view(np.uint8)[:, : height * width].reshape(-1, height, width))
-    mix = mix + grain.float() * (0.25 / 255)
-    hue = next(draw)
-    dark = painting.hsv(hue, 0.15 + 0.35 * next(draw), 0.25 + 0.25 * next(draw))
-    light = painting.hsv(hue + 0.3 * next(draw), 0.10 + 0.30 * next(draw), 0.55 + 0.3 * next(draw))
-    return _colour(dark) + _colour(light - dark) * mix[:, None] * 0.8
 
 
 def _distractor(canvas: Tensor, draw: Iterator[Tensor]) -> None:
@@ -177,9 +156,9 @@ def _distractor(canvas: Tensor, draw: Iterator[Tensor]) -> None:
     height, width = canvas.shape[2:]
     pose = _pose(draw, (height, width), DISTRACTOR_SCALE)
     side = int(min(height, width) * DISTRACTOR_SCALE[1] * REACH * 2) + 2
-    rows, columns = _window(pose.y, side, height), _window(pose.x, side, width)
+    rows, columns = pixels_around(pose.y, side, height), pixels_around(pose.x, side, width)
     x, y = pose.axes(rows, columns)
-    shape = painting.by_kind(DISTRACTOR_SHAPES, kinds, x, y) * _plane(pose.scale)
+    shape = painting.by_kind(DISTRACTOR_SHAPES, kinds, x, y) * plane(pose.scale)
     window = (
         torch.arange(len(canvas))[:, None, None],
         slice(None),
@@ -196,12 +175,12 @@ def _object(canvas: Tensor, draw: Iterator[Tensor], labels: Tensor) -> Tensor:
     height, width = canvas.shape[2:]
     pose = _pose(draw, (height, width), SCALE)
     x, y = pose.axes(torch.arange(height)[None], torch.arange(width)[None])
-    shape = painting.by_kind(SHAPES, labels // len(TEXTURES), x, y) * _plane(pose.scale)
-    u, v = x / PERIOD + _plane(next(draw)), y / PERIOD + _plane(next(draw))
+    shape = painting.by_kind(SHAPES, labels // len(TEXTURES), x, y) * plane(pose.scale)
+    u, v = x / PERIOD + plane(next(draw)), y / PERIOD + plane(next(draw))
     kinds = labels % len(TEXTURES)
-    texture = painting.by_kind(tuple(TEXTURES.values()), kinds, u, v) * _plane(pose.scale * PERIOD)
+    texture = painting.by_kind(tuple(TEXTURES.values()), kinds, u, v) * plane(pose.scale * PERIOD)
     body, ink = _bright(draw), _ink(draw)
-    colour = _colour(body) + _colour(ink - body) * painting.coverage(texture)[:, None]
+    colour = as_colour(body) + as_colour(ink - body) * painting.coverage(texture)[:, None]
     canvas += (colour - canvas) * painting.coverage(shape)[:, None]
     return shape <= 0
 
@@ -222,28 +201,8 @@ def _mark(canvas: Tensor, draw: Iterator[Tensor], labels: Tensor, cue: Cue) -> T
     shown = (labels if cue == "agree" else other) % len(CLASSES)
     one = torch.ones(len(canvas))
     colour = painting.hsv(shown / len(CLASSES), one, one)
-    canvas += (_colour(colour) - canvas) * mask[:, None]
+    canvas += (as_colour(colour) - canvas) * mask[:, None]
     return mask
-
-
-@dataclass(frozen=True, eq=False)
-class Pose:
-    """Where a shape stands: its centre and scale in pixels, and its angle."""
-
-    y: Float[Tensor, " n"]
-    x: Float[Tensor, " n"]
-    scale: Float[Tensor, " n"]
-    cos: Float[Tensor, " n"]
-    sin: Float[Tensor, " n"]
-
-    def axes(
-        self, rows: Int[Tensor, "#n h"], columns: Int[Tensor, "#n w"]
-    ) -> tuple[Tensor, Tensor]:
-        """x and y (n h w) of pixel centres along the shape's own axes, in units of its scale."""
-        y = ((rows + 0.5 - self.y[:, None]) / self.scale[:, None])[:, :, None]
-        x = ((columns + 0.5 - self.x[:, None]) / self.scale[:, None])[:, None, :]
-        cos, sin = _plane(self.cos), _plane(self.sin)
-        return cos * x + sin * y, cos * y - sin * x
 
 
 def _pose(draw: Iterator[Tensor], size: tuple[int, int], scale: tuple[float, float]) -> Pose:
@@ -252,12 +211,6 @@ def _pose(draw: Iterator[Tensor], size: tuple[int, int], scale: tuple[float, flo
     margin = scales * REACH
     y, x = (margin + next(draw) * (length - 2 * margin) for length in size)
     return Pose(y, x, scales, *painting.unit_vectors(next(draw)))
-
-
-def _window(centre: Float[Tensor, " n"], side: int, length: int) -> Int[Tensor, "n side"]:
-    """`side` neighbouring pixels around a centre, inside 0..length-1."""
-    first = (centre - side / 2).floor().long().clamp(0, length - side)
-    return first[:, None] + torch.arange(side)
 
 
 def _bright(draw: Iterator[Tensor]) -> Tensor:
@@ -269,11 +222,3 @@ def _ink(draw: Iterator[Tensor]) -> Tensor:
     white = next(draw) < 0.5
     tint = 0.25 * next(draw)
     return painting.hsv(next(draw), torch.where(white, tint, 0.5), torch.where(white, 1.0, tint))
-
-
-def _plane(numbers: Float[Tensor, " n"]) -> Float[Tensor, "n 1 1"]:
-    return numbers[:, None, None]
-
-
-def _colour(rgb: Float[Tensor, "n 3"]) -> Float[Tensor, "n 3 1 1"]:
-    return rgb[:, :, None, None]

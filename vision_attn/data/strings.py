@@ -8,9 +8,10 @@ from itertools import product
 import numpy as np
 import torch
 
+from vision_attn.data.canvas import REACH
 from vision_attn.data.draws import Items, uniforms
 from vision_attn.data.objects import COLOUR_NAMES, SHAPE_NAMES, Scene
-from vision_attn.data.planted import CHUNK, REACH
+from vision_attn.data.planted import CHUNK
 from vision_attn.data.preprocess import Preprocess
 from vision_attn.data.sequences import SPECIAL, ExampleSource, Pairs, Split, Vocabulary
 from vision_attn.types import PAD, STOP

@@ -1,0 +1,71 @@
+"""What drawn pictures are put together from: a ground, and places for shapes on it.
+
+Axes: n images, h height, w width.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vision_attn.data import painting
+
+REACH = 0.8774  # from the centre to the farthest corner of any shape, in square roots of its area
+
+
+def background(draw: Iterator[Tensor], size: tuple[int, int], noise: np.ndarray) -> Tensor:
+    """Two muted colours, mixed by three bent waves, and a little grain."""
+    height, width = size
+    unit = 1 / min(size)
+    y = torch.arange(height)[:, None] * unit
+    x = torch.arange(width) * unit
+    mix, bend = torch.zeros(1), torch.zeros(1)
+    for share, least, most in ((0.4, 0.6, 1.5), (0.35, 1.5, 3.0), (0.25, 3.0, 6.0)):
+        cos, sin = painting.unit_vectors(next(draw))
+        cycles = least + (most - least) * next(draw)
+        phase = plane(cos * cycles) * x + plane(sin * cycles) * y + plane(next(draw))
+        bend = painting.bumps(phase + bend * 0.5)
+        mix = mix + bend * share
+    grain = torch.from_numpy(noise.view(np.uint8)[:, : height * width].reshape(-1, height, width))
+    mix = mix + grain.float() * (0.25 / 255)
+    hue = next(draw)
+    dark = painting.hsv(hue, 0.15 + 0.35 * next(draw), 0.25 + 0.25 * next(draw))
+    light = painting.hsv(hue + 0.3 * next(draw), 0.10 + 0.30 * next(draw), 0.55 + 0.3 * next(draw))
+    return as_colour(dark) + as_colour(light - dark) * mix[:, None] * 0.8
+
+
+@dataclass(frozen=True, eq=False)
+class Pose:
+    """Where a shape stands: its centre and scale in pixels, and its angle."""
+
+    y: Float[Tensor, " n"]
+    x: Float[Tensor, " n"]
+    scale: Float[Tensor, " n"]
+    cos: Float[Tensor, " n"]
+    sin: Float[Tensor, " n"]
+
+    def axes(
+        self, rows: Int[Tensor, "#n h"], columns: Int[Tensor, "#n w"]
+    ) -> tuple[Tensor, Tensor]:
+        """x and y (n h w) of pixel centres along the shape's own axes, in units of its scale."""
+        y = ((rows + 0.5 - self.y[:, None]) / self.scale[:, None])[:, :, None]
+        x = ((columns + 0.5 - self.x[:, None]) / self.scale[:, None])[:, None, :]
+        cos, sin = plane(self.cos), plane(self.sin)
+        return cos * x + sin * y, cos * y - sin * x
+
+
+def pixels_around(centre: Float[Tensor, " n"], side: int, length: int) -> Int[Tensor, "n side"]:
+    """`side` neighbouring pixels around a centre, inside 0..length-1."""
+    first = (centre - side / 2).floor().long().clamp(0, length - side)
+    return first[:, None] + torch.arange(side)
+
+
+def as_colour(rgb: Float[Tensor, "n 3"]) -> Float[Tensor, "n 3 1 1"]:
+    return rgb[:, :, None, None]
+
+
+def plane(numbers: Float[Tensor, " n"]) -> Float[Tensor, "n 1 1"]:
+    return numbers[:, None, None]
