@@ -157,14 +157,15 @@ def strings(runs: Path, pictures: Path) -> str:
         lambda values: loaded.preprocess.to_original(values, photo.shape[1::-1]),
     )  # fmt: skip
     render.save(shown["steps"], pictures / "strings.png")
-    head = ["config", "parameters", "minutes", "exact", "maximum in the object"]
-    rows = [run.row("test/exact", "test/pointing") for run in found]
+    head = ["config", "parameters", "minutes", "exact", "middle in the object", "on the object"]
+    rows = [run.row("test/exact", "test/pointing", "test/touching") for run in found]
     return f"""
 ## Rows of objects, named one by one
 
 {markdown_table(head, rows)}
 
-*Maximum in the object*: the share of steps t whose map has its maximum in the mask of object t.
+Where the largest cell of the map of step t lies: the share of steps where its middle is in the mask
+of object t, and where it covers any of that mask.
 
 ![Where {best.name} looked for each word it wrote](pictures/strings.png)
 """

@@ -21,7 +21,7 @@ from vision_attn.models import (
     build,
 )
 from vision_attn.training import QuestionLearner, SequenceLearner
-from vision_attn.training.sequences import points_at, same
+from vision_attn.training.sequences import same, top_cells
 
 CHARACTERS = partial(RecurrentEncoder, symbols=71, longest=87)
 
@@ -41,12 +41,14 @@ def test_same_is_from_end_to_end():
     assert same(torch.tensor([[4, 5, 2, 0, 0], [4, 2, 5, 0, 0], [4, 5, 6, 2, 0]]), target).tolist() == [True, False, True]  # fmt: skip
 
 
-def test_points_at_the_object_of_the_step():
+def test_top_cells_point_at_the_object_of_the_step_or_touch_it():
     objects = torch.zeros(1, 6, 15, dtype=torch.uint8)
-    objects[0, 1:6, 0:4], objects[0, 0:3, 9:12] = 1, 2
-    maps = torch.zeros(1, 3, 2, 5)
-    maps[0, 0, 0, 0] = maps[0, 1, 0, 3] = maps[0, 2, 1, 4] = 1
-    assert points_at(maps, objects).tolist() == [[True, True, False]]
+    objects[0, 1:6, 0:4], objects[0, 0:3, 9:12], objects[0, 3, 8] = 1, 2, 4
+    maps = torch.zeros(1, 4, 2, 5)  # cells of 3 x 3 pixels
+    maps[0, 0, 0, 0] = maps[0, 1, 0, 3] = maps[0, 2, 1, 4] = maps[0, 3, 1, 2] = 1
+    pointing, touching = top_cells(maps, objects)
+    assert pointing.tolist() == [[True, True, False, False]]
+    assert touching.tolist() == [[True, True, False, True]]
 
 
 NETWORKS = {

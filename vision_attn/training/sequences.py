@@ -107,8 +107,9 @@ class SequenceLearner(Learner):
     """Trains `network` to write the target of each source; batches are `Pairs`.
 
     Logged: loss (nats a symbol), token (share of symbols right, given those before them), and,
-    outside training, exact (share of targets that greedy writing gets right from end to end) and,
-    of images with known objects, pointing (share of steps t whose map has its maximum in object t).
+    outside training, exact (share of targets that greedy writing gets right from end to end). Of
+    images with known objects also pointing and touching: the share of steps t where the map's
+    largest cell has its middle in object t, and where it covers any of it.
     """
 
     monitor = "val/exact"
@@ -135,8 +136,8 @@ class SequenceLearner(Learner):
             size = (objects.shape[-2], objects.shape[-1])
             maps = encoder.maps(self.network.weights(source, target), size)
             steps = there & (target != STOP)
-            found = points_at(maps, objects)[steps]
-            measured["pointing"] = found.float().mean(), len(found)
+            for name, found in zip(("pointing", "touching"), top_cells(maps, objects), strict=True):
+                measured[name] = found[steps].float().mean(), int(steps.sum())
         return measured
 
     def sizes(self) -> dict[str, int]:
@@ -151,17 +152,20 @@ def same(written: Int[Tensor, "b t"], target: Int[Tensor, "b s"]) -> Bool[Tensor
     return (written == target).all(1)
 
 
-def points_at(
+def top_cells(
     maps: Float[Tensor, "b t h w"], objects: Integer[Tensor, "b H W"]
-) -> Bool[Tensor, "b t"]:
-    """Whether the middle of the cell with the largest value of map t lies in object t + 1."""
+) -> tuple[Bool[Tensor, "b t"], Bool[Tensor, "b t"]]:
+    """Whether the largest cell of map t has its middle in object t + 1, and whether it covers any
+    pixel of it."""
     (h, w), (height, width) = maps.shape[2:], objects.shape[1:]
     best = maps.flatten(2).argmax(2)
     rows = ((best // w + 0.5) * (height / h)).long()
     columns = ((best % w + 0.5) * (width / w)).long()
     example = torch.arange(len(maps), device=maps.device)[:, None]
     numbers = torch.arange(1, maps.size(1) + 1, device=maps.device)
-    return objects[example, rows, columns] == numbers
+    shares = F.adaptive_max_pool2d((objects[:, None] == numbers[:, None, None]).float(), (h, w))
+    touching = shares.flatten(2).gather(2, best[..., None])[..., 0] > 0
+    return objects[example, rows, columns] == numbers, touching
 
 
 class QuestionLearner(Learner):
