@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from vision_attn.data import PlantedQuestions, PlantedStrings
-from vision_attn.data.objects import COLOUR_NAMES, SHAPE_NAMES
-from vision_attn.data.questions import ANSWERS, ASK, REPLIES, SPECIAL, WORDS
+from vision_attn.data.objects import COLOUR_NAMES, SHAPE_NAMES, Scene
+from vision_attn.data.questions import ANSWERS, ASK, REPLIES, SPECIAL, WORDS, Questions
 from vision_attn.data.sequences import ExampleBatches
 from vision_attn.data.strings import NAMES
 from vision_attn.data.tensors import InOrder
@@ -108,6 +108,9 @@ def test_the_answer_is_what_the_picture_shows(asked):
         assert cells[left] == REPLIES.symbols[int(asked.answer[i])], text(asked.question[i])
 
 
+FULL = np.array([0, 4 + 1, 2, -1, 3 * 4 + 1, *[-1] * 4])
+
+
 def test_questions_on_a_board():
     star, disk = SHAPE_NAMES.index("star"), SHAPE_NAMES.index("disk")
     red, blue = COLOUR_NAMES.index("red"), COLOUR_NAMES.index("blue")
@@ -118,6 +121,7 @@ def test_questions_on_a_board():
     assert said["shape"]["what shape is the blue one"] == "disk"
     assert said["count"]["how many red ones are there"] == "one"
     assert said["count"]["how many green ones are there"] == "none"
+    assert said["count"]["how many star ones are there"] == "one"
     assert said["left"]["is there a star left of the disk"] == "yes"
     assert said["left"]["is there a cross left of the disk"] == "no"
     assert said["hops"] == {"what colour is the one left of the disk": "red"}
@@ -133,12 +137,67 @@ def test_evidence_and_the_words_that_matter(asked):
             assert asked.evidence[i].any()
 
 
+def test_further_questions_about_a_board(asked):
+    several = PlantedQuestions(train=1500, val=20, test=1, asked=4)
+    assert len(several.examples("val").question) == 20
+    found = several.examples("train")
+    assert torch.equal(found.image, asked.image)
+    grouped = Questions(found.image, *(part.unflatten(0, (1500, 4)) for part in found[1:]))
+    assert torch.equal(grouped.answer[:, 0], asked.answer)
+    assert torch.equal(grouped.kind[:, 0], asked.kind)
+    once, starts = 0, {k: next(ask(FULL)).question.split()[:2] for k, ask in ASK.items()}
+    for i in range(300):
+        said = [text(row) for row in grouped.question[i]]
+        once += len(set(said)) == 4
+        for question, kind in zip(said, grouped.kind[i].tolist(), strict=True):
+            assert question.split()[:2] == starts[list(ANSWERS)[kind]]
+    assert once > 290
+    by_question: dict[tuple[int, str], set[int]] = {}  # asked again, the answer is the same
+    for i in range(1500):
+        for row, answer in zip(grouped.question[i], grouped.answer[i].tolist(), strict=True):
+            by_question.setdefault((i, text(row)), set()).add(answer)
+    assert all(len(answers) == 1 for answers in by_question.values())
+    where = list(ANSWERS).index("count")
+    share = (grouped.kind == where).float().mean()
+    assert 0.15 < share < 0.25
+
+
+def test_a_board_with_little_to_ask_is_asked_again():
+    source = PlantedQuestions(train=30, val=1, test=1, kinds=["hops"], asked=20)
+    questions = source.examples("train").question.unflatten(0, (30, 20))
+    for rows in questions:
+        said = [text(row) for row in rows]
+        assert len(set(said)) < 20
+        assert set(said[1:]) <= set(said)
+
+
+def test_objects_that_do_not_lean_stand_upright():
+    items, one = np.arange(5), torch.ones(5)
+    scene = Scene(items, (32, 32), (0, 0), 4, lean=0.0)
+    square = torch.full((5,), SHAPE_NAMES.index("square"))
+    scene.put(1, one > 0, 16 * one, 16 * one, 12 * one, square, square * 0)
+    expected = torch.zeros(32, 32, dtype=torch.uint8)
+    expected[10:22, 10:22] = 1
+    assert (scene.owner == expected).all()
+
+
 def test_blind_images_are_all_alike_and_only_the_kinds_asked_for_come():
     source = PlantedQuestions(train=20, val=1, test=1, kinds=["hops"], blind=True)
     questions = source.examples("train")
     assert questions.image.unique().tolist() == [102]
     assert all(text(row).startswith("what colour is the one left") for row in questions.question)
     assert source.about["kinds"] == ["hops"]
+
+
+def test_a_batch_has_all_questions_about_its_images():
+    source = PlantedQuestions(train=6, val=1, test=1, asked=3)
+    examples = source.examples("train")
+    batch = ExampleBatches(examples, InOrder(6, 2), source.preprocess).batch(np.array([4, 1]))
+    rows = [12, 13, 14, 3, 4, 5]
+    assert batch.image.shape[0] == 2
+    assert torch.equal(batch.answer, examples.answer[rows])
+    assert torch.equal(batch.evidence, examples.evidence[rows])
+    assert torch.equal(batch.question, examples.question[rows][:, : batch.question.shape[1]])
 
 
 def test_batches_of_questions_are_normalised_and_cut():
@@ -156,3 +215,5 @@ def test_bad_options():
         PlantedStrings(most=0)
     with pytest.raises(ValueError, match="kinds must be some of colour, shape"):
         PlantedQuestions(kinds=["weather"])
+    with pytest.raises(ValueError, match="asked must be at least 1 question an image, got 0"):
+        PlantedQuestions(asked=0)

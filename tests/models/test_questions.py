@@ -90,3 +90,19 @@ def test_bad_questions():
         network("hops")(image, torch.zeros_like(question))
     with pytest.raises(ValueError, match="expected numbers from 0 to 16, got 17"):
         network("hops")(image, question.clamp(min=17))
+
+
+@pytest.mark.parametrize("way", ["ParallelCoAttention", "both", "hops"])
+def test_several_questions_about_an_image_are_answered_as_one_by_one(way: str):
+    answerer = network(way)
+    image, question = torch.randn(2, 3, 12, 20), torch.randint(3, 17, (6, 11))
+    repeated = image.repeat_interleave(3, 0)
+    torch.testing.assert_close(answerer(image, question), answerer(repeated, question))
+    found, expected = answerer.looks(image, question), answerer.looks(repeated, question)
+    torch.testing.assert_close(found.maps, expected.maps)
+    torch.testing.assert_close(found.words, expected.words)
+
+
+def test_unequally_many_questions_about_images():
+    with pytest.raises(ValueError, match="got 5 questions about 2 images"):
+        network("hops")(torch.randn(2, 3, 12, 20), torch.randint(3, 17, (5, 11)))

@@ -32,13 +32,22 @@ class Scene:
     """Images that objects are put into one after the other, and which object each pixel is of.
 
     canvas: (n 3 h w) in 0..1. owner: (n h w), 0 the ground, else the number of the object.
+    lean: how much of a turn the objects' angles cover, half of it either way.
     """
 
-    def __init__(self, items: Items, size: tuple[int, int], key: tuple[int, ...], draws: int):
+    def __init__(
+        self,
+        items: Items,
+        size: tuple[int, int],
+        key: tuple[int, ...],
+        draws: int,
+        lean: float = 1.0,
+    ):
         height, width = size
         self.draw: Iterator[Tensor] = iter(uniforms((*key, 0), items, draws + 32).unbind(1))
         grain = bits((*key, 1), items, height * width // 8 + 1)
         self.canvas = background(self.draw, size, grain) * 0.6
+        self.lean = lean
         self.owner = torch.zeros(len(items), height, width, dtype=torch.uint8)
 
     def put(
@@ -56,7 +65,8 @@ class Scene:
         Takes four random numbers: angle, hue, saturation and value.
         """
         height, width = self.owner.shape[1:]
-        cos, sin = painting.unit_vectors(next(self.draw))
+        upright = 1 / 8
+        cos, sin = painting.unit_vectors((upright + self.lean * (next(self.draw) - 0.5)) % 1)
         pose = Pose(y, x, scale, cos, sin)
         side = min(int(2 * REACH * float(scale.max())) + 3, height, width)
         rows, columns = pixels_around(y, side, height), pixels_around(x, side, width)

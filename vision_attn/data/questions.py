@@ -19,6 +19,7 @@ from vision_attn.data.sequences import SPECIAL, ExampleSource, Split, Vocabulary
 
 SIZE, BOARD = 64, 3
 SCALE = 11.5, 13.0  # root of an object's area, in pixels
+LEAN = 1 / 12  # of a turn: what a few thousand questions about shapes can teach
 OCCUPIED = 0.6  # share of the cells
 COUNTS = ["none", "one", "two", "three"]
 ANSWERS = {
@@ -35,7 +36,10 @@ REPLIES = Vocabulary(COLOUR_NAMES + SHAPE_NAMES + COUNTS + ["yes", "no"])
 
 class Questions(NamedTuple):
     """image (n 3 h w), question (n i) words, answer (n) from 0, kind (n) of question, evidence
-    (n h w): the pixels of the objects that the answer rests on, words (n i): those that matter."""
+    (n h w): the pixels of the objects that the answer rests on, words (n i): those that matter.
+
+    Where m questions are asked about each image, all but the images are m n, image by image.
+    """
 
     image: Tensor
     question: Tensor
@@ -60,7 +64,9 @@ class PlantedQuestions(ExampleSource):
     Every answer to a kind of question is as frequent as every other, and no word of the question
     tells which it is. `hops` cannot be answered in one look: what is asked about is found by what
     stands beside it. kinds: which kinds to ask. blind: all images are the same grey, to see how far
-    the question alone goes. Example i is a function of (seed, split, i) and the kinds.
+    the question alone goes. asked: questions about each training image; those after the first are
+    what the same board has to offer, not quite balanced, and repeat where it offers no more.
+    Example i is a function of (seed, split, i), the kinds and asked.
     """
 
     def __init__(
@@ -70,14 +76,18 @@ class PlantedQuestions(ExampleSource):
         test: int = 2_000,
         kinds: list[str] | None = None,
         blind: bool = False,
+        asked: int = 1,
         seed: int = 0,
     ) -> None:
         super().__init__(train, val, test, seed)
+        if asked < 1:
+            raise ValueError(f"asked must be at least 1 question an image, got {asked}")
         self.kinds = list(ANSWERS) if kinds is None else kinds
         unknown = set(self.kinds) - set(ANSWERS)
         if unknown or not self.kinds:
             raise ValueError(f"kinds must be some of {', '.join(ANSWERS)}, got {self.kinds}")
         self.blind = blind
+        self.asked = asked
 
     @property
     def vocabularies(self) -> dict[str, Vocabulary]:
@@ -92,9 +102,9 @@ class PlantedQuestions(ExampleSource):
         return {**super().about, "kinds": self.kinds}
 
     def examples(self, split: Split) -> Questions:
-        count = self.counts[split]
+        count, asked = self.counts[split], self.asked if split == "train" else 1
         parts = [
-            self.paint(np.arange(first, min(first + CHUNK, count)), self.key(split))
+            self.paint(np.arange(first, min(first + CHUNK, count)), self.key(split), asked)
             for first in range(0, count, CHUNK)
         ]
         longest = max(part.question.size(1) for part in parts)
@@ -107,12 +117,12 @@ class PlantedQuestions(ExampleSource):
 
         return Questions(*map(joined, Questions._fields))
 
-    def paint(self, items: Items, key: tuple[int, int]) -> Questions:
-        """These examples."""
-        boards, asked = self._scenes(items, key)
+    def paint(self, items: Items, key: tuple[int, int], asked: int = 1) -> Questions:
+        """These images, and so many questions about each."""
+        boards, told = self._scenes(items, key, asked)
         n, cells = len(items), BOARD**2
         board = torch.from_numpy(boards)  # n cell: -1 empty, else shape * colours + colour
-        scene = Scene(items, (SIZE, SIZE), key, 4 * cells)
+        scene = Scene(items, (SIZE, SIZE), key, 4 * cells, LEAN)
         free = uniforms((*key, 2), items, 3 * cells).view(n, cells, 3)
         scale = SCALE[0] + (SCALE[1] - SCALE[0]) * free[..., 0]
         side = SIZE / BOARD
@@ -128,39 +138,62 @@ class PlantedQuestions(ExampleSource):
                 kind // len(COLOUR_NAMES),
                 kind % len(COLOUR_NAMES),
             )
-        sentences = [one.question.split() for one in asked]
+        sentences = [one.question.split() for _, one in told]
         question = WORDS.encode(sentences)
         words = torch.zeros_like(question, dtype=torch.bool)
-        evidence = torch.zeros_like(scene.owner, dtype=torch.bool)
-        for i, one in enumerate(asked):
+        evidence = torch.zeros_like(scene.owner, dtype=torch.bool).repeat_interleave(asked, 0)
+        for i, (_, one) in enumerate(told):
             words[i, [j for j, word in enumerate(sentences[i]) if word in one.words]] = True
             for cell in one.cells:
-                evidence[i] |= scene.owner[i] == cell + 1
-        answer = REPLIES.encode([[one.answer] for one in asked])[:, 0] - SPECIAL
-        kind = torch.from_numpy(items % len(self.kinds))
+                evidence[i] |= scene.owner[i // asked] == cell + 1
+        answer = REPLIES.encode([[one.answer] for _, one in told])[:, 0] - SPECIAL
+        kind = torch.tensor([kind for kind, _ in told])
         images = scene.images()
         images = torch.full_like(images, 102) if self.blind else images
         return Questions(images, question, answer, kind, evidence, words)
 
-    def _scenes(self, items: Items, key: tuple[int, int]) -> tuple[np.ndarray, list[Asked]]:
-        """Boards and a question about each: kind and answer come first, then a board where some
-        question of that kind has that answer."""
+    def _scenes(
+        self, items: Items, key: tuple[int, int], asked: int
+    ) -> tuple[np.ndarray, list[tuple[int, Asked]]]:
+        """Boards, and questions about each with their kinds. Kind and answer of the first come
+        before the board, which is one where some question of that kind has that answer."""
         boards = np.full((len(items), BOARD**2), -1)
-        asked: dict[int, Asked] = {}
+        told: dict[int, list[tuple[int, Asked]]] = {}
         attempt = 0
-        while len(asked) < len(items):
-            left = np.array([i for i in range(len(items)) if i not in asked])
+        while len(told) < len(items):
+            left = np.array([i for i in range(len(items)) if i not in told])
             words = bits((*key, 3, attempt), items[left], 2 * BOARD**2 + 1) >> np.uint64(20)
             for i, row in zip(left.tolist(), words.astype(np.int64), strict=True):
-                board = self._board(row)
-                kind = self.kinds[int(items[i]) % len(self.kinds)]
-                wanted = ANSWERS[kind][int(items[i]) // len(self.kinds) % len(ANSWERS[kind])]
-                fitting = [one for one in ASK[kind](board) if one.answer == wanted]
-                if fitting:
+                board, item, chance = self._board(row), int(items[i]), int(row[-1])
+                kind = item % len(self.kinds)
+                answers = ANSWERS[self.kinds[kind]]
+                wanted = answers[item // len(self.kinds) % len(answers)]
+                offered = ASK[self.kinds[kind]](board)
+                if fitting := [one for one in offered if one.answer == wanted]:
                     boards[i] = board
-                    asked[i] = fitting[int(row[-1]) % len(fitting)]
+                    told[i] = [(kind, fitting[chance % len(fitting)])]
+                    self._ask_on(told[i], board, asked, chance)
             attempt += 1
-        return boards, [asked[i] for i in range(len(items))]
+        return boards, [one for i in range(len(items)) for one in told[i]]
+
+    def _ask_on(
+        self, told: list[tuple[int, Asked]], board: np.ndarray, asked: int, chance: int
+    ) -> None:
+        """Further questions about a board: of the kinds in turn, of no answer more than need be."""
+        offered = [list(ASK[kind](board)) for kind in self.kinds] if asked > 1 else []
+        first = told[0][0]
+        for number in range(1, asked):
+            for step in range(len(offered)):
+                kind = (first + number + step) % len(offered)
+                new = [one for one in offered[kind] if (kind, one) not in told]
+                if new:
+                    answers = sorted({one.answer for one in new})
+                    wanted = answers[(chance + number) % len(answers)]
+                    fitting = [one for one in new if one.answer == wanted]
+                    told.append((kind, fitting[chance // 7 % len(fitting)]))
+                    break
+            else:
+                told.append(told[number % len(told)])
 
     @staticmethod
     def _board(words: np.ndarray) -> np.ndarray:
@@ -193,12 +226,14 @@ def ask_shape(board: np.ndarray) -> Iterator[Asked]:
 
 
 def ask_count(board: np.ndarray) -> Iterator[Asked]:
-    _, colours = shapes_and_colours(board)
-    for colour in COLOUR_NAMES:
-        cells = tuple(cell for cell, own in enumerate(colours) if own == colour)
-        if len(cells) < len(COUNTS):
-            question = f"how many {colour} ones are there"
-            yield Asked(question, COUNTS[len(cells)], cells, ("how", "many", colour))
+    """Of colours and of shapes."""
+    shapes, colours = shapes_and_colours(board)
+    for names, known in ((colours, COLOUR_NAMES), (shapes, SHAPE_NAMES)):
+        for name in known:
+            cells = tuple(cell for cell, own in enumerate(names) if own == name)
+            if len(cells) < len(COUNTS):
+                question = f"how many {name} ones are there"
+                yield Asked(question, COUNTS[len(cells)], cells, ("how", "many", name))
 
 
 def ask_left(board: np.ndarray) -> Iterator[Asked]:

@@ -141,9 +141,13 @@ class ExampleBatches:
             yield self.batch(items)
 
     def batch(self, items: np.ndarray) -> Any:
-        """These examples: images normalised, rows of symbols cut to the longest of the batch."""
-        rows = torch.from_numpy(items)
-        parts = [None if part is None else self._ready(part[rows]) for part in self.examples]
+        """These examples: images normalised, rows of symbols cut to the longest of the batch. Of a
+        part with several rows an example, all of them."""
+        rows, n = torch.from_numpy(items), len(self.examples[0])
+        parts = [
+            None if part is None else self._ready(part.unflatten(0, (n, -1))[rows].flatten(0, 1))
+            for part in self.examples
+        ]
         return type(self.examples)(*parts)
 
     def _ready(self, part: Tensor) -> Tensor:

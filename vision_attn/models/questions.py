@@ -1,7 +1,7 @@
 """Answers to questions about images: two inputs, each attended to in the light of the other.
 
-Axes: b batch, i words of the question, n tokens of the image, h and w of their grid, d width,
-k answers, look: one of several sets of weights.
+Axes: b images, q = m b questions, i words of the question, n tokens of the image, h and w of their
+grid, d width, k answers, look: one of several sets of weights.
 """
 
 from collections.abc import Callable
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from vision_attn.attention import CoAttention, CoAttentionEnsemble, MemoryHops
 from vision_attn.models.encoders import ConvEncoder, ImageEncoder, Memory, RecurrentEncoder
 from vision_attn.models.rebuild import Rebuildable
-from vision_attn.types import Images, Logits
+from vision_attn.types import Images
 
-Question = Int[Tensor, "b i"]
+Question = Int[Tensor, "q i"]
 
 
 class Looks(NamedTuple):
-    """words (b look i): of each co-attention; maps (b look h w): the same, then each memory hop."""
+    """words (q look i): of each co-attention; maps (q look h w): the same, then each memory hop."""
 
     words: Tensor
     maps: Tensor
@@ -34,7 +34,8 @@ class QuestionAnswerer(Rebuildable):
     where there are hops. The answer is read from [c_q; c_k; u]; hops alone see all that is seen:
     [c_q; u].
 
-    answers: how many. The rest are factories; coattention: a list of them.
+    answers: how many. The rest are factories; coattention: a list of them. Of m b questions about b
+    images, the first m are about the first image, and so on.
     """
 
     def __init__(
@@ -68,13 +69,24 @@ class QuestionAnswerer(Rebuildable):
             nn.Linear(2 * dim, answers),
         )
 
-    def forward(self, image: Images, question: Question) -> Logits:
-        words, seen = self.question_encoder(question), self.image_encoder(image)
+    def forward(self, image: Images, question: Question) -> Float[Tensor, "q k"]:
+        words, seen = self._read(image, question)
         asked, found = self._contexts(words, seen)
         parts = [asked] if self.looks_by_hops_alone else [asked, found]
         if self.hops is not None and self.query is not None:
             parts.append(self.hops(self.query(asked)[:, None], seen.keys)[:, 0])
         return self.head(torch.cat(parts, dim=1))
+
+    def _read(self, image: Images, question: Question) -> tuple[Memory, Memory]:
+        """Each image is read once, however many questions there are about it."""
+        words, seen = self.question_encoder(question), self.image_encoder(image)
+        if len(image) == 0 or len(question) % len(image):
+            raise ValueError(
+                f"expected as many questions about each image, got {len(question)} questions about "
+                f"{len(image)} images"
+            )
+        each = len(question) // len(image)
+        return words, seen if each == 1 else Memory(*(x.repeat_interleave(each, 0) for x in seen))
 
     def _contexts(
         self, words: Memory, seen: Memory
@@ -85,10 +97,10 @@ class QuestionAnswerer(Rebuildable):
 
     def looks(self, image: Images, question: Question) -> Looks:
         """What the network looks at; no looks where it has neither co-attention nor hops."""
-        words, seen = self.question_encoder(question), self.image_encoder(image)
+        words, seen = self._read(image, question)
         size = (image.shape[-2], image.shape[-1])
-        over_words = words.tokens.new_zeros(len(image), 0, question.size(1))
-        over_image = [seen.keys.new_zeros(len(image), 0, seen.keys.size(1))]
+        over_words = words.tokens.new_zeros(len(question), 0, question.size(1))
+        over_image = [seen.keys.new_zeros(len(question), 0, seen.keys.size(1))]
         if isinstance(self.coattention, CoAttention):
             pair = self.coattention.weights(words.tokens, seen.keys, words.exists, seen.exists)
             over_words, found = (x[:, None] if x.ndim == 2 else x for x in pair)
