@@ -47,8 +47,9 @@ PAGE = """\
 # Sequences and two inputs, trained
 
 Each row is one `vision-attn fit --config configs/NAME.yaml` on examples that the package makes
-itself, one seed, on {machine}. The test examples were looked at once. *Exact* is the share of
-targets written without a mistake from end to end, by greedy decoding.
+itself, one seed. Minutes are those of training, on {machine}.
+The test examples were looked at once. *Exact* is the share of targets written without a mistake
+from end to end, by greedy decoding.
 """
 
 

@@ -133,6 +133,15 @@ def test_a_folder_without_frames_is_one_line(models, tmp_path, capsys):
         Video.folder(tmp_path / "nowhere", 5.0)
 
 
+def test_a_bad_frame_is_named_and_the_others_are_done(models, folder, frames, tmp_path, capsys):
+    (folder / "001.png").write_bytes(b"no frame")
+    out = tmp_path / "out"
+    assert explain(models("senet"), folder, "--frames", 5, "-o", out) == 1
+    assert f"{folder / '001.png'}: " in complaint(capsys)
+    assert len(np.load(out / "still.GradCAM.npy")) == len(frames) - 1
+    assert len(list(Video.file(out / "still.GradCAM.mp4"))) == len(frames) - 1
+
+
 def test_a_wrong_rate_is_one_line(models, folder, capsys):
     assert explain(models("senet"), folder, "--frames", "0") == 2
     assert "--frames: expected a number above 0, got '0'" in complaint(capsys)

@@ -39,6 +39,8 @@ def add_film(
         frames = min(video.frames, args.limit or video.frames)
         with options.Report(name, 2 * frames) as report:
             explained, stopped = explain_frames(video, album, args, report)
+            for problem in video.skipped.values():
+                report.problem(problem)
             results.add(Entry(str(path), paint(video, name, album, explained, report)))
     except (ValueError, OSError) as error:
         with options.Report(name, 0) as report:
@@ -48,7 +50,7 @@ def add_film(
     if stopped:
         raise KeyboardInterrupt(f"; the first {len(explained)} frames are in {album.folder}")
     print(f"{len(explained)} frames of {path} explained: {album.folder}")
-    return True
+    return not video.skipped
 
 
 def explain_frames(

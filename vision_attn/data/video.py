@@ -4,7 +4,7 @@ Axes: H, W height and width in pixels.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import cv2
@@ -21,11 +21,13 @@ class Video:
 
     path: a video file, or a folder of images, its frames in the order of their names.
     rate: frames a second; a video file says its own. frames: about how many there are.
+    skipped: images of a folder that were left out when it was iterated, and what was wrong.
     """
 
     path: Path
     rate: float
     frames: int
+    skipped: dict[Path, str] = field(default_factory=dict, compare=False)
 
     @classmethod
     def file(cls, path: Path) -> "Video":
@@ -49,9 +51,13 @@ class Video:
         return cls(path, rate, len(find_images([path])))
 
     def __iter__(self) -> Iterator[Image.Image]:
-        """Raises ImageError for a frame that cannot be read; a file that breaks off just ends."""
+        """Leaves out images of a folder that cannot be read; a file that breaks off just ends."""
         if self.path.is_dir():
-            yield from map(read_image, find_images([self.path]))
+            for path in find_images([self.path]):
+                try:
+                    yield read_image(path)
+                except ImageError as error:
+                    self.skipped[path] = str(error)
             return
         capture = _open(self.path)
         try:
