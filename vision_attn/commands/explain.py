@@ -13,6 +13,7 @@ from vision_attn.commands import options, pool
 
 if TYPE_CHECKING:
     from vision_attn.commands.album import Added, Album
+    from vision_attn.commands.results import Results
 
 Batch = Sequence[tuple[Path, str]]  # files, and names for their pictures
 
@@ -73,18 +74,39 @@ def run(args: argparse.Namespace) -> int:
 
     number, shards = args.shard
     every = [*files, *map(Path, films)]
-    names = file_names(every)
-    named = list(zip(files, names, strict=False))[number - 1 :: shards]
-    filmed = list(zip(every, names, strict=True))[len(files) :][number - 1 :: shards]
+    named = list(zip(every, file_names(every), strict=True))
+    photos, filmed = (
+        some[number - 1 :: shards] for some in (named[: len(files)], named[len(files) :])
+    )
     album = Album.of(args)
     lead = f"{album.style.meaning} What the network did not see is grey. Click to enlarge."
     results = Results(args, [str(file) for file in every], lead if args.page else None)
-    page = None
+    whole = explain_photos(photos, args, album, results, problems)
+    if paths or not films:
+        done = len(results.entries)
+        print(f"{done} of {len(photos)} images explained: {results.page or output}")
+    for path, name in filmed:
+        whole &= add_film(path, name, album, results, args)
+    if shards > 1 and results.end():
+        print(f"all {shards} shards are done and put together, in {output}")
+    elif shards > 1:
+        print(f"shard {number} of {shards} is done: the last to end puts them together")
+    return 0 if whole else 1
+
+
+def explain_photos(
+    photos: Batch,
+    args: argparse.Namespace,
+    album: "Album",
+    results: "Results",
+    problems: Sequence[str],
+) -> bool:
+    """Fill the album's folder with photos; whether that went well, and nothing had before."""
     try:
-        with options.Report("explaining", len(named)) as report:
+        with options.Report("explaining", len(photos)) as report:
             for problem in problems:
                 report.problem(problem)
-            for batch, added in answers(args, album, named):
+            for batch, added in answers(args, album, photos):
                 for entry in added.entries:
                     results.add(entry)
                 for problem in added.problems:
@@ -92,33 +114,22 @@ def run(args: argparse.Namespace) -> int:
                 report.done(len(batch))
     except KeyboardInterrupt:
         done = len(results.entries)
-        raise KeyboardInterrupt(f"; {done} images are done, in {output}") from None
+        raise KeyboardInterrupt(f"; {done} images are done, in {results.folder}") from None
     finally:
-        page = results.page()
-    if paths or not films:
-        print(f"{len(results.entries)} of {len(named)} images explained: {page or output}")
-    whole = [add_film(path, name, album, results, args) for path, name in filmed]
-    if shards > 1:
-        joined = results.end()
-        print(
-            f"all {shards} shards are done and put together, in {output}"
-            if joined
-            else f"shard {number} of {shards} is done: the last to end puts them together"
-        )
-    return 0 if all(whole) and not report.problems else 1
+        results.write_page()
+    return not report.problems
 
 
 def answers(
-    args: argparse.Namespace, album: "Album", named: Sequence[tuple[Path, str]]
+    args: argparse.Namespace, album: "Album", photos: Batch
 ) -> Iterator[tuple[Batch, "Added"]]:
-    """Batches of these files, and what came of each, from as many processes as are asked for."""
+    """Batches of photos, and what came of each, from as many processes as are asked for."""
     size = args.batch_size
-    batches = [named[start : start + size] for start in range(0, len(named), size)]
-    several = min(args.processes, len(batches)) > 1
-    done = (
-        pool.answers(adder, args, batches, args.processes) if several else map(album.add, batches)
-    )
-    yield from zip(batches, done, strict=True)
+    batches = [photos[start : start + size] for start in range(0, len(photos), size)]
+    if args.processes > 1 and len(batches) > 1:
+        yield from zip(batches, pool.answers(adder, args, batches, args.processes), strict=True)
+    else:
+        yield from zip(batches, map(album.add, batches), strict=True)
 
 
 def adder(args: argparse.Namespace) -> Callable[[Batch], "Added"]:

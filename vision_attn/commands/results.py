@@ -41,16 +41,13 @@ class Entry:
 class Results:
     """Keeps entries as they come; those of shards are put together by the one that ends last.
 
-    lead: the gallery's first sentence, None without a gallery. files: all there are, in their
-    order. shard: (number, of how many).
+    args: of the command line. files: all there are, in their order. lead: the gallery's first
+    sentence, None without a gallery. page: the gallery, when it is written.
     """
 
-    def __init__(
-        self,
-        args: argparse.Namespace,
-        files: Sequence[str],
-        lead: str | None,
-    ):
+    page: Path | None = None
+
+    def __init__(self, args: argparse.Namespace, files: Sequence[str], lead: str | None):
         self.folder, self.lead, self.title = Path(args.output), lead, f"Where {args.model} looks"
         self.number, self.shards = args.shard
         self.files = list(files)
@@ -71,11 +68,10 @@ class Results:
         with self.path.open("a", encoding="utf-8", errors="replace") as file:
             file.writelines(lines)
 
-    def page(self) -> Path | None:
-        """The gallery of the photos so far, where one is wanted."""
-        if self.lead is None or self.shards > 1:
-            return None
-        return self._gallery(self.entries)
+    def write_page(self) -> None:
+        """The gallery of the photos so far; of shards, `end` writes it."""
+        if self.shards == 1:
+            self._gallery(self.entries)
 
     def end(self) -> bool:
         """This shard is done. Puts all of them together, if that was the last."""
@@ -83,26 +79,27 @@ class Results:
             file.write(self.ended)
         entries: list[Entry] = []
         for number in range(1, self.shards + 1):
-            part = self.part(number)
-            lines = part.read_text(encoding="utf-8").splitlines(True) if part.is_file() else []
-            if not lines or lines[-1] != self.ended:
+            if not self.part(number).is_file():
                 return False
-            entries += [Entry.read(json.loads(line)) for line in lines[:-1]]
+            with self.part(number).open(encoding="utf-8") as file:
+                *lines, ended = [*file] or [""]
+            if ended != self.ended:
+                return False
+            entries += [Entry.read(json.loads(line)) for line in lines]
         order = {file: place for place, file in enumerate(self.files)}
         entries.sort(key=lambda entry: order[entry.file])
         whole = self.folder / f"results.jsonl.{self.number}"
         with whole.open("w", encoding="utf-8", errors="replace") as file:
             file.writelines(as_line(record) for entry in entries for record in entry.records)
         whole.replace(self.folder / "results.jsonl")
-        if self.lead is not None:
-            self._gallery(entries)
+        self._gallery(entries)
         return True
 
-    def _gallery(self, entries: Iterable[Entry]) -> Path:
-        rows = [entry.row for entry in entries if entry.row is not None]
-        return render.write_page(
-            self.folder, self.title, [render.Gallery("Photos", rows)], self.lead or ""
-        )
+    def _gallery(self, entries: Iterable[Entry]) -> None:
+        if self.lead is not None:
+            rows = [entry.row for entry in entries if entry.row is not None]
+            gallery = render.Gallery("Photos", rows)
+            self.page = render.write_page(self.folder, self.title, [gallery], self.lead)
 
 
 def as_line(value: dict[str, Any]) -> str:
