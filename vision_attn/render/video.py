@@ -1,4 +1,8 @@
-"""Pictures written as a video file."""
+"""Pictures written as a video file.
+
+OpenCV's own FFmpeg has no encoder for H.264. VP9 plays in browsers; where it is missing, MPEG-4
+plays in most players and in no browser.
+"""
 
 from pathlib import Path
 from types import TracebackType
@@ -38,13 +42,19 @@ class VideoWriter:
         even = np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
         if self.writer is None:
             self.size = (height, width)
-            code = cv2.VideoWriter.fourcc(*"mp4v")
-            self.writer = cv2.VideoWriter(str(self.path), code, self.rate, even.shape[1::-1])
-            if not self.writer.isOpened():
-                raise OSError(f"{self.path}: OpenCV cannot write this video")
+            self.writer = self._opened(even.shape[1::-1])
         if (height, width) != self.size:
             raise ValueError(
                 f"{self.path}: expected pictures of one size, {self.size[1]} x {self.size[0]} "
                 f"as the first, got {width} x {height}"
             )
         self.writer.write(np.ascontiguousarray(even[..., ::-1]))
+
+    def _opened(self, size: tuple[int, ...]) -> cv2.VideoWriter:
+        """A writer of pictures of that width and height."""
+        for codec in ("vp09", "mp4v"):
+            code = cv2.VideoWriter.fourcc(*codec)
+            writer = cv2.VideoWriter(str(self.path), code, self.rate, size)
+            if writer.isOpened():
+                return writer
+        raise OSError(f"{self.path}: OpenCV cannot write this video")
