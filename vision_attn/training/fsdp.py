@@ -1,5 +1,6 @@
 """Networks too large for one device: every process holds a share of the weights."""
 
+from functools import partial
 from typing import Any
 
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
@@ -22,6 +23,9 @@ class FSDP2(ModelParallelStrategy):
     def setup_environment(self) -> None:
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
+        module: Any = self.lightning_module
+        # A hook of the class would have weight averaging warn in every run, sharded or not.
+        module.configure_model = partial(shard, module.network, self.device_mesh["data_parallel"])
 
 
 StrategyRegistry.register("fsdp2", FSDP2, description=FSDP2.__doc__ or "")

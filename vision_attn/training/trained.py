@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from vision_attn.training.fsdp import shard
 from vision_attn.training.parameters import parameter_groups
 from vision_attn.training.schedules import CosineDecay
 
@@ -44,10 +43,6 @@ class Trained(LightningModule):
         self.optimizer = optimizer
         self.schedule = schedule
         self.layer_decay = layer_decay
-
-    def configure_model(self) -> None:
-        if self.device_mesh is not None:  # under FSDP2
-            shard(self.network, self.device_mesh["data_parallel"])
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         steps = self.trainer.estimated_stepping_batches
