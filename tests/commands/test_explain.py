@@ -13,6 +13,7 @@ from PIL import Image
 
 from vision_attn.cli import main
 from vision_attn.commands.explain import file_names
+from vision_attn.commands.results import title
 from vision_attn.explain import GradCAM
 from vision_attn.hub import load_model
 
@@ -260,6 +261,15 @@ def test_the_batch_size_changes_nothing(models, photos, tmp_path):
             np.testing.assert_allclose(
                 np.load(path), np.load(tmp_path / size / path.name), rtol=1e-3, atol=1e-5
             )
+
+
+def test_a_gallery_names_the_end_of_a_checkpoints_path(tmp_path):
+    (tmp_path / "run/version_0").mkdir(parents=True)
+    (tmp_path / "run/version_0/best.ckpt").touch()
+    assert title(str(tmp_path / "run/version_0/best.ckpt")) == (
+        "Where run/version_0/best.ckpt looks"
+    )
+    assert title("timm:vit_small_patch16_224") == "Where timm:vit_small_patch16_224 looks"
 
 
 def test_names_of_pictures_tell_files_apart():

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vision_attn import render
 from vision_attn.commands import options
+from vision_attn.commands.results import title
 from vision_attn.data.images import ImageError, read_image
 from vision_attn.hub import LoadedSequences, load_sequences
 from vision_attn.models import ImageEncoder, QuestionAnswerer, SequenceModel, greedy
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     (output / "results.jsonl").write_text(lines, encoding="utf-8")
     if args.page:
-        render.write_page(output, f"Where {args.model} looks", [render.Gallery("Inputs", rows)])
+        render.write_page(output, title(args.model), [render.Gallery("Inputs", rows)])
     return 1 if report.problems else 0
 
 

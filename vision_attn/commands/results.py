@@ -48,7 +48,7 @@ class Results:
     page: Path | None = None
 
     def __init__(self, args: argparse.Namespace, files: Sequence[str], lead: str | None):
-        self.folder, self.lead, self.title = Path(args.output), lead, f"Where {args.model} looks"
+        self.folder, self.lead, self.title = Path(args.output), lead, title(args.model)
         self.number, self.shards = args.shard
         self.files = list(files)
         own = ("output", "shard", "processes", "batch_size", "device")
@@ -104,3 +104,9 @@ class Results:
 
 def as_line(value: dict[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False) + "\n"
+
+
+def title(model: str) -> str:
+    """Of the gallery: the end of a checkpoint's path says which it is."""
+    named = "/".join(Path(model).parts[-3:]) if Path(model).is_file() else model
+    return f"Where {named} looks"
