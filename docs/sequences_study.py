@@ -39,7 +39,14 @@ from vision_attn.types import PAD
 HERE = Path(__file__).parent
 DATES = ("additive", "general", "transformer", "none")
 STRINGS = ("global", "local_monotonic", "local_predictive", "transformer", "vit")
-QUESTIONS = ("parallel", "alternating", "interactive", "maxpool", "hops")
+QUESTIONS = (
+    "parallel",
+    "alternating",
+    "attention_over_attention",
+    "interactive",
+    "maxpool",
+    "hops",
+)
 DATE = "Tuesday, March 3rd, 1998 until the 5th of January 2004"
 QUESTION = "what colour is the one left of the {}"
 
