@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-PART = 1 << 20  # scores worked on at a time: they stay in cache
+PART = 1 << 21  # scores worked on at a time: they stay in cache
 
 
 def softmax_attention(
@@ -41,11 +41,11 @@ def masked_products_are_faster(q: Tensor, k: Tensor) -> bool:
 def by_products(q: Tensor, k: Tensor, v: Tensor, dropout: float, scale: float) -> Tensor:
     """Product, softmax, product, for a few heads, or a few queries of one, at a time."""
     heads = torch.broadcast_shapes(q.shape[:2], k.shape[:2], v.shape[:2])
-    q, k, v = (x.expand(*heads, -1, -1).flatten(0, 1) for x in (q * scale, k, v))
+    q, k, v = (x.expand(*heads, -1, -1).flatten(0, 1) for x in (q, k, v))
     part, rows = max(1, PART // (q.size(1) * k.size(1))), max(1, PART // k.size(1))
     contexts = []
     for q_part, k_part, v_part in zip(q.split(part), k.split(part), v.split(part), strict=True):
-        weights = (torch.bmm(some, k_part.mT).softmax(-1) for some in q_part.split(rows, dim=1))
+        weights = (scores(s, k_part, scale).softmax(-1) for s in q_part.split(rows, dim=1))
         contexts.append(joined([F.dropout(a, dropout) @ v_part for a in weights], dim=1))
     return joined(contexts, dim=0).unflatten(0, heads)
 
@@ -58,6 +58,11 @@ def by_masked_products(
     bias = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(~mask, lowest)
     weights = ((q * scale) @ k.mT + bias).softmax(-1)
     return (F.dropout(weights, dropout) @ v).masked_fill(~mask.any(-1, keepdim=True), 0)
+
+
+def scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """scale q k', (b i d), (b j d) -> (b i j), scaled inside the product."""
+    return torch.baddbmm(q.new_zeros(()), q, k.mT, beta=0, alpha=scale)
 
 
 def joined(parts: list[Tensor], dim: int) -> Tensor:
