@@ -39,7 +39,7 @@ FAMILIES = {
     "resnet": ("senet", "senet_cbam", "senet_spatial"),
     "plain_cnn": ("spatial_cnn", "spatial_cnn_cbam"),
 }  # fmt: skip
-CIFAR10 = {"vit": "vit_cifar10", "resnet": "senet_cifar10", "plain_cnn": "spatial_cnn_cifar10"}
+CIFAR10 = {"vit": "vit_cifar10", "resnet": "senet_cifar10", "plain_cnn": "senet_cifar10"}
 PARTS = ("attention", "pool", "gate")
 
 

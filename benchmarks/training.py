@@ -3,9 +3,10 @@
     python benchmarks/training.py [vit] [senet] [fit] [data]     (default: all)
 
 Networks that are compared have the same weights, and their losses are compared before the clock
-starts. A round trains each of them for `--steps` steps, in turns; the best of `--rounds` counts.
-Each line: milliseconds a step, GF/s (three forward passes), percent of the machine's own peak in a
-matrix product of that number format, and the ratio to ours.
+starts. A round trains each of them for `--steps` steps, in turns.
+Each line: milliseconds a step (fastest, median and slowest round); by the median, GF/s (three
+forward passes), percent of the machine's own peak in a matrix product of that number format, and
+the ratio to ours.
 
 vit: ViT-Ti/4 at 32 px. senet: SE-ResNet-18 at 32 px, and the same without gates. fit: Lightning's
 fit with everything `vision-attn fit` adds, against a raw loop. data: `benchmarks/data.py`.
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import data as data_benchmark
 import timm
@@ -86,21 +88,28 @@ def check_losses(runners: list[Runner], images: Tensor, labels: Tensor) -> None:
     print(f"{len(losses)} networks of the same weights: loss {losses[0]:.4f}")
 
 
+def milliseconds(seconds: list[float]) -> str:
+    """The fastest, the median and the slowest."""
+    low, middle, high = (1000 * of(seconds) for of in (min, median, max))
+    return f"{low:8.1f} {middle:8.1f} {high:8.1f} ms"
+
+
 def compare(runners: list[Runner], options: argparse.Namespace) -> None:
     """The first one is ours."""
     images, labels = batch(options.batch_size)
     for runner in runners:
         runner.step(images, labels)
-    best = [float("inf")] * len(runners)
+    times: list[list[float]] = [[] for _ in runners]
     for _ in range(options.rounds):
-        for i, runner in enumerate(runners):
-            best[i] = min(best[i], runner.seconds(images, labels, options.steps))
-    for runner, seconds in zip(runners, best, strict=True):
+        for runner, seen in zip(runners, times, strict=True):
+            seen.append(runner.seconds(images, labels, options.steps))
+    for runner, seen in zip(runners, times, strict=True):
+        seconds = median(seen)
         rate = 3 * forward_flops(runner.network, images[:1]) * len(images) / seconds
         peak = options.peak[runner.dtype]
-        ratio = "" if runner is runners[0] else f"{seconds / best[0]:.2f}x ours"
+        ratio = "" if runner is runners[0] else f"{seconds / median(times[0]):.2f}x ours"
         print(
-            f"  {runner.name:44} {1000 * seconds:8.1f} ms {rate / 1e9:6.0f} GF/s"
+            f"  {runner.name:44} {milliseconds(seen)} {rate / 1e9:6.0f} GF/s"
             f" {rate / peak:5.0%}  {ratio}"
         )
 
@@ -214,14 +223,14 @@ def fit(options: argparse.Namespace) -> None:
         return clock.seconds
 
     ways: dict[str, Callable[[str], float]] = {"a raw loop": raw, "fit": ours}
-    best = dict.fromkeys(ways, float("inf"))
+    times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(options.rounds):
         for name, way in ways.items():
             with tempfile.TemporaryDirectory() as folder:
-                best[name] = min(best[name], way(folder))
-    for name, seconds in best.items():
-        ratio = f"{seconds / best['a raw loop']:.3f}x a raw loop"
-        print(f"  {name:44} {1000 * seconds:8.2f} ms  {ratio}")
+                times[name].append(way(folder))
+    for name, seen in times.items():
+        ratio = f"{median(seen) / median(times['a raw loop']):.3f}x a raw loop"
+        print(f"  {name:44} {milliseconds(seen)}  {ratio}")
 
 
 def data(options: argparse.Namespace) -> None:
