@@ -6,7 +6,7 @@ import torch
 from vision_attn.cli import main
 from vision_attn.models import (
     ConvEmbed,
-    FastSENet,
+    FastCNN,
     SEResNet,
     SpatialCNN,
     TimmModel,
@@ -18,7 +18,7 @@ NETWORKS = {
     "vit": lambda: ViT(16, 4, 5, dim=12, depth=2, heads=3, registers=1),
     "compact": lambda: ViT(16, 4, 5, 12, 1, pool="mean", class_token=False, embed=ConvEmbed),
     "senet": lambda: SEResNet(5, layers=(1, 1, 1, 1), widths=(8, 8, 8, 8)),
-    "fast": lambda: FastSENet(5, widths=(8, 8)),
+    "fast": lambda: FastCNN(5, widths=(8, 8)),
     "spatial": lambda: SpatialCNN(5, widths=(4, 8)),
     "timm": lambda: TimmModel("resnet10t", 5, model_args={"stem_width": 8}),
 }

@@ -11,7 +11,7 @@ from torch.optim import SGD
 from torch.utils.flop_counter import FlopCounterMode
 
 from vision_attn.data import GrowingSize, ImageData, Planted, Source, Splits, TensorSet
-from vision_attn.models import FastSENet, SEResNet, ViT, Whitening
+from vision_attn.models import FastCNN, SEResNet, ViT, Whitening
 from vision_attn.training import (
     BalancedCrossEntropy,
     ConstantRate,
@@ -90,14 +90,14 @@ def test_balanced_cross_entropy_weighs_classes_by_their_data(trainer, tmp_path):
 
 def test_the_first_layer_is_whitened_before_the_run_and_kept_when_it_resumes(trainer, tmp_path):
     data = partial(ImageData, Planted(16, train=40, val=8, test=8), batch_size=20)
-    model = ImageClassifier(FastSENet(widths=(8, 8, 8)))
+    model = ImageClassifier(FastCNN(widths=(8, 8, 8)))
     trainer(max_epochs=1, callbacks=[Whiten()]).fit(model, datamodule=data())
     images, _ = (given := data()).examples(40, given.splits.train)
     layer, expected = model.network.whitening, Whitening()
     expected.fit(images)
     assert torch.equal(layer.conv.weight, expected.conv.weight)
     kept = layer.conv.weight.clone()
-    resumed = ImageClassifier(FastSENet(widths=(8, 8, 8)))
+    resumed = ImageClassifier(FastCNN(widths=(8, 8, 8)))
     run = trainer("again", max_epochs=2, callbacks=[Whiten(images=13)])
     run.fit(resumed, datamodule=data(), ckpt_path=tmp_path / "run/last.ckpt")
     assert torch.equal(resumed.network.whitening.conv.weight, kept)

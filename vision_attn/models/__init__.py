@@ -10,7 +10,7 @@ from vision_attn.models.encoders import (
     ViTEncoder,
 )
 from vision_attn.models.errors import ModelError
-from vision_attn.models.fast_senet import FastSENet, Whitening
+from vision_attn.models.fast_cnn import FastCNN, Whitening
 from vision_attn.models.pooled_cnn import PooledCNN
 from vision_attn.models.questions import QuestionAnswerer
 from vision_attn.models.rebuild import build, describe

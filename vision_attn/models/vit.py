@@ -45,15 +45,20 @@ class ConvEmbed(nn.Module):
 
     Hassani et al. 2021, Compact Convolutional Transformers (arXiv:2104.05704). Its tokens overlap,
     and a small set of small images teaches it more than it does bare patches. `dim` channels come
-    out of the last convolution, half as many out of the one before, and so on.
+    out of the last convolution, half as many out of those one halving before, and so on.
+
+    depth: convolutions a halving, which comes after the first. norm: each has a batch norm.
     """
 
-    def __init__(self, dim: int, patch_size: int = 4):
+    def __init__(self, dim: int, patch_size: int = 4, depth: int = 1, norm: bool = False):
         super().__init__()
         halvings = patch_size.bit_length() - 1
         if patch_size != 2**halvings or patch_size < 2:
             raise ValueError(f"patch_size must be a power of 2, at least 2, got {patch_size}")
-        widths = [max(1, dim >> i) for i in range(halvings)][::-1]
+        if depth < 1:
+            raise ValueError(f"depth must be at least 1, got {depth}")
+        self.depth = depth
+        widths = [max(1, dim >> i) for i in range(halvings) for _ in range(depth)][::-1]
         convs = [
             nn.Conv2d(c_in, c_out, 3, padding=1, bias=False)
             for c_in, c_out in zip([3, *widths], widths, strict=False)
@@ -61,11 +66,15 @@ class ConvEmbed(nn.Module):
         for conv in convs:
             nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
         self.convs = nn.ModuleList(convs)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(c) if norm else nn.Identity() for c in widths)
 
     def forward(self, images: Images) -> Tokens:
         x = images
-        for conv in self.convs:
-            x = F.max_pool2d(F.relu(conv(x)), 3, stride=2, padding=1)
+        for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            x = conv(x)
+            if i % self.depth == 0:  # before norm and relu, which have a fourth as much to do
+                x = F.max_pool2d(x, 3, stride=2, padding=1)
+            x = F.relu(norm(x))
         return rearrange(x, "b d h w -> b (h w) d")
 
 

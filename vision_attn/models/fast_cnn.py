@@ -70,12 +70,13 @@ class WideBlock(nn.Module):
         return self.gate(F.gelu(self.bn2(self.conv2(x))))
 
 
-class FastSENet(Rebuildable):
-    """Whitened patches, three wide blocks, the maximum over places, a linear classifier.
+class FastCNN(Rebuildable):
+    """Whitened patches, wide blocks, the maximum over places, a linear classifier.
 
     The network of Jordan 2024 (arXiv:2404.00498), "94 % on CIFAR-10 in 3.29 seconds on a single
-    GPU", with a gate at the end of each block, which starts as the identity where it can. Call
-    `whitening.fit` on training images first: `vision_attn.training.Whiten` does.
+    GPU", with a gate, of channels or of places, at the end of each block, which starts as the
+    identity where it can. Call `whitening.fit` on training images first:
+    `vision_attn.training.Whiten` does.
 
     widths: channels of each block. gate: called as `gate(channels=c)`. memory: how much of their
     running statistics the norms keep at each step. gain: what the logits are multiplied by.

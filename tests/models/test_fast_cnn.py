@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from vision_attn.attention import CBAM, NoGate
-from vision_attn.models import ConvEmbed, FastSENet, ViT, Whitening, build, describe
+from vision_attn.models import ConvEmbed, FastCNN, ViT, Whitening, build, describe
 
 
 def test_whitened_patches_are_uncorrelated_with_variance_one():
@@ -18,9 +18,9 @@ def test_whitened_patches_are_uncorrelated_with_variance_one():
     assert layer.conv.bias.requires_grad
 
 
-def test_fast_senet_is_its_formula_and_starts_as_the_same_without_gates():
+def test_fast_cnn_is_its_formula_and_starts_as_the_same_without_gates():
     torch.manual_seed(3)
-    network = FastSENet(num_classes=7, widths=(5, 11)).eval()
+    network = FastCNN(num_classes=7, widths=(5, 11)).eval()
     images = torch.randn(2, 3, 32, 32)
     x = F.gelu(network.whitening.conv(images))
     for block in network.blocks:
@@ -28,7 +28,7 @@ def test_fast_senet_is_its_formula_and_starts_as_the_same_without_gates():
         x = F.gelu(block.bn2(block.conv2(x)))
     expected = x.flatten(2).max(2).values @ network.fc.weight.T / 9
     torch.testing.assert_close(network(images), expected)
-    bare = FastSENet(num_classes=7, widths=(5, 11), gate=NoGate).eval()
+    bare = FastCNN(num_classes=7, widths=(5, 11), gate=NoGate).eval()
     bare.load_state_dict(network.state_dict(), strict=False)
     torch.testing.assert_close(bare(images), expected)
     first = network.blocks[1].conv2.weight
@@ -36,8 +36,8 @@ def test_fast_senet_is_its_formula_and_starts_as_the_same_without_gates():
 
 
 @pytest.mark.parametrize("gate", [CBAM, NoGate])
-def test_fast_senet_is_rebuilt_from_its_description(gate):
-    network = FastSENet(widths=(5, 7), gate=gate).eval()
+def test_fast_cnn_is_rebuilt_from_its_description(gate):
+    network = FastCNN(widths=(5, 7), gate=gate).eval()
     again = build(describe(network)).eval()
     again.load_state_dict(network.state_dict())
     images = torch.randn(2, 3, 24, 32)
@@ -56,6 +56,24 @@ def test_tokens_of_convolutions_lie_where_patches_would():
     for size in (0, 1, 6):
         with pytest.raises(ValueError, match=f"power of 2, at least 2, got {size}"):
             ConvEmbed(12, size)
+
+
+def test_tokens_of_several_convolutions_a_halving_with_norms():
+    torch.manual_seed(5)
+    embed = ConvEmbed(dim=10, patch_size=4, depth=2, norm=True)
+    assert [c.out_channels for c in embed.convs] == [5, 5, 10, 10]
+    for norm in embed.norms:  # statistics and a positive scale that are not the start's
+        nn.init.uniform_(norm.weight, 0.5, 2)
+        nn.init.normal_(norm.running_mean)
+        nn.init.uniform_(norm.running_var, 0.5, 2)
+    images = torch.randn(2, 3, 20, 28)
+    x = images
+    for i, (conv, norm) in enumerate(zip(embed.convs, embed.eval().norms, strict=True)):
+        x = norm(conv(x)).relu()
+        x = x if i % 2 else F.max_pool2d(x, 3, 2, 1)
+    torch.testing.assert_close(embed(images), x.flatten(2).mT)
+    with pytest.raises(ValueError, match="depth must be at least 1, got 0"):
+        ConvEmbed(12, depth=0)
 
 
 def test_a_compact_vit_learns_drops_patches_and_is_rebuilt():
