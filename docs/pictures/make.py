@@ -3,6 +3,10 @@
 heatmaps.jpg   three planted images, their masks and their maps
 forming.jpg    the ViT's attention epoch by epoch
 inspect.jpg    the interactive page, where Chromium is installed
+
+and, with `python docs/pictures/make.py cifar10`, from the newest runs of three of the configs:
+
+cifar10.png    the learning curves and confusion matrix of each
 """
 
 import shutil
@@ -11,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from vision_attn import inspect, load_model, render
 from vision_attn.commands.explained import Request
@@ -19,8 +23,11 @@ from vision_attn.data import planted
 from vision_attn.explain import parse_method
 
 HERE = Path(__file__).parent
-DEMO = HERE.parent.parent / "outputs" / "demo"
+OUTPUTS = HERE.parent.parent / "outputs"
+DEMO = OUTPUTS / "demo"
 SHOWN = (0, 6, 13)  # test images
+CIFAR10 = ("vit_cifar10", "senet_cifar10_fast", "spatial_cnn_cifar10")
+WIDTH = 1400  # pixels
 MAPS = (
     ("ViT", "vit", "Rollout"),
     ("SENet", "senet", "GradCAM"),
@@ -74,7 +81,49 @@ def photo_of(test: planted.PlantedImages, at: int) -> Image.Image:
     return Image.fromarray(test.images[at].permute(1, 2, 0).numpy())
 
 
+def cifar10() -> None:
+    """How each learned, a row each; below, what they mix up."""
+    strips: list[list[Image.Image]] = []
+    matrices = []
+    for config in CIFAR10:
+        runs = sorted(OUTPUTS.glob(f"{config}/version_*/confusion_matrix.png"), key=age)
+        if not runs:
+            sys.exit(f"expected a run: vision-attn fit --config configs/{config}.yaml")
+        curves = Image.open(runs[-1].with_name("learning_curves.png")).convert("RGB")
+        strips += [[heading(config)], [scaled(curves, 270 / curves.height)]]
+        matrix = Image.open(runs[-1]).convert("RGB")
+        matrices.append(scaled(matrix, WIDTH / len(CIFAR10) / matrix.width))
+    strips += [[heading(config, WIDTH // len(CIFAR10)) for config in CIFAR10], matrices]
+    picture = Image.new("RGB", (WIDTH, sum(strip[0].height for strip in strips)), "white")
+    top = 0
+    for strip in strips:
+        left = 0
+        for part in strip:
+            picture.paste(part, (left, top))
+            left += part.width
+        top += strip[0].height
+    picture.save(HERE / "cifar10.png", optimize=True)
+    print(HERE / "cifar10.png")
+
+
+def heading(text: str, width: int = WIDTH) -> Image.Image:
+    line = Image.new("RGB", (width, 40), "white")
+    font = render.fonts.pil_font(text, 18, bold=True)
+    ImageDraw.Draw(line).text((12, 12), text, "black", font)
+    return line
+
+
+def scaled(picture: Image.Image, factor: float) -> Image.Image:
+    return picture.resize((round(picture.width * factor), round(picture.height * factor)))
+
+
+def age(path: Path) -> float:
+    return path.stat().st_mtime
+
+
 def main() -> None:
+    if sys.argv[1:] == ["cifar10"]:
+        return cifar10()
     if not (DEMO / "vit" / "best.ckpt").is_file():
         sys.exit(f"expected the networks of `make demo` in {DEMO}: run it first")
     test = planted.paint(0, max(SHOWN) + 1, split="test")
