@@ -124,6 +124,17 @@ def test_sampled_hard_draws_by_softmax_in_training_and_takes_the_best_after_it()
     assert (normalizer.eval()(row.expand(7, 4)).argmax(-1) == 3).all()
 
 
+def test_sampled_hard_reads_the_expected_value_for_a_share_of_the_images() -> None:
+    scores = torch.randn(5003, 3, 7)
+    weights = SampledHard(expected=0.3)(scores)
+    drawn = (weights.amax(-1) == 1).all(-1)
+    assert abs((~drawn).float().mean() - 0.3) < 0.03
+    torch.testing.assert_close(weights[~drawn], scores[~drawn].softmax(-1))
+    assert (SampledHard(expected=1.0)(scores[0, 0]) == scores[0, 0].softmax(-1)).all()
+    with pytest.raises(ValueError, match="expected must be from 0 to 1, a share of a batch, got 2"):
+        SampledHard(expected=2)
+
+
 def test_sampled_hard_has_a_gradient() -> None:
     scores = torch.randn(SHAPE, requires_grad=True)
     (SampledHard()(scores) * torch.randn(SHAPE)).sum().backward()

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from vision_attn.attention.checks import above_zero
 from vision_attn.attention.masks import check_mask
 
+TINY = torch.finfo(torch.float32).tiny
+
 
 class Normalizer(nn.Module, ABC):
     """Weights from scores, over the last axis; mask: True where a query may attend."""
@@ -80,10 +82,24 @@ class SampledHard(Hard):
 
     Gumbel-softmax, straight-through, Jang et al. 2017: the gradient is that of
     softmax((e + g) / T) with Gumbel noise g. The idea, trained by REINFORCE, is Xu et al. 2015.
+
+    expected: the share of a training batch that reads the expected value, softmax(e), instead of a
+    draw (section 4.1 there): draws alone begin by reading anything, and may never learn.
     """
+
+    def __init__(self, temperature: int | float = 1.0, expected: int | float = 0.0):
+        super().__init__(temperature)
+        if not 0 <= expected <= 1:
+            raise ValueError(f"expected must be from 0 to 1, a share of a batch, got {expected}")
+        self.expected = expected
 
     def normalize(self, scores: Float[Tensor, "*lead j"]) -> Float[Tensor, "*lead j"]:
         if self.training:
             noise = torch.empty_like(scores, dtype=torch.float32).exponential_()
-            scores = scores - noise.clamp(min=torch.finfo(torch.float32).tiny).log()
+            drawn = super().normalize(scores - noise.clamp(min=TINY).log())
+            if self.expected == 0:
+                return drawn
+            one_an_image = scores.shape[:-1][:1] + (1,) * (scores.ndim - 1)
+            soft = torch.rand(one_an_image or 1, device=scores.device) < self.expected
+            return torch.where(soft, scores.softmax(-1), drawn)
         return super().normalize(scores)
