@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from torch import nn
 
 from vision_attn.training.precision import native_precision
 
@@ -138,11 +139,13 @@ class LastCheckpoint(ModelCheckpoint):
 
 
 class ChannelsLast(Callback):
-    """Stores the weights channels-last where that is faster: with native bfloat16.
+    """Stores the kernels channels-last where that is faster: with native bfloat16.
 
     Convolutions then run channels-last from the first layer on, about twice as fast.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if native_precision(trainer.strategy.root_device.type) == "bf16-mixed":
-            pl_module.to(memory_format=torch.channels_last)
+            for module in pl_module.modules():
+                if isinstance(module, nn.Conv2d):
+                    module.to(memory_format=torch.channels_last)

@@ -78,5 +78,5 @@ class SeveralViews(Callback):
     def _log(self, stage: str, pl_module: LightningModule) -> None:
         """Of all processes."""
         if self.top1 is not None:
-            pl_module.log(f"{stage}/top1_views", self.top1.compute())
+            pl_module.log(f"{stage}/top1_views", self.top1.compute(), sync_dist=True)
             self.top1 = None
