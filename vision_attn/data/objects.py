@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from vision_attn.data import painting
-from vision_attn.data.canvas import REACH, Pose, background, pixels_around
+from vision_attn.data.canvas import REACH, Pose, background, pixels_around, plane
 from vision_attn.data.draws import Items, bits, uniforms
 
 SHAPES = (
@@ -23,6 +23,8 @@ SHAPES = (
 HUES = {"red": 0.0, "blue": 0.62, "yellow": 0.15, "green": 0.36}
 SHAPE_NAMES = [shape.__name__ for shape in SHAPES]
 COLOUR_NAMES = list(HUES)
+TEXTURE_NAMES = list(painting.TEXTURES)
+PERIOD = 0.36  # of a texture, in square roots of the object's area
 
 Numbers = Float[Tensor, " n"]
 Kinds = Int[Tensor, " n"]
@@ -59,10 +61,12 @@ class Scene:
         scale: Numbers,
         shape: Kinds,
         colour: Kinds,
+        texture: Kinds | None = None,
     ) -> None:
         """Object `number` where it is `there`: its centre and the root of its area in pixels.
 
-        Takes four random numbers: angle, hue, saturation and value.
+        Takes four random numbers: angle, hue, saturation and value; for a texture, in near-white or
+        near-black ink, three more: where its pattern begins, and which ink.
         """
         height, width = self.owner.shape[1:]
         upright = 1 / 8
@@ -77,6 +81,13 @@ class Scene:
         window = (image, slice(None), rows[..., None], columns[:, None])
         under = self.canvas[window]  # n side side 3
         rgb = self._rgb(colour)[:, None, None]
+        if texture is not None:
+            u = across / PERIOD + plane(next(self.draw))
+            v = down / PERIOD + plane(next(self.draw))
+            pattern = painting.by_kind(tuple(painting.TEXTURES.values()), texture, u, v)
+            pattern = painting.coverage(pattern * plane(scale * PERIOD))[..., None]
+            ink = torch.where(next(self.draw) < 0.5, 0.05, 0.95)[:, None, None, None]
+            rgb = rgb + (ink - rgb) * pattern
         self.canvas[window] = under + (rgb - under) * painting.coverage(edge)[..., None]
         own = (image, rows[..., None], columns[:, None])
         self.owner[own] = self.owner[own].where(edge > 0, number)

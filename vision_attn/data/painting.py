@@ -80,6 +80,15 @@ def plain(u: Plane, v: Plane) -> Plane:
     return torch.ones_like(u)
 
 
+TEXTURES = {
+    "striped": stripes,
+    "dotted": dots,
+    "checked": checks,
+    "latticed": lattice,
+    "plain": plain,
+}
+
+
 def by_kind(
     functions: tuple[Callable[[Plane, Plane], Plane], ...], kinds: Tensor, x: Plane, y: Plane
 ) -> Plane:

@@ -29,14 +29,7 @@ Cue = Literal["none", "agree", "contradict"]
 Split = Literal["train", "val", "test"]
 
 SHAPES = (painting.disk, painting.cross)
-TEXTURES = {
-    "striped": painting.stripes,
-    "dotted": painting.dots,
-    "checked": painting.checks,
-    "latticed": painting.lattice,
-    "plain": painting.plain,
-}
-CLASSES = [f"{texture} {shape.__name__}" for shape, texture in product(SHAPES, TEXTURES)]
+CLASSES = [f"{texture} {shape.__name__}" for shape, texture in product(SHAPES, painting.TEXTURES)]
 
 SCALE = 0.38, 0.50  # square root of the object's area, as a share of the image's shorter side
 DISTRACTORS = 3
@@ -175,10 +168,11 @@ def _object(canvas: Tensor, draw: Iterator[Tensor], labels: Tensor) -> Tensor:
     height, width = canvas.shape[2:]
     pose = _pose(draw, (height, width), SCALE)
     x, y = pose.axes(torch.arange(height)[None], torch.arange(width)[None])
-    shape = painting.by_kind(SHAPES, labels // len(TEXTURES), x, y) * plane(pose.scale)
+    textures = tuple(painting.TEXTURES.values())
+    shape = painting.by_kind(SHAPES, labels // len(textures), x, y) * plane(pose.scale)
     u, v = x / PERIOD + plane(next(draw)), y / PERIOD + plane(next(draw))
-    kinds = labels % len(TEXTURES)
-    texture = painting.by_kind(tuple(TEXTURES.values()), kinds, u, v) * plane(pose.scale * PERIOD)
+    texture = painting.by_kind(textures, labels % len(textures), u, v)
+    texture = texture * plane(pose.scale * PERIOD)
     body, ink = _bright(draw), _ink(draw)
     colour = as_colour(body) + as_colour(ink - body) * painting.coverage(texture)[:, None]
     canvas += (colour - canvas) * painting.coverage(shape)[:, None]

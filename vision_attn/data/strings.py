@@ -4,19 +4,25 @@ Axes: n images, h height, w width, t objects of a row.
 """
 
 from itertools import product
+from typing import Literal
 
 import numpy as np
 import torch
 
 from vision_attn.data.canvas import REACH
 from vision_attn.data.draws import Items, uniforms
-from vision_attn.data.objects import COLOUR_NAMES, SHAPE_NAMES, Scene
+from vision_attn.data.objects import COLOUR_NAMES, SHAPE_NAMES, TEXTURE_NAMES, Scene
 from vision_attn.data.planted import CHUNK
 from vision_attn.data.preprocess import Preprocess
 from vision_attn.data.sequences import SPECIAL, ExampleSource, Pairs, Split, Vocabulary
 from vision_attn.types import PAD, STOP
 
-NAMES = Vocabulary(f"{c} {s}" for c, s in product(COLOUR_NAMES[:2], SHAPE_NAMES))
+Told = Literal["shape", "texture"]
+NAMES: dict[Told, Vocabulary] = {
+    "shape": Vocabulary(f"{c} {s}" for c, s in product(COLOUR_NAMES[:2], SHAPE_NAMES)),
+    "texture": Vocabulary(f"{c} {t}" for c, t in product(COLOUR_NAMES[:2], TEXTURE_NAMES)),
+}
+KINDS = len(SHAPE_NAMES)  # as many as textures
 PITCH = 24  # pixels from one object to the next, at least; the height of the image
 SCALE = 10.5, 12.5  # root of an object's area, in pixels
 
@@ -24,8 +30,9 @@ SCALE = 10.5, 12.5  # root of an object's area, in pixels
 class PlantedStrings(ExampleSource):
     """Rows of 1 to `most` objects at uneven distances -> their names in order.
 
-    A name is a colour of two and a shape of five. Images are 24 pixels high, and wide enough for
-    `most` objects and one more. Image i of a split is a function of (seed, split, i, most) alone.
+    A name is a colour of two and a shape of five, or a texture of five on any shape: a shape is
+    read at its outline, a texture inside it. Images are 24 pixels high, and wide enough for `most`
+    objects and one more. Image i of a split is a function of (seed, split, i, most, told_by) alone.
     """
 
     def __init__(
@@ -35,11 +42,12 @@ class PlantedStrings(ExampleSource):
         val: int = 500,
         test: int = 1_000,
         seed: int = 0,
+        told_by: Told = "shape",
     ) -> None:
         super().__init__(train, val, test, seed)
         if not 1 <= most <= 64:
             raise ValueError(f"most must be from 1 to 64 objects, got {most}")
-        self.most = most
+        self.most, self.told_by = most, told_by
 
     @property
     def size(self) -> tuple[int, int]:
@@ -47,7 +55,7 @@ class PlantedStrings(ExampleSource):
 
     @property
     def vocabularies(self) -> dict[str, Vocabulary]:
-        return {"target": NAMES}
+        return {"target": NAMES[self.told_by]}
 
     @property
     def preprocess(self) -> Preprocess:
@@ -65,7 +73,7 @@ class PlantedStrings(ExampleSource):
         """These images: their pixels, their names, and which object each pixel belongs to."""
         n, most = len(items), self.most
         count = 1 + (uniforms((*key, 2), items, 1)[:, 0] * most).long()
-        kinds = (uniforms((*key, 3), items, most) * 2 * len(SHAPE_NAMES)).long()
+        kinds = (uniforms((*key, 3), items, most) * 2 * KINDS).long()
         step = torch.arange(most)
         there = step < count[:, None]
         # Half a pitch of play an object, as far as the image has room, shared out at random.
@@ -75,11 +83,16 @@ class PlantedStrings(ExampleSource):
         scale = SCALE[0] + (SCALE[1] - SCALE[0]) * uniforms((*key, 5), items, most)
         margin = scale * REACH
         y = margin + uniforms((*key, 6), items, most) * (PITCH - 2 * margin)
-        scene = Scene(items, self.size, key, 4 * most)
+        colours, shapes, textures = kinds // KINDS, kinds % KINDS, None
+        if self.told_by == "texture":
+            textures = shapes
+            shapes = (uniforms((*key, 7), items, most) * KINDS).long()
+        scene = Scene(items, self.size, key, 7 * most)
         for t in range(most):
-            colour, shape = kinds[:, t] // len(SHAPE_NAMES), kinds[:, t] % len(SHAPE_NAMES)
             where = x[:, t].clamp(max=self.size[1] - PITCH / 2)
-            scene.put(t + 1, there[:, t], y[:, t], where, scale[:, t], shape, colour)
+            texture = None if textures is None else textures[:, t]
+            looks = shapes[:, t], colours[:, t], texture
+            scene.put(t + 1, there[:, t], y[:, t], where, scale[:, t], *looks)
         target = torch.full((n, most + 1), PAD)
         target[:, :most] = (kinds + SPECIAL).where(there, PAD)
         target[torch.arange(n), count] = STOP
