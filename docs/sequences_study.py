@@ -29,6 +29,7 @@ from vision_attn.commands.alignments import of_image, of_question, of_text
 from vision_attn.commands.score_show import markdown_table
 from vision_attn.data import Dates, ExampleSource, PlantedQuestions, PlantedStrings
 from vision_attn.data.sequences import ExampleBatches
+from vision_attn.data.strings import Told
 from vision_attn.data.tensors import InOrder
 from vision_attn.evaluate import paired_bootstrap
 from vision_attn.hub import load_sequences
@@ -38,7 +39,19 @@ from vision_attn.types import PAD
 
 HERE = Path(__file__).parent
 DATES = ("additive", "general", "transformer", "none")
-STRINGS = ("global", "local_monotonic", "local_predictive", "transformer", "vit")
+STRINGS = (
+    "global",
+    "local_monotonic",
+    "local_predictive",
+    "transformer",
+    "vit",
+    "hard",
+    "textured",
+)
+SHOWN: dict[str, Told] = {
+    "global_strings": "shape",
+    "textured_strings": "texture",
+}  # and what its objects are told by
 QUESTIONS = (
     "parallel",
     "alternating",
@@ -155,16 +168,7 @@ def dates(runs: Path, pictures: Path) -> str:
 
 def strings(runs: Path, pictures: Path) -> str:
     found = list(runs_of(runs, "strings", STRINGS))
-    best = max(found, key=lambda run: run.told.get("test/pointing", 0))
-    source = PlantedStrings(train=1, test=20)
-    photo = source.examples("test")[0][7].permute(1, 2, 0).numpy()
-    loaded = best.loaded
-    image = loaded.preprocess(Image.fromarray(photo))[None]
-    _, shown = of_image(
-        loaded.network, loaded, photo, image,
-        lambda values: loaded.preprocess.to_original(values, photo.shape[1::-1]),
-    )  # fmt: skip
-    render.save(shown["steps"], pictures / "strings.png")
+    overlays = "".join(looked(run, SHOWN[run.name], pictures) for run in found if run.name in SHOWN)
     head = ["config", "parameters", "minutes", "exact", "middle in the object", "on the object"]
     rows = [run.row("test/exact", "test/pointing", "test/touching") for run in found]
     return f"""
@@ -173,10 +177,25 @@ def strings(runs: Path, pictures: Path) -> str:
 {markdown_table(head, rows)}
 
 Where the largest cell of the map of step t lies: the share of steps where its middle is in the mask
-of object t, and where it covers any of that mask.
+of object t, and where it covers any of that mask. A cell is 4 pixels wide, an object about 12.
+Shapes are read at their outlines, half of a cell outside; the textures of `textured_strings`, on
+objects of any shape, are read inside them. `hard_strings` reads one cell a step, which sees 14
+pixels, and reads it as well from beside the object.
+{overlays}"""
 
-![Where {best.name} looked for each word it wrote](pictures/strings.png)
-"""
+
+def looked(run: Run, told_by: Told, pictures: Path) -> str:
+    """A picture of where it looked for each word of one row, for the page."""
+    photo = PlantedStrings(train=1, test=20, told_by=told_by).examples("test").source[7]
+    photo = photo.permute(1, 2, 0).numpy()
+    loaded = run.loaded
+    image = loaded.preprocess(Image.fromarray(photo))[None]
+    _, shown = of_image(
+        loaded.network, loaded, photo, image,
+        lambda values: loaded.preprocess.to_original(values, photo.shape[1::-1]),
+    )  # fmt: skip
+    render.save(shown["steps"], pictures / f"{run.name}.png")
+    return f"\n![Where {run.name} looked for each word it wrote](pictures/{run.name}.png)\n"
 
 
 def questions(runs: Path, pictures: Path) -> str:

@@ -9,13 +9,17 @@ and, with `python docs/pictures/make.py cifar10`, from the newest runs of three 
 cifar10.png    the learning curves and confusion matrix of each
 """
 
+import csv
+import json
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
-from PIL import Image, ImageDraw
+from matplotlib.ticker import MaxNLocator
+from PIL import Image
 
 from vision_attn import inspect, load_model, render
 from vision_attn.commands.explained import Request
@@ -27,7 +31,6 @@ OUTPUTS = HERE.parent.parent / "outputs"
 DEMO = OUTPUTS / "demo"
 SHOWN = (0, 6, 13)  # test images
 CIFAR10 = ("vit_cifar10", "senet_cifar10_fast", "spatial_cnn_cifar10")
-WIDTH = 1400  # pixels
 MAPS = (
     ("ViT", "vit", "Rollout"),
     ("SENet", "senet", "GradCAM"),
@@ -82,39 +85,31 @@ def photo_of(test: planted.PlantedImages, at: int) -> Image.Image:
 
 
 def cifar10() -> None:
-    """How each learned, a row each; below, what they mix up."""
-    strips: list[list[Image.Image]] = []
-    matrices = []
-    for config in CIFAR10:
+    """A column a config: how it learned, and what it mixes up."""
+    figure, axes = plt.subplots(
+        2, len(CIFAR10), figsize=(14, 6.6), dpi=100, height_ratios=(1, 2), layout="constrained"
+    )
+    for config, top, below in zip(CIFAR10, *axes, strict=True):
         runs = sorted(OUTPUTS.glob(f"{config}/version_*/confusion_matrix.png"), key=age)
         if not runs:
             sys.exit(f"expected a run: vision-attn fit --config configs/{config}.yaml")
-        curves = Image.open(runs[-1].with_name("learning_curves.png")).convert("RGB")
-        strips += [[heading(config)], [scaled(curves, 270 / curves.height)]]
-        matrix = Image.open(runs[-1]).convert("RGB")
-        matrices.append(scaled(matrix, WIDTH / len(CIFAR10) / matrix.width))
-    strips += [[heading(config, WIDTH // len(CIFAR10)) for config in CIFAR10], matrices]
-    picture = Image.new("RGB", (WIDTH, sum(strip[0].height for strip in strips)), "white")
-    top = 0
-    for strip in strips:
-        left = 0
-        for part in strip:
-            picture.paste(part, (left, top))
-            left += part.width
-        top += strip[0].height
-    picture.save(HERE / "cifar10.png", optimize=True)
+        told = json.loads(runs[-1].with_name("summary.json").read_text())
+        with runs[-1].with_name("metrics.csv").open() as file:
+            logged = list(csv.DictReader(file))
+        for stage, style in (("train", "-"), ("val", "--")):
+            shares = [float(row[f"{stage}/top1"]) for row in logged if row.get(f"{stage}/top1")]
+            if shares:
+                top.plot(range(1, len(shares) + 1), shares, style, label=stage)
+        top.plot(told["epochs"], told["test/top1"], "k*", label="test", clip_on=False)
+        top.set_title(f"{config}: {told['minutes']:.0f} minutes", loc="left", weight="bold")
+        top.set(xlabel="epoch", ylabel="top-1 accuracy", ylim=(0.3, 1))
+        top.xaxis.set_major_locator(MaxNLocator(integer=True))
+        top.grid(alpha=0.3)
+        top.legend(frameon=False, loc="lower right")
+        below.imshow(plt.imread(runs[-1]))
+        below.set_axis_off()
+    figure.savefig(HERE / "cifar10.png")
     print(HERE / "cifar10.png")
-
-
-def heading(text: str, width: int = WIDTH) -> Image.Image:
-    line = Image.new("RGB", (width, 40), "white")
-    font = render.fonts.pil_font(text, 18, bold=True)
-    ImageDraw.Draw(line).text((12, 12), text, "black", font)
-    return line
-
-
-def scaled(picture: Image.Image, factor: float) -> Image.Image:
-    return picture.resize((round(picture.width * factor), round(picture.height * factor)))
 
 
 def age(path: Path) -> float:
