@@ -38,6 +38,16 @@ def test_hidden_matrices_move_as_with_torchs_muon():
     torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=0)
 
 
+def test_normed_weights_step_from_the_norm_of_the_square_root_of_their_rows():
+    weight = nn.Parameter(17 * torch.randn(7, 3, 3, 3))
+    start = weight.detach().flatten(1)
+    start = start * 7**0.5 / start.square().sum().sqrt()
+    weight.grad = torch.randn(7, 3, 3, 3)
+    step = orthogonal(weight.grad.flatten(1))
+    MuonAdamW([{"params": [weight], "hidden": True}], lr=0.3, weight_decay=0.0, normed=True).step()
+    torch.testing.assert_close(weight.detach().flatten(1), start - 0.3 * step)
+
+
 def test_the_rest_moves_as_with_adamw():
     ours, theirs = network(), network()
     muon = MuonAdamW(parameter_groups(ours), adam_lr=0.01, betas=(0.8, 0.9), weight_decay=0.1)
@@ -86,11 +96,12 @@ def mesh():
     distributed.destroy_process_group()
 
 
-def test_weights_in_shares_move_as_whole_ones(mesh):
+@pytest.mark.parametrize("normed", [False, True])
+def test_weights_in_shares_move_as_whole_ones(mesh, normed):
     whole, shared = network(), network()
     fully_shard(shared, mesh=mesh)
     for net in (whole, shared):
-        muon = MuonAdamW(parameter_groups(net), lr=0.1)
+        muon = MuonAdamW(parameter_groups(net), lr=0.1, normed=normed)
         step(net, muon)
         step(net, muon)
     for name, weight in whole.named_parameters():

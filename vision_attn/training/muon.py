@@ -18,7 +18,9 @@ class MuonAdamW(AdamW):
     Muon, Jordan 2024 (kellerjordan.github.io/posts/muon): with the momentum m <- mu m + g,
     W <- (1 - lr wd) W - lr sqrt(max(1, rows / columns)) orthogonal(g + mu m). A convolution kernel
     is the matrix of out channels x everything else; `torch.optim.Muon` takes no kernels.
-    lr is Muon's, adam_lr AdamW's; schedules scale both.
+    lr is Muon's, adam_lr AdamW's; schedules scale both. normed: before each step W is scaled to the
+    norm sqrt(rows) (Jordan's airbench94_muon), so that lr alone says how far a step goes: for
+    matrices whose size means nothing, as a batch norm follows them.
     """
 
     def __init__(
@@ -29,9 +31,11 @@ class MuonAdamW(AdamW):
         momentum: float = 0.95,
         betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.01,
+        normed: bool = False,
     ):
         super().__init__(params, lr=adam_lr, betas=betas, weight_decay=weight_decay)
         self.defaults["momentum"] = momentum
+        self.normed = normed
         for group in self.param_groups:
             group["momentum"] = momentum
             if group.setdefault("hidden", False):
@@ -64,6 +68,8 @@ class MuonAdamW(AdamW):
             state["momentum"].mul_(group["momentum"]).add_(weight.grad)
             ahead = weight.grad.add(state["momentum"], alpha=group["momentum"]).flatten(1)
             size = max(1, ahead.shape[0] / ahead.shape[1]) ** 0.5
+            if self.normed:
+                weight.mul_(weight.shape[0] ** 0.5 / weight.norm().clamp(min=1e-7))
             weight.mul_(1 - group["lr"] * group["weight_decay"])
             weight.add_(_orthogonal(ahead).view_as(weight), alpha=-group["lr"] * size)
 
