@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from vision_attn.explain.modules import modules_of
 from vision_attn.explain.options import conform
 from vision_attn.types import Heatmaps, Images, Logits, TokenLayout
 
@@ -107,16 +108,14 @@ class Explainer(ABC):
 @contextmanager
 def untouched(network: nn.Module) -> Iterator[None]:
     """The network in eval mode; afterwards every module's train/eval flag as it was."""
-    flags = [(module, module.training) for module in network.modules()]
-    if not any(training for _, training in flags):
-        yield
-        return
+    training = [module for module in modules_of(network) if module.training]
     try:
-        network.eval()
+        if training:
+            network.eval()
         yield
     finally:
-        for module, training in flags:
-            module.training = training
+        for module in training:
+            module.training = True
 
 
 @contextmanager

@@ -38,18 +38,17 @@ def product(
     b: Float[Tensor, "b head d j"],
     name: str,
     room: Room | None,
+    alpha: float = 1.0,
     plus: Float[Tensor, "b head i 1"] | None = None,
+    beta: float = 1.0,
 ) -> Float[Tensor, "b head i j"]:
-    """a b + plus, in the room if one is given."""
-    if room is None:
-        return a @ b if plus is None else a @ b + plus
-    out = room.tile(name, (*a.shape[:3], b.shape[3]), a)
-    flat, parts = out.flatten(0, 1), (a.flatten(0, 1), b.flatten(0, 1))
+    """alpha a b + beta plus, in the room if one is given."""
+    shape = (*a.shape[:3], b.shape[3])
+    out = None if room is None else room.tile(name, shape, a).flatten(0, 1)
     if plus is None:
-        torch.bmm(*parts, out=flat)
-    else:
-        torch.baddbmm(plus.flatten(0, 1), *parts, out=flat)
-    return out
+        plus, beta = a.new_empty(1, 1, 1, 1), 0.0
+    a, b, plus = a.flatten(0, 1), b.flatten(0, 1), plus.flatten(0, 1)
+    return torch.baddbmm(plus, a, b, beta=beta, alpha=alpha, out=out).view(shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +109,9 @@ class AttentionCall(ABC):
 
     def full(self) -> "AttentionCall":
         """The same in the dtype of its weights, so that tiles need not convert."""
-        return self if self.v is None else replace(self, v=self.v.to(self.dtype))
+        if self.v is None or self.v.dtype == self.dtype:
+            return self
+        return replace(self, v=self.v.to(self.dtype))
 
     @property
     def batch(self) -> int:
@@ -178,9 +179,8 @@ class Fused(AttentionCall):
         rows: slice | Tensor = ALL,
         room: Room | None = None,
     ) -> Float[Tensor, "b head i j"]:
-        q, k = self.q[images, heads][:, :, rows], self.k[images, heads]
-        q, k = q.to(self.dtype) * self.scale, k.to(self.dtype)
-        scores = product(q, k.mT, "weights", room)
+        q, k = self.q[images, heads, rows].to(self.dtype), self.k[images, heads].to(self.dtype)
+        scores = product(q, k.mT, "weights", room, self.scale)
         if self.mask is not None:
             mask = self.mask.expand(self.batch, self.heads, *self.mask.shape[-2:])[images, heads]
             mask = mask[:, :, rows] if mask.shape[2] > 1 else mask
@@ -202,9 +202,9 @@ class Fused(AttentionCall):
         room: Room | None = None,
     ) -> Float[Tensor, "b head i j"]:
         if self.lse is not None:
-            q, k = self.q[images, heads][:, :, rows], self.k[images, heads][:, :, keys]
-            less = self.lse[images, heads][:, :, rows, None] * -LOG2_E
-            return product(q * (self.scale * LOG2_E), k.mT, "weights", room, less).exp2_()
+            q, k = self.q[images, heads, rows], self.k[images, heads, keys]
+            lse, alpha = self.lse[images, heads, rows, None], self.scale * LOG2_E
+            return product(q, k.mT, "weights", room, alpha, lse, -LOG2_E).exp2_()
         scores = self.scores(images, heads, rows, room)
         if self.mask is None:
             return torch.softmax(scores, -1, out=scores)[..., keys]
@@ -216,8 +216,9 @@ class Fused(AttentionCall):
         return self.lse is None
 
     def full(self) -> "AttentionCall":
-        v = None if self.v is None else self.v.to(self.dtype)
-        return replace(self, v=v, q=self.q.to(self.dtype), k=self.k.to(self.dtype))
+        if self.q.dtype == self.k.dtype == self.dtype:
+            return super().full()
+        return replace(super().full(), q=self.q.to(self.dtype), k=self.k.to(self.dtype))
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,7 +38,7 @@ class Through:
     take: float
 
     def mix(self, r: After, pulled: After) -> After:
-        return self.keep * r + self.take * pulled
+        return (self.keep * r).add_(pulled, alpha=self.take)
 
 
 @dataclass(frozen=True)

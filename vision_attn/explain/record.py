@@ -18,6 +18,7 @@ from functools import cache
 from torch import nn
 
 from vision_attn.attention import Attend, Readout
+from vision_attn.explain.modules import modules_of
 from vision_attn.explain.recorder import Part, Record, Recorder
 
 # What modules call their query and key projections: one name for both, or a pair.
@@ -44,7 +45,7 @@ def record_attention(
     recorder = Recorder(frozenset(keep))
     hooks: list = []
     try:
-        for name, module in network.named_modules():
+        for module, name in modules_of(network).items():
             if attends(module):
                 hooks += [
                     module.register_forward_pre_hook(recorder.enters(name, module)),
@@ -66,12 +67,12 @@ def attends(module: nn.Module) -> bool:
     """Whether a module itself projects to queries and keys."""
     if isinstance(module, Attend | Readout):
         return True
-    return _projects(frozenset(module._modules.keys() | module._parameters.keys()))
+    return _projects((*module._modules, *module._parameters))
 
 
 @cache
-def _projects(names: frozenset[str]) -> bool:
-    return any(projections <= names for projections in PROJECTIONS)
+def _projects(names: tuple[str, ...]) -> bool:
+    return any(projections.issubset(names) for projections in PROJECTIONS)
 
 
 def calls_attention(module: nn.Module) -> bool:

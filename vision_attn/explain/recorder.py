@@ -26,6 +26,7 @@ Part = Literal["v", "context", "scores"]
 
 NORM = {F.layer_norm, F.rms_norm}
 SOFTMAX = {torch.softmax, Tensor.softmax, F.softmax}
+SEEN = {F.scaled_dot_product_attention, F.multi_head_attention_forward, *NORM, *SOFTMAX}
 PRODUCT = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm}
 
 
@@ -59,6 +60,8 @@ class Recorder(TorchFunctionMode):
         self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func not in SEEN and not self.softmaxed.data:
+            return func(*args, **kwargs)
         if self.told:
             if func is not F.scaled_dot_product_attention:
                 return func(*args, **kwargs)

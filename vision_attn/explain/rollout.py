@@ -15,6 +15,7 @@ Axes: b batch, s rows carried, n tokens, i queries, j keys, t rows of a tile, he
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 import torch
@@ -212,7 +213,7 @@ def head_shares(call: AttentionCall, gradient: PerHead, images: int) -> Float[Te
 
 def checked(pulled: Tensor, r: Tensor, call: AttentionCall) -> Tensor:
     """The rows, with a warning where they do not sum to what went in."""
-    off = (pulled.sum(-1) - r.sum(-1)).abs().max().item()
+    off = torch.dist(pulled.sum(-1), r.sum(-1), inf).item()
     if off > TOLERANCE:
         warnings.warn(
             f"{call.module}: shares that should sum to 1 are off by {off:.1e}: its attention "

@@ -72,7 +72,7 @@ def pull(
         for first in range(0, call.keys, width):
             key = slice(first, first + width)
             weights = call.weights(image, head, at, key, room)
-            out[image][..., key] += rows @ weights.flatten(1, 2)
+            out[image, :, key].baddbmm_(rows, weights.flatten(1, 2))
     return out
 
 
@@ -138,8 +138,11 @@ def row_tiles(call: AttentionCall, live: Tensor | None) -> Iterator[tuple[slice,
 
 def support(r: Rows) -> Tensor | None:
     """The positions that are not 0 in every row; None where that is most of them."""
+    half = r.shape[2] // 2
+    if r.count_nonzero() > half * r.shape[0] * r.shape[1]:  # so some row alone has more than half
+        return None
     live = (r != 0).flatten(0, 1).any(0).nonzero()[:, 0]
-    return live if len(live) <= r.shape[2] // 2 else None
+    return live if len(live) <= half else None
 
 
 def threshold(call: AttentionCall, fuse: Fuse, share: float, windows: int) -> Float[Tensor, " b"]:

@@ -17,9 +17,12 @@ from torch.nn import functional as F
 
 from vision_attn.explain.calls import AttentionCall
 from vision_attn.explain.chain import Chain, Link, Merge, Windows
+from vision_attn.explain.modules import modules_of
 from vision_attn.types import TokenLayout
 
 Pair = tuple[int, int]
+
+SWINS = {"SwinTransformer", "SwinTransformerV2"}
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,13 @@ class Block:
 
 def swin_plan(network: nn.Module) -> list[Block | None] | None:
     """The blocks of a Swin in order, None for a merging of patches; None where it is no Swin."""
-    for module in network.modules():
-        kind = (type(module).__module__.partition(".")[0], type(module).__name__)
-        if kind in (("timm", "SwinTransformer"), ("timm", "SwinTransformerV2")):
-            return list(_timm(module))
-        if kind == ("torchvision", "SwinTransformer"):
-            return list(_torchvision(module))
+    for module in modules_of(network):
+        if type(module).__name__ in SWINS:
+            package = type(module).__module__.partition(".")[0]
+            if package == "timm":
+                return list(_timm(module))
+            if package == "torchvision":
+                return list(_torchvision(module))
     return None
 
 
