@@ -1,6 +1,6 @@
 """How fast networks train: ours against timm's and vit-pytorch's, in one process.
 
-    python benchmarks/training.py [vit] [senet] [fit] [data]     (default: all)
+    python benchmarks/training.py [vit] [compiled] [senet] [fit] [data]     (default: all)
 
 Networks that are compared have the same weights, and their losses are compared before the clock
 starts. A round trains each of them for `--steps` steps, in turns.
@@ -8,7 +8,8 @@ Each line: milliseconds a step (fastest, median and slowest round); by the media
 forward passes), percent of the machine's own peak in a matrix product of that number format, and
 the ratio to ours.
 
-vit: ViT-Ti/4 at 32 px. senet: SE-ResNet-18 at 32 px, and the same without gates. fit: Lightning's
+vit: ViT-Ti/4 at 32 px; compiled: the same by torch.compile, which takes minutes and needs a C++
+compiler. senet: SE-ResNet-18 at 32 px, and the same without gates. fit: Lightning's
 fit with everything `vision-attn fit` adds, against a raw loop. data: `benchmarks/data.py`.
 """
 
@@ -43,16 +44,19 @@ LAST = torch.channels_last
 
 @dataclass
 class Runner:
-    """A network in training, in its way: number format, memory format."""
+    """A network in training, in its way: number format, memory format, compiled or not."""
 
     name: str
     network: nn.Module
     dtype: torch.dtype = torch.float32
     layout: torch.memory_format = torch.contiguous_format
+    compiled: bool = False
 
     def __post_init__(self) -> None:
         self.network.to(memory_format=self.layout).train()
         self.optimizer = AdamW(self.network.parameters(), lr=1e-4, fused=True)
+        if self.compiled:
+            self.network.compile()
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         with torch.autocast("cpu", self.dtype, enabled=self.dtype != torch.float32):
@@ -78,8 +82,8 @@ def batch(size: int) -> tuple[Tensor, Tensor]:
 
 
 def check_losses(runners: list[Runner], images: Tensor, labels: Tensor) -> None:
-    """All networks, in evaluation and in fp32, have the same loss."""
-    with torch.no_grad():
+    """All networks, in evaluation, in fp32 and as they are written, have the same loss."""
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         losses = [F.cross_entropy(r.network.eval()(images), labels).item() for r in runners]
     for runner, loss in zip(runners, losses, strict=True):
         runner.network.train()
@@ -114,8 +118,8 @@ def compare(runners: list[Runner], options: argparse.Namespace) -> None:
         )
 
 
-def vit(options: argparse.Namespace) -> None:
-    print("ViT-Ti/4 at 32 px")
+def vit(options: argparse.Namespace, compiled: bool = False) -> None:
+    print(f"ViT-Ti/4 at 32 px{', compiled' if compiled else ''}")
     create = partial(timm.create_model, "vit_tiny_patch16_224", img_size=32, patch_size=4)
     theirs = create(num_classes=10)
 
@@ -125,11 +129,15 @@ def vit(options: argparse.Namespace) -> None:
         network.load_state_dict(theirs.state_dict())
         return network
 
-    same = [
-        Runner("ours, bf16", vit_from_timm(theirs), torch.bfloat16),
-        Runner("timm, defaults (fp32)", timms(True)),
-        Runner("timm, bf16", timms(True), torch.bfloat16),
-        Runner("timm, bf16, attention not fused", timms(False), torch.bfloat16),
+    bf16 = partial(Runner, dtype=torch.bfloat16)
+    same = [bf16("ours, bf16", vit_from_timm(theirs), compiled=compiled)]
+    if compiled:
+        same += [bf16("ours, bf16, not compiled", vit_from_timm(theirs))]
+    else:
+        same += [Runner("timm, defaults (fp32)", timms(True))]
+    same += [
+        bf16("timm, bf16", timms(True), compiled=compiled),
+        bf16("timm, bf16, attention not fused", timms(False), compiled=compiled),
     ]
     set_fused_attn(True)
     check_losses(same, *batch(options.batch_size))
@@ -140,7 +148,8 @@ def vit(options: argparse.Namespace) -> None:
     else:  # two more norms, no bias of queries, keys and values: its losses are its own
         args = {"image_size": 32, "patch_size": 4, "num_classes": 10}
         network = TheirViT(**args, dim=192, depth=12, heads=3, mlp_dim=768)
-        same.append(Runner("vit-pytorch, bf16 (same sizes, own weights)", network, torch.bfloat16))
+        name = "vit-pytorch, bf16 (same sizes, own weights)"
+        same.append(bf16(name, network, compiled=compiled))
     compare(same, options)
 
 
@@ -244,7 +253,8 @@ def data(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parts = {"vit": vit, "senet": senet, "fit": fit, "data": data}
+    compiled = partial(vit, compiled=True)
+    parts = {"vit": vit, "compiled": compiled, "senet": senet, "fit": fit, "data": data}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)}")
     parser.add_argument("--batch-size", type=int, default=128)

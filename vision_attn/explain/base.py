@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from vision_attn.explain.modules import modules_of
+from vision_attn.explain.modules import modules_of, uncompiled
 from vision_attn.explain.options import conform
 from vision_attn.types import Heatmaps, Images, Logits, TokenLayout
 
@@ -107,12 +107,13 @@ class Explainer(ABC):
 
 @contextmanager
 def untouched(network: nn.Module) -> Iterator[None]:
-    """The network in eval mode; afterwards every module's train/eval flag as it was."""
+    """The network in eval mode and as it is written; then every train/eval flag as it was."""
     training = [module for module in modules_of(network) if module.training]
     try:
         if training:
             network.eval()
-        yield
+        with uncompiled():
+            yield
     finally:
         for module in training:
             module.training = True

@@ -218,7 +218,8 @@ class Fused(AttentionCall):
     def full(self) -> "AttentionCall":
         if self.q.dtype == self.k.dtype == self.dtype:
             return super().full()
-        return replace(super().full(), q=self.q.to(self.dtype), k=self.k.to(self.dtype))
+        v = None if self.v is None else self.v.to(self.dtype)
+        return replace(self, v=v, q=self.q.to(self.dtype), k=self.k.to(self.dtype))
 
 
 @dataclass(frozen=True, eq=False)

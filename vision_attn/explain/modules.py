@@ -1,12 +1,24 @@
-"""The modules of a network, found fast: explainers look through them several times a map."""
+"""What explainers need of any network: its modules, and its code run as it is written."""
 
+import sys
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
 from torch import nn
+
+
+def uncompiled() -> AbstractContextManager:
+    """What `torch.compile` made runs as it is written, so that hooks and modes see all of it."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and its import takes a second
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")
 
 
 def modules_of(network: nn.Module) -> dict[nn.Module, str]:
     """Every module once, in the order of `network.named_modules()`, and its name.
 
-    torch's own walk passes each module up through a generator for every level above it.
+    Fast, as several walks are made a map: torch's own passes each module up through a generator
+    for every level above it.
     """
     found: dict[nn.Module, str] = {}
 

@@ -18,7 +18,7 @@ from functools import cache
 from torch import nn
 
 from vision_attn.attention import Attend, Readout
-from vision_attn.explain.modules import modules_of
+from vision_attn.explain.modules import modules_of, uncompiled
 from vision_attn.explain.recorder import Part, Record, Recorder
 
 # What modules call their query and key projections: one name for both, or a pair.
@@ -51,7 +51,7 @@ def record_attention(
                     module.register_forward_pre_hook(recorder.enters(name, module)),
                     module.register_forward_hook(recorder.leaves(name), with_kwargs=True),
                 ]
-        with recorder:
+        with recorder, uncompiled():
             yield recorder.record
     finally:
         for hook in hooks:

@@ -8,6 +8,7 @@ from vision_attn.training.callbacks import (
     best_checkpoint,
 )
 from vision_attn.training.classifier import ImageClassifier
+from vision_attn.training.compiling import Compile
 from vision_attn.training.finetuning import FrozenTrunk
 from vision_attn.training.fsdp import FSDP2
 from vision_attn.training.losses import BalancedCrossEntropy

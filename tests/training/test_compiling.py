@@ -1,0 +1,78 @@
+"""A compiled network trains as it would without."""
+
+from functools import partial
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.optim import SGD
+
+from vision_attn.training import Compile, ImageClassifier
+
+
+class Stances(Callback):
+    """Whether the network runs compiled: in training, and while it validates."""
+
+    def __init__(self):
+        self.stances = {"train": set(), "validate": set()}
+
+    def _note(self, stage, module):
+        compiled = module.network._compiled_call_impl is not None
+        stance = torch._dynamo.eval_frame._stance.stance
+        self.stances[stage].add(compiled and stance != "force_eager")
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self._note("train", pl_module)
+
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+        self._note("validate", pl_module)
+
+
+@pytest.mark.compiled
+def test_a_compiled_network_ends_with_the_same_weights(trainer, small_vit, stripes, tmp_path):
+    def fit(name, *callbacks):
+        torch.manual_seed(0)
+        model = ImageClassifier(small_vit(), partial(SGD, lr=0.1))
+        trainer(name, max_epochs=2, callbacks=list(callbacks)).fit(model, datamodule=stripes())
+        return model
+
+    plain, seen = fit("plain"), Stances()
+    compiled = fit("compiled", Compile(backend="aot_eager"), seen)
+    assert seen.stances == {"train": {True}, "validate": {False}}
+    assert compiled.network._compiled_call_impl is None
+    torch.testing.assert_close(compiled.state_dict(), plain.state_dict())
+    saved = torch.load(tmp_path / "compiled/last.ckpt", weights_only=True)["state_dict"]
+    assert saved.keys() == plain.state_dict().keys()
+
+
+@pytest.mark.compiled
+def test_what_compiles_is_one_graph(small_vit):
+    counter = CompileCounterWithBackend("aot_eager")
+    network = small_vit().train()
+    network.compile(backend=counter, fullgraph=True)
+    network(torch.randn(2, 3, 8, 8)).sum().backward()
+    assert counter.frame_count == 1
+
+
+def test_without_a_compiler_it_says_so(trainer, small_vit, stripes, monkeypatch):
+    from torch._inductor import cpp_builder
+
+    def nothing():
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", nothing)
+    with pytest.raises(OSError, match=r"needs a C[+][+] compiler, and none was found: install"):
+        trainer(callbacks=[Compile()]).fit(ImageClassifier(small_vit()), datamodule=stripes())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"backend": "tvn"}, "backend must be one of .*inductor.*, got 'tvn'"),
+        ({"mode": "fast"}, "mode must be one of default, .*, got 'fast'"),
+    ],
+)
+def test_options_that_torch_does_not_know(options, words):
+    with pytest.raises(ValueError, match=words):
+        Compile(**options)
