@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from vision_attn import attention as mechanisms
 from vision_attn.attention import MultiHeadAttention
 from vision_attn.explain import record_attention
-from vision_attn.explain.calls import Fused, Room
+from vision_attn.explain.calls import Fused, Room, WrittenOut
 from vision_attn.models import ViT
 
 
@@ -43,6 +43,43 @@ def qkv(b=2, h=3, i=5, j=7, d=11, e=11, dtype=torch.float64):
         torch.randn(b, h, j, d, dtype=dtype),
         torch.randn(b, h, j, e, dtype=dtype),
     )
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_short_sequences_are_written_out_where_their_weights_are_wanted(scale):
+    module = Calls(partial(F.scaled_dot_product_attention, scale=scale))
+    q, k, v = qkv()
+    fused, expected = recorded(module, q, k, v, keep=())
+    record, context = recorded(module, q, k, v, keep=["weights"])
+    (call,) = record.calls
+    assert isinstance(call, WrittenOut)
+    assert call.sums_to_one
+    torch.testing.assert_close(context, expected)
+    torch.testing.assert_close(call.weights(), fused.calls[0].weights())
+
+
+def _with_gradients(module, *args):
+    with torch.enable_grad(), record_attention(module, ["weights"]) as record:
+        module(*args)
+    return record
+
+
+def test_attention_is_written_out_only_where_it_is_plain_exact_short_and_without_gradients():
+    def kind(*args, **options):
+        module = Calls(partial(F.scaled_dot_product_attention, **options))
+        return type(recorded(module, *args, keep=["weights"])[0].calls[0])
+
+    assert kind(*qkv(j=44)) is WrittenOut
+    assert kind(*qkv(j=45)) is Fused
+    assert kind(*qkv(dtype=torch.bfloat16)) is Fused
+    assert kind(*(x[0] for x in qkv())) is Fused
+    assert kind(*qkv(), attn_mask=torch.ones(5, 7, dtype=torch.bool)) is Fused
+    assert kind(*qkv(), is_causal=True) is Fused
+    assert kind(*qkv(h=6)[:1], *qkv()[1:], enable_gqa=True) is Fused
+    with torch.autocast("cpu", torch.bfloat16):
+        assert kind(*qkv(dtype=torch.float32)) is Fused
+    record = _with_gradients(Calls(F.scaled_dot_product_attention), *qkv())
+    assert type(record.calls[0]) is Fused
 
 
 def test_parts_of_a_timm_network_in_layer_order():

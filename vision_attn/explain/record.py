@@ -38,7 +38,8 @@ def record_attention(
 ) -> Iterator[Record]:
     """Record the attention calls of every run of `network` in this thread, while this is open.
 
-    keep: parts wanted besides q and k, or the weights where they are written out. Never a partial
+    keep: parts wanted besides q and k, or the weights where they are written out; "weights" writes
+    those of short sequences out, where that is less work (`short_attention`). Never a partial
     record in silence: raises ValueError where a module that has query and key projections ran
     without exactly one call seen and, on leaving without an error, where there was no call at all.
     """

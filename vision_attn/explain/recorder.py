@@ -20,9 +20,15 @@ from vision_attn.attention.normalizers import Softmax
 from vision_attn.attention.scores import DotProduct
 from vision_attn.attention.windows import Global
 from vision_attn.explain.calls import AttentionCall, Fused, WrittenOut
-from vision_attn.explain.kernels import attention_and_lse, is_matmul, multi_head_body, off
+from vision_attn.explain.kernels import (
+    attention_and_lse,
+    is_matmul,
+    multi_head_body,
+    off,
+    short_attention,
+)
 
-Part = Literal["v", "context", "scores"]
+Part = Literal["v", "context", "scores", "weights"]
 
 NORM = {F.layer_norm, F.rms_norm}
 SOFTMAX = {torch.softmax, Tensor.softmax, F.softmax}
@@ -103,9 +109,14 @@ class Recorder(TorchFunctionMode):
                 "for it"
             )
         self.values = ref(value)
-        context, lse = attention_and_lse(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-        )
+        given = query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+        if "weights" in self.keep and (short := short_attention(*given)):
+            context, weights = short
+            self.record.calls.append(
+                WrittenOut(self.module, None, None, made=weights, given=None, known_shares=True)
+            )
+            return context
+        context, lse = attention_and_lse(*given)
         if enable_gqa:
             key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
             value = value.repeat_interleave(query.shape[-3] // value.shape[-3], dim=-3)

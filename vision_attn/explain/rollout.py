@@ -64,7 +64,7 @@ class Rollout(Chained):
         targets: Int[Tensor, " b"] | None,
         layout: TokenLayout | None,
     ) -> tuple[Trace, Through, None]:
-        traced = trace(network, images, layout)
+        traced = trace(network, images, layout, ["weights"])
         return traced, Through(self._step, keep=self.residual, take=1 - self.residual), None
 
     def _step(
