@@ -1,6 +1,6 @@
 """How fast networks train: ours against timm's and vit-pytorch's, in one process.
 
-    python benchmarks/training.py [vit] [compiled] [senet] [fit] [data]     (default: all)
+    python benchmarks/training.py [vit] [compiled] [senet] [memory] [fit] [data]    (default: all)
 
 Networks that are compared have the same weights, and their losses are compared before the clock
 starts. A round trains each of them for `--steps` steps, in turns.
@@ -9,8 +9,9 @@ forward passes), percent of the machine's own peak in a matrix product of that n
 the ratio to ours.
 
 vit: ViT-Ti/4 at 32 px; compiled: the same by torch.compile, which takes minutes and needs a C++
-compiler. senet: SE-ResNet-18 at 32 px, and the same without gates. fit: Lightning's
-fit with everything `vision-attn fit` adds, against a raw loop. data: `benchmarks/data.py`.
+compiler. senet: SE-ResNet-18 at 32 px, and the same without gates. memory: a wide network's steps
+of 1000 images, the memory that they free kept, or given back. fit: Lightning's fit with everything
+`vision-attn fit` adds, against a raw loop. data: `benchmarks/data.py`.
 """
 
 import argparse
@@ -35,8 +36,14 @@ from torch.optim import AdamW
 
 from vision_attn.attention import NoGate, SqueezeExcite
 from vision_attn.data import Flip, ImageData, Translate
-from vision_attn.models import SEResNet, ViT, vit_from_timm
-from vision_attn.training import CosineDecay, ImageClassifier, parameter_groups, run_callbacks
+from vision_attn.models import FastCNN, SEResNet, ViT, vit_from_timm
+from vision_attn.training import (
+    CosineDecay,
+    ImageClassifier,
+    kept_memory,
+    parameter_groups,
+    run_callbacks,
+)
 from vision_attn.training.flops import forward_flops, peak_flops
 
 LAST = torch.channels_last
@@ -180,6 +187,25 @@ def senet(options: argparse.Namespace) -> None:
     compare([*same, bare], options)
 
 
+def memory(options: argparse.Namespace) -> None:
+    """The same network in turns, in `kept_memory` and as glibc does it by itself."""
+    print("FastCNN, 1000 images a step")
+    runner = Runner("FastCNN", FastCNN(), torch.bfloat16, LAST)
+    images, labels = batch(1000)
+    times: dict[str, list[float]] = {"kept": [], "given back": []}
+    for _ in range(options.rounds):
+        with kept_memory() as can:
+            runner.step(images, labels)
+            times["kept"].append(runner.seconds(images, labels, options.steps))
+        runner.step(images, labels)
+        times["given back"].append(runner.seconds(images, labels, options.steps))
+    if not can:
+        print("  malloc cannot be told here: the two are the same")
+    for name, seen in times.items():
+        ratio = f"{median(seen) / median(times['kept']):.2f}x kept"
+        print(f"  {name:44} {milliseconds(seen)}  {ratio}")
+
+
 class Clock(Callback):
     """Seconds of a training epoch, from its first batch to the end of its last."""
 
@@ -254,7 +280,8 @@ def data(options: argparse.Namespace) -> None:
 
 def main() -> None:
     compiled = partial(vit, compiled=True)
-    parts = {"vit": vit, "compiled": compiled, "senet": senet, "fit": fit, "data": data}
+    parts = {"vit": vit, "compiled": compiled, "senet": senet, "memory": memory, "fit": fit}
+    parts["data"] = data
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)}")
     parser.add_argument("--batch-size", type=int, default=128)

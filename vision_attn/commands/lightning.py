@@ -27,6 +27,7 @@ from vision_attn.training import (
     BestCheckpoint,
     ConfusionMatrix,
     ImageClassifier,
+    KeepMemory,
     LastCheckpoint,
     LearningCurves,
     PortableWeights,
@@ -120,7 +121,7 @@ class Run(LightningCLI):
         self.logger = CSVLogger(given.default_root_dir, self.config.name)
         self.folder = Path(self.logger.log_dir)
         self.summary = self.summary_type(self.folder)
-        callbacks = _listed(given.callbacks, Callback)
+        callbacks = [*_listed(given.callbacks, Callback), KeepMemory()]
         if not given.fast_dev_run:
             callbacks += [SavedConfig(self.folder, self.config_text()), self.summary]
             callbacks += [LearningCurves(self.folder), PortableWeights(self.folder)]
@@ -136,7 +137,7 @@ class Run(LightningCLI):
         kept = [c for c in given if not isinstance(c, (Checkpoint, WeightAveraging))]
         return super().instantiate_trainer(
             logger=logger,
-            callbacks=[*kept, self.summary, *self.measures()],
+            callbacks=[*kept, KeepMemory(), self.summary, *self.measures()],
             enable_checkpointing=False,
         )
 

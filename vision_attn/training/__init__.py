@@ -12,6 +12,7 @@ from vision_attn.training.compiling import Compile
 from vision_attn.training.finetuning import FrozenTrunk
 from vision_attn.training.fsdp import FSDP2
 from vision_attn.training.losses import BalancedCrossEntropy
+from vision_attn.training.memory import KeepMemory, kept_memory
 from vision_attn.training.muon import MuonAdamW
 from vision_attn.training.parameters import parameter_groups
 from vision_attn.training.precision import native_precision

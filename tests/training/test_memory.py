@@ -1,0 +1,86 @@
+"""Memory that is freed is kept while it is asked for, and given back at the end."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from vision_attn.training import ImageClassifier, KeepMemory, memory
+
+PAGES = 64 * memory.MIB // 4096  # of each tensor below
+FAULTS = """
+import json, resource
+from contextlib import nullcontext
+
+import torch
+
+from vision_attn.training import kept_memory
+
+def faults():
+    torch.ones(64, 2**20, dtype=torch.uint8)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        torch.ones(64, 2**20, dtype=torch.uint8)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+found = []
+for way in (nullcontext, kept_memory, nullcontext):
+    with way() as can:
+        found.append([can, faults()])
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+def test_kept_memory_takes_no_new_pages():
+    """In a process whose malloc has not been told anything, before, in kept_memory, and after."""
+    untold = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run([sys.executable, "-c", FAULTS], env=untold, capture_output=True)
+    (_, before), (can, inside), (_, after) = json.loads(done.stdout)
+    assert can is True
+    assert inside <= 2 * PAGES  # of 20 tensors
+    huge = before < 20 * PAGES  # pages of 2 MiB were given
+    assert huge or after >= 20 * PAGES
+
+
+@pytest.mark.parametrize(
+    "told", [("MALLOC_TOP_PAD_", "1000"), ("GLIBC_TUNABLES", "glibc.malloc.mxfast=64")]
+)
+def test_the_environment_has_the_last_word(told, monkeypatch):
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: pytest.fail("malloc was told"))
+    monkeypatch.setenv(*told)
+    with memory.kept_memory() as can:
+        assert can is False
+
+
+def test_without_glibc_nothing_happens(monkeypatch):
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
+    with memory.kept_memory() as can:
+        assert can is False
+
+
+def test_a_fit_has_it_from_start_to_end(monkeypatch, trainer, small_vit, stripes):
+    states = []
+
+    class Libc:
+        def mallopt(self, option, value):
+            states.append((option, value))
+
+        def malloc_trim(self, pad):
+            states.append("trim")
+
+    class Watched(ImageClassifier):
+        def on_train_batch_start(self, *_):
+            during.append(list(states))
+
+    during = []
+    monkeypatch.setattr(memory, "_glibc", Libc)
+    model = Watched(small_vit(), torch.optim.AdamW)
+    trainer(callbacks=[KeepMemory()], max_epochs=1).fit(model, datamodule=stripes())
+    kept, usual = list(memory.KEEP.items()), list(memory.USUAL.items())
+    assert during == [kept] * 3
+    assert states == [*kept, *usual, "trim"]
