@@ -29,7 +29,6 @@ from vision_attn.commands.alignments import of_image, of_question, of_text
 from vision_attn.commands.score_show import markdown_table
 from vision_attn.data import Dates, ExampleSource, PlantedQuestions, PlantedStrings
 from vision_attn.data.sequences import ExampleBatches
-from vision_attn.data.strings import Told
 from vision_attn.data.tensors import InOrder
 from vision_attn.evaluate import paired_bootstrap
 from vision_attn.hub import load_sequences
@@ -39,19 +38,8 @@ from vision_attn.types import PAD
 
 HERE = Path(__file__).parent
 DATES = ("additive", "general", "transformer", "none")
-STRINGS = (
-    "global",
-    "local_monotonic",
-    "local_predictive",
-    "transformer",
-    "vit",
-    "hard",
-    "textured",
-)
-SHOWN: dict[str, Told] = {
-    "global_strings": "shape",
-    "textured_strings": "texture",
-}  # and what its objects are told by
+STRINGS = ("global", "local_monotonic", "local_predictive", "transformer", "vit", "hard")
+SHOWN = "global_strings", "transformer_strings"
 QUESTIONS = (
     "parallel",
     "alternating",
@@ -168,7 +156,7 @@ def dates(runs: Path, pictures: Path) -> str:
 
 def strings(runs: Path, pictures: Path) -> str:
     found = list(runs_of(runs, "strings", STRINGS))
-    overlays = "".join(looked(run, SHOWN[run.name], pictures) for run in found if run.name in SHOWN)
+    overlays = "".join(looked(run, pictures) for run in found if run.name in SHOWN)
     head = ["config", "parameters", "minutes", "exact", "middle in the object", "on the object"]
     rows = [run.row("test/exact", "test/pointing", "test/touching") for run in found]
     return f"""
@@ -176,17 +164,17 @@ def strings(runs: Path, pictures: Path) -> str:
 
 {markdown_table(head, rows)}
 
+The names are the classes of the planted images: a texture on a disk or on a cross, in any colour.
 Where the largest cell of the map of step t lies: the share of steps where its middle is in the mask
-of object t, and where it covers any of that mask. A cell is 4 pixels wide, an object about 12.
-Shapes are read at their outlines, half of a cell outside; the textures of `textured_strings`, on
-objects of any shape, are read inside them. `hard_strings` reads one cell a step, which sees 14
-pixels, and reads it as well from beside the object.
+of object t, and where it covers any of that mask. A cell is 4 pixels wide (8 with `vit_strings`),
+an object about 12. `hard_strings` reads one cell a step, which sees 14 pixels, and can read an
+object from beside it as well.
 {overlays}"""
 
 
-def looked(run: Run, told_by: Told, pictures: Path) -> str:
+def looked(run: Run, pictures: Path) -> str:
     """A picture of where it looked for each word of one row, for the page."""
-    photo = PlantedStrings(train=1, test=20, told_by=told_by).examples("test").source[7]
+    photo = PlantedStrings(train=1, test=20).examples("test").source[7]
     photo = photo.permute(1, 2, 0).numpy()
     loaded = run.loaded
     image = loaded.preprocess(Image.fromarray(photo))[None]

@@ -26,7 +26,7 @@ SMALL = [
 
 
 def test_there_are_configs():
-    assert len(CONFIGS) == 19
+    assert len(CONFIGS) == 18
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)

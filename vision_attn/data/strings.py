@@ -3,36 +3,29 @@
 Axes: n images, h height, w width, t objects of a row.
 """
 
-from itertools import product
-from typing import Literal
-
 import numpy as np
 import torch
 
+from vision_attn.data import objects, planted
 from vision_attn.data.canvas import REACH
 from vision_attn.data.draws import Items, uniforms
-from vision_attn.data.objects import COLOUR_NAMES, SHAPE_NAMES, TEXTURE_NAMES, Scene
-from vision_attn.data.planted import CHUNK
 from vision_attn.data.preprocess import Preprocess
 from vision_attn.data.sequences import SPECIAL, ExampleSource, Pairs, Split, Vocabulary
 from vision_attn.types import PAD, STOP
 
-Told = Literal["shape", "texture"]
-NAMES: dict[Told, Vocabulary] = {
-    "shape": Vocabulary(f"{c} {s}" for c, s in product(COLOUR_NAMES[:2], SHAPE_NAMES)),
-    "texture": Vocabulary(f"{c} {t}" for c, t in product(COLOUR_NAMES[:2], TEXTURE_NAMES)),
-}
-KINDS = len(SHAPE_NAMES)  # as many as textures
+NAMES = Vocabulary(planted.CLASSES)
+SHAPES = torch.tensor([objects.SHAPES.index(shape) for shape in planted.SHAPES])
+TEXTURES = len(objects.TEXTURE_NAMES)
 PITCH = 24  # pixels from one object to the next, at least; the height of the image
 SCALE = 10.5, 12.5  # root of an object's area, in pixels
 
 
 class PlantedStrings(ExampleSource):
-    """Rows of 1 to `most` objects at uneven distances -> their names in order.
+    """Rows of 1 to `most` planted objects at uneven distances -> their classes in order.
 
-    A name is a colour of two and a shape of five, or a texture of five on any shape: a shape is
-    read at its outline, a texture inside it. Images are 24 pixels high, and wide enough for `most`
-    objects and one more. Image i of a split is a function of (seed, split, i, most, told_by) alone.
+    The classes are those of `Planted`: a texture of five on a shape of two, in any colour. Images
+    are 24 pixels high, and wide enough for `most` objects and one more. Image i of a split is a
+    function of (seed, split, i, most) alone.
     """
 
     def __init__(
@@ -42,12 +35,11 @@ class PlantedStrings(ExampleSource):
         val: int = 500,
         test: int = 1_000,
         seed: int = 0,
-        told_by: Told = "shape",
     ) -> None:
         super().__init__(train, val, test, seed)
         if not 1 <= most <= 64:
             raise ValueError(f"most must be from 1 to 64 objects, got {most}")
-        self.most, self.told_by = most, told_by
+        self.most = most
 
     @property
     def size(self) -> tuple[int, int]:
@@ -55,7 +47,7 @@ class PlantedStrings(ExampleSource):
 
     @property
     def vocabularies(self) -> dict[str, Vocabulary]:
-        return {"target": NAMES[self.told_by]}
+        return {"target": NAMES}
 
     @property
     def preprocess(self) -> Preprocess:
@@ -64,8 +56,8 @@ class PlantedStrings(ExampleSource):
     def examples(self, split: Split) -> Pairs:
         count = self.counts[split]
         parts = [
-            self.paint(np.arange(first, min(first + CHUNK, count)), self.key(split))
-            for first in range(0, count, CHUNK)
+            self.paint(np.arange(first, min(first + planted.CHUNK, count)), self.key(split))
+            for first in range(0, count, planted.CHUNK)
         ]
         return Pairs(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
@@ -73,7 +65,7 @@ class PlantedStrings(ExampleSource):
         """These images: their pixels, their names, and which object each pixel belongs to."""
         n, most = len(items), self.most
         count = 1 + (uniforms((*key, 2), items, 1)[:, 0] * most).long()
-        kinds = (uniforms((*key, 3), items, most) * 2 * KINDS).long()
+        kinds = (uniforms((*key, 3), items, most) * len(planted.CLASSES)).long()
         step = torch.arange(most)
         there = step < count[:, None]
         # Half a pitch of play an object, as far as the image has room, shared out at random.
@@ -83,15 +75,12 @@ class PlantedStrings(ExampleSource):
         scale = SCALE[0] + (SCALE[1] - SCALE[0]) * uniforms((*key, 5), items, most)
         margin = scale * REACH
         y = margin + uniforms((*key, 6), items, most) * (PITCH - 2 * margin)
-        colours, shapes, textures = kinds // KINDS, kinds % KINDS, None
-        if self.told_by == "texture":
-            textures = shapes
-            shapes = (uniforms((*key, 7), items, most) * KINDS).long()
-        scene = Scene(items, self.size, key, 7 * most)
+        colours = (uniforms((*key, 7), items, most) * len(objects.COLOUR_NAMES)).long()
+        shapes, textures = SHAPES[kinds // TEXTURES], kinds % TEXTURES
+        scene = objects.Scene(items, self.size, key, 7 * most)
         for t in range(most):
             where = x[:, t].clamp(max=self.size[1] - PITCH / 2)
-            texture = None if textures is None else textures[:, t]
-            looks = shapes[:, t], colours[:, t], texture
+            looks = shapes[:, t], colours[:, t], textures[:, t]
             scene.put(t + 1, there[:, t], y[:, t], where, scale[:, t], *looks)
         target = torch.full((n, most + 1), PAD)
         target[:, :most] = (kinds + SPECIAL).where(there, PAD)
