@@ -204,12 +204,15 @@ class ImageFolder(Source):
 
 
 def _stretch(image: np.ndarray, box: list[int], out: np.ndarray) -> None:
-    """Fills `out` (3 h w) with the box of an image (H W 3), of one pixel at least."""
+    """Fills `out` (3 h w) with the box of an image (H W 3), of one pixel at least.
+
+    Linear interpolation leaves no pixel out down to a half, and is five times as fast as areas.
+    """
     left, top, right, bottom = box
     left, top = min(left, image.shape[1] - 1), min(top, image.shape[0] - 1)
     seen = image[top : max(bottom, top + 1), left : max(right, left + 1)]
     height, width = out.shape[1:]
-    shrinks = seen.shape[0] > height and seen.shape[1] > width
+    shrinks = seen.shape[0] > 2 * height or seen.shape[1] > 2 * width
     method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
     cv2.split(cv2.resize(seen, (width, height), interpolation=method), list(out))
 
