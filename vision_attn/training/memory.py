@@ -20,7 +20,7 @@ def kept_memory() -> Iterator[bool]:
 
     glibc gives a block of 32 MiB or more, and what is free above 64 MiB, back to the system at
     once; the next step gets new pages, each of which the system clears at its first touch. For
-    networks with large activations that is a fifth of a step on a CPU. What is kept is given back
+    networks with large activations that is 5 to 20 % of a step on a CPU. What is kept is given back
     at the end. Nothing happens without glibc, and where the environment has words of its own for it
     (MALLOC_..., GLIBC_TUNABLES: mallopt(3)).
     """
