@@ -73,7 +73,7 @@ def test_an_object_has_the_shape_and_the_texture_of_its_name(strings):
 
 
 def test_the_colour_says_nothing(strings):
-    """Every class comes in red, blue, yellow and green."""
+    """Plain objects, whose colour is whole, come in three hues or more of either shape."""
     seen = {}
     for image, objects, row in zip(
         strings.source, strings.objects, NAMES.decode(strings.target), strict=True
