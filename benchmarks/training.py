@@ -44,30 +44,34 @@ from vision_attn.training import (
     parameter_groups,
     run_callbacks,
 )
+from vision_attn.training.classifier import as_it_is
 from vision_attn.training.flops import forward_flops, peak_flops
+from vision_attn.training.threads import InParts
 
 LAST = torch.channels_last
 
 
 @dataclass
 class Runner:
-    """A network in training, in its way: number format, memory format, compiled or not."""
+    """A network in training, in its way: number format, memory format, compiled, in parts."""
 
     name: str
     network: nn.Module
     dtype: torch.dtype = torch.float32
     layout: torch.memory_format = torch.contiguous_format
     compiled: bool = False
+    parts: bool = False
 
     def __post_init__(self) -> None:
         self.network.to(memory_format=self.layout).train()
         self.optimizer = AdamW(self.network.parameters(), lr=1e-4, fused=True)
+        self.run = InParts(torch.get_num_threads(), batch_norms=True) if self.parts else as_it_is
         if self.compiled:
             self.network.compile()
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         with torch.autocast("cpu", self.dtype, enabled=self.dtype != torch.float32):
-            logits = self.network(images.contiguous(memory_format=self.layout))
+            logits = self.run(self.network, images.contiguous(memory_format=self.layout))
         return F.cross_entropy(logits.float(), labels)
 
     def step(self, images: Tensor, labels: Tensor) -> None:
@@ -120,7 +124,7 @@ def compare(runners: list[Runner], options: argparse.Namespace) -> None:
         peak = options.peak[runner.dtype]
         ratio = "" if runner is runners[0] else f"{seconds / median(times[0]):.2f}x ours"
         print(
-            f"  {runner.name:44} {milliseconds(seen)} {rate / 1e9:6.0f} GF/s"
+            f"  {runner.name:46} {milliseconds(seen)} {rate / 1e9:6.0f} GF/s"
             f" {rate / peak:5.0%}  {ratio}"
         )
 
@@ -137,10 +141,12 @@ def vit(options: argparse.Namespace, compiled: bool = False) -> None:
         return network
 
     bf16 = partial(Runner, dtype=torch.bfloat16)
-    same = [bf16("ours, bf16", vit_from_timm(theirs), compiled=compiled)]
     if compiled:
+        same = [bf16("ours, bf16", vit_from_timm(theirs), compiled=True)]
         same += [bf16("ours, bf16, not compiled", vit_from_timm(theirs))]
     else:
+        same = [bf16("ours, bf16, a part on each core", vit_from_timm(theirs), parts=True)]
+        same += [bf16("ours, bf16, whole batches", vit_from_timm(theirs))]
         same += [Runner("timm, defaults (fp32)", timms(True))]
     same += [
         bf16("timm, bf16", timms(True), compiled=compiled),
@@ -172,11 +178,12 @@ def senet(options: argparse.Namespace) -> None:
         network = timm.create_model("seresnet18", num_classes=10)
         network.conv1, network.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
         theirs.append(network)
-    ours = SEResNet(gate=timms_gate)
-    for network in (ours, *theirs[1:]):
+    ours, divided = SEResNet(gate=timms_gate), SEResNet(gate=timms_gate)
+    for network in (ours, divided, *theirs[1:]):
         network.load_state_dict(theirs[0].state_dict(), strict=True)
     bf16 = torch.bfloat16
     same = [
+        Runner("ours, bf16, channels-last, a part on each core", divided, bf16, LAST, parts=True),
         Runner("ours, bf16, channels-last", ours, bf16, LAST),
         Runner("timm, defaults (fp32)", theirs[0]),
         Runner("timm, bf16, channels-last", theirs[1], bf16, LAST),
@@ -203,7 +210,7 @@ def memory(options: argparse.Namespace) -> None:
         print("  malloc cannot be told here: the two are the same")
     for name, seen in times.items():
         ratio = f"{median(seen) / median(times['kept']):.2f}x kept"
-        print(f"  {name:44} {milliseconds(seen)}  {ratio}")
+        print(f"  {name:46} {milliseconds(seen)}  {ratio}")
 
 
 class Clock(Callback):
@@ -265,7 +272,7 @@ def fit(options: argparse.Namespace) -> None:
                 times[name].append(way(folder))
     for name, seen in times.items():
         ratio = f"{median(seen) / median(times['a raw loop']):.3f}x a raw loop"
-        print(f"  {name:44} {milliseconds(seen)}  {ratio}")
+        print(f"  {name:46} {milliseconds(seen)}  {ratio}")
 
 
 def data(options: argparse.Namespace) -> None:

@@ -225,6 +225,6 @@ def test_channels_last_where_bf16_is_native(precision, trainer, stripes, tmp_pat
 def test_these_are_the_callbacks_of_a_run():
     names = [type(callback).__name__ for callback in run_callbacks("folder")]
     assert names == [
-        "KeepMemory", "Summary", "LearningCurves", "ConfusionMatrix", "PortableWeights",
-        "BestCheckpoint", "LastCheckpoint",
+        "KeepMemory", "ThreadParallel", "Summary", "LearningCurves", "ConfusionMatrix",
+        "PortableWeights", "BestCheckpoint", "LastCheckpoint",
     ]  # fmt: skip

@@ -33,6 +33,7 @@ from vision_attn.training import (
     PortableWeights,
     Predictions,
     Summary,
+    ThreadParallel,
     best_checkpoint,
     native_precision,
 )
@@ -121,7 +122,7 @@ class Run(LightningCLI):
         self.logger = CSVLogger(given.default_root_dir, self.config.name)
         self.folder = Path(self.logger.log_dir)
         self.summary = self.summary_type(self.folder)
-        callbacks = [*_listed(given.callbacks, Callback), KeepMemory()]
+        callbacks = _with_usual(given.callbacks)
         if not given.fast_dev_run:
             callbacks += [SavedConfig(self.folder, self.config_text()), self.summary]
             callbacks += [LearningCurves(self.folder), PortableWeights(self.folder)]
@@ -133,11 +134,11 @@ class Run(LightningCLI):
 
     def _measuring_trainer(self, logger: Logger | bool) -> Trainer:
         """A trainer that reads weights and writes none."""
-        given = _listed(self.config_init.trainer.callbacks, Callback)
+        given = _with_usual(self.config_init.trainer.callbacks)
         kept = [c for c in given if not isinstance(c, (Checkpoint, WeightAveraging))]
         return super().instantiate_trainer(
             logger=logger,
-            callbacks=[*kept, KeepMemory(), self.summary, *self.measures()],
+            callbacks=[*kept, self.summary, *self.measures()],
             enable_checkpointing=False,
         )
 
@@ -238,6 +239,13 @@ class SavedConfig(Callback):
         if trainer.is_global_zero:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.write_text(self.text, encoding="utf-8")
+
+
+def _with_usual(given: Any) -> list[Callback]:
+    """The callbacks that were given, and those that make the most of a CPU."""
+    callbacks = _listed(given, Callback)
+    told = any(isinstance(callback, ThreadParallel) for callback in callbacks)
+    return [*callbacks, KeepMemory(), *([] if told else [ThreadParallel()])]
 
 
 def _listed(given: Any, kind: type) -> list[Any]:

@@ -27,6 +27,7 @@ from vision_attn.training.report import (
 )
 from vision_attn.training.schedules import ConstantRate, CosineDecay, LinearDecay
 from vision_attn.training.sequences import Learner, QuestionLearner, SequenceLearner
+from vision_attn.training.threads import ThreadParallel
 from vision_attn.training.trained import NonFiniteLoss, Trained
 from vision_attn.training.views import SeveralViews
 from vision_attn.training.watch import WatchHeatmaps

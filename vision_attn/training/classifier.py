@@ -32,6 +32,7 @@ class ImageClassifier(Trained):
     loss: of logits (b, k) and labels, either class indices (b,) or, with mixup, shares (b, k).
         None is cross-entropy.
 
+    run: how the network is called, as run(network, images).
     classes and preprocess (input_size, mean, std ...) come from the data module, and go into the
     checkpoint with the network's description.
 
@@ -50,12 +51,13 @@ class ImageClassifier(Trained):
     ):
         super().__init__(network, optimizer, schedule, layer_decay)
         self.loss = nn.CrossEntropyLoss() if loss is None else loss
+        self.run: Callable[[nn.Module, Images], Logits] = as_it_is
         self.metrics = nn.ModuleDict()
         self.classes: Sequence[str] = ()
         self.preprocess: dict[str, Any] = {}
 
     def forward(self, images: Images) -> Logits:
-        return self.network(images)
+        return self.run(self.network, images)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         images, labels = batch
@@ -125,6 +127,11 @@ class ImageClassifier(Trained):
                 f"the network gives {logits.shape[1]} classes, the data has {len(self.classes)}: "
                 "set the network's num_classes to that of the data"
             )
+
+
+def as_it_is(network: nn.Module, images: Images) -> Logits:
+    """The network's logits; `ThreadParallel` has another way to them."""
+    return network(images)
 
 
 def metrics(classes: int, prefix: str) -> MetricCollection:

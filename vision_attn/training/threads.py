@@ -1,0 +1,228 @@
+"""A batch in parts, one on each core: what DataParallel is to the GPUs of a machine.
+
+A core that works through its own part of the batch never waits for the others inside an operation,
+and what one operation wrote is still in its cache when the next one reads it.
+
+Axes: b batch, p a part of it, c channels, h height, w width, k classes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from vision_attn.training.classifier import ImageClassifier, as_it_is
+from vision_attn.training.flops import forward_flops, without_hooks
+from vision_attn.types import Images, Logits
+
+
+class ThreadParallel(Callback):
+    """Runs each batch in parts, one on each core of a CPU, in training and in evaluation.
+
+    The gradients are those of the whole batch, to rounding, and the same in every run; loss and
+    optimiser see the whole batch. A network stays undivided where that would not hold, or not pay:
+    if it draws random numbers (dropout), is compiled or distributed, or if a part's forward pass
+    is less than `least` operations. So does one with batch norms, unless `batch_norms`: each part
+    is then normalised by its own statistics, and the running ones become the means of the parts',
+    as in distributed training.
+
+    threads: how many parts; None takes as many as torch has threads. The command line always adds
+    one with these defaults.
+    """
+
+    def __init__(
+        self, threads: int | None = None, batch_norms: bool = False, least: float = 1e9
+    ) -> None:
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads must be at least 1, got {threads}")
+        if least < 0:
+            raise ValueError(f"least must be at least 0 operations, got {least}")
+        self.threads, self.batch_norms, self.least = threads, batch_norms, least
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.teardown(trainer, pl_module, stage)
+        threads = self.threads or torch.get_num_threads()
+        on_cpu = trainer.strategy.root_device.type == "cpu"
+        if threads > 1 and on_cpu and isinstance(pl_module, ImageClassifier):
+            pl_module.run = InParts(threads, self.batch_norms, self.least)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if isinstance(pl_module, ImageClassifier):
+            if isinstance(pl_module.run, InParts):
+                pl_module.run.close()
+            pl_module.run = as_it_is
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        self.teardown(trainer, pl_module, "")
+
+
+class InParts:
+    """Calls a network on images, each thread on its part; see `ThreadParallel`.
+
+    All parts use the same parameters. Each thread has a copy of everything else, since a module
+    may change its buffers while it runs.
+    """
+
+    def __init__(self, threads: int, batch_norms: bool = False, least: float = 1e9) -> None:
+        self.threads, self.batch_norms, self.least = threads, batch_norms, least
+        self._pool = ThreadPoolExecutor(threads, "part")
+        self._network: nn.Module | None = None
+        self._copies: list[nn.Module] = []
+        self._changing: list[str] = []  # buffers that a training step changes
+        self._divides: bool | None = None  # in training; None: not yet known
+        self._operations: dict[torch.Size, int] = {}  # of an image of this shape
+
+    def __deepcopy__(self, memo: dict) -> "InParts":
+        """Itself, as it belongs to whoever runs networks and not to a network."""
+        return self
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def __call__(self, network: nn.Module, images: Images) -> Logits:
+        count = self._parts(network, images)
+        if count < 2:
+            return network(images)
+        modules = [network, *self._copies[: count - 1]]
+        with self._alike(network, modules[1:]):
+            run = _Run(self._pool, modules, images.tensor_split(count), self.threads // count)
+            parameters = [p for p in network.parameters() if p.requires_grad]
+            if torch.is_grad_enabled() and parameters:
+                return _Joined.apply(run, *parameters)
+            return torch.cat(run.forward())
+
+    def _parts(self, network: nn.Module, images: Images) -> int:
+        """How many, so that each has enough to do; 1 where it must stay whole."""
+        distributed = any(isinstance(p, DTensor) for p in network.parameters())
+        if distributed or images.requires_grad or network._compiled_call_impl is not None:
+            return 1
+        if network is not self._network:
+            self._network, self._divides, self._changing = network, None, []
+            self._copies = [copied(network) for _ in range(self.threads - 1)]
+        if (shape := images.shape[1:]) not in self._operations:
+            with torch.inference_mode(False):
+                self._operations[shape] = forward_flops(network, images[:1].clone())
+        operations = self._operations[shape] * len(images)
+        most = self.threads if not self.least else int(operations / self.least)
+        count = min(self.threads, len(images), most)
+        if count > 1 and network.training:
+            if self._divides is None:
+                self._divides = self._can_be_divided(network, images.tensor_split(count)[0])
+            return count if self._divides else 1
+        return count
+
+    def _can_be_divided(self, network: nn.Module, part: Images) -> bool:
+        """Tried out on a copy: no random numbers, and no batch norms unless wanted."""
+        before, trial = torch.get_rng_state(), copied(network).train()
+        with torch.no_grad():
+            trial(part)
+        draws = not torch.equal(before, torch.get_rng_state())
+        torch.set_rng_state(before)
+        buffers = dict(network.named_buffers())
+        self._changing = [
+            name for name, now in trial.named_buffers() if not torch.equal(now, buffers[name])
+        ]
+        norms = any(isinstance(module, _BatchNorm) for module in network.modules())
+        return not draws and (self.batch_norms or not (norms or self._changing))
+
+    @contextmanager
+    def _alike(self, network: nn.Module, copies: Sequence[nn.Module]) -> Iterator[None]:
+        """Copies in the state of the network, which afterwards has the mean of their statistics."""
+        buffers = [network.get_buffer(name) for name in self._changing]
+        others = [[copy.get_buffer(name) for name in self._changing] for copy in copies]
+        for copy, own in zip(copies, others, strict=True):
+            for module, twin in zip(network.modules(), copy.modules(), strict=True):
+                twin.training = module.training
+            for buffer, twin_buffer in zip(buffers, own, strict=True):
+                twin_buffer.copy_(buffer)
+        yield
+        if network.training:
+            for buffer, *theirs in zip(buffers, *others, strict=True):
+                if buffer.is_floating_point():  # .data: a norm's backward pass only holds on to it
+                    buffer.data.copy_(torch.stack([buffer, *theirs]).mean(0))
+
+
+class _Run:
+    """One call of a network in parts, and what its backward pass needs."""
+
+    def __init__(
+        self,
+        pool: ThreadPoolExecutor,
+        modules: Sequence[nn.Module],
+        parts: Sequence[Tensor],
+        threads: int,
+    ) -> None:
+        self.pool, self.modules, self.parts, self.threads = pool, modules, parts, threads
+        self.autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        self.inference = torch.is_inference_mode_enabled()
+        self.outputs: list[Tensor] = []
+
+    def forward(self, gradients: bool = False) -> list[Tensor]:
+        """What each part gives. Modes are a thread's own, so each thread sets them."""
+        enabled, dtype = self.autocast
+
+        def run(module: nn.Module, part: Tensor) -> Tensor:
+            with (
+                torch.inference_mode(self.inference),
+                torch.set_grad_enabled(gradients),
+                torch.autocast("cpu", dtype, enabled, cache_enabled=False),
+            ):
+                return module(part)
+
+        return self._each(run, self.modules, self.parts)
+
+    def backward(self, gradient: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
+        """The sum of the parts' gradients by each parameter."""
+
+        def run(output: Tensor, gradient: Tensor) -> tuple[Tensor | None, ...]:
+            return torch.autograd.grad(output, parameters, gradient, allow_unused=True)
+
+        sizes = [len(output) for output in self.outputs]
+        first, *others = self._each(run, self.outputs, gradient.split(sizes))
+        self.outputs = []
+        total = list(first)
+        for other in others:
+            for at, one in enumerate(other):
+                if one is not None:  # not in place: two parameters may have one gradient
+                    total[at] = one if (so_far := total[at]) is None else so_far + one
+        return total
+
+    def _each(self, run: Callable[..., Any], *given: Sequence[Any]) -> list[Any]:
+        def alone(*one: Any) -> Any:
+            if torch.get_num_threads() != self.threads:  # the setting is a thread's own, too
+                torch.set_num_threads(self.threads)
+            return run(*one)
+
+        return list(self.pool.map(alone, *given))
+
+
+class _Joined(torch.autograd.Function):
+    """The parts' logits as one tensor, on the graph of the parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, run: _Run, *parameters: Tensor) -> Logits:
+        run.outputs = run.forward(gradients=True)
+        ctx.run, ctx.parameters = run, parameters
+        return torch.cat([output.detach() for output in run.outputs])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.run.backward(gradient, ctx.parameters)
+
+
+def copied(network: nn.Module) -> nn.Module:
+    """The network with the same parameters, buffers of its own and no hooks."""
+    same: dict[int, Any] = {id(parameter): parameter for parameter in network.parameters()}
+    with torch.inference_mode(False):
+        return deepcopy(network, same | without_hooks(network))
