@@ -229,6 +229,22 @@ def test_early_stopping_accumulation_and_clipping_are_lightnings(here):
     assert (last["epoch"], last["global_step"]) == (1, 2)
 
 
+PARTS = [
+    "--trainer.callbacks+=vision_attn.training.ThreadParallel",
+    *("--trainer.callbacks.threads", "2", "--trainer.callbacks.least", "0.0"),
+]
+
+
+@pytest.mark.parametrize("words", [[], PARTS])
+def test_a_run_has_one_way_to_use_its_cores(words, here):
+    from vision_attn.commands.lightning import Run
+    from vision_attn.training import ThreadParallel
+
+    run = Run("fit", ["--config", "configs/tiny.yaml", *words])
+    (found,) = (c for c in run.trainer.callbacks if isinstance(c, ThreadParallel))
+    assert (found.threads, found.least) == ((2, 0.0) if words else (None, 1e9))
+
+
 def test_averaged_weights_are_tested_and_kept(here):
     words = ["--trainer.callbacks+=EMAWeightAveraging", "--trainer.callbacks.decay=0.5"]
     assert fit(*words) == 0
@@ -239,11 +255,13 @@ def test_averaged_weights_are_tested_and_kept(here):
     assert after_fit["test/loss"] == apart["test/loss"]
 
 
+@pytest.mark.parametrize("options", [[], PARTS])
 def test_ctrl_c_says_how_to_go_on_and_what_was_left_is_done_to_the_bit(
-    fitted, here, capsys, monkeypatch
+    options, fitted, here, capsys, monkeypatch
 ):
     from vision_attn.training import ImageClassifier
 
+    assert fit(*options, "--name", "whole") == 0
     original = ImageClassifier.training_step
 
     def press(self, batch, batch_idx):
@@ -251,18 +269,19 @@ def test_ctrl_c_says_how_to_go_on_and_what_was_left_is_done_to_the_bit(
         return original(self, batch, batch_idx)
 
     monkeypatch.setattr(ImageClassifier, "training_step", press)
-    assert fit() == 130
+    assert fit(*options) == 130
     monkeypatch.undo()
     monkeypatch.chdir(here)
     line = capsys.readouterr().err.strip().splitlines()[-1]
     words = "vision-attn fit --ckpt_path outputs/tiny/version_0/last.ckpt"
     assert line == f"vision-attn: stopped at step 1; go on with: {words}"
     assert main(words.split()[1:]) == 0
-    whole, resumed = (
+    usual, whole, resumed = (
         torch.load(path / "last.ckpt", weights_only=True)["state_dict"]
-        for path in (fitted, Path("outputs/tiny/version_1"))
+        for path in (fitted, Path("outputs/whole/version_0"), Path("outputs/tiny/version_1"))
     )
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    torch.testing.assert_close(resumed, usual, rtol=0, atol=1e-3)  # bfloat16
 
 
 KILLED = """

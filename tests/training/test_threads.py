@@ -66,10 +66,11 @@ def vit(**options):
     return ViT(**sizes, **options).train()
 
 
-def gradients(network, run, images, dtype=torch.float64):
+def gradients(network, run, images, dtype=torch.float64, autocast=False):
     """Logits, and gradients of a loss that is no mean over images."""
     network.to(dtype).zero_grad()
-    logits = run(network, images.to(dtype))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        logits = run(network, images.to(dtype))
     (logits.softmax(1)[:, 0].prod() ** (1 / len(images))).backward()
     return logits, {
         name: p.grad.clone() for name, p in network.named_parameters() if p.requires_grad
@@ -175,6 +176,37 @@ def test_what_would_not_be_the_same_stays_whole(first, in_parts, calls):
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     torch.testing.assert_close(network.state_dict(), same.state_dict(), rtol=0, atol=0)
     assert [size for name, size, *_ in calls if name == "MainThread"][-2:] == [6, 6]
+
+
+def test_the_trial_leaves_no_casts_behind(in_parts):
+    """Autocast would keep what it cast without gradients, and use it with them."""
+    network, batch = nn.Sequential(Drawing(), vit()), torch.randn(6, 3, 8, 8)
+    found = []
+    for run in (as_it_is, in_parts()):
+        torch.manual_seed(1)
+        found.append(gradients(network, run, batch, torch.float32, autocast=True))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+
+
+def test_buffers_that_changed_between_are_those_of_the_parts(in_parts):
+    """Trained whole, as its batches are small, evaluated in parts: with its present statistics."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3 * 64, 5))
+    parts, batch = in_parts(batch_norms=True), torch.randn(6, 3, 8, 8)
+    with torch.inference_mode():
+        parts(network.eval(), batch)
+    for _ in range(3):
+        parts(network.train(), batch[:1])
+    with torch.inference_mode():
+        torch.testing.assert_close(parts(network.eval(), batch), network(batch))
+    parts(network.train(), batch).sum().backward()
+
+
+def test_two_calls_before_one_backward_pass(in_parts):
+    network, batch = nn.Sequential(nn.BatchNorm2d(3), vit()), torch.randn(6, 3, 8, 8)
+    parts = in_parts(batch_norms=True)
+    sum(parts(network, batch).square().sum() for _ in range(2)).backward()
+    assert all(p.grad is not None for p in network.parameters())
 
 
 def test_batch_norms_in_parts_where_wanted(in_parts):

@@ -77,6 +77,7 @@ class InParts:
         self.threads, self.batch_norms, self.least = threads, batch_norms, least
         self._pool = ThreadPoolExecutor(threads, "part")
         self._network: nn.Module | None = None
+        self._whole = False  # always
         self._copies: list[nn.Module] = []
         self._changing: list[str] = []  # buffers that a training step changes
         self._divides: bool | None = None  # in training; None: not yet known
@@ -90,11 +91,18 @@ class InParts:
         self._pool.shutdown()
 
     def __call__(self, network: nn.Module, images: Images) -> Logits:
-        count = self._parts(network, images)
+        if network is not self._network:
+            self._network, self._copies, self._changing, self._divides = network, [], [], None
+            self._operations = {}
+            self._whole = hasattr(network, "_orig_mod") or any(  # torch.compile's, FSDP's
+                isinstance(parameter, DTensor) for parameter in network.parameters()
+            )
+        count = 1 if self._whole else self._parts(network, images)
         if count < 2:
             return network(images)
+        self._copies += [copied(network) for _ in range(count - 1 - len(self._copies))]
         modules = [network, *self._copies[: count - 1]]
-        with self._alike(network, modules[1:]):
+        with self._alike(modules):
             run = _Run(self._pool, modules, images.tensor_split(count), self.threads // count)
             parameters = [p for p in network.parameters() if p.requires_grad]
             if torch.is_grad_enabled() and parameters:
@@ -102,18 +110,14 @@ class InParts:
             return torch.cat(run.forward())
 
     def _parts(self, network: nn.Module, images: Images) -> int:
-        """How many, so that each has enough to do; 1 where it must stay whole."""
-        distributed = any(isinstance(p, DTensor) for p in network.parameters())
-        if distributed or images.requires_grad or network._compiled_call_impl is not None:
+        """How many, so that each has enough to do; 1 where the batch must stay whole."""
+        if images.requires_grad or network._compiled_call_impl is not None:
             return 1
-        if network is not self._network:
-            self._network, self._divides, self._changing = network, None, []
-            self._copies = [copied(network) for _ in range(self.threads - 1)]
         if (shape := images.shape[1:]) not in self._operations:
             with torch.inference_mode(False):
                 self._operations[shape] = forward_flops(network, images[:1].clone())
         operations = self._operations[shape] * len(images)
-        most = self.threads if not self.least else int(operations / self.least)
+        most = int(operations / self.least) if self.least else self.threads
         count = min(self.threads, len(images), most)
         if count > 1 and network.training:
             if self._divides is None:
@@ -124,7 +128,7 @@ class InParts:
     def _can_be_divided(self, network: nn.Module, part: Images) -> bool:
         """Tried out on a copy: no random numbers, and no batch norms unless wanted."""
         before, trial = torch.get_rng_state(), copied(network).train()
-        with torch.no_grad():
+        with Modes().on(), torch.no_grad():  # casts without gradients must not be kept
             trial(part)
         draws = not torch.equal(before, torch.get_rng_state())
         torch.set_rng_state(before)
@@ -136,20 +140,40 @@ class InParts:
         return not draws and (self.batch_norms or not (norms or self._changing))
 
     @contextmanager
-    def _alike(self, network: nn.Module, copies: Sequence[nn.Module]) -> Iterator[None]:
-        """Copies in the state of the network, which afterwards has the mean of their statistics."""
-        buffers = [network.get_buffer(name) for name in self._changing]
-        others = [[copy.get_buffer(name) for name in self._changing] for copy in copies]
-        for copy, own in zip(copies, others, strict=True):
+    def _alike(self, modules: Sequence[nn.Module]) -> Iterator[None]:
+        """The copies in the state of the network, which then has the mean of their statistics.
+
+        By `.data`: the backward pass of a norm holds on to its statistics and does not read them.
+        """
+        network, *copies = modules
+        for copy in copies:
             for module, twin in zip(network.modules(), copy.modules(), strict=True):
                 twin.training = module.training
-            for buffer, twin_buffer in zip(buffers, own, strict=True):
-                twin_buffer.copy_(buffer)
+            for buffer, theirs in zip(network.buffers(), copy.buffers(), strict=True):
+                theirs.data.copy_(buffer)
         yield
-        if network.training:
-            for buffer, *theirs in zip(buffers, *others, strict=True):
-                if buffer.is_floating_point():  # .data: a norm's backward pass only holds on to it
-                    buffer.data.copy_(torch.stack([buffer, *theirs]).mean(0))
+        for name in self._changing if network.training else ():
+            buffer, *theirs = (module.get_buffer(name) for module in modules)
+            if buffer.is_floating_point():
+                buffer.data.copy_(torch.stack([buffer, *theirs]).mean(0))
+
+
+class Modes:
+    """The autocast and inference modes of the thread that makes it, for another one to take on."""
+
+    def __init__(self) -> None:
+        self.enabled = torch.is_autocast_enabled("cpu")
+        self.dtype = torch.get_autocast_dtype("cpu")
+        self.inference = torch.is_inference_mode_enabled()
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Without a cache of casts, which all threads would share."""
+        with (
+            torch.inference_mode(self.inference),
+            torch.autocast("cpu", self.dtype, self.enabled, cache_enabled=False),
+        ):
+            yield
 
 
 class _Run:
@@ -163,20 +187,14 @@ class _Run:
         threads: int,
     ) -> None:
         self.pool, self.modules, self.parts, self.threads = pool, modules, parts, threads
-        self.autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-        self.inference = torch.is_inference_mode_enabled()
+        self.modes = Modes()
         self.outputs: list[Tensor] = []
 
     def forward(self, gradients: bool = False) -> list[Tensor]:
-        """What each part gives. Modes are a thread's own, so each thread sets them."""
-        enabled, dtype = self.autocast
+        """What each part gives."""
 
         def run(module: nn.Module, part: Tensor) -> Tensor:
-            with (
-                torch.inference_mode(self.inference),
-                torch.set_grad_enabled(gradients),
-                torch.autocast("cpu", dtype, enabled, cache_enabled=False),
-            ):
+            with self.modes.on(), torch.set_grad_enabled(gradients):
                 return module(part)
 
         return self._each(run, self.modules, self.parts)
