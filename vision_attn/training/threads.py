@@ -149,8 +149,8 @@ class InParts:
         for copy in copies:
             for module, twin in zip(network.modules(), copy.modules(), strict=True):
                 twin.training = module.training
-            for buffer, theirs in zip(network.buffers(), copy.buffers(), strict=True):
-                theirs.data.copy_(buffer)
+            for buffer, twin_buffer in zip(network.buffers(), copy.buffers(), strict=True):
+                twin_buffer.data.copy_(buffer)
         yield
         for name in self._changing if network.training else ():
             buffer, *theirs = (module.get_buffer(name) for module in modules)
