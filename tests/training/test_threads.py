@@ -267,6 +267,21 @@ def test_hooks_are_not_copied_and_other_networks_are_told_apart(in_parts):
     assert all(module is network.head for module in heard)
 
 
+def test_threads_that_come_later_have_all_cores(in_parts):
+    before, found = torch.get_num_threads(), []
+    try:
+        torch.set_num_threads(2)
+        parts = in_parts()
+        parts(vit(), torch.randn(4, 3, 8, 8))
+        parts.close()
+        later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        later.start()
+        later.join()
+    finally:
+        torch.set_num_threads(before)
+    assert found == [2]
+
+
 class Broken(nn.Module):
     def forward(self, images):
         if len(images) > 1:

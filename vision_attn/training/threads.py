@@ -89,6 +89,7 @@ class InParts:
 
     def close(self) -> None:
         self._pool.shutdown()
+        torch.set_num_threads(torch.get_num_threads())  # new threads start with what was set last
 
     def __call__(self, network: nn.Module, images: Images) -> Logits:
         if network is not self._network:
