@@ -207,7 +207,7 @@ def test_a_run_leaves_pictures_summary_and_portable_weights(trainer, model, stri
     assert figures["parameters"] == sum(p.numel() for p in model.parameters())
     assert f"{figures['test/top1']:.4f}" in summary
     header = (folder / "metrics.csv").read_text().splitlines()[0].split(",")
-    assert {"val/top1", "val/top5", "val/ece", "test/top1", "train/loss_epoch"} <= set(header)
+    assert {"val/top1", "val/top5", "val/ece", "test/top1", "train/loss"} <= set(header)
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
@@ -225,6 +225,6 @@ def test_channels_last_where_bf16_is_native(precision, trainer, stripes, tmp_pat
 def test_these_are_the_callbacks_of_a_run():
     names = [type(callback).__name__ for callback in run_callbacks("folder")]
     assert names == [
-        "KeepMemory", "ThreadParallel", "Summary", "LearningCurves", "ConfusionMatrix",
-        "PortableWeights", "BestCheckpoint", "LastCheckpoint",
+        "LeanLoop", "KeepMemory", "ThreadParallel", "Summary", "LearningCurves",
+        "ConfusionMatrix", "PortableWeights", "BestCheckpoint", "LastCheckpoint",
     ]  # fmt: skip

@@ -29,6 +29,7 @@ from vision_attn.training import (
     ImageClassifier,
     KeepMemory,
     LastCheckpoint,
+    LeanLoop,
     LearningCurves,
     PortableWeights,
     Predictions,
@@ -242,10 +243,10 @@ class SavedConfig(Callback):
 
 
 def _with_usual(given: Any) -> list[Callback]:
-    """The callbacks that were given, and those that make the most of a CPU."""
+    """The callbacks that were given, and those that make a run faster and change nothing else."""
     callbacks = _listed(given, Callback)
     told = any(isinstance(callback, ThreadParallel) for callback in callbacks)
-    return [*callbacks, KeepMemory(), *([] if told else [ThreadParallel()])]
+    return [*callbacks, LeanLoop(), KeepMemory(), *([] if told else [ThreadParallel()])]
 
 
 def _listed(given: Any, kind: type) -> list[Any]:

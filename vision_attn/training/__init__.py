@@ -11,6 +11,7 @@ from vision_attn.training.classifier import ImageClassifier
 from vision_attn.training.compiling import Compile
 from vision_attn.training.finetuning import FrozenTrunk
 from vision_attn.training.fsdp import FSDP2
+from vision_attn.training.lean import LeanLoop
 from vision_attn.training.losses import BalancedCrossEntropy
 from vision_attn.training.memory import KeepMemory, kept_memory
 from vision_attn.training.muon import MuonAdamW

@@ -66,8 +66,8 @@ class ImageClassifier(Trained):
         loss = self.finite(self.loss(logits, labels), "loss")
         hard = labels.argmax(1) if labels.ndim == 2 else labels
         top1 = (logits.argmax(1) == hard).float().mean()
-        self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, sync_dist=True)
-        self.log("train/top1", top1, on_step=False, on_epoch=True, sync_dist=True)
+        self.note("loss", loss, len(images))
+        self.note("top1", top1, len(images))
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Logits:

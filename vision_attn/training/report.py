@@ -18,6 +18,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from vision_attn.render import confusion_matrix, learning_curves, save
 from vision_attn.training.callbacks import BestCheckpoint, LastCheckpoint, best_checkpoint
 from vision_attn.training.flops import forward_flops, peak_flops
+from vision_attn.training.lean import LeanLoop
 from vision_attn.training.memory import KeepMemory
 from vision_attn.training.threads import ThreadParallel
 
@@ -235,6 +236,7 @@ class Predictions(Callback):
 def run_callbacks(folder: str | Path) -> list[Callback]:
     """What `vision-attn fit` adds to a trainer: checkpoints, pictures and summary in `folder`."""
     return [
+        LeanLoop(),
         KeepMemory(),
         ThreadParallel(),
         Summary(folder),

@@ -61,17 +61,11 @@ class Learner(Trained, ABC):
     def _logged(self, batch: Any, stage: str) -> Tensor:
         measured = self.measure(batch, stage)
         for name, (value, count) in measured.items():
-            if count:
-                shown = f"{stage}/{name}" in (self.monitor, "train/loss")
-                self.log(
-                    f"{stage}/{name}",
-                    value,
-                    prog_bar=shown,
-                    on_step=False,
-                    on_epoch=True,
-                    batch_size=count,
-                    sync_dist=True,
-                )
+            if count and stage == "train":
+                self.note(name, value, count)
+            elif count:
+                shown = f"{stage}/{name}" == self.monitor
+                self.log(f"{stage}/{name}", value, prog_bar=shown, batch_size=count, sync_dist=True)
         return self.finite(measured["loss"][0], f"{stage} loss")
 
     def setup(self, stage: str) -> None:

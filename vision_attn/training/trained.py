@@ -43,6 +43,7 @@ class Trained(LightningModule):
         self.optimizer = optimizer
         self.schedule = schedule
         self.layer_decay = layer_decay
+        self._noted: dict[str, tuple[Tensor | float, int]] = {}  # sums over the epoch, and of what
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         steps = self.trainer.estimated_stepping_batches
@@ -59,6 +60,30 @@ class Trained(LightningModule):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},
         }
+
+    def note(self, name: str, mean: Tensor, count: int) -> None:
+        """A training metric of `count` things: its mean over the epoch is logged as train/name.
+
+        Lightning's `log` takes 0.4 ms a call, which a small step feels. It is called when the epoch
+        ends, and for the loss of single steps, train/loss_step, where the logger writes it or the
+        progress bar has shown another one for ten steps.
+        """
+        total, counted = self._noted.get(name, (0.0, 0))
+        self._noted[name] = (total + mean.detach() * count, counted + count)
+        trainer: Any = self.trainer
+        step, written = self.global_step + 1, trainer.log_every_n_steps
+        if name == "loss" and (step == 1 or step % 10 == 0 or (written and step % written == 0)):
+            options: Any = {"on_epoch": False, "prog_bar": True, "sync_dist": True}
+            self.log("train/loss_step", mean, batch_size=count, **options)
+
+    def on_train_epoch_start(self) -> None:
+        self._noted = {}
+
+    def on_train_epoch_end(self) -> None:
+        for name, (total, count) in self._noted.items():
+            shown = f"train/{name}" in (self.monitor, "train/loss")
+            mean = total / count
+            self.log(f"train/{name}", mean, prog_bar=shown, batch_size=count, sync_dist=True)
 
     def finite(self, loss: Tensor, name: str) -> Tensor:
         """The loss; NonFiniteLoss, with what to do, where it is nan or infinite."""

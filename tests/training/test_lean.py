@@ -1,0 +1,86 @@
+import csv
+from functools import partial
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.profilers import SimpleProfiler
+from torch.optim import SGD
+
+from vision_attn.training import ImageClassifier, LeanLoop
+from vision_attn.training.lean import NothingMeasured
+
+
+def fitted(trainer, data, network, **options):
+    torch.manual_seed(0)
+    model = ImageClassifier(network(), partial(SGD, lr=0.1))
+    run = trainer(**options)
+    run.fit(model, datamodule=data())
+    return run, model
+
+
+def test_a_lean_loop_learns_the_same(trainer, stripes, small_vit):
+    usual, plain = fitted(trainer, stripes, small_vit, name="usual")
+    run, lean = fitted(trainer, stripes, small_vit, name="lean", callbacks=[LeanLoop()])
+    assert isinstance(run.profiler, NothingMeasured)
+    for name, weight in plain.state_dict().items():
+        assert torch.equal(lean.state_dict()[name], weight), name
+    for name, value in usual.callback_metrics.items():
+        assert torch.equal(run.callback_metrics[name], value), name
+
+
+def test_a_profiler_that_was_asked_for_stays(trainer, stripes, small_vit):
+    asked = SimpleProfiler()
+    run, _ = fitted(trainer, stripes, small_vit, callbacks=[LeanLoop()], profiler=asked)
+    assert run.profiler is asked
+    assert len(asked.recorded_durations["run_training_batch"]) == run.global_step > 1
+
+
+class Heard(ImageClassifier):
+    """Keeps what each training step saw: loss, right ones, size."""
+
+    def __init__(self, *options):
+        super().__init__(*options)
+        self.heard = []
+
+    def training_step(self, batch, batch_idx):
+        with torch.no_grad():
+            right = (self(batch[0]).argmax(1) == batch[1]).sum().item()
+        loss = super().training_step(batch, batch_idx)
+        self.heard.append((loss.item(), right, len(batch[1])))
+        return loss
+
+
+def test_training_metrics_are_means_over_the_images_of_an_epoch(
+    trainer, stripes, small_vit, tmp_path
+):
+    model = Heard(small_vit(), partial(SGD, lr=0.1))
+    run = trainer(max_epochs=3, log_every_n_steps=2)
+    run.fit(model, datamodule=stripes())
+    steps = len(model.heard) // 3
+    losses, right, sizes = torch.tensor(model.heard, dtype=torch.float64).T
+    assert steps > 1
+    last = slice(2 * steps, None)
+    expected = (losses[last] * sizes[last]).sum() / sizes[last].sum()
+    assert run.callback_metrics["train/loss"].item() == pytest.approx(expected.item(), rel=1e-6)
+    share = right[last].sum() / sizes[last].sum()
+    assert run.callback_metrics["train/top1"].item() == pytest.approx(share.item(), rel=1e-6)
+    rows = list(csv.DictReader((tmp_path / "run/metrics.csv").read_text().splitlines()))
+    of_steps = {int(r["step"]): float(r["train/loss_step"]) for r in rows if r["train/loss_step"]}
+    assert sorted(of_steps) == list(range(1, 3 * steps, 2))  # a step counts from 0
+    for step, loss in of_steps.items():
+        assert loss == pytest.approx(losses[step].item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("every", [0, 1, 3])
+def test_the_progress_bar_has_a_loss_from_the_first_step(trainer, stripes, small_vit, every):
+    class FirstStep(Callback):
+        loss = None
+
+        def on_train_batch_end(self, trainer, *rest):
+            if self.loss is None:
+                self.loss = trainer.progress_bar_metrics["train/loss_step"]
+
+    first = FirstStep()
+    fitted(trainer, stripes, small_vit, max_epochs=1, log_every_n_steps=every, callbacks=[first])
+    assert first.loss > 0
