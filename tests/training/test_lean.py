@@ -1,4 +1,5 @@
 import csv
+import os
 from functools import partial
 
 import pytest
@@ -34,6 +35,21 @@ def test_a_profiler_that_was_asked_for_stays(trainer, stripes, small_vit):
     run, _ = fitted(trainer, stripes, small_vit, callbacks=[LeanLoop()], profiler=asked)
     assert run.profiler is asked
     assert len(asked.recorded_durations["run_training_batch"]) == run.global_step > 1
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_nobody_looks_for_gpus_at_every_step(trainer, stripes, small_vit, gpu, monkeypatch):
+    seen = []
+
+    class Looks(Callback):
+        def on_train_batch_end(self, *rest):
+            seen.append(os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"])
+
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    fitted(trainer, stripes, small_vit, max_epochs=1, callbacks=[LeanLoop(), Looks()])
+    assert set(seen) == {"1" if gpu else "0"}
+    assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
 
 
 class Heard(ImageClassifier):

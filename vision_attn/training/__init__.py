@@ -14,7 +14,7 @@ from vision_attn.training.fsdp import FSDP2
 from vision_attn.training.lean import LeanLoop
 from vision_attn.training.losses import BalancedCrossEntropy
 from vision_attn.training.memory import KeepMemory, kept_memory
-from vision_attn.training.muon import MuonAdamW
+from vision_attn.training.muon import MuonAdamW, MuonSGD
 from vision_attn.training.parameters import parameter_groups
 from vision_attn.training.precision import native_precision
 from vision_attn.training.rate import FindRate

@@ -1,4 +1,4 @@
-"""Muon for the matrices inside a network, AdamW for everything else."""
+"""Muon for the matrices inside a network, AdamW or SGD for everything else."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -49,29 +49,77 @@ class MuonAdamW(AdamW):
         for group in groups:
             if group["hidden"]:
                 self._muon(group)
+            elif group.get("sgd"):
+                self._sgd(group)
         try:
-            self.param_groups = [group for group in groups if not group["hidden"]]
+            self.param_groups = [g for g in groups if not (g["hidden"] or g.get("sgd"))]
             super().step()
         finally:
             self.param_groups = groups
         return loss
 
+    def _ahead(self, weight: Tensor, gradient: Tensor, momentum: float) -> Tensor:
+        """Nesterov's g + mu m, after m <- mu m + g."""
+        state = self.state[weight]
+        if not state:
+            state["step"] = torch.zeros(())  # AdamW expects one in every state it loads
+            state["momentum"] = torch.zeros_like(weight)
+        state["step"] += 1
+        state["momentum"].mul_(momentum).add_(gradient)
+        return gradient.add(state["momentum"], alpha=momentum)
+
+    def _sgd(self, group: dict[str, Any]) -> None:
+        for weight in group["params"]:
+            if weight.grad is not None:
+                gradient = weight.grad.add(weight, alpha=group["weight_decay"])
+                ahead = self._ahead(weight, gradient, group["momentum"])
+                weight.add_(ahead, alpha=-group["lr"])
+
     def _muon(self, group: dict[str, Any]) -> None:
         for weight in group["params"]:
             if weight.grad is None:
                 continue
-            state = self.state[weight]
-            if not state:
-                state["step"] = torch.zeros(())  # AdamW expects one in every state it loads
-                state["momentum"] = torch.zeros_like(weight)
-            state["step"] += 1
-            state["momentum"].mul_(group["momentum"]).add_(weight.grad)
-            ahead = weight.grad.add(state["momentum"], alpha=group["momentum"]).flatten(1)
+            ahead = self._ahead(weight, weight.grad, group["momentum"]).flatten(1)
             size = max(1, ahead.shape[0] / ahead.shape[1]) ** 0.5
             if self.normed:
                 weight.mul_(weight.shape[0] ** 0.5 / weight.norm().clamp(min=1e-7))
             weight.mul_(1 - group["lr"] * group["weight_decay"])
             weight.add_(_orthogonal(ahead).view_as(weight), alpha=-group["lr"] * size)
+
+
+class MuonSGD(MuonAdamW):
+    """Muon on hidden matrices, AdamW on modules that keep apart, Nesterov SGD on all else.
+
+    The optimiser of Jordan's airbench94_muon, for networks of batch norms with gates: classifier
+    and biases go by SGD, m <- mu m + g + wd w, w <- w - lr (g + wd w + mu m), the gates, which say
+    `orthogonal = False` of themselves, by AdamW without decay.
+
+    lr, momentum, normed: Muon's, see `MuonAdamW`; its matrices do not decay. sgd_lr, sgd_momentum,
+    weight_decay: SGD's, the decay of biases too, or these grow at such rates. head_lr: SGD's for
+    weights, the classifier's; None is sgd_lr. With a loss that is a mean, sgd_lr is the batch size
+    times what it would be for a sum.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float = 0.24,
+        sgd_lr: float = 0.05,
+        head_lr: float | None = None,
+        adam_lr: float = 0.01,
+        momentum: float = 0.6,
+        sgd_momentum: float = 0.85,
+        weight_decay: float = 0.0,
+        normed: bool = True,
+    ):
+        super().__init__(params, lr, adam_lr, momentum, weight_decay=0.0, normed=normed)
+        for group in self.param_groups:
+            group["sgd"] = not (group["hidden"] or group.get("apart", False))
+            if group["sgd"]:
+                weights = all(parameter.ndim >= 2 for parameter in group["params"])
+                group["lr"] = sgd_lr if head_lr is None or not weights else head_lr
+                group["momentum"] = sgd_momentum
+                group["weight_decay"] = weight_decay * sgd_lr / group["lr"]
 
 
 def _orthogonal(matrix: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ def parameter_groups(network: nn.Module, layer_decay: float = 1.0) -> list[dict[
     and embeddings. Tokens and position tables are bare parameters, norms have one axis. The first
     and the last of these weights (stem and head) have a group apart, since optimisers for hidden
     matrices such as Muon leave these out: `hidden` says which group is which. A module that says
-    `orthogonal = False` of itself has its weights in that group too.
+    `orthogonal = False` of itself has groups of its own, marked `apart`.
 
     With layer_decay below 1 each layer has groups of its own, whose `lr_scale` is layer_decay to
     the power of the layers above it: 1 at the head (Bao et al. 2022, BEiT, for fine-tuning).
@@ -27,16 +27,20 @@ def parameter_groups(network: nn.Module, layer_decay: float = 1.0) -> list[dict[
     layers = dict(zip(named, layer_numbers(list(named)), strict=True))
     top = max(layers.values(), default=0)
     weights = [n for n, p in named.items() if p.ndim >= 2 and n.split(".")[-1] == "weight"]
-    apart = {*weights[:1], *weights[-1:]} | {
+    ends = {*weights[:1], *weights[-1:]}
+    apart = {
         f"{place}.{name}"
         for place, module in network.named_modules()
         if getattr(module, "orthogonal", True) is False
         for name, _ in module.named_parameters()
     }
+    rest = [name for name in named if name not in weights]
     kinds: tuple[tuple[list[str], dict[str, Any]], ...] = (
-        ([name for name in weights if name not in apart], {"hidden": True}),
-        ([name for name in weights if name in apart], {}),
-        ([name for name in named if name not in weights], {"weight_decay": 0.0}),
+        ([name for name in weights if name not in ends | apart], {"hidden": True}),
+        ([name for name in weights if name in ends - apart], {}),
+        ([name for name in weights if name in apart], {"apart": True}),
+        ([name for name in rest if name not in apart], {"weight_decay": 0.0}),
+        ([name for name in rest if name in apart], {"weight_decay": 0.0, "apart": True}),
     )
     groups: list[dict[str, Any]] = []
     for names, options in kinds:
