@@ -1,12 +1,14 @@
+from functools import partial
+
 import pytest
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.optim import AdamW
+from torch.optim import SGD, AdamW
 
-from vision_attn.training import MuonAdamW, parameter_groups
+from vision_attn.training import MuonAdamW, MuonSGD, parameter_groups
 from vision_attn.training.muon import orthogonal
 
 
@@ -59,6 +61,48 @@ def test_the_rest_moves_as_with_adamw():
         torch.testing.assert_close(ours.get_parameter(name), theirs.get_parameter(name))
 
 
+class Gated(nn.Module):
+    """A matrix, a gate that keeps apart, a classifier."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.matrix = nn.Linear(11, 7), nn.Linear(7, 7)
+        self.gate, self.head = nn.Linear(7, 7), nn.Linear(7, 5)
+        self.gate.orthogonal = False
+        self.double()
+
+
+@pytest.mark.parametrize("head_lr", [0.7, None])
+def test_with_muon_sgd_the_rest_moves_as_with_nesterov_sgd_and_gates_as_with_adamw(head_lr):
+    ours, theirs, start = Gated(), Gated(), Gated()
+    muon = MuonSGD(
+        parameter_groups(ours), lr=0.2, sgd_lr=0.3, head_lr=head_lr, adam_lr=0.02, momentum=0.5,
+        sgd_momentum=0.9, weight_decay=0.01,
+    )  # fmt: skip
+    fast = {"lr": head_lr, "weight_decay": 0.01 * 0.3 / head_lr} if head_lr else {}
+    heads = {"params": [theirs.stem.weight, theirs.head.weight], **fast}
+    biases = {"params": [theirs.stem.bias, theirs.matrix.bias, theirs.head.bias]}
+    decay = {"momentum": 0.9, "weight_decay": 0.01}
+    oracles = [
+        SGD([heads, biases], lr=0.3, nesterov=True, **decay),
+        AdamW(theirs.gate.parameters(), lr=0.02, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+    for _ in range(3):
+        gradients = [torch.randn_like(weight) for weight in ours.parameters()]
+        for net in (ours, theirs):
+            for weight, gradient in zip(net.parameters(), gradients, strict=True):
+                weight.grad = gradient.clone()
+        muon.step()
+        for oracle in oracles:
+            oracle.step()
+    for name, weight in theirs.named_parameters():
+        if name != "matrix.weight":
+            torch.testing.assert_close(ours.get_parameter(name), weight, msg=name)
+    assert torch.equal(theirs.matrix.weight, start.matrix.weight)
+    assert ours.matrix.weight.norm().item() == pytest.approx(7**0.5, rel=0.25)  # normed, and a step
+
+
 @pytest.mark.parametrize("shape", [(13, 5), (5, 13), (11, 11)])
 def test_orthogonal_has_singular_values_near_one_and_keeps_the_directions(shape):
     matrix = torch.randn(shape)
@@ -69,22 +113,27 @@ def test_orthogonal_has_singular_values_near_one_and_keeps_the_directions(shape)
     assert (along[s > 0.05 * s[0]] - 0.95).abs().max() < 0.35
 
 
-def test_schedules_scale_both_rates_and_the_state_survives_saving(tmp_path):
+@pytest.mark.parametrize(
+    ("optimizer_of", "rates"),
+    [
+        (partial(MuonAdamW, lr=0.02, adam_lr=0.001), [0.01, 0.0005, 0.0005]),
+        (partial(MuonSGD, lr=0.02, sgd_lr=0.1, head_lr=0.3), [0.01, 0.15, 0.05]),
+    ],
+)
+def test_schedules_scale_all_rates_and_the_state_survives_saving(optimizer_of, rates, tmp_path):
     net = network()
-    optimizer = MuonAdamW(parameter_groups(net), lr=0.02, adam_lr=0.001)
+    optimizer = optimizer_of(parameter_groups(net))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 0.5**t)
     step(net, optimizer)
     schedule.step()
-    assert [g["lr"] for g in optimizer.param_groups] == [0.01, 0.0005, 0.0005]
+    assert [g["lr"] for g in optimizer.param_groups] == rates
     torch.save(optimizer.state_dict(), tmp_path / "state")
-    resumed = MuonAdamW(parameter_groups(net))
-    resumed.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
     other = network()
     other.load_state_dict(net.state_dict())
-    resumed_other = MuonAdamW(parameter_groups(other))
-    resumed_other.load_state_dict(resumed.state_dict())
+    resumed = type(optimizer)(parameter_groups(other))
+    resumed.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
     step(net, optimizer)
-    step(other, resumed_other)
+    step(other, resumed)
     for a, b in zip(net.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
 
@@ -96,12 +145,14 @@ def mesh():
     distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("normed", [False, True])
-def test_weights_in_shares_move_as_whole_ones(mesh, normed):
+@pytest.mark.parametrize(
+    "optimizer_of", [MuonAdamW, partial(MuonAdamW, normed=True), partial(MuonSGD, sgd_lr=0.1)]
+)
+def test_weights_in_shares_move_as_whole_ones(mesh, optimizer_of):
     whole, shared = network(), network()
     fully_shard(shared, mesh=mesh)
     for net in (whole, shared):
-        muon = MuonAdamW(parameter_groups(net), lr=0.1, normed=normed)
+        muon = optimizer_of(parameter_groups(net), lr=0.1)
         step(net, muon)
         step(net, muon)
     for name, weight in whole.named_parameters():

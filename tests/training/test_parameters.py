@@ -89,9 +89,15 @@ def test_a_frozen_stem_is_still_the_stem():
     assert names(network, ends) == {"head.weight"}
 
 
-def test_a_module_may_keep_its_matrices_apart():
+def test_a_module_may_keep_its_parameters_apart():
     network = Tokens()
-    network.deep.orthogonal = False
-    hidden, apart, _ = parameter_groups(network)
-    assert names(network, hidden) == {"inner.weight"}
-    assert names(network, apart) == {"stem.weight", "deep.weight", "head.weight"}
+    network.inner.orthogonal = False
+    hidden, ends, apart, rest, apart_too = parameter_groups(network)
+    assert names(network, hidden) == {"deep.weight"}
+    assert names(network, ends) == {"stem.weight", "head.weight"}
+    assert names(network, apart) == {"inner.weight"}
+    assert apart["apart"]
+    assert "weight_decay" not in apart
+    assert names(network, apart_too) == {"inner.bias"}
+    assert (apart_too["apart"], apart_too["weight_decay"]) == (True, 0.0)
+    assert "inner.bias" not in names(network, rest)
