@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -215,18 +216,21 @@ def memory(options: argparse.Namespace) -> None:
 
 
 class Clock(Callback):
-    """Seconds of a training epoch, from its first batch to the end of its last."""
+    """When each step of training began."""
+
+    def __init__(self) -> None:
+        self.began: list[float] = []
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        if batch_idx == 1:
-            self.start = time.perf_counter()
+        self.began.append(time.perf_counter())
 
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        self.seconds = (time.perf_counter() - self.start) / batch_idx if batch_idx else 0.0
+    def seconds(self) -> float:
+        """Of the median step, from its batch on the way to the next one's, the first left out."""
+        return median(after - before for before, after in pairwise(self.began[1:]))
 
 
 def fit(options: argparse.Namespace) -> None:
-    """A step of each, the first left out."""
+    """The median step of each round."""
     print("fit against a raw loop")
     source, augment = data_benchmark.InMemory(), [Flip(), Translate(4)]
     make = partial(ViT, 32, 8, 10, dim=64, depth=2, heads=2, pool="mean", class_token=False)
@@ -239,12 +243,9 @@ def fit(options: argparse.Namespace) -> None:
         optimizer = AdamW(parameter_groups(network), lr=1e-3)
         loader = images.train_dataloader()
         schedule = CosineDecay(optimizer, len(loader))
-        start = 0.0
-        for number, one in enumerate(loader):
-            if number == 1:
-                start = time.perf_counter()
-            if number > options.fit_steps:
-                break
+        clock = Clock()
+        for one, _ in zip(loader, range(options.fit_steps), strict=False):
+            clock.began.append(time.perf_counter())
             pixels, labels = images.for_training(one)
             optimizer.zero_grad()
             with torch.autocast("cpu", torch.bfloat16):
@@ -252,19 +253,19 @@ def fit(options: argparse.Namespace) -> None:
             loss.backward()
             optimizer.step()
             schedule.step()
-        return (time.perf_counter() - start) / options.fit_steps
+        return clock.seconds()
 
     def ours(folder: str) -> float:
         clock = Clock()
         trainer = Trainer(
-            accelerator="cpu", max_epochs=1, limit_train_batches=options.fit_steps + 1,
+            accelerator="cpu", max_epochs=1, limit_train_batches=options.fit_steps,
             limit_val_batches=1, num_sanity_val_steps=0, precision="bf16-mixed",
             enable_progress_bar=False, enable_model_summary=False,
             callbacks=[clock, *run_callbacks(folder)], logger=CSVLogger(folder),
         )  # fmt: skip
         classifier = ImageClassifier(make(), partial(AdamW, lr=1e-3))
         trainer.fit(classifier, datamodule=ImageData(source, batch_size=32, augment=augment))
-        return clock.seconds
+        return clock.seconds()
 
     ways: dict[str, Callable[[str], float]] = {"a raw loop": raw, "fit": ours}
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -295,7 +296,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)}")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--fit-steps", type=int, default=100)
+    parser.add_argument("--fit-steps", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--folder", type=Path, default=Path(".data/imagenette/train"))

@@ -418,6 +418,18 @@ def test_options_that_would_be_ignored_in_silence_are_refused(word, here, capsys
         ("--max_epochs 3", "unknown option --max_epochs: did you mean --trainer.max_epochs?"),
         ("--model.network.dimm 3", "model.network: ViT has no option 'dimm': did you mean dim?"),
         ("--trainer.max_epochs two", "trainer.max_epochs: expected int, got two"),
+        (
+            "--trainer.callbacks+=vision_attn.training.SeveralViews --trainer.callbacks.shift=-1",
+            "shift must be at least 0 pixels, got -1",
+        ),
+        (
+            "--trainer.callbacks+=vision_attn.training.SeveralView",
+            "no class 'vision_attn.training.SeveralView': did you mean",
+        ),
+        (
+            "--data.augment+=vision_attn.data.Translate --data.augment.pixels=-1",
+            "pixels must be at least 0, got -1",
+        ),
         ("--data.batch_size many", "data.batch_size: expected int, got many"),
         ("--model.network.dim x", "model.network.dim: expected int, got x"),
         ("--model.optimizer.lr high", "model.optimizer.lr: expected float, got high"),

@@ -138,6 +138,18 @@ def test_schedules_scale_all_rates_and_the_state_survives_saving(optimizer_of, r
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize(
+    ("optimizer_of", "name"),
+    [
+        *((MuonAdamW, name) for name in ("lr", "momentum")),
+        *((MuonSGD, name) for name in ("sgd_lr", "head_lr", "sgd_momentum", "weight_decay")),
+    ],
+)
+def test_rates_are_not_below_zero(optimizer_of, name):
+    with pytest.raises(ValueError, match=f"{name} must be at least 0, got -0.5"):
+        optimizer_of(parameter_groups(network()), **{name: -0.5})
+
+
 @pytest.fixture
 def mesh():
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)

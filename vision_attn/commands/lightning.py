@@ -114,6 +114,13 @@ class Run(LightningCLI):
             if not config.data.predict:
                 raise ValueError("no image to predict: --images FILE_OR_FOLDER ...")
 
+    def instantiate_classes(self) -> None:
+        """Options are judged by their classes here, in lists within jsonargparse's own words."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            raise ValueError(readable(str(error), self.parser)) from error
+
     def instantiate_trainer(self, **changes: Any) -> Trainer:
         given = self.config_init.trainer
         if self.command != "fit":

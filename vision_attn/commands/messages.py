@@ -41,6 +41,8 @@ def readable(message: str, parser: ArgumentParser) -> str:
         if paths := re.findall(r"class_path[= ]'(.*?)'", message):
             return prefix + _not_of_class(found[1], paths[-1])
         return f"unknown option {found[1]}{nearest(found[1], options)}"
+    if words := _own_words(message):
+        return prefix + words
     types = re.findall(r"Expected an? (?:<class '(.*?)'>|typing\.Literal\[(.*?)\])", message)
     expected = [name.split(".")[-1] or choices for name, choices in types if name != "NoneType"]
     if expected:
@@ -56,6 +58,23 @@ def readable(message: str, parser: ArgumentParser) -> str:
     if found := re.search(r"Not a valid subclass of \w+. Got value: (.*)", message):
         return f"{prefix}expected a class, or its class_path and init_args, got {found[1]}"
     return " ".join(re.sub(r'Parser key "(.*?)":', r"\1:", message).split())
+
+
+def _own_words(message: str) -> str | None:
+    """What a class that may stand here says of its options, among jsonargparse's lists of types."""
+    errors = message.partition("Errors:")[2].partition("Given value")[0]
+    lines = [line.strip() for line in re.split(r"\n\s*- ", errors)]
+    theirs = (
+        "Problem with ",
+        "Expected ",
+        "Not a valid ",
+        "Does not validate ",
+        "Parser key ",
+        "a class path",
+        "a dict",
+    )
+    own = [line for line in lines if line and not line.startswith(theirs)]
+    return " ".join(own[0].split()) if own else None
 
 
 def check_yaml(path: str) -> None:

@@ -33,6 +33,7 @@ class MuonAdamW(AdamW):
         weight_decay: float = 0.01,
         normed: bool = False,
     ):
+        _not_below_zero(lr=lr, momentum=momentum)
         super().__init__(params, lr=adam_lr, betas=betas, weight_decay=weight_decay)
         self.defaults["momentum"] = momentum
         self.normed = normed
@@ -112,6 +113,9 @@ class MuonSGD(MuonAdamW):
         weight_decay: float = 0.0,
         normed: bool = True,
     ):
+        _not_below_zero(
+            sgd_lr=sgd_lr, head_lr=head_lr, sgd_momentum=sgd_momentum, weight_decay=weight_decay
+        )
         super().__init__(params, lr, adam_lr, momentum, weight_decay=0.0, normed=normed)
         for group in self.param_groups:
             group["sgd"] = not (group["hidden"] or group.get("apart", False))
@@ -119,7 +123,13 @@ class MuonSGD(MuonAdamW):
                 weights = all(parameter.ndim >= 2 for parameter in group["params"])
                 group["lr"] = sgd_lr if head_lr is None or not weights else head_lr
                 group["momentum"] = sgd_momentum
-                group["weight_decay"] = weight_decay * sgd_lr / group["lr"]
+                group["weight_decay"] = weight_decay * sgd_lr / group["lr"] if group["lr"] else 0.0
+
+
+def _not_below_zero(**options: float | None) -> None:
+    for name, value in options.items():
+        if value is not None and not value >= 0:
+            raise ValueError(f"{name} must be at least 0, got {value}")
 
 
 def _orthogonal(matrix: Tensor) -> Tensor:
