@@ -28,16 +28,15 @@ class LeanLoop(Callback):
     """
 
     def __init__(self) -> None:
-        self._before: str | None = None
+        self._silenced = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         its: Any = trainer
         if type(its.profiler) is PassThroughProfiler:
             its.profiler = NothingMeasured()
-        if not torch.cuda.is_available():
-            self._before = os.environ.get(ASK_NVIDIA)
-            os.environ[ASK_NVIDIA] = "0"
+        if os.environ.get(ASK_NVIDIA) == "1" and not torch.cuda.is_available():
+            os.environ[ASK_NVIDIA], self._silenced = "0", True
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if self._before is not None:
-            os.environ[ASK_NVIDIA], self._before = self._before, None
+        if self._silenced:
+            os.environ[ASK_NVIDIA], self._silenced = "1", False
