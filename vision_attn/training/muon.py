@@ -95,10 +95,11 @@ class MuonSGD(MuonAdamW):
     and biases go by SGD, m <- mu m + g + wd w, w <- w - lr (g + wd w + mu m), the gates, which say
     `orthogonal = False` of themselves, by AdamW without decay.
 
-    lr, momentum, normed: Muon's, see `MuonAdamW`; its matrices do not decay. sgd_lr, sgd_momentum,
-    weight_decay: SGD's, the decay of biases too, or these grow at such rates. head_lr: SGD's for
-    weights, the classifier's; None is sgd_lr. With a loss that is a mean, sgd_lr is the batch size
-    times what it would be for a sum.
+    lr, momentum, normed: Muon's, see `MuonAdamW`; its matrices do not decay.
+    sgd_lr, sgd_momentum, weight_decay: SGD's, of biases too, or these grow at such rates. With a
+        loss that is a mean, sgd_lr is the batch size times what it would be for a sum.
+    head_lr: SGD's rate for weights, the classifier's, whose decay is smaller by as much, so that
+        all shrink alike; None is sgd_lr.
     """
 
     def __init__(
