@@ -11,13 +11,14 @@ PACKAGE = Path(__file__).parent.parent / "vision_attn"
 
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
+    "threads": set(),
     "attention": {"types"},
     "models": {"types", "attention"},
     "data": {"types"},
     "render": {"types"},
     "evaluate": {"types"},
-    "explain": {"types", "attention"},
-    "training": {"types", "models", "render"},
+    "explain": {"types", "threads", "attention"},
+    "training": {"types", "threads", "models", "render"},
     "hub": {"types", "attention", "models", "data", "training", "explain"},
     "commands": {
         *("types", "attention", "models", "data", "training", "explain"),

@@ -24,7 +24,9 @@ from vision_attn.explain import (
     record_attention,
 )
 from vision_attn.explain import tiles as tiling
+from vision_attn.explain.calls import Fused
 from vision_attn.models import ViT
+from vision_attn.threads import Threads
 from vision_attn.types import TokenLayout
 
 SIZE = (32, 48)
@@ -368,6 +370,65 @@ def test_tiles_of_any_size_give_the_same(monkeypatch):
         monkeypatch.setattr(tiling, "WIDE", wide)
         for method, true in zip(methods, whole, strict=True):
             torch.testing.assert_close(method(net, images, 0).values, true, rtol=1e-5, atol=1e-8)
+
+
+@pytest.fixture
+def torch_threads():
+    """torch.set_num_threads for the length of a test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_with_tiles_of_their_own_give_the_same(threads, torch_threads, monkeypatch):
+    net, images = network(depth=2, registers=1), pictures(5)
+    methods = [*ALL, Rollout(fusion="min", discard=0.3), Rollout(query=(40, 3))]
+    torch_threads(1)
+    whole = [method(net, images, 0).values for method in methods]
+    torch_threads(threads)
+    monkeypatch.setattr(tiling, "SHARE", 1)
+    for limit in (150, 3000):  # a part of a head, and a few images
+        monkeypatch.setattr(tiling, "CPU_TILE", limit)
+        for method, true in zip(methods, whole, strict=True):
+            found = method(net, images, 0).values
+            torch.testing.assert_close(found, true, rtol=1e-6, atol=1e-9)
+            assert torch.equal(method(net, images, 0).values, found)
+    assert torch.get_num_threads() == threads
+
+
+def test_tiles_go_to_threads_only_where_each_has_enough(torch_threads, monkeypatch):
+    made = []
+    monkeypatch.setattr(tiling, "Threads", lambda count: made.append(count) or Threads(count))
+    q, k = torch.randn(2, 1, 2, 97, 5)
+    call = Fused("", None, None, q, k, 1.0, None, False, (q @ k.mT).logsumexp(-1))
+    torch_threads(3)
+    monkeypatch.setattr(tiling, "CPU_TILE", 97 * 20)
+    elements = 2 * 97 * 97
+    for share, expected in ((elements // 3 + 1, []), (elements // 3, [3])):
+        made.clear()
+        monkeypatch.setattr(tiling, "SHARE", share)
+        r = torch.rand(1, 1, 97)
+        true = r @ (q @ k.mT).softmax(-1).mean(1)
+        torch.testing.assert_close(tiling.pull(call, r), true)
+        assert made == expected
+
+
+def test_an_error_in_a_thread_is_told_and_ends_them_all(torch_threads, monkeypatch):
+    torch_threads(2)
+    monkeypatch.setattr(tiling, "SHARE", 1)
+    monkeypatch.setattr(tiling, "CPU_TILE", 20)
+    running = threading.active_count()
+
+    def broken(call, image, row, room):
+        if 3 in range(row.start, row.stop):
+            raise ValueError("no such row")
+        return call.weights(image, rows=row).mean(1)
+
+    call = recorded_weights(torch.rand(1, 2, 7, 7).softmax(-1))
+    with pytest.raises(ValueError, match="no such row"):
+        tiling.pull_fused(call, torch.rand(1, 1, 7), broken)
+    assert threading.active_count() == running
 
 
 @pytest.mark.parametrize("share", [0.001, 0.25, 0.5, 0.9, 0.999])

@@ -8,8 +8,9 @@ never leaves the cache). Many rows r go through at once: a tile serves them all.
 Axes: b images (or windows), head, i queries, j keys, s rows carried, t rows of a tile.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import ceil
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -17,63 +18,78 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vision_attn.explain.calls import AttentionCall, Room
+from vision_attn.threads import Modes, Threads
 
 Rows = Float[Tensor, "b s i"]
 # The weights of some rows, heads fused: (call, images, rows, room) -> (b t j), none below 0.
 Fuse = Callable[[AttentionCall, slice, slice | Tensor, Room | None], Tensor]
 
-# Elements of a tile: for each core of a CPU what its second-level cache holds, on a GPU enough to
-# fill the chip. Measured by benchmarks/rollout.py.
-CPU_TILE, GPU_TILE = 2**18, 2**25
+# Elements of a tile: for each core of a CPU so few that its cache has what one operation wrote for
+# the next, on a GPU enough to fill the chip. Measured by benchmarks/rollout.py.
+CPU_TILE, GPU_TILE = 3 * 2**18, 2**25
+SHARE = 2**23  # elements for each core from which a core has tiles of its own
 WIDE = 1024  # keys of a tile that need not have all: products are fastest where no side is short
+ALIGNED = 16  # numbers: where rows of a tile best begin and end
 
 
 def tiles(
-    batch: int, heads: int, rows: int, keys: int, limit: int, cores: int = 1
+    batch: int, heads: int, rows: int, keys: int, limit: int
 ) -> Iterator[tuple[slice, slice, slice]]:
-    """Cuts (batch, heads, rows) into blocks of at most `limit` elements: rows first, then heads.
-
-    cores: so many heads at least, of fewer rows each, so that each core keeps to a head.
-    """
+    """Cuts (batch, heads, rows) into nearly equal blocks of at most `limit` elements: rows first,
+    then heads, then images."""
     if not rows:
         return
-    h = min(heads, cores)
-    t = min(rows, max(1, limit // (h * keys)))
-    h = min(heads, max(h, limit // (rows * keys))) if t == rows else h
-    b = min(batch, max(1, limit // (heads * rows * keys))) if h == heads else 1
+    t = even(rows, limit // keys)
+    h = even(heads, limit // (rows * keys)) if t == rows else 1
+    b = even(batch, limit // (heads * rows * keys)) if h == heads else 1
     for image in range(0, batch, b):
         for head in range(0, heads, h):
             for row in range(0, rows, t):
-                yield slice(image, image + b), slice(head, head + h), slice(row, row + t)
+                yield (
+                    slice(image, min(image + b, batch)),
+                    slice(head, head + h),
+                    slice(row, row + t),
+                )
 
 
-def limit_of(call: AttentionCall) -> int:
-    return CPU_TILE * cores(call) if call.device.type == "cpu" else GPU_TILE
+def even(size: int, most: int) -> int:
+    """How long pieces of at most `most` are, if they are few and nearly equal; 1 or more."""
+    return ceil(size / ceil(size / max(1, most)))
 
 
-def cores(call: AttentionCall) -> int:
-    return torch.get_num_threads() if call.device.type == "cpu" else 1
+def shares(call: AttentionCall, rows: int) -> int:
+    """Into how many shares its tiles go, a thread each; in one, all cores work on each tile."""
+    cores = torch.get_num_threads() if call.device.type == "cpu" else 1
+    return cores if call.batch * call.heads * rows * call.keys >= cores * SHARE else 1
+
+
+def limit_of(call: AttentionCall, rows: int) -> int:
+    if call.device.type != "cpu":
+        return GPU_TILE
+    return CPU_TILE * torch.get_num_threads() // shares(call, rows)
 
 
 def pull(
     call: AttentionCall, r: Rows, head_share: Float[Tensor, "b head"] | None = None
 ) -> Float[Tensor, "b s j"]:
     """sum_h w_h A_h' r: a weighted mean of the heads, by default the plain one. Linear in A."""
-    call, out, live, r, room = start(call, r)
+    call, r, live = start(call, r)
     if head_share is None:
         head_share = r.new_full((1, 1), 1 / call.heads).expand(call.batch, call.heads)
-    count = call.queries if live is None else len(live)
-    width = call.keys if call.whole_rows else ceil(call.keys / ceil(call.keys / WIDE))
-    for image, head, row in tiles(
-        call.batch, call.heads, count, width, limit_of(call), cores(call)
-    ):
+    count = rows_of(call, live)
+    width = call.keys if call.whole_rows else ALIGNED * ceil(even(call.keys, WIDE) / ALIGNED)
+
+    def add(out: Tensor, room: Room | None, image: slice, head: slice, row: slice) -> None:
         at = row if live is None else live[row]
         rows = (head_share[image, None, head, None] * r[image][:, :, None, at]).flatten(2)
         for first in range(0, call.keys, width):
             key = slice(first, first + width)
             weights = call.weights(image, head, at, key, room)
-            out[image, :, key].baddbmm_(rows, weights.flatten(1, 2))
-    return out
+            out[:, :, key].baddbmm_(rows, weights.flatten(1, 2))
+
+    limit = limit_of(call, count)
+    blocks = tiles(call.batch, call.heads, count, min(width, call.keys), limit)
+    return added(add, blocks, call, r, count)
 
 
 def pull_fused(
@@ -90,8 +106,9 @@ def pull_fused(
     columns, which lose nothing to discard. A row with nothing left stays where it is.
     """
     low = threshold(call, fuse, discard, windows) if discard else None
-    call, out, live, r, room = start(call, r)
-    for image, row in row_tiles(call, live):
+    call, r, live = start(call, r)
+
+    def add(out: Tensor, room: Room | None, image: slice, row: slice | Tensor) -> None:
         fused = fuse(call, image, row, room)
         if low is not None:
             dropped = fused < low[image, None, None]
@@ -99,29 +116,65 @@ def pull_fused(
             fused = fused.masked_fill(dropped, 0)
         total = fused.sum(-1, keepdim=True)
         rows = r[image][:, :, row]
-        out[image] += rows @ (fused / total.masked_fill(total == 0, 1))
+        out += rows @ (fused / total.masked_fill(total == 0, 1))
         if call.queries == call.keys:
             places = torch.arange(call.queries, device=r.device)[row]
-            out[image] = out[image].index_add(2, places, (total == 0).mT * rows)
-    return out
+            out.index_add_(2, places, (total == 0).mT * rows)
+
+    return added(add, row_tiles(call, live), call, r, rows_of(call, live))
 
 
 def pull_as_is(call: AttentionCall, r: Rows, fuse: Fuse) -> Float[Tensor, "b s j"]:
     """C' r, C the fused map as it comes."""
-    call, out, live, r, room = start(call, r)
-    for image, row in row_tiles(call, live):
-        out[image] += r[image][:, :, row] @ fuse(call, image, row, room)
-    return out
+    call, r, live = start(call, r)
+
+    def add(out: Tensor, room: Room | None, image: slice, row: slice | Tensor) -> None:
+        out += r[image][:, :, row] @ fuse(call, image, row, room)
+
+    return added(add, row_tiles(call, live), call, r, rows_of(call, live))
 
 
-def start(
-    call: AttentionCall, r: Rows
-) -> tuple[AttentionCall, Tensor, Tensor | None, Tensor, Room | None]:
-    """The call and r in the dtype of the weights, where the result adds up, the rows that need
-    work, and room for tiles."""
+def start(call: AttentionCall, r: Rows) -> tuple[AttentionCall, Tensor, Tensor | None]:
+    """The call and r in the dtype of the weights, and the rows that need work."""
     r = r.to(call.dtype)
-    out = r.new_zeros(call.batch, r.shape[1], call.keys)
-    return call.full(), out, support(r), r, room_for(call)
+    return call.full(), r, support(r)
+
+
+def added(
+    add: Callable[..., None],
+    blocks: Iterable[Sequence[Any]],
+    call: AttentionCall,
+    r: Rows,
+    rows: int,
+) -> Float[Tensor, "b s j"]:
+    """The sum of what `add(out, room, *block)` adds to out, the rows of the images of its block.
+
+    rows: how many the blocks have in all. A thread always has the same blocks.
+    """
+    blocks, modes = list(blocks), Modes()
+    total = r.new_zeros(call.batch, r.shape[1], call.keys)
+    cores = min(shares(call, rows), len(blocks))
+    if cores < 2:
+        room = room_for(call)
+        for image, *rest in blocks:
+            add(total[image], room, image, *rest)
+        return total
+    bounds = [len(blocks) * core // cores for core in range(cores + 1)]
+
+    def part(first: int, end: int) -> tuple[slice, Tensor]:
+        images = slice(blocks[first][0].start, blocks[end - 1][0].stop)
+        out = torch.zeros_like(total[images])
+        room = room_for(call)
+        with modes.on():
+            for image, *rest in blocks[first:end]:
+                here = slice(image.start - images.start, image.stop - images.start)
+                add(out[here], room, image, *rest)
+        return images, out
+
+    with Threads(cores) as threads:
+        for images, out in threads.each(part, bounds[:-1], bounds[1:]):
+            total[images] += out
+    return total
 
 
 def room_for(call: AttentionCall) -> Room | None:
@@ -131,9 +184,13 @@ def room_for(call: AttentionCall) -> Room | None:
 
 def row_tiles(call: AttentionCall, live: Tensor | None) -> Iterator[tuple[slice, slice | Tensor]]:
     """Blocks of rows with all their heads, of the rows that are `live` (None: all)."""
-    rows = call.queries if live is None else len(live)
-    for image, _, row in tiles(call.batch, 1, rows, call.heads * call.keys, limit_of(call)):
+    rows, keys = rows_of(call, live), call.heads * call.keys
+    for image, _, row in tiles(call.batch, 1, rows, keys, limit_of(call, rows)):
         yield image, row if live is None else live[row]
+
+
+def rows_of(call: AttentionCall, live: Tensor | None) -> int:
+    return call.queries if live is None else len(live)
 
 
 def support(r: Rows) -> Tensor | None:

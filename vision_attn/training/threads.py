@@ -1,13 +1,9 @@
 """A batch in parts, one on each core: what DataParallel is to the GPUs of a machine.
 
-A core that works through its own part of the batch never waits for the others inside an operation,
-and what one operation wrote is still in its cache when the next one reads it.
-
 Axes: b batch, p a part of it, c channels, h height, w width, k classes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -19,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from vision_attn.threads import Modes, Threads
 from vision_attn.training.classifier import ImageClassifier, as_it_is
 from vision_attn.training.flops import forward_flops, without_hooks
 from vision_attn.types import Images, Logits
@@ -75,7 +72,7 @@ class InParts:
 
     def __init__(self, threads: int, batch_norms: bool = False, least: float = 1e9) -> None:
         self.threads, self.batch_norms, self.least = threads, batch_norms, least
-        self._pool = ThreadPoolExecutor(threads, "part")
+        self._pool = Threads(threads)
         self._network: nn.Module | None = None
         self._whole = False  # always
         self._copies: list[nn.Module] = []
@@ -88,8 +85,7 @@ class InParts:
         return self
 
     def close(self) -> None:
-        self._pool.shutdown()
-        torch.set_num_threads(torch.get_num_threads())  # new threads start with what was set last
+        self._pool.close()
 
     def __call__(self, network: nn.Module, images: Images) -> Logits:
         if network is not self._network:
@@ -159,35 +155,17 @@ class InParts:
                 buffer.data.copy_(torch.stack([buffer, *theirs]).mean(0))
 
 
-class Modes:
-    """The autocast and inference modes of the thread that makes it, for another one to take on."""
-
-    def __init__(self) -> None:
-        self.enabled = torch.is_autocast_enabled("cpu")
-        self.dtype = torch.get_autocast_dtype("cpu")
-        self.inference = torch.is_inference_mode_enabled()
-
-    @contextmanager
-    def on(self) -> Iterator[None]:
-        """Without a cache of casts, which all threads would share."""
-        with (
-            torch.inference_mode(self.inference),
-            torch.autocast("cpu", self.dtype, self.enabled, cache_enabled=False),
-        ):
-            yield
-
-
 class _Run:
     """One call of a network in parts, and what its backward pass needs."""
 
     def __init__(
         self,
-        pool: ThreadPoolExecutor,
+        pool: Threads,
         modules: Sequence[nn.Module],
         parts: Sequence[Tensor],
-        threads: int,
+        cores: int,
     ) -> None:
-        self.pool, self.modules, self.parts, self.threads = pool, modules, parts, threads
+        self.pool, self.modules, self.parts, self.cores = pool, modules, parts, cores
         self.modes = Modes()
         self.outputs: list[Tensor] = []
 
@@ -198,7 +176,7 @@ class _Run:
             with self.modes.on(), torch.set_grad_enabled(gradients):
                 return module(part)
 
-        return self._each(run, self.modules, self.parts)
+        return self.pool.each(run, self.modules, self.parts, cores=self.cores)
 
     def backward(self, gradient: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
         """The sum of the parts' gradients by each parameter."""
@@ -207,7 +185,8 @@ class _Run:
             return torch.autograd.grad(output, parameters, gradient, allow_unused=True)
 
         sizes = [len(output) for output in self.outputs]
-        first, *others = self._each(run, self.outputs, gradient.split(sizes))
+        parts = gradient.split(sizes)
+        first, *others = self.pool.each(run, self.outputs, parts, cores=self.cores)
         self.outputs = []
         total = list(first)
         for other in others:
@@ -215,14 +194,6 @@ class _Run:
                 if one is not None:  # not in place: two parameters may have one gradient
                     total[at] = one if (so_far := total[at]) is None else so_far + one
         return total
-
-    def _each(self, run: Callable[..., Any], *given: Sequence[Any]) -> list[Any]:
-        def alone(*one: Any) -> Any:
-            if torch.get_num_threads() != self.threads:  # the setting is a thread's own, too
-                torch.set_num_threads(self.threads)
-            return run(*one)
-
-        return list(self.pool.map(alone, *given))
 
 
 class _Joined(torch.autograd.Function):

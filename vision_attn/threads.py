@@ -1,0 +1,59 @@
+"""Threads that each keep to their own part of the work, in torch's modes of whoever called them.
+
+A thread that works through its part alone never waits for the others inside an operation, and what
+one operation wrote is still in its core's cache when the next one reads it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class Modes:
+    """torch's gradient, autocast and inference modes where it is made, for a thread to take on."""
+
+    def __init__(self) -> None:
+        self.gradients = torch.is_grad_enabled()
+        self.enabled = torch.is_autocast_enabled("cpu")
+        self.dtype = torch.get_autocast_dtype("cpu")
+        self.inference = torch.is_inference_mode_enabled()
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Without a cache of casts, which all threads would share."""
+        with (
+            torch.inference_mode(self.inference),
+            torch.set_grad_enabled(self.gradients),
+            torch.autocast("cpu", self.dtype, self.enabled, cache_enabled=False),
+        ):
+            yield
+
+
+class Threads:
+    """So many threads, until `close`, or the end of a `with`."""
+
+    def __init__(self, count: int) -> None:
+        self._pool = ThreadPoolExecutor(count, "part")
+
+    def each(self, run: Callable[..., Any], *given: Sequence[Any], cores: int = 1) -> list[Any]:
+        """What run(*one) gives for each one of the given; an operation of it has so many cores."""
+
+        def alone(*one: Any) -> Any:
+            if torch.get_num_threads() != cores:  # the setting is a thread's own, too
+                torch.set_num_threads(cores)
+            return run(*one)
+
+        return list(self._pool.map(alone, *given))
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        torch.set_num_threads(torch.get_num_threads())  # new threads start with what was set last
+
+    def __enter__(self) -> "Threads":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
