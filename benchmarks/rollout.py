@@ -37,7 +37,7 @@ from vision_attn import explain
 from vision_attn.explain import Rollout
 from vision_attn.explain.calls import Fused
 from vision_attn.explain.kernels import attention_and_lse
-from vision_attn.explain.tiles import pull
+from vision_attn.explain.pull import pull
 
 MODEL = "vit_small_patch16_224"
 SHORT = 1_500  # tokens below which turns take little

@@ -23,8 +23,10 @@ from vision_attn.explain import (
     parse_method,
     record_attention,
 )
+from vision_attn.explain import pull as pulling
 from vision_attn.explain import tiles as tiling
 from vision_attn.explain.calls import Fused
+from vision_attn.explain.quantile import threshold
 from vision_attn.models import ViT
 from vision_attn.threads import Threads
 from vision_attn.types import TokenLayout
@@ -367,7 +369,7 @@ def test_tiles_of_any_size_give_the_same(monkeypatch):
     whole = [method(net, images, 0).values for method in methods]
     for limit, wide in ((200, 7), (1500, 20)):
         monkeypatch.setattr(tiling, "CPU_TILE", limit)
-        monkeypatch.setattr(tiling, "WIDE", wide)
+        monkeypatch.setattr(pulling, "WIDE", wide)
         for method, true in zip(methods, whole, strict=True):
             torch.testing.assert_close(method(net, images, 0).values, true, rtol=1e-5, atol=1e-8)
 
@@ -410,7 +412,7 @@ def test_tiles_go_to_threads_only_where_each_has_enough(torch_threads, monkeypat
         monkeypatch.setattr(tiling, "SHARE", share)
         r = torch.rand(1, 1, 97)
         true = r @ (q @ k.mT).softmax(-1).mean(1)
-        torch.testing.assert_close(tiling.pull(call, r), true)
+        torch.testing.assert_close(pulling.pull(call, r), true)
         assert made == expected
 
 
@@ -427,20 +429,25 @@ def test_an_error_in_a_thread_is_told_and_ends_them_all(torch_threads, monkeypat
 
     call = recorded_weights(torch.rand(1, 2, 7, 7).softmax(-1))
     with pytest.raises(ValueError, match="no such row"):
-        tiling.pull_fused(call, torch.rand(1, 1, 7), broken)
+        pulling.pull_fused(call, torch.rand(1, 1, 7), broken)
     assert threading.active_count() == running
 
 
 @pytest.mark.parametrize("share", [0.001, 0.25, 0.5, 0.9, 0.999])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("windows", [1, 3])
-def test_the_threshold_is_the_quantile_of_each_image(share, dtype, windows, monkeypatch):
+@pytest.mark.parametrize("threads", [1, 4])
+def test_the_threshold_is_the_quantile_of_each_image(
+    share, dtype, windows, threads, torch_threads, monkeypatch
+):
+    torch_threads(threads)
     monkeypatch.setattr(tiling, "CPU_TILE", 200)
+    monkeypatch.setattr(tiling, "SHARE", 1)
     weights = torch.randn(6, 2, 5, 7, dtype=dtype).softmax(-1)
     weights[1, :, 2] = 0
     record = recorded_weights(weights)
     fuse = lambda call, image, row, room: call.weights(image, rows=row).amax(1)  # noqa: E731
-    low = tiling.threshold(record, fuse, share, windows)[:, None, None]
+    low = threshold(record, fuse, share, windows)[:, None, None]
     fused = weights.amax(1)
     true = fused.view(6 // windows, -1).quantile(share, dim=1).repeat_interleave(windows)
     assert torch.equal(fused < low, fused < true[:, None, None])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vision_attn.explain.calls import AttentionCall
 from vision_attn.explain.chain import Chain, Through, Whole
-from vision_attn.explain.tiles import pull
+from vision_attn.explain.pull import pull
 from vision_attn.explain.trace import AttentionExplainer, Place, exactly, trace
 from vision_attn.types import Heatmaps, Images, TokenLayout
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from vision_attn.explain.calls import AttentionCall
 from vision_attn.explain.chain import Through
 from vision_attn.explain.chained import Chained
+from vision_attn.explain.pull import pull, pull_as_is
 from vision_attn.explain.query_key import layer_index
 from vision_attn.explain.rollout import weight_gradients, weights_and_gradients
-from vision_attn.explain.tiles import pull, pull_as_is
 from vision_attn.explain.trace import (
     AttentionExplainer,
     Trace,

@@ -6,7 +6,7 @@ With A_l the weights of layer l, heads fused to F_l, and alpha the share a token
     r_(l-1) = alpha r_l + (1 - alpha) F_l' r_l
 
 so r_0 is the seed's row of the product of all alpha I + (1 - alpha) F_l (Abnar and Zuidema 2020)
-without any n x n matrix: F_l' r is a sum over rows of F_l, made tile by tile (`tiles`). Order in a
+without any n x n matrix: F_l' r is a sum over rows of F_l, made tile by tile (`pull`). Order in a
 layer: fuse the heads, discard, make every row sum to 1, then mix in the residual.
 
 Axes: b batch, s rows carried, n tokens, i queries, j keys, t rows of a tile, head, e value width.
@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from vision_attn.explain.calls import AttentionCall, Room, product
 from vision_attn.explain.chain import Through
 from vision_attn.explain.chained import Chained
-from vision_attn.explain.tiles import Fuse, pull, pull_fused
+from vision_attn.explain.pull import pull, pull_fused
+from vision_attn.explain.tiles import Fuse
 from vision_attn.explain.trace import PerHead, Trace, trace, trace_gradients
 from vision_attn.types import Images, TokenLayout
 
