@@ -54,12 +54,16 @@ def test_bytes_change_as_floats_do(augment):
     torch.testing.assert_close(as_float(out), expected, atol=0.51 / 255, rtol=0)
 
 
-def test_flip_mirrors_about_its_share():
+@pytest.mark.parametrize("limit", [0, 2**30])
+def test_flip_mirrors_about_its_share(limit, monkeypatch):
+    monkeypatch.setattr("vision_attn.data.augment.ONE_BY_ONE", limit)
     images = pictures(1009)
+    before = images.clone()
     out = Flip(0.3)(images, Draws(0, 0, np.arange(1009)))
     flipped = (out == images.flip(3)).flatten(1).all(1)
     assert ((out == images).flatten(1).all(1) ^ flipped).all()
     assert 0.26 < flipped.float().mean() < 0.34
+    assert torch.equal(images, before)
 
 
 def test_alternating_flip_shows_both_sides_in_two_epochs():

@@ -22,6 +22,7 @@ Pixels = Float[Tensor, "b c h w"] | UInt8[Tensor, "b c h w"]
 Floats = Float[Tensor, "b c h w"]
 Numbers = Float[Tensor, " b"]
 LUMA = 0.2989, 0.587, 0.114  # ITU-R 601-2, as torchvision and Pillow weigh them
+ONE_BY_ONE = 2**15  # bytes of an image above which a loop over images costs less than more passes
 
 
 class Augment(nn.Module, ABC):
@@ -236,7 +237,13 @@ def hue_and_saturation(turn: Numbers, saturation: Numbers) -> Float[Tensor, "b 3
 
 
 def _mirrored(images: Pixels, chosen: Bool[Tensor, " b"]) -> Pixels:
-    """The chosen ones mirrored; picking whole images from both is 6 times faster than `where`."""
+    """The chosen ones mirrored: large ones on a CPU one by one, else picked from both kinds, which
+    is 6 times faster than `where`."""
+    if images.device.type == "cpu" and images[:1].nbytes > ONE_BY_ONE:
+        mirrored = images.clone()
+        for place in chosen.nonzero()[:, 0].tolist():
+            mirrored[place] = images[place].flip(2)
+        return mirrored
     places = torch.arange(len(images), device=images.device) + len(images) * chosen
     return torch.cat([images, images.flip(3)]).index_select(0, places)
 
