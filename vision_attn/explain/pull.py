@@ -15,7 +15,17 @@ from torch import Tensor
 
 from vision_attn.explain.calls import AttentionCall, Room
 from vision_attn.explain.quantile import threshold
-from vision_attn.explain.tiles import Fuse, Rows, added, even, limit_of, row_tiles, rows_of, tiles
+from vision_attn.explain.tiles import (
+    Fuse,
+    Rows,
+    added,
+    even,
+    limit_of,
+    row_tiles,
+    rows_of,
+    threads_for,
+    tiles,
+)
 
 WIDE = 1024  # keys of a tile that need not have all: products are fastest where no side is short
 ALIGNED = 16  # numbers: where rows of a tile best begin and end
@@ -39,9 +49,10 @@ def pull(
             weights = call.weights(image, head, at, key, room)
             out[:, :, key].baddbmm_(rows, weights.flatten(1, 2))
 
-    limit = limit_of(call, count)
+    threads = threads_for(call, count, r.shape[1])
+    limit = limit_of(call, threads)
     blocks = tiles(call.batch, call.heads, count, min(width, call.keys), limit)
-    return added(add, blocks, call, r, count)
+    return added(add, blocks, call, r, threads)
 
 
 def pull_fused(
@@ -73,7 +84,8 @@ def pull_fused(
             places = torch.arange(call.queries, device=r.device)[row]
             out.index_add_(2, places, (total == 0).mT * rows)
 
-    return added(add, row_tiles(call, live), call, r, rows_of(call, live))
+    threads = threads_for(call, rows_of(call, live), r.shape[1])
+    return added(add, row_tiles(call, live, threads), call, r, threads)
 
 
 def pull_as_is(call: AttentionCall, r: Rows, fuse: Fuse) -> Float[Tensor, "b s j"]:
@@ -83,7 +95,8 @@ def pull_as_is(call: AttentionCall, r: Rows, fuse: Fuse) -> Float[Tensor, "b s j
     def add(out: Tensor, room: Room | None, image: slice, row: slice | Tensor) -> None:
         out += r[image][:, :, row] @ fuse(call, image, row, room)
 
-    return added(add, row_tiles(call, live), call, r, rows_of(call, live))
+    threads = threads_for(call, rows_of(call, live), r.shape[1])
+    return added(add, row_tiles(call, live, threads), call, r, threads)
 
 
 def start(call: AttentionCall, r: Rows) -> tuple[AttentionCall, Tensor, Tensor | None]:

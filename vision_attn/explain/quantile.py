@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vision_attn.explain.calls import AttentionCall
-from vision_attn.explain.tiles import Block, Fuse, room_for, row_tiles, shared
+from vision_attn.explain.tiles import Block, Fuse, room_for, row_tiles, shared, threads_for
 
 
 def threshold(call: AttentionCall, fuse: Fuse, share: float, windows: int) -> Float[Tensor, " b"]:
@@ -63,7 +63,8 @@ def digit_counts(
             tile += torch.bincount(digit.flatten(), minlength=tile.numel()).view_as(tile)
         return owners, counts
 
-    for owners, counts in shared(count, row_tiles(call, None), call, call.queries):
+    threads = threads_for(call, call.queries)
+    for owners, counts in shared(count, row_tiles(call, None, threads), threads):
         total[owners] += counts
     return total
 

@@ -53,22 +53,29 @@ def even(size: int, most: int) -> int:
     return ceil(size / ceil(size / max(1, most)))
 
 
-def shares(call: AttentionCall, rows: int) -> int:
-    """Into how many shares its tiles go, a thread each; in one, all cores work on each tile."""
+def threads_for(call: AttentionCall, rows: int, carried: int = 1) -> int:
+    """How many threads share the tiles of so many rows, each with tiles of its own.
+
+    It is one, with all cores at work on each tile, where there is little to do, or where what each
+    of them would add up apart is large (`carried` rows of keys).
+    """
     cores = torch.get_num_threads() if call.device.type == "cpu" else 1
-    return cores if call.batch * call.heads * rows * call.keys >= cores * SHARE else 1
+    enough = call.batch * call.heads * rows * call.keys >= cores * SHARE
+    return cores if enough and carried * call.keys <= SHARE else 1
 
 
-def limit_of(call: AttentionCall, rows: int) -> int:
+def limit_of(call: AttentionCall, threads: int) -> int:
     if call.device.type != "cpu":
         return GPU_TILE
-    return CPU_TILE * torch.get_num_threads() // shares(call, rows)
+    return CPU_TILE * torch.get_num_threads() // threads
 
 
-def row_tiles(call: AttentionCall, live: Tensor | None) -> Iterator[tuple[slice, slice | Tensor]]:
+def row_tiles(
+    call: AttentionCall, live: Tensor | None, threads: int
+) -> Iterator[tuple[slice, slice | Tensor]]:
     """Blocks of rows with all their heads, of the rows that are `live` (None: all)."""
     rows, keys = rows_of(call, live), call.heads * call.keys
-    for image, _, row in tiles(call.batch, 1, rows, keys, limit_of(call, rows)):
+    for image, _, row in tiles(call.batch, 1, rows, keys, limit_of(call, threads)):
         yield image, row if live is None else live[row]
 
 
@@ -81,12 +88,9 @@ def added(
     blocks: Iterable[Block],
     call: AttentionCall,
     r: Rows,
-    rows: int,
+    threads: int,
 ) -> Float[Tensor, "b s j"]:
-    """The sum of what `add(out, room, *block)` adds to out, the rows of the images of its block.
-
-    rows: how many the blocks have in all.
-    """
+    """The sum of what `add(out, room, *block)` adds to out, the rows of the images of its block."""
     total = r.new_zeros(call.batch, r.shape[1], call.keys)
 
     def part(blocks: Sequence[Block]) -> tuple[slice, Tensor]:
@@ -96,27 +100,27 @@ def added(
             add(out[image.start - images.start : image.stop - images.start], room, image, *rest)
         return images, out
 
-    for images, out in shared(part, blocks, call, rows):
+    for images, out in shared(part, blocks, threads):
         total[images] += out
     return total
 
 
 def shared(
-    work: Callable[[Sequence[Block]], Any], blocks: Iterable[Block], call: AttentionCall, rows: int
+    work: Callable[[Sequence[Block]], Any], blocks: Iterable[Block], threads: int
 ) -> list[Any]:
-    """What work gives for each share of the blocks, which is the same in every run."""
+    """What work gives for each thread's share of the blocks, which is the same in every run."""
     blocks, modes = list(blocks), Modes()
-    cores = min(shares(call, rows), len(blocks))
-    if cores < 2:
+    count = min(threads, len(blocks))
+    if count < 2:
         return [work(blocks)] if blocks else []
-    bounds = [len(blocks) * core // cores for core in range(cores + 1)]
+    bounds = [len(blocks) * share // count for share in range(count + 1)]
 
     def alone(first: int, end: int) -> Any:
         with modes.on():
             return work(blocks[first:end])
 
-    with Threads(cores) as threads:
-        return threads.each(alone, bounds[:-1], bounds[1:])
+    with Threads(count) as pool:
+        return pool.each(alone, bounds[:-1], bounds[1:])
 
 
 def room_for(call: AttentionCall) -> Room | None:
