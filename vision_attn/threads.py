@@ -40,17 +40,22 @@ class Threads:
 
     def each(self, run: Callable[..., Any], *given: Sequence[Any], cores: int = 1) -> list[Any]:
         """What run(*one) gives for each one of the given; an operation of it has so many cores."""
+        # A thread that is new to torch has as many cores as were set last, by whichever thread: so
+        # this one asks before the others set theirs, and sets its own again after them.
+        here = torch.get_num_threads()
 
         def alone(*one: Any) -> Any:
             if torch.get_num_threads() != cores:  # the setting is a thread's own, too
                 torch.set_num_threads(cores)
             return run(*one)
 
-        return list(self._pool.map(alone, *given))
+        try:
+            return list(self._pool.map(alone, *given))
+        finally:
+            torch.set_num_threads(here)
 
     def close(self) -> None:
         self._pool.shutdown()
-        torch.set_num_threads(torch.get_num_threads())  # new threads start with what was set last
 
     def __enter__(self) -> "Threads":
         return self

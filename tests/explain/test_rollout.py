@@ -370,6 +370,7 @@ def test_tiles_of_any_size_give_the_same(monkeypatch):
     for limit, wide in ((200, 7), (1500, 20)):
         monkeypatch.setattr(tiling, "CPU_TILE", limit)
         monkeypatch.setattr(pulling, "WIDE", wide)
+        monkeypatch.setattr(pulling, "ALIGNED", 1)
         for method, true in zip(methods, whole, strict=True):
             torch.testing.assert_close(method(net, images, 0).values, true, rtol=1e-5, atol=1e-8)
 
@@ -389,14 +390,40 @@ def test_threads_with_tiles_of_their_own_give_the_same(threads, torch_threads, m
     torch_threads(1)
     whole = [method(net, images, 0).values for method in methods]
     torch_threads(threads)
-    monkeypatch.setattr(tiling, "SHARE", 1)
+    monkeypatch.setattr(tiling, "SHARE", 30)
     for limit in (150, 3000):  # a part of a head, and a few images
         monkeypatch.setattr(tiling, "CPU_TILE", limit)
         for method, true in zip(methods, whole, strict=True):
             found = method(net, images, 0).values
             torch.testing.assert_close(found, true, rtol=1e-6, atol=1e-9)
             assert torch.equal(method(net, images, 0).values, found)
-    assert torch.get_num_threads() == threads
+    later = []
+    new = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+    new.start()
+    new.join()
+    assert later == [threads]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_threads_work_at_once_in_rooms_of_their_own(mode, torch_threads, monkeypatch):
+    torch_threads(2)
+    monkeypatch.setattr(tiling, "SHARE", 50)
+    monkeypatch.setattr(tiling, "CPU_TILE", 2 * 10 * 5)
+    both, modes = threading.Barrier(2, timeout=60), set()
+    q, k = torch.randn(2, 1, 2, 10, 3)
+    call = Fused("", None, None, q, k, 1.0, None, False)
+
+    def fuse(call, image, row, room):
+        modes.add((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
+        weights = call.weights(image, rows=row, room=room)
+        both.wait()
+        return weights.mean(1)
+
+    r = torch.rand(1, 3, 10)
+    with mode():
+        found = pulling.pull_as_is(call, r, fuse)
+        assert modes == {(torch.is_grad_enabled(), torch.is_inference_mode_enabled())}
+    torch.testing.assert_close(found.clone(), r @ (q @ k.mT).softmax(-1).mean(1))
 
 
 def test_tiles_go_to_threads_only_where_each_has_enough(torch_threads, monkeypatch):
@@ -419,7 +446,7 @@ def test_tiles_go_to_threads_only_where_each_has_enough(torch_threads, monkeypat
 
 def test_an_error_in_a_thread_is_told_and_ends_them_all(torch_threads, monkeypatch):
     torch_threads(2)
-    monkeypatch.setattr(tiling, "SHARE", 1)
+    monkeypatch.setattr(tiling, "SHARE", 7)
     monkeypatch.setattr(tiling, "CPU_TILE", 20)
     running = threading.active_count()
 
@@ -443,7 +470,7 @@ def test_the_threshold_is_the_quantile_of_each_image(
 ):
     torch_threads(threads)
     monkeypatch.setattr(tiling, "CPU_TILE", 200)
-    monkeypatch.setattr(tiling, "SHARE", 1)
+    monkeypatch.setattr(tiling, "SHARE", 7)
     weights = torch.randn(6, 2, 5, 7, dtype=dtype).softmax(-1)
     weights[1, :, 2] = 0
     record = recorded_weights(weights)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import SGD, AdamW
 
 from vision_attn.models import FastCNN, ViT
+from vision_attn.threads import Threads
 from vision_attn.training import Compile, ImageClassifier, ThreadParallel
 from vision_attn.training.classifier import as_it_is
 from vision_attn.training.threads import InParts
@@ -273,10 +274,30 @@ def test_threads_that_come_later_have_all_cores(in_parts):
         torch.set_num_threads(2)
         parts = in_parts()
         parts(vit(), torch.randn(4, 3, 8, 8))
-        parts.close()
-        later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
-        later.start()
-        later.join()
+        for end in (lambda: None, parts.close):
+            end()
+            later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+            later.start()
+            later.join()
+    finally:
+        torch.set_num_threads(before)
+    assert found == [2, 2]
+
+
+def test_a_thread_new_to_torch_keeps_its_cores():
+    """It may never have asked for their number before it hands work on."""
+    before, found = torch.get_num_threads(), []
+
+    def work():
+        torch.set_num_threads(2)
+        with Threads(2) as threads:
+            threads.each(torch.zeros, [3, 4])
+        found.append(torch.get_num_threads())
+
+    try:
+        user = threading.Thread(target=work)
+        user.start()
+        user.join()
     finally:
         torch.set_num_threads(before)
     assert found == [2]

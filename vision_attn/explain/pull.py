@@ -1,8 +1,8 @@
 """One layer of attention, transposed and applied to rows, without its n x n matrix.
 
 A map that starts at token s is row s of a product of matrices, so it goes through the layers from
-the last to the first as r <- A' r, a sum over tiles of A. It takes no longer than the fused forward
-pass. Many rows r go through at once: a tile serves them all.
+the last to the first as r <- A' r, a sum over tiles of A. One row takes no longer than the fused
+forward pass. Many rows r go through at once: a tile serves them all.
 
 Axes: b images (or windows), head, i queries, j keys, s rows carried, t rows of a tile.
 """

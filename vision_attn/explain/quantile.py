@@ -55,11 +55,12 @@ def digit_counts(
         counts = torch.zeros_like(total[owners])
         for image, row in blocks:
             pattern = fuse(call, image, row, room).abs().view(integer).flatten(1)  # abs: no -0.0
+            first, last = image.start // windows, (image.stop - 1) // windows
             owner = torch.arange(image.start, image.stop, device=call.device) // windows
-            digit = (pattern >> shift & 0xFFFF) + (owner - owner[0])[:, None] * 2**16
+            digit = (pattern >> shift & 0xFFFF) + (owner - first)[:, None] * 2**16
             if above is not None:
                 digit = digit[pattern >> shift + 16 == above[owner, None]]
-            tile = counts[image.start // windows - owners.start :][: int(owner[-1] - owner[0]) + 1]
+            tile = counts[first - owners.start : last - owners.start + 1]
             tile += torch.bincount(digit.flatten(), minlength=tile.numel()).view_as(tile)
         return owners, counts
 

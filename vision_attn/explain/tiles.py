@@ -1,7 +1,7 @@
 """Attention maps in tiles: how they are cut, and which thread works on which.
 
-Only tiles of a map exist at a time, each as large as the cache: memory grows with n, and a tile's
-softmax never leaves the cache.
+Only tiles of a map exist at a time, each small enough that a core finds in its share of the cache
+what it wrote there: memory grows with n, and not with its square.
 
 Axes: b images (or windows), head, i queries, j keys, s rows carried, t rows of a tile.
 """
@@ -91,16 +91,19 @@ def added(
     threads: int,
 ) -> Float[Tensor, "b s j"]:
     """The sum of what `add(out, room, *block)` adds to out, the rows of the images of its block."""
-    total = r.new_zeros(call.batch, r.shape[1], call.keys)
 
     def part(blocks: Sequence[Block]) -> tuple[slice, Tensor]:
         room, images = room_for(call), slice(blocks[0][0].start, blocks[-1][0].stop)
-        out = torch.zeros_like(total[images])
+        out = r.new_zeros(images.stop - images.start, r.shape[1], call.keys)
         for image, *rest in blocks:
             add(out[image.start - images.start : image.stop - images.start], room, image, *rest)
         return images, out
 
-    for images, out in shared(part, blocks, threads):
+    parts = shared(part, blocks, threads)
+    if len(parts) == 1:
+        return parts[0][1]
+    total = r.new_zeros(call.batch, r.shape[1], call.keys)
+    for images, out in parts:
         total[images] += out
     return total
 
