@@ -7,6 +7,7 @@ forward pass. Many rows r go through at once: a tile serves them all.
 Axes: b images (or windows), head, i queries, j keys, s rows carried, t rows of a tile.
 """
 
+from collections.abc import Callable
 from math import ceil
 
 import torch
@@ -84,8 +85,7 @@ def pull_fused(
             places = torch.arange(call.queries, device=r.device)[row]
             out.index_add_(2, places, (total == 0).mT * rows)
 
-    threads = threads_for(call, rows_of(call, live), r.shape[1])
-    return added(add, row_tiles(call, live, threads), call, r, threads)
+    return added_by_rows(add, call, r, live)
 
 
 def pull_as_is(call: AttentionCall, r: Rows, fuse: Fuse) -> Float[Tensor, "b s j"]:
@@ -95,6 +95,13 @@ def pull_as_is(call: AttentionCall, r: Rows, fuse: Fuse) -> Float[Tensor, "b s j
     def add(out: Tensor, room: Room | None, image: slice, row: slice | Tensor) -> None:
         out += r[image][:, :, row] @ fuse(call, image, row, room)
 
+    return added_by_rows(add, call, r, live)
+
+
+def added_by_rows(
+    add: Callable[..., None], call: AttentionCall, r: Rows, live: Tensor | None
+) -> Float[Tensor, "b s j"]:
+    """What add(out, room, image, row) adds up to over whole rows of all heads."""
     threads = threads_for(call, rows_of(call, live), r.shape[1])
     return added(add, row_tiles(call, live, threads), call, r, threads)
 
