@@ -1,10 +1,10 @@
 """What every network trained here has: an optimiser, a schedule, a loss that is watched."""
 
 from collections.abc import Callable
+from math import isfinite
 from time import perf_counter
 from typing import Any, ClassVar
 
-import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
@@ -46,6 +46,13 @@ class Trained(LightningModule):
         self.layer_decay = layer_decay
         self._noted: dict[str, tuple[Tensor | float, int]] = {}  # sums over the epoch, and of what
         self._shown = 0.0  # when the progress bar last got a loss
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Lightning notes thirty times a step what it calls; nn.Module takes 1 us for each."""
+        if name == "_current_fx_name":
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         steps = self.trainer.estimated_stepping_batches
@@ -91,7 +98,7 @@ class Trained(LightningModule):
 
     def finite(self, loss: Tensor, name: str) -> Tensor:
         """The loss; NonFiniteLoss, with what to do, where it is nan or infinite."""
-        if torch.isfinite(loss):
+        if isfinite(loss.item()):
             return loss
         savers = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
         kept = [saver.best_model_path for saver in savers if saver.best_model_path]
