@@ -66,6 +66,12 @@ class Clock:
         return times
 
 
+def milliseconds(seconds: list[float]) -> str:
+    """The fastest, the median and the slowest."""
+    low, middle, high = (1000 * of(seconds) for of in (min, statistics.median, max))
+    return f"{low:8.1f} {middle:8.1f} {high:8.1f} ms"
+
+
 def show(rows: Iterator[Row], clock: Clock, peaks: dict[str, float]) -> None:
     print(
         "| what | size | theirs ms | ours ms | ratio: least | median | largest | limit | of peak |"

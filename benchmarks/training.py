@@ -10,42 +10,31 @@ the ratio to ours.
 
 vit: ViT-Ti/4 at 32 px; compiled: the same by torch.compile, which takes minutes and needs a C++
 compiler. senet: SE-ResNet-18 at 32 px, and the same without gates. memory: a wide network's steps
-of 1000 images, the memory that they free kept, or given back. fit: Lightning's fit with everything
-`vision-attn fit` adds, against a raw loop. data: `benchmarks/data.py`.
+of 1000 images, the memory that they free kept, or given back. fit: `benchmarks/fit.py`. data:
+`benchmarks/data.py`.
 """
 
 import argparse
-import os
-import tempfile
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 import data as data_benchmark
+import fit
 import timm
 import torch
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.loggers import CSVLogger
+from timing import milliseconds
 from timm.layers import set_fused_attn
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import AdamW
 
 from vision_attn.attention import NoGate, SqueezeExcite
-from vision_attn.data import Flip, ImageData, Translate
-from vision_attn.models import FastCNN, SEResNet, ViT, vit_from_timm
-from vision_attn.training import (
-    CosineDecay,
-    ImageClassifier,
-    kept_memory,
-    parameter_groups,
-    run_callbacks,
-)
+from vision_attn.models import FastCNN, SEResNet, vit_from_timm
+from vision_attn.training import kept_memory
 from vision_attn.training.classifier import as_it_is
 from vision_attn.training.flops import forward_flops, peak_flops
 from vision_attn.training.threads import InParts
@@ -103,12 +92,6 @@ def check_losses(runners: list[Runner], images: Tensor, labels: Tensor) -> None:
         if abs(loss - losses[0]) > 1e-4:
             raise SystemExit(f"{runner.name}: loss {loss}, expected {losses[0]}: not the same")
     print(f"{len(losses)} networks of the same weights: loss {losses[0]:.4f}")
-
-
-def milliseconds(seconds: list[float]) -> str:
-    """The fastest, the median and the slowest."""
-    low, middle, high = (1000 * of(seconds) for of in (min, median, max))
-    return f"{low:8.1f} {middle:8.1f} {high:8.1f} ms"
 
 
 def compare(runners: list[Runner], options: argparse.Namespace) -> None:
@@ -215,69 +198,6 @@ def memory(options: argparse.Namespace) -> None:
         print(f"  {name:46} {milliseconds(seen)}  {ratio}")
 
 
-class Clock(Callback):
-    """When each step of training began."""
-
-    def __init__(self) -> None:
-        self.began: list[float] = []
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        self.began.append(time.perf_counter())
-
-    def seconds(self) -> float:
-        """Of the median step, from its batch on the way to the next one's, the first left out."""
-        return median(after - before for before, after in pairwise(self.began[1:]))
-
-
-def fit(options: argparse.Namespace) -> None:
-    """The median step of each round."""
-    print("fit against a raw loop")
-    source, augment = data_benchmark.InMemory(), [Flip(), Translate(4)]
-    make = partial(ViT, 32, 8, 10, dim=64, depth=2, heads=2, pool="mean", class_token=False)
-
-    def raw(folder: str) -> float:
-        images = ImageData(source, batch_size=32, augment=augment)
-        images.setup("fit")
-        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"  # as where nobody imported Lightning
-        network = make().train()
-        optimizer = AdamW(parameter_groups(network), lr=1e-3)
-        loader = images.train_dataloader()
-        schedule = CosineDecay(optimizer, len(loader))
-        clock = Clock()
-        for one, _ in zip(loader, range(options.fit_steps), strict=False):
-            clock.began.append(time.perf_counter())
-            pixels, labels = images.for_training(one)
-            optimizer.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = F.cross_entropy(network(pixels).float(), labels)
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-        return clock.seconds()
-
-    def ours(folder: str) -> float:
-        clock = Clock()
-        trainer = Trainer(
-            accelerator="cpu", max_epochs=1, limit_train_batches=options.fit_steps,
-            limit_val_batches=1, num_sanity_val_steps=0, precision="bf16-mixed",
-            enable_progress_bar=False, enable_model_summary=False,
-            callbacks=[clock, *run_callbacks(folder)], logger=CSVLogger(folder),
-        )  # fmt: skip
-        classifier = ImageClassifier(make(), partial(AdamW, lr=1e-3))
-        trainer.fit(classifier, datamodule=ImageData(source, batch_size=32, augment=augment))
-        return clock.seconds()
-
-    ways: dict[str, Callable[[str], float]] = {"a raw loop": raw, "fit": ours}
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(options.rounds):
-        for name, way in ways.items():
-            with tempfile.TemporaryDirectory() as folder:
-                times[name].append(way(folder))
-    for name, seen in times.items():
-        ratio = f"{median(seen) / median(times['a raw loop']):.3f}x a raw loop"
-        print(f"  {name:46} {milliseconds(seen)}  {ratio}")
-
-
 def data(options: argparse.Namespace) -> None:
     """Images a second, ours, torchvision's, and the ratio."""
     print("training images a second, ours and torchvision's")
@@ -290,8 +210,8 @@ def data(options: argparse.Namespace) -> None:
 
 def main() -> None:
     compiled = partial(vit, compiled=True)
-    parts = {"vit": vit, "compiled": compiled, "senet": senet, "memory": memory, "fit": fit}
-    parts["data"] = data
+    parts = {"vit": vit, "compiled": compiled, "senet": senet, "memory": memory}
+    parts |= {"fit": fit.compare, "data": data}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)}")
     parser.add_argument("--batch-size", type=int, default=128)

@@ -4,6 +4,8 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, TensorDataset
 
 from vision_attn.data import Preprocess
@@ -107,3 +109,11 @@ def trainer(tmp_path):
         )
 
     return make
+
+
+@pytest.fixture
+def mesh():
+    """One process, as if it were one of many."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()

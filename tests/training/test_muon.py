@@ -2,8 +2,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch import distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW
@@ -148,13 +147,6 @@ def test_schedules_scale_all_rates_and_the_state_survives_saving(optimizer_of, r
 def test_rates_are_not_below_zero(optimizer_of, name):
     with pytest.raises(ValueError, match=f"{name} must be at least 0, got -0.5"):
         optimizer_of(parameter_groups(network()), **{name: -0.5})
-
-
-@pytest.fixture
-def mesh():
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize(

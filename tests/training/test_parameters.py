@@ -1,10 +1,15 @@
+from copy import deepcopy
+from functools import partial
+
 import pytest
 import torch
 from timm import create_model
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import SGD, Adam, AdamW
 
-from vision_attn.training import parameter_groups
-from vision_attn.training.parameters import layer_numbers
+from vision_attn.training import ImageClassifier, MuonAdamW, parameter_groups
+from vision_attn.training.parameters import fuse_on_cpu, layer_numbers
 
 
 class Tokens(nn.Module):
@@ -101,3 +106,74 @@ def test_a_module_may_keep_its_parameters_apart():
     assert names(network, apart_too) == {"inner.bias"}
     assert (apart_too["apart"], apart_too["weight_decay"]) == (True, 0.0)
     assert "inner.bias" not in names(network, rest)
+
+
+@pytest.mark.parametrize("optimizer_of", [Adam, AdamW, partial(AdamW, amsgrad=True), MuonAdamW])
+def test_a_fused_adam_steps_as_the_usual_one(optimizer_of):
+    torch.manual_seed(0)
+    usual = Tokens().double()
+    fused = deepcopy(usual)
+    optimizers = [
+        optimizer_of(parameter_groups(net), lr=0.01, weight_decay=0.1) for net in (usual, fused)
+    ]
+    fuse_on_cpu(optimizers[1])
+    assert {group["fused"] for group in optimizers[0].param_groups} == {None}
+    assert {group["fused"] for group in optimizers[1].param_groups} == {True}
+    for _ in range(7):
+        for one, other in zip(usual.parameters(), fused.parameters(), strict=True):
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for name, weight in usual.named_parameters():
+        found = fused.get_parameter(name)
+        torch.testing.assert_close(found, weight, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"fused": False}, {"foreach": True}, {"differentiable": True}], ids=str
+)
+def test_what_the_config_asked_for_is_not_fused(asked):
+    optimizer = AdamW(parameter_groups(Tokens()), **asked)
+    before = [dict(group) for group in optimizer.param_groups]
+    fuse_on_cpu(optimizer)
+    assert optimizer.param_groups == before
+
+
+def test_other_optimisers_and_devices_are_not_fused():
+    elsewhere = Tokens().to("meta")
+    for optimizer in (SGD(parameter_groups(Tokens())), AdamW(parameter_groups(elsewhere))):
+        fuse_on_cpu(optimizer)
+        assert {group["fused"] for group in optimizer.param_groups} == {None}
+
+
+def test_parameters_in_shares_are_not_fused(mesh):
+    whole = nn.Parameter(torch.randn(5, 3))
+    shared = nn.Parameter(DTensor.from_local(torch.randn(5, 3), mesh))
+    optimizer = AdamW([{"params": [whole]}, {"params": [shared]}])
+    fuse_on_cpu(optimizer)
+    assert [group["fused"] for group in optimizer.param_groups] == [True, None]
+
+
+def test_a_run_is_fused_and_still_clips_gradients(trainer, stripes, small_vit):
+    model = ImageClassifier(small_vit(), partial(AdamW, lr=0.01))
+    before = model.network.head.weight.clone()
+    run = trainer(max_epochs=1, precision="bf16-mixed", gradient_clip_val=1e-12)
+    run.fit(model, datamodule=stripes())
+    (optimizer,) = run.optimizers
+    assert all(group["fused"] for group in optimizer.param_groups)
+    moved = (model.network.head.weight - before).abs().max()
+    assert 0 < moved < 0.01 * run.global_step / 2  # eps stops gradients so small; whole ones move 1
+
+
+def test_a_run_goes_on_as_it_began(trainer, stripes, small_vit, tmp_path):
+    """One that began before there was this does not change its way in the middle."""
+    path = tmp_path / "as it was.ckpt"
+    run = trainer(max_epochs=1)
+    run.fit(ImageClassifier(small_vit(), partial(AdamW, fused=False)), datamodule=stripes())
+    run.save_checkpoint(path)
+    model = ImageClassifier(small_vit(), AdamW)
+    on = trainer(max_epochs=2, name="on")
+    on.fit(model, datamodule=stripes(), ckpt_path=path, weights_only=False)
+    assert not any(group["fused"] for group in on.optimizers[0].param_groups)
+    assert on.global_step == 2 * run.global_step

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from vision_attn.training.parameters import parameter_groups
+from vision_attn.training.parameters import fuse_on_cpu, parameter_groups
 from vision_attn.training.schedules import CosineDecay
 
 
@@ -64,6 +64,7 @@ class Trained(LightningModule):
         optimizer = self.optimizer(parameter_groups(self.network, self.layer_decay))
         for group in optimizer.param_groups:
             group["lr"] *= group.get("lr_scale", 1.0)
+        fuse_on_cpu(optimizer)
         schedule = self.schedule(optimizer, int(steps))
         return {
             "optimizer": optimizer,
