@@ -101,6 +101,20 @@ def test_empty_hooks_are_passed_over_and_filled_ones_are_not(trainer, stripes, s
         assert not [hook for hook in STEP_HOOKS if getattr(owner, hook) is None], owner
 
 
+def test_hooks_that_change_meanwhile_stay_changed(trainer, stripes, small_vit):
+    class Changes(Callback):
+        def on_train_batch_start(self, trainer, *rest):
+            self.on_after_backward = starts.append
+
+    starts, twice, changes = [], Callback(), Changes()
+    fitted(trainer, stripes, small_vit, max_epochs=1, callbacks=[LeanLoop(), twice, twice])
+    assert not set(STEP_HOOKS) & set(vars(twice))
+    run = trainer(name="changes", max_epochs=1, callbacks=[LeanLoop(), changes])
+    with pytest.raises(TypeError, match="append"):  # it is called, with more than it takes
+        run.fit(ImageClassifier(small_vit(), partial(SGD, lr=0.1)), datamodule=stripes())
+    assert set(STEP_HOOKS) & set(vars(changes)) == {"on_after_backward"}
+
+
 def test_the_step_hooks_are_lightnings():
     for base in (Callback, LightningModule):
         for hook in STEP_HOOKS:

@@ -60,7 +60,8 @@ class LeanLoop(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for owner, hook in self._emptied:
-            delattr(owner, hook)
+            if vars(owner).get(hook, ()) is None:
+                delattr(owner, hook)
         self._emptied = []
 
     def on_exception(
@@ -69,6 +70,7 @@ class LeanLoop(Callback):
         self.on_train_end(trainer, pl_module)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.on_train_end(trainer, pl_module)
         if self._silenced:
             os.environ[ASK_NVIDIA], self._silenced = "1", False
 

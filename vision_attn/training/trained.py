@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from vision_attn.training.parameters import fuse_on_cpu, parameter_groups
+from vision_attn.training.parameters import align_moments, fuse_on_cpu, parameter_groups
 from vision_attn.training.schedules import CosineDecay
 
 
@@ -87,6 +87,10 @@ class Trained(LightningModule):
             if written or now - self._shown > 0.5:
                 self._shown = now
                 self.log("train/loss_step", mean, prog_bar=True, on_epoch=False, batch_size=count)
+
+    def on_train_start(self) -> None:
+        for optimizer in self.trainer.optimizers:
+            align_moments(optimizer)
 
     def on_train_epoch_start(self) -> None:
         self._noted, self._shown = {}, 0.0
