@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import resource
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -31,28 +32,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=float, default=1800, help="seconds a process (1800)")
     parser.add_argument("--device", default="cuda" if torch.cuda.device_count() else "cpu")
     parser.add_argument(
-        "--only", nargs="+", default=[""], help="ways whose names hold one of these"
+        "--only",
+        nargs="+",
+        default=[""],
+        help="ways of these names, or whose names hold one of them",
     )
+    parser.add_argument("--beside", metavar="WAY", help="what ratios are to (default: the first)")
 
 
 def compare(make: Callable[..., Ways], made: tuple, args: argparse.Namespace, rounds: int) -> None:
-    """A table of the ways that `make(*made)` gives: seconds, times the first, MiB added."""
+    """A table of the ways that `make(*made)` gives: seconds, times those of one way, MiB added.
+
+    Least, median and most; a ratio is of one turn, so that what else the machine does meets both.
+    """
     names = alone(names_of, args, make, made)
     if isinstance(names, str):
         print(names)
         return
-    names = [name for at, name in enumerate(names) if not at or any(w in name for w in args.only)]
+    one = args.beside or names[0]
+    if one not in names:
+        sys.exit(f"--beside {one!r}: there is no such way, only {', '.join(names)}")
+    names = [name for name in names if name == one or wanted(name, names, args.only)]
     added = {name: alone(weighed, args, make, made, name) for name in names}
     fit = [name for name in names if not isinstance(added[name], str)]
     seconds = alone(timed, args, make, made, fit, rounds)
     failed = isinstance(seconds, str)
-    print(f"| way | seconds | x {names[0]} | MiB added |\n|---|---|---|---|")
+    print(f"| way | seconds | x {one} | MiB added |\n|---|---|---|---|")
     for name in names:
         if name not in fit or failed:
             print(f"| {name} | {seconds if failed else added[name]} | | |")
             continue
-        ratio = seconds[name] / seconds[names[0]]
-        print(f"| {name} | {seconds[name]:.3g} | {ratio:.2f} | {added[name]:.0f} |", flush=True)
+        ratios = [a / b for a, b in zip(seconds[name], seconds.get(one, ()), strict=False)]
+        words = f"{spread(seconds[name])} | {spread(ratios)} | {added[name]:.0f}"
+        print(f"| {name} | {words} |", flush=True)
+
+
+def wanted(name: str, names: list[str], words: list[str]) -> bool:
+    """Whether a word is this name, or no name at all but a part of this one."""
+    return any(word == name if word in names else word in name for word in words)
+
+
+def spread(numbers: list[float]) -> str:
+    """Least, median and most; nothing of nothing."""
+    if not numbers:
+        return ""
+    low, middle, high = (of(numbers) for of in (min, statistics.median, max))
+    return f"{low:.3g} / {middle:.3g} / {high:.3g}"
 
 
 def alone(job: Callable, args: argparse.Namespace, *given: object) -> Any:
@@ -92,7 +117,7 @@ def names_of(make: Callable[..., Ways], made: tuple) -> list[str]:
 
 
 def timed(make: Callable[..., Ways], made: tuple, names: list[str], rounds: int) -> dict:
-    """Median seconds of each way, run in turn, once their code and threads are loaded."""
+    """Seconds of each turn of each way, once their code and threads are loaded."""
     small = make(64, *made[1:])
     for name in names:
         small[name]()
@@ -104,7 +129,7 @@ def timed(make: Callable[..., Ways], made: tuple, names: list[str], rounds: int)
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
             times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times[name]) for name in names}
+    return times
 
 
 def weighed(make: Callable[..., Ways], made: tuple, name: str) -> float:

@@ -6,7 +6,7 @@
         exact    the largest error against dense float64 matrices, as a share of the map's maximum
         command  the memory of `vision-attn explain` at 1024 pixels, the whole process
 
-ViT-S/16, one image. Within a section the ways take turns in one process, and the times are medians.
+ViT-S/16, one image. Within a section the ways take turns in one process: least, median and most.
 Memory is what each way adds to its process at its peak, measured in a fresh process of its own (on
 a GPU: by the allocator). The dense rollout is what public tools do: fused attention off, every
 n x n map kept, whole matrices multiplied. A way that does not fit into memory or its time says so.
