@@ -208,8 +208,12 @@ def test_bad_images_are_named_and_the_rest_is_done(models, photos, tmp_path, cap
 def test_no_image_is_said(models, tmp_path, capsys):
     assert explain(models("vit"), "-o", tmp_path) == 2
     assert "no image given" in capsys.readouterr().err
-    assert explain(models("vit"), tmp_path / "missing.png", "-o", tmp_path) == 1
-    assert "missing.png" in capsys.readouterr().err
+    assert explain(models("vit"), tmp_path / "missing.png", "", "-o", tmp_path) == 1
+    streams = capsys.readouterr()
+    missing, unnamed = streams.err.splitlines()
+    assert "missing.png" in missing
+    assert "IMAGE '': expected the path of an image or a folder, got an empty one" in unnamed
+    assert "explained" not in streams.out  # neither "0 of 0", nor what the current folder holds
 
 
 def test_an_output_that_cannot_be_written_is_said(models, photos, tmp_path, capsys):

@@ -7,7 +7,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW
 
-from vision_attn.training import MuonAdamW, MuonSGD, parameter_groups
+from vision_attn.training import MuonAdamW, MuonSGD, muon, parameter_groups
 from vision_attn.training.muon import orthogonal
 
 
@@ -25,18 +25,35 @@ def step(network, optimizer):
     optimizer.step()
 
 
-def test_hidden_matrices_move_as_with_torchs_muon():
-    ours, theirs = nn.Parameter(torch.randn(11, 7)), nn.Parameter(torch.zeros(11, 7))
-    theirs.data.copy_(ours.data)
+@pytest.mark.parametrize("small", [0, 76, muon.SMALL])
+def test_hidden_matrices_move_as_with_torchs_muon(small, monkeypatch):
+    monkeypatch.setattr(muon, "SMALL", small)  # no stacks, those of 5 x 13, of all
+    shapes = [(11, 7), (5, 13), (11, 7), (11, 11), (11, 7), (5, 13), (11, 11)]
+    ours = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    theirs = [nn.Parameter(weight.detach().clone()) for weight in ours]
     options = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1}
-    muon = MuonAdamW([{"params": [ours], "hidden": True}], **options)
-    oracle = torch.optim.Muon([theirs], **options)
-    for _ in range(3):
-        ours.grad = torch.randn(11, 7)
-        theirs.grad = ours.grad.clone()
-        muon.step()
+    optimizer = MuonAdamW([{"params": ours, "hidden": True}], **options)
+    oracle = torch.optim.Muon(theirs, **options)
+    for turn in range(3):
+        for at, (weight, twin) in enumerate(zip(ours, theirs, strict=True)):
+            weight.grad = None if (turn, at) == (1, 2) else torch.randn(weight.shape)
+            twin.grad = None if weight.grad is None else weight.grad.clone()
+        optimizer.step()
         oracle.step()
-    torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=0)
+    for weight, twin in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(weight, twin, atol=2e-3, rtol=0)
+
+
+def test_small_matrices_of_one_shape_are_worked_on_together():
+    weights = [
+        torch.empty(shape, requires_grad=True)
+        for shape in [(7, 3, 3, 3), (7, 27), (27, 7), (512, 513), (512, 513), (7, 27)]
+    ]
+    for weight in weights[:-1]:
+        weight.grad = torch.empty_like(weight)
+    groups = muon.alike(weight for weight in weights if weight.grad is not None)
+    places = [[next(i for i, w in enumerate(weights) if w is one) for one in g] for g in groups]
+    assert places == [[0, 1], [2], [3], [4]]
 
 
 def test_normed_weights_step_from_the_norm_of_the_square_root_of_their_rows():
@@ -112,6 +129,13 @@ def test_orthogonal_has_singular_values_near_one_and_keeps_the_directions(shape)
     assert (along[s > 0.05 * s[0]] - 0.95).abs().max() < 0.35
 
 
+@pytest.mark.parametrize("shape", [(3, 13, 5), (3, 5, 13)])
+def test_orthogonal_of_a_stack_is_that_of_each(shape):
+    matrices = torch.randn(shape) * torch.logspace(-2, 2, 3)[:, None, None]
+    each = torch.stack([orthogonal(matrix) for matrix in matrices])
+    torch.testing.assert_close(orthogonal(matrices), each, atol=0.02, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("optimizer_of", "rates"),
     [
@@ -156,9 +180,9 @@ def test_weights_in_shares_move_as_whole_ones(mesh, optimizer_of):
     whole, shared = network(), network()
     fully_shard(shared, mesh=mesh)
     for net in (whole, shared):
-        muon = optimizer_of(parameter_groups(net), lr=0.1)
-        step(net, muon)
-        step(net, muon)
+        optimizer = optimizer_of(parameter_groups(net), lr=0.1)
+        step(net, optimizer)
+        step(net, optimizer)
     for name, weight in whole.named_parameters():
         found = shared.get_parameter(name)
         assert isinstance(found, DTensor)

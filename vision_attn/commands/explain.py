@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--question: expected a checkpoint of questions as MODEL, got another")
     from vision_attn.data.video import is_video
 
-    films = [p for p in args.images if is_video(p) or (args.frames and Path(p).is_dir())]
+    films = [p for p in args.images if is_video(p) or (args.frames and p and Path(p).is_dir())]
     paths = [path for path in args.images if path not in films]
     files: list[Path] = []
     problems: list[str] = []
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     lead = f"{album.style.meaning} What the network did not see is grey. Click to enlarge."
     results = Results(args, [str(file) for file in every], lead if args.page else None)
     whole = explain_photos(photos, args, album, results, problems)
-    if paths or not films:
+    if photos:
         done = len(results.entries)
         print(f"{done} of {len(photos)} images explained: {results.page or output}")
     for path, name in filmed:

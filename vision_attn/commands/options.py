@@ -142,7 +142,7 @@ def above_zero(text: str) -> float:
 
 
 def find_images(paths: Sequence[str], limit: int | None) -> tuple[list[Path], list[str]]:
-    """The images of files and folders, and a line for each that is missing or empty.
+    """The images of files and folders, and a line for each that is missing, empty or unnamed.
 
     Raises ValueError where there is no path at all.
     """
@@ -154,6 +154,9 @@ def find_images(paths: Sequence[str], limit: int | None) -> tuple[list[Path], li
     found: list[Path] = []
     problems = []
     for path in paths:
+        if not path:  # which would be the current folder
+            problems.append("IMAGE '': expected the path of an image or a folder, got an empty one")
+            continue
         try:
             found += find([path])
         except ImageError as error:

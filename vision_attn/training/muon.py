@@ -1,6 +1,6 @@
 """Muon for the matrices inside a network, AdamW or SGD for everything else."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import AdamW
 
 from vision_attn.training.precision import native_precision
+
+Matrix = Float[Tensor, "rows columns"] | Float[Tensor, "k rows columns"]
+
+SMALL = 2**18  # numbers of a matrix up to which those of one shape are worked on together
 
 
 class MuonAdamW(AdamW):
@@ -77,15 +81,16 @@ class MuonAdamW(AdamW):
                 weight.add_(ahead, alpha=-group["lr"])
 
     def _muon(self, group: dict[str, Any]) -> None:
-        for weight in group["params"]:
-            if weight.grad is None:
-                continue
-            ahead = self._ahead(weight, weight.grad, group["momentum"]).flatten(1)
-            size = max(1, ahead.shape[0] / ahead.shape[1]) ** 0.5
-            if self.normed:
-                weight.mul_(weight.shape[0] ** 0.5 / weight.norm().clamp(min=1e-7))
-            weight.mul_(1 - group["lr"] * group["weight_decay"])
-            weight.add_(_orthogonal(ahead).view_as(weight), alpha=-group["lr"] * size)
+        for weights in alike(weight for weight in group["params"] if weight.grad is not None):
+            gradients = [weight.grad for weight in weights if weight.grad is not None]
+            both = zip(weights, gradients, strict=True)
+            ahead = [self._ahead(w, g, group["momentum"]).flatten(1) for w, g in both]
+            for weight, direction in zip(weights, _orthogonal(ahead), strict=True):
+                size = max(1, direction.shape[0] / direction.shape[1]) ** 0.5
+                if self.normed:
+                    weight.mul_(weight.shape[0] ** 0.5 / weight.norm().clamp(min=1e-7))
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
+                weight.add_(direction.view_as(weight), alpha=-group["lr"] * size)
 
 
 class MuonSGD(MuonAdamW):
@@ -133,29 +138,49 @@ def _not_below_zero(**options: float | None) -> None:
             raise ValueError(f"{name} must be at least 0, got {value}")
 
 
-def _orthogonal(matrix: Tensor) -> Tensor:
-    """Of a matrix in shares, each process works all of it out, and keeps its own."""
-    if not isinstance(matrix, DTensor):
-        return orthogonal(matrix)
-    whole = orthogonal(matrix.full_tensor())
-    return distribute_tensor(whole, matrix.device_mesh, matrix.placements, src_data_rank=None)
+def alike(weights: Iterable[Tensor]) -> list[list[Tensor]]:
+    """The weights, those together whose matrices are worked on as one stack.
+
+    These are small and of one shape: on two cores five of 128 x 128 take 1.4 ms instead of 3.7.
+    Large ones keep the cores busy alone, and their products would leave the cache.
+    """
+    groups: dict[object, list[Tensor]] = {}
+    for at, weight in enumerate(weights):
+        rows, columns = weight.shape[0], weight[0].numel()
+        kind = rows, columns, weight.dtype, weight.device, type(weight)
+        groups.setdefault(kind if rows * columns <= SMALL else at, []).append(weight)
+    return list(groups.values())
 
 
-def orthogonal(
-    matrix: Float[Tensor, "rows columns"], steps: int = 5
-) -> Float[Tensor, "rows columns"]:
+def _orthogonal(matrices: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Of matrices of one shape. Of those in shares, each process works all of them out, and keeps
+    its own share."""
+    whole = [m.full_tensor() if isinstance(m, DTensor) else m for m in matrices]
+    found = orthogonal(torch.stack(whole)).unbind() if len(whole) > 1 else [orthogonal(whole[0])]
+    return [
+        distribute_tensor(one, m.device_mesh, m.placements, src_data_rank=None)
+        if isinstance(m, DTensor)
+        else one
+        for one, m in zip(found, matrices, strict=True)
+    ]
+
+
+def orthogonal(matrix: Matrix, steps: int = 5) -> Matrix:
     """About U V' of the singular value decomposition U S V': all singular values near 1.
 
     Newton-Schulz iteration X <- a X + (b A + c A A) X with A = X X', in bfloat16 where that is
-    native; the coefficients maximise the slope at 0, so that values end between 0.7 and 1.2.
+    native; the coefficients maximise the slope at 0, so that values end between 0.7 and 1.2. Of one
+    matrix, or of each in a stack of them.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     native = native_precision(matrix.device.type) == "bf16-mixed"
     x = matrix.to(torch.bfloat16 if native else torch.float32)
-    tall = x.shape[0] > x.shape[1]
-    x = x.T if tall else x
-    x = x / (x.norm() + 1e-7)
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    plus_product = torch.addmm if x.ndim == 2 else torch.baddbmm
     for _ in range(steps):
-        gram = x @ x.T
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.T if tall else x).to(matrix.dtype)
+        gram = x @ x.mT
+        polynomial = plus_product(gram, gram, gram, beta=b, alpha=c)
+        x = plus_product(x, polynomial, x, beta=a)
+    return (x.mT if tall else x).to(matrix.dtype)
