@@ -146,9 +146,8 @@ def alike(weights: Iterable[Tensor]) -> list[list[Tensor]]:
     """
     groups: dict[object, list[Tensor]] = {}
     for at, weight in enumerate(weights):
-        rows, columns = weight.shape[0], weight[0].numel()
-        kind = rows, columns, weight.dtype, weight.device, type(weight)
-        groups.setdefault(kind if rows * columns <= SMALL else at, []).append(weight)
+        kind = weight.shape[0], weight.numel(), weight.dtype, weight.device, type(weight)
+        groups.setdefault(kind if weight.numel() <= SMALL else at, []).append(weight)
     return list(groups.values())
 
 
