@@ -1,3 +1,4 @@
+from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -51,7 +52,7 @@ def test_small_matrices_of_one_shape_are_worked_on_together():
     ]
     for weight in weights[:-1]:
         weight.grad = torch.empty_like(weight)
-    groups = muon.alike(weight for weight in weights if weight.grad is not None)
+    groups = muon.alike(weights)
     places = [[next(i for i, w in enumerate(weights) if w is one) for one in g] for g in groups]
     assert places == [[0, 1], [2], [3], [4]]
 
@@ -177,7 +178,8 @@ def test_rates_are_not_below_zero(optimizer_of, name):
     "optimizer_of", [MuonAdamW, partial(MuonAdamW, normed=True), partial(MuonSGD, sgd_lr=0.1)]
 )
 def test_weights_in_shares_move_as_whole_ones(mesh, optimizer_of):
-    whole, shared = network(), network()
+    whole = network().insert(3, nn.Linear(13, 13)).insert(3, nn.Linear(13, 13))  # go as a stack
+    shared = deepcopy(whole)
     fully_shard(shared, mesh=mesh)
     for net in (whole, shared):
         optimizer = optimizer_of(parameter_groups(net), lr=0.1)

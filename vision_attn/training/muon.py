@@ -81,10 +81,11 @@ class MuonAdamW(AdamW):
                 weight.add_(ahead, alpha=-group["lr"])
 
     def _muon(self, group: dict[str, Any]) -> None:
-        for weights in alike(weight for weight in group["params"] if weight.grad is not None):
-            gradients = [weight.grad for weight in weights if weight.grad is not None]
-            both = zip(weights, gradients, strict=True)
-            ahead = [self._ahead(w, g, group["momentum"]).flatten(1) for w, g in both]
+        for weights in alike(group["params"]):
+            momentum = group["momentum"]
+            ahead = [
+                self._ahead(w, w.grad, momentum).flatten(1) for w in weights if w.grad is not None
+            ]
             for weight, direction in zip(weights, _orthogonal(ahead), strict=True):
                 size = max(1, direction.shape[0] / direction.shape[1]) ** 0.5
                 if self.normed:
@@ -139,13 +140,15 @@ def _not_below_zero(**options: float | None) -> None:
 
 
 def alike(weights: Iterable[Tensor]) -> list[list[Tensor]]:
-    """The weights, those together whose matrices are worked on as one stack.
+    """The weights that have gradients, those together whose matrices are worked on as one stack.
 
-    These are small and of one shape: on two cores five of 128 x 128 take 1.4 ms instead of 3.7.
+    Those are small and of one shape: on two cores five of 128 x 128 take 1.4 ms instead of 3.7.
     Large ones keep the cores busy alone, and their products would leave the cache.
     """
     groups: dict[object, list[Tensor]] = {}
     for at, weight in enumerate(weights):
+        if weight.grad is None:
+            continue
         kind = weight.shape[0], weight.numel(), weight.dtype, weight.device, type(weight)
         groups.setdefault(kind if weight.numel() <= SMALL else at, []).append(weight)
     return list(groups.values())
