@@ -175,14 +175,19 @@ def test_the_summary_counts_operations_and_what_the_machine_could(
     assert "GF/s" in text
 
 
-def test_a_run_on_growing_images(trainer, small_vit):
+def test_a_run_on_growing_images_counts_the_operations_of_each_size(trainer, small_vit, tmp_path):
     data = ImageData(
         Planted(16, train=40, val=8, test=8), batch_size=20, augment=[GrowingSize([8, 16], [0, 1])]
     )
     model = ImageClassifier(small_vit(image_size=16, patch_size=4, num_classes=10))
-    run = trainer(max_epochs=2)
+    run = trainer(max_epochs=3, callbacks=[Summary(tmp_path)])
     run.fit(model, datamodule=data)
-    assert run.global_step == 4
+    assert run.global_step == 6
+    figures = json.loads((tmp_path / "summary.json").read_text())
+    small, full = (forward_flops(model.network, torch.zeros(1, 3, s, s)) for s in (8, 16))
+    assert figures["flops"] == full > small
+    mean = (small + 2 * full) / 3
+    assert figures["flops/s"] == pytest.approx(3 * mean * figures["images/s"])
 
 
 def test_a_frozen_trunk_keeps_weights_and_statistics_and_its_classifier_learns(trainer):

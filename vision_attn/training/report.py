@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections import Counter
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -34,8 +35,8 @@ METRICS = {
 class Summary(Callback):
     """What came out, as rows of name and value, in `folder`/summary.txt; in figures, summary.json.
 
-    The speed in GF/s counts three forward passes an image, at the full image size; the percentage
-    is of what this machine reaches in a matrix product of the run's number format.
+    The speed in GF/s counts three forward passes an image, each at the size that it was trained at;
+    the percentage is of what this machine reaches in a matrix product of the run's number format.
 
     A test or validation apart from training writes test.* or val.* instead.
     """
@@ -45,8 +46,8 @@ class Summary(Callback):
         self.rows: dict[str, str] = {}
         self.figures: dict[str, float] = {}
         self._began = self._validation_began = perf_counter()
-        self._validating, self._images = 0.0, 0
-        self._shape: torch.Size | None = None  # of one image
+        self._validating = 0.0
+        self._images: Counter[torch.Size] = Counter()  # of each shape
 
     def table(self) -> Table:
         table = Table(str(self.folder), "")
@@ -55,13 +56,12 @@ class Summary(Callback):
         return table
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._began, self._validating, self._images = perf_counter(), 0.0, 0
+        self._began, self._validating, self._images = perf_counter(), 0.0, Counter()
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        self._images += len(batch[0]) * trainer.world_size
-        self._shape = batch[0].shape[1:]
+        self._images[batch[0].shape[1:]] += len(batch[0]) * trainer.world_size
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validation_began = perf_counter()
@@ -82,7 +82,7 @@ class Summary(Callback):
             "trained": f"{trainer.current_epoch} epochs, {trainer.global_step} steps, "
             f"{seconds / 60:.1f} minutes, {trainer.precision} on {pl_module.device.type}",
         }
-        self._speed(trainer, pl_module, self._images / (seconds - self._validating))
+        self._speed(trainer, pl_module, seconds - self._validating)
         self.figures |= {"parameters": size * 1e6, "epochs": trainer.current_epoch}
         self.figures["minutes"] = seconds / 60
         for best in trainer.checkpoint_callbacks:
@@ -93,23 +93,25 @@ class Summary(Callback):
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._measured(trainer, "test")
 
-    def _speed(self, trainer: Trainer, pl_module: Any, images: float) -> None:
-        """Of so many images a second, and what that is of the peak of all processes' devices."""
+    def _speed(self, trainer: Trainer, pl_module: Any, seconds: float) -> None:
+        """What was done a second, and what that is of the peak of all processes' devices."""
+        images = self._images.total() / seconds
         self.rows["speed"] = f"{images:.0f} images/s"
         self.figures["images/s"] = images
-        if self._shape is None or isinstance(
-            trainer.strategy, (FSDPStrategy, ModelParallelStrategy)
-        ):
+        if not self._images or isinstance(trainer.strategy, (FSDPStrategy, ModelParallelStrategy)):
             return  # a process that has but a part of the weights cannot count
         device, low = pl_module.device, "bf16" in str(trainer.precision)
-        image = torch.zeros(1, *self._shape, device=device)
         with trainer.precision_plugin.forward_context():
-            flops = forward_flops(pl_module.network, image)
+            flops = {
+                shape: forward_flops(pl_module.network, torch.zeros(1, *shape, device=device))
+                for shape in self._images
+            }
         peak = peak_flops(device, torch.bfloat16 if low else torch.float32) * trainer.world_size
-        rate = 3 * flops * images
-        self.rows["network"] += f", {flops / 1e9:.3f} GFLOP an image"
+        rate = 3 * sum(flops[shape] * count for shape, count in self._images.items()) / seconds
+        full = flops[max(self._images, key=torch.Size.numel)]
+        self.rows["network"] += f", {full / 1e9:.3f} GFLOP an image"
         self.rows["speed"] += f", {rate / 1e9:.0f} GF/s, {rate / peak:.0%} of {peak / 1e9:.0f}"
-        self.figures |= {"flops": flops, "flops/s": rate, "peak flops/s": peak}
+        self.figures |= {"flops": full, "flops/s": rate, "peak flops/s": peak}
 
     def _measured(self, trainer: Trainer, stage: str) -> None:
         for key, name in METRICS.items():
