@@ -57,6 +57,8 @@ def test_fit_then_test_from_the_checkpoint_alone(name: str, tmp_path, capsys):
     figures = json.loads((folder / "summary.json").read_text())
     metric = "test/exact" if "dates" in name else "test/top1"
     assert metric in figures
+    spent = 60 * figures["minutes"]  # on validation too, which the speed leaves out
+    assert figures["examples/s"] > 8 * figures["epochs"] / spent > 0
     assert "class_path" in yaml.safe_load((folder / "config.yaml").read_text())["model"]
     assert main(["test", "--ckpt_path", str(folder / "best.ckpt")]) == 0
     again = json.loads((folder / "test.json").read_text())

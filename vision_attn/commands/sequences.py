@@ -6,6 +6,7 @@ A config whose model has a class_path names a `Learner`; one without is of an im
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -38,11 +39,12 @@ class ExampleSummary(Summary):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        self._images += len(batch[0]) * trainer.world_size
+        self._images[torch.Size()] += len(batch[0]) * trainer.world_size  # of any shape
 
-    def _speed(self, trainer: Trainer, pl_module: Any, images: float) -> None:
-        self.rows["speed"] = f"{images:.0f} examples/s"
-        self.figures["examples/s"] = images
+    def _speed(self, trainer: Trainer, pl_module: Any, seconds: float) -> None:
+        examples = self._images.total() / seconds
+        self.rows["speed"] = f"{examples:.0f} examples/s"
+        self.figures["examples/s"] = examples
 
     def _measured(self, trainer: Trainer, stage: str) -> None:
         for key, value in sorted(trainer.callback_metrics.items()):
