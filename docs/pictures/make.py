@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 OUTPUTS = HERE.parent.parent / "outputs"
 DEMO = OUTPUTS / "demo"
 SHOWN = (0, 6, 13)  # test images
-CIFAR10 = ("vit_cifar10", "senet_cifar10_fast", "spatial_cnn_cifar10")
+CIFAR10 = ("compact_vit_cifar10", "senet_cifar10_fast", "spatial_cnn_cifar10")
 MAPS = (
     ("ViT", "vit", "Rollout"),
     ("SENet", "senet", "GradCAM"),
