@@ -6,9 +6,8 @@ A config whose model has a class_path names a `Learner`; one without is of an im
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 
 from vision_attn.commands import lightning
 from vision_attn.commands.lightning import Run
@@ -35,11 +34,6 @@ def names_a_learner(words: list[str]) -> bool:
 
 class ExampleSummary(Summary):
     """What came out, with every metric that a learner logs."""
-
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        self._images[torch.Size()] += len(batch[0]) * trainer.world_size  # of any shape
 
     def _speed(self, trainer: Trainer, pl_module: Any, seconds: float) -> None:
         examples = self._images.total() / seconds
