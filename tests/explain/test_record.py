@@ -82,6 +82,15 @@ def test_attention_is_written_out_only_where_it_is_plain_exact_short_and_without
     assert type(record.calls[0]) is Fused
 
 
+def test_keys_and_values_that_all_heads_share():
+    (q, _, _), (_, k, v) = qkv(h=6), qkv(h=1)
+    module = Calls(F.scaled_dot_product_attention)
+    record, out = recorded(module, q, k, v, keep=("v",))
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v))
+    weights = torch.softmax(q @ k.mT / 11**0.5, -1)
+    torch.testing.assert_close(record.calls[0].weights(), weights)
+
+
 def test_parts_of_a_timm_network_in_layer_order():
     network = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=3).eval()
     wanted = []

@@ -109,6 +109,10 @@ class Recorder(TorchFunctionMode):
                 "for it"
             )
         self.values = ref(value)
+        batches = [x.shape[:-2] for x in (query, key, value)]
+        if not enable_gqa and batches != [batches[0]] * 3:  # heads that share keys and values
+            whole = torch.broadcast_shapes(*batches)
+            query, key, value = (x.expand(*whole, -1, -1) for x in (query, key, value))
         given = query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
         if "weights" in self.keep and (short := short_attention(*given)):
             context, weights = short
