@@ -11,13 +11,14 @@ from torch.nn import functional as F
 
 from vision_attn import attention as mechanisms
 from vision_attn.attention import MultiHeadAttention
-from vision_attn.explain import record_attention
+from vision_attn.explain import record_attention, short
 from vision_attn.explain.calls import Fused, Room, WrittenOut
+from vision_attn.explain.rollout import FUSIONS
 from vision_attn.models import ViT
 
 
-def recorded(module, *args, keep=("v", "context", "scores"), **kwargs):
-    with torch.no_grad(), record_attention(module, keep) as record:
+def recorded(module, *args, keep=("v", "context", "scores"), fusion=None, **kwargs):
+    with torch.no_grad(), record_attention(module, keep, fusion) as record:
         out = module(*args, **kwargs)
     return record, out
 
@@ -45,32 +46,38 @@ def qkv(b=2, h=3, i=5, j=7, d=11, e=11, dtype=torch.float64):
     )
 
 
+@pytest.mark.parametrize("limit", [10**6, 2 * 7 * 3 * 7, 3 * 3 * 7, 1])
+@pytest.mark.parametrize("fusion", FUSIONS)
 @pytest.mark.parametrize("scale", [None, 0.3])
-def test_short_sequences_are_written_out_where_their_weights_are_wanted(scale):
+def test_heads_of_short_sequences_are_fused_as_they_run(scale, fusion, limit, monkeypatch):
+    monkeypatch.setattr(short, "CPU_TILE", limit)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     module = Calls(partial(F.scaled_dot_product_attention, scale=scale))
-    q, k, v = qkv()
-    fused, expected = recorded(module, q, k, v, keep=())
-    record, context = recorded(module, q, k, v, keep=["weights"])
+    q, k, v = qkv(e=13)
+    true, expected = recorded(module, q, k, v, keep=())
+    record, context = recorded(module, q, k, v, keep=(), fusion=FUSIONS[fusion])
     (call,) = record.calls
     assert isinstance(call, WrittenOut)
-    assert call.sums_to_one
+    assert (call.heads, call.known_shares) == (1, fusion == "mean")
     torch.testing.assert_close(context, expected)
-    torch.testing.assert_close(call.weights(), fused.calls[0].weights())
+    weights = true.calls[0].weights()
+    heads = {"mean": weights.mean(1), "max": weights.amax(1), "min": weights.amin(1)}[fusion]
+    torch.testing.assert_close(call.weights()[:, 0], heads)
 
 
 def _with_gradients(module, *args):
-    with torch.enable_grad(), record_attention(module, ["weights"]) as record:
+    with torch.enable_grad(), record_attention(module, (), FUSIONS["mean"]) as record:
         module(*args)
     return record
 
 
-def test_attention_is_written_out_only_where_it_is_plain_exact_short_and_without_gradients():
+def test_heads_are_fused_only_where_attention_is_plain_exact_short_and_without_gradients():
     def kind(*args, **options):
         module = Calls(partial(F.scaled_dot_product_attention, **options))
-        return type(recorded(module, *args, keep=["weights"])[0].calls[0])
+        return type(recorded(module, *args, keep=(), fusion=FUSIONS["mean"])[0].calls[0])
 
-    assert kind(*qkv(j=44)) is WrittenOut
-    assert kind(*qkv(j=45)) is Fused
+    assert kind(*qkv(h=2, j=13, d=2, i=5)) is WrittenOut  # 65 numbers of a map, 72 of q and k
+    assert kind(*qkv(h=2, j=21, d=2, i=5)) is Fused  # 105, 104
     assert kind(*qkv(dtype=torch.bfloat16)) is Fused
     assert kind(*(x[0] for x in qkv())) is Fused
     assert kind(*qkv(), attn_mask=torch.ones(5, 7, dtype=torch.bool)) is Fused
@@ -82,13 +89,41 @@ def test_attention_is_written_out_only_where_it_is_plain_exact_short_and_without
     assert type(record.calls[0]) is Fused
 
 
-def test_keys_and_values_that_all_heads_share():
+@pytest.mark.parametrize("fusion", [None, FUSIONS["max"]])
+def test_keys_and_values_that_all_heads_share(fusion):
     (q, _, _), (_, k, v) = qkv(h=6), qkv(h=1)
     module = Calls(F.scaled_dot_product_attention)
-    record, out = recorded(module, q, k, v, keep=("v",))
+    record, out = recorded(module, q, k, v, keep=("v",), fusion=fusion)
     torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v))
     weights = torch.softmax(q @ k.mT / 11**0.5, -1)
+    if fusion:
+        weights = weights.amax(1, keepdim=True)
     torch.testing.assert_close(record.calls[0].weights(), weights)
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_weights_that_a_network_asks_for_are_of_each_head_whatever_is_fused(average):
+    module = nn.MultiheadAttention(12, 3, batch_first=True).eval()
+    x = torch.randn(2, 7, 12)
+    options = {"need_weights": True, "average_attn_weights": average}
+    with torch.no_grad():
+        _, expected = module(x, x, x, **options)
+    record, (_, weights) = recorded(module, x, x, x, keep=(), fusion=FUSIONS["max"], **options)
+    torch.testing.assert_close(weights, expected)
+    assert record.calls[0].heads == 3
+    record, _ = recorded(module, x, x, x, keep=(), fusion=FUSIONS["max"], need_weights=False)
+    assert record.calls[0].heads == 1
+
+
+def test_heads_of_our_own_attention_are_fused_as_it_runs():
+    network = ViT(image_size=32, patch_size=8, dim=24, heads=3, depth=2, num_classes=5).eval()
+    images = torch.randn(2, 3, 32, 32)
+    true, expected = recorded(network, images, keep=())
+    record, logits = recorded(network, images, keep=(), fusion=FUSIONS["max"])
+    torch.testing.assert_close(logits, expected)
+    for call, of_heads in zip(record.calls, true.calls, strict=True):
+        assert call.module == of_heads.module
+        torch.testing.assert_close(call.weights()[:, 0], of_heads.weights().amax(1))
 
 
 def test_parts_of_a_timm_network_in_layer_order():

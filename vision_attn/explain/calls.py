@@ -4,7 +4,7 @@ Axes: b batch (windows count as batch), head, i queries, j keys, d head width, e
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import e, log2, prod
 
@@ -14,6 +14,17 @@ from torch import Tensor
 
 ALL = slice(None)
 LOG2_E = log2(e)
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """How the weights of the heads (b head i j) become one map (b i j).
+
+    keeps_shares: whether its rows sum to 1 where every head's do.
+    """
+
+    fuse: Callable[[Tensor], Tensor]
+    keeps_shares: bool = False
 
 
 class Room:
@@ -106,6 +117,11 @@ class AttentionCall(ABC):
     @abstractmethod
     def whole_rows(self) -> bool:
         """Whether a part of a row costs as much as all of it, for a softmax needs all scores."""
+
+    @property
+    def whole(self) -> Float[Tensor, "b i j"] | None:
+        """All its weights, where there is one head and they are at hand."""
+        return None
 
     def full(self) -> "AttentionCall":
         """The same in the dtype of its weights, so that tiles need not convert."""
@@ -226,7 +242,7 @@ class Fused(AttentionCall):
 class WrittenOut(AttentionCall):
     """A as the network itself made it, in the open. given: what its softmax was given, if kept.
 
-    known_shares: whether it was a softmax, and needs no look to know what its rows sum to.
+    known_shares: whether its rows are known to sum to 1, without a look.
     """
 
     made: Tensor = field(repr=False)
@@ -273,3 +289,7 @@ class WrittenOut(AttentionCall):
     @property
     def whole_rows(self) -> bool:
         return False
+
+    @property
+    def whole(self) -> Float[Tensor, "b i j"] | None:
+        return self.made[:, 0] if self.heads == 1 and self.made.dtype == self.dtype else None

@@ -29,7 +29,7 @@ def attention_and_lse(
     It is the kernel that torch would choose: flash attention for float32 and float64 on a CPU.
     """
     plain = attn_mask is None and not is_causal and not enable_gqa and query.ndim == 4
-    if plain and _computes_exactly(query):
+    if plain and computes_exactly(query):
         chosen = torch._fused_sdp_choice(query, key, value, dropout_p=dropout_p, scale=scale)
         if chosen == SDPBackend.FLASH_ATTENTION.value:
             return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -41,34 +41,7 @@ def attention_and_lse(
     return context, None
 
 
-def short_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> tuple[Tensor, Tensor] | None:
-    """Attention and its weights (b head i j), written out; None where that is no gain.
-
-    It is one where keys are at most 4 times as many as a head is wide: the weights then take
-    hardly more room than q, k and v, and to keep them costs less than to make them twice.
-    """
-    plain = attn_mask is None and not dropout_p and not is_causal and not enable_gqa
-    if not (plain and query.ndim == 4 and key.shape[-2] <= 4 * query.shape[-1]):
-        return None
-    if not _computes_exactly(query) or torch.is_grad_enabled():
-        return None
-    q, k = query.flatten(0, 1), key.flatten(0, 1)
-    alpha = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = torch.baddbmm(q.new_empty(1, 1, 1), q, k.mT, beta=0, alpha=alpha)
-    weights = torch.softmax(scores, -1, out=scores).unflatten(0, query.shape[:2])
-    return weights @ value, weights
-
-
-def _computes_exactly(x: Tensor) -> bool:
+def computes_exactly(x: Tensor) -> bool:
     """Whether products of it are made on a CPU in the full precision of float32 or float64."""
     exact = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
     return exact and x.device.type == "cpu"

@@ -36,6 +36,8 @@ def pull(
     call: AttentionCall, r: Rows, head_share: Float[Tensor, "b head"] | None = None
 ) -> Float[Tensor, "b s j"]:
     """sum_h w_h A_h' r: a weighted mean of the heads, by default the plain one. Linear in A."""
+    if head_share is None and call.whole is not None:
+        return r.to(call.dtype) @ call.whole
     call, r, live = start(call, r)
     if head_share is None:
         head_share = r.new_full((1, 1), 1 / call.heads).expand(call.batch, call.heads)

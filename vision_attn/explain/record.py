@@ -18,8 +18,10 @@ from functools import cache
 from torch import nn
 
 from vision_attn.attention import Attend, Readout
+from vision_attn.explain.calls import Fusion
+from vision_attn.explain.hooks import Recorder
 from vision_attn.explain.modules import modules_of, uncompiled
-from vision_attn.explain.recorder import Part, Record, Recorder
+from vision_attn.explain.recorder import Part, Record
 
 # What modules call their query and key projections: one name for both, or a pair.
 PROJECTIONS: tuple[frozenset[str], ...] = tuple(
@@ -34,16 +36,19 @@ PROJECTIONS: tuple[frozenset[str], ...] = tuple(
 
 @contextmanager
 def record_attention(
-    network: nn.Module, keep: Sequence[Part] = ("v", "context", "scores")
+    network: nn.Module,
+    keep: Sequence[Part] = ("v", "context", "scores"),
+    fusion: Fusion | None = None,
 ) -> Iterator[Record]:
     """Record the attention calls of every run of `network` in this thread, while this is open.
 
-    keep: parts wanted besides q and k, or the weights where they are written out; "weights" writes
-    those of short sequences out, where that is less work (`short_attention`). Never a partial
-    record in silence: raises ValueError where a module that has query and key projections ran
+    keep: parts wanted besides q and k, or the weights where they are written out. fusion: given
+    where nothing is wanted but the heads' weights fused so: short sequences are then written out
+    and have one head, where that is less work (`short_attention`). Never a partial record in
+    silence: raises ValueError where a module that has query and key projections ran
     without exactly one call seen and, on leaving without an error, where there was no call at all.
     """
-    recorder = Recorder(frozenset(keep))
+    recorder = Recorder(frozenset(keep), fusion)
     hooks: list = []
     try:
         for module, name in modules_of(network).items():

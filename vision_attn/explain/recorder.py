@@ -1,4 +1,4 @@
-"""What sees the attention calls while a network runs; see `record`.
+"""What sees the calls of torch's attention, and attention by a softmax of products; see `record`.
 
 Axes: b batch, n tokens, d width of a token, head, i queries, j keys.
 """
@@ -10,25 +10,21 @@ from typing import Any, Literal
 from weakref import ref
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from vision_attn.attention import Attend, Readout
-from vision_attn.attention.normalizers import Softmax
-from vision_attn.attention.scores import DotProduct
-from vision_attn.attention.windows import Global
-from vision_attn.explain.calls import AttentionCall, Fused, WrittenOut
+from vision_attn.explain.calls import AttentionCall, Fused, Fusion, Room, WrittenOut
 from vision_attn.explain.kernels import (
     attention_and_lse,
     is_matmul,
     multi_head_body,
     off,
-    short_attention,
 )
+from vision_attn.explain.short import short_attention
 
-Part = Literal["v", "context", "scores", "weights"]
+Part = Literal["v", "context", "scores"]
 
 NORM = {F.layer_norm, F.rms_norm}
 SOFTMAX = {torch.softmax, Tensor.softmax, F.softmax}
@@ -49,15 +45,18 @@ class Record:
     streams: dict[int, Tensor] = field(default_factory=dict)
 
 
-class Recorder(TorchFunctionMode):
-    def __init__(self, keep: frozenset[Part]):
+class CallRecorder(TorchFunctionMode):
+    """In its thread, while it is switched on, and told by whom: `running`, `told`."""
+
+    def __init__(self, keep: frozenset[Part], fusion: Fusion | None = None):
         super().__init__()
-        self.keep = keep
+        self.keep, self.fusion, self.room = keep, fusion, Room()
         self.record = Record()
         self.thread = threading.get_ident()
         self.running: list[tuple[str, int]] = []  # attention modules now running, calls before them
         self.told = 0  # of them, those that tell their call themselves when they are done
-        self.lse: Tensor | None = None  # of the fused call in the one that does
+        self.map: Tensor | None = None  # of the last call, where its heads were fused, or else
+        self.lse: Tensor | None = None  # what its kernel told
         self.values: Callable[[], Tensor | None] = lambda: None  # of the last fused call
         # What softmax made and has not yet multiplied values, and what softmax was given.
         self.softmaxed: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -71,8 +70,7 @@ class Recorder(TorchFunctionMode):
         if self.told:
             if func is not F.scaled_dot_product_attention:
                 return func(*args, **kwargs)
-            context, self.lse = attention_and_lse(*args, **kwargs)
-            return context
+            return self.attention(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return self.fused(*args, **kwargs)
         if func is F.multi_head_attention_forward:
@@ -114,13 +112,9 @@ class Recorder(TorchFunctionMode):
             whole = torch.broadcast_shapes(*batches)
             query, key, value = (x.expand(*whole, -1, -1) for x in (query, key, value))
         given = query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-        if "weights" in self.keep and (short := short_attention(*given)):
-            context, weights = short
-            self.record.calls.append(
-                WrittenOut(self.module, None, None, made=weights, given=None, known_shares=True)
-            )
+        context = self.attention(*given)
+        if self.heads_are_fused():
             return context
-        context, lse = attention_and_lse(*given)
         if enable_gqa:
             key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
             value = value.repeat_interleave(query.shape[-3] // value.shape[-3], dim=-3)
@@ -137,16 +131,44 @@ class Recorder(TorchFunctionMode):
                 scale=q.shape[-1] ** -0.5 if scale is None else scale,
                 mask=None if attn_mask is None else attn_mask.detach(),
                 causal=is_causal,
-                lse=None if lse is None else lse.detach(),
+                lse=self.lse_of_it(),
             )
         )
         return context
 
+    def attention(self, *args: Any, **kwargs: Any) -> Tensor:
+        """torch's attention, with its heads' weights fused on the way where that is wanted."""
+        short = None
+        if self.fusion is not None:
+            short = short_attention(self.fusion, self.room, *args, **kwargs)
+        if short is not None:
+            context, self.map = short
+        else:
+            context, self.lse = attention_and_lse(*args, **kwargs)
+        return context
+
+    def heads_are_fused(self) -> bool:
+        """Whether they were in the last call, which is then on record."""
+        if self.fusion is None or self.map is None:
+            return False
+        made, shares = self.map.unsqueeze(1), self.fusion.keeps_shares
+        self.record.calls.append(WrittenOut(self.module, None, None, made, None, shares))
+        self.map = None
+        return True
+
+    def lse_of_it(self) -> Tensor | None:
+        """What the kernel told in the last call."""
+        lse, self.lse = self.lse, None
+        return None if lse is None else lse.detach()
+
     def multi_head(self, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor | None]:
         """`nn.MultiheadAttention`: torch's own code, on its path through fused attention."""
+        wanted = kwargs.get("need_weights", True)  # each head's
+        fusion, self.fusion = self.fusion, None if wanted else self.fusion
         with self:
             out, _ = multi_head_body(*args, **{**kwargs, "need_weights": False})
-        if not kwargs.get("need_weights", True):
+        self.fusion = fusion
+        if not wanted:
             return out, None
         weights = self.record.calls[-1].weights().to(out.dtype)
         if kwargs.get("average_attn_weights", True):
@@ -200,124 +222,6 @@ class Recorder(TorchFunctionMode):
         """The name of the attention module that is running."""
         return self.running[-1][0] if self.running else ""
 
-    def enters(self, name: str, module: nn.Module) -> Callable:
-        told = is_softmax_of_products(module)
-
-        def hook(_module: nn.Module, _args: tuple) -> None:
-            if threading.get_ident() == self.thread:
-                self.running.append((name, len(self.record.calls)))
-                self.told += told
-
-        return hook
-
-    def leaves(self, name: str) -> Callable:
-        def hook(module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:
-            if threading.get_ident() != self.thread:
-                return
-            before = self.running[-1][1]
-            if is_softmax_of_products(module):
-                self.products(module, out, *args, **kwargs)
-                self.told -= 1
-            elif isinstance(module, Attend):
-                self.attended(module, before, out, *args, **kwargs)
-            if isinstance(module, Readout):
-                self.read_out(module, before, *args, **kwargs)
-            self.running.pop()
-            if not self.running:
-                self.record.expected.append(name)
-            if (seen := len(self.record.calls) - before) != 1:
-                raise ValueError(_miscounted(name, module, seen))
-
-        return hook
-
-    def products(
-        self,
-        attend: Any,
-        context: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None = None,
-        layout: Any = None,
-    ) -> None:
-        """Our own attention by a softmax of products, whatever kernel did it."""
-        with torch.no_grad():
-            q, k = attend.score.transform(q, k)
-        heads = context.shape[1]
-        self.record.calls.append(
-            Fused(
-                self.module,
-                v=off(v.expand(-1, heads, -1, -1)) if "v" in self.keep else None,
-                context=context if "context" in self.keep else None,
-                q=off(q.expand(-1, heads, -1, -1)),
-                k=off(k.expand(-1, heads, -1, -1)),
-                scale=attend.score.scale / attend.normalizer.temperature,
-                mask=mask,
-                causal=False,
-                lse=None if self.lse is None else self.lse.detach(),
-            )
-        )
-        self.lse = None
-
-    def attended(
-        self,
-        attend: Attend,
-        before: int,
-        context: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None = None,
-        layout: Any = None,
-    ) -> None:
-        """Our own attention of any other kind: one call, or by its own account."""
-        calls = self.record.calls
-        whole, scored = (len(q), q.shape[-2]), "scores" in self.keep
-        one = len(calls) == before + 1 and (calls[-1].batch, calls[-1].queries) == whole
-        if one and not scored:
-            return
-        with torch.no_grad():
-            weights = attend.weights(q, k, mask, layout)
-            scores = attend.score(q, k).expand_as(weights) if scored else None
-        del calls[before:]
-        self.written_out(weights, v.expand(-1, weights.shape[1], -1, -1), context, scores)
-
-    def read_out(
-        self, readout: Readout, before: int, tokens: Tensor, layout: Any = None, mask: Any = None
-    ) -> None:
-        """Our own readouts: one query's call, or by its own account with its looks for heads."""
-        calls = self.record.calls
-        if len(calls) == before + 1 and (calls[-1].queries, calls[-1].keys) == (1, tokens.shape[1]):
-            return
-        with torch.no_grad():
-            weights = readout.weights(tokens, layout, mask)
-        del calls[before:]
-        self.written_out(weights.unsqueeze(2), None, None, None)
-
-
-def is_softmax_of_products(module: nn.Module) -> bool:
-    """Whether it is our own attention by weights that queries and keys alone give."""
-    return (
-        isinstance(module, Attend)
-        and isinstance(module.score, DotProduct)
-        and isinstance(module.normalizer, Softmax)
-        and isinstance(module.window, Global)
-    )
-
 
 def _dim(args: tuple, kwargs: dict) -> int | None:
     return kwargs.get("dim", args[1] if len(args) > 1 else None)
-
-
-def _miscounted(name: str, module: nn.Module, seen: int) -> str:
-    what = f"{name or 'the network'} ({type(module).__name__})"
-    if seen == 0:
-        return (
-            f"{what} ran, but no attention call of it was seen: its kernel is not torch's, or it "
-            "does not weigh values by a softmax over keys. Where it has a choice, choose torch's "
-            "scaled_dot_product_attention (Hugging Face: attn_implementation='sdpa')"
-        )
-    return (
-        f"{what} makes {seen} attention calls a run, and how it combines them is not known: one "
-        "map cannot stand for it"
-    )

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vision_attn.explain.calls import AttentionCall, Room, product
+from vision_attn.explain.calls import AttentionCall, Fusion, Room, product
 from vision_attn.explain.chain import Through
 from vision_attn.explain.chained import Chained
 from vision_attn.explain.pull import pull, pull_fused
@@ -30,10 +30,10 @@ from vision_attn.explain.tiles import Fuse
 from vision_attn.explain.trace import PerHead, Trace, trace, trace_gradients
 from vision_attn.types import Images, TokenLayout
 
-FUSIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "mean": lambda weights: weights.mean(1),
-    "max": lambda weights: weights.amax(1),
-    "min": lambda weights: weights.amin(1),
+FUSIONS = {
+    "mean": Fusion(lambda weights: weights.mean(1), keeps_shares=True),
+    "max": Fusion(lambda weights: weights.amax(1)),
+    "min": Fusion(lambda weights: weights.amin(1)),
 }
 TOLERANCE = 1e-4  # how far the sum of rows that sum to 1 may be off
 
@@ -65,7 +65,7 @@ class Rollout(Chained):
         targets: Int[Tensor, " b"] | None,
         layout: TokenLayout | None,
     ) -> tuple[Trace, Through, None]:
-        traced = trace(network, images, layout, ["weights"])
+        traced = trace(network, images, layout, (), FUSIONS[self.fusion])
         return traced, Through(self._step, keep=self.residual, take=1 - self.residual), None
 
     def _step(
@@ -167,11 +167,11 @@ def check_share(name: str, value: float) -> None:
         raise ValueError(f"{name} must be at least 0 and below 1, got {value}")
 
 
-def heads_fused(fusion: Callable[[Tensor], Tensor]) -> Fuse:
+def heads_fused(fusion: Fusion) -> Fuse:
     """Rows of the fused map. Weights below 0 (mixed heads) count as 0."""
 
     def fuse(call: AttentionCall, image: slice, row: slice | Tensor, room: Room | None) -> Tensor:
-        return fusion(call.weights(image, rows=row, room=room)).clamp_(min=0)
+        return fusion.fuse(call.weights(image, rows=row, room=room)).clamp_(min=0)
 
     return fuse
 

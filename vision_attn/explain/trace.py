@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from vision_attn.explain.adapters import chain_through, refusal_of
 from vision_attn.explain.base import Explainer, chosen, class_logits
-from vision_attn.explain.calls import AttentionCall
+from vision_attn.explain.calls import AttentionCall, Fusion
 from vision_attn.explain.chain import Chain
 from vision_attn.explain.layout import layout_of
 from vision_attn.explain.record import record_attention
@@ -116,10 +116,14 @@ def trace(
     images: Images,
     layout: TokenLayout | None,
     keep: Sequence[Part] = (),
+    fusion: Fusion | None = None,
 ) -> Trace:
-    """Run the network on the images. Raises ValueError where the layout does not fit the calls."""
+    """Run the network on the images, as `record_attention` is told.
+
+    Raises ValueError where the layout does not fit the calls.
+    """
     layout = layout or layout_of(network, (images.shape[2], images.shape[3]))
-    with record_attention(network, keep) as record:
+    with record_attention(network, keep, fusion) as record:
         network(images)
     return _traced(network, record, record.calls, layout, images)
 
