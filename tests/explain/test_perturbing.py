@@ -48,6 +48,16 @@ def test_batches(network, method):
     torch.testing.assert_close(method(network, IMAGES).values, alone, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+@pytest.mark.parametrize("method", [IntegratedGradients(steps=4), Occlusion()])
+def test_networks_that_hide_their_modules_are_explained_from_outside(network, method):
+    expected = method(network, IMAGES, 1).values
+    batch = ({0: torch.export.Dim.AUTO},)
+    exported = torch.export.export(network, (IMAGES,), dynamic_shapes=batch).module()
+    for sealed in (torch.jit.trace(network.eval(), IMAGES), exported):
+        torch.testing.assert_close(method(sealed, IMAGES, 1).values, expected)
+
+
 def test_errors(network, monkeypatch):
     with pytest.raises(ValueError, match=r"Occlusion\(window=15\): the window does not fit images"):
         Occlusion(window=15)(network, IMAGES)

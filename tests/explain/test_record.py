@@ -17,7 +17,7 @@ from vision_attn.explain.rollout import FUSIONS
 from vision_attn.models import ViT
 
 
-def recorded(module, *args, keep=("v", "context", "scores"), fusion=None, **kwargs):
+def recorded(module, *args, keep=None, fusion=None, **kwargs):
     with torch.no_grad(), record_attention(module, keep, fusion) as record:
         out = module(*args, **kwargs)
     return record, out
@@ -93,7 +93,7 @@ def test_heads_are_fused_only_where_attention_is_plain_exact_short_and_without_g
 def test_keys_and_values_that_all_heads_share(fusion):
     (q, _, _), (_, k, v) = qkv(h=6), qkv(h=1)
     module = Calls(F.scaled_dot_product_attention)
-    record, out = recorded(module, q, k, v, keep=("v",), fusion=fusion)
+    record, out = recorded(module, q, k, v, keep=() if fusion else ("v",), fusion=fusion)
     torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v))
     weights = torch.softmax(q @ k.mT / 11**0.5, -1)
     if fusion:
@@ -113,6 +113,53 @@ def test_weights_that_a_network_asks_for_are_of_each_head_whatever_is_fused(aver
     assert record.calls[0].heads == 3
     record, _ = recorded(module, x, x, x, keep=(), fusion=FUSIONS["max"], need_weights=False)
     assert record.calls[0].heads == 1
+
+
+@pytest.mark.parametrize("e", [8, 5])
+@pytest.mark.parametrize(
+    "laid_out",
+    [
+        lambda x: x,
+        lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+        lambda x: torch.stack([x.transpose(1, 2)] * 3, 2).permute(2, 0, 3, 1, 4)[0],
+        lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+        lambda x: x[:, :1].expand(x.shape),
+    ],
+)
+def test_fused_heads_give_an_output_laid_out_as_by_torch(laid_out, e):
+    q, k, v = qkv(d=8, e=e)
+    q = laid_out(q)
+    expected = F.scaled_dot_product_attention(q, k, v)
+    module = Calls(F.scaled_dot_product_attention)
+    record, out = recorded(module, q, k, v, fusion=FUSIONS["mean"])
+    assert isinstance(record.calls[0], WrittenOut)
+    assert out.stride() == expected.stride()
+    torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("empty", [{"b": 0}, {"j": 0}, {"i": 0}])
+def test_nothing_to_attend_to_is_nobodys_fault(empty):
+    module = Calls(F.scaled_dot_product_attention)
+    record, out = recorded(module, *qkv(**empty), fusion=FUSIONS["max"])
+    assert (len(record.calls), out.shape) == (1, (empty.get("b", 2), 3, empty.get("i", 5), 11))
+
+
+def test_runs_in_inference_mode_and_outside_of_it_in_one_record():
+    module = Calls(F.scaled_dot_product_attention)
+    q, k, v = qkv()
+    with record_attention(module, fusion=FUSIONS["mean"]) as record:
+        with torch.inference_mode():
+            module(q, k, v)
+        with torch.no_grad():
+            module(q, k, v)
+    weights = torch.softmax(q @ k.mT / 11**0.5, -1).mean(1, keepdim=True)
+    for call in record.calls:
+        torch.testing.assert_close(call.weights(), weights)
+
+
+def test_no_part_is_kept_beside_a_fusion():
+    with pytest.raises(ValueError, match="got both \\('v',\\) and a fusion"):
+        recorded(Calls(None), keep=("v",), fusion=FUSIONS["mean"])
 
 
 def test_heads_of_our_own_attention_are_fused_as_it_runs():
@@ -401,6 +448,36 @@ def test_nothing_is_left_behind_also_after_an_error():
     assert not torch.overrides._is_torch_function_mode_enabled()
     record, _ = recorded(network, torch.randn(1, 3, 64, 64))
     assert len(record.calls) == 2
+
+
+@pytest.mark.parametrize("fusion", [None, FUSIONS["mean"]])
+@pytest.mark.parametrize("name", ["attn", "attend", "mlp"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_run_that_failed_leaves_no_calls_to_the_next(name, fusion, grad):
+    network = ViT(image_size=32, patch_size=8, dim=24, heads=3, depth=2, num_classes=5).eval()
+    images, others = torch.randn(2, 2, 3, 32, 32)
+    with torch.set_grad_enabled(grad), record_attention(network, fusion=fusion) as record:
+        network(others)
+    faulty = [m for n, m in network.named_modules() if n.endswith(f".{name}")][-1]
+
+    def fails(*_):
+        raise ArithmeticError
+
+    def run_in_vain(hook):
+        with pytest.raises(ArithmeticError), torch.no_grad():
+            network(images)
+        hook.remove()
+
+    before_ours = faulty.register_forward_pre_hook(fails)
+    with torch.set_grad_enabled(grad), record_attention(network, fusion=fusion) as again:
+        run_in_vain(before_ours)
+        run_in_vain(faulty.register_forward_pre_hook(fails))
+        run_in_vain(faulty.register_forward_hook(fails))
+        network(others)
+    assert again.expected == record.expected
+    assert [c.module for c in again.calls] == [c.module for c in record.calls]
+    for call, expected in zip(again.calls, record.calls, strict=True):
+        torch.testing.assert_close(call.weights(), expected.weights())
 
 
 def test_threads_record_their_own():

@@ -9,7 +9,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from vision_attn.cli import main
-from vision_attn.explain import AttentionGradCAM, QueryKey, Relevance, Rollout
+from vision_attn.explain import (
+    AttentionGradCAM,
+    GradCAM,
+    QueryKey,
+    Relevance,
+    Rollout,
+    record_attention,
+)
 from vision_attn.types import TokenLayout
 
 IMAGES = torch.randn(2, 3, 32, 48)
@@ -96,6 +103,30 @@ def test_networks_that_no_rollout_follows(name, reason):
         ValueError, match=f"Rollout does not fit {type(network).__name__}: .*{reason}"
     ):
         Rollout()(network, torch.randn(1, 3, 64, 64))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+@pytest.mark.parametrize(
+    ("seal", "reason"),
+    [
+        (lambda network: torch.jit.trace(network, IMAGES), "TorchScript runs without its modules"),
+        (
+            lambda network: torch.export.export(network, (IMAGES,)).module(),
+            "torch.export left no modules in it",
+        ),
+    ],
+    ids=["TorchScript", "torch.export"],
+)
+def test_networks_that_hide_their_modules(seal, reason):
+    network = seal(nn.Sequential(Patches(plain)).eval())
+    for method in (Rollout(), QueryKey(), GradCAM()):
+        with pytest.raises(ValueError, match=f"does not fit .*: {reason}: explain the network"):
+            method(network, IMAGES)
+    with (
+        pytest.raises(ValueError, match=f"cannot be recorded: {reason}"),
+        record_attention(network),
+    ):
+        network(IMAGES)
 
 
 @pytest.mark.parametrize("method", [Relevance(), AttentionGradCAM()], ids=str)

@@ -9,7 +9,7 @@ from vision_attn.attention.gates import Gate
 from vision_attn.explain.calls import AttentionCall
 from vision_attn.explain.chain import Chain, chain_of
 from vision_attn.explain.layout import layout_of
-from vision_attn.explain.modules import modules_of
+from vision_attn.explain.modules import modules_of, sealed
 from vision_attn.explain.record import attends, calls_attention
 from vision_attn.explain.windows import swin_chain, swin_plan
 from vision_attn.types import TokenLayout
@@ -33,6 +33,8 @@ UNFIT: dict[str, str] = {
 
 def refusal_of(network: nn.Module) -> str | None:
     """Why no map can be made of this network's attention, as far as its modules tell; else None."""
+    if reason := sealed(network):
+        return reason
     modules = modules_of(network)
     for module in modules:
         if reason := UNFIT.get(type(module).__name__):

@@ -5,7 +5,7 @@ Axes: b batch, c channels, h height, w width, k classes.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, final, get_type_hints
 
@@ -111,7 +111,8 @@ def untouched(network: nn.Module) -> Iterator[None]:
     training = [module for module in modules_of(network) if module.training]
     try:
         if training:
-            network.eval()
+            with suppress(NotImplementedError):  # what torch.export made has one mode
+                network.eval()
         with uncompiled():
             yield
     finally:

@@ -18,9 +18,10 @@ LOG2_E = log2(e)
 
 @dataclass(frozen=True)
 class Fusion:
-    """How the weights of the heads (b head i j) become one map (b i j).
+    """How the weights of the heads (b head i j) become one map (b i j), in memory of its own.
 
-    keeps_shares: whether its rows sum to 1 where every head's do.
+    What one head's weights become is themselves. keeps_shares: whether rows of the map sum to 1
+    where every head's do.
     """
 
     fuse: Callable[[Tensor], Tensor]
@@ -39,7 +40,12 @@ class Room:
     def tile(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
         """A tile of this shape; what was in the last one of this name is lost."""
         size, held = prod(shape), self._held.get(name)
-        if held is None or held.numel() < size or held.dtype != like.dtype:
+        if (
+            held is None
+            or held.numel() < size
+            or held.dtype != like.dtype
+            or (held.is_inference() and not torch.is_inference_mode_enabled())
+        ):
             held = self._held[name] = like.new_empty(size)
         return held[:size].view(*shape)
 

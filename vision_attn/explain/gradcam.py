@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from vision_attn.explain.base import Explainer, chosen, class_logits
 from vision_attn.explain.layout import layout_of
+from vision_attn.explain.modules import sealed
 from vision_attn.explain.options import hint
 from vision_attn.types import Heatmaps, Images, TokenLayout
 
@@ -47,6 +48,8 @@ class ClassActivationMap(Explainer):
         """What each channel adds to the map, place by place."""
 
     def refusal(self, network: nn.Module) -> str | None:
+        if reason := sealed(network):
+            return reason
         try:
             find_layers(network, self.layer)
         except ValueError as error:

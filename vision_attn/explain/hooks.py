@@ -3,6 +3,7 @@
 Axes: b batch, n tokens, d width of a token, head, i queries, j keys.
 """
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,20 +15,40 @@ from vision_attn.attention import Attend, Readout
 from vision_attn.attention.normalizers import Softmax
 from vision_attn.attention.scores import DotProduct
 from vision_attn.attention.windows import Global
-from vision_attn.explain.calls import Fused
+from vision_attn.explain.calls import Fused, Fusion
 from vision_attn.explain.kernels import off
-from vision_attn.explain.recorder import CallRecorder
+from vision_attn.explain.recorder import CallRecorder, Part, Run, no_values
 
 
 class Recorder(CallRecorder):
-    """Checks that each attention module is seen once a run, by hooks on them."""
+    """Checks that each attention module is seen once a run, by hooks on them and on the network."""
+
+    def __init__(self, keep: frozenset[Part], fusion: Fusion | None = None):
+        super().__init__(keep, fusion)
+        self.runs: list[Run] = []  # of the network
+
+    def starting(self, name: str) -> Run:
+        calls, expected = self.record.calls, self.record.expected
+        return Run(name, len(calls), len(expected), sys.exception())
+
+    def begins(self, _network: nn.Module, _args: tuple) -> None:
+        if threading.get_ident() == self.thread:
+            self.runs.append(self.starting(""))
+            self.values = no_values  # it may be given the same again
+
+    def ends(self, _network: nn.Module, _args: tuple, out: Any) -> None:
+        if threading.get_ident() != self.thread or not self.runs:
+            return
+        run = self.runs.pop()
+        if run.failed(out):
+            del self.record.calls[run.calls :], self.record.expected[run.expected :]
 
     def enters(self, name: str, module: nn.Module) -> Callable:
         told = is_softmax_of_products(module)
 
         def hook(_module: nn.Module, _args: tuple) -> None:
             if threading.get_ident() == self.thread:
-                self.running.append((name, len(self.record.calls)))
+                self.running.append(self.starting(name))
                 self.told += told
 
         return hook
@@ -36,10 +57,17 @@ class Recorder(CallRecorder):
         def hook(module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:
             if threading.get_ident() != self.thread:
                 return
-            before = self.running[-1][1]
-            if is_softmax_of_products(module):
+            if not self.running or self.running[-1].name != name:
+                return  # another hook raised before it could enter
+            run, told = self.running[-1], is_softmax_of_products(module)
+            before = run.calls
+            self.told -= told
+            if run.failed(out):
+                del self.record.calls[before:]
+                self.running.pop()
+                return
+            if told:
                 self.products(module, out, *args, **kwargs)
-                self.told -= 1
             elif isinstance(module, Attend):
                 self.attended(module, before, out, *args, **kwargs)
             if isinstance(module, Readout):
@@ -63,7 +91,7 @@ class Recorder(CallRecorder):
         layout: Any = None,
     ) -> None:
         """Our own attention by a softmax of products, whatever kernel did it."""
-        if self.heads_are_fused():
+        if self.told_fused():
             return
         with torch.no_grad():
             q, k = attend.score.transform(q, k)
@@ -78,7 +106,7 @@ class Recorder(CallRecorder):
                 scale=attend.score.scale / attend.normalizer.temperature,
                 mask=mask,
                 causal=False,
-                lse=self.lse_of_it(),
+                lse=self.take_lse(),
             )
         )
 

@@ -29,16 +29,22 @@ def attention_and_lse(
     It is the kernel that torch would choose: flash attention for float32 and float64 on a CPU.
     """
     plain = attn_mask is None and not is_causal and not enable_gqa and query.ndim == 4
-    if plain and computes_exactly(query):
-        chosen = torch._fused_sdp_choice(query, key, value, dropout_p=dropout_p, scale=scale)
-        if chosen == SDPBackend.FLASH_ATTENTION.value:
-            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                query, key, value, dropout_p, scale=scale
-            )
+    if plain and computes_exactly(query) and takes_flash(query, key, value, dropout_p, scale):
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, dropout_p, scale=scale
+        )
     context = F.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
     return context, None
+
+
+def takes_flash(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float, scale: float | None
+) -> bool:
+    """Whether torch would choose its flash kernel. What that returns is laid out as the query."""
+    chosen = torch._fused_sdp_choice(query, key, value, dropout_p=dropout_p, scale=scale)
+    return chosen == SDPBackend.FLASH_ATTENTION.value
 
 
 def computes_exactly(x: Tensor) -> bool:

@@ -30,3 +30,17 @@ def modules_of(network: nn.Module) -> dict[nn.Module, str]:
 
     visit(network, "")
     return found
+
+
+def sealed(network: nn.Module) -> str | None:
+    """Why nothing can be seen inside of the network, in one line; None where it can."""
+    for module in modules_of(network):
+        if isinstance(module, torch.jit.ScriptModule):
+            return "TorchScript runs without its modules: explain the network that it was made from"
+        if isinstance(module, torch.fx.GraphModule) and _of_operators(module.graph):
+            return "torch.export left no modules in it: explain the network that it was made from"
+    return None
+
+
+def _of_operators(graph: torch.fx.Graph) -> bool:
+    return any(isinstance(node.target, torch._ops.OpOverload) for node in graph.nodes)

@@ -8,19 +8,21 @@ Three things see the calls. A `TorchFunctionMode`, which is thread-local and lea
 sees `scaled_dot_product_attention`, and follows what a softmax made until it multiplies values:
 that is attention written out by hand. The same mode sees `nn.MultiheadAttention`, whose fast path
 it turns off, and runs torch's own code for it with itself switched on. Forward hooks on the modules
-that have query and key projections check that each of them was seen exactly once a run.
+that have query and key projections check that each of them was seen exactly once a run. Where only
+the heads' weights fused are wanted, those of short sequences are made while the network runs.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from typing import get_args
 
 from torch import nn
 
 from vision_attn.attention import Attend, Readout
 from vision_attn.explain.calls import Fusion
 from vision_attn.explain.hooks import Recorder
-from vision_attn.explain.modules import modules_of, uncompiled
+from vision_attn.explain.modules import modules_of, sealed, uncompiled
 from vision_attn.explain.recorder import Part, Record
 
 # What modules call their query and key projections: one name for both, or a pair.
@@ -37,25 +39,38 @@ PROJECTIONS: tuple[frozenset[str], ...] = tuple(
 @contextmanager
 def record_attention(
     network: nn.Module,
-    keep: Sequence[Part] = ("v", "context", "scores"),
+    keep: Sequence[Part] | None = None,
     fusion: Fusion | None = None,
 ) -> Iterator[Record]:
     """Record the attention calls of every run of `network` in this thread, while this is open.
 
-    keep: parts wanted besides q and k, or the weights where they are written out. fusion: given
-    where nothing is wanted but the heads' weights fused so: short sequences are then written out
-    and have one head, where that is less work (`short_attention`). Never a partial record in
+    keep: parts wanted besides q and k, or the weights where they are written out; by default
+    "v", "context" and "scores". fusion: given where none of them is wanted, but the heads' weights
+    fused so: short sequences are then written out and have one head, where that is less work
+    (`short_attention`). A run that ends in an exception leaves no calls. Never a partial record in
     silence: raises ValueError where a module that has query and key projections ran
-    without exactly one call seen and, on leaving without an error, where there was no call at all.
+    without exactly one call seen and, on leaving without an error, where there was no call at all;
+    also for a network that hides its modules, and for parts to keep beside a fusion.
     """
+    if keep is None:
+        keep = () if fusion else get_args(Part)
+    if keep and fusion:
+        raise ValueError(f"where heads are fused no part is kept: got both {keep} and a fusion")
+    if reason := sealed(network):
+        raise ValueError(f"{type(network).__name__} cannot be recorded: {reason}")
     recorder = Recorder(frozenset(keep), fusion)
-    hooks: list = []
+    hooks: list = [
+        network.register_forward_pre_hook(recorder.begins),
+        network.register_forward_hook(recorder.ends, always_call=True),
+    ]
     try:
         for module, name in modules_of(network).items():
             if attends(module):
                 hooks += [
                     module.register_forward_pre_hook(recorder.enters(name, module)),
-                    module.register_forward_hook(recorder.leaves(name), with_kwargs=True),
+                    module.register_forward_hook(
+                        recorder.leaves(name), with_kwargs=True, always_call=True
+                    ),
                 ]
         with recorder, uncompiled():
             yield recorder.record
@@ -73,7 +88,7 @@ def attends(module: nn.Module) -> bool:
     """Whether a module itself projects to queries and keys."""
     if isinstance(module, Attend | Readout):
         return True
-    return _projects((*module._modules, *module._parameters))
+    return _projects((*module._modules.keys(), *module._parameters.keys()))
 
 
 @cache

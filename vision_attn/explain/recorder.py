@@ -3,10 +3,11 @@
 Axes: b batch, n tokens, d width of a token, head, i queries, j keys.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from weakref import ref
 
 import torch
@@ -45,19 +46,37 @@ class Record:
     streams: dict[int, Tensor] = field(default_factory=dict)
 
 
+def no_values() -> None:
+    return None
+
+
+class Run(NamedTuple):
+    """A module that is running."""
+
+    name: str
+    calls: int  # on record before it
+    expected: int
+    handled: BaseException | None  # the exception that was being handled then
+
+    def failed(self, out: Any) -> bool:
+        return out is None and sys.exception() is not self.handled
+
+
 class CallRecorder(TorchFunctionMode):
-    """In its thread, while it is switched on, and told by whom: `running`, `told`."""
+    """Records while it is switched on, in the thread that made it."""
 
     def __init__(self, keep: frozenset[Part], fusion: Fusion | None = None):
         super().__init__()
         self.keep, self.fusion, self.room = keep, fusion, Room()
         self.record = Record()
         self.thread = threading.get_ident()
-        self.running: list[tuple[str, int]] = []  # attention modules now running, calls before them
+        self.running: list[Run] = []  # attention modules
         self.told = 0  # of them, those that tell their call themselves when they are done
-        self.map: Tensor | None = None  # of the last call, where its heads were fused, or else
-        self.lse: Tensor | None = None  # what its kernel told
-        self.values: Callable[[], Tensor | None] = lambda: None  # of the last fused call
+        # Of the last call of torch's attention: its map where its heads were fused, or else what
+        # its kernel told; its values.
+        self.fused_map: Tensor | None = None
+        self.lse: Tensor | None = None
+        self.values: Callable[[], Tensor | None] = no_values
         # What softmax made and has not yet multiplied values, and what softmax was given.
         self.softmaxed: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
@@ -113,7 +132,7 @@ class CallRecorder(TorchFunctionMode):
             query, key, value = (x.expand(*whole, -1, -1) for x in (query, key, value))
         given = query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
         context = self.attention(*given)
-        if self.heads_are_fused():
+        if self.told_fused():
             return context
         if enable_gqa:
             key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
@@ -131,43 +150,47 @@ class CallRecorder(TorchFunctionMode):
                 scale=q.shape[-1] ** -0.5 if scale is None else scale,
                 mask=None if attn_mask is None else attn_mask.detach(),
                 causal=is_causal,
-                lse=self.lse_of_it(),
+                lse=self.take_lse(),
             )
         )
         return context
 
     def attention(self, *args: Any, **kwargs: Any) -> Tensor:
         """torch's attention, with its heads' weights fused on the way where that is wanted."""
-        short = None
+        self.fused_map = self.lse = None
         if self.fusion is not None:
             short = short_attention(self.fusion, self.room, *args, **kwargs)
-        if short is not None:
-            context, self.map = short
-        else:
-            context, self.lse = attention_and_lse(*args, **kwargs)
+            if short is not None:
+                context, self.fused_map = short
+                return context
+        context, self.lse = attention_and_lse(*args, **kwargs)
         return context
 
-    def heads_are_fused(self) -> bool:
-        """Whether they were in the last call, which is then on record."""
-        if self.fusion is None or self.map is None:
+    def told_fused(self) -> bool:
+        """Puts the last call on record if its heads were fused. Whether they were."""
+        if self.fusion is None or self.fused_map is None:
             return False
-        made, shares = self.map.unsqueeze(1), self.fusion.keeps_shares
+        made, shares = self.fused_map.unsqueeze(1), self.fusion.keeps_shares
         self.record.calls.append(WrittenOut(self.module, None, None, made, None, shares))
-        self.map = None
+        self.fused_map = None
         return True
 
-    def lse_of_it(self) -> Tensor | None:
-        """What the kernel told in the last call."""
+    def take_lse(self) -> Tensor | None:
+        """What the kernel told in the last call, once."""
         lse, self.lse = self.lse, None
         return None if lse is None else lse.detach()
 
     def multi_head(self, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor | None]:
         """`nn.MultiheadAttention`: torch's own code, on its path through fused attention."""
-        wanted = kwargs.get("need_weights", True)  # each head's
-        fusion, self.fusion = self.fusion, None if wanted else self.fusion
-        with self:
-            out, _ = multi_head_body(*args, **{**kwargs, "need_weights": False})
-        self.fusion = fusion
+        wanted = kwargs.get("need_weights", True)
+        fusion = self.fusion
+        if wanted:  # by the network itself, which is owed those of each head
+            self.fusion = None
+        try:
+            with self:
+                out, _ = multi_head_body(*args, **{**kwargs, "need_weights": False})
+        finally:
+            self.fusion = fusion
         if not wanted:
             return out, None
         weights = self.record.calls[-1].weights().to(out.dtype)
@@ -220,7 +243,7 @@ class CallRecorder(TorchFunctionMode):
     @property
     def module(self) -> str:
         """The name of the attention module that is running."""
-        return self.running[-1][0] if self.running else ""
+        return self.running[-1].name if self.running else ""
 
 
 def _dim(args: tuple, kwargs: dict) -> int | None:

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vision_attn.explain.calls import Fusion, Room, product
-from vision_attn.explain.kernels import computes_exactly
+from vision_attn.explain.kernels import computes_exactly, takes_flash
 from vision_attn.explain.tiles import CPU_TILE, tiles
 
 
@@ -26,8 +26,9 @@ def short_attention(
 ) -> tuple[Float[Tensor, "b head i e"], Float[Tensor, "b i j"]] | None:
     """torch's attention, and its map with the heads fused; None where that is no gain.
 
-    It is one where the map takes no more room than the queries and keys that it would be made of
-    once more, and the network computes without gradients on a CPU, in float32 or float64.
+    It is one where the map takes no more room than the queries and keys, which would be kept in its
+    place, and the network computes without gradients on a CPU, in float32 or float64. The output
+    has the strides that torch's would have.
     """
     plain = attn_mask is None and not (dropout_p or is_causal or enable_gqa) and query.ndim == 4
     if not plain or not query.shape[:2] == key.shape[:2] == value.shape[:2]:
@@ -35,10 +36,12 @@ def short_attention(
     if torch.is_grad_enabled() or not computes_exactly(query):
         return None
     (batch, heads, queries, width), keys = query.shape, key.shape[2]
-    if queries * keys > (queries + keys) * heads * width:
+    if not batch * keys or queries * keys > (queries + keys) * heads * width:
         return None
     alpha = width**-0.5 if scale is None else scale
-    context = query.new_empty(batch, queries, heads, value.shape[3]).transpose(1, 2)
+    context = query.new_empty(batch, heads, queries, value.shape[3])
+    if takes_flash(query, key, value, dropout_p, scale):
+        context = torch.empty_like(query)
     fused = query.new_empty(batch, queries, keys)
     limit = CPU_TILE * torch.get_num_threads()
     for image, _, row in tiles(batch, 1, queries, heads * keys, limit):
