@@ -36,7 +36,7 @@ from torch.nn import functional as F
 from vision_attn import explain
 from vision_attn.explain import Rollout
 from vision_attn.explain.calls import Fused
-from vision_attn.explain.kernels import attention_and_lse
+from vision_attn.explain.kernels import Given, attention_and_lse
 from vision_attn.explain.pull import pull
 
 MODEL = "vit_small_patch16_224"
@@ -192,7 +192,7 @@ def paths(tokens: int, device: str, dtype: str) -> Ways:
     """F' r for one layer: by tiles (ours), the whole map, and two ways of fused kernels."""
     q, k, v = torch.randn(3, 1, 6, tokens, 64, device=device, dtype=getattr(torch, dtype))
     softmax = Fused("", v=None, context=None, q=q, k=k, scale=0.125, mask=None, causal=False)
-    known = replace(softmax, lse=attention_and_lse(q, k, v)[1])
+    known = replace(softmax, lse=attention_and_lse(Given(q, k, v))[1])
     r = torch.rand(1, 1, tokens, device=device)
     many = torch.rand(1, 64, tokens, device=device)
     ways: Ways = {

@@ -66,9 +66,7 @@ class Recorder(CallRecorder):
                 del self.record.calls[before:]
                 self.running.pop()
                 return
-            if told:
-                self.products(module, out, *args, **kwargs)
-            elif isinstance(module, Attend):
+            if isinstance(module, Attend):
                 self.attended(module, before, out, *args, **kwargs)
             if isinstance(module, Readout):
                 self.read_out(module, before, *args, **kwargs)
@@ -81,14 +79,7 @@ class Recorder(CallRecorder):
         return hook
 
     def products(
-        self,
-        attend: Any,
-        context: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None = None,
-        layout: Any = None,
+        self, attend: Any, context: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
     ) -> None:
         """Our own attention by a softmax of products, whatever kernel did it."""
         if self.told_fused():
@@ -121,7 +112,10 @@ class Recorder(CallRecorder):
         mask: Tensor | None = None,
         layout: Any = None,
     ) -> None:
-        """Our own attention of any other kind: one call, or by its own account."""
+        """Our own attention: by a softmax of products, as one call, or by its own account."""
+        if is_softmax_of_products(attend):
+            self.products(attend, context, q, k, v, mask)
+            return
         calls = self.record.calls
         whole, scored = (len(q), q.shape[-2]), "scores" in self.keep
         one = len(calls) == before + 1 and (calls[-1].batch, calls[-1].queries) == whole

@@ -4,7 +4,7 @@ Axes: b batch, head, i queries, j keys, d width.
 """
 
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,40 +14,51 @@ from torch.nn.attention import SDPBackend
 SMALL = 2**20  # bytes that are not worth a copy
 
 
-def attention_and_lse(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+class Given(NamedTuple):
+    """What torch's `scaled_dot_product_attention` is given."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+    @property
+    def alpha(self) -> float:
+        """What products of queries and keys are multiplied by."""
+        return self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+    @property
+    def plain(self) -> bool:
+        """Whether every query (b head i d) sees every key, and the CPU computes exactly."""
+        masked = self.attn_mask is not None or self.is_causal
+        return not masked and not self.enable_gqa and self.query.ndim == 4 and _exact(self.query)
+
+    @property
+    def flash(self) -> bool:
+        """Whether torch would choose its flash kernel. What that returns is laid out as q."""
+        chosen = torch._fused_sdp_choice(
+            self.query, self.key, self.value, dropout_p=self.dropout_p, scale=self.scale
+        )
+        return chosen == SDPBackend.FLASH_ATTENTION.value
+
+
+def attention_and_lse(given: Given) -> tuple[Tensor, Tensor | None]:
     """torch's attention, and log sum_j exp(score_ij) where its kernel tells: see `Fused`.
 
     It is the kernel that torch would choose: flash attention for float32 and float64 on a CPU.
     """
-    plain = attn_mask is None and not is_causal and not enable_gqa and query.ndim == 4
-    if plain and computes_exactly(query) and takes_flash(query, key, value, dropout_p, scale):
+    if given.plain and given.flash:
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, dropout_p, scale=scale
+            given.query, given.key, given.value, given.dropout_p, scale=given.scale
         )
-    context = F.scaled_dot_product_attention(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
-    return context, None
+    return F.scaled_dot_product_attention(**given._asdict()), None
 
 
-def takes_flash(
-    query: Tensor, key: Tensor, value: Tensor, dropout_p: float, scale: float | None
-) -> bool:
-    """Whether torch would choose its flash kernel. What that returns is laid out as the query."""
-    chosen = torch._fused_sdp_choice(query, key, value, dropout_p=dropout_p, scale=scale)
-    return chosen == SDPBackend.FLASH_ATTENTION.value
-
-
-def computes_exactly(x: Tensor) -> bool:
+def _exact(x: Tensor) -> bool:
     """Whether products of it are made on a CPU in the full precision of float32 or float64."""
     exact = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
     return exact and x.device.type == "cpu"

@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vision_attn.explain.calls import AttentionCall, Room
+from vision_attn.explain.calls import AttentionCall
 from vision_attn.explain.quantile import threshold
+from vision_attn.explain.room import Room
 from vision_attn.explain.tiles import (
     Fuse,
     Rows,

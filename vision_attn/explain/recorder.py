@@ -16,13 +16,15 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from vision_attn.explain.calls import AttentionCall, Fused, Fusion, Room, WrittenOut
+from vision_attn.explain.calls import AttentionCall, Fused, Fusion, WrittenOut
 from vision_attn.explain.kernels import (
+    Given,
     attention_and_lse,
     is_matmul,
     multi_head_body,
     off,
 )
+from vision_attn.explain.room import Room
 from vision_attn.explain.short import short_attention
 
 Part = Literal["v", "context", "scores"]
@@ -89,9 +91,9 @@ class CallRecorder(TorchFunctionMode):
         if self.told:
             if func is not F.scaled_dot_product_attention:
                 return func(*args, **kwargs)
-            return self.attention(*args, **kwargs)
+            return self.attention(Given(*args, **kwargs))
         if func is F.scaled_dot_product_attention:
-            return self.fused(*args, **kwargs)
+            return self.fused(Given(*args, **kwargs))
         if func is F.multi_head_attention_forward:
             return self.multi_head(args, kwargs)
         if self.softmaxed.data and (func in PRODUCT or func is torch.einsum):
@@ -107,18 +109,9 @@ class CallRecorder(TorchFunctionMode):
             self.record.streams[args[0].shape[1]] = args[0].detach()
         return out
 
-    def fused(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
+    def fused(self, given: Given) -> Tensor:
         """torch's attention, by whatever kernel it chooses."""
+        query, key, value, mask = given[:4]
         if value is self.values():
             raise ValueError(
                 f"{self.module or 'the network'} attends twice over the same values, and how it "
@@ -127,19 +120,19 @@ class CallRecorder(TorchFunctionMode):
             )
         self.values = ref(value)
         batches = [x.shape[:-2] for x in (query, key, value)]
-        if not enable_gqa and batches != [batches[0]] * 3:  # heads that share keys and values
+        if not given.enable_gqa and batches != [batches[0]] * 3:  # heads that share keys and values
             whole = torch.broadcast_shapes(*batches)
             query, key, value = (x.expand(*whole, -1, -1) for x in (query, key, value))
-        given = query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-        context = self.attention(*given)
+            given = given._replace(query=query, key=key, value=value)
+        context = self.attention(given)
         if self.told_fused():
             return context
-        if enable_gqa:
+        if given.enable_gqa:
             key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
             value = value.repeat_interleave(query.shape[-3] // value.shape[-3], dim=-3)
         q, k, v = (x.unsqueeze(-3) if x.ndim == 3 else x for x in (query, key, value))
-        if attn_mask is not None and query.ndim == attn_mask.ndim == 3:
-            attn_mask = attn_mask.unsqueeze(-3)
+        if mask is not None and query.ndim == mask.ndim == 3:
+            mask = mask.unsqueeze(-3)
         self.record.calls.append(
             Fused(
                 self.module,
@@ -147,23 +140,23 @@ class CallRecorder(TorchFunctionMode):
                 context=context if "context" in self.keep else None,
                 q=off(q),
                 k=off(k),
-                scale=q.shape[-1] ** -0.5 if scale is None else scale,
-                mask=None if attn_mask is None else attn_mask.detach(),
-                causal=is_causal,
+                scale=given.alpha,
+                mask=None if mask is None else mask.detach(),
+                causal=given.is_causal,
                 lse=self.take_lse(),
             )
         )
         return context
 
-    def attention(self, *args: Any, **kwargs: Any) -> Tensor:
+    def attention(self, given: Given) -> Tensor:
         """torch's attention, with its heads' weights fused on the way where that is wanted."""
         self.fused_map = self.lse = None
         if self.fusion is not None:
-            short = short_attention(self.fusion, self.room, *args, **kwargs)
+            short = short_attention(given, self.fusion, self.room)
             if short is not None:
                 context, self.fused_map = short
                 return context
-        context, self.lse = attention_and_lse(*args, **kwargs)
+        context, self.lse = attention_and_lse(given)
         return context
 
     def told_fused(self) -> bool:

@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vision_attn.explain.calls import AttentionCall, Room
+from vision_attn.explain.calls import AttentionCall
+from vision_attn.explain.room import Room
 from vision_attn.threads import Modes, Threads
 
 Rows = Float[Tensor, "b s i"]
