@@ -120,7 +120,7 @@ def test_runs_in_inference_mode_and_outside_of_it_in_one_record():
 
 
 def test_no_part_is_kept_beside_a_fusion():
-    with pytest.raises(ValueError, match="got both \\('v',\\) and a fusion"):
+    with pytest.raises(ValueError, match="got both keep=\\('v',\\) and a fusion; give one"):
         recorded(Calls(None), keep=("v",), fusion=FUSIONS["mean"])
 
 

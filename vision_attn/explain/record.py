@@ -55,7 +55,9 @@ def record_attention(
     if keep is None:
         keep = () if fusion else get_args(Part)
     if keep and fusion:
-        raise ValueError(f"where heads are fused no part is kept: got both {keep} and a fusion")
+        raise ValueError(
+            f"no part is kept where heads are fused: got both keep={keep} and a fusion; give one"
+        )
     if reason := sealed(network):
         raise ValueError(f"{type(network).__name__} cannot be recorded: {reason}")
     recorder = Recorder(frozenset(keep), fusion)
