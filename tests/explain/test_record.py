@@ -442,6 +442,35 @@ def test_a_run_that_failed_leaves_no_calls_to_the_next(name, fusion, grad):
         torch.testing.assert_close(call.weights(), expected.weights())
 
 
+@pytest.mark.parametrize("fusion", [None, FUSIONS["mean"]])
+def test_what_a_kernel_told_before_a_failure_is_not_taken_for_another_calls(fusion, monkeypatch):
+    network = ViT(image_size=32, patch_size=8, dim=24, heads=3, depth=1, num_classes=5).eval()
+    images, others = torch.randn(2, 2, 3, 32, 32)
+    attend = network.blocks[0].attn.attend
+    made = attend._context
+
+    def fails_after_its_kernel(*args):
+        made(*args)
+        raise ArithmeticError
+
+    def by_products(images):  # in bfloat16, where no kernel of torch's attention runs
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            network(images)
+
+    with record_attention(network, fusion=fusion) as record:
+        by_products(others)
+    with record_attention(network, fusion=fusion) as again:
+        monkeypatch.setattr(attend, "_context", fails_after_its_kernel)
+        with pytest.raises(ArithmeticError), torch.no_grad():
+            network(images)
+        monkeypatch.undo()
+        by_products(others)
+    (call,), (expected,) = again.calls, record.calls
+    assert isinstance(call, Fused)
+    assert call.lse is None
+    torch.testing.assert_close(call.weights(), expected.weights())
+
+
 def test_threads_record_their_own():
     networks = [
         timm.create_model("vit_tiny_patch16_224", img_size=64, depth=d).eval() for d in (2, 3)

@@ -50,6 +50,7 @@ class Recorder(CallRecorder):
             if threading.get_ident() == self.thread:
                 self.running.append(self.starting(name))
                 self.told += told
+                self.fused_map = self.lse = None  # of a call that failed
 
         return hook
 
