@@ -23,7 +23,7 @@ import yaml
 from torch import nn
 from torch.nn import functional as F
 
-from vision_attn.commands.lightning import Run
+from vision_attn.commands.fit.run import Run
 from vision_attn.models import ViT
 from vision_attn.training import native_precision
 

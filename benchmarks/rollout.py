@@ -35,9 +35,9 @@ from torch.nn import functional as F
 
 from vision_attn import explain
 from vision_attn.explain import Rollout
-from vision_attn.explain.calls import Fused
-from vision_attn.explain.kernels import Given, attention_and_lse
-from vision_attn.explain.pull import pull
+from vision_attn.explain.propagation.transpose import pull
+from vision_attn.explain.recording.calls import Fused
+from vision_attn.explain.recording.sdpa import Given, attention_and_lse
 
 MODEL = "vit_small_patch16_224"
 SHORT = 1_500  # tokens below which turns take little

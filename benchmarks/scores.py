@@ -22,6 +22,7 @@ import timm
 import torch
 from torch.nn import functional as F
 
+from vision_attn.devices import native_precision
 from vision_attn.evaluate import (
     Deletion,
     DroppedTokens,
@@ -32,7 +33,6 @@ from vision_attn.evaluate import (
 )
 from vision_attn.hub import load_model
 from vision_attn.models.timm_model import vit_from_timm
-from vision_attn.training.precision import native_precision
 
 warnings.simplefilter("ignore")
 

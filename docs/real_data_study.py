@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vision_attn.cli import main
-from vision_attn.commands.score_show import markdown_table
+from vision_attn.reports.scoring.tables import markdown_table
 
 HERE = Path(__file__).parent
 NETWORKS = ("vit", "senet", "spatial_cnn")

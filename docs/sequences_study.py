@@ -25,14 +25,14 @@ from PIL import Image
 from torch import Tensor
 
 from vision_attn import render
-from vision_attn.commands.alignments import of_image, of_question, of_text
-from vision_attn.commands.score_show import markdown_table
 from vision_attn.data import Dates, ExampleSource, PlantedQuestions, PlantedStrings
 from vision_attn.data.sequences import ExampleBatches
 from vision_attn.data.tensors import InOrder
 from vision_attn.evaluate import paired_bootstrap
 from vision_attn.hub import load_sequences
 from vision_attn.models import greedy
+from vision_attn.reports.alignments import of_image, of_question, of_text
+from vision_attn.reports.scoring.tables import markdown_table
 from vision_attn.training.sequences import same
 from vision_attn.types import PAD
 

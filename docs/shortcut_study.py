@@ -19,11 +19,11 @@ from PIL import Image
 
 from vision_attn import render
 from vision_attn.cli import main
-from vision_attn.commands.score_show import markdown_table
 from vision_attn.data.planted import paint
 from vision_attn.explain import parse_method
 from vision_attn.hub import LoadedModel, load_model
 from vision_attn.render.scores import outlined
+from vision_attn.reports.scoring.tables import markdown_table
 
 HERE = Path(__file__).parent
 CUES = {"agree": "names the class", "none": "is not there", "contradict": "names another class"}

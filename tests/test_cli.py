@@ -237,7 +237,7 @@ PARTS = [
 
 @pytest.mark.parametrize("words", [[], PARTS])
 def test_a_run_has_one_way_to_use_its_cores(words, here):
-    from vision_attn.commands.lightning import Run
+    from vision_attn.commands.fit.run import Run
     from vision_attn.training import ThreadParallel
 
     run = Run("fit", ["--config", "configs/tiny.yaml", *words])
@@ -519,7 +519,7 @@ def test_nan_is_one_line_that_names_the_step(here, capsys):
 
 
 def test_unexpected_errors_are_one_line_unless_asked(here, capsys, monkeypatch):
-    from vision_attn.commands import lightning
+    from vision_attn.commands.fit import run as lightning
 
     def broken(command, words, kind):
         raise RuntimeError("a bug\nof ours")
@@ -537,7 +537,7 @@ def test_unexpected_errors_are_one_line_unless_asked(here, capsys, monkeypatch):
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_is_read_and_its_network_fits_its_images(config, tmp_path, capsys):
-    from vision_attn.commands.lightning import Run
+    from vision_attn.commands.fit.run import Run
 
     words = ["--config", str(config), "--trainer.default_root_dir", str(tmp_path)]
     if "timm" in config.stem:

@@ -13,9 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import attention, data, evaluate, explain, models, render, training
-    from .commands.inspected import inspect
+    from . import attention, data, evaluate, explain, models, render, reports, training
     from .hub import LoadedModel, load_model
+    from .reports.inspection import inspect
     from .types import Heatmaps, TokenLayout
 
 __version__ = "0.1.0"
@@ -28,6 +28,7 @@ _PARTS = [
     "hub",
     "models",
     "render",
+    "reports",
     "training",
     "types",
 ]
@@ -35,7 +36,7 @@ _NAMES = {
     "Heatmaps": "types",
     "LoadedModel": "hub",
     "TokenLayout": "types",
-    "inspect": "commands.inspected",
+    "inspect": "reports.inspection",
     "load_model": "hub",
 }
 

@@ -78,7 +78,7 @@ def _run(words: list[str]) -> int:
         print(f"vision-attn {__version__}")
         return 0
     if command in TRAINING:
-        return import_module(".commands.training", __package__).main(command, rest)
+        return import_module(".commands.fit.words", __package__).main(command, rest)
     if command in COMMANDS:
         module = import_module(f".commands.{command}", __package__)
         parser = Parser(prog=f"vision-attn {command}", description=COMMANDS[command])

@@ -18,7 +18,7 @@ from torch import nn
 
 from vision_attn.data.preprocess import Preprocess
 from vision_attn.data.sequences import Vocabulary
-from vision_attn.models.errors import ModelError, did_you_mean
+from vision_attn.errors import ModelError, did_you_mean
 from vision_attn.models.huggingface_model import HuggingFaceModel
 from vision_attn.models.rebuild import build
 from vision_attn.models.timm_model import (
@@ -30,7 +30,7 @@ from vision_attn.models.timm_model import (
 from vision_attn.models.torchvision_model import create_torchvision
 from vision_attn.models.vit import ViT
 from vision_attn.models.weights import load_weights, read_file, read_weights
-from vision_attn.types import TokenLayout
+from vision_attn.types import Model, TokenLayout
 
 FORMAT = 1  # of the entry "vision_attn" in a checkpoint
 Size = tuple[int, int]  # height, width
@@ -50,39 +50,8 @@ class Request:
 Parts = tuple[nn.Module, Preprocess, list[str]]
 
 
-@dataclass(frozen=True, eq=False)
-class LoadedModel:
-    """A network in eval mode, and what it takes to use it on photos.
-
-    classes: their names in the order of the logits; empty where the network has no classifier.
-    layout: how its tokens lie on an image of `preprocess.input_size`; None without tokens.
-    """
-
-    network: nn.Module
-    preprocess: Preprocess
-    classes: list[str]
-    layout: TokenLayout | None
-
-    def class_index(self, wanted: int | str) -> int:
-        """The class of that index or name; any one of the synonyms "tabby, tabby cat" will do.
-
-        Raises ModelError for an index out of range and, with the nearest names, for a name that no
-        class or more than one class has.
-        """
-        names = [[name.strip() for name in (full, *full.split(","))] for full in self.classes]
-        word = str(wanted).strip()
-        found = [i for i, known in enumerate(names) if word.lower() in map(str.lower, known)]
-        if len(found) == 1 and isinstance(wanted, str):
-            return found[0]
-        if word.lstrip("-").isdecimal():
-            if 0 <= int(word) < len(names):
-                return int(word)
-            raise ModelError(f"no class {word}: expected 0 to {len(names) - 1}, or a name")
-        if found:
-            same = ", ".join(f"{i} ({self.classes[i]})" for i in found)
-            raise ModelError(f"{len(found)} classes are named {word!r}: give the index of {same}")
-        every = [name for known in names for name in known]
-        raise ModelError(f"no class named {word!r}{did_you_mean(word, every)}")
+class LoadedModel(Model):
+    """A network in eval mode, and what it takes to use it on photos."""
 
 
 def load_model(
@@ -266,7 +235,7 @@ def _names(names: list[str], count: int) -> list[str]:
 
 
 def _layout(network: nn.Module, size: Size) -> TokenLayout | None:
-    from vision_attn.explain.layout import layout_of
+    from vision_attn.explain.networks.layout import layout_of
 
     try:
         return layout_of(network, size)

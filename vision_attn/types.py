@@ -5,12 +5,17 @@ Axes: b batch, c channels, h height, w width, n tokens, k classes.
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Literal
+from os import PathLike
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from numpy import ndarray
+from PIL.Image import Image
+from torch import Tensor, nn
 from torch.nn import functional as F
+
+from vision_attn.errors import ModelError, did_you_mean
 
 Images = Float[Tensor, "b c h w"]
 Logits = Float[Tensor, "b k"]
@@ -97,3 +102,77 @@ class Heatmaps:
             self.values[:, None], size=(height, width), mode="bilinear", align_corners=False
         )
         return replace(self, values=values[:, 0])
+
+
+@runtime_checkable
+class Preprocessing(Protocol):
+    """The way from a photo to a network's input, and the way of a map back to the photo.
+
+    `vision_attn.data.Preprocess` is the one that the toolkit uses.
+    """
+
+    @property
+    def input_size(self) -> tuple[int, int]:
+        """Height and width of the network's input, in pixels."""
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """What is subtracted from each colour, which runs from 0 to 1."""
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """What each colour is then divided by."""
+
+    def __call__(self, image: Image | str | PathLike[str]) -> Float[Tensor, "3 h w"]:
+        """Make the network's input of a photo or an image file."""
+
+    def read(self, path: str | PathLike[str]) -> Image:
+        """Read a file as an upright RGB image."""
+
+    def box(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
+        """Left, top, right and bottom of what the network sees of a photo of `size` (W, H)."""
+
+    def to_original(
+        self, heatmap: Float[ndarray, "h w"], size: tuple[int, int]
+    ) -> Float[ndarray, "H W"]:
+        """Lay a map over the network's input on the photo of `size` (W, H); NaN beside it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A network in eval mode, and what it takes to use it on photos.
+
+    classes: their names in the order of the logits; empty where the network has no classifier.
+    layout: how its tokens lie on an image of `preprocess.input_size`; None without tokens.
+    """
+
+    network: nn.Module
+    preprocess: Preprocessing
+    classes: list[str]
+    layout: TokenLayout | None
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the network's weights; the CPU for a network without weights."""
+        return next((weight.device for weight in self.network.parameters()), torch.device("cpu"))
+
+    def class_index(self, wanted: int | str) -> int:
+        """The class of that index or name; any one of the synonyms "tabby, tabby cat" will do.
+
+        Raises ModelError for an index out of range and, with the nearest names, for a name that no
+        class or more than one class has.
+        """
+        names = [[name.strip() for name in (full, *full.split(","))] for full in self.classes]
+        word = str(wanted).strip()
+        found = [i for i, known in enumerate(names) if word.lower() in map(str.lower, known)]
+        if len(found) == 1 and isinstance(wanted, str):
+            return found[0]
+        if word.lstrip("-").isdecimal():
+            if 0 <= int(word) < len(names):
+                return int(word)
+            raise ModelError(f"no class {word}: expected 0 to {len(names) - 1}, or a name")
+        if found:
+            same = ", ".join(f"{i} ({self.classes[i]})" for i in found)
+            raise ModelError(f"{len(found)} classes are named {word!r}: give the index of {same}")
+        every = [name for known in names for name in known]
+        raise ModelError(f"no class named {word!r}{did_you_mean(word, every)}")

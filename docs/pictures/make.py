@@ -22,9 +22,9 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from vision_attn import inspect, load_model, render
-from vision_attn.commands.explained import Request
 from vision_attn.data import planted
 from vision_attn.explain import parse_method
+from vision_attn.reports.explain import Request
 
 HERE = Path(__file__).parent
 OUTPUTS = HERE.parent.parent / "outputs"

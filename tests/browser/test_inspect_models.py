@@ -6,11 +6,11 @@ import torch
 from PIL import Image
 from torch import nn
 
-from vision_attn.commands.inspected import inspect
 from vision_attn.data.preprocess import Preprocess
 from vision_attn.explain import GradCAM, QueryKey, layout_of
 from vision_attn.hub import LoadedModel, load_model
 from vision_attn.models import SEResNet, SpatialCNN, ViT
+from vision_attn.reports.inspection import inspect
 
 pytestmark = pytest.mark.browser
 

@@ -13,9 +13,9 @@ from PIL import Image
 
 from vision_attn.cli import main
 from vision_attn.commands.explain import file_names
-from vision_attn.commands.results import title
 from vision_attn.explain import GradCAM
 from vision_attn.hub import load_model
+from vision_attn.reports.results import title
 
 
 def explain(*words: object) -> int:
@@ -302,7 +302,7 @@ def test_the_page_shows_every_photo_and_no_tag_from_names(models, photos, tmp_pa
 
 
 def test_ctrl_c_keeps_what_is_done(models, photos, tmp_path, capsys, monkeypatch):
-    from vision_attn.commands.album import Album
+    from vision_attn.reports.gallery import Album
 
     add, batches = Album.add, iter(range(2))
 

@@ -17,11 +17,7 @@ from nbclient import NotebookClient
 from PIL import Image
 
 from vision_attn.cli import main
-from vision_attn.commands import score_work
 from vision_attn.commands.score import add_arguments
-from vision_attn.commands.score_data import SOURCES, class_names, open_data
-from vision_attn.commands.score_measure import Scorer, find_removal
-from vision_attn.commands.score_results import Results
 from vision_attn.data.images import ImageError
 from vision_attn.data.planted import paint
 from vision_attn.data.sources import Source, Splits
@@ -39,6 +35,10 @@ from vision_attn.explain import Explainer, GradCAM, RandomMap
 from vision_attn.hub import load_model
 from vision_attn.models import ViT
 from vision_attn.models.rebuild import describe
+from vision_attn.reports.scoring import tasks as score_work
+from vision_attn.reports.scoring.evidence import SOURCES, class_names, open_data
+from vision_attn.reports.scoring.results import Results
+from vision_attn.reports.scoring.scorer import Scorer, find_removal
 from vision_attn.types import Heatmaps
 
 BASELINES = {"RandomMap", "CentreGaussian", "EdgeMap"}

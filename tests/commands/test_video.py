@@ -154,7 +154,7 @@ def test_frames_of_many_sizes_are_one_line(models, folder, tmp_path, capsys):
 
 
 def test_ctrl_c_paints_what_was_explained(models, film, tmp_path, capsys, monkeypatch):
-    from vision_attn.commands.explained import Request
+    from vision_attn.reports.explain import Request
 
     explain_batch, calls = Request.explain, []
 

@@ -26,8 +26,8 @@ from vision_attn.explain import (
     layout_of,
     record_attention,
 )
-from vision_attn.explain.layout import tokens_of_pool
-from vision_attn.explain.windows import swin_plan
+from vision_attn.explain.networks.layout import tokens_of_pool
+from vision_attn.explain.propagation.swin import swin_plan
 from vision_attn.models import ViT
 
 SMALL = {"depth": 2, "num_classes": 5}

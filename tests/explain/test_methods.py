@@ -4,9 +4,9 @@ import pytest
 from torch import nn
 
 from vision_attn.explain import Explainer, fitting, methods, parse_method
+from vision_attn.explain.attribution import Occlusion
 from vision_attn.explain.gates import ChannelGates, SpatialGates
 from vision_attn.explain.gradcam import GradCAM
-from vision_attn.explain.perturbing import Occlusion
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,10 @@ from vision_attn.explain import (
     parse_method,
     record_attention,
 )
-from vision_attn.explain import pull as pulling
-from vision_attn.explain import tiles as tiling
-from vision_attn.explain.calls import Fused
-from vision_attn.explain.quantile import threshold
+from vision_attn.explain.propagation import tiles as tiling
+from vision_attn.explain.propagation import transpose as pulling
+from vision_attn.explain.propagation.quantile import threshold
+from vision_attn.explain.recording.calls import Fused
 from vision_attn.models import ViT
 from vision_attn.threads import Threads
 from vision_attn.types import TokenLayout

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vision_attn.commands import options
-from vision_attn.commands.training import shipped_config
+from vision_attn.commands.fit.words import shipped_config
 
 MINUTES = 4.5  # of training, all three together, with the epochs below on two CPU cores
 
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         console.rule(f"[bold]{place} of {len(ENTRIES)}: {entry.title}")
         train(entry, folder, entry.epochs * args.minutes / MINUTES, args.seed)
     console.rule("[bold]Where they look")
-    from vision_attn.commands.demo_page import Demo
+    from vision_attn.reports.demo_page import Demo
 
     demo = Demo(folder, ENTRIES)
     page = demo.write_page()
@@ -81,7 +81,7 @@ def train(entry: Entry, folder: Path, epochs: float, seed: int) -> None:
 
     Less than one epoch trains on that share of the images.
     """
-    from vision_attn.commands.lightning import Run
+    from vision_attn.commands.fit.run import Run
 
     runs = folder / "running"
     shutil.rmtree(runs, ignore_errors=True)

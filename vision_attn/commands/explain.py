@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vision_attn.commands import options, pool
+from vision_attn.commands import options
+from vision_attn.reports import workers as pool
 
 if TYPE_CHECKING:
-    from vision_attn.commands.album import Added, Album
-    from vision_attn.commands.results import Results
+    from vision_attn.reports.gallery import Added, Album
+    from vision_attn.reports.results import Results
 
 Batch = Sequence[tuple[Path, str]]  # files, and names for their pictures
 
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         from vision_attn.hub import is_of_sequences
 
         if is_of_sequences(args.model):
-            from vision_attn.commands import alignments
+            from vision_attn.reports import alignments
 
             return alignments.run(args)
     if args.question:
@@ -68,9 +69,9 @@ def run(args: argparse.Namespace) -> int:
     if args.masks is not None:
         check_masks(args.masks, files)
 
-    from vision_attn.commands.album import Album
-    from vision_attn.commands.film import add_film
-    from vision_attn.commands.results import Results
+    from vision_attn.reports.gallery import Album
+    from vision_attn.reports.results import Results
+    from vision_attn.reports.video import add_film
 
     number, shards = args.shard
     every = [*files, *map(Path, films)]
@@ -134,7 +135,7 @@ def answers(
 
 def adder(args: argparse.Namespace) -> Callable[[Batch], "Added"]:
     """What explains batches in another process."""
-    from vision_attn.commands.album import Album
+    from vision_attn.reports.gallery import Album
 
     return Album.of(args).add
 

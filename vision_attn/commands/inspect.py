@@ -55,9 +55,9 @@ def run(args: argparse.Namespace) -> int:
 
     import torch
 
-    from vision_attn.commands.inspected import Look
     from vision_attn.data.images import ImageError
     from vision_attn.render.inspect import Page
+    from vision_attn.reports.inspection import Look
 
     torch.manual_seed(args.seed)
     asked = [args.model] if args.versus is None else [args.model, args.versus]

@@ -14,10 +14,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from vision_attn.explain import Explainer
     from vision_attn.hub import LoadedModel
 
 
@@ -182,56 +178,20 @@ def output_folder(path: str) -> Path:
     return folder
 
 
-def device(name: str) -> "torch.device":
-    """auto: the first of cuda, mps and cpu that this machine has."""
-    import torch
-
-    if name == "auto":
-        cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-        return torch.device("cuda" if cuda else "mps" if mps else "cpu")
-    try:
-        chosen = torch.device(name)
-        torch.empty(1, device=chosen)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"--device {name}: not on this machine ({reason}): expected auto, cpu, cuda or mps"
-        ) from None
-    return chosen
-
-
 def load(args: argparse.Namespace) -> "LoadedModel":
     """The model that the options name, on their device."""
+    from vision_attn.devices import find_device
     from vision_attn.hub import load_model
 
-    chosen = device(args.device)
+    try:
+        device = find_device(args.device)
+    except ValueError as error:
+        raise ValueError(f"--device {args.device}: {error}") from None
     model = load_model(
         args.model, weights=args.weights, pretrained=args.pretrained, image_size=args.image_size
     )
-    model.network.to(chosen)
+    model.network.to(device)
     return model
-
-
-def explainers(words: Sequence[str] | None, network: "nn.Module") -> list["Explainer"]:
-    """The methods asked for, each once; ValueError for one that does not fit the network."""
-    from vision_attn.explain import fitting, parse_method
-
-    fit = fitting(network)
-    if not fit:
-        raise ValueError(f"no method fits {type(network).__name__}")
-    if not words:
-        usual = [one for name in ("Rollout", "GradCAM") for one in fit if str(one) == name]
-        return (usual or fit)[:1]
-    chosen: list[Explainer] = []
-    for word in words:
-        chosen += fit if word.strip().lower() == "all" else [parse_method(word)]
-    for explainer in chosen:
-        if reason := explainer.refusal(network):
-            raise ValueError(
-                f"--method {explainer} does not fit this model: {reason}; "
-                f"these do: {', '.join(map(str, fit))}"
-            )
-    return list(dict.fromkeys(chosen))
 
 
 class Report:

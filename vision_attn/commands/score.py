@@ -108,9 +108,9 @@ def run(args: argparse.Namespace) -> int:
     """Returns 0, or 1 where an image or a map could not be scored; the others are."""
     output = options.output_folder(args.output)
 
-    from vision_attn.commands.score_results import Results
-    from vision_attn.commands.score_show import show, write
-    from vision_attn.commands.score_work import Store, Work, answers
+    from vision_attn.reports.scoring.results import Results
+    from vision_attn.reports.scoring.tables import show, write
+    from vision_attn.reports.scoring.tasks import Store, Work, answers
 
     work = Work(args)
     number, shards = args.shard

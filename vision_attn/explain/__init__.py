@@ -1,16 +1,16 @@
 """Heatmaps: where a network looks, by many methods, each an `Explainer`."""
 
+from vision_attn.explain.attribution import Attribution, IntegratedGradients, Occlusion
 from vision_attn.explain.base import Explainer
 from vision_attn.explain.baselines import Baseline, CentreGaussian, EdgeMap, RandomMap
-from vision_attn.explain.calls import AttentionCall
 from vision_attn.explain.contrast import Contrast
 from vision_attn.explain.gates import ChannelGates, SpatialGates, gate_values
 from vision_attn.explain.gradcam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
-from vision_attn.explain.layout import layout_of
 from vision_attn.explain.legrad import LeGrad
-from vision_attn.explain.methods import fitting, methods, parse_method
-from vision_attn.explain.perturbing import Attribution, IntegratedGradients, Occlusion
-from vision_attn.explain.query_key import QueryKey, RawAttention
-from vision_attn.explain.record import record_attention
+from vision_attn.explain.methods import choose_methods, fitting, methods, parse_method
+from vision_attn.explain.networks.layout import layout_of
+from vision_attn.explain.raw_attention import QueryKey, RawAttention
+from vision_attn.explain.recording.calls import AttentionCall
+from vision_attn.explain.recording.record import record_attention
 from vision_attn.explain.relevance import AttentionGradCAM, Relevance
 from vision_attn.explain.rollout import GradientRollout, Rollout, WeightedRollout

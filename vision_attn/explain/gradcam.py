@@ -17,8 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vision_attn.explain.base import Explainer, chosen, class_logits
-from vision_attn.explain.layout import layout_of
-from vision_attn.explain.modules import sealed
+from vision_attn.explain.networks.layout import layout_of
+from vision_attn.explain.networks.modules import sealed
 from vision_attn.explain.options import hint
 from vision_attn.types import Heatmaps, Images, TokenLayout
 

@@ -14,13 +14,19 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vision_attn.explain.base import chosen, class_logits
-from vision_attn.explain.calls import AttentionCall
-from vision_attn.explain.layout import layout_of
-from vision_attn.explain.pull import pull_as_is
-from vision_attn.explain.record import attends, calls_attention, record_attention
+from vision_attn.explain.networks.layout import layout_of
+from vision_attn.explain.propagation.trace import (
+    AttentionExplainer,
+    PerHead,
+    exactly,
+    gradients_of,
+    heatmaps,
+)
+from vision_attn.explain.propagation.transpose import pull_as_is
+from vision_attn.explain.recording.calls import AttentionCall
+from vision_attn.explain.recording.record import attends, calls_attention, record_attention
+from vision_attn.explain.recording.workspace import Room
 from vision_attn.explain.rollout import weight_gradients
-from vision_attn.explain.room import Room
-from vision_attn.explain.trace import AttentionExplainer, PerHead, exactly, gradients_of, heatmaps
 from vision_attn.types import Heatmaps, Images, TokenLayout
 
 

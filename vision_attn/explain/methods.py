@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -36,6 +37,37 @@ def fitting(network: nn.Module) -> list[Explainer]:
     """Every method, with its default options, that can explain this network."""
     candidates = [method() for method in methods().values()]
     return [explainer for explainer in candidates if explainer.refusal(network) is None]
+
+
+def choose_methods(
+    methods: Sequence[str | Explainer] | None, network: nn.Module
+) -> list[Explainer]:
+    """The methods, by name or as explainers, each once.
+
+    None takes Rollout, or GradCAM for a network without attention; the word "all" every method
+    that fits. Raises ValueError for a method that is unknown or does not fit the network.
+    """
+    fit = fitting(network)
+    if not fit:
+        raise ValueError(f"no method fits {type(network).__name__}")
+    if not methods:
+        usual = [one for name in ("Rollout", "GradCAM") for one in fit if str(one) == name]
+        return (usual or fit)[:1]
+    chosen: list[Explainer] = []
+    for method in methods:
+        if isinstance(method, Explainer):
+            chosen.append(method)
+        elif method.strip().lower() == "all":
+            chosen += fit
+        else:
+            chosen.append(parse_method(method))
+    for explainer in chosen:
+        if reason := explainer.refusal(network):
+            raise ValueError(
+                f"{explainer} does not fit this model: {reason}; "
+                f"these methods do: {', '.join(map(str, fit))}"
+            )
+    return list(dict.fromkeys(chosen))
 
 
 def parse_method(text: str) -> Explainer:

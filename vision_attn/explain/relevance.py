@@ -14,18 +14,18 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from vision_attn.explain.calls import AttentionCall
-from vision_attn.explain.chain import Through
-from vision_attn.explain.chained import Chained
-from vision_attn.explain.pull import pull, pull_as_is
-from vision_attn.explain.query_key import layer_index
-from vision_attn.explain.rollout import weight_gradients, weights_and_gradients
-from vision_attn.explain.trace import (
+from vision_attn.explain.propagation.chain import Through
+from vision_attn.explain.propagation.explainer import Chained
+from vision_attn.explain.propagation.trace import (
     AttentionExplainer,
     Trace,
     exactly,
     trace_gradients,
 )
+from vision_attn.explain.propagation.transpose import pull, pull_as_is
+from vision_attn.explain.raw_attention import layer_index
+from vision_attn.explain.recording.calls import AttentionCall
+from vision_attn.explain.rollout import weight_gradients, weights_and_gradients
 from vision_attn.types import Heatmaps, Images, TokenLayout
 
 

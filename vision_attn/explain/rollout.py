@@ -22,13 +22,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vision_attn.explain.calls import AttentionCall, Fusion
-from vision_attn.explain.chain import Through
-from vision_attn.explain.chained import Chained
-from vision_attn.explain.pull import pull, pull_fused
-from vision_attn.explain.room import Room, product
-from vision_attn.explain.tiles import Fuse
-from vision_attn.explain.trace import PerHead, Trace, trace, trace_gradients
+from vision_attn.explain.propagation.chain import Through
+from vision_attn.explain.propagation.explainer import Chained
+from vision_attn.explain.propagation.tiles import Fuse
+from vision_attn.explain.propagation.trace import PerHead, Trace, trace, trace_gradients
+from vision_attn.explain.propagation.transpose import pull, pull_fused
+from vision_attn.explain.recording.calls import AttentionCall, Fusion
+from vision_attn.explain.recording.workspace import Room, product
 from vision_attn.types import Images, TokenLayout
 
 FUSIONS = {

@@ -1,5 +1,6 @@
 """Networks made of attention: Vision Transformer, SE-ResNet, spatial-attention CNN, timm's."""
 
+from vision_attn.errors import ModelError
 from vision_attn.models.decoding import SequenceModel, beam, greedy
 from vision_attn.models.encoders import (
     ConvEncoder,
@@ -9,7 +10,6 @@ from vision_attn.models.encoders import (
     SelfAttentionEncoder,
     ViTEncoder,
 )
-from vision_attn.models.errors import ModelError
 from vision_attn.models.fast_cnn import FastCNN, Whitening
 from vision_attn.models.pooled_cnn import PooledCNN
 from vision_attn.models.questions import QuestionAnswerer

@@ -1,21 +1,9 @@
-"""What the user is told when a model cannot be had."""
+"""What the libraries raise while they build or download a model, as one line."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 
-
-class ModelError(ValueError):
-    """A model could not be found, read or built. The message is one line for the user."""
-
-
-def did_you_mean(given: str, names: Iterable[str]) -> str:
-    """`; did you mean a, b, c?`: the nearest names, else those with `given` in them, or nothing."""
-    by_lower = {name.lower(): name for name in names}
-    near = [by_lower[name] for name in get_close_matches(given.lower(), by_lower, n=3)]
-    near = near or [name for lower, name in by_lower.items() if given.lower() in lower][:5]
-    return f"; did you mean {', '.join(near)}?" if near else ""
-
+from vision_attn.errors import ModelError
 
 FROM_FILE = (
     "give its weights with --weights FILE (weights=FILE), or take random ones with "

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from vision_attn.attention import AttentionPool
-from vision_attn.models.errors import ModelError
+from vision_attn.errors import ModelError
 from vision_attn.models.rebuild import Rebuildable
 from vision_attn.models.timm_model import create_timm
 from vision_attn.types import Images, Logits, TokenLayout

@@ -6,7 +6,8 @@ from torch import nn
 from torchvision import models
 from torchvision.models.vision_transformer import interpolate_embeddings
 
-from vision_attn.models.errors import ModelError, did_you_mean, library_errors
+from vision_attn.errors import ModelError, did_you_mean
+from vision_attn.models.errors import library_errors
 from vision_attn.models.weights import load_weights, read_weights, without_prefix
 
 

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from vision_attn.models.errors import ModelError
+from vision_attn.errors import ModelError
 
 
 def read_file(path: str | Path) -> dict[str, Any]:

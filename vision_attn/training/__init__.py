@@ -1,5 +1,6 @@
 """Training any network as an image classifier: what Lightning and torch do not bring along."""
 
+from vision_attn.devices import native_precision
 from vision_attn.training.callbacks import (
     BestCheckpoint,
     ChannelsLast,
@@ -16,7 +17,6 @@ from vision_attn.training.losses import BalancedCrossEntropy
 from vision_attn.training.memory import KeepMemory, kept_memory
 from vision_attn.training.muon import MuonAdamW, MuonSGD
 from vision_attn.training.parameters import parameter_groups
-from vision_attn.training.precision import native_precision
 from vision_attn.training.rate import FindRate
 from vision_attn.training.report import (
     ConfusionMatrix,

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
 
-from vision_attn.training.precision import native_precision
+from vision_attn.devices import native_precision
 
 
 class WholeFiles(TorchCheckpointIO):

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import AdamW
 
-from vision_attn.training.precision import native_precision
+from vision_attn.devices import native_precision
 
 Matrix = Float[Tensor, "rows columns"] | Float[Tensor, "k rows columns"]
 

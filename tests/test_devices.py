@@ -1,0 +1,29 @@
+import torch
+
+from vision_attn import devices as precision
+from vision_attn.training import native_precision
+
+
+def test_the_cpu_that_runs_this_is_known():
+    expected = "bf16-mixed" if precision.cpu_has_bf16() else "32-true"
+    assert native_precision("cpu") == expected
+
+
+def test_bf16_follows_the_instructions(monkeypatch):
+    for has, expected in [
+        ({"avx512_bf16": True}, "bf16-mixed"),
+        ({"amx_bf16": True}, "bf16-mixed"),
+        ({"bf16": True}, "bf16-mixed"),
+        ({"avx2": True, "avx512_bf16": False}, "32-true"),
+    ]:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has=has: has, raising=False)
+        assert native_precision("cpu") == expected
+
+
+def test_emulated_bf16_does_not_count(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation
+    )
+    assert native_precision("auto") == "32-true"
+    assert native_precision("mps") == "32-true"

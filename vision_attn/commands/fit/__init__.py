@@ -1,0 +1,1 @@
+"""fit, validate, test and predict."""

@@ -1,0 +1,51 @@
+"""What this machine computes on, and the number format that is fastest without losing accuracy."""
+
+from typing import Literal
+
+import torch
+
+Precision = Literal["bf16-mixed", "32-true"]
+
+
+def native_precision(accelerator: str = "auto") -> Precision:
+    """`bf16-mixed` where the device multiplies bfloat16 in hardware, else `32-true`.
+
+    Emulated bfloat16 is slower than float32, so software support does not count.
+    `accelerator` is Lightning's: auto, cpu, gpu, cuda, mps.
+    """
+    if accelerator == "mps":
+        return "32-true"
+    if accelerator != "cpu" and torch.cuda.is_available():
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    elif accelerator != "cpu" and torch.backends.mps.is_available():
+        native = False
+    else:
+        native = cpu_has_bf16()
+    return "bf16-mixed" if native else "32-true"
+
+
+def cpu_has_bf16() -> bool:
+    """Whether this CPU has AVX512-BF16 or AMX-BF16 instructions (x86), or Arm's BF16 ones."""
+    if hasattr(torch.cpu, "get_capabilities"):
+        has = torch.cpu.get_capabilities()
+        return any(has.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return torch.cpu._is_avx512_bf16_supported()  # torch 2.9, before get_capabilities
+
+
+def find_device(name: str = "auto") -> torch.device:
+    """The device of that name; auto: the first of cuda, mps and cpu that this machine has.
+
+    Raises ValueError for a device that this machine does not have.
+    """
+    if name == "auto":
+        cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+        return torch.device("cuda" if cuda else "mps" if mps else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()  # "meta" holds no numbers
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"device {name!r} is not on this machine ({reason}): expected auto, cpu, cuda or mps"
+        ) from None
+    return device

@@ -1,0 +1,1 @@
+"""Carry one row of attention through the layers, from the readout back to the patches."""

@@ -1,0 +1,117 @@
+"""Where Swin's windows lie, and which patches it merges: timm's and torchvision's, v1 and v2.
+
+The places are found by doing to the tokens' numbers what the network does to the tokens.
+
+Axes: h height, w width, n tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vision_attn.explain.networks.modules import modules_of
+from vision_attn.explain.propagation.chain import Chain, Link, Merge, Windows
+from vision_attn.explain.recording.calls import AttentionCall
+from vision_attn.types import TokenLayout
+
+Pair = tuple[int, int]
+
+SWINS = {"SwinTransformer", "SwinTransformerV2"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A Swin block: its window (h, w), its shift, and which comes first, padding or shifting."""
+
+    window: Pair
+    shift: Pair
+    pads_first: bool
+
+
+def swin_plan(network: nn.Module) -> list[Block | None] | None:
+    """The blocks of a Swin in order, None for a merging of patches; None where it is no Swin."""
+    for module in modules_of(network):
+        if type(module).__name__ in SWINS:
+            package = type(module).__module__.partition(".")[0]
+            if package == "timm":
+                return list(_timm(module))
+            if package == "torchvision":
+                return list(_torchvision(module))
+    return None
+
+
+def swin_chain(
+    plan: Sequence[Block | None],
+    calls: Sequence[AttentionCall],
+    layout: TokenLayout,
+    images: int,
+) -> Chain:
+    """The chain through windows, shifts and merged patches.
+
+    Raises ValueError where the windows that ran are not those of the plan.
+    """
+    if (blocks := sum(block is not None for block in plan)) != len(calls):
+        raise ValueError(f"expected {blocks} windowed attention calls, {len(calls)} were recorded")
+    links: list[Link] = []
+    (h, w), remaining = layout.grid, iter(enumerate(calls))
+    device = calls[0].device
+    for block in plan:
+        if block is None:
+            links.append(Merge(links[-1].layer, parents(h, w).to(device)))
+            h, w = (h + 1) // 2, (w + 1) // 2
+            continue
+        layer, call = next(remaining)
+        places = window_places(h, w, block).to(device)
+        if (call.batch, call.queries) != (images * len(places), places.shape[1]):
+            raise ValueError(
+                f"{call.module} attended in {call.batch} windows of {call.queries} tokens, but a "
+                f"grid of {h}x{w} for {images} images has {images * len(places)} of "
+                f"{places.shape[1]}: give the layout of the first layer's patches"
+            )
+        links.append(Windows(layer, call, places))
+    return Chain(links, layout, h * w)
+
+
+def window_places(h: int, w: int, block: Block) -> Int[Tensor, "window place"]:
+    """The token in each place of each window; h * w where there is padding."""
+    numbers = torch.arange(h * w).view(h, w)
+    rows, columns = block.window
+    padding = (0, -w % columns, 0, -h % rows)
+    down, right = block.shift
+    if block.pads_first:
+        numbers = F.pad(numbers, padding, value=h * w)
+        down, right = down * (rows < len(numbers)), right * (columns < len(numbers[0]))
+        numbers = numbers.roll((-down, -right), (0, 1))
+    else:
+        numbers = F.pad(numbers.roll((-down, -right), (0, 1)), padding, value=h * w)
+    return rearrange(numbers, "(Y y) (X x) -> (Y X) (y x)", y=rows, x=columns)
+
+
+def parents(h: int, w: int) -> Int[Tensor, " n"]:
+    """The merged token that each token goes to, two by two."""
+    rows, columns = torch.arange(h) // 2, torch.arange(w) // 2
+    return (rows[:, None] * ((w + 1) // 2) + columns).flatten()
+
+
+def _timm(network: Any) -> Iterator[Block | None]:
+    for stage in network.layers:
+        if not isinstance(stage.downsample, nn.Identity):
+            yield None
+        for block in stage.blocks:
+            yield Block(tuple(block.window_size), tuple(block.shift_size), pads_first=False)
+
+
+def _torchvision(network: Any) -> Iterator[Block | None]:
+    for stage in list(network.features)[1:]:
+        if not isinstance(stage, nn.Sequential):
+            yield None
+            continue
+        for block in stage:
+            attn: Any = block.attn
+            yield Block(tuple(attn.window_size), tuple(attn.shift_size), pads_first=True)

@@ -1,0 +1,181 @@
+"""The demo's page: how accurate the networks are, whether their maps find the object, a gallery.
+
+Axes: n images, h height, w width.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vision_attn import render
+from vision_attn.commands import options
+from vision_attn.data import planted
+from vision_attn.evaluate import PointingGame
+from vision_attn.explain import parse_method
+from vision_attn.hub import load_model
+from vision_attn.render import ColorMap, Dim, Row, Scale, Shot
+from vision_attn.reports.explain import Explained, Request
+
+if TYPE_CHECKING:
+    from vision_attn.commands.demo import Entry
+
+SCORED = 500  # test images whose maps are compared with the masks
+SHOWN = 10  # test images in the gallery, one of each class
+BATCH = 50
+
+LEAD = (
+    "Three small networks, trained from scratch on drawn images. In each image one object, by its "
+    "shape and texture together, decides the class; the plain shapes around it are no evidence. "
+    "Because the object's pixels are known, a map of where a network looked can be checked."
+)
+ABOUT_HITS = "maximum inside the object"
+
+
+class Demo:
+    """Reads the runs in folder/NAME and explains test images by each."""
+
+    def __init__(self, folder: Path, entries: Sequence["Entry"]):
+        self.folder = folder
+        self.entries = entries
+        self.test = planted.paint(0, SCORED, split="test")
+        self.photos = [
+            Image.fromarray(image.permute(1, 2, 0).numpy()) for image in self.test.images
+        ]
+        self.shown: dict[str, list[Explained]] = {}
+        self.hits: dict[str, dict[str, float]] = {}
+        with options.Report("explaining", len(entries) * SCORED) as report:
+            for entry in entries:
+                self._explain(entry, report)
+
+    def _explain(self, entry: "Entry", report: options.Report) -> None:
+        model = load_model(self.folder / entry.name / "best.ckpt")
+        request = Request(model, [parse_method(method) for method in entry.methods])
+        found: list[Explained] = []
+        for start in range(0, SCORED, BATCH):
+            found += request.explain(self.photos[start : start + BATCH])
+            report.done(BATCH)
+        self.shown[entry.name] = found[:SHOWN]
+        self.hits[entry.name] = {
+            method: self._pointing_game([torch.from_numpy(one.maps[i].values) for one in found])
+            for i, method in enumerate(entry.methods)
+        }
+
+    def _pointing_game(self, maps: list[Tensor]) -> float:
+        """The share of maps whose maximum, at the images' size, lies inside the object's mask."""
+        game = PointingGame()
+        game.update(torch.stack(maps), self.test.object_mask)
+        return game.compute().item()
+
+    @cached_property
+    def accuracy(self) -> dict[str, dict[str, float]]:
+        """Test top-1, top-5 and calibration error of each entry, from its summary.json."""
+        return {
+            entry.name: json.loads((self.folder / entry.name / "summary.json").read_text())
+            for entry in self.entries
+        }
+
+    def results(self) -> list[list[str]]:
+        """A table: the first row is the header."""
+        rows = [["network", "test accuracy", "minutes", f"map: {ABOUT_HITS}"]]
+        for entry in self.entries:
+            result = self.accuracy[entry.name]
+            hits = [f"{method} {share:.0%}" for method, share in self.hits[entry.name].items()]
+            rows.append(
+                [
+                    entry.title,
+                    f"{result['test/top1']:.1%}",
+                    f"{result['minutes']:.1f}",
+                    ", ".join(hits),
+                ]
+            )
+        return rows
+
+    def write_page(self) -> Path:
+        """folder/index.html."""
+        header, *rows = self.results()
+        chance = self.test.object_mask.float().mean().item()
+        sections = [
+            render.Table("Results", header, rows),
+            render.Text(
+                "How to read this",
+                [
+                    f"A point chosen blindly falls inside the object in {chance:.0%} of the test "
+                    f"images. The shares above are of {SCORED} test images.",
+                    "Colours start at 0, and the colour bar of each picture (click it) says what "
+                    "full colour stands for; no map is stretched to look surer than it is.",
+                ],
+            ),
+            render.Gallery("Where they look", [self._row(i) for i in range(SHOWN)]),
+            render.Figures("How they learned", self._figures()),
+        ]
+        title = "Attention, planted and found"
+        return render.write_page(self.folder, title, sections, lead=LEAD)
+
+    def _row(self, index: int) -> Row:
+        name = self.test.classes[int(self.test.labels[index])]
+        photo = render.enlarged(np.asarray(self.photos[index]))
+        mask = self.test.object_mask[index].numpy().astype(np.float32)
+        shots = [
+            self._shot(photo, f"{index}.photo", "image", name),
+            self._shot(
+                render.overlay(photo, mask, style=Dim(), scale=Scale(1.0)),
+                f"{index}.mask",
+                "the object",
+                name,
+            ),
+        ]
+        for entry in self.entries:
+            explained = self.shown[entry.name][index]
+            called = self.test.classes[int(explained.chances.argmax())]
+            for found in explained.maps:
+                style = ColorMap()
+                picture = render.overlay(photo, found.values, style=style, scale=found.scale)
+                method = str(found.explainer)
+                large = f"{entry.name}/maps/{index}.{method}.png"
+                (self.folder / large).parent.mkdir(exist_ok=True)
+                render.save(render.with_colorbar(picture, style, found.scale), self.folder / large)
+                caption = f"{entry.title}: {method}"
+                note = "" if called == name else f" (says {called})"
+                shots.append(
+                    self._shot(
+                        picture, f"{index}.{entry.name}.{method}", caption + note, name, large
+                    )
+                )
+        return Row(name, "", shots)
+
+    def _shot(
+        self, picture: np.ndarray, file: str, caption: str, name: str, full: str | None = None
+    ) -> Shot:
+        return render.shot(picture, self.folder, file, caption, f"{name}: {caption}", full=full)
+
+    def _figures(self) -> list[Shot]:
+        shots = []
+        for entry in self.entries:
+            for file, caption in (
+                ("heatmaps.png", "attention as it forms"),
+                ("learning_curves.png", "learning curves"),
+                ("confusion_matrix.png", "confusion matrix on the test images"),
+            ):
+                path = self.folder / entry.name / file
+                if not path.is_file():
+                    continue
+                picture = np.asarray(Image.open(path).convert("RGB"))
+                text = f"{entry.title}: {caption}"
+                shots.append(
+                    render.shot(
+                        picture,
+                        self.folder,
+                        f"{entry.name}.{path.stem}",
+                        text,
+                        text,
+                        full=f"{entry.name}/{file}",
+                    )
+                )
+        return shots

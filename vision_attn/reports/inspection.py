@@ -1,0 +1,262 @@
+"""From models and photos to the page on which attention is explored.
+
+Axes: b batch, t targets, h height, w width.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from math import isfinite
+from os import PathLike
+from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+from PIL.Image import Image
+from torch import Tensor
+
+from vision_attn.explain import (
+    CentreGaussian,
+    ChannelGates,
+    EdgeMap,
+    Explainer,
+    GradCAM,
+    IntegratedGradients,
+    Occlusion,
+    QueryKey,
+    RandomMap,
+    RawAttention,
+    Rollout,
+    choose_methods,
+    fitting,
+    gate_values,
+    record_attention,
+)
+from vision_attn.explain.base import class_logits
+from vision_attn.explain.gates import channel_gates, spatial_gates
+from vision_attn.explain.recording.calls import AttentionCall, Fused
+from vision_attn.render import inspect as parts
+from vision_attn.render.scale import natural
+from vision_attn.types import Heatmaps, Images, Logits, Model, TokenLayout
+
+Photo = Image | str | PathLike[str]
+
+LIKELIEST = 5  # classes shown
+EXPLAINED = 3  # of them, by the methods that explain a class
+CELLS = (14, 14)  # that are removed to score a map, where the network has no tokens
+# Left out unless asked for: what the page shows by itself, what takes long, what knows no network.
+LEFT_OUT = (
+    *(QueryKey, RawAttention),
+    *(IntegratedGradients, Occlusion),
+    *(RandomMap, CentreGaussian, EdgeMap),
+)
+
+
+def inspect(
+    model: Model | Mapping[str, Model],
+    image: Photo | Sequence[Photo],
+    *,
+    methods: Sequence[str] | None = None,
+    targets: Sequence[int | str] = (),
+    score: bool = False,
+) -> parts.Page:
+    """A page on which the model's attention is explored; in a notebook it shows itself.
+
+    model: one, or several by the names that the page gives them. image: a PIL image or a file, or
+    several. methods: as on the command line, `Rollout(fusion=max)`, or "all"; None takes the quick
+    ones that fit. targets: classes to explain besides the likeliest. score: also measure each map
+    by deletion and insertion, some 34 passes through the network a map.
+
+        vision_attn.inspect(model, "dog_cat.png").save("page.html")
+
+    Raises ValueError for a method that does not fit, an unknown class or an image that is none.
+    """
+    models = model if isinstance(model, Mapping) else {type(model.network).__name__: model}
+    images = [image] if isinstance(image, Image | str | PathLike) else image
+    looks = [Look(name, one, methods, targets, score) for name, one in models.items()]
+    return parts.Page.of([look.at(photo) for photo in images for look in looks])
+
+
+class Look:
+    """A model by the name that the page gives it, and what it is asked."""
+
+    def __init__(
+        self,
+        name: str,
+        model: Model,
+        methods: Sequence[str] | None = None,
+        targets: Sequence[int | str] = (),
+        score: bool = False,
+    ):
+        self.name = name
+        self.model = model
+        self.score = score
+        self.asked = None if methods is None else choose_methods(methods, model.network)
+        self.targets = [model.class_index(target) for target in targets]
+
+    def at(self, photo: Photo) -> parts.Inspection:
+        """Everything that the page shows of one photo."""
+        image = photo if isinstance(photo, Image) else self.model.preprocess.read(photo)
+        image = image.convert("RGB")
+        network, layout = self.model.network, self.model.layout
+        images = self.model.preprocess(image)[None].to(next(network.parameters()).device)
+        with torch.no_grad():
+            logits = class_logits(network, images).float()
+        predictions = self.predictions(logits)
+        left, top, right, bottom = self.model.preprocess.box(image.size)
+        width, height = image.size
+        notes: list[str] = []
+        return parts.Inspection(
+            model=self.name,
+            image=file_name(photo),
+            photo=np.asarray(image),
+            box=(left / width, top / height, right / width, bottom / height),
+            predictions=predictions,
+            grid=layout.grid if layout else (1, 1),
+            prefix=prefix_names(layout) if layout else (),
+            layers=self.layers(images, notes),
+            maps=list(self.maps(images, predictions, notes)),
+            gates=list(self.gates(images)),
+            notes=notes,
+        )
+
+    def predictions(self, logits: Logits) -> list[parts.Prediction]:
+        """The likeliest classes, and those asked for."""
+        names = self.model.classes
+        chances = logits[0].softmax(dim=0)
+        likeliest = chances.topk(min(LIKELIEST, len(chances))).indices.tolist() if names else []
+        return [
+            parts.Prediction(target, names[target], float(chances[target]))
+            for target in dict.fromkeys([*likeliest[:EXPLAINED], *self.targets, *likeliest])
+        ]
+
+    def layers(self, images: Images, notes: list[str]) -> list[parts.Layer]:
+        """The layers in which every token of the image attends to every other."""
+        layout = self.model.layout
+        if layout is None:
+            return []
+        try:
+            with torch.no_grad(), record_attention(self.model.network, keep=()) as record:
+                self.model.network(images)
+        except ValueError as error:
+            notes.append(f"Attention: {error}")
+            return []
+        whole = [
+            layer_of(str(at), call)
+            for at, call in enumerate(record.calls)
+            if call.batch == 1 and call.queries == call.keys == layout.tokens
+        ]
+        if not whole:
+            notes.append(f"Attention: no layer attends among all {layout.tokens} tokens at once.")
+        return whole
+
+    def maps(
+        self, images: Images, predictions: Sequence[parts.Prediction], notes: list[str]
+    ) -> Iterator[parts.Map]:
+        """Every method; the ones of a class for each of the classes explained."""
+        explained = [prediction.target for prediction in predictions[:EXPLAINED]]
+        explained += [target for target in self.targets if target not in explained]
+        quick = [one for one in fitting(self.model.network) if not isinstance(one, LEFT_OUT)]
+        quick.sort(key=lambda one: (not isinstance(one, Rollout), not isinstance(one, GradCAM)))
+        usual = [variant for explainer in quick for variant in variants(explainer)]
+        for explainer in usual if self.asked is None else self.asked:
+            targets: list[int | None] = [*explained] if explainer.class_specific else [None]
+            try:
+                found = explainer(
+                    self.model.network,
+                    images.expand(len(targets), -1, -1, -1),
+                    explained if explainer.class_specific else None,
+                    self.model.layout,
+                )
+            except ValueError as error:
+                if self.asked is not None:
+                    raise
+                notes.append(f"{explainer}: {error}")
+                continue
+            about = (type(explainer).__doc__ or "").split("\n\n")[0]
+            scores = self.scores(images, found, explained)
+            for at, (target, values) in enumerate(zip(targets, found.values, strict=True)):
+                mass = None if found.prefix_mass is None else float(found.prefix_mass[at])
+                mass = None if mass is None or not isfinite(mass) else mass
+                scale = natural(array(values), mass)
+                yield parts.Map(
+                    method=str(explainer),
+                    values=array(values),
+                    about=" ".join(about.split()),
+                    target=target,
+                    unit=scale.unit,
+                    factor=scale.factor,
+                    prefix_mass=mass,
+                    scores={name: float(each[at]) for name, each in scores.items()},
+                )
+
+    def scores(
+        self, images: Images, found: Heatmaps, explained: Sequence[int]
+    ) -> dict[str, Float[Tensor, " t"]]:
+        """How faithful each map is, by the name of the measure; nothing if not asked for.
+
+        Maps of no class are measured by the likeliest.
+        """
+        if not self.score or not explained:
+            return {}
+        from vision_attn.evaluate import Deletion, FilledCells, Insertion
+
+        count = len(found.values)
+        grid = self.model.layout.grid if self.model.layout else CELLS
+        removal = FilledCells(partial(class_logits, self.model.network), grid)
+        targets = torch.tensor(explained[:count], device=images.device)
+        scores = {}
+        for metric in (Deletion(removal), Insertion(removal)):
+            metric.update(images.expand(count, -1, -1, -1), found.values, targets)
+            scores[type(metric).__name__.lower()] = metric.per_image()
+        return scores
+
+    def gates(self, images: Images) -> Iterator[parts.Gate]:
+        """Every gate in the order they run; of a channel gate also where its channels are."""
+        network = self.model.network
+        of_channels = list(channel_gates(network))
+        if not of_channels and not spatial_gates(network):
+            return
+        for name, values in gate_values(network, images).items():
+            if values.ndim == 2:
+                where = ChannelGates(layer=of_channels.index(name), kind="selected")
+                found = where(network, images).values[0]
+                yield parts.ChannelGate(name, array(values[0]), array(found))
+            else:
+                yield parts.SpatialGate(name, array(values[0]))
+
+
+def variants(explainer: Explainer) -> Iterator[Explainer]:
+    """The explainer, and with each option that is one of some words set to each other word."""
+    yield explainer
+    for name, kind in get_type_hints(type(explainer)).items():
+        for word in get_args(kind) if get_origin(kind) is Literal else ():
+            if word != getattr(explainer, name):
+                yield replace(explainer, **{name: word})
+
+
+def layer_of(name: str, call: AttentionCall) -> parts.Layer:
+    """Queries and keys where they say it all, else the weights."""
+    if isinstance(call, Fused) and call.mask is None and not call.causal:
+        return parts.QueryKeys(name, array(call.q[0] * call.scale), array(call.k[0]))
+    return parts.Weights(name, array(call.weights()[0]))
+
+
+def prefix_names(layout: TokenLayout) -> list[str]:
+    """What the tokens before the patches are, as far as the pooling tells."""
+    if not layout.pool.startswith("cls"):
+        return [f"prefix token {at}" for at in range(layout.prefix)]
+    known = ["class token", "distillation token"][: 2 if layout.pool == "cls_dist" else 1]
+    return known + [f"register {at}" for at in range(layout.prefix - len(known))]
+
+
+def file_name(photo: Photo) -> str:
+    path = getattr(photo, "filename", "") if isinstance(photo, Image) else photo
+    return Path(path or "image").name
+
+
+def array(values: Tensor) -> ndarray:
+    return values.float().cpu().numpy()

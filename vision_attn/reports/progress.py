@@ -1,0 +1,73 @@
+"""How a report shows that it goes on: nothing, or a progress bar on the terminal."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class Silent:
+    """Show nothing; keep a line for each problem.
+
+    Used as a context around one job. problems: what went wrong while the rest went on.
+    """
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def start(self, what: str, total: int) -> None:
+        """Begin a job of `total` steps."""
+
+    def advance(self, steps: int = 1) -> None:
+        """Count steps of the job as done."""
+
+    def problem(self, text: str) -> None:
+        """Keep one line about something that went wrong while the rest goes on."""
+        self.problems.append(" ".join(text.split()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the job; the line of the terminal is free again."""
+
+
+class Bar(Silent):
+    """A progress bar on stderr where that is a terminal, else silent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.console = Console(stderr=True)
+        self.bar: Progress | None = None
+
+    def start(self, what: str, total: int) -> None:
+        self.stop()
+        if self.console.is_terminal:
+            self.bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                console=self.console,
+                transient=True,
+            )
+            self.bar.add_task(what, total=total)
+            self.bar.start()
+
+    def advance(self, steps: int = 1) -> None:
+        if self.bar is not None:
+            self.bar.advance(self.bar.task_ids[0], steps)
+
+    def stop(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None

@@ -1,0 +1,1 @@
+"""Score heatmaps: which methods to trust for a model and its data."""

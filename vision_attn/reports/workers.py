@@ -1,0 +1,71 @@
+"""Work shared out among processes of this machine.
+
+Light to import: torch comes in with the work.
+"""
+
+import multiprocessing
+import pickle
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+Task = TypeVar("Task")
+Answer = TypeVar("Answer")
+Job = TypeVar("Job")
+
+_do: Callable[[Any], Any]  # of a process of the pool
+
+
+def answers(
+    make: Callable[[Job], Callable[[Task], Answer]],
+    job: Job,
+    tasks: Sequence[Task],
+    processes: int,
+) -> Iterator[Answer]:
+    """Yield make(job)(task) for each task, in their order; `make` is called once a process.
+
+    job: a value that can be pickled, networks included: each process gets a copy. The processes
+    share out the threads of this one. Ctrl-C, or closing the iterator, ends them.
+
+    Raises ValueError where the job cannot be pickled, or a process was ended from outside.
+    """
+    import torch
+
+    try:
+        pickled = pickle.dumps((make, job))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"this model cannot be sent to other processes ({error}): use one process"
+        ) from None
+    processes = min(processes, len(tasks))
+    threads = max(1, torch.get_num_threads() // processes)
+    context = multiprocessing.get_context("spawn")
+    try:
+        with ProcessPoolExecutor(processes, context, _start, (pickled, threads)) as pool:
+            try:
+                yield from pool.map(_answer, tasks)
+            except (KeyboardInterrupt, GeneratorExit):  # stopped: their tasks are lost, no others
+                for child in multiprocessing.active_children():
+                    child.terminate()
+                raise
+    except BrokenProcessPool:
+        raise ValueError(
+            "a process was ended from outside, perhaps for want of memory: what is done is kept; "
+            "run the same command again, with fewer --processes or a smaller --batch-size"
+        ) from None
+
+
+def _start(pickled: bytes, threads: int) -> None:
+    global _do
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process stops the others
+    torch.set_num_threads(threads)
+    make, job = pickle.loads(pickled)
+    _do = make(job)
+
+
+def _answer(task: Any) -> Any:
+    return _do(task)
