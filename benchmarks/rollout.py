@@ -35,9 +35,9 @@ from torch.nn import functional as F
 
 from vision_attn import explain
 from vision_attn.explain import Rollout
-from vision_attn.explain.propagation.transpose import pull
-from vision_attn.explain.recording.calls import Fused
-from vision_attn.explain.recording.sdpa import Given, attention_and_lse
+from vision_attn.explain.propagation.transpose import apply_transpose
+from vision_attn.explain.recording.calls import LazyWeights
+from vision_attn.explain.recording.sdpa import SDPAInputs, attention_and_lse
 
 MODEL = "vit_small_patch16_224"
 SHORT = 1_500  # tokens below which turns take little
@@ -191,15 +191,15 @@ def peers(network: nn.Module, images: Tensor) -> Ways:
 def paths(tokens: int, device: str, dtype: str) -> Ways:
     """F' r for one layer: by tiles (ours), the whole map, and two ways of fused kernels."""
     q, k, v = torch.randn(3, 1, 6, tokens, 64, device=device, dtype=getattr(torch, dtype))
-    softmax = Fused("", v=None, context=None, q=q, k=k, scale=0.125, mask=None, causal=False)
-    known = replace(softmax, lse=attention_and_lse(Given(q, k, v))[1])
+    softmax = LazyWeights("", v=None, context=None, q=q, k=k, scale=0.125, mask=None, causal=False)
+    known = replace(softmax, lse=attention_and_lse(SDPAInputs(q, k, v))[1])
     r = torch.rand(1, 1, tokens, device=device)
     many = torch.rand(1, 64, tokens, device=device)
     ways: Ways = {
         "attention itself": lambda: F.scaled_dot_product_attention(q, k, v),
-        "tiles, the forward's lse": lambda: pull(known, r),
-        "tiles, softmax": lambda: pull(softmax, r),
-        "tiles, 64 rows": lambda: pull(known, many),
+        "tiles, the forward's lse": lambda: apply_transpose(known, r),
+        "tiles, softmax": lambda: apply_transpose(softmax, r),
+        "tiles, 64 rows": lambda: apply_transpose(known, many),
         "whole map": lambda: r @ softmax.weights().mean(1),
         "gradient by v": lambda: by_gradient(q, k, r),
     }

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from vision_attn.explain.base import Explainer, chosen, class_logits
+from vision_attn.explain.base import Explainer, class_logits, target_classes
 from vision_attn.explain.contrast import Contrast
 from vision_attn.types import Heatmaps
 
@@ -31,7 +31,7 @@ class InputGradient(Explainer):
     def explain(self, network, images, targets, layout):
         images.requires_grad_()
         logits = class_logits(network, images)
-        targets = chosen(logits, targets)
+        targets = target_classes(logits, targets)
         (gradient,) = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), images)
         return Heatmaps(gradient.sum(1), str(self), targets)
 

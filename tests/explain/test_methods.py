@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from vision_attn.explain import Explainer, fitting, methods, parse_method
+from vision_attn.explain import Explainer, fitting_methods, methods, parse_method
 from vision_attn.explain.attribution import Occlusion
 from vision_attn.explain.gates import ChannelGates, SpatialGates
 from vision_attn.explain.gradcam import GradCAM
@@ -61,7 +61,7 @@ def test_every_method_has_defaults_and_comes_back_from_its_spelling():
 
 
 def test_fitting_leaves_out_what_the_network_refuses():
-    names = {str(explainer) for explainer in fitting(nn.Sequential(nn.Conv2d(3, 5, 3)))}
+    names = {str(explainer) for explainer in fitting_methods(nn.Sequential(nn.Conv2d(3, 5, 3)))}
     assert {"GradCAM", "RandomMap"} <= names
     assert ChannelGates().refusal(nn.Conv2d(3, 5, 3)) == "it has no channel gates"
     assert not names & {"ChannelGates", "SpatialGates"}

@@ -24,9 +24,9 @@ from vision_attn.explain import (
     record_attention,
 )
 from vision_attn.explain.propagation import tiles as tiling
-from vision_attn.explain.propagation import transpose as pulling
+from vision_attn.explain.propagation import transpose as transposing
 from vision_attn.explain.propagation.quantile import threshold
-from vision_attn.explain.recording.calls import Fused
+from vision_attn.explain.recording.calls import LazyWeights
 from vision_attn.models import ViT
 from vision_attn.threads import Threads
 from vision_attn.types import TokenLayout
@@ -369,8 +369,8 @@ def test_tiles_of_any_size_give_the_same(monkeypatch):
     whole = [method(net, images, 0).values for method in methods]
     for limit, wide in ((200, 7), (1500, 20)):
         monkeypatch.setattr(tiling, "CPU_TILE", limit)
-        monkeypatch.setattr(pulling, "WIDE", wide)
-        monkeypatch.setattr(pulling, "ALIGNED", 1)
+        monkeypatch.setattr(transposing, "WIDE", wide)
+        monkeypatch.setattr(transposing, "ALIGNED", 1)
         for method, true in zip(methods, whole, strict=True):
             torch.testing.assert_close(method(net, images, 0).values, true, rtol=1e-5, atol=1e-8)
 
@@ -405,23 +405,23 @@ def test_threads_with_tiles_of_their_own_give_the_same(threads, torch_threads, m
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_threads_work_at_once_in_rooms_of_their_own(mode, torch_threads, monkeypatch):
+def test_threads_work_at_once_in_workspaces_of_their_own(mode, torch_threads, monkeypatch):
     torch_threads(2)
     monkeypatch.setattr(tiling, "SHARE", 50)
     monkeypatch.setattr(tiling, "CPU_TILE", 2 * 10 * 5)
     both, modes = threading.Barrier(2, timeout=60), set()
     q, k = torch.randn(2, 1, 2, 10, 3)
-    call = Fused("", None, None, q, k, 1.0, None, False)
+    call = LazyWeights("", None, None, q, k, 1.0, None, False)
 
-    def fuse(call, image, row, room):
+    def fuse(call, tile):
         modes.add((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
-        weights = call.weights(image, rows=row, room=room)
+        weights = call.tile_weights(tile)
         both.wait()
         return weights.mean(1)
 
     r = torch.rand(1, 3, 10)
     with mode():
-        found = pulling.pull_as_is(call, r, fuse)
+        found = transposing.apply_raw_transpose(call, r, fuse)
         assert modes == {(torch.is_grad_enabled(), torch.is_inference_mode_enabled())}
     torch.testing.assert_close(found.clone(), r @ (q @ k.mT).softmax(-1).mean(1))
 
@@ -430,7 +430,7 @@ def test_tiles_go_to_threads_only_where_each_has_enough(torch_threads, monkeypat
     made = []
     monkeypatch.setattr(tiling, "Threads", lambda count: made.append(count) or Threads(count))
     q, k = torch.randn(2, 1, 2, 97, 5)
-    call = Fused("", None, None, q, k, 1.0, None, False, (q @ k.mT).logsumexp(-1))
+    call = LazyWeights("", None, None, q, k, 1.0, None, False, (q @ k.mT).logsumexp(-1))
     torch_threads(3)
     monkeypatch.setattr(tiling, "CPU_TILE", 97 * 20)
     elements = 2 * 97 * 97
@@ -440,7 +440,7 @@ def test_tiles_go_to_threads_only_where_each_has_enough(torch_threads, monkeypat
             made.clear()
             r = torch.rand(1, carried, 97)
             true = r @ (q @ k.mT).softmax(-1).mean(1)
-            torch.testing.assert_close(pulling.pull(call, r), true)
+            torch.testing.assert_close(transposing.apply_transpose(call, r), true)
             assert made == (expected if carried < 6 else [])
 
 
@@ -450,14 +450,14 @@ def test_an_error_in_a_thread_is_told_and_ends_them_all(torch_threads, monkeypat
     monkeypatch.setattr(tiling, "CPU_TILE", 20)
     running = threading.active_count()
 
-    def broken(call, image, row, room):
-        if 3 in range(row.start, row.stop):
+    def broken(call, tile):
+        if 3 in range(tile.rows.start, tile.rows.stop):
             raise ValueError("no such row")
-        return call.weights(image, rows=row).mean(1)
+        return call.tile_weights(tile).mean(1)
 
     call = recorded_weights(torch.rand(1, 2, 7, 7).softmax(-1))
     with pytest.raises(ValueError, match="no such row"):
-        pulling.pull_fused(call, torch.rand(1, 1, 7), broken)
+        transposing.apply_fused_transpose(call, torch.rand(1, 1, 7), broken)
     assert threading.active_count() == running
 
 
@@ -474,7 +474,7 @@ def test_the_threshold_is_the_quantile_of_each_image(
     weights = torch.randn(6, 2, 5, 7, dtype=dtype).softmax(-1)
     weights[1, :, 2] = 0
     record = recorded_weights(weights)
-    fuse = lambda call, image, row, room: call.weights(image, rows=row).amax(1)  # noqa: E731
+    fuse = lambda call, tile: call.tile_weights(tile).amax(1)  # noqa: E731
     low = threshold(record, fuse, share, windows)[:, None, None]
     fused = weights.amax(1)
     true = fused.view(6 // windows, -1).quantile(share, dim=1).repeat_interleave(windows)
@@ -482,16 +482,16 @@ def test_the_threshold_is_the_quantile_of_each_image(
 
 
 def recorded_weights(weights):
-    class Given(nn.Module):
+    class Softmax(nn.Module):
         def forward(self, scores):
             return scores.softmax(-1) @ torch.zeros(*scores.shape[:2], scores.shape[3], 1).to(
                 scores
             )
 
-    with record_attention(Given()) as record:
-        Given()(weights.log())
+    with record_attention(Softmax()) as record:
+        Softmax()(weights.log())
     (call,) = record.calls
-    call.made.copy_(weights)
+    call.all_weights.copy_(weights)
     return call
 
 
@@ -523,15 +523,15 @@ def test_autocast_makes_the_network_coarse_but_not_the_map():
 
 
 def test_shares_that_do_not_sum_to_1_are_told():
-    from vision_attn.explain.rollout import checked
+    from vision_attn.explain.rollout import check_sums
 
     record = recorded_weights(torch.full((1, 1, 3, 3), 1 / 3))
     r = torch.tensor([[[0.2, 0.3, 0.5]]])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        checked(r, r, record)
+        check_sums(r, r, record)
     with pytest.warns(RuntimeWarning, match="off by 1.0e-01"):
-        checked(0.9 * r, r, record)
+        check_sums(0.9 * r, r, record)
 
 
 def test_weights_that_do_not_sum_to_1_are_made_to():

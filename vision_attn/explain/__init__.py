@@ -1,5 +1,8 @@
 """Heatmaps: where a network looks, by many methods, each an `Explainer`."""
 
+import warnings
+from typing import Any
+
 from vision_attn.explain.attribution import Attribution, IntegratedGradients, Occlusion
 from vision_attn.explain.base import Explainer
 from vision_attn.explain.baselines import Baseline, CentreGaussian, EdgeMap, RandomMap
@@ -7,10 +10,55 @@ from vision_attn.explain.contrast import Contrast
 from vision_attn.explain.gates import ChannelGates, SpatialGates, gate_values
 from vision_attn.explain.gradcam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
 from vision_attn.explain.legrad import LeGrad
-from vision_attn.explain.methods import choose_methods, fitting, methods, parse_method
+from vision_attn.explain.methods import choose_methods, fitting_methods, methods, parse_method
 from vision_attn.explain.networks.layout import layout_of
 from vision_attn.explain.raw_attention import QueryKey, RawAttention
 from vision_attn.explain.recording.calls import AttentionCall
 from vision_attn.explain.recording.record import record_attention
 from vision_attn.explain.relevance import AttentionGradCAM, Relevance
 from vision_attn.explain.rollout import GradientRollout, Rollout, WeightedRollout
+
+__all__ = [
+    "AttentionCall",
+    "AttentionGradCAM",
+    "Attribution",
+    "Baseline",
+    "CentreGaussian",
+    "ChannelGates",
+    "Contrast",
+    "EdgeMap",
+    "Explainer",
+    "GradCAM",
+    "GradCAMPlusPlus",
+    "GradientRollout",
+    "HiResCAM",
+    "IntegratedGradients",
+    "LayerCAM",
+    "LeGrad",
+    "Occlusion",
+    "QueryKey",
+    "RandomMap",
+    "RawAttention",
+    "Relevance",
+    "Rollout",
+    "SpatialGates",
+    "WeightedRollout",
+    "XGradCAM",
+    "choose_methods",
+    "fitting_methods",
+    "gate_values",
+    "layout_of",
+    "methods",
+    "parse_method",
+    "record_attention",
+]
+
+_RENAMED = {"fitting": "fitting_methods"}  # kept for one version
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    new = _RENAMED[name]
+    warnings.warn(f"{__name__}.{name} is now {new}", DeprecationWarning, stacklevel=2)
+    return globals()[new]

@@ -10,13 +10,21 @@ from importlib.util import find_spec
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from vision_attn.explain.base import Explainer, chosen, class_logits
+from vision_attn.explain.base import Explainer, class_logits, target_classes
 from vision_attn.types import Heatmaps, Images, TokenLayout
+
+__all__ = ["Attribution", "IntegratedGradients", "Occlusion"]
 
 
 @dataclass(frozen=True)
 class Attribution(Explainer):
-    """A share of the target's logit for every pixel. rows: images a forward pass at most."""
+    """A share of the target's logit for every pixel. rows: images a forward pass at most.
+
+    >>> from vision_attn.explain import Occlusion
+    >>> Occlusion(rows=0)
+    Traceback (most recent call last):
+    ValueError: Occlusion: rows must be at least 1, got 0
+    """
 
     rows: int = 64
 
@@ -39,6 +47,13 @@ class IntegratedGradients(Attribution):
 
     Sundararajan et al. 2017, from the mean colour (0 in normalised images), `steps` points of
     Gauss-Legendre quadrature. The map sums to logit(x) - logit(0).
+
+    >>> import torch
+    >>> from vision_attn.explain import IntegratedGradients
+    >>> from vision_attn.models import SEResNet
+    >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+    >>> IntegratedGradients(steps=2)(network, torch.rand(1, 3, 16, 16), targets=3).values.shape
+    torch.Size([1, 16, 16])
     """
 
     steps: int = 32
@@ -59,7 +74,7 @@ class IntegratedGradients(Attribution):
     ) -> Heatmaps:
         from captum import attr
 
-        targets = chosen(class_logits(network, images), targets)
+        targets = target_classes(class_logits(network, images), targets)
         method = attr.IntegratedGradients(partial(class_logits, network))
         attribution = method.attribute(
             images.requires_grad_(),
@@ -76,6 +91,13 @@ class Occlusion(Attribution):
 
     Zeiler and Fergus 2014. window, stride: pixels; 0 takes a seventh of the shorter side, and half
     the window.
+
+    >>> import torch
+    >>> from vision_attn.explain import Occlusion
+    >>> from vision_attn.models import SEResNet
+    >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+    >>> Occlusion(window=8)(network, torch.rand(1, 3, 16, 16), targets=3).values.shape
+    torch.Size([1, 16, 16])
     """
 
     window: int = 0
@@ -103,7 +125,7 @@ class Occlusion(Attribution):
             raise ValueError(f"{self}: the window does not fit images of {height}x{width}")
         if step > side:
             raise ValueError(f"{self}: a stride of {step} leaves pixels out of every {side} window")
-        targets = chosen(class_logits(network, images), targets)
+        targets = target_classes(class_logits(network, images), targets)
         attribution = attr.Occlusion(partial(class_logits, network)).attribute(
             images,
             sliding_window_shapes=(channels, side, side),

@@ -1,4 +1,4 @@
-"""What every explainer shares: options, checks, and a network left as it was found.
+"""What every explainer shares: options, checks, and a network that comes back as it was.
 
 Axes: b batch, c channels, h height, w width, k classes.
 """
@@ -13,20 +13,49 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from vision_attn.explain.networks.modules import modules_of, uncompiled
+from vision_attn.explain.networks.modules import modules_of, network_of, uncompiled
 from vision_attn.explain.options import conform
-from vision_attn.types import Heatmaps, Images, Logits, TokenLayout
+from vision_attn.types import Heatmaps, Images, Logits, Model, TokenLayout
+
+__all__ = [
+    "Explainer",
+    "Targets",
+    "as_targets",
+    "check_finite",
+    "check_images",
+    "class_logits",
+    "frozen_parameters",
+    "in_eval_mode",
+    "outside_inference",
+    "target_classes",
+]
 
 Targets = int | Sequence[int] | Tensor
 
 
 @dataclass(frozen=True)
 class Explainer(ABC):
-    """A method that draws a map an image of where a network looks; its fields are its options.
+    """A method that maps where a network looks in an image; its fields are its options.
 
-    Subclasses are frozen dataclasses whose options all have defaults, and say `refusal` and
+    Subclasses are frozen dataclasses whose options all have defaults, and define `refusal` and
     `explain`. An option's annotation is its check: `Literal`, bool, int, float, str, None, tuples
     and unions of these; ranges are checked in `__post_init__`, after `super().__post_init__()`.
+
+    >>> from dataclasses import dataclass
+    >>> import torch
+    >>> from vision_attn.explain import Explainer
+    >>> from vision_attn.types import Heatmaps
+    >>> @dataclass(frozen=True)
+    ... class Brightness(Explainer):
+    ...     gain: float = 1.0
+    ...     class_specific = False
+    ...     def refusal(self, network):
+    ...         return None
+    ...     def explain(self, network, images, targets, layout):
+    ...         return Heatmaps(self.gain * images.mean(1), str(self))
+    >>> maps = Brightness(gain=2)(torch.nn.Identity(), torch.ones(1, 3, 2, 2))
+    >>> maps.method, maps.values.tolist()
+    ('Brightness(gain=2.0)', [[[2.0, 2.0], [2.0, 2.0]]])
     """
 
     class_specific: ClassVar[bool]
@@ -36,31 +65,34 @@ class Explainer(ABC):
 
     def __post_init__(self) -> None:
         for name in self.options():
-            object.__setattr__(self, name, self.checked(name, getattr(self, name)))
+            object.__setattr__(self, name, self.convert_option(name, getattr(self, name)))
 
     @classmethod
     def options(cls) -> dict[str, Any]:
-        """The options by name, each with its annotation."""
-        kinds = get_type_hints(cls)
-        return {field.name: kinds[field.name] for field in fields(cls)}
+        """Name the options, each with its annotation."""
+        annotations = get_type_hints(cls)
+        return {field.name: annotations[field.name] for field in fields(cls)}
 
     @classmethod
-    def checked(cls, option: str, value: Any) -> Any:
-        """The value as the option's annotation has it, or a ValueError in words."""
+    def convert_option(cls, option: str, value: Any) -> Any:
+        """Convert a value to the type of an option; ValueError where it does not fit."""
         try:
             return conform(value, cls.options()[option])
         except ValueError as error:
             raise ValueError(f"{cls.__name__}: option {option}: {error}") from None
 
     def __str__(self) -> str:
-        """As it is written on the command line, with the options that differ from the defaults."""
-        given = [(field.name, getattr(self, field.name), field.default) for field in fields(self)]
-        options = ", ".join(f"{name}={value!r}" for name, value, usual in given if value != usual)
+        """The method as on the command line, with the options that differ from their defaults."""
+        options = ", ".join(
+            f"{field.name}={value!r}"
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        )
         return f"{type(self).__name__}({options})" if options else type(self).__name__
 
     @abstractmethod
     def refusal(self, network: nn.Module) -> str | None:
-        """Why this network cannot be explained so, in one line; None where it can."""
+        """Say in one line why this network cannot be explained so; None where it can."""
 
     @abstractmethod
     def explain(
@@ -70,44 +102,73 @@ class Explainer(ABC):
         targets: Int[Tensor, " b"] | None,
         layout: TokenLayout | None,
     ) -> Heatmaps:
-        """The method itself. The network is in eval mode and refused networks do not come here.
+        """Compute the maps, for a network in eval mode that is not refused.
 
         With `needs_gradients` its parameters are frozen and gradients are on: make a leaf of what
         you differentiate by, and take `torch.autograd.grad`. `class_logits` runs the network and
-        `chosen` says which class each image is explained for.
+        `target_classes` says which class each image is explained for.
         """
 
     @final
     def __call__(
         self,
-        network: nn.Module,
+        network: nn.Module | Model,
         images: Tensor,
         targets: Targets | None = None,
         layout: TokenLayout | None = None,
     ) -> Heatmaps:
-        """Maps for images (b c h w), normalised as the network was trained.
+        """Make maps for images (b c h w), normalised as the network was trained.
 
-        targets: the class to explain, one for all or one an image; None takes each image's
-        predicted class. layout: how tokens lie on the image; None finds it. The network comes back
-        as it was: its train/eval flags, requires_grad, gradients and hooks, after errors too.
+        network: a network, or a model, whose network and layout are taken. targets: the class to
+        explain, one for all or one an image; None takes each image's predicted class. layout: how
+        tokens lie on the image; None takes the model's, for images of its input size, or finds it.
+        The network comes back as it was: its train/eval flags, requires_grad, gradients and hooks,
+        after errors too.
 
         Raises ValueError where the network is refused, an argument does not fit or the result is
         not finite.
         """
-        if reason := self.refusal(network):
-            raise ValueError(f"{self} does not fit {type(network).__name__}: {reason}")
-        check_images(network, images)
-        with untouched(network), grads(network) if self.needs_gradients else torch.no_grad():
-            wanted = None if targets is None else as_targets(targets, images)
-            images = outside_inference(images.detach())
-            maps = self.explain(network, images, wanted, layout)
+        with self.prepared(network, images, targets, layout) as arguments:
+            network, images, *_ = arguments
+            maps = self.explain(*arguments)
             check_finite(maps.values, f"the map of {self}", network, images)
         return maps
 
+    @contextmanager
+    def prepared(
+        self,
+        network: nn.Module | Model,
+        images: Tensor,
+        targets: Targets | None,
+        layout: TokenLayout | None,
+    ) -> Iterator[tuple[nn.Module, Images, Int[Tensor, " b"] | None, TokenLayout | None]]:
+        """Check the arguments of a call; give those of `explain`, in the state that it expects.
+
+        Raises ValueError where the network is refused or an argument does not fit.
+        """
+        layout = layout or layout_for(network, images)
+        network = network_of(network)
+        if reason := self.refusal(network):
+            raise ValueError(f"{self} does not fit {type(network).__name__}: {reason}")
+        check_images(network, images)
+        with (
+            in_eval_mode(network),
+            frozen_parameters(network) if self.needs_gradients else torch.no_grad(),
+        ):
+            classes = None if targets is None else as_targets(targets, images)
+            yield network, outside_inference(images.detach()), classes, layout
+
+
+def layout_for(model: nn.Module | Model, images: Tensor) -> TokenLayout | None:
+    """A model's layout, if the images have its input size; None otherwise."""
+    if isinstance(model, Model) and tuple(images.shape[2:]) == model.preprocess.input_size:
+        return model.layout
+    return None
+
 
 @contextmanager
-def untouched(network: nn.Module) -> Iterator[None]:
-    """The network in eval mode and as it is written; then every train/eval flag as it was."""
+def in_eval_mode(network: nn.Module) -> Iterator[None]:
+    """Run a network in eval mode and uncompiled; then put every train/eval flag back."""
     training = [module for module in modules_of(network) if module.training]
     try:
         if training:
@@ -121,8 +182,8 @@ def untouched(network: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def grads(network: nn.Module) -> Iterator[None]:
-    """Gradients on, even inside no_grad or inference mode, with every parameter frozen.
+def frozen_parameters(network: nn.Module) -> Iterator[None]:
+    """Turn gradients on, even inside no_grad or inference mode, with every parameter frozen.
 
     Raises ValueError for a network made in inference mode, whose weights no gradient can pass.
     """
@@ -144,18 +205,34 @@ def grads(network: nn.Module) -> Iterator[None]:
 
 
 def class_logits(network: nn.Module, images: Images) -> Logits:
-    """The network's logits (b k), also of a Hugging Face output; ValueError where not finite."""
+    """Run a network for its logits (b k), also from a Hugging Face output.
+
+    Raises ValueError where it gives anything else, or numbers that are not finite.
+
+    >>> import torch
+    >>> from vision_attn.explain.base import class_logits
+    >>> class_logits(torch.nn.Flatten(), torch.ones(2, 3, 1, 1)).shape
+    torch.Size([2, 3])
+    """
     output = network(images)
     logits = getattr(output, "logits", output)
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(images):
-        came = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise ValueError(f"expected logits ({len(images)}, classes) of the network, got {came}")
+        actual = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(f"expected logits ({len(images)}, classes) of the network, got {actual}")
     check_finite(logits, "the network's output", network, images)
     return logits
 
 
-def chosen(logits: Logits, targets: Int[Tensor, " b"] | None) -> Int[Tensor, " b"]:
-    """The classes to explain: the targets, checked against the logits, or the predicted classes."""
+def target_classes(logits: Logits, targets: Int[Tensor, " b"] | None) -> Int[Tensor, " b"]:
+    """The classes to explain (b,): the targets, or the predicted classes where they are None.
+
+    Raises ValueError for a target that is no class.
+
+    >>> import torch
+    >>> from vision_attn.explain.base import target_classes
+    >>> target_classes(torch.tensor([[0.1, 0.9]]), targets=None)
+    tensor([1])
+    """
     if targets is None:
         return logits.argmax(dim=1)
     if targets.min() < 0 or targets.max() >= logits.shape[1]:
@@ -168,27 +245,30 @@ def chosen(logits: Logits, targets: Int[Tensor, " b"] | None) -> Int[Tensor, " b
 
 
 def as_targets(targets: Targets, images: Tensor) -> Int[Tensor, " b"]:
-    """One class index an image, on the images' device."""
-    wanted = outside_inference(torch.as_tensor(targets, device=images.device))
-    if wanted.is_floating_point() or wanted.dtype == torch.bool:
-        raise ValueError(f"targets must be class indices (whole numbers), got {wanted.dtype}")
-    if wanted.ndim == 0:
-        wanted = wanted.expand(len(images))
-    if wanted.shape != (len(images),):
+    """Make one class index an image (b,), on the images' device.
+
+    Raises ValueError where they are not whole numbers, or not as many as images.
+    """
+    classes = outside_inference(torch.as_tensor(targets, device=images.device))
+    if classes.is_floating_point() or classes.dtype == torch.bool:
+        raise ValueError(f"targets must be class indices (whole numbers), got {classes.dtype}")
+    if classes.ndim == 0:
+        classes = classes.expand(len(images))
+    if classes.shape != (len(images),):
         raise ValueError(
             f"targets must be one class or {len(images)} (one an image), "
-            f"got shape {tuple(wanted.shape)}"
+            f"got shape {tuple(classes.shape)}"
         )
-    return wanted.long()
+    return classes.long()
 
 
 def outside_inference(x: Tensor) -> Tensor:
-    """x: a copy if made in inference mode, as such a tensor cannot be saved for a gradient."""
+    """Copy a tensor made in inference mode, which cannot be saved for a gradient."""
     return x.clone() if x.is_inference() else x
 
 
 def check_images(network: nn.Module, images: Tensor) -> None:
-    """ValueError unless images are a batch of floats (b c h w) where the network is."""
+    """Raise ValueError unless images are a batch of floats (b c h w) on the network's device."""
     if images.ndim != 4 or 0 in images.shape:
         raise ValueError(
             "images must be (batch, channels, height, width), none of them 0, "
@@ -205,7 +285,7 @@ def check_images(network: nn.Module, images: Tensor) -> None:
 
 
 def check_finite(values: Tensor, what: str, network: nn.Module, images: Tensor) -> None:
-    """ValueError where `values` holds NaN or infinity, with the first place that explains it."""
+    """Raise ValueError, with the likely cause, where `values` hold NaN or infinity."""
     if values.isfinite().all():
         return
     if not images.isfinite().all():

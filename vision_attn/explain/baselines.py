@@ -17,10 +17,19 @@ from torch.nn import functional as F
 from vision_attn.explain.base import Explainer
 from vision_attn.types import Heatmaps, Images, TokenLayout
 
+__all__ = ["Baseline", "CentreGaussian", "EdgeMap", "RandomMap"]
+
 
 @dataclass(frozen=True)
 class Baseline(Explainer):
-    """A map drawn from the image alone."""
+    """A map drawn from the image alone, on `cells` x `cells` unless a layout is given.
+
+    >>> import torch
+    >>> from vision_attn.explain import Baseline, EdgeMap
+    >>> maps = EdgeMap(cells=4)(torch.nn.Identity(), torch.rand(2, 3, 16, 16))
+    >>> isinstance(EdgeMap(), Baseline), maps.values.shape
+    (True, torch.Size([2, 4, 4]))
+    """
 
     cells: int = 14
 
@@ -46,12 +55,19 @@ class Baseline(Explainer):
 
     @abstractmethod
     def draw(self, images: Images, height: int, width: int) -> Float[Tensor, "b {height} {width}"]:
-        """The maps at this size."""
+        """Draw the maps (b height width)."""
 
 
 @dataclass(frozen=True)
 class RandomMap(Baseline):
-    """Uniform noise in [0, 1), drawn from the seed and the image: the same in every batch."""
+    """Uniform noise in [0, 1), drawn from the seed and the image: the same in every batch.
+
+    >>> import torch
+    >>> from vision_attn.explain import RandomMap
+    >>> maps = RandomMap(seed=7)(torch.nn.Identity(), torch.rand(2, 3, 16, 16))
+    >>> bool((maps.values[0] != maps.values[1]).any())
+    True
+    """
 
     seed: int = 0
 
@@ -65,7 +81,14 @@ class RandomMap(Baseline):
 
 @dataclass(frozen=True)
 class CentreGaussian(Baseline):
-    """exp(-(x^2 + y^2) / (2 sigma^2)), x and y from -1 to 1: photographers centre their objects."""
+    """exp(-(x^2 + y^2) / (2 sigma^2)), x and y from -1 to 1: photographers centre their objects.
+
+    >>> import torch
+    >>> from vision_attn.explain import CentreGaussian
+    >>> maps = CentreGaussian(cells=3)(torch.nn.Identity(), torch.rand(2, 3, 16, 16))
+    >>> int(maps.values[0].argmax())
+    4
+    """
 
     sigma: float = 0.5
 
@@ -88,6 +111,12 @@ class EdgeMap(Baseline):
     """Mean length of the Sobel gradient of the channels' mean in each cell.
 
     The edge detector that Adebayo et al. 2018 found many explanations to resemble.
+
+    >>> import torch
+    >>> from vision_attn.explain import EdgeMap
+    >>> maps = EdgeMap(cells=4)(torch.nn.Identity(), torch.rand(2, 3, 16, 16))
+    >>> maps.values.shape
+    torch.Size([2, 4, 4])
     """
 
     def draw(self, images: Images, height: int, width: int) -> Float[Tensor, "b {height} {width}"]:

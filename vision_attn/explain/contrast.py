@@ -6,19 +6,28 @@ Axes: b batch, c channels, h height, w width, k classes.
 from torch import nn
 
 from vision_attn.explain.base import class_logits
-from vision_attn.types import Images, Logits
+from vision_attn.explain.networks.modules import network_of
+from vision_attn.types import Images, Logits, Model
+
+__all__ = ["Contrast"]
 
 
 class Contrast(nn.Module):
     """logit_k - logit_against: explained for k, it shows what speaks for k rather than `against`.
 
     Holds the network as it is, so that every explainer sees its layers; the evidence that both
-    classes share cancels (the contrast of Grad-CAM, Selvaraju et al. 2017, generalised).
+    classes share cancels (the contrast of Grad-CAM, Selvaraju et al. 2017, generalised). The
+    forward pass raises ValueError where `against` is no class of the network.
+
+    >>> import torch
+    >>> from vision_attn.explain import Contrast
+    >>> Contrast(torch.nn.Flatten(), against=0)(torch.tensor([[[[2.0]], [[5.0]]]]))
+    tensor([[0., 3.]])
     """
 
-    def __init__(self, network: nn.Module, against: int):
+    def __init__(self, network: nn.Module | Model, against: int):
         super().__init__()
-        self.network = network
+        self.network = network_of(network)
         self.against = against
 
     def forward(self, images: Images) -> Logits:

@@ -1,4 +1,4 @@
-"""What the gates of an attention CNN let through: squeeze-and-excitation, spatial masks, CBAM.
+"""The gates of an attention CNN: squeeze-and-excitation, spatial masks, CBAM.
 
 x the features before a gate (b c h w), g the gate in [0, 1]: (b c 1 1) for a channel gate,
 (b 1 h w) for a spatial one; the network goes on with g x.
@@ -18,8 +18,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vision_attn.attention.gates import Gate, NoGate
-from vision_attn.explain.base import Explainer, class_logits, untouched
-from vision_attn.types import Heatmaps, Images, TokenLayout
+from vision_attn.explain.base import Explainer, class_logits, in_eval_mode
+from vision_attn.explain.networks.modules import network_of
+from vision_attn.types import Heatmaps, Images, Model, TokenLayout
+
+__all__ = [
+    "ChannelGates",
+    "SpatialGates",
+    "channel_gates",
+    "gate_values",
+    "spatial_gates",
+]
 
 Read = Callable[[Tensor, Tensor], Tensor]  # (x, g) -> what to keep of them
 
@@ -29,12 +38,20 @@ GATE_ACTIVATIONS = ("gate", "scale_activation")
 
 @dataclass(frozen=True)
 class ChannelGates(Explainer):
-    """Where the features are that one layer's channel gates let through.
+    """Feature strength in each place after one layer's channel gates.
 
-    `passed`: mean_c g_c |x_c|, the strength that remains. `selected`: mean_c (g_c - mean g) |x_c|,
-    how much more remains than if all channels passed alike: positive where the channels are that
-    the gates favour, and 0 everywhere for gates that do not choose.
+    kind: `passed`, mean_c g_c |x_c|, the strength that remains; or `selected`,
+    mean_c (g_c - mean g) |x_c|, how much more remains than if all channels passed alike: positive
+    in places of the channels that the gates favour, and 0 everywhere for gates that are all alike.
     layer: which gate, in the order they run, -1 the last.
+
+    >>> import torch
+    >>> from vision_attn.explain import ChannelGates
+    >>> from vision_attn.models import SEResNet
+    >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+    >>> maps = ChannelGates(kind="selected")(network, torch.rand(1, 3, 32, 32))
+    >>> maps.values.shape
+    torch.Size([1, 4, 4])
     """
 
     layer: int = -1
@@ -63,11 +80,19 @@ class ChannelGates(Explainer):
 
 @dataclass(frozen=True)
 class SpatialGates(Explainer):
-    """Where the spatial gates are open: g itself, of one layer or of all together.
+    """Spatial gates: g itself, of one layer or of all together.
 
     layer: which gate, in the order they run, -1 the last; `mean` over all layers, or `product`,
     what a signal in that place keeps that goes through every gate. Layers are brought to the
     largest grid among them, bilinear.
+
+    >>> import torch
+    >>> from vision_attn.explain import SpatialGates
+    >>> from vision_attn.models import SpatialCNN
+    >>> network = SpatialCNN(num_classes=5)
+    >>> maps = SpatialGates()(network, torch.rand(1, 3, 32, 32))
+    >>> bool(maps.values.min() >= 0), bool(maps.values.max() <= 1)
+    (True, True)
     """
 
     layer: int | Literal["mean", "product"] = "mean"
@@ -94,16 +119,25 @@ class SpatialGates(Explainer):
         return Heatmaps(stack.mean(0) if self.layer == "mean" else stack.prod(0), str(self))
 
 
-def gate_values(network: nn.Module, images: Images) -> dict[str, Float[Tensor, "b ..."]]:
-    """Every gate's values by the module's name, in the order they run.
+def gate_values(network: nn.Module | Model, images: Images) -> dict[str, Float[Tensor, "b ..."]]:
+    """Run a network and read its gates, by the module's name, in the order they run.
 
-    (b c) for a channel gate, (b h w) for a spatial one. ValueError where there is no gate.
+    (b c) for a channel gate, (b h w) for a spatial one. Raises ValueError where there is no gate.
+
+    >>> import torch
+    >>> from vision_attn.explain import gate_values
+    >>> from vision_attn.models import SEResNet
+    >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+    >>> gates = gate_values(network, torch.rand(2, 3, 32, 32))
+    >>> gates["layer4.0.se"].shape
+    torch.Size([2, 4])
     """
+    network = network_of(network)
     gates = channel_gates(network) | spatial_gates(network)
     if not gates:
         raise ValueError(f"{type(network).__name__} has no channel or spatial gates to read")
     with (
-        untouched(network),
+        in_eval_mode(network),
         torch.no_grad(),
         reading(gates, lambda x, g: g[:, 0] if g.shape[1] == 1 else g[:, :, 0, 0]) as values,
     ):
@@ -112,18 +146,24 @@ def gate_values(network: nn.Module, images: Images) -> dict[str, Float[Tensor, "
 
 
 def channel_gates(network: nn.Module) -> dict[str, nn.Module]:
-    """The modules that scale whole channels, by name."""
+    """Find the modules that scale whole channels, by name.
+
+    >>> from vision_attn.explain.gates import channel_gates
+    >>> from vision_attn.models import SEResNet
+    >>> list(channel_gates(SEResNet(layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))))
+    ['layer1.0.se', 'layer2.0.se', 'layer3.0.se', 'layer4.0.se']
+    """
     return {name: gate for name, gate in _gates(network).items() if not _is_spatial(gate)}
 
 
 def spatial_gates(network: nn.Module) -> dict[str, nn.Module]:
-    """The modules that scale places, by name."""
+    """Find the modules that scale places, by name."""
     return {name: gate for name, gate in _gates(network).items() if _is_spatial(gate)}
 
 
 @contextmanager
 def reading(gates: dict[str, nn.Module], read: Read) -> Iterator[dict[str, Tensor]]:
-    """While this is open, each gate that runs leaves `read(x, g)` under its name, in that order.
+    """Keep `read(x, g)` of each gate that runs while this is open, by name, in that order.
 
     Raises ValueError at the end for a gate that did not run, or not in a known way.
     """
@@ -143,24 +183,24 @@ def reading(gates: dict[str, nn.Module], read: Read) -> Iterator[dict[str, Tenso
 
 
 def _hook(module: nn.Module, keep: Callable[[Tensor, Tensor], None]) -> list:
-    """Give `keep` the features and the gate whenever the module runs."""
+    """Hook a module so that `keep` gets its features and gate whenever it runs."""
     if isinstance(module, Gate):
         return [
             module.register_forward_hook(lambda _m, args, _out: keep(args[0], module.gate(args[0])))
         ]
 
-    seen: list[Tensor] = []
+    activations: list[Tensor] = []
 
     def after(_module: nn.Module, args: tuple, _output: Tensor) -> None:
         x = args[0]
         shape = (len(x), 1, *x.shape[2:]) if _is_spatial(module) else (*x.shape[:2], 1, 1)
-        if seen:
-            keep(x, seen.pop().reshape(shape))
+        if activations:
+            keep(x, activations.pop().reshape(shape))
 
     activation = _activation(module)
     assert activation is not None
     return [
-        activation.register_forward_hook(lambda _m, _args, out: seen.append(out)),
+        activation.register_forward_hook(lambda _m, _args, out: activations.append(out)),
         module.register_forward_hook(after),
     ]
 
@@ -174,7 +214,7 @@ def _gates(network: nn.Module) -> dict[str, nn.Module]:
 
 
 def _activation(module: nn.Module) -> nn.Module | None:
-    """The activation whose output is the gate, in a gate of timm or torchvision."""
+    """Find the activation whose output is the gate, in a gate of timm or torchvision."""
     for name, child in module.named_children():
         weightless = not any(True for _ in child.parameters())
         if name in GATE_ACTIVATIONS and weightless and not isinstance(child, Gate):
@@ -183,7 +223,7 @@ def _activation(module: nn.Module) -> nn.Module | None:
 
 
 def _is_spatial(gate: nn.Module) -> bool:
-    """A spatial gate's last convolution has one output channel."""
+    """Whether a gate's last convolution has one output channel, as a spatial gate's has."""
     convs = [module for module in gate.modules() if isinstance(module, nn.Conv2d)]
     return bool(convs) and convs[-1].out_channels == 1
 

@@ -16,11 +16,21 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vision_attn.explain.base import Explainer, chosen, class_logits
+from vision_attn.explain.base import Explainer, class_logits, target_classes
 from vision_attn.explain.networks.layout import layout_of
-from vision_attn.explain.networks.modules import sealed
+from vision_attn.explain.networks.modules import why_opaque
 from vision_attn.explain.options import hint
 from vision_attn.types import Heatmaps, Images, TokenLayout
+
+__all__ = [
+    "ClassActivationMap",
+    "GradCAM",
+    "GradCAMPlusPlus",
+    "HiResCAM",
+    "LayerCAM",
+    "XGradCAM",
+    "find_layers",
+]
 
 Features = Float[Tensor, "b c h w"]
 
@@ -36,6 +46,15 @@ class ClassActivationMap(Explainer):
     layer: the module's name (`layer4.2`, `blocks.11.norm1`). None takes the last convolutional
     stage whose output is a map, or the norm before the last attention of a transformer: there the
     class token has not yet read the patches, so the gradient reaches them.
+
+    >>> import torch
+    >>> from vision_attn.explain import GradCAM
+    >>> from vision_attn.models import SEResNet
+    >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+    >>> GradCAM().refusal(network) is None
+    True
+    >>> GradCAM(layer="layer5").refusal(network)
+    "it has no layer 'layer5' (did you mean 'layer4'?)"
     """
 
     layer: str | None = None
@@ -45,10 +64,10 @@ class ClassActivationMap(Explainer):
 
     @abstractmethod
     def contribution(self, features: Features, gradient: Features) -> Features:
-        """What each channel adds to the map, place by place."""
+        """Compute what each channel adds to the map, place by place (b c h w)."""
 
     def refusal(self, network: nn.Module) -> str | None:
-        if reason := sealed(network):
+        if reason := why_opaque(network):
             return reason
         try:
             find_layers(network, self.layer)
@@ -65,7 +84,7 @@ class ClassActivationMap(Explainer):
     ) -> Heatmaps:
         with cut(find_layers(network, self.layer)) as leaves:
             logits = class_logits(network, images)
-        targets = chosen(logits, targets)
+        targets = target_classes(logits, targets)
         if not leaves:
             raise ValueError(
                 f"{self}: the last convolutional stage gives no map larger than 1x1 for images of "
@@ -95,7 +114,15 @@ class ClassActivationMap(Explainer):
 
 @dataclass(frozen=True)
 class GradCAM(ClassActivationMap):
-    """relu(sum_c mean_hw(G_c) A_c), Selvaraju et al. 2017."""
+    """relu(sum_c mean_hw(G_c) A_c), Selvaraju et al. 2017.
+
+    >>> import torch
+    >>> from vision_attn.explain import GradCAM
+    >>> from vision_attn.models import SEResNet
+    >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+    >>> GradCAM()(network, torch.rand(1, 3, 32, 32), targets=3).values.shape
+    torch.Size([1, 4, 4])
+    """
 
     def contribution(self, features: Features, gradient: Features) -> Features:
         return gradient.mean(dim=(2, 3), keepdim=True) * features
@@ -106,6 +133,13 @@ class GradCAMPlusPlus(ClassActivationMap):
     """relu(sum_c w_c A_c), w = sum_hw(a relu(G)), a = G^2 / (2 G^2 + sum_hw(A) G^3).
 
     Chattopadhyay et al. 2018, equation 19.
+
+    >>> import torch
+    >>> from vision_attn.explain import GradCAMPlusPlus
+    >>> from vision_attn.models import SEResNet
+    >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+    >>> GradCAMPlusPlus()(network, torch.rand(1, 3, 32, 32), targets=3).values.shape
+    torch.Size([1, 4, 4])
     """
 
     def contribution(self, features: Features, gradient: Features) -> Features:
@@ -116,7 +150,15 @@ class GradCAMPlusPlus(ClassActivationMap):
 
 @dataclass(frozen=True)
 class XGradCAM(ClassActivationMap):
-    """relu(sum_c w_c A_c), w = sum_hw(G A) / sum_hw(A), Fu et al. 2020."""
+    """relu(sum_c w_c A_c), w = sum_hw(G A) / sum_hw(A), Fu et al. 2020.
+
+    >>> import torch
+    >>> from vision_attn.explain import XGradCAM
+    >>> from vision_attn.models import SEResNet
+    >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+    >>> XGradCAM()(network, torch.rand(1, 3, 32, 32), targets=3).values.shape
+    torch.Size([1, 4, 4])
+    """
 
     def contribution(self, features: Features, gradient: Features) -> Features:
         total = features.sum(dim=(2, 3), keepdim=True) + 1e-7
@@ -125,7 +167,15 @@ class XGradCAM(ClassActivationMap):
 
 @dataclass(frozen=True)
 class HiResCAM(ClassActivationMap):
-    """relu(sum_c G_c A_c), Draelos and Carin 2020: exact where the head is pooling and linear."""
+    """relu(sum_c G_c A_c), Draelos and Carin 2020: exact where the head is pooling and linear.
+
+    >>> import torch
+    >>> from vision_attn.explain import HiResCAM
+    >>> from vision_attn.models import SEResNet
+    >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+    >>> HiResCAM()(network, torch.rand(1, 3, 32, 32), targets=3).values.shape
+    torch.Size([1, 4, 4])
+    """
 
     def contribution(self, features: Features, gradient: Features) -> Features:
         return gradient * features
@@ -133,14 +183,22 @@ class HiResCAM(ClassActivationMap):
 
 @dataclass(frozen=True)
 class LayerCAM(ClassActivationMap):
-    """relu(sum_c relu(G_c) A_c), Jiang et al. 2021: fit for early layers too."""
+    """relu(sum_c relu(G_c) A_c), Jiang et al. 2021: fit for early layers too.
+
+    >>> import torch
+    >>> from vision_attn.explain import LayerCAM
+    >>> from vision_attn.models import SEResNet
+    >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+    >>> LayerCAM(layer="layer4")(network, torch.rand(1, 3, 32, 32), targets=3).values.shape
+    torch.Size([1, 4, 4])
+    """
 
     def contribution(self, features: Features, gradient: Features) -> Features:
         return gradient.relu() * features
 
 
 def find_layers(network: nn.Module, name: str | None) -> list[nn.Module]:
-    """The modules to read, inside out: the last of them to give a map is meant.
+    """Find the modules to read, inside out: the last of them to give a map is meant.
 
     A name finds one module, through wrappers (`layer4` finds `network.layer4`). Without a name: the
     norm before the last attention or the last spatial convolution, whichever comes later in the
@@ -165,7 +223,7 @@ def find_layers(network: nn.Module, name: str | None) -> list[nn.Module]:
 
 
 def _norms(block: nn.Module) -> list[str]:
-    """The norm before a block's attention, by name; none where it is no transformer block."""
+    """Name the norms before a block's attention; none where it is no transformer block."""
     children = dict(block.named_children())
     attends = any(name in children for name in ATTENTIONS)
     return [name for name in NORMS if name in children and attends]
@@ -207,7 +265,7 @@ def on_grid(
     size: tuple[int, int],
     layout: TokenLayout | None,
 ) -> Features:
-    """Features as (b c h w): tokens laid out by the layout, channels-last maps turned.
+    """Lay features out as (b c h w): tokens by the layout, channels-last maps turned.
 
     A map is channels-last where its axes 1 and 2 are nearer to the proportions of the images, whose
     size is (height, width), than its axes 2 and 3 are.

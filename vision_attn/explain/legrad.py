@@ -1,4 +1,4 @@
-"""LeGrad: to which patches more attention would speak for the class, layer by layer.
+"""LeGrad: attention to which patches would raise the class's logit, layer by layer.
 
 Axes: b batch, l layers, n tokens, head, i queries, j keys, e value width.
 """
@@ -13,21 +13,23 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vision_attn.explain.base import chosen, class_logits
+from vision_attn.explain.base import class_logits, target_classes
 from vision_attn.explain.networks.layout import layout_of
-from vision_attn.explain.propagation.trace import (
+from vision_attn.explain.networks.modules import attends, calls_attention
+from vision_attn.explain.propagation.explainer import (
     AttentionExplainer,
     PerHead,
-    exactly,
+    full_precision,
     gradients_of,
-    heatmaps,
+    heatmaps_of,
 )
-from vision_attn.explain.propagation.transpose import pull_as_is
-from vision_attn.explain.recording.calls import AttentionCall
-from vision_attn.explain.recording.record import attends, calls_attention, record_attention
-from vision_attn.explain.recording.workspace import Room
+from vision_attn.explain.propagation.transpose import apply_raw_transpose
+from vision_attn.explain.recording.calls import AttentionCall, Tile
+from vision_attn.explain.recording.record import record_attention
 from vision_attn.explain.rollout import weight_gradients
 from vision_attn.types import Heatmaps, Images, TokenLayout
+
+__all__ = ["LeGrad"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,13 @@ class LeGrad(AttentionExplainer):
     differentiated by the weights of block l alone: one forward pass, one short backward pass. With
     an attention pool, A_l is the pool's map of the tokens after block l. start_layer: the first
     block that counts.
+
+    >>> import torch
+    >>> from vision_attn.explain import LeGrad
+    >>> from vision_attn.models import ViT
+    >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+    >>> LeGrad(start_layer=1)(network, torch.rand(1, 3, 16, 16), targets=3).values.shape
+    torch.Size([1, 2, 2])
     """
 
     start_layer: int = 0
@@ -71,35 +80,44 @@ class LeGrad(AttentionExplainer):
             record_attention(network, ("v", "context")) as record,
         ):
             logits = class_logits(network, images.repeat(len(blocks), 1, 1, 1))
-        targets = chosen(logits[-len(images) :], targets)  # the last block's end is the network's
+        targets = target_classes(
+            logits[-len(images) :], targets
+        )  # the last block's end is the network's
         score = logits.gather(1, targets.repeat(len(blocks))[:, None]).sum()
         calls, gradients = gradients_of(score, record.calls)
         check_calls(calls, len(blocks), layout)
-        with exactly(images):
+        with full_precision(images):
             if layout.pool == "attention":
-                maps = gained(calls[-1], gradients[-1], layout).unflatten(0, (len(blocks), -1))
+                maps = positive_gradients(calls[-1], gradients[-1], layout).unflatten(
+                    0, (len(blocks), -1)
+                )
             else:
                 maps = torch.stack(
-                    [gained(*each, layout) for each in zip(calls, gradients, strict=True)]
+                    [
+                        positive_gradients(*each, layout)
+                        for each in zip(calls, gradients, strict=True)
+                    ]
                 )
-            return heatmaps(maps[self.start_layer :].mean(0), layout, self, targets)
+            return heatmaps_of(maps[self.start_layer :].mean(0), layout, self, targets)
 
 
-def gained(call: AttentionCall, gradient: PerHead, layout: TokenLayout) -> Float[Tensor, "b n"]:
-    """mean_h mean_i (dA_hij)+ for each token j."""
+def positive_gradients(
+    call: AttentionCall, gradient: PerHead, layout: TokenLayout
+) -> Float[Tensor, "b n"]:
+    """Compute mean_h mean_i (dA_hij)+ for each token j."""
 
-    def fuse(call: AttentionCall, image: slice, row: slice | Tensor, room: Room | None) -> Tensor:
-        return weight_gradients(call, gradient, image, row, room).clamp_(min=0).mean(1)
+    def fuse(call: AttentionCall, tile: Tile) -> Tensor:
+        return weight_gradients(call, gradient, tile).clamp_(min=0).mean(1)
 
-    every = torch.full(
+    uniform = torch.full(
         (call.batch, 1, call.queries), 1 / call.queries, dtype=call.dtype, device=call.device
     )
-    tokens = pull_as_is(call, every, fuse)[:, 0]
+    tokens = apply_raw_transpose(call, uniform, fuse)[:, 0]
     return torch.nn.functional.pad(tokens, (layout.tokens - call.keys, 0))
 
 
 def blocks_of(network: nn.Module) -> list[nn.Module]:
-    """The blocks that hold attention, elements of one list; [] if there is none, or several."""
+    """List the blocks that hold attention; [] if they are not elements of one list."""
     lists: dict[str, list[nn.Module]] = {}
     modules = dict(network.named_modules())
     for path, module in modules.items():
@@ -162,7 +180,7 @@ def ends_side_by_side(blocks: list[nn.Module], images: int) -> Iterator[None]:
 
 
 def check_calls(calls: list[AttentionCall], blocks: int, layout: TokenLayout) -> None:
-    """ValueError unless each block made one call over all tokens, and a pool one at the end."""
+    """Raise ValueError unless each block made one call over all tokens, and a pool one more."""
     pools = int(layout.pool == "attention")
     whole = all(call.queries == call.keys == layout.tokens for call in calls[:blocks])
     if len(calls) != blocks + pools or not whole:

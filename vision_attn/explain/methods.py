@@ -1,15 +1,49 @@
 """Explainers by name: as written on the command line, all there are, those that fit a network."""
 
 import ast
-import inspect
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
+from vision_attn.explain.attribution import IntegratedGradients, Occlusion
 from vision_attn.explain.base import Explainer
+from vision_attn.explain.baselines import CentreGaussian, EdgeMap, RandomMap
+from vision_attn.explain.gates import ChannelGates, SpatialGates
+from vision_attn.explain.gradcam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
+from vision_attn.explain.legrad import LeGrad
+from vision_attn.explain.networks.modules import network_of
 from vision_attn.explain.options import hint
+from vision_attn.explain.raw_attention import QueryKey, RawAttention
+from vision_attn.explain.relevance import AttentionGradCAM, Relevance
+from vision_attn.explain.rollout import GradientRollout, Rollout, WeightedRollout
+from vision_attn.types import Model
+
+__all__ = ["choose_methods", "fitting_methods", "methods", "parse_method"]
+
+METHODS: tuple[type[Explainer], ...] = (
+    AttentionGradCAM,
+    CentreGaussian,
+    ChannelGates,
+    EdgeMap,
+    GradCAM,
+    GradCAMPlusPlus,
+    GradientRollout,
+    HiResCAM,
+    IntegratedGradients,
+    LayerCAM,
+    LeGrad,
+    Occlusion,
+    QueryKey,
+    RandomMap,
+    RawAttention,
+    Relevance,
+    Rollout,
+    SpatialGates,
+    WeightedRollout,
+    XGradCAM,
+)
 
 CALL = re.compile(r"\s*(?P<name>\w+)\s*(?:\((?P<options>.*)\))?\s*", re.DOTALL)
 # A value is a quoted text, a flat tuple or list, or anything without commas and brackets.
@@ -21,38 +55,48 @@ CONSTANTS = {"true": True, "false": False, "none": None}
 
 
 def methods() -> dict[str, type[Explainer]]:
-    """Every explainer that `vision_attn.explain` exports, by name."""
-    from vision_attn import explain
+    """Name every explainer that comes with `vision_attn.explain`.
 
-    return {
-        name: value
-        for name, value in sorted(vars(explain).items())
-        if isinstance(value, type)
-        and issubclass(value, Explainer)
-        and not inspect.isabstract(value)
-    }
+    >>> from vision_attn.explain import methods
+    >>> methods()["Rollout"]().discard
+    0.0
+    """
+    return {method.__name__: method for method in METHODS}
 
 
-def fitting(network: nn.Module) -> list[Explainer]:
-    """Every method, with its default options, that can explain this network."""
-    candidates = [method() for method in methods().values()]
+def fitting_methods(network: nn.Module | Model) -> list[Explainer]:
+    """List every method, with its default options, that can explain this network.
+
+    >>> from torch import nn
+    >>> from vision_attn.explain import fitting_methods
+    >>> [str(one) for one in fitting_methods(nn.Conv2d(3, 5, 3)) if "CAM" in str(one)]
+    ['GradCAM', 'GradCAMPlusPlus', 'HiResCAM', 'LayerCAM', 'XGradCAM']
+    """
+    network = network_of(network)
+    candidates = [method() for method in METHODS]
     return [explainer for explainer in candidates if explainer.refusal(network) is None]
 
 
 def choose_methods(
-    methods: Sequence[str | Explainer] | None, network: nn.Module
+    methods: Sequence[str | Explainer] | None, network: nn.Module | Model
 ) -> list[Explainer]:
-    """The methods, by name or as explainers, each once.
+    """Make explainers of methods, given by name or as explainers, each once.
 
     None takes Rollout, or GradCAM for a network without attention; the word "all" every method
     that fits. Raises ValueError for a method that is unknown or does not fit the network.
+
+    >>> from torch import nn
+    >>> from vision_attn.explain import choose_methods
+    >>> choose_methods(["EdgeMap(cells=7)", "EdgeMap(cells=7)"], nn.Conv2d(3, 5, 3))
+    [EdgeMap(cells=7)]
     """
-    fit = fitting(network)
+    network = network_of(network)
+    fit = fitting_methods(network)
     if not fit:
         raise ValueError(f"no method fits {type(network).__name__}")
     if not methods:
-        usual = [one for name in ("Rollout", "GradCAM") for one in fit if str(one) == name]
-        return (usual or fit)[:1]
+        default = [one for name in ("Rollout", "GradCAM") for one in fit if str(one) == name]
+        return (default or fit)[:1]
     chosen: list[Explainer] = []
     for method in methods:
         if isinstance(method, Explainer):
@@ -71,11 +115,15 @@ def choose_methods(
 
 
 def parse_method(text: str) -> Explainer:
-    """`Rollout`, `Rollout(fusion=max, discard=0.9)` or `QueryKey(query=(3, 5))` as an explainer.
+    """Make an explainer of a text: `Rollout`, `Rollout(fusion=max, discard=0.9)`.
 
     Values are Python literals, true / false / none, or bare words (`layer=layer4.2`); nothing is
     evaluated. Raises ValueError for an unknown name or option, with the nearest, and for a value
     that the option does not take.
+
+    >>> from vision_attn.explain import parse_method
+    >>> parse_method("QueryKey(query=(3, 5), kind=scores)").query
+    (3, 5)
     """
     call = CALL.fullmatch(text)
     if call is None:
@@ -91,11 +139,11 @@ def parse_method(text: str) -> Explainer:
             listed = ", ".join(method.options()) or "none"
             near = hint(option, method.options())
             raise ValueError(f"{name} has no option {option!r}{near}; its options: {listed}")
-    return method(**{option: _value(method, option, given) for option, given in options.items()})
+    return method(**{option: _value(method, option, value) for option, value in options.items()})
 
 
 def _options(text: str, whole: str) -> dict[str, str]:
-    """Each option with its value as it is typed."""
+    """Split options into names and values, as they are typed."""
     options: dict[str, str] = {}
     rest = text.strip()
     while rest:
@@ -110,9 +158,9 @@ def _options(text: str, whole: str) -> dict[str, str]:
 
 
 def _value(method: type[Explainer], option: str, text: str) -> Any:
-    """A Python literal where the option takes that, else the word itself."""
+    """Read a value as a Python literal if the option takes that, else as the word itself."""
     try:
         literal = CONSTANTS[text] if text in CONSTANTS else ast.literal_eval(text)
-        return method.checked(option, literal)
+        return method.convert_option(option, literal)
     except (ValueError, SyntaxError, TypeError):
-        return method.checked(option, text.strip("'\""))
+        return method.convert_option(option, text.strip("'\""))

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, Literal, Union, get_args, get_origin
 
+__all__ = ["choices", "conform", "describe", "hint"]
+
 WORDS = {
     bool: "true or false",
     int: "a whole number",
@@ -15,9 +17,14 @@ WORDS = {
 
 
 def conform(value: Any, kind: Any) -> Any:
-    """The value as `kind` has it (int to float, list to tuple), or a ValueError that says why not.
+    """Convert a value to an annotation's type: int to float, list to tuple, all else as it is.
 
-    kind: bool, int, float, str, None, Literal[...], tuple[...] or a union of these.
+    kind: bool, int, float, str, None, Literal[...], tuple[...] or a union of these. Raises
+    ValueError for a value that does not fit.
+
+    >>> from vision_attn.explain.options import conform
+    >>> conform([1, 2], tuple[float, float] | None)
+    (1.0, 2.0)
     """
     if get_origin(kind) in (Union, types.UnionType):
         for arm in get_args(kind):
@@ -40,14 +47,20 @@ def conform(value: Any, kind: Any) -> Any:
 
 
 def choices(kind: Any) -> list[str]:
-    """Every word that a Literal, alone or in a union, allows."""
+    """List the words that a Literal, alone or in a union, allows."""
     if get_origin(kind) is Literal:
         return [value for value in get_args(kind) if isinstance(value, str)]
     return [value for arm in get_args(kind) for value in choices(arm)]
 
 
 def describe(kind: Any) -> str:
-    """An annotation in words: Literal["a", "b"] | None is "'a', 'b' or none"."""
+    """Put an annotation in words.
+
+    >>> from typing import Literal
+    >>> from vision_attn.explain.options import describe
+    >>> describe(Literal["a", "b"] | None)
+    "'a', 'b' or none"
+    """
     return _either(_alternatives(kind))
 
 
@@ -66,7 +79,12 @@ def _either(words: list[str]) -> str:
 
 
 def hint(word: Any, names: Iterable[str]) -> str:
-    """What to add to an error: (did you mean 'x'?) where a name is near the word, else nothing."""
+    """Suggest the nearest name, to add to an error; an empty text where none is near.
+
+    >>> from vision_attn.explain.options import hint
+    >>> hint("GradCma", ["GradCAM", "Rollout"])
+    " (did you mean 'GradCAM'?)"
+    """
     lowered = {name.lower(): name for name in names}
     near = get_close_matches(str(word).lower(), lowered, n=1)
     return f" (did you mean {lowered[near[0]]!r}?)" if near else ""

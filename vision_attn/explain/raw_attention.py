@@ -10,11 +10,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vision_attn.explain.propagation.chain import Chain, Through, Whole
-from vision_attn.explain.propagation.trace import AttentionExplainer, Place, exactly, trace
-from vision_attn.explain.propagation.transpose import pull
+from vision_attn.explain.propagation.chain import Chain, PropagationRule, SelfAttention
+from vision_attn.explain.propagation.explainer import (
+    AttentionExplainer,
+    Place,
+    full_precision,
+    trace,
+)
+from vision_attn.explain.propagation.transpose import apply_transpose
 from vision_attn.explain.recording.calls import AttentionCall
 from vision_attn.types import Heatmaps, Images, TokenLayout
+
+__all__ = ["QueryKey", "RawAttention", "layer_index"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,14 @@ class RawAttention(AttentionExplainer):
     one head, None the mean of all; a pool's heads are its looks: views, hops one after the other,
     levels (what each patch counts for, then what its region does). Only the rows needed are
     computed: O(n) each.
+
+    >>> import torch
+    >>> from vision_attn.explain import RawAttention
+    >>> from vision_attn.models import ViT
+    >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+    >>> maps = RawAttention(head=0)(network, torch.rand(1, 3, 16, 16))
+    >>> torch.allclose(maps.values.sum() + maps.prefix_mass, torch.ones(1))
+    True
     """
 
     layer: int = -1
@@ -41,7 +56,7 @@ class RawAttention(AttentionExplainer):
         layout: TokenLayout | None,
     ) -> Heatmaps:
         traced = trace(network, images, layout)
-        with exactly(images):
+        with full_precision(images):
             chain = traced.chain
             shares = one_layer(chain, traced.seed(chain), self.layer, self.head)
             return traced.heatmaps(shares[:, 0], self, total=1.0)
@@ -49,13 +64,20 @@ class RawAttention(AttentionExplainer):
 
 @dataclass(frozen=True)
 class QueryKey(AttentionExplainer):
-    """What one query makes of every key, in one layer.
+    """One query's attention weights, or scores, for every key, in one layer.
 
     query: "cls" for the class token, or a place (x, y) of the image, x to the right and y down: two
     whole numbers are a pixel of the network's input, two fractions are shares of its width and
     height. None: the class token where there is one, else the centre. kind: softmax weights, or the
     scores before the softmax. layer: in the order they ran, -1 the last in which patches take part.
     head: one head, None the mean of all. Costs O(n d).
+
+    >>> import torch
+    >>> from vision_attn.explain import QueryKey
+    >>> from vision_attn.models import ViT
+    >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+    >>> QueryKey(query=(12, 3))(network, torch.rand(1, 3, 16, 16)).values.shape
+    torch.Size([1, 2, 2])
     """
 
     query: Place | None = None
@@ -77,12 +99,12 @@ class QueryKey(AttentionExplainer):
         chain = traced.chain.without_readout()
         usual: Place = "cls" if traced.layout.prefix else (0.5, 0.5)
         where = usual if self.query is None else self.query
-        with exactly(images):
+        with full_precision(images):
             if not scores:
                 shares = one_layer(chain, traced.seed(chain, where), self.layer, self.head)
                 return traced.heatmaps(shares[:, 0], self, total=1.0)
             link = chain.links[layer_index(chain.layers, self.layer)]
-            if not isinstance(link, Whole):
+            if not isinstance(link, SelfAttention):
                 raise ValueError(
                     f"{self}: in layer {self.layer} the query meets only some of the tokens "
                     "(a window, say), so most have no score: kind='weights' shows them as 0"
@@ -96,21 +118,27 @@ class QueryKey(AttentionExplainer):
 def one_layer(
     chain: Chain, seed: Float[Tensor, "b s m"], layer: int, head: int | None
 ) -> Float[Tensor, "b s n"]:
-    """The seed's shares of the tokens before this layer; the other layers pass them unchanged."""
-    chosen = layer_index(chain.layers, layer)
+    """Carry the seed through this layer; the others pass its shares on unchanged."""
+    index = layer_index(chain.layers, layer)
 
-    def step(at: int, call: AttentionCall, r: Tensor, windows: int, spared: int) -> Tensor:
-        if at != chosen:
-            return pull(call, r)
+    def step(at: int, call: AttentionCall, r: Tensor, windows: int, prefix: int) -> Tensor:
+        if at != index:
+            return apply_transpose(call, r)
         share = torch.zeros(call.batch, call.heads, device=r.device, dtype=r.dtype)
         heads = one_head(call, head)
         share[:, heads] = 1 / share[:, heads].shape[1]
-        return pull(call, r, share)
+        return apply_transpose(call, r, share)
 
-    return chain.back(seed, Through(step, keep=0.0, take=1.0), [chosen])
+    return chain.back(seed, PropagationRule(step, residual=0.0, attention=1.0), [index])
 
 
 def layer_index(layers: int, layer: int) -> int:
+    """Count a layer from 0, where -1 is the last; ValueError where there is no such layer.
+
+    >>> from vision_attn.explain.raw_attention import layer_index
+    >>> layer_index(layers=12, layer=-1)
+    11
+    """
     if not -layers <= layer < layers:
         raise ValueError(
             f"layer must be from {-layers} to {layers - 1}, as there are {layers} attention calls, "

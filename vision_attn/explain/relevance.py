@@ -14,48 +14,58 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from vision_attn.explain.propagation.chain import Through
-from vision_attn.explain.propagation.explainer import Chained
-from vision_attn.explain.propagation.trace import (
+from vision_attn.explain.propagation.chain import PropagationRule
+from vision_attn.explain.propagation.explainer import (
     AttentionExplainer,
+    ChainExplainer,
     Trace,
-    exactly,
+    full_precision,
     trace_gradients,
 )
-from vision_attn.explain.propagation.transpose import pull, pull_as_is
+from vision_attn.explain.propagation.transpose import apply_raw_transpose, apply_transpose
 from vision_attn.explain.raw_attention import layer_index
-from vision_attn.explain.recording.calls import AttentionCall
+from vision_attn.explain.recording.calls import AttentionCall, Tile
 from vision_attn.explain.rollout import weight_gradients, weights_and_gradients
 from vision_attn.types import Heatmaps, Images, TokenLayout
 
+__all__ = ["AttentionGradCAM", "Relevance"]
+
 
 @dataclass(frozen=True)
-class Relevance(Chained):
+class Relevance(ChainExplainer):
     """R <- R + C R from the identity, C = mean_h (A * dA)+, Chefer et al., ICCV 2021, section 3.1.
 
     No residual share and no row is normalised. As a row: r <- r + C' r from the last layer. The map
     is what attention brought, R less the identity: the same for a class token, and for a mean over
     patches without the equal share of each patch that the mean itself puts there.
+
+    >>> import torch
+    >>> from vision_attn.explain import Relevance
+    >>> from vision_attn.models import ViT
+    >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+    >>> maps = Relevance()(network, torch.rand(1, 3, 16, 16), targets=3)
+    >>> bool((maps.values >= 0).all())
+    True
     """
 
     class_specific = True
     needs_gradients = True
     keeps_seed = False
 
-    def prepare(
+    def run(
         self,
         network: nn.Module,
         images: Images,
         targets: Int[Tensor, " b"] | None,
         layout: TokenLayout | None,
-    ) -> tuple[Trace, Through, Int[Tensor, " b"]]:
+    ) -> tuple[Trace, PropagationRule, Int[Tensor, " b"]]:
         traced, gradients, targets = trace_gradients(network, images, targets, layout)
 
-        def step(layer: int, call: AttentionCall, r: Tensor, windows: int, spared: int) -> Tensor:
+        def step(layer: int, call: AttentionCall, r: Tensor, windows: int, prefix: int) -> Tensor:
             fuse = weights_and_gradients(gradients[layer], lambda both: both.clamp_(min=0).mean(1))
-            return pull_as_is(call, r, fuse)
+            return apply_raw_transpose(call, r, fuse)
 
-        return traced, Through(step, keep=1.0, take=1.0), targets
+        return traced, PropagationRule(step, residual=1.0, attention=1.0), targets
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,13 @@ class AttentionGradCAM(AttentionExplainer):
     Grad-CAM with heads for channels, as Chefer et al., CVPR 2021, compare with: w_h is
     the seed's mean gradient by the weights it gives to patches. layer: in the order they ran, -1
     the last, where a class token's gradient is.
+
+    >>> import torch
+    >>> from vision_attn.explain import AttentionGradCAM
+    >>> from vision_attn.models import ViT
+    >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+    >>> AttentionGradCAM()(network, torch.rand(1, 3, 16, 16), targets=3).values.shape
+    torch.Size([1, 2, 2])
     """
 
     layer: int = -1
@@ -80,17 +97,17 @@ class AttentionGradCAM(AttentionExplainer):
         layout: TokenLayout | None,
     ) -> Heatmaps:
         traced, gradients, targets = trace_gradients(network, images, targets, layout)
-        chosen = layer_index(traced.chain.layers, self.layer)
+        index = layer_index(traced.chain.layers, self.layer)
 
-        def step(layer: int, call: AttentionCall, r: Tensor, windows: int, spared: int) -> Tensor:
-            if layer != chosen:
-                return pull(call, r)
+        def step(layer: int, call: AttentionCall, r: Tensor, windows: int, prefix: int) -> Tensor:
+            if layer != index:
+                return apply_transpose(call, r)
             rows = torch.einsum("bsi,bhie->bhse", r, gradients[layer].to(call.dtype)).sum(2, True)
-            gradient = weight_gradients(call, rows, slice(None), slice(None))[..., spared:]
+            gradient = weight_gradients(call, rows, Tile())[..., prefix:]
             share = gradient.mean((2, 3)).view(-1, windows, call.heads).mean(1)
-            return pull(call, r, share.repeat_interleave(windows, 0) / call.heads)
+            return apply_transpose(call, r, share.repeat_interleave(windows, 0) / call.heads)
 
-        with exactly(images):
-            through = Through(step, keep=0.0, take=1.0)
-            shares = traced.chain.back(traced.seed(traced.chain), through, [chosen])
+        with full_precision(images):
+            rule = PropagationRule(step, residual=0.0, attention=1.0)
+            shares = traced.chain.back(traced.seed(traced.chain), rule, [index])
             return traced.heatmaps(shares[:, 0].clamp(min=0), self, targets)

@@ -31,13 +31,13 @@ from vision_attn.explain import (
     RawAttention,
     Rollout,
     choose_methods,
-    fitting,
+    fitting_methods,
     gate_values,
     record_attention,
 )
 from vision_attn.explain.base import class_logits
 from vision_attn.explain.gates import channel_gates, spatial_gates
-from vision_attn.explain.recording.calls import AttentionCall, Fused
+from vision_attn.explain.recording.calls import AttentionCall, LazyWeights
 from vision_attn.render import inspect as parts
 from vision_attn.render.scale import natural
 from vision_attn.types import Heatmaps, Images, Logits, Model, TokenLayout
@@ -159,7 +159,9 @@ class Look:
         """Every method; the ones of a class for each of the classes explained."""
         explained = [prediction.target for prediction in predictions[:EXPLAINED]]
         explained += [target for target in self.targets if target not in explained]
-        quick = [one for one in fitting(self.model.network) if not isinstance(one, LEFT_OUT)]
+        quick = [
+            one for one in fitting_methods(self.model.network) if not isinstance(one, LEFT_OUT)
+        ]
         quick.sort(key=lambda one: (not isinstance(one, Rollout), not isinstance(one, GradCAM)))
         usual = [variant for explainer in quick for variant in variants(explainer)]
         for explainer in usual if self.asked is None else self.asked:
@@ -240,7 +242,7 @@ def variants(explainer: Explainer) -> Iterator[Explainer]:
 
 def layer_of(name: str, call: AttentionCall) -> parts.Layer:
     """Queries and keys where they say it all, else the weights."""
-    if isinstance(call, Fused) and call.mask is None and not call.causal:
+    if isinstance(call, LazyWeights) and call.mask is None and not call.causal:
         return parts.QueryKeys(name, array(call.q[0] * call.scale), array(call.k[0]))
     return parts.Weights(name, array(call.weights()[0]))
 

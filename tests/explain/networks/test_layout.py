@@ -5,7 +5,7 @@ import timm
 import torch
 
 from vision_attn.explain import layout_of
-from vision_attn.explain.propagation.trace import trace
+from vision_attn.explain.propagation.explainer import trace
 from vision_attn.models import ViT
 from vision_attn.types import TokenLayout
 

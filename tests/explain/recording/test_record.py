@@ -12,8 +12,7 @@ from torch.nn import functional as F
 from vision_attn import attention as mechanisms
 from vision_attn.attention import MultiHeadAttention
 from vision_attn.explain import record_attention
-from vision_attn.explain.recording.calls import Fused, WrittenOut
-from vision_attn.explain.recording.workspace import Room
+from vision_attn.explain.recording.calls import ExplicitWeights, LazyWeights, Tile, Workspace
 from vision_attn.explain.rollout import FUSIONS
 from vision_attn.models import ViT
 
@@ -54,8 +53,8 @@ def test_short_sequences_are_on_record_as_one_head_where_heads_are_fused(fusion)
     record, out = recorded(module, q, k, v, fusion=FUSIONS[fusion])
     torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v))
     (call,) = record.calls
-    assert isinstance(call, WrittenOut)
-    assert (call.heads, call.known_shares) == (1, fusion == "mean")
+    assert isinstance(call, ExplicitWeights)
+    assert (call.heads, call.normalized) == (1, fusion == "mean")
     weights = torch.softmax(q @ k.mT / 11**0.5, -1)
     true = {"mean": weights.mean(1), "max": weights.amax(1), "min": weights.amin(1)}[fusion]
     torch.testing.assert_close(call.weights()[:, 0], true)
@@ -68,9 +67,9 @@ def test_other_sequences_are_on_record_as_if_nothing_was_fused():
             module(*args)
         return type(record.calls[0]), record.calls[0].heads
 
-    assert kind(False, *qkv(i=83, j=83)) == (Fused, 3)
-    assert kind(True, *qkv()) == (Fused, 3)
-    assert kind(False, *qkv(h=6)[:1], *qkv()[1:], enable_gqa=True) == (Fused, 6)
+    assert kind(False, *qkv(i=83, j=83)) == (LazyWeights, 3)
+    assert kind(True, *qkv()) == (LazyWeights, 3)
+    assert kind(False, *qkv(h=6)[:1], *qkv()[1:], enable_gqa=True) == (LazyWeights, 6)
 
 
 @pytest.mark.parametrize("empty", [{"b": 0}, {"j": 0}, {"i": 0}])
@@ -308,7 +307,7 @@ def test_our_products_keep_no_weights_whatever_kernel_ran(score, half):
         record, _ = recorded(network.eval(), torch.randn(2, 3, 32, 48))
     assert record.expected == ["blocks.0.attn", "blocks.1.attn"]
     for call in record.calls:
-        assert isinstance(call, Fused)
+        assert isinstance(call, LazyWeights)
         assert call.q.shape == call.k.shape == (2, 3, 25, 8)
         assert (call.lse is None) == half
         coarse = {"rtol": 0.02, "atol": 0.02} if half else {}
@@ -337,7 +336,9 @@ def test_the_denominators_that_the_kernel_tells(dtype):
     true = (0.5 * q @ k.mT).softmax(-1)
     torch.testing.assert_close(call.lse, (0.5 * q @ k.mT).logsumexp(-1))
     torch.testing.assert_close(call.weights(), true, rtol=1e-4, atol=1e-7)
-    tile = call.weights(slice(1, 2), slice(0, 2), slice(3, 70), slice(40, 90), Room())
+    part = (slice(1, 2), slice(0, 2), slice(3, 70), slice(40, 90))
+    tile = call.tile_weights(Tile(*part, Workspace()))
+    torch.testing.assert_close(call.weights(*part), tile)
     torch.testing.assert_close(tile, true[1:2, :2, 3:70, 40:90], rtol=1e-4, atol=1e-7)
     torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v, scale=0.5))
 
@@ -466,7 +467,7 @@ def test_what_a_kernel_told_before_a_failure_is_not_taken_for_another_calls(fusi
         monkeypatch.undo()
         by_products(others)
     (call,), (expected,) = again.calls, record.calls
-    assert isinstance(call, Fused)
+    assert isinstance(call, LazyWeights)
     assert call.lse is None
     torch.testing.assert_close(call.weights(), expected.weights())
 

@@ -7,7 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from vision_attn.types import Pool, TokenLayout
+from vision_attn.explain.networks.modules import network_of
+from vision_attn.types import Model, Pool, TokenLayout
+
+__all__ = ["coarser", "layout_of", "patch_at", "tokens_of_pool"]
 
 Size = tuple[int, int]
 
@@ -28,16 +31,23 @@ HUGGING_FACE: dict[str, tuple[int, Pool]] = {
 }
 
 
-def layout_of(network: nn.Module, image_size: tuple[int, int]) -> TokenLayout:
-    """The layout of the tokens that an image of (height, width) becomes in this network.
+def layout_of(network: nn.Module | Model, image_size: tuple[int, int]) -> TokenLayout:
+    """Find how the tokens of an image of (height, width) lie on it in this network.
 
     Looks through wrappers: the outermost module that says how its tokens lie is taken. For networks
     that merge patches as they go (Swin, LeViT) it is the layout of the first layer. Raises
     ValueError where no module is of a known kind; then give the explainer `layout=`.
+
+    >>> from vision_attn.explain import layout_of
+    >>> from vision_attn.models import ViT
+    >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+    >>> layout_of(network, (16, 16))
+    TokenLayout(prefix=1, grid=(2, 2), pool='cls')
     """
+    network = network_of(network)
     for module in network.modules():
-        for find in (_own, _timm, _timm_levit, _torchvision, _hugging_face):
-            layout = find(module, image_size)
+        for finder in (_own, _timm, _timm_levit, _torchvision, _hugging_face):
+            layout = finder(module, image_size)
             if layout is not None:
                 return layout
     raise ValueError(
@@ -47,9 +57,14 @@ def layout_of(network: nn.Module, image_size: tuple[int, int]) -> TokenLayout:
 
 
 def coarser(layout: TokenLayout, tokens: int) -> tuple[int, int]:
-    """The grid of `tokens` patches after the layout's was halved, rounded up, a few times.
+    """Find the grid of `tokens` patches, the layout's halved and rounded up a few times.
 
     Raises ValueError where no such grid has so many.
+
+    >>> from vision_attn.explain.networks.layout import coarser
+    >>> from vision_attn.types import TokenLayout
+    >>> coarser(TokenLayout(0, (7, 6), "mean"), tokens=12)
+    (4, 3)
     """
     h, w = layout.grid
     while h * w > tokens:
@@ -134,7 +149,13 @@ def _hugging_face(module: Any, image_size: Size) -> TokenLayout | None:
 
 
 def tokens_of_pool(layout: TokenLayout, tokens: int) -> list[tuple[slice, float]]:
-    """What the classifier reads of the last layer's `tokens`: parts of the sequence, and shares."""
+    """List the parts of the last layer's `tokens` that the classifier reads, with their shares.
+
+    >>> from vision_attn.explain.networks.layout import tokens_of_pool
+    >>> from vision_attn.types import TokenLayout
+    >>> tokens_of_pool(TokenLayout(1, (2, 2), "cls_mean"), tokens=5)
+    [(slice(0, 1, None), 0.5), (slice(1, 5, None), 0.5)]
+    """
     patches = slice(layout.prefix, tokens)
     if layout.pool == "cls":
         return [(slice(0, 1), 1.0)]
@@ -150,10 +171,14 @@ def tokens_of_pool(layout: TokenLayout, tokens: int) -> list[tuple[slice, float]
 def patch_at(
     where: tuple[int, int] | tuple[float, float], grid: tuple[int, int], image_size: tuple[int, int]
 ) -> int:
-    """The patch under a place of the image, counted row by row.
+    """Find the patch under a place of the image, counted row by row.
 
     where: (x, y), x to the right and y down: two whole numbers are pixels of the network's input,
     two fractions are shares of its width and height, from 0.0 to 1.0. Raises ValueError outside.
+
+    >>> from vision_attn.explain.networks.layout import patch_at
+    >>> patch_at((12, 3), grid=(2, 2), image_size=(16, 16))
+    1
     """
     (x, y), (h, w) = where, image_size
     if isinstance(x, int) != isinstance(y, int):

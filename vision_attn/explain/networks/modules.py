@@ -2,38 +2,95 @@
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 
 import torch
 from torch import nn
 
+from vision_attn.attention import Attend, Readout
+from vision_attn.types import Model
+
+__all__ = [
+    "attends",
+    "calls_attention",
+    "modules_of",
+    "network_of",
+    "uncompiled",
+    "why_opaque",
+]
+
+# What modules call their query and key projections: one name for both, or a pair.
+PROJECTIONS: tuple[frozenset[str], ...] = tuple(
+    frozenset(names.split())
+    for names in (
+        "qkv", "q k", "q kv", "qk", "q_proj k_proj", "q_proj kv_proj", "query key", "to_qkv",
+        "to_q to_k", "to_q to_kv", "query_key_value", "Wqkv", "in_proj_weight", "q_lin k_lin",
+        "in_proj attn_out_proj",
+    )
+)  # fmt: skip
+
+
+def network_of(model: nn.Module | Model) -> nn.Module:
+    """Return a model's network; a network is returned as it is."""
+    return model.network if isinstance(model, Model) else model
+
 
 def uncompiled() -> AbstractContextManager:
-    """What `torch.compile` made runs as it is written, so that hooks and modes see all of it."""
+    """Run what `torch.compile` made as it is written, so that hooks and modes see all of it."""
     if "torch._dynamo" not in sys.modules:  # nothing is compiled, and its import takes a second
         return nullcontext()
     return torch.compiler.set_stance("force_eager")
 
 
 def modules_of(network: nn.Module) -> dict[nn.Module, str]:
-    """Every module once, in the order of `network.named_modules()`, and its name.
+    """Name every module once, in the order of `network.named_modules()`.
 
     Fast, as several walks are made a map: torch's own passes each module up through a generator
     for every level above it.
+
+    >>> from torch import nn
+    >>> from vision_attn.explain.networks.modules import modules_of
+    >>> list(modules_of(nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh()))).values())
+    ['', '0', '1', '1.0']
     """
-    found: dict[nn.Module, str] = {}
+    names: dict[nn.Module, str] = {}
 
     def visit(module: nn.Module, name: str) -> None:
-        found[module] = name
+        names[module] = name
         for own, child in module._modules.items():
-            if child is not None and child not in found:
+            if child is not None and child not in names:
                 visit(child, f"{name}.{own}" if name else own)
 
     visit(network, "")
-    return found
+    return names
 
 
-def sealed(network: nn.Module) -> str | None:
-    """Why nothing can be seen inside of the network, in one line; None where it can."""
+def attends(module: nn.Module) -> bool:
+    """Whether a module itself projects to queries and keys."""
+    if isinstance(module, Attend | Readout):
+        return True
+    return _projects((*module._modules.keys(), *module._parameters.keys()))
+
+
+@cache
+def _projects(names: tuple[str, ...]) -> bool:
+    return any(projections.issubset(names) for projections in PROJECTIONS)
+
+
+def calls_attention(module: nn.Module) -> bool:
+    """Whether the module's own code names torch's attention."""
+    code = getattr(type(module).forward, "__code__", None)
+    return code is not None and "scaled_dot_product_attention" in code.co_names
+
+
+def why_opaque(network: nn.Module) -> str | None:
+    """Say in one line why a network's modules cannot be seen; None where they can.
+
+    >>> import torch
+    >>> from vision_attn.explain.networks.modules import why_opaque
+    >>> why_opaque(torch.nn.Linear(2, 3)) is None
+    True
+    """
     for module in modules_of(network):
         if isinstance(module, torch.jit.ScriptModule):
             return "TorchScript runs without its modules: explain the network that it was made from"

@@ -1,18 +1,14 @@
-"""What is known of networks whose attention is not one map over one sequence of tokens."""
+"""Which networks attend from token to token, and why the others do not."""
 
 import re
-from collections.abc import Sequence
 
 from torch import nn
 
 from vision_attn.attention.gates import Gate
 from vision_attn.explain.networks.layout import layout_of
-from vision_attn.explain.networks.modules import modules_of, sealed
-from vision_attn.explain.propagation.chain import Chain, chain_of
-from vision_attn.explain.propagation.swin import swin_chain, swin_plan
-from vision_attn.explain.recording.calls import AttentionCall
-from vision_attn.explain.recording.record import attends, calls_attention
-from vision_attn.types import TokenLayout
+from vision_attn.explain.networks.modules import attends, calls_attention, modules_of, why_opaque
+
+__all__ = ["refusal_of"]
 
 CHANNELS = "attends from channel to channel, so it has no weights from token to token"
 POOLED = "pools its keys, so the tokens of one layer are not those of the next"
@@ -32,8 +28,16 @@ UNFIT: dict[str, str] = {
 
 
 def refusal_of(network: nn.Module) -> str | None:
-    """Why no map can be made of this network's attention, as far as its modules tell; else None."""
-    if reason := sealed(network):
+    """Say in one line why no map can be made of this network's attention; None where it can.
+
+    Its modules decide, without a run.
+
+    >>> from torch import nn
+    >>> from vision_attn.explain.networks.support import refusal_of
+    >>> refusal_of(nn.Linear(2, 3))
+    'it has no attention: none of its modules projects to queries and keys'
+    """
+    if reason := why_opaque(network):
         return reason
     modules = modules_of(network)
     for module in modules:
@@ -51,16 +55,6 @@ def refusal_of(network: nn.Module) -> str | None:
                 return str(error)
             break
     return None
-
-
-def chain_through(
-    network: nn.Module, calls: Sequence[AttentionCall], layout: TokenLayout, images: int
-) -> Chain:
-    """The chain of this network's layers; ValueError where the calls do not fit it."""
-    plan = swin_plan(network)
-    if plan is not None:
-        return swin_chain(plan, calls, layout, images)
-    return chain_of(calls, layout, images)
 
 
 def _seems_to_attend(module: nn.Module) -> bool:

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vision_attn.explain.networks.modules import modules_of
-from vision_attn.explain.propagation.chain import Chain, Link, Merge, Windows
+from vision_attn.explain.propagation.chain import Chain, Link, PatchMerging, WindowAttention
 from vision_attn.explain.recording.calls import AttentionCall
 from vision_attn.types import TokenLayout
+
+__all__ = ["Block", "swin_chain", "swin_plan"]
 
 Pair = tuple[int, int]
 
@@ -27,7 +29,12 @@ SWINS = {"SwinTransformer", "SwinTransformerV2"}
 
 @dataclass(frozen=True)
 class Block:
-    """A Swin block: its window (h, w), its shift, and which comes first, padding or shifting."""
+    """A Swin block: its window (h, w), its shift (h, w), and whether it pads before it shifts.
+
+    >>> from vision_attn.explain.propagation.swin import Block, window_places
+    >>> window_places(2, 4, Block(window=(2, 2), shift=(0, 0), pads_first=False)).tolist()
+    [[0, 1, 4, 5], [2, 3, 6, 7]]
+    """
 
     window: Pair
     shift: Pair
@@ -35,7 +42,7 @@ class Block:
 
 
 def swin_plan(network: nn.Module) -> list[Block | None] | None:
-    """The blocks of a Swin in order, None for a merging of patches; None where it is no Swin."""
+    """List a Swin's blocks in order, None for a merging of patches; None for other networks."""
     for module in modules_of(network):
         if type(module).__name__ in SWINS:
             package = type(module).__module__.partition(".")[0]
@@ -52,7 +59,7 @@ def swin_chain(
     layout: TokenLayout,
     images: int,
 ) -> Chain:
-    """The chain through windows, shifts and merged patches.
+    """Make the chain through windows, shifts and merged patches.
 
     Raises ValueError where the windows that ran are not those of the plan.
     """
@@ -63,7 +70,7 @@ def swin_chain(
     device = calls[0].device
     for block in plan:
         if block is None:
-            links.append(Merge(links[-1].layer, parents(h, w).to(device)))
+            links.append(PatchMerging(links[-1].layer, parents(h, w).to(device)))
             h, w = (h + 1) // 2, (w + 1) // 2
             continue
         layer, call = next(remaining)
@@ -74,12 +81,12 @@ def swin_chain(
                 f"grid of {h}x{w} for {images} images has {images * len(places)} of "
                 f"{places.shape[1]}: give the layout of the first layer's patches"
             )
-        links.append(Windows(layer, call, places))
+        links.append(WindowAttention(layer, call, places))
     return Chain(links, layout, h * w)
 
 
 def window_places(h: int, w: int, block: Block) -> Int[Tensor, "window place"]:
-    """The token in each place of each window; h * w where there is padding."""
+    """Find the token in each place of each window; h * w where there is padding."""
     numbers = torch.arange(h * w).view(h, w)
     rows, columns = block.window
     padding = (0, -w % columns, 0, -h % rows)
@@ -94,7 +101,7 @@ def window_places(h: int, w: int, block: Block) -> Int[Tensor, "window place"]:
 
 
 def parents(h: int, w: int) -> Int[Tensor, " n"]:
-    """The merged token that each token goes to, two by two."""
+    """Find the merged token that each token goes to, two by two."""
     rows, columns = torch.arange(h) // 2, torch.arange(w) // 2
     return (rows[:, None] * ((w + 1) // 2) + columns).flatten()
 

@@ -1,4 +1,4 @@
-"""Attention maps in tiles: how they are cut, and which thread works on which.
+"""Attention maps in tiles: how large a tile is, and which thread works on which.
 
 Only tiles of a map exist at a time, each small enough that a core finds in its share of the cache
 what it wrote there: memory grows with n, and not with its square.
@@ -7,54 +7,43 @@ Axes: b images (or windows), head, i queries, j keys, s rows carried, t rows of 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import ceil
+from dataclasses import replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vision_attn.explain.recording.calls import AttentionCall
-from vision_attn.explain.recording.workspace import Room
+from vision_attn.explain.recording.calls import (
+    CPU_TILE,
+    AttentionCall,
+    Tile,
+    Workspace,
+    cut_tiles,
+)
 from vision_attn.threads import Modes, Threads
 
-Rows = Float[Tensor, "b s i"]
-# The weights of some rows, heads fused: (call, images, rows, room) -> (b t j), none below 0.
-Fuse = Callable[[AttentionCall, slice, slice | Tensor, Room | None], Tensor]
-Block = Sequence[Any]  # images, and which part of them
+__all__ = [
+    "FuseTile",
+    "Rows",
+    "live_count",
+    "row_tiles",
+    "share_tiles",
+    "sum_tiles",
+    "thread_count",
+    "tile_limit",
+    "workspace_for",
+]
 
-# Elements of a tile: for each core of a CPU so few that its cache has what one operation wrote for
-# the next, on a GPU enough to fill the chip. Measured by benchmarks/rollout.py.
-CPU_TILE, GPU_TILE = 3 * 2**18, 2**25
+Rows = Float[Tensor, "b s i"]
+# The weights of some images and rows, heads fused: (call, tile) -> (b t j), none below 0.
+FuseTile = Callable[[AttentionCall, Tile], Tensor]
+
+GPU_TILE = 2**25  # elements of a tile: enough to fill the chip
 SHARE = 2**23  # elements for each core from which a core has tiles of its own
 
 
-def tiles(
-    batch: int, heads: int, rows: int, keys: int, limit: int
-) -> Iterator[tuple[slice, slice, slice]]:
-    """Cuts (batch, heads, rows) into nearly equal blocks of at most `limit` elements: rows first,
-    then heads, then images."""
-    if not rows:
-        return
-    t = even(rows, limit // keys)
-    h = even(heads, limit // (rows * keys)) if t == rows else 1
-    b = even(batch, limit // (heads * rows * keys)) if h == heads else 1
-    for image in range(0, batch, b):
-        for head in range(0, heads, h):
-            for row in range(0, rows, t):
-                yield (
-                    slice(image, min(image + b, batch)),
-                    slice(head, head + h),
-                    slice(row, row + t),
-                )
-
-
-def even(size: int, most: int) -> int:
-    """How long pieces of at most `most` are, if they are few and nearly equal; 1 or more."""
-    return ceil(size / ceil(size / max(1, most)))
-
-
-def threads_for(call: AttentionCall, rows: int, carried: int = 1) -> int:
+def thread_count(call: AttentionCall, rows: int, carried: int = 1) -> int:
     """How many threads share the tiles of so many rows, each with tiles of its own.
 
     It is one, with all cores at work on each tile, where there is little to do, or where what each
@@ -65,42 +54,47 @@ def threads_for(call: AttentionCall, rows: int, carried: int = 1) -> int:
     return cores if enough and carried * call.keys <= SHARE else 1
 
 
-def limit_of(call: AttentionCall, threads: int) -> int:
+def tile_limit(call: AttentionCall, threads: int) -> int:
+    """How many elements a tile may have where so many threads have tiles of their own."""
     if call.device.type != "cpu":
         return GPU_TILE
     return CPU_TILE * torch.get_num_threads() // threads
 
 
-def row_tiles(
-    call: AttentionCall, live: Tensor | None, threads: int
-) -> Iterator[tuple[slice, slice | Tensor]]:
-    """Blocks of rows with all their heads, of the rows that are `live` (None: all)."""
-    rows, keys = rows_of(call, live), call.heads * call.keys
-    for image, _, row in tiles(call.batch, 1, rows, keys, limit_of(call, threads)):
-        yield image, row if live is None else live[row]
+def row_tiles(call: AttentionCall, live: Tensor | None, threads: int) -> Iterator[Tile]:
+    """Cut rows into tiles with all their heads; only the rows that are `live` (None: all)."""
+    rows, keys = live_count(call, live), call.heads * call.keys
+    for tile in cut_tiles(call.batch, 1, rows, keys, tile_limit(call, threads)):
+        yield Tile(tile.images, rows=tile.rows if live is None else live[tile.rows])
 
 
-def rows_of(call: AttentionCall, live: Tensor | None) -> int:
+def live_count(call: AttentionCall, live: Tensor | None) -> int:
+    """How many rows are live (None: all)."""
     return call.queries if live is None else len(live)
 
 
-def added(
-    add: Callable[..., None],
-    blocks: Iterable[Block],
+def sum_tiles(
+    add: Callable[[Tensor, Tile], None],
+    tiles: Iterable[Tile],
     call: AttentionCall,
     r: Rows,
     threads: int,
 ) -> Float[Tensor, "b s j"]:
-    """The sum of what `add(out, room, *block)` adds to out, the rows of the images of its block."""
+    """The sum of what `add(out, tile)` adds to `out`, the rows of the images of its tile.
 
-    def part(blocks: Sequence[Block]) -> tuple[slice, Tensor]:
-        room, images = room_for(call), slice(blocks[0][0].start, blocks[-1][0].stop)
+    Each tile comes with the workspace of its thread.
+    """
+
+    def part(tiles: Sequence[Tile]) -> tuple[slice, Tensor]:
+        workspace = workspace_for(call)
+        images = slice(tiles[0].images.start, tiles[-1].images.stop)
         out = r.new_zeros(images.stop - images.start, r.shape[1], call.keys)
-        for image, *rest in blocks:
-            add(out[image.start - images.start : image.stop - images.start], room, image, *rest)
+        for tile in tiles:
+            own = out[tile.images.start - images.start : tile.images.stop - images.start]
+            add(own, replace(tile, workspace=workspace))
         return images, out
 
-    parts = shared(part, blocks, threads)
+    parts = share_tiles(part, tiles, threads)
     if len(parts) == 1:
         return parts[0][1]
     total = r.new_zeros(call.batch, r.shape[1], call.keys)
@@ -109,24 +103,24 @@ def added(
     return total
 
 
-def shared(
-    work: Callable[[Sequence[Block]], Any], blocks: Iterable[Block], threads: int
+def share_tiles(
+    work: Callable[[Sequence[Tile]], Any], tiles: Iterable[Tile], threads: int
 ) -> list[Any]:
-    """What work gives for each thread's share of the blocks, which is the same in every run."""
-    blocks, modes = list(blocks), Modes()
-    count = min(threads, len(blocks))
+    """What `work` gives for each thread's share of the tiles, which is the same in every run."""
+    tiles, modes = list(tiles), Modes()
+    count = min(threads, len(tiles))
     if count < 2:
-        return [work(blocks)] if blocks else []
-    bounds = [len(blocks) * share // count for share in range(count + 1)]
+        return [work(tiles)] if tiles else []
+    bounds = [len(tiles) * share // count for share in range(count + 1)]
 
     def alone(first: int, end: int) -> Any:
         with modes.on():
-            return work(blocks[first:end])
+            return work(tiles[first:end])
 
     with Threads(count) as pool:
         return pool.each(alone, bounds[:-1], bounds[1:])
 
 
-def room_for(call: AttentionCall) -> Room | None:
-    """On a GPU there is none: torch keeps memory at hand there."""
-    return Room() if call.device.type == "cpu" else None
+def workspace_for(call: AttentionCall) -> Workspace | None:
+    """A workspace for a call's tiles; None on a GPU, where torch keeps memory at hand."""
+    return Workspace() if call.device.type == "cpu" else None

@@ -8,6 +8,7 @@ Axes: b images (or windows), head, i queries, j keys, s rows carried, t rows of 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import ceil
 
 import torch
@@ -16,106 +17,117 @@ from torch import Tensor
 
 from vision_attn.explain.propagation.quantile import threshold
 from vision_attn.explain.propagation.tiles import (
-    Fuse,
+    FuseTile,
     Rows,
-    added,
-    even,
-    limit_of,
+    live_count,
     row_tiles,
-    rows_of,
-    threads_for,
-    tiles,
+    sum_tiles,
+    thread_count,
+    tile_limit,
 )
-from vision_attn.explain.recording.calls import AttentionCall
-from vision_attn.explain.recording.workspace import Room
+from vision_attn.explain.recording.calls import AttentionCall, Tile, cut_tiles, evenly
+
+__all__ = ["apply_fused_transpose", "apply_raw_transpose", "apply_transpose"]
 
 WIDE = 1024  # keys of a tile that need not have all: products are fastest where no side is short
 ALIGNED = 16  # numbers: where rows of a tile best begin and end
 
 
-def pull(
+def apply_transpose(
     call: AttentionCall, r: Rows, head_share: Float[Tensor, "b head"] | None = None
 ) -> Float[Tensor, "b s j"]:
-    """sum_h w_h A_h' r: a weighted mean of the heads, by default the plain one. Linear in A."""
-    if head_share is None and call.whole is not None:
-        return r.to(call.dtype) @ call.whole
-    call, r, live = start(call, r)
+    """Compute sum_h w_h A_h' r: a weighted mean of the heads, by default the plain one.
+
+    >>> import torch
+    >>> from vision_attn.explain.propagation.transpose import apply_transpose
+    >>> from vision_attn.explain.recording.calls import LazyWeights
+    >>> q, k = torch.randn(2, 1, 3, 5, 8)
+    >>> call = LazyWeights("", None, None, q=q, k=k, scale=1.0, mask=None, causal=False)
+    >>> r = torch.rand(1, 2, 5)
+    >>> torch.allclose(apply_transpose(call, r), r @ call.weights().mean(1))
+    True
+    """
+    if head_share is None and call.single_head is not None:
+        return r.to(call.dtype) @ call.single_head
+    call, r, live = _prepare(call, r)
     if head_share is None:
         head_share = r.new_full((1, 1), 1 / call.heads).expand(call.batch, call.heads)
-    count = rows_of(call, live)
-    width = call.keys if call.whole_rows else ALIGNED * ceil(even(call.keys, WIDE) / ALIGNED)
+    count = live_count(call, live)
+    width = call.keys if call.needs_full_rows else ALIGNED * ceil(evenly(call.keys, WIDE) / ALIGNED)
 
-    def add(out: Tensor, room: Room | None, image: slice, head: slice, row: slice) -> None:
-        at = row if live is None else live[row]
+    def add(out: Tensor, tile: Tile) -> None:
+        if live is not None:
+            tile = replace(tile, rows=live[tile.rows])
+        image, head, at = tile.images, tile.heads, tile.rows
         rows = (head_share[image, None, head, None] * r[image][:, :, None, at]).flatten(2)
         for first in range(0, call.keys, width):
-            key = slice(first, first + width)
-            weights = call.weights(image, head, at, key, room)
-            out[:, :, key].baddbmm_(rows, weights.flatten(1, 2))
+            keys = slice(first, first + width)
+            weights = call.tile_weights(replace(tile, keys=keys))
+            out[:, :, keys].baddbmm_(rows, weights.flatten(1, 2))
 
-    threads = threads_for(call, count, r.shape[1])
-    limit = limit_of(call, threads)
-    blocks = tiles(call.batch, call.heads, count, min(width, call.keys), limit)
-    return added(add, blocks, call, r, threads)
+    threads = thread_count(call, count, r.shape[1])
+    limit = tile_limit(call, threads)
+    tiles = cut_tiles(call.batch, call.heads, count, min(width, call.keys), limit)
+    return sum_tiles(add, tiles, call, r, threads)
 
 
-def pull_fused(
+def apply_fused_transpose(
     call: AttentionCall,
     r: Rows,
-    fuse: Fuse,
+    fuse: FuseTile,
     discard: float = 0.0,
     windows: int = 1,
-    spared: int = 0,
+    prefix: int = 0,
 ) -> Float[Tensor, "b s j"]:
-    """F' r, F the fused map: entries below its discard-quantile 0, then every row summing to 1.
+    """Compute F' r, F the fused map: entries below its discard-quantile 0, then rows of sum 1.
 
-    windows: how many in a row belong to one image, whose entries are one map. spared: the first
-    columns, which lose nothing to discard. A row with nothing left stays where it is.
+    windows: how many in a row belong to one image, whose entries are one map. prefix: the number of
+    first columns, which lose nothing to discard. A row with nothing left stays where it is.
     """
     low = threshold(call, fuse, discard, windows) if discard else None
-    call, r, live = start(call, r)
+    call, r, live = _prepare(call, r)
 
-    def add(out: Tensor, room: Room | None, image: slice, row: slice | Tensor) -> None:
-        fused = fuse(call, image, row, room)
+    def add(out: Tensor, tile: Tile) -> None:
+        fused = fuse(call, tile)
         if low is not None:
-            dropped = fused < low[image, None, None]
-            dropped[..., :spared] = False
+            dropped = fused < low[tile.images, None, None]
+            dropped[..., :prefix] = False
             fused = fused.masked_fill(dropped, 0)
         total = fused.sum(-1, keepdim=True)
-        rows = r[image][:, :, row]
+        rows = r[tile.images][:, :, tile.rows]
         out += rows @ (fused / total.masked_fill(total == 0, 1))
         if call.queries == call.keys:
-            places = torch.arange(call.queries, device=r.device)[row]
+            places = torch.arange(call.queries, device=r.device)[tile.rows]
             out.index_add_(2, places, (total == 0).mT * rows)
 
-    return added_by_rows(add, call, r, live)
+    return _sum_rows(add, call, r, live)
 
 
-def pull_as_is(call: AttentionCall, r: Rows, fuse: Fuse) -> Float[Tensor, "b s j"]:
-    """C' r, C the fused map as it comes."""
-    call, r, live = start(call, r)
+def apply_raw_transpose(call: AttentionCall, r: Rows, fuse: FuseTile) -> Float[Tensor, "b s j"]:
+    """Compute C' r, C the fused map as `fuse` gives it."""
+    call, r, live = _prepare(call, r)
 
-    def add(out: Tensor, room: Room | None, image: slice, row: slice | Tensor) -> None:
-        out += r[image][:, :, row] @ fuse(call, image, row, room)
+    def add(out: Tensor, tile: Tile) -> None:
+        out += r[tile.images][:, :, tile.rows] @ fuse(call, tile)
 
-    return added_by_rows(add, call, r, live)
+    return _sum_rows(add, call, r, live)
 
 
-def added_by_rows(
-    add: Callable[..., None], call: AttentionCall, r: Rows, live: Tensor | None
+def _sum_rows(
+    add: Callable[[Tensor, Tile], None], call: AttentionCall, r: Rows, live: Tensor | None
 ) -> Float[Tensor, "b s j"]:
-    """What add(out, room, image, row) adds up to over whole rows of all heads."""
-    threads = threads_for(call, rows_of(call, live), r.shape[1])
-    return added(add, row_tiles(call, live, threads), call, r, threads)
+    """The sum of what `add` adds for tiles of whole rows of all heads."""
+    threads = thread_count(call, live_count(call, live), r.shape[1])
+    return sum_tiles(add, row_tiles(call, live, threads), call, r, threads)
 
 
-def start(call: AttentionCall, r: Rows) -> tuple[AttentionCall, Tensor, Tensor | None]:
+def _prepare(call: AttentionCall, r: Rows) -> tuple[AttentionCall, Tensor, Tensor | None]:
     """The call and r in the dtype of the weights, and the rows that need work."""
     r = r.to(call.dtype)
-    return call.full(), r, support(r)
+    return call.upcast(), r, _support(r)
 
 
-def support(r: Rows) -> Tensor | None:
+def _support(r: Rows) -> Tensor | None:
     """The positions that are not 0 in every row; None where that is most of them."""
     half = r.shape[2] // 2
     if r.count_nonzero() > half * r.shape[0] * r.shape[1]:  # so some row alone has more than half

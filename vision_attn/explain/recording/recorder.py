@@ -1,46 +1,71 @@
-"""What sees the calls of torch's attention, and attention by a softmax of products; see `record`.
+"""The recorder: a function mode that sees the calls, hooks that see the modules, and their record.
 
 Axes: b batch, n tokens, d width of a token, head, i queries, j keys.
 """
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 from weakref import ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from vision_attn.explain.recording.calls import AttentionCall, Fused, Fusion, WrittenOut
+from vision_attn.attention import Attend, Readout
+from vision_attn.attention.normalizers import Softmax
+from vision_attn.attention.scores import DotProduct
+from vision_attn.attention.windows import Global
+from vision_attn.explain.networks.modules import attends, modules_of, uncompiled
+from vision_attn.explain.recording.calls import (
+    AttentionCall,
+    ExplicitWeights,
+    Fusion,
+    LazyWeights,
+    Workspace,
+)
 from vision_attn.explain.recording.sdpa import (
-    Given,
+    SDPAInputs,
     attention_and_lse,
+    detached,
     is_matmul,
     multi_head_body,
-    off,
+    short_attention,
 )
-from vision_attn.explain.recording.short import short_attention
-from vision_attn.explain.recording.workspace import Room
+
+__all__ = ["Part", "Record", "Recorder"]
 
 Part = Literal["v", "context", "scores"]
 
 NORM = {F.layer_norm, F.rms_norm}
 SOFTMAX = {torch.softmax, Tensor.softmax, F.softmax}
-SEEN = {F.scaled_dot_product_attention, F.multi_head_attention_forward, *NORM, *SOFTMAX}
+WATCHED = {F.scaled_dot_product_attention, F.multi_head_attention_forward, *NORM, *SOFTMAX}
 PRODUCT = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm}
 
 
 @dataclass
 class Record:
-    """The calls in the order they ran, and the names of the attention modules that ran.
+    """The attention calls of a network in the order they ran.
 
-    streams: by the number n of tokens, what the last norm over a sequence (b n d) was given: the
+    calls: one an attention module. expected: the names of the attention modules that ran. streams:
+    by the number n of tokens, the input (b n d) of the last norm over a sequence of so many: the
     residual stream at the end of the network.
+
+    >>> import torch
+    >>> from vision_attn.explain import record_attention
+    >>> from vision_attn.models import ViT
+    >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+    >>> with record_attention(network) as record:
+    ...     logits = network(torch.rand(2, 3, 16, 16))
+    >>> record.expected
+    ['blocks.0.attn', 'blocks.1.attn']
+    >>> record.streams[5].shape
+    torch.Size([2, 5, 12])
     """
 
     calls: list[AttentionCall] = field(default_factory=list)
@@ -48,8 +73,40 @@ class Record:
     streams: dict[int, Tensor] = field(default_factory=dict)
 
 
-def no_values() -> None:
-    return None
+class Recorder:
+    """Record the attention calls of a network: a mode sees the calls, hooks count them.
+
+    keep, fusion: as of `record_attention`, which also checks that there was a call at all.
+
+    >>> import torch
+    >>> from vision_attn.explain.recording.recorder import Recorder
+    >>> from vision_attn.models import ViT
+    >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+    >>> recorder = Recorder(keep=frozenset({"v"}))
+    >>> with recorder.watching(network):
+    ...     logits = network(torch.rand(2, 3, 16, 16))
+    >>> len(recorder.record.calls)
+    2
+    """
+
+    def __init__(self, keep: frozenset[Part], fusion: Fusion | None = None):
+        self._log = CallLog(keep, fusion)
+        self._mode = CallMode(self._log)
+        self._hooks = ModuleHooks(self._log)
+
+    @property
+    def record(self) -> Record:
+        """The calls so far."""
+        return self._log.record
+
+    @contextmanager
+    def watching(self, network: nn.Module) -> Iterator[None]:
+        """Record the runs of `network` in the thread that made this recorder, while this is open.
+
+        Raises ValueError where an attention module ran without exactly one call seen.
+        """
+        with self._hooks.attached(network), self._mode, uncompiled():
+            yield
 
 
 class Run(NamedTuple):
@@ -64,180 +121,372 @@ class Run(NamedTuple):
         return out is None and sys.exception() is not self.handled
 
 
-class CallRecorder(TorchFunctionMode):
-    """Records while it is switched on, in the thread that made it."""
+class CallLog:
+    """What the mode and the hooks share: the record, what runs now, and the kernel's last result.
 
-    def __init__(self, keep: frozenset[Part], fusion: Fusion | None = None):
-        super().__init__()
-        self.keep, self.fusion, self.room = keep, fusion, Room()
+    A kernel's result is its log-sum-exp or, where heads were fused, the map.
+    """
+
+    def __init__(self, keep: frozenset[Part], fusion: Fusion | None):
+        self.keep, self.fusion = keep, fusion
+        self.workspace = Workspace()
         self.record = Record()
         self.thread = threading.get_ident()
         self.running: list[Run] = []  # attention modules
-        self.told = 0  # of them, those that tell their call themselves when they are done
-        # Of the last call of torch's attention: its map where its heads were fused, or else what
-        # its kernel told; its values.
+        self.deferred = 0  # of them, those whose calls are recorded by their hooks when they end
         self.fused_map: Tensor | None = None
         self.lse: Tensor | None = None
-        self.values: Callable[[], Tensor | None] = no_values
-        # What softmax made and has not yet multiplied values, and what softmax was given.
-        self.softmaxed: WeakIdKeyDictionary = WeakIdKeyDictionary()
-
-    def __torch_function__(
-        self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func not in SEEN and not self.softmaxed.data:
-            return func(*args, **kwargs)
-        if self.told:
-            if func is not F.scaled_dot_product_attention:
-                return func(*args, **kwargs)
-            return self.attention(Given(*args, **kwargs))
-        if func is F.scaled_dot_product_attention:
-            return self.fused(Given(*args, **kwargs))
-        if func is F.multi_head_attention_forward:
-            return self.multi_head(args, kwargs)
-        if self.softmaxed.data and (func in PRODUCT or func is torch.einsum):
-            product = self.product(func, args)
-            if product is not None:
-                return product
-        out = func(*args, **kwargs)
-        if func in SOFTMAX and out.ndim > 2 and _dim(args, kwargs) in (-1, out.ndim - 1):
-            self.softmaxed[out] = args[0] if "scores" in self.keep else None
-        elif self.softmaxed.data and isinstance(out, Tensor):
-            self.follow(args, out)
-        elif func in NORM and args[0].ndim == 3:
-            self.record.streams[args[0].shape[1]] = args[0].detach()
-        return out
-
-    def fused(self, given: Given) -> Tensor:
-        """torch's attention, by whatever kernel it chooses."""
-        query, key, value, mask = given[:4]
-        if value is self.values():
-            raise ValueError(
-                f"{self.module or 'the network'} attends twice over the same values, and how it "
-                "combines the two is not known (differential attention?): one map cannot stand "
-                "for it"
-            )
-        self.values = ref(value)
-        batches = [x.shape[:-2] for x in (query, key, value)]
-        if not given.enable_gqa and batches != [batches[0]] * 3:  # heads that share keys and values
-            whole = torch.broadcast_shapes(*batches)
-            query, key, value = (x.expand(*whole, -1, -1) for x in (query, key, value))
-            given = given._replace(query=query, key=key, value=value)
-        context = self.attention(given)
-        if self.told_fused():
-            return context
-        if given.enable_gqa:
-            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
-            value = value.repeat_interleave(query.shape[-3] // value.shape[-3], dim=-3)
-        q, k, v = (x.unsqueeze(-3) if x.ndim == 3 else x for x in (query, key, value))
-        if mask is not None and query.ndim == mask.ndim == 3:
-            mask = mask.unsqueeze(-3)
-        self.record.calls.append(
-            Fused(
-                self.module,
-                v=off(v) if "v" in self.keep else None,
-                context=context if "context" in self.keep else None,
-                q=off(q),
-                k=off(k),
-                scale=given.alpha,
-                mask=None if mask is None else mask.detach(),
-                causal=given.is_causal,
-                lse=self.take_lse(),
-            )
-        )
-        return context
-
-    def attention(self, given: Given) -> Tensor:
-        """torch's attention, with its heads' weights fused on the way where that is wanted."""
-        self.fused_map = self.lse = None
-        if self.fusion is not None:
-            short = short_attention(given, self.fusion, self.room)
-            if short is not None:
-                context, self.fused_map = short
-                return context
-        context, self.lse = attention_and_lse(given)
-        return context
-
-    def told_fused(self) -> bool:
-        """Puts the last call on record if its heads were fused. Whether they were."""
-        if self.fusion is None or self.fused_map is None:
-            return False
-        made, shares = self.fused_map.unsqueeze(1), self.fusion.keeps_shares
-        self.record.calls.append(WrittenOut(self.module, None, None, made, None, shares))
-        self.fused_map = None
-        return True
-
-    def take_lse(self) -> Tensor | None:
-        """What the kernel told in the last call, once."""
-        lse, self.lse = self.lse, None
-        return None if lse is None else lse.detach()
-
-    def multi_head(self, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor | None]:
-        """`nn.MultiheadAttention`: torch's own code, on its path through fused attention."""
-        wanted = kwargs.get("need_weights", True)
-        fusion = self.fusion
-        if wanted:  # by the network itself, which is owed those of each head
-            self.fusion = None
-        try:
-            with self:
-                out, _ = multi_head_body(*args, **{**kwargs, "need_weights": False})
-        finally:
-            self.fusion = fusion
-        if not wanted:
-            return out, None
-        weights = self.record.calls[-1].weights().to(out.dtype)
-        if kwargs.get("average_attn_weights", True):
-            weights = weights.mean(1)
-        return out, weights if args[0].ndim == 3 else weights.squeeze(0)
-
-    def follow(self, args: tuple, out: Tensor) -> None:
-        """Weights that were only moved, scaled or mixed are still weights."""
-        for arg in args:
-            if isinstance(arg, Tensor) and arg in self.softmaxed and arg.numel() == out.numel():
-                self.softmaxed[out] = self.softmaxed[arg]
-                return
-
-    def product(self, func: Callable, args: tuple) -> Tensor | None:
-        """weights @ v, also written (v' @ weights')' or as einsum; None for any other product."""
-        if func is torch.einsum:
-            if len(args) != 3 or not is_matmul(args[0]):
-                return None
-            args = args[1:]
-        left, right = args[:2]
-        if left.ndim not in (3, 4) or left.ndim != right.ndim:
-            return None
-        if left in self.softmaxed:
-            return self.by_hand(left, right, self.softmaxed.pop(left))
-        if right in self.softmaxed:
-            return self.by_hand(right.mT, left.mT, self.softmaxed.pop(right)).mT.contiguous()
-        return None
-
-    def by_hand(self, weights: Tensor, v: Tensor, scores: Tensor | None) -> Tensor:
-        context = weights @ v
-        if weights.ndim == 3:
-            weights, v = weights.unsqueeze(1), v.unsqueeze(1)
-        self.written_out(weights, v, context, scores)
-        return context
-
-    def written_out(
-        self, weights: Tensor, v: Tensor | None, context: Tensor | None, scores: Tensor | None
-    ) -> None:
-        self.record.calls.append(
-            WrittenOut(
-                self.module,
-                v=off(v) if v is not None and "v" in self.keep else None,
-                context=context if "context" in self.keep else None,
-                made=weights.detach(),
-                given=None if scores is None else scores.detach().reshape(weights.shape),
-            )
-        )
+        self.last_values: Callable[[], Tensor | None] = no_values
 
     @property
     def module(self) -> str:
         """The name of the attention module that is running."""
         return self.running[-1].name if self.running else ""
 
+    def start_run(self, name: str) -> Run:
+        return Run(name, len(self.record.calls), len(self.record.expected), sys.exception())
+
+    def attention(self, inputs: SDPAInputs) -> Tensor:
+        """Run torch's attention, and fuse the weights of its heads if that is wanted and cheap."""
+        self.forget_kernel()
+        if self.fusion is not None:
+            short = short_attention(inputs, self.fusion, self.workspace)
+            if short is not None:
+                context, self.fused_map = short
+                return context
+        context, self.lse = attention_and_lse(inputs)
+        return context
+
+    def forget_kernel(self) -> None:
+        self.fused_map = self.lse = None
+
+    def add_fused_map(self) -> bool:
+        """Record the last call if its heads were fused; return whether they were."""
+        if self.fusion is None or self.fused_map is None:
+            return False
+        weights, normalized = self.fused_map.unsqueeze(1), self.fusion.keeps_row_sums
+        self.record.calls.append(
+            ExplicitWeights(self.module, None, None, weights, None, normalized)
+        )
+        self.fused_map = None
+        return True
+
+    def add_lazy(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Tensor,
+        scale: float,
+        mask: Tensor | None,
+        causal: bool,
+    ) -> None:
+        """Record a call of a kernel that kept no weights, with the log-sum-exp it returned."""
+        lse, self.lse = self.lse, None
+        self.record.calls.append(
+            LazyWeights(
+                self.module,
+                v=detached(v) if "v" in self.keep else None,
+                context=context if "context" in self.keep else None,
+                q=detached(q),
+                k=detached(k),
+                scale=scale,
+                mask=mask,
+                causal=causal,
+                lse=None if lse is None else lse.detach(),
+            )
+        )
+
+    def add_explicit(
+        self, weights: Tensor, v: Tensor | None, context: Tensor | None, scores: Tensor | None
+    ) -> None:
+        """Record a call whose weights are at hand."""
+        self.record.calls.append(
+            ExplicitWeights(
+                self.module,
+                v=detached(v) if v is not None and "v" in self.keep else None,
+                context=context if "context" in self.keep else None,
+                all_weights=weights.detach(),
+                all_scores=None if scores is None else scores.detach().reshape(weights.shape),
+            )
+        )
+
+
+def no_values() -> None:
+    return None
+
+
+class CallMode(TorchFunctionMode):
+    """See the calls of torch's attention, and of attention as a softmax and a product."""
+
+    def __init__(self, log: CallLog):
+        super().__init__()
+        self.log = log
+        # Outputs of softmax that have not yet multiplied values, each with the softmax's input.
+        self.softmax_outputs: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    def __torch_function__(
+        self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        outputs, log = self.softmax_outputs, self.log
+        if func not in WATCHED and not outputs.data:
+            return func(*args, **kwargs)
+        if log.deferred:
+            if func is not F.scaled_dot_product_attention:
+                return func(*args, **kwargs)
+            return log.attention(SDPAInputs(*args, **kwargs))
+        if func is F.scaled_dot_product_attention:
+            return self._sdpa(SDPAInputs(*args, **kwargs))
+        if func is F.multi_head_attention_forward:
+            return self._multi_head(args, kwargs)
+        if outputs.data and (func in PRODUCT or func is torch.einsum):
+            context = self._product(func, args)
+            if context is not None:
+                return context
+        out = func(*args, **kwargs)
+        if func in SOFTMAX and out.ndim > 2 and _dim(args, kwargs) in (-1, out.ndim - 1):
+            outputs[out] = args[0] if "scores" in log.keep else None
+        elif outputs.data and isinstance(out, Tensor):
+            self._track(args, out)
+        elif func in NORM and args[0].ndim == 3:
+            log.record.streams[args[0].shape[1]] = args[0].detach()
+        return out
+
+    def _sdpa(self, inputs: SDPAInputs) -> Tensor:
+        """Run and record torch's attention, by whatever kernel it chooses."""
+        log, (query, key, value, mask) = self.log, inputs[:4]
+        if value is log.last_values():
+            raise ValueError(
+                f"{log.module or 'the network'} attends twice over the same values, and how it "
+                "combines the two is not known (differential attention?): one map cannot stand "
+                "for it"
+            )
+        log.last_values = ref(value)
+        batches = [x.shape[:-2] for x in (query, key, value)]
+        if not inputs.enable_gqa and batches != [batches[0]] * 3:  # heads share keys and values
+            shape = torch.broadcast_shapes(*batches)
+            query, key, value = (x.expand(*shape, -1, -1) for x in (query, key, value))
+            inputs = inputs._replace(query=query, key=key, value=value)
+        context = log.attention(inputs)
+        if log.add_fused_map():
+            return context
+        if inputs.enable_gqa:
+            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
+            value = value.repeat_interleave(query.shape[-3] // value.shape[-3], dim=-3)
+        q, k, v = (x.unsqueeze(-3) if x.ndim == 3 else x for x in (query, key, value))
+        if mask is not None and query.ndim == mask.ndim == 3:
+            mask = mask.unsqueeze(-3)
+        mask = None if mask is None else mask.detach()
+        log.add_lazy(q, k, v, context, inputs.alpha, mask, inputs.is_causal)
+        return context
+
+    def _multi_head(self, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor | None]:
+        """Run `nn.MultiheadAttention` by torch's own code, on its path through `_sdpa`."""
+        log = self.log
+        fusion, need_weights = log.fusion, kwargs.get("need_weights", True)
+        if need_weights:  # by the network itself, which is owed those of each head
+            log.fusion = None
+        try:
+            with self:
+                out, _ = multi_head_body(*args, **{**kwargs, "need_weights": False})
+        finally:
+            log.fusion = fusion
+        if not need_weights:
+            return out, None
+        weights = log.record.calls[-1].weights().to(out.dtype)
+        if kwargs.get("average_attn_weights", True):
+            weights = weights.mean(1)
+        return out, weights if args[0].ndim == 3 else weights.squeeze(0)
+
+    def _track(self, args: tuple, out: Tensor) -> None:
+        """Take weights that were only moved, scaled or mixed for weights still."""
+        outputs = self.softmax_outputs
+        for arg in args:
+            if isinstance(arg, Tensor) and arg in outputs and arg.numel() == out.numel():
+                outputs[out] = outputs[arg]
+                return
+
+    def _product(self, func: Callable, args: tuple) -> Tensor | None:
+        """Record weights @ v, also as (v' @ weights')' or einsum; None for any other product."""
+        if func is torch.einsum:
+            if len(args) != 3 or not is_matmul(args[0]):
+                return None
+            args = args[1:]
+        outputs, (left, right) = self.softmax_outputs, args[:2]
+        if left.ndim not in (3, 4) or left.ndim != right.ndim:
+            return None
+        if left in outputs:
+            return self._weigh(left, right, outputs.pop(left))
+        if right in outputs:
+            return self._weigh(right.mT, left.mT, outputs.pop(right)).mT.contiguous()
+        return None
+
+    def _weigh(self, weights: Tensor, v: Tensor, scores: Tensor | None) -> Tensor:
+        context = weights @ v
+        if weights.ndim == 3:
+            weights, v = weights.unsqueeze(1), v.unsqueeze(1)
+        self.log.add_explicit(weights, v, context, scores)
+        return context
+
 
 def _dim(args: tuple, kwargs: dict) -> int | None:
     return kwargs.get("dim", args[1] if len(args) > 1 else None)
+
+
+class ModuleHooks:
+    """Check that each attention module makes one call a run; record our own attention.
+
+    Modules inside an attention module make their calls for it.
+    """
+
+    def __init__(self, log: CallLog):
+        self.log = log
+        self.runs: list[Run] = []  # of the network
+
+    @contextmanager
+    def attached(self, network: nn.Module) -> Iterator[None]:
+        """Keep hooks on the network and its attention modules while this is open."""
+        hooks: list = [
+            network.register_forward_pre_hook(self._before_network),
+            network.register_forward_hook(self._after_network, always_call=True),
+        ]
+        try:
+            for module, name in modules_of(network).items():
+                if attends(module):
+                    hooks += [
+                        module.register_forward_pre_hook(self._before(name, module)),
+                        module.register_forward_hook(
+                            self._after(name), with_kwargs=True, always_call=True
+                        ),
+                    ]
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _before_network(self, _network: nn.Module, _args: tuple) -> None:
+        log = self.log
+        if threading.get_ident() == log.thread:
+            self.runs.append(log.start_run(""))
+            log.last_values = no_values  # it may be given the same again
+
+    def _after_network(self, _network: nn.Module, _args: tuple, out: Any) -> None:
+        if threading.get_ident() != self.log.thread or not self.runs:
+            return
+        record, run = self.log.record, self.runs.pop()
+        if run.failed(out):
+            del record.calls[run.calls :], record.expected[run.expected :]
+
+    def _before(self, name: str, module: nn.Module) -> Callable:
+        log, deferred = self.log, is_softmax_of_products(module)
+
+        def hook(_module: nn.Module, _args: tuple) -> None:
+            if threading.get_ident() == log.thread:
+                log.running.append(log.start_run(name))
+                log.deferred += deferred
+                log.forget_kernel()  # a call that failed
+
+        return hook
+
+    def _after(self, name: str) -> Callable:
+        log = self.log
+
+        def hook(module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:
+            if threading.get_ident() != log.thread:
+                return
+            if not log.running or log.running[-1].name != name:
+                return  # another hook raised before it could enter
+            run, calls = log.running[-1], log.record.calls
+            log.deferred -= is_softmax_of_products(module)
+            if run.failed(out):
+                del calls[run.calls :]
+                log.running.pop()
+                return
+            if isinstance(module, Attend):
+                self._attend(module, run.calls, out, *args, **kwargs)
+            if isinstance(module, Readout):
+                self._read_out(module, run.calls, *args, **kwargs)
+            log.running.pop()
+            if not log.running:
+                log.record.expected.append(name)
+            if (count := len(calls) - run.calls) != 1:
+                raise ValueError(_miscounted(name, module, count))
+
+        return hook
+
+    def _attend(
+        self,
+        attend: Attend,
+        before: int,
+        context: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+        layout: Any = None,
+    ) -> None:
+        """Record our own attention: by queries and keys if they say it all, else by its weights."""
+        if is_softmax_of_products(attend):
+            self._attend_by_products(attend, context, q, k, v, mask)
+            return
+        calls, keep_scores = self.log.record.calls, "scores" in self.log.keep
+        expected_shape = (len(q), q.shape[-2])
+        complete = (
+            len(calls) == before + 1 and (calls[-1].batch, calls[-1].queries) == expected_shape
+        )
+        if complete and not keep_scores:
+            return
+        with torch.no_grad():
+            weights = attend.weights(q, k, mask, layout)
+            scores = attend.score(q, k).expand_as(weights) if keep_scores else None
+        del calls[before:]
+        self.log.add_explicit(weights, v.expand(-1, weights.shape[1], -1, -1), context, scores)
+
+    def _attend_by_products(
+        self, attend: Any, context: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
+    ) -> None:
+        """Record our own attention by a softmax of products, whatever kernel ran."""
+        if self.log.add_fused_map():
+            return
+        with torch.no_grad():
+            q, k = attend.score.transform(q, k)
+        q, k, v = (x.expand(-1, context.shape[1], -1, -1) for x in (q, k, v))
+        scale = attend.score.scale / attend.normalizer.temperature
+        self.log.add_lazy(q, k, v, context, scale, mask, causal=False)
+
+    def _read_out(
+        self, readout: Readout, before: int, tokens: Tensor, layout: Any = None, mask: Any = None
+    ) -> None:
+        """Record our own readouts: one query's call, or their weights with looks for heads."""
+        calls = self.log.record.calls
+        if len(calls) == before + 1 and (calls[-1].queries, calls[-1].keys) == (1, tokens.shape[1]):
+            return
+        with torch.no_grad():
+            weights = readout.weights(tokens, layout, mask)
+        del calls[before:]
+        self.log.add_explicit(weights.unsqueeze(2), None, None, None)
+
+
+def is_softmax_of_products(module: nn.Module) -> bool:
+    """Whether it is our own attention by weights that queries and keys alone give."""
+    return (
+        isinstance(module, Attend)
+        and isinstance(module.score, DotProduct)
+        and isinstance(module.normalizer, Softmax)
+        and isinstance(module.window, Global)
+    )
+
+
+def _miscounted(name: str, module: nn.Module, count: int) -> str:
+    what = f"{name or 'the network'} ({type(module).__name__})"
+    if count == 0:
+        return (
+            f"{what} ran, but no attention call of it was seen: its kernel is not torch's, or it "
+            "does not weigh values by a softmax over keys. Where it has a choice, choose torch's "
+            "scaled_dot_product_attention (Hugging Face: attn_implementation='sdpa')"
+        )
+    return (
+        f"{what} makes {count} attention calls a run, and how it combines them is not known: one "
+        "map cannot stand for it"
+    )

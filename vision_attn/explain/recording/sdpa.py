@@ -1,21 +1,42 @@
-"""torch's attention as the recorder calls it, so that what it knows is not lost.
+"""torch's attention as the recorder calls it: with its log-sum-exp, or with its heads fused.
 
-Axes: b batch, head, i queries, j keys, d width.
+Axes: b batch, head, i queries, j keys, d width of a head, e value width.
 """
 
 from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
+from vision_attn.explain.recording.calls import CPU_TILE, Fusion, Workspace, cut_tiles, product
+
+__all__ = [
+    "SDPAInputs",
+    "attention_and_lse",
+    "detached",
+    "is_matmul",
+    "multi_head_body",
+    "short_attention",
+]
+
 SMALL = 2**20  # bytes that are not worth a copy
 
 
-class Given(NamedTuple):
-    """What torch's `scaled_dot_product_attention` is given."""
+class SDPAInputs(NamedTuple):
+    """The arguments of torch's `scaled_dot_product_attention`, in its order.
+
+    >>> import torch
+    >>> from vision_attn.explain.recording.sdpa import SDPAInputs
+    >>> inputs = SDPAInputs(*torch.rand(3, 1, 2, 5, 16))
+    >>> inputs.alpha
+    0.25
+    >>> inputs.plain
+    True
+    """
 
     query: Tensor
     key: Tensor
@@ -28,7 +49,7 @@ class Given(NamedTuple):
 
     @property
     def alpha(self) -> float:
-        """What products of queries and keys are multiplied by."""
+        """Factor that products of queries and keys are multiplied by."""
         return self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
 
     @property
@@ -39,33 +60,66 @@ class Given(NamedTuple):
 
     @property
     def flash(self) -> bool:
-        """Whether torch would choose its flash kernel. What that returns is laid out as q."""
+        """Whether torch would choose its flash kernel, whose output has the strides of q."""
         chosen = torch._fused_sdp_choice(
             self.query, self.key, self.value, dropout_p=self.dropout_p, scale=self.scale
         )
         return chosen == SDPBackend.FLASH_ATTENTION.value
 
 
-def attention_and_lse(given: Given) -> tuple[Tensor, Tensor | None]:
-    """torch's attention, and log sum_j exp(score_ij) where its kernel tells: see `Fused`.
+def attention_and_lse(inputs: SDPAInputs) -> tuple[Tensor, Tensor | None]:
+    """Run torch's attention; also return log sum_j exp(score_ij) if its kernel computes it.
 
-    It is the kernel that torch would choose: flash attention for float32 and float64 on a CPU.
+    It is the kernel that torch would choose: flash attention for float32 and float64 on a CPU. The
+    second value (b head i) is what `LazyWeights.lse` takes; None from every other kernel.
     """
-    if given.plain and given.flash:
+    if inputs.plain and inputs.flash:
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            given.query, given.key, given.value, given.dropout_p, scale=given.scale
+            inputs.query, inputs.key, inputs.value, inputs.dropout_p, scale=inputs.scale
         )
-    return F.scaled_dot_product_attention(**given._asdict()), None
+    return F.scaled_dot_product_attention(**inputs._asdict()), None
+
+
+def short_attention(
+    inputs: SDPAInputs, fusion: Fusion, workspace: Workspace
+) -> tuple[Float[Tensor, "b head i e"], Float[Tensor, "b i j"]] | None:
+    """Run torch's attention in tiles and fuse its heads on the way; None where that is no gain.
+
+    It is a gain where the fused map takes no more memory than the queries and keys, which would be
+    kept in its place, and the network computes without gradients on a CPU, in float32 or float64.
+    Returns the context, with the strides that torch's would have, and the fused map.
+    """
+    if not inputs.plain or inputs.dropout_p or torch.is_grad_enabled():
+        return None
+    query, key, value = inputs[:3]
+    if not query.shape[:2] == key.shape[:2] == value.shape[:2]:
+        return None
+    (batch, heads, queries, width), keys = query.shape, key.shape[2]
+    if not batch * keys or queries * keys > (queries + keys) * heads * width:
+        return None
+    if inputs.flash:
+        context = torch.empty_like(query)
+    else:
+        context = query.new_empty(batch, heads, queries, value.shape[3])
+    fused = query.new_empty(batch, queries, keys)
+    limit = CPU_TILE * torch.get_num_threads()
+    for tile in cut_tiles(batch, 1, queries, heads * keys, limit):
+        image, row = tile.images, tile.rows
+        scores = product(query[image, :, row], key[image].mT, "weights", workspace, inputs.alpha)
+        weights = torch.softmax(scores, -1, out=scores)
+        context[image, :, row] = weights @ value[image]
+        fused[image, row] = fusion.fuse(weights)
+    return context, fused
 
 
 def _exact(x: Tensor) -> bool:
-    """Whether products of it are made on a CPU in the full precision of float32 or float64."""
+    """Whether products of it are computed on a CPU in full float32 or float64 precision."""
     exact = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
     return exact and x.device.type == "cpu"
 
 
-def off(tensor: Tensor) -> Tensor:
-    """Off the graph. A large view is copied, or it would keep q, k and v alive, as graphs do."""
+def detached(tensor: Tensor) -> Tensor:
+    """Take a tensor off the graph. A large view is copied: it would keep q, k and v alive."""
     small = tensor.nbytes <= SMALL or tensor.untyped_storage().nbytes() <= tensor.nbytes
     if tensor.requires_grad or small:
         return tensor.detach()
@@ -73,7 +127,12 @@ def off(tensor: Tensor) -> Tensor:
 
 
 def is_matmul(equation: Any) -> bool:
-    """Whether an einsum of two tensors is `...ij,...jd->...id`."""
+    """Whether an einsum of two tensors is `...ij,...jd->...id`.
+
+    >>> from vision_attn.explain.recording.sdpa import is_matmul
+    >>> is_matmul("bhij,bhjd->bhid"), is_matmul("bhid,bhjd->bhij")
+    (True, False)
+    """
     left, _, out = equation.replace(" ", "").partition("->")
     weights, _, v = left.partition(",")
     return (

@@ -30,7 +30,7 @@ from vision_attn.explain import (
     Explainer,
     RandomMap,
     choose_methods,
-    fitting,
+    fitting_methods,
 )
 from vision_attn.reports import workers as pool
 from vision_attn.reports.scoring.evidence import Sample, open_data
@@ -141,7 +141,7 @@ def methods_for(words: Sequence[str] | None, network: nn.Module) -> list[Explain
     if words:
         chosen = choose_methods(words, network)
     else:
-        chosen = [m for m in fitting(network) if not isinstance(m, Attribution | Baseline)]
+        chosen = [m for m in fitting_methods(network) if not isinstance(m, Attribution | Baseline)]
     return [method for method in chosen if method not in BASELINES] + list(BASELINES)
 
 

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from vision_attn.explain.recording import short
-from vision_attn.explain.recording.sdpa import Given
-from vision_attn.explain.recording.short import short_attention
-from vision_attn.explain.recording.workspace import Room
+from vision_attn.explain.recording import sdpa
+from vision_attn.explain.recording.calls import Workspace
+from vision_attn.explain.recording.sdpa import SDPAInputs, short_attention
 from vision_attn.explain.rollout import FUSIONS
 
 
@@ -21,14 +20,14 @@ def qkv(b=2, h=3, i=5, j=7, d=11, e=11, dtype=torch.float64):
 
 @torch.no_grad()
 def fused(*args, fusion="mean", **options):
-    return short_attention(Given(*args, **options), FUSIONS[fusion], Room())
+    return short_attention(SDPAInputs(*args, **options), FUSIONS[fusion], Workspace())
 
 
 @pytest.mark.parametrize("limit", [10**6, 2 * 7 * 3 * 7, 3 * 3 * 7, 1])
 @pytest.mark.parametrize("fusion", FUSIONS)
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_the_output_and_the_fused_map(scale, fusion, limit, monkeypatch):
-    monkeypatch.setattr(short, "CPU_TILE", limit)
+    monkeypatch.setattr(sdpa, "CPU_TILE", limit)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     q, k, v = qkv(e=13)
     context, heads = fused(q, k, v, scale=scale, fusion=fusion)
@@ -51,7 +50,7 @@ def test_only_where_attention_is_plain_exact_short_and_without_gradients():
     with torch.autocast("cpu", torch.bfloat16):
         assert fused(*qkv(dtype=torch.float32)) is None
     with torch.enable_grad():
-        assert short_attention(Given(*qkv()), FUSIONS["mean"], Room()) is None
+        assert short_attention(SDPAInputs(*qkv()), FUSIONS["mean"], Workspace()) is None
 
 
 @pytest.mark.parametrize("empty", [{"b": 0}, {"j": 0}])
