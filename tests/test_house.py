@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -31,26 +32,69 @@ ALLOWED: dict[str, set[str]] = {
 }
 ALLOWED["__init__"] = set(ALLOWED) - {"cli", "commands"}
 
+# Parts whose files, with all that they import, import each other in one direction alone.
+WITHOUT_CIRCLES = sorted(set(ALLOWED) - {"__init__", "cli", "commands", "reports"})
+
 
 def part_of(path: Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
-def imported_parts(path: Path) -> set[str]:
-    """The parts of the package that a file imports, at any depth of its code."""
+def imported_names(path: Path) -> list[tuple[str, str]]:
+    """The (module, name) pairs that a file imports, at any depth of its code; name may be empty."""
     inside = ["vision_attn", *path.relative_to(PACKAGE).with_suffix("").parts]
-    found = set()
+    names = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            names += [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(inside[: len(inside) - node.level]) if node.level else ""
             module = ".".join(filter(None, [base, node.module]))
-            names = [f"{module}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        found |= {name.split(".")[1] for name in names if name.startswith("vision_attn.")}
-    return found & (set(ALLOWED) | {part_of(p) for p in PACKAGE.rglob("*.py")})
+            names += [(module, alias.name) for alias in node.names]
+    return names
+
+
+def imported_parts(path: Path) -> set[str]:
+    """The parts of the package that a file imports, at any depth of its code."""
+    names = [f"{module}.{name}".split(".") for module, name in imported_names(path)]
+    parts = {name[1] for name in names if name[0] == "vision_attn" and name[1]}
+    return parts & (set(ALLOWED) | {part_of(p) for p in PACKAGE.rglob("*.py")})
+
+
+def imported_files(path: Path) -> set[Path]:
+    """The files of the package that a file imports, at any depth of its code.
+
+    `from a import b` imports a/b.py if there is one, else what a itself is: a.py or a/__init__.py.
+    The package's own `__init__.py` imports none: it shows all parts and loads each on first use.
+    """
+    if path == PACKAGE / "__init__.py":
+        return set()
+    files = set()
+    for module, name in imported_names(path):
+        root, *parts = module.split(".")
+        if root == "vision_attn":
+            own = PACKAGE.joinpath(*parts)
+            for target in (own / name, own) if name else (own,):
+                choices = (target.with_suffix(".py"), target / "__init__.py")
+                if file := next(filter(Path.exists, choices), None):
+                    files.add(file)
+                    break
+    return files
+
+
+def circle(files: list[Path]) -> list[str]:
+    """A circle of files that import each other, if there is one among these and what they import."""
+    graph: dict[Path, set[Path]] = {}
+    while files:
+        path = files.pop()
+        if path not in graph:
+            graph[path] = imported_files(path)
+            files += graph[path]
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [str(path.relative_to(PACKAGE)) for path in error.args[1]]
+    return []
 
 
 @pytest.mark.parametrize(
@@ -72,6 +116,40 @@ def test_the_walk_sees_a_wrong_import(tmp_path, monkeypatch):
     wrong = tmp_path / "attention" / "scores.py"
     wrong.write_text("def late():\n    from ..hub import load_model\n")
     assert imported_parts(wrong) == {"hub"}
+
+
+@pytest.mark.parametrize("part", WITHOUT_CIRCLES)
+def test_no_circle_of_files(part: str):
+    files = [path for path in sorted(PACKAGE.rglob("*.py")) if part_of(path) == part]
+    assert files
+    assert not circle(files)
+
+
+# Inside `explain/`: folders know only those before them.
+FOLDERS = ["networks", "recording", "propagation"]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_folders_of_explain_build_on_each_other(folder: str):
+    above = [PACKAGE / "explain" / name for name in FOLDERS[FOLDERS.index(folder) + 1 :]]
+    for path in (PACKAGE / "explain" / folder).glob("*.py"):
+        wrong = [file for file in imported_files(path) if file.parent in above]
+        assert not wrong, f"{path.name} imports {wrong[0]}, which builds on it"
+
+
+def test_the_walk_sees_a_circle(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
+    part = tmp_path / "explain"
+    part.mkdir()
+    (part / "__init__.py").write_text("from vision_attn.explain.rollout import Rollout\n")
+    (part / "rollout.py").write_text("from vision_attn.explain import tiles\n")
+    (part / "tiles.py").write_text("import torch\n")
+    files = sorted(part.rglob("*.py"))
+    assert circle(list(files)) == []
+    (part / "tiles.py").write_text("def late():\n    from vision_attn.explain import Rollout\n")
+    assert sorted(set(circle(list(files)))) == [
+        *("explain/__init__.py", "explain/rollout.py", "explain/tiles.py")
+    ]
 
 
 def test_the_command_line_starts_without_torch():

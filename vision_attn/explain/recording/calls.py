@@ -168,7 +168,7 @@ class AttentionCall(ABC):
     ...     logits = network(torch.rand(2, 3, 16, 16))
     >>> call = record.calls[0]
     >>> call.module, call.shape
-    ('blocks.0.attn', (2, 3, 5, 5))
+    ('blocks.0.attn.attend', (2, 3, 5, 5))
     >>> call.weights(rows=slice(0, 1)).sum(-1).allclose(torch.ones(2, 3, 1))
     True
     """

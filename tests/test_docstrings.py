@@ -1,0 +1,129 @@
+"""Docstrings that people can use: a plain first line for every public name, examples that run."""
+
+import ast
+import doctest
+import importlib
+import inspect
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "vision_attn"
+
+# Parts of the package whose docstrings keep these rules. Add yours.
+PARTS = ["explain"]
+
+DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+MODULES = [path for part in PARTS for path in sorted((PACKAGE / part).rglob("*.py"))]
+each_module = pytest.mark.parametrize(
+    "path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE))
+)
+
+
+def module_of(path: Path) -> ModuleType:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return importlib.import_module(".".join(parts).removesuffix(".__init__"))
+
+
+def examples(source: str, name: str) -> list[doctest.DocTest]:
+    """Every docstring of a module that has examples, each to be run on its own."""
+    parser, tests = doctest.DocTestParser(), []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Module, *DEFINITIONS)) and (text := ast.get_docstring(node)):
+            line = node.body[0].lineno - 1
+            owner = f"{name}.{getattr(node, 'name', '')}"
+            test = parser.get_doctest(text, {"__name__": "__main__"}, owner, name, line)
+            if test.examples:
+                tests.append(test)
+    return tests
+
+
+def faults(source: str, public: list[str]) -> list[str]:
+    """What is wrong with the docstrings of a module's public names, one line each."""
+    wrong = []
+    for node in ast.parse(source).body:
+        if isinstance(node, DEFINITIONS) and node.name in public:
+            wrong += _faults(node, node.name)
+            if isinstance(node, ast.ClassDef):
+                if ">>> " not in (ast.get_docstring(node) or ""):
+                    wrong.append(f"{node.name}: a public class needs an example (>>> ...)")
+                for method in node.body:
+                    if not isinstance(method, DEFINITIONS) or method.name.startswith("_"):
+                        continue
+                    if ast.get_docstring(method) or not node.bases:  # an override has its parent's
+                        wrong += _faults(method, f"{node.name}.{method.name}")
+    return wrong
+
+
+def _faults(node: ast.AST, name: str) -> list[str]:
+    text = ast.get_docstring(node) or ""
+    first, _, rest = text.partition("\n")
+    if not text:
+        return [f"{name}: no docstring"]
+    wrong = []
+    if rest and not rest.startswith("\n"):
+        wrong.append(f"{name}: the first line must be a sentence of its own: {first!r}")
+    if not first.endswith((".", ":")):
+        wrong.append(f"{name}: the first line must end with a full stop: {first!r}")
+    return wrong
+
+
+@each_module
+def test_examples_run(path: Path):
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    report: list[str] = []
+    for test in examples(path.read_text(), str(path)):
+        runner.run(test, out=report.append)
+    assert not runner.failures, "".join(report)
+
+
+@each_module
+def test_public_names_are_listed_and_described(path: Path):
+    module = module_of(path)
+    defined = [
+        node.name
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, DEFINITIONS) and not node.name.startswith("_")
+    ]
+    public = getattr(module, "__all__", None)
+    assert public is not None or not defined, "__all__ is missing: list the public names in it"
+    missing = [name for name in public or [] if not hasattr(module, name)]
+    assert not missing, f"__all__ lists names that are not there: {missing}"
+    assert inspect.getdoc(module), "the module needs a docstring"
+    wrong = faults(path.read_text(), public or [])
+    assert not wrong, "\n".join(wrong)
+
+
+def test_faults_are_seen():
+    source = '''
+class Bare: pass
+class Dressed:
+    """Clothes, on.
+
+    >>> 1 + 1
+    2
+    """
+    def wear(self): pass
+class Two:
+    """A line
+    that goes on.
+    >>> 1
+    """
+def run():
+    """Run it"""
+def _private(): pass
+def unlisted(): pass
+'''
+    assert faults(source, ["Bare", "Dressed", "Two", "run"]) == [
+        "Bare: no docstring",
+        "Bare: a public class needs an example (>>> ...)",
+        "Dressed.wear: no docstring",
+        "Two: the first line must be a sentence of its own: 'A line'",
+        "Two: the first line must end with a full stop: 'A line'",
+        "run: the first line must end with a full stop: 'Run it'",
+    ]
+    (test,) = [test for test in examples(source, "it") if test.name == "it.Dressed"]
+    assert doctest.DocTestRunner(verbose=False).run(test).failed == 0
+    wrong = examples('"""Sum.\n\n>>> 1 + 1\n3\n"""', "it")
+    assert doctest.DocTestRunner(verbose=False).run(wrong[0], out=lambda _: None).failed == 1
