@@ -1,8 +1,11 @@
 """Explainers by name, as people type them."""
 
+from inspect import isabstract
+
 import pytest
 from torch import nn
 
+from vision_attn import explain
 from vision_attn.explain import Explainer, fitting_methods, methods, parse_method
 from vision_attn.explain.attribution import Occlusion
 from vision_attn.explain.gates import ChannelGates, SpatialGates
@@ -48,6 +51,16 @@ def test_a_mistake_gets_one_line_that_helps(text, message):
     with pytest.raises(ValueError, match=message) as caught:
         parse_method(text)
     assert "\n" not in str(caught.value)
+
+
+def test_the_methods_are_those_that_are_exported():
+    exported = {name: getattr(explain, name) for name in explain.__all__}
+    assert methods() == {
+        name: one
+        for name, one in exported.items()
+        if isinstance(one, type) and issubclass(one, Explainer) and not isabstract(one)
+    }
+    assert list(methods()) == sorted(methods())
 
 
 def test_every_method_has_defaults_and_comes_back_from_its_spelling():

@@ -25,10 +25,7 @@ from vision_attn.explain import (
 )
 from vision_attn.explain.propagation import tiles as tiling
 from vision_attn.explain.propagation import transpose as transposing
-from vision_attn.explain.propagation.quantile import threshold
-from vision_attn.explain.recording.calls import LazyWeights
 from vision_attn.models import ViT
-from vision_attn.threads import Threads
 from vision_attn.types import TokenLayout
 
 SIZE = (32, 48)
@@ -375,14 +372,6 @@ def test_tiles_of_any_size_give_the_same(monkeypatch):
             torch.testing.assert_close(method(net, images, 0).values, true, rtol=1e-5, atol=1e-8)
 
 
-@pytest.fixture
-def torch_threads():
-    """torch.set_num_threads for the length of a test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_with_tiles_of_their_own_give_the_same(threads, torch_threads, monkeypatch):
     net, images = network(depth=2, registers=1), pictures(5)
@@ -402,83 +391,6 @@ def test_threads_with_tiles_of_their_own_give_the_same(threads, torch_threads, m
     new.start()
     new.join()
     assert later == [threads]
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_threads_work_at_once_in_workspaces_of_their_own(mode, torch_threads, monkeypatch):
-    torch_threads(2)
-    monkeypatch.setattr(tiling, "SHARE", 50)
-    monkeypatch.setattr(tiling, "CPU_TILE", 2 * 10 * 5)
-    both, modes = threading.Barrier(2, timeout=60), set()
-    q, k = torch.randn(2, 1, 2, 10, 3)
-    call = LazyWeights("", None, None, q, k, 1.0, None, False)
-
-    def fuse(call, tile):
-        modes.add((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
-        weights = call.tile_weights(tile)
-        both.wait()
-        return weights.mean(1)
-
-    r = torch.rand(1, 3, 10)
-    with mode():
-        found = transposing.apply_raw_transpose(call, r, fuse)
-        assert modes == {(torch.is_grad_enabled(), torch.is_inference_mode_enabled())}
-    torch.testing.assert_close(found.clone(), r @ (q @ k.mT).softmax(-1).mean(1))
-
-
-def test_tiles_go_to_threads_only_where_each_has_enough(torch_threads, monkeypatch):
-    made = []
-    monkeypatch.setattr(tiling, "Threads", lambda count: made.append(count) or Threads(count))
-    q, k = torch.randn(2, 1, 2, 97, 5)
-    call = LazyWeights("", None, None, q, k, 1.0, None, False, (q @ k.mT).logsumexp(-1))
-    torch_threads(3)
-    monkeypatch.setattr(tiling, "CPU_TILE", 97 * 20)
-    elements = 2 * 97 * 97
-    for share, expected in ((elements // 3 + 1, []), (elements // 3, [3])):
-        monkeypatch.setattr(tiling, "SHARE", share)
-        for carried in (1, 5, share // 97 + 1):  # the last would take each thread too much memory
-            made.clear()
-            r = torch.rand(1, carried, 97)
-            true = r @ (q @ k.mT).softmax(-1).mean(1)
-            torch.testing.assert_close(transposing.apply_transpose(call, r), true)
-            assert made == (expected if carried < 6 else [])
-
-
-def test_an_error_in_a_thread_is_told_and_ends_them_all(torch_threads, monkeypatch):
-    torch_threads(2)
-    monkeypatch.setattr(tiling, "SHARE", 7)
-    monkeypatch.setattr(tiling, "CPU_TILE", 20)
-    running = threading.active_count()
-
-    def broken(call, tile):
-        if 3 in range(tile.rows.start, tile.rows.stop):
-            raise ValueError("no such row")
-        return call.tile_weights(tile).mean(1)
-
-    call = recorded_weights(torch.rand(1, 2, 7, 7).softmax(-1))
-    with pytest.raises(ValueError, match="no such row"):
-        transposing.apply_fused_transpose(call, torch.rand(1, 1, 7), broken)
-    assert threading.active_count() == running
-
-
-@pytest.mark.parametrize("share", [0.001, 0.25, 0.5, 0.9, 0.999])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("windows", [1, 3])
-@pytest.mark.parametrize("threads", [1, 4])
-def test_the_threshold_is_the_quantile_of_each_image(
-    share, dtype, windows, threads, torch_threads, monkeypatch
-):
-    torch_threads(threads)
-    monkeypatch.setattr(tiling, "CPU_TILE", 200)
-    monkeypatch.setattr(tiling, "SHARE", 7)
-    weights = torch.randn(6, 2, 5, 7, dtype=dtype).softmax(-1)
-    weights[1, :, 2] = 0
-    record = recorded_weights(weights)
-    fuse = lambda call, tile: call.tile_weights(tile).amax(1)  # noqa: E731
-    low = threshold(record, fuse, share, windows)[:, None, None]
-    fused = weights.amax(1)
-    true = fused.view(6 // windows, -1).quantile(share, dim=1).repeat_interleave(windows)
-    assert torch.equal(fused < low, fused < true[:, None, None])
 
 
 def recorded_weights(weights):
