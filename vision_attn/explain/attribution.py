@@ -43,10 +43,11 @@ class Attribution(Explainer):
 
 @dataclass(frozen=True)
 class IntegratedGradients(Attribution):
-    """x * mean over t in (0, 1) of d logit(t x) / dx, summed over channels, signed.
+    """Integrated gradients of the class's logit, from the mean colour to the image.
 
-    Sundararajan et al. 2017, from the mean colour (0 in normalised images), `steps` points of
-    Gauss-Legendre quadrature. The map sums to logit(x) - logit(0).
+    x * mean over t in (0, 1) of d logit(t x) / dx, summed over channels, signed: Sundararajan et
+    al. 2017, from the mean colour (0 in normalised images), `steps` points of Gauss-Legendre
+    quadrature. The map sums to logit(x) - logit(0).
 
     >>> import torch
     >>> from vision_attn.explain import IntegratedGradients
@@ -87,8 +88,9 @@ class IntegratedGradients(Attribution):
 
 @dataclass(frozen=True)
 class Occlusion(Attribution):
-    """logit(x) - logit(x with a window of the mean colour), the mean over the windows on a pixel.
+    """Occlusion: how far the class's logit falls if a window of the image is covered.
 
+    logit(x) - logit(x with a window of the mean colour), the mean over the windows on a pixel:
     Zeiler and Fergus 2014. window, stride: pixels; 0 takes a seventh of the shorter side, and half
     the window.
 

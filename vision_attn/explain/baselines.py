@@ -81,7 +81,9 @@ class RandomMap(Baseline):
 
 @dataclass(frozen=True)
 class CentreGaussian(Baseline):
-    """exp(-(x^2 + y^2) / (2 sigma^2)), x and y from -1 to 1: photographers centre their objects.
+    """A Gaussian in the centre of the image, where photographers place their objects.
+
+    exp(-(x^2 + y^2) / (2 sigma^2)), x and y from -1 to 1.
 
     >>> import torch
     >>> from vision_attn.explain import CentreGaussian

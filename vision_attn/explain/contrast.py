@@ -13,11 +13,12 @@ __all__ = ["Contrast"]
 
 
 class Contrast(nn.Module):
-    """logit_k - logit_against: explained for k, it shows what speaks for k rather than `against`.
+    """A network whose logits are differences to one class: logit_k - logit_against.
 
-    Holds the network as it is, so that every explainer sees its layers; the evidence that both
-    classes share cancels (the contrast of Grad-CAM, Selvaraju et al. 2017, generalised). The
-    forward pass raises ValueError where `against` is no class of the network.
+    Explained for k, it shows the evidence for k rather than `against`. Holds the network as it is,
+    so that every explainer sees its layers; the evidence that both classes share cancels (the
+    contrast of Grad-CAM, Selvaraju et al. 2017, generalised). The forward pass raises ValueError
+    where `against` is no class of the network.
 
     >>> import torch
     >>> from vision_attn.explain import Contrast

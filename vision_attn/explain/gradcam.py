@@ -41,7 +41,9 @@ ATTENTIONS = ("attn", "self_attention", "attention", "self_attn")
 
 @dataclass(frozen=True)
 class ClassActivationMap(Explainer):
-    """relu(sum_c contribution(A, G)) at one layer.
+    """A class activation map: the contributions of one layer's channels, where they sum above 0.
+
+    relu(sum_c contribution(A, G)).
 
     layer: the module's name (`layer4.2`, `blocks.11.norm1`). None takes the last convolutional
     stage whose output is a map, or the norm before the last attention of a transformer: there the
@@ -114,7 +116,9 @@ class ClassActivationMap(Explainer):
 
 @dataclass(frozen=True)
 class GradCAM(ClassActivationMap):
-    """relu(sum_c mean_hw(G_c) A_c), Selvaraju et al. 2017.
+    """Grad-CAM: channels weighed by their mean gradient.
+
+    relu(sum_c mean_hw(G_c) A_c), Selvaraju et al. 2017.
 
     >>> import torch
     >>> from vision_attn.explain import GradCAM
@@ -130,7 +134,9 @@ class GradCAM(ClassActivationMap):
 
 @dataclass(frozen=True)
 class GradCAMPlusPlus(ClassActivationMap):
-    """relu(sum_c w_c A_c), w = sum_hw(a relu(G)), a = G^2 / (2 G^2 + sum_hw(A) G^3).
+    """Grad-CAM++: channels weighed by their positive gradients, each place by its share.
+
+    relu(sum_c w_c A_c), w = sum_hw(a relu(G)), a = G^2 / (2 G^2 + sum_hw(A) G^3).
 
     Chattopadhyay et al. 2018, equation 19.
 
@@ -150,7 +156,9 @@ class GradCAMPlusPlus(ClassActivationMap):
 
 @dataclass(frozen=True)
 class XGradCAM(ClassActivationMap):
-    """relu(sum_c w_c A_c), w = sum_hw(G A) / sum_hw(A), Fu et al. 2020.
+    """XGrad-CAM: channels weighed by their mean gradient, places by their activation.
+
+    relu(sum_c w_c A_c), w = sum_hw(G A) / sum_hw(A), Fu et al. 2020.
 
     >>> import torch
     >>> from vision_attn.explain import XGradCAM
@@ -167,7 +175,9 @@ class XGradCAM(ClassActivationMap):
 
 @dataclass(frozen=True)
 class HiResCAM(ClassActivationMap):
-    """relu(sum_c G_c A_c), Draelos and Carin 2020: exact where the head is pooling and linear.
+    """HiResCAM: activations times gradients, place by place.
+
+    relu(sum_c G_c A_c), Draelos and Carin 2020: exact where the head is pooling and linear.
 
     >>> import torch
     >>> from vision_attn.explain import HiResCAM
@@ -183,7 +193,9 @@ class HiResCAM(ClassActivationMap):
 
 @dataclass(frozen=True)
 class LayerCAM(ClassActivationMap):
-    """relu(sum_c relu(G_c) A_c), Jiang et al. 2021: fit for early layers too.
+    """LayerCAM: activations times positive gradients, place by place.
+
+    relu(sum_c relu(G_c) A_c), Jiang et al. 2021: fit for early layers too.
 
     >>> import torch
     >>> from vision_attn.explain import LayerCAM
@@ -206,10 +218,10 @@ def find_layers(network: nn.Module, name: str | None) -> list[nn.Module]:
     """
     modules = dict(network.named_modules())
     if name is not None:
-        found = [path for path in modules if path == name or path.endswith(f".{name}")]
-        if not found:
+        matches = [path for path in modules if path == name or path.endswith(f".{name}")]
+        if not matches:
             raise ValueError(f"it has no layer {name!r}{hint(name, modules)}")
-        return [modules[min(found, key=len)]]
+        return [modules[min(matches, key=len)]]
 
     norms = [f"{path}.{norm}" for path, block in modules.items() for norm in _norms(block)]
     convs = [path for path, module in modules.items() if isinstance(module, nn.Conv2d)]

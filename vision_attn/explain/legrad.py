@@ -34,13 +34,13 @@ __all__ = ["LeGrad"]
 
 @dataclass(frozen=True)
 class LeGrad(AttentionExplainer):
-    """mean_l mean_h mean_i (d s_l / d A_lhij)+, Bousselham et al. 2024.
+    """LeGrad: positive gradients of the class's logit by attention weights, over all layers.
 
-    s_l is the class's logit if the tokens after block l were the last: read by the network's own
-    norm, pool and classifier. The ends of all blocks run side by side as one batch, and each s_l is
-    differentiated by the weights of block l alone: one forward pass, one short backward pass. With
-    an attention pool, A_l is the pool's map of the tokens after block l. start_layer: the first
-    block that counts.
+    mean_l mean_h mean_i (d s_l / d A_lhij)+, Bousselham et al. 2024. s_l is the class's logit if
+    the tokens after block l were the last: read by the network's own norm, pool and classifier. The
+    ends of all blocks run side by side as one batch, and each s_l is differentiated by the weights
+    of block l alone: one forward pass, one short backward pass. With an attention pool, A_l is the
+    pool's map of the tokens after block l. start_layer: the first block that counts.
 
     >>> import torch
     >>> from vision_attn.explain import LeGrad

@@ -33,10 +33,11 @@ __all__ = ["AttentionGradCAM", "Relevance"]
 
 @dataclass(frozen=True)
 class Relevance(ChainExplainer):
-    """R <- R + C R from the identity, C = mean_h (A * dA)+, Chefer et al., ICCV 2021, section 3.1.
+    """Relevance of the input tokens, by attention weights times their positive gradients.
 
-    No residual share and no row is normalised. As a row: r <- r + C' r from the last layer. The map
-    is what attention brought, R less the identity: the same for a class token, and for a mean over
+    R <- R + C R from the identity, C = mean_h (A * dA)+, Chefer et al., ICCV 2021, section 3.1. No
+    residual share and no row is normalised. As a row: r <- r + C' r from the last layer. The map is
+    what attention brought, R less the identity: the same for a class token, and for a mean over
     patches without the equal share of each patch that the mean itself puts there.
 
     >>> import torch
@@ -70,10 +71,10 @@ class Relevance(ChainExplainer):
 
 @dataclass(frozen=True)
 class AttentionGradCAM(AttentionExplainer):
-    """(mean_h w_h A_h)+ in the rows that the classifier reads, w_h the mean of dA_h over patches.
+    """Grad-CAM with heads for channels, as Chefer et al., CVPR 2021, compare with.
 
-    Grad-CAM with heads for channels, as Chefer et al., CVPR 2021, compare with: w_h is
-    the seed's mean gradient by the weights it gives to patches. layer: in the order they ran, -1
+    (mean_h w_h A_h)+ in the rows that the classifier reads, w_h the mean of dA_h over patches: the
+    seed's mean gradient by the weights it gives to patches. layer: in the order they ran, -1
     the last, where a class token's gradient is.
 
     >>> import torch

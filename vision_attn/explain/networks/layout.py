@@ -41,8 +41,9 @@ def layout_of(network: nn.Module | Model, image_size: tuple[int, int]) -> TokenL
     >>> from vision_attn.explain import layout_of
     >>> from vision_attn.models import ViT
     >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
-    >>> layout_of(network, (16, 16))
-    TokenLayout(prefix=1, grid=(2, 2), pool='cls')
+    >>> layout = layout_of(network, (16, 16))
+    >>> layout.prefix, layout.grid, layout.pool
+    (1, (2, 2), 'cls')
     """
     network = network_of(network)
     for module in network.modules():

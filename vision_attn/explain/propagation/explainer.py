@@ -64,8 +64,8 @@ class Trace:
     >>> from vision_attn.models import ViT
     >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
     >>> traced = trace(network, torch.rand(1, 3, 16, 16), layout=None)
-    >>> traced.layout
-    TokenLayout(prefix=1, grid=(2, 2), pool='cls')
+    >>> traced.layout.grid
+    (2, 2)
     >>> traced.seed(traced.chain).tolist()
     [[[1.0, 0.0, 0.0, 0.0, 0.0]]]
     """
@@ -116,7 +116,7 @@ class Trace:
         targets: Int[Tensor, " b"] | None = None,
         total: float | None = None,
     ) -> Heatmaps:
-        """Make heatmaps of shares of the input tokens, with the mass beside the image."""
+        """Make heatmaps of shares of the input tokens of this run: see `heatmaps_of`."""
         return heatmaps_of(shares, self.layout, method, targets, total, self.outliers)
 
 
@@ -135,13 +135,13 @@ def heatmaps_of(
     """
     shares = shares.float()
     values = layout.to_map(shares)
-    whole = shares.sum(1) if total is None else torch.full_like(shares[:, 0], total)
-    whole = whole.where(whole != 0, 1)  # a map of zeros has no shares
-    padding = whole - shares.sum(1) if total is not None else 0.0
-    beside = (shares[:, : layout.prefix].sum(1) + padding) / whole
-    share = values / whole[:, None, None]
-    outlying = None if outliers is None else share.masked_fill(~outliers, 0).sum((1, 2))
-    return Heatmaps(values, str(method), targets, beside, outlying)
+    mass = shares.sum(1) if total is None else torch.full_like(shares[:, 0], total)
+    mass = mass.where(mass != 0, 1)  # a map of zeros has no shares
+    padding = mass - shares.sum(1) if total is not None else 0.0
+    prefix_mass = (shares[:, : layout.prefix].sum(1) + padding) / mass
+    share = values / mass[:, None, None]
+    outlier_mass = None if outliers is None else share.masked_fill(~outliers, 0).sum((1, 2))
+    return Heatmaps(values, str(method), targets, prefix_mass, outlier_mass)
 
 
 @contextmanager
