@@ -62,6 +62,8 @@ def _faults(node: ast.AST, name: str) -> list[str]:
     if not text:
         return [f"{name}: no docstring"]
     wrong = []
+    if ">>> " in text and "\n\nExamples:\n    " not in text:
+        wrong.append(f"{name}: examples stand indented under a line 'Examples:', for the site")
     if rest and not rest.startswith("\n"):
         wrong.append(f"{name}: the first line must be a sentence of its own: {first!r}")
     if not first.endswith((".", ":")):
@@ -101,8 +103,9 @@ class Bare: pass
 class Dressed:
     """Clothes, on.
 
-    >>> 1 + 1
-    2
+    Examples:
+        >>> 1 + 1
+        2
     """
     def wear(self): pass
 class Two:
@@ -119,6 +122,7 @@ def unlisted(): pass
         "Bare: no docstring",
         "Bare: a public class needs an example (>>> ...)",
         "Dressed.wear: no docstring",
+        "Two: examples stand indented under a line 'Examples:', for the site",
         "Two: the first line must be a sentence of its own: 'A line'",
         "Two: the first line must end with a full stop: 'A line'",
         "run: the first line must end with a full stop: 'Run it'",

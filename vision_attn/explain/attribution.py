@@ -20,10 +20,11 @@ __all__ = ["Attribution", "IntegratedGradients", "Occlusion"]
 class Attribution(Explainer):
     """A share of the target's logit for every pixel. rows: images a forward pass at most.
 
-    >>> from vision_attn.explain import Occlusion
-    >>> Occlusion(rows=0)
-    Traceback (most recent call last):
-    ValueError: Occlusion: rows must be at least 1, got 0
+    Examples:
+        >>> from vision_attn.explain import Occlusion
+        >>> Occlusion(rows=0)
+        Traceback (most recent call last):
+        ValueError: Occlusion: rows must be at least 1, got 0
     """
 
     rows: int = 64
@@ -49,12 +50,13 @@ class IntegratedGradients(Attribution):
     al. 2017, from the mean colour (0 in normalised images), `steps` points of Gauss-Legendre
     quadrature. The map sums to logit(x) - logit(0).
 
-    >>> import torch
-    >>> from vision_attn.explain import IntegratedGradients
-    >>> from vision_attn.models import SEResNet
-    >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
-    >>> IntegratedGradients(steps=2)(network, torch.rand(1, 3, 16, 16), targets=3).values.shape
-    torch.Size([1, 16, 16])
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import IntegratedGradients
+        >>> from vision_attn.models import SEResNet
+        >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+        >>> IntegratedGradients(steps=2)(network, torch.rand(1, 3, 16, 16), targets=3).values.shape
+        torch.Size([1, 16, 16])
     """
 
     steps: int = 32
@@ -94,12 +96,13 @@ class Occlusion(Attribution):
     Zeiler and Fergus 2014. window, stride: pixels; 0 takes a seventh of the shorter side, and half
     the window.
 
-    >>> import torch
-    >>> from vision_attn.explain import Occlusion
-    >>> from vision_attn.models import SEResNet
-    >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
-    >>> Occlusion(window=8)(network, torch.rand(1, 3, 16, 16), targets=3).values.shape
-    torch.Size([1, 16, 16])
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import Occlusion
+        >>> from vision_attn.models import SEResNet
+        >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+        >>> Occlusion(window=8)(network, torch.rand(1, 3, 16, 16), targets=3).values.shape
+        torch.Size([1, 16, 16])
     """
 
     window: int = 0

@@ -41,21 +41,22 @@ class Explainer(ABC):
     `explain`. An option's annotation is its check: `Literal`, bool, int, float, str, None, tuples
     and unions of these; ranges are checked in `__post_init__`, after `super().__post_init__()`.
 
-    >>> from dataclasses import dataclass
-    >>> import torch
-    >>> from vision_attn.explain import Explainer
-    >>> from vision_attn.types import Heatmaps
-    >>> @dataclass(frozen=True)
-    ... class Brightness(Explainer):
-    ...     gain: float = 1.0
-    ...     class_specific = False
-    ...     def refusal(self, network):
-    ...         return None
-    ...     def explain(self, network, images, targets, layout):
-    ...         return Heatmaps(self.gain * images.mean(1), str(self))
-    >>> maps = Brightness(gain=2)(torch.nn.Identity(), torch.ones(1, 3, 2, 2))
-    >>> maps.method, maps.values.tolist()
-    ('Brightness(gain=2.0)', [[[2.0, 2.0], [2.0, 2.0]]])
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> import torch
+        >>> from vision_attn.explain import Explainer
+        >>> from vision_attn.types import Heatmaps
+        >>> @dataclass(frozen=True)
+        ... class Brightness(Explainer):
+        ...     gain: float = 1.0
+        ...     class_specific = False
+        ...     def refusal(self, network):
+        ...         return None
+        ...     def explain(self, network, images, targets, layout):
+        ...         return Heatmaps(self.gain * images.mean(1), str(self))
+        >>> maps = Brightness(gain=2)(torch.nn.Identity(), torch.ones(1, 3, 2, 2))
+        >>> maps.method, maps.values.tolist()
+        ('Brightness(gain=2.0)', [[[2.0, 2.0], [2.0, 2.0]]])
     """
 
     class_specific: ClassVar[bool]
@@ -209,10 +210,11 @@ def class_logits(network: nn.Module, images: Images) -> Logits:
 
     Raises ValueError where it gives anything else, or numbers that are not finite.
 
-    >>> import torch
-    >>> from vision_attn.explain.base import class_logits
-    >>> class_logits(torch.nn.Flatten(), torch.ones(2, 3, 1, 1)).shape
-    torch.Size([2, 3])
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.base import class_logits
+        >>> class_logits(torch.nn.Flatten(), torch.ones(2, 3, 1, 1)).shape
+        torch.Size([2, 3])
     """
     output = network(images)
     logits = getattr(output, "logits", output)
@@ -228,10 +230,11 @@ def target_classes(logits: Logits, targets: Int[Tensor, " b"] | None) -> Int[Ten
 
     Raises ValueError for a target that is no class.
 
-    >>> import torch
-    >>> from vision_attn.explain.base import target_classes
-    >>> target_classes(torch.tensor([[0.1, 0.9]]), targets=None)
-    tensor([1])
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.base import target_classes
+        >>> target_classes(torch.tensor([[0.1, 0.9]]), targets=None)
+        tensor([1])
     """
     if targets is None:
         return logits.argmax(dim=1)

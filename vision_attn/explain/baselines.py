@@ -24,11 +24,12 @@ __all__ = ["Baseline", "CentreGaussian", "EdgeMap", "RandomMap"]
 class Baseline(Explainer):
     """A map drawn from the image alone, on `cells` x `cells` unless a layout is given.
 
-    >>> import torch
-    >>> from vision_attn.explain import Baseline, EdgeMap
-    >>> maps = EdgeMap(cells=4)(torch.nn.Identity(), torch.rand(2, 3, 16, 16))
-    >>> isinstance(EdgeMap(), Baseline), maps.values.shape
-    (True, torch.Size([2, 4, 4]))
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import Baseline, EdgeMap
+        >>> maps = EdgeMap(cells=4)(torch.nn.Identity(), torch.rand(2, 3, 16, 16))
+        >>> isinstance(EdgeMap(), Baseline), maps.values.shape
+        (True, torch.Size([2, 4, 4]))
     """
 
     cells: int = 14
@@ -62,11 +63,12 @@ class Baseline(Explainer):
 class RandomMap(Baseline):
     """Uniform noise in [0, 1), drawn from the seed and the image: the same in every batch.
 
-    >>> import torch
-    >>> from vision_attn.explain import RandomMap
-    >>> maps = RandomMap(seed=7)(torch.nn.Identity(), torch.rand(2, 3, 16, 16))
-    >>> bool((maps.values[0] != maps.values[1]).any())
-    True
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import RandomMap
+        >>> maps = RandomMap(seed=7)(torch.nn.Identity(), torch.rand(2, 3, 16, 16))
+        >>> bool((maps.values[0] != maps.values[1]).any())
+        True
     """
 
     seed: int = 0
@@ -85,11 +87,12 @@ class CentreGaussian(Baseline):
 
     exp(-(x^2 + y^2) / (2 sigma^2)), x and y from -1 to 1.
 
-    >>> import torch
-    >>> from vision_attn.explain import CentreGaussian
-    >>> maps = CentreGaussian(cells=3)(torch.nn.Identity(), torch.rand(2, 3, 16, 16))
-    >>> int(maps.values[0].argmax())
-    4
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import CentreGaussian
+        >>> maps = CentreGaussian(cells=3)(torch.nn.Identity(), torch.rand(2, 3, 16, 16))
+        >>> int(maps.values[0].argmax())
+        4
     """
 
     sigma: float = 0.5
@@ -114,11 +117,12 @@ class EdgeMap(Baseline):
 
     The edge detector that Adebayo et al. 2018 found many explanations to resemble.
 
-    >>> import torch
-    >>> from vision_attn.explain import EdgeMap
-    >>> maps = EdgeMap(cells=4)(torch.nn.Identity(), torch.rand(2, 3, 16, 16))
-    >>> maps.values.shape
-    torch.Size([2, 4, 4])
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import EdgeMap
+        >>> maps = EdgeMap(cells=4)(torch.nn.Identity(), torch.rand(2, 3, 16, 16))
+        >>> maps.values.shape
+        torch.Size([2, 4, 4])
     """
 
     def draw(self, images: Images, height: int, width: int) -> Float[Tensor, "b {height} {width}"]:

@@ -20,10 +20,11 @@ class Contrast(nn.Module):
     contrast of Grad-CAM, Selvaraju et al. 2017, generalised). The forward pass raises ValueError
     where `against` is no class of the network.
 
-    >>> import torch
-    >>> from vision_attn.explain import Contrast
-    >>> Contrast(torch.nn.Flatten(), against=0)(torch.tensor([[[[2.0]], [[5.0]]]]))
-    tensor([[0., 3.]])
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import Contrast
+        >>> Contrast(torch.nn.Flatten(), against=0)(torch.tensor([[[[2.0]], [[5.0]]]]))
+        tensor([[0., 3.]])
     """
 
     def __init__(self, network: nn.Module | Model, against: int):

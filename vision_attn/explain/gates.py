@@ -45,13 +45,14 @@ class ChannelGates(Explainer):
     in places of the channels that the gates favour, and 0 everywhere for gates that are all alike.
     layer: which gate, in the order they run, -1 the last.
 
-    >>> import torch
-    >>> from vision_attn.explain import ChannelGates
-    >>> from vision_attn.models import SEResNet
-    >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
-    >>> maps = ChannelGates(kind="selected")(network, torch.rand(1, 3, 32, 32))
-    >>> maps.values.shape
-    torch.Size([1, 4, 4])
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import ChannelGates
+        >>> from vision_attn.models import SEResNet
+        >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+        >>> maps = ChannelGates(kind="selected")(network, torch.rand(1, 3, 32, 32))
+        >>> maps.values.shape
+        torch.Size([1, 4, 4])
     """
 
     layer: int = -1
@@ -86,13 +87,14 @@ class SpatialGates(Explainer):
     what a signal in that place keeps that goes through every gate. Layers are brought to the
     largest grid among them, bilinear.
 
-    >>> import torch
-    >>> from vision_attn.explain import SpatialGates
-    >>> from vision_attn.models import SpatialCNN
-    >>> network = SpatialCNN(num_classes=5)
-    >>> maps = SpatialGates()(network, torch.rand(1, 3, 32, 32))
-    >>> bool(maps.values.min() >= 0), bool(maps.values.max() <= 1)
-    (True, True)
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import SpatialGates
+        >>> from vision_attn.models import SpatialCNN
+        >>> network = SpatialCNN(num_classes=5)
+        >>> maps = SpatialGates()(network, torch.rand(1, 3, 32, 32))
+        >>> bool(maps.values.min() >= 0), bool(maps.values.max() <= 1)
+        (True, True)
     """
 
     layer: int | Literal["mean", "product"] = "mean"
@@ -124,13 +126,14 @@ def gate_values(network: nn.Module | Model, images: Images) -> dict[str, Float[T
 
     (b c) for a channel gate, (b h w) for a spatial one. Raises ValueError where there is no gate.
 
-    >>> import torch
-    >>> from vision_attn.explain import gate_values
-    >>> from vision_attn.models import SEResNet
-    >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
-    >>> gates = gate_values(network, torch.rand(2, 3, 32, 32))
-    >>> gates["layer4.0.se"].shape
-    torch.Size([2, 4])
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import gate_values
+        >>> from vision_attn.models import SEResNet
+        >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+        >>> gates = gate_values(network, torch.rand(2, 3, 32, 32))
+        >>> gates["layer4.0.se"].shape
+        torch.Size([2, 4])
     """
     network = network_of(network)
     gates = channel_gates(network) | spatial_gates(network)
@@ -148,10 +151,11 @@ def gate_values(network: nn.Module | Model, images: Images) -> dict[str, Float[T
 def channel_gates(network: nn.Module) -> dict[str, nn.Module]:
     """Find the modules that scale whole channels, by name.
 
-    >>> from vision_attn.explain.gates import channel_gates
-    >>> from vision_attn.models import SEResNet
-    >>> list(channel_gates(SEResNet(layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))))
-    ['layer1.0.se', 'layer2.0.se', 'layer3.0.se', 'layer4.0.se']
+    Examples:
+        >>> from vision_attn.explain.gates import channel_gates
+        >>> from vision_attn.models import SEResNet
+        >>> list(channel_gates(SEResNet(layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))))
+        ['layer1.0.se', 'layer2.0.se', 'layer3.0.se', 'layer4.0.se']
     """
     return {name: gate for name, gate in _gates(network).items() if not _is_spatial(gate)}
 

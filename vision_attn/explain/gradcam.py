@@ -49,14 +49,15 @@ class ClassActivationMap(Explainer):
     stage whose output is a map, or the norm before the last attention of a transformer: there the
     class token has not yet read the patches, so the gradient reaches them.
 
-    >>> import torch
-    >>> from vision_attn.explain import GradCAM
-    >>> from vision_attn.models import SEResNet
-    >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
-    >>> GradCAM().refusal(network) is None
-    True
-    >>> GradCAM(layer="layer5").refusal(network)
-    "it has no layer 'layer5' (did you mean 'layer4'?)"
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import GradCAM
+        >>> from vision_attn.models import SEResNet
+        >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+        >>> GradCAM().refusal(network) is None
+        True
+        >>> GradCAM(layer="layer5").refusal(network)
+        "it has no layer 'layer5' (did you mean 'layer4'?)"
     """
 
     layer: str | None = None
@@ -120,12 +121,13 @@ class GradCAM(ClassActivationMap):
 
     relu(sum_c mean_hw(G_c) A_c), Selvaraju et al. 2017.
 
-    >>> import torch
-    >>> from vision_attn.explain import GradCAM
-    >>> from vision_attn.models import SEResNet
-    >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
-    >>> GradCAM()(network, torch.rand(1, 3, 32, 32), targets=3).values.shape
-    torch.Size([1, 4, 4])
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import GradCAM
+        >>> from vision_attn.models import SEResNet
+        >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+        >>> GradCAM()(network, torch.rand(1, 3, 32, 32), targets=3).values.shape
+        torch.Size([1, 4, 4])
     """
 
     def contribution(self, features: Features, gradient: Features) -> Features:
@@ -140,12 +142,13 @@ class GradCAMPlusPlus(ClassActivationMap):
 
     Chattopadhyay et al. 2018, equation 19.
 
-    >>> import torch
-    >>> from vision_attn.explain import GradCAMPlusPlus
-    >>> from vision_attn.models import SEResNet
-    >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
-    >>> GradCAMPlusPlus()(network, torch.rand(1, 3, 32, 32), targets=3).values.shape
-    torch.Size([1, 4, 4])
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import GradCAMPlusPlus
+        >>> from vision_attn.models import SEResNet
+        >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+        >>> GradCAMPlusPlus()(network, torch.rand(1, 3, 32, 32), targets=3).values.shape
+        torch.Size([1, 4, 4])
     """
 
     def contribution(self, features: Features, gradient: Features) -> Features:
@@ -160,12 +163,13 @@ class XGradCAM(ClassActivationMap):
 
     relu(sum_c w_c A_c), w = sum_hw(G A) / sum_hw(A), Fu et al. 2020.
 
-    >>> import torch
-    >>> from vision_attn.explain import XGradCAM
-    >>> from vision_attn.models import SEResNet
-    >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
-    >>> XGradCAM()(network, torch.rand(1, 3, 32, 32), targets=3).values.shape
-    torch.Size([1, 4, 4])
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import XGradCAM
+        >>> from vision_attn.models import SEResNet
+        >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+        >>> XGradCAM()(network, torch.rand(1, 3, 32, 32), targets=3).values.shape
+        torch.Size([1, 4, 4])
     """
 
     def contribution(self, features: Features, gradient: Features) -> Features:
@@ -179,12 +183,13 @@ class HiResCAM(ClassActivationMap):
 
     relu(sum_c G_c A_c), Draelos and Carin 2020: exact where the head is pooling and linear.
 
-    >>> import torch
-    >>> from vision_attn.explain import HiResCAM
-    >>> from vision_attn.models import SEResNet
-    >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
-    >>> HiResCAM()(network, torch.rand(1, 3, 32, 32), targets=3).values.shape
-    torch.Size([1, 4, 4])
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import HiResCAM
+        >>> from vision_attn.models import SEResNet
+        >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+        >>> HiResCAM()(network, torch.rand(1, 3, 32, 32), targets=3).values.shape
+        torch.Size([1, 4, 4])
     """
 
     def contribution(self, features: Features, gradient: Features) -> Features:
@@ -197,12 +202,13 @@ class LayerCAM(ClassActivationMap):
 
     relu(sum_c relu(G_c) A_c), Jiang et al. 2021: fit for early layers too.
 
-    >>> import torch
-    >>> from vision_attn.explain import LayerCAM
-    >>> from vision_attn.models import SEResNet
-    >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
-    >>> LayerCAM(layer="layer4")(network, torch.rand(1, 3, 32, 32), targets=3).values.shape
-    torch.Size([1, 4, 4])
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import LayerCAM
+        >>> from vision_attn.models import SEResNet
+        >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+        >>> LayerCAM(layer="layer4")(network, torch.rand(1, 3, 32, 32), targets=3).values.shape
+        torch.Size([1, 4, 4])
     """
 
     def contribution(self, features: Features, gradient: Features) -> Features:

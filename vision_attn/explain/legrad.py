@@ -42,12 +42,13 @@ class LeGrad(AttentionExplainer):
     of block l alone: one forward pass, one short backward pass. With an attention pool, A_l is the
     pool's map of the tokens after block l. start_layer: the first block that counts.
 
-    >>> import torch
-    >>> from vision_attn.explain import LeGrad
-    >>> from vision_attn.models import ViT
-    >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
-    >>> LeGrad(start_layer=1)(network, torch.rand(1, 3, 16, 16), targets=3).values.shape
-    torch.Size([1, 2, 2])
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import LeGrad
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> LeGrad(start_layer=1)(network, torch.rand(1, 3, 16, 16), targets=3).values.shape
+        torch.Size([1, 2, 2])
     """
 
     start_layer: int = 0

@@ -57,9 +57,10 @@ CONSTANTS = {"true": True, "false": False, "none": None}
 def methods() -> dict[str, type[Explainer]]:
     """Name every explainer that comes with `vision_attn.explain`.
 
-    >>> from vision_attn.explain import methods
-    >>> methods()["Rollout"]().discard
-    0.0
+    Examples:
+        >>> from vision_attn.explain import methods
+        >>> methods()["Rollout"]().discard
+        0.0
     """
     return {method.__name__: method for method in METHODS}
 
@@ -67,10 +68,11 @@ def methods() -> dict[str, type[Explainer]]:
 def fitting_methods(network: nn.Module | Model) -> list[Explainer]:
     """List every method, with its default options, that can explain this network.
 
-    >>> from torch import nn
-    >>> from vision_attn.explain import fitting_methods
-    >>> [str(one) for one in fitting_methods(nn.Conv2d(3, 5, 3)) if "CAM" in str(one)]
-    ['GradCAM', 'GradCAMPlusPlus', 'HiResCAM', 'LayerCAM', 'XGradCAM']
+    Examples:
+        >>> from torch import nn
+        >>> from vision_attn.explain import fitting_methods
+        >>> [str(one) for one in fitting_methods(nn.Conv2d(3, 5, 3)) if "CAM" in str(one)]
+        ['GradCAM', 'GradCAMPlusPlus', 'HiResCAM', 'LayerCAM', 'XGradCAM']
     """
     network = network_of(network)
     candidates = [method() for method in METHODS]
@@ -85,10 +87,11 @@ def choose_methods(
     None takes Rollout, or GradCAM for a network without attention; the word "all" every method
     that fits. Raises ValueError for a method that is unknown or does not fit the network.
 
-    >>> from torch import nn
-    >>> from vision_attn.explain import choose_methods
-    >>> choose_methods(["EdgeMap(cells=7)", "EdgeMap(cells=7)"], nn.Conv2d(3, 5, 3))
-    [EdgeMap(cells=7)]
+    Examples:
+        >>> from torch import nn
+        >>> from vision_attn.explain import choose_methods
+        >>> choose_methods(["EdgeMap(cells=7)", "EdgeMap(cells=7)"], nn.Conv2d(3, 5, 3))
+        [EdgeMap(cells=7)]
     """
     network = network_of(network)
     fit = fitting_methods(network)
@@ -121,9 +124,10 @@ def parse_method(text: str) -> Explainer:
     evaluated. Raises ValueError for an unknown name or option, with the nearest, and for a value
     that the option does not take.
 
-    >>> from vision_attn.explain import parse_method
-    >>> parse_method("QueryKey(query=(3, 5), kind=scores)").query
-    (3, 5)
+    Examples:
+        >>> from vision_attn.explain import parse_method
+        >>> parse_method("QueryKey(query=(3, 5), kind=scores)").query
+        (3, 5)
     """
     call = CALL.fullmatch(text)
     if call is None:

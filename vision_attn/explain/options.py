@@ -22,9 +22,10 @@ def conform(value: Any, kind: Any) -> Any:
     kind: bool, int, float, str, None, Literal[...], tuple[...] or a union of these. Raises
     ValueError for a value that does not fit.
 
-    >>> from vision_attn.explain.options import conform
-    >>> conform([1, 2], tuple[float, float] | None)
-    (1.0, 2.0)
+    Examples:
+        >>> from vision_attn.explain.options import conform
+        >>> conform([1, 2], tuple[float, float] | None)
+        (1.0, 2.0)
     """
     if get_origin(kind) in (Union, types.UnionType):
         for arm in get_args(kind):
@@ -56,10 +57,11 @@ def choices(kind: Any) -> list[str]:
 def describe(kind: Any) -> str:
     """Put an annotation in words.
 
-    >>> from typing import Literal
-    >>> from vision_attn.explain.options import describe
-    >>> describe(Literal["a", "b"] | None)
-    "'a', 'b' or none"
+    Examples:
+        >>> from typing import Literal
+        >>> from vision_attn.explain.options import describe
+        >>> describe(Literal["a", "b"] | None)
+        "'a', 'b' or none"
     """
     return _either(_alternatives(kind))
 
@@ -81,9 +83,10 @@ def _either(words: list[str]) -> str:
 def hint(word: Any, names: Iterable[str]) -> str:
     """Suggest the nearest name, to add to an error; an empty text where none is near.
 
-    >>> from vision_attn.explain.options import hint
-    >>> hint("GradCma", ["GradCAM", "Rollout"])
-    " (did you mean 'GradCAM'?)"
+    Examples:
+        >>> from vision_attn.explain.options import hint
+        >>> hint("GradCma", ["GradCAM", "Rollout"])
+        " (did you mean 'GradCAM'?)"
     """
     lowered = {name.lower(): name for name in names}
     near = get_close_matches(str(word).lower(), lowered, n=1)

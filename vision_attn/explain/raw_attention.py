@@ -34,13 +34,14 @@ class RawAttention(AttentionExplainer):
     levels (what each patch counts for, then what its region does). Only the rows needed are
     computed: O(n) each.
 
-    >>> import torch
-    >>> from vision_attn.explain import RawAttention
-    >>> from vision_attn.models import ViT
-    >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
-    >>> maps = RawAttention(head=0)(network, torch.rand(1, 3, 16, 16))
-    >>> torch.allclose(maps.values.sum() + maps.prefix_mass, torch.ones(1))
-    True
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import RawAttention
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> maps = RawAttention(head=0)(network, torch.rand(1, 3, 16, 16))
+        >>> torch.allclose(maps.values.sum() + maps.prefix_mass, torch.ones(1))
+        True
     """
 
     layer: int = -1
@@ -72,12 +73,13 @@ class QueryKey(AttentionExplainer):
     scores before the softmax. layer: in the order they ran, -1 the last in which patches take part.
     head: one head, None the mean of all. Costs O(n d).
 
-    >>> import torch
-    >>> from vision_attn.explain import QueryKey
-    >>> from vision_attn.models import ViT
-    >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
-    >>> QueryKey(query=(12, 3))(network, torch.rand(1, 3, 16, 16)).values.shape
-    torch.Size([1, 2, 2])
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import QueryKey
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> QueryKey(query=(12, 3))(network, torch.rand(1, 3, 16, 16)).values.shape
+        torch.Size([1, 2, 2])
     """
 
     query: Place | None = None
@@ -135,9 +137,10 @@ def one_layer(
 def layer_index(layers: int, layer: int) -> int:
     """Count a layer from 0, where -1 is the last; ValueError where there is no such layer.
 
-    >>> from vision_attn.explain.raw_attention import layer_index
-    >>> layer_index(layers=12, layer=-1)
-    11
+    Examples:
+        >>> from vision_attn.explain.raw_attention import layer_index
+        >>> layer_index(layers=12, layer=-1)
+        11
     """
     if not -layers <= layer < layers:
         raise ValueError(

@@ -40,13 +40,14 @@ class Relevance(ChainExplainer):
     what attention brought, R less the identity: the same for a class token, and for a mean over
     patches without the equal share of each patch that the mean itself puts there.
 
-    >>> import torch
-    >>> from vision_attn.explain import Relevance
-    >>> from vision_attn.models import ViT
-    >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
-    >>> maps = Relevance()(network, torch.rand(1, 3, 16, 16), targets=3)
-    >>> bool((maps.values >= 0).all())
-    True
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import Relevance
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> maps = Relevance()(network, torch.rand(1, 3, 16, 16), targets=3)
+        >>> bool((maps.values >= 0).all())
+        True
     """
 
     class_specific = True
@@ -77,12 +78,13 @@ class AttentionGradCAM(AttentionExplainer):
     seed's mean gradient by the weights it gives to patches. layer: in the order they ran, -1
     the last, where a class token's gradient is.
 
-    >>> import torch
-    >>> from vision_attn.explain import AttentionGradCAM
-    >>> from vision_attn.models import ViT
-    >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
-    >>> AttentionGradCAM()(network, torch.rand(1, 3, 16, 16), targets=3).values.shape
-    torch.Size([1, 2, 2])
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import AttentionGradCAM
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> AttentionGradCAM()(network, torch.rand(1, 3, 16, 16), targets=3).values.shape
+        torch.Size([1, 2, 2])
     """
 
     layer: int = -1

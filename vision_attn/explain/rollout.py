@@ -60,15 +60,16 @@ class Rollout(ChainExplainer):
     this quantile of it become 0, in the columns of patches. residual: alpha. Abnar and Zuidema
     2020.
 
-    >>> import torch
-    >>> from vision_attn.explain import Rollout
-    >>> from vision_attn.models import ViT
-    >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
-    >>> maps = Rollout()(network, torch.rand(2, 3, 16, 16))
-    >>> maps.values.shape
-    torch.Size([2, 2, 2])
-    >>> torch.allclose(maps.values.sum((1, 2)) + maps.prefix_mass, torch.ones(2))
-    True
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import Rollout
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> maps = Rollout()(network, torch.rand(2, 3, 16, 16))
+        >>> maps.values.shape
+        torch.Size([2, 2, 2])
+        >>> torch.allclose(maps.values.sum((1, 2)) + maps.prefix_mass, torch.ones(2))
+        True
     """
 
     fusion: Literal["mean", "max", "min"] = "mean"
@@ -116,12 +117,13 @@ class WeightedRollout(ChainExplainer):
     sum_j A_hij dA_hij, the importance of the head's weights. Fused kernels compute all of it. Where
     no head has a positive sum, all count alike. residual: alpha.
 
-    >>> import torch
-    >>> from vision_attn.explain import WeightedRollout
-    >>> from vision_attn.models import ViT
-    >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
-    >>> WeightedRollout()(network, torch.rand(2, 3, 16, 16), targets=3).targets
-    tensor([3, 3])
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import WeightedRollout
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> WeightedRollout()(network, torch.rand(2, 3, 16, 16), targets=3).targets
+        tensor([3, 3])
     """
 
     residual: float = 0.5
@@ -173,13 +175,14 @@ class GradientRollout(ChainExplainer):
     as for Rollout, before the rows are made to sum to 1. A query whose row is all 0 keeps its whole
     share. residual: alpha.
 
-    >>> import torch
-    >>> from vision_attn.explain import GradientRollout
-    >>> from vision_attn.models import ViT
-    >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
-    >>> maps = GradientRollout(discard=0.5)(network, torch.rand(1, 3, 16, 16), targets=3)
-    >>> maps.method
-    'GradientRollout(discard=0.5)'
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import GradientRollout
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> maps = GradientRollout(discard=0.5)(network, torch.rand(1, 3, 16, 16), targets=3)
+        >>> maps.method
+        'GradientRollout(discard=0.5)'
     """
 
     discard: float = 0.0

@@ -38,12 +38,13 @@ def layout_of(network: nn.Module | Model, image_size: tuple[int, int]) -> TokenL
     that merge patches as they go (Swin, LeViT) it is the layout of the first layer. Raises
     ValueError where no module is of a known kind; then give the explainer `layout=`.
 
-    >>> from vision_attn.explain import layout_of
-    >>> from vision_attn.models import ViT
-    >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
-    >>> layout = layout_of(network, (16, 16))
-    >>> layout.prefix, layout.grid, layout.pool
-    (1, (2, 2), 'cls')
+    Examples:
+        >>> from vision_attn.explain import layout_of
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> layout = layout_of(network, (16, 16))
+        >>> layout.prefix, layout.grid, layout.pool
+        (1, (2, 2), 'cls')
     """
     network = network_of(network)
     for module in network.modules():
@@ -62,10 +63,11 @@ def coarser(layout: TokenLayout, tokens: int) -> tuple[int, int]:
 
     Raises ValueError where no such grid has so many.
 
-    >>> from vision_attn.explain.networks.layout import coarser
-    >>> from vision_attn.types import TokenLayout
-    >>> coarser(TokenLayout(0, (7, 6), "mean"), tokens=12)
-    (4, 3)
+    Examples:
+        >>> from vision_attn.explain.networks.layout import coarser
+        >>> from vision_attn.types import TokenLayout
+        >>> coarser(TokenLayout(0, (7, 6), "mean"), tokens=12)
+        (4, 3)
     """
     h, w = layout.grid
     while h * w > tokens:
@@ -152,10 +154,11 @@ def _hugging_face(module: Any, image_size: Size) -> TokenLayout | None:
 def tokens_of_pool(layout: TokenLayout, tokens: int) -> list[tuple[slice, float]]:
     """List the parts of the last layer's `tokens` that the classifier reads, with their shares.
 
-    >>> from vision_attn.explain.networks.layout import tokens_of_pool
-    >>> from vision_attn.types import TokenLayout
-    >>> tokens_of_pool(TokenLayout(1, (2, 2), "cls_mean"), tokens=5)
-    [(slice(0, 1, None), 0.5), (slice(1, 5, None), 0.5)]
+    Examples:
+        >>> from vision_attn.explain.networks.layout import tokens_of_pool
+        >>> from vision_attn.types import TokenLayout
+        >>> tokens_of_pool(TokenLayout(1, (2, 2), "cls_mean"), tokens=5)
+        [(slice(0, 1, None), 0.5), (slice(1, 5, None), 0.5)]
     """
     patches = slice(layout.prefix, tokens)
     if layout.pool == "cls":
@@ -177,9 +180,10 @@ def patch_at(
     where: (x, y), x to the right and y down: two whole numbers are pixels of the network's input,
     two fractions are shares of its width and height, from 0.0 to 1.0. Raises ValueError outside.
 
-    >>> from vision_attn.explain.networks.layout import patch_at
-    >>> patch_at((12, 3), grid=(2, 2), image_size=(16, 16))
-    1
+    Examples:
+        >>> from vision_attn.explain.networks.layout import patch_at
+        >>> patch_at((12, 3), grid=(2, 2), image_size=(16, 16))
+        1
     """
     (x, y), (h, w) = where, image_size
     if isinstance(x, int) != isinstance(y, int):

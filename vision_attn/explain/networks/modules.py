@@ -48,10 +48,11 @@ def modules_of(network: nn.Module) -> dict[nn.Module, str]:
     Fast, as several walks are made a map: torch's own passes each module up through a generator
     for every level above it.
 
-    >>> from torch import nn
-    >>> from vision_attn.explain.networks.modules import modules_of
-    >>> list(modules_of(nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh()))).values())
-    ['', '0', '1', '1.0']
+    Examples:
+        >>> from torch import nn
+        >>> from vision_attn.explain.networks.modules import modules_of
+        >>> list(modules_of(nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh()))).values())
+        ['', '0', '1', '1.0']
     """
     names: dict[nn.Module, str] = {}
 
@@ -86,10 +87,11 @@ def calls_attention(module: nn.Module) -> bool:
 def why_opaque(network: nn.Module) -> str | None:
     """Say in one line why a network's modules cannot be seen; None where they can.
 
-    >>> import torch
-    >>> from vision_attn.explain.networks.modules import why_opaque
-    >>> why_opaque(torch.nn.Linear(2, 3)) is None
-    True
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.networks.modules import why_opaque
+        >>> why_opaque(torch.nn.Linear(2, 3)) is None
+        True
     """
     for module in modules_of(network):
         if isinstance(module, torch.jit.ScriptModule):

@@ -32,10 +32,11 @@ def refusal_of(network: nn.Module) -> str | None:
 
     Its modules decide, without a run.
 
-    >>> from torch import nn
-    >>> from vision_attn.explain.networks.support import refusal_of
-    >>> refusal_of(nn.Linear(2, 3))
-    'it has no attention: none of its modules projects to queries and keys'
+    Examples:
+        >>> from torch import nn
+        >>> from vision_attn.explain.networks.support import refusal_of
+        >>> refusal_of(nn.Linear(2, 3))
+        'it has no attention: none of its modules projects to queries and keys'
     """
     if reason := why_opaque(network):
         return reason

@@ -34,11 +34,12 @@ class PropagationRule:
     `prefix` keys are prefix tokens. Queries keep `residual` of their share and pass on `attention`
     times what the step gives.
 
-    >>> import torch
-    >>> from vision_attn.explain.propagation.chain import PropagationRule
-    >>> rule = PropagationRule(lambda *_: None, residual=0.5, attention=0.25)
-    >>> rule.mix(torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[0.0, 1.0]]]))
-    tensor([[[0.5000, 0.2500]]])
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.propagation.chain import PropagationRule
+        >>> rule = PropagationRule(lambda *_: None, residual=0.5, attention=0.25)
+        >>> rule.mix(torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[0.0, 1.0]]]))
+        tensor([[[0.5000, 0.2500]]])
     """
 
     step: Callable[[int, AttentionCall, Tensor, int, int], Tensor]
@@ -56,13 +57,14 @@ class Link(ABC):
 
     A link of one's own says how shares go back through it:
 
-    >>> import torch
-    >>> from vision_attn.explain.propagation.chain import Link
-    >>> class Reverse(Link):
-    ...     def back(self, r, rule):
-    ...         return r.flip(-1)
-    >>> Reverse(layer=0).back(torch.tensor([[[0.0, 1.0]]]), rule=None)
-    tensor([[[1., 0.]]])
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.propagation.chain import Link
+        >>> class Reverse(Link):
+        ...     def back(self, r, rule):
+        ...         return r.flip(-1)
+        >>> Reverse(layer=0).back(torch.tensor([[[0.0, 1.0]]]), rule=None)
+        tensor([[[1., 0.]]])
     """
 
     layer: int
@@ -157,16 +159,17 @@ class PatchMerging(Link):
 class Chain:
     """Links in the order the network ran them; `tokens` come out of the last.
 
-    >>> import torch
-    >>> from vision_attn.explain import layout_of, record_attention
-    >>> from vision_attn.explain.propagation.chain import chain_of
-    >>> from vision_attn.models import ViT
-    >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
-    >>> with record_attention(network) as record:
-    ...     logits = network(torch.rand(2, 3, 16, 16))
-    >>> chain = chain_of(record.calls, layout_of(network, (16, 16)), images=2)
-    >>> [type(link).__name__ for link in chain.links], chain.tokens
-    (['SelfAttention', 'SelfAttention'], 5)
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import layout_of, record_attention
+        >>> from vision_attn.explain.propagation.chain import chain_of
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> with record_attention(network) as record:
+        ...     logits = network(torch.rand(2, 3, 16, 16))
+        >>> chain = chain_of(record.calls, layout_of(network, (16, 16)), images=2)
+        >>> [type(link).__name__ for link in chain.links], chain.tokens
+        (['SelfAttention', 'SelfAttention'], 5)
     """
 
     links: Sequence[Link]

@@ -59,15 +59,16 @@ class Trace:
 
     outliers: patches whose tokens have outlying norms; None where that is not known.
 
-    >>> import torch
-    >>> from vision_attn.explain.propagation.explainer import trace
-    >>> from vision_attn.models import ViT
-    >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
-    >>> traced = trace(network, torch.rand(1, 3, 16, 16), layout=None)
-    >>> traced.layout.grid
-    (2, 2)
-    >>> traced.seed(traced.chain).tolist()
-    [[[1.0, 0.0, 0.0, 0.0, 0.0]]]
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.propagation.explainer import trace
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> traced = trace(network, torch.rand(1, 3, 16, 16), layout=None)
+        >>> traced.layout.grid
+        (2, 2)
+        >>> traced.seed(traced.chain).tolist()
+        [[[1.0, 0.0, 0.0, 0.0, 0.0]]]
     """
 
     calls: Sequence[AttentionCall]
@@ -155,10 +156,11 @@ def full_precision(images: Images) -> Iterator[None]:
 class AttentionExplainer(Explainer):
     """A method that reads attention: any network that attends from token to token.
 
-    >>> from torch import nn
-    >>> from vision_attn.explain import Rollout
-    >>> Rollout().refusal(nn.Linear(2, 3))
-    'it has no attention: none of its modules projects to queries and keys'
+    Examples:
+        >>> from torch import nn
+        >>> from vision_attn.explain import Rollout
+        >>> Rollout().refusal(nn.Linear(2, 3))
+        'it has no attention: none of its modules projects to queries and keys'
     """
 
     def refusal(self, network: nn.Module) -> str | None:
@@ -265,15 +267,16 @@ class ChainExplainer(AttentionExplainer):
     place (x, y) of the image, x to the right and y down: two whole numbers are a pixel of the
     network's input, two fractions are shares of its width and height.
 
-    >>> import torch
-    >>> from vision_attn.explain import Rollout
-    >>> from vision_attn.models import ViT
-    >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
-    >>> images = torch.rand(1, 3, 16, 16)
-    >>> rows = Rollout().rows(network, images)  # of all 5 tokens at once
-    >>> maps = Rollout(query="cls")(network, images)
-    >>> torch.allclose(rows[0, 0, 1:], maps.values[0].flatten())
-    True
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import Rollout
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> images = torch.rand(1, 3, 16, 16)
+        >>> rows = Rollout().rows(network, images)  # of all 5 tokens at once
+        >>> maps = Rollout(query="cls")(network, images)
+        >>> torch.allclose(rows[0, 0, 1:], maps.values[0].flatten())
+        True
     """
 
     start_layer: int = field(default=0, kw_only=True)

@@ -36,13 +36,14 @@ def threshold(
     over the map (two passes in float32): count how many entries have which, and find the ones in
     which the rank lies.
 
-    >>> import torch
-    >>> from vision_attn.explain.propagation.quantile import threshold
-    >>> from vision_attn.explain.recording.calls import ExplicitWeights
-    >>> weights = torch.tensor([[[[0.1, 0.9], [0.4, 0.6]]]])
-    >>> call = ExplicitWeights("", None, None, all_weights=weights, all_scores=None)
-    >>> threshold(call, lambda call, tile: call.tile_weights(tile).mean(1), 0.5, windows=1)
-    tensor([0.6000])
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.propagation.quantile import threshold
+        >>> from vision_attn.explain.recording.calls import ExplicitWeights
+        >>> weights = torch.tensor([[[[0.1, 0.9], [0.4, 0.6]]]])
+        >>> call = ExplicitWeights("", None, None, all_weights=weights, all_scores=None)
+        >>> threshold(call, lambda call, tile: call.tile_weights(tile).mean(1), 0.5, windows=1)
+        tensor([0.6000])
     """
     images = call.batch // windows
     entries = windows * call.queries * call.keys

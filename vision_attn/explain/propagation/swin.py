@@ -31,9 +31,10 @@ SWINS = {"SwinTransformer", "SwinTransformerV2"}
 class Block:
     """A Swin block: its window (h, w), its shift (h, w), and whether it pads before it shifts.
 
-    >>> from vision_attn.explain.propagation.swin import Block, window_places
-    >>> window_places(2, 4, Block(window=(2, 2), shift=(0, 0), pads_first=False)).tolist()
-    [[0, 1, 4, 5], [2, 3, 6, 7]]
+    Examples:
+        >>> from vision_attn.explain.propagation.swin import Block, window_places
+        >>> window_places(2, 4, Block(window=(2, 2), shift=(0, 0), pads_first=False)).tolist()
+        [[0, 1, 4, 5], [2, 3, 6, 7]]
     """
 
     window: Pair

@@ -38,14 +38,15 @@ def apply_transpose(
 ) -> Float[Tensor, "b s j"]:
     """Compute sum_h w_h A_h' r: a weighted mean of the heads, by default the plain one.
 
-    >>> import torch
-    >>> from vision_attn.explain.propagation.transpose import apply_transpose
-    >>> from vision_attn.explain.recording.calls import LazyWeights
-    >>> q, k = torch.randn(2, 1, 3, 5, 8)
-    >>> call = LazyWeights("", None, None, q=q, k=k, scale=1.0, mask=None, causal=False)
-    >>> r = torch.rand(1, 2, 5)
-    >>> torch.allclose(apply_transpose(call, r), r @ call.weights().mean(1))
-    True
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.propagation.transpose import apply_transpose
+        >>> from vision_attn.explain.recording.calls import LazyWeights
+        >>> q, k = torch.randn(2, 1, 3, 5, 8)
+        >>> call = LazyWeights("", None, None, q=q, k=k, scale=1.0, mask=None, causal=False)
+        >>> r = torch.rand(1, 2, 5)
+        >>> torch.allclose(apply_transpose(call, r), r @ call.weights().mean(1))
+        True
     """
     if head_share is None and call.single_head is not None:
         return r.to(call.dtype) @ call.single_head

@@ -38,13 +38,14 @@ class Workspace:
 
     On a CPU a tile in fresh memory takes twice as long: the system hands it out page by page.
 
-    >>> import torch
-    >>> from vision_attn.explain.recording.calls import Workspace
-    >>> workspace = Workspace()
-    >>> first = workspace.buffer("weights", (2, 3), like=torch.zeros(1))
-    >>> second = workspace.buffer("weights", (3,), like=torch.zeros(1))
-    >>> first.data_ptr() == second.data_ptr()
-    True
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.recording.calls import Workspace
+        >>> workspace = Workspace()
+        >>> first = workspace.buffer("weights", (2, 3), like=torch.zeros(1))
+        >>> second = workspace.buffer("weights", (3,), like=torch.zeros(1))
+        >>> first.data_ptr() == second.data_ptr()
+        True
     """
 
     def __init__(self) -> None:
@@ -73,9 +74,10 @@ class Tile:
     images, heads, keys: slices of the axes b, head and j. rows: a slice or indices of the axis i.
     workspace: where the tile may lie until the next one takes its place; None takes fresh memory.
 
-    >>> from vision_attn.explain.recording.calls import Tile
-    >>> Tile(rows=slice(0, 1)).keys
-    slice(None, None, None)
+    Examples:
+        >>> from vision_attn.explain.recording.calls import Tile
+        >>> Tile(rows=slice(0, 1)).keys
+        slice(None, None, None)
     """
 
     images: slice = field(default_factory=lambda: ALL)  # Python 3.11 takes no slice for a default
@@ -90,9 +92,10 @@ def cut_tiles(batch: int, heads: int, rows: int, keys: int, limit: int) -> Itera
 
     Rows are cut first, then heads, then images; keys stay whole.
 
-    >>> from vision_attn.explain.recording.calls import cut_tiles
-    >>> [tile.rows for tile in cut_tiles(batch=1, heads=1, rows=4, keys=10, limit=20)]
-    [slice(0, 2, None), slice(2, 4, None)]
+    Examples:
+        >>> from vision_attn.explain.recording.calls import cut_tiles
+        >>> [tile.rows for tile in cut_tiles(batch=1, heads=1, rows=4, keys=10, limit=20)]
+        [slice(0, 2, None), slice(2, 4, None)]
     """
     if not rows:
         return
@@ -109,9 +112,10 @@ def cut_tiles(batch: int, heads: int, rows: int, keys: int, limit: int) -> Itera
 def evenly(size: int, most: int) -> int:
     """Return the length of few and nearly equal pieces of at most `most`; at least 1.
 
-    >>> from vision_attn.explain.recording.calls import evenly
-    >>> evenly(10, most=6)
-    5
+    Examples:
+        >>> from vision_attn.explain.recording.calls import evenly
+        >>> evenly(10, most=6)
+        5
     """
     return ceil(size / ceil(size / max(1, most)))
 
@@ -141,11 +145,12 @@ class Fusion:
     A single head's weights must come out as they are. keeps_row_sums: whether rows of the map sum
     to 1 where those of every head do.
 
-    >>> import torch
-    >>> from vision_attn.explain.recording.calls import Fusion
-    >>> mean = Fusion(lambda weights: weights.mean(1), keeps_row_sums=True)
-    >>> mean.fuse(torch.eye(2).expand(1, 3, 2, 2)).shape
-    torch.Size([1, 2, 2])
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.recording.calls import Fusion
+        >>> mean = Fusion(lambda weights: weights.mean(1), keeps_row_sums=True)
+        >>> mean.fuse(torch.eye(2).expand(1, 3, 2, 2)).shape
+        torch.Size([1, 2, 2])
     """
 
     fuse: Callable[[Tensor], Tensor]
@@ -160,17 +165,18 @@ class AttentionCall(ABC):
     autograd graph of the run. v and context are None where the recorder was not asked to keep them,
     or where they are not known.
 
-    >>> import torch
-    >>> from vision_attn.explain import record_attention
-    >>> from vision_attn.models import ViT
-    >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
-    >>> with record_attention(network) as record:
-    ...     logits = network(torch.rand(2, 3, 16, 16))
-    >>> call = record.calls[0]
-    >>> call.module, call.shape
-    ('blocks.0.attn.attend', (2, 3, 5, 5))
-    >>> call.weights(rows=slice(0, 1)).sum(-1).allclose(torch.ones(2, 3, 1))
-    True
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import record_attention
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> with record_attention(network) as record:
+        ...     logits = network(torch.rand(2, 3, 16, 16))
+        >>> call = record.calls[0]
+        >>> call.module, call.shape
+        ('blocks.0.attn.attend', (2, 3, 5, 5))
+        >>> call.weights(rows=slice(0, 1)).sum(-1).allclose(torch.ones(2, 3, 1))
+        True
     """
 
     module: str
@@ -278,12 +284,13 @@ class LazyWeights(AttentionCall):
     lse: (b head i), log sum_j exp(score_ij), if the kernel returned it and nothing is masked: then
     A_ij = 2^((score_ij - lse_i) log2(e)), a tile of any shape by itself.
 
-    >>> import torch
-    >>> from vision_attn.explain.recording.calls import LazyWeights
-    >>> q, k = torch.randn(2, 1, 3, 5, 8)
-    >>> call = LazyWeights("", v=None, context=None, q=q, k=k, scale=1.0, mask=None, causal=True)
-    >>> call.weights(rows=slice(0, 1))[0, 0].tolist()
-    [[1.0, 0.0, 0.0, 0.0, 0.0]]
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.recording.calls import LazyWeights
+        >>> q, k = torch.randn(2, 1, 3, 5, 8)
+        >>> call = LazyWeights("", None, None, q=q, k=k, scale=1.0, mask=None, causal=True)
+        >>> call.weights(rows=slice(0, 1))[0, 0].tolist()
+        [[1.0, 0.0, 0.0, 0.0, 0.0]]
     """
 
     q: Tensor = field(repr=False)
@@ -356,12 +363,13 @@ class ExplicitWeights(AttentionCall):
     all_weights: (b head i j). all_scores: the input of its softmax, of the same shape, if kept.
     normalized: whether each row is known to sum to 1; False has the rows summed to find out.
 
-    >>> import torch
-    >>> from vision_attn.explain.recording.calls import ExplicitWeights
-    >>> weights = torch.rand(1, 3, 5, 5).softmax(-1)
-    >>> call = ExplicitWeights("", None, None, all_weights=weights, all_scores=None)
-    >>> call.sums_to_one
-    True
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.recording.calls import ExplicitWeights
+        >>> weights = torch.rand(1, 3, 5, 5).softmax(-1)
+        >>> call = ExplicitWeights("", None, None, all_weights=weights, all_scores=None)
+        >>> call.sums_to_one
+        True
     """
 
     all_weights: Tensor = field(repr=False)

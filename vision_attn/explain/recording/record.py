@@ -41,16 +41,17 @@ def record_attention(
     no call at all; also for a network that hides its modules, and for parts to keep beside a
     fusion.
 
-    >>> import torch
-    >>> from vision_attn.explain import record_attention
-    >>> from vision_attn.models import ViT
-    >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
-    >>> with record_attention(network) as record:
-    ...     logits = network(torch.rand(2, 3, 16, 16))
-    >>> record.calls[0].q.shape
-    torch.Size([2, 3, 5, 4])
-    >>> record.calls[0].weights(rows=slice(0, 1)).shape
-    torch.Size([2, 3, 1, 5])
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import record_attention
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> with record_attention(network) as record:
+        ...     logits = network(torch.rand(2, 3, 16, 16))
+        >>> record.calls[0].q.shape
+        torch.Size([2, 3, 5, 4])
+        >>> record.calls[0].weights(rows=slice(0, 1)).shape
+        torch.Size([2, 3, 1, 5])
     """
     if keep is None:
         keep = () if fusion else get_args(Part)

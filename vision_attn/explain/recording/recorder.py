@@ -56,16 +56,17 @@ class Record:
     by the number n of tokens, the input (b n d) of the last norm over a sequence of so many: the
     residual stream at the end of the network.
 
-    >>> import torch
-    >>> from vision_attn.explain import record_attention
-    >>> from vision_attn.models import ViT
-    >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
-    >>> with record_attention(network) as record:
-    ...     logits = network(torch.rand(2, 3, 16, 16))
-    >>> record.expected
-    ['blocks.0.attn', 'blocks.1.attn']
-    >>> record.streams[5].shape
-    torch.Size([2, 5, 12])
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain import record_attention
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> with record_attention(network) as record:
+        ...     logits = network(torch.rand(2, 3, 16, 16))
+        >>> record.expected
+        ['blocks.0.attn', 'blocks.1.attn']
+        >>> record.streams[5].shape
+        torch.Size([2, 5, 12])
     """
 
     calls: list[AttentionCall] = field(default_factory=list)
@@ -78,15 +79,16 @@ class Recorder:
 
     keep, fusion: as of `record_attention`, which also checks that there was a call at all.
 
-    >>> import torch
-    >>> from vision_attn.explain.recording.recorder import Recorder
-    >>> from vision_attn.models import ViT
-    >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
-    >>> recorder = Recorder(keep=frozenset({"v"}))
-    >>> with recorder.watching(network):
-    ...     logits = network(torch.rand(2, 3, 16, 16))
-    >>> len(recorder.record.calls)
-    2
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.recording.recorder import Recorder
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> recorder = Recorder(keep=frozenset({"v"}))
+        >>> with recorder.watching(network):
+        ...     logits = network(torch.rand(2, 3, 16, 16))
+        >>> len(recorder.record.calls)
+        2
     """
 
     def __init__(self, keep: frozenset[Part], fusion: Fusion | None = None):

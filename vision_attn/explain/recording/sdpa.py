@@ -29,13 +29,14 @@ SMALL = 2**20  # bytes that are not worth a copy
 class SDPAInputs(NamedTuple):
     """The arguments of torch's `scaled_dot_product_attention`, in its order.
 
-    >>> import torch
-    >>> from vision_attn.explain.recording.sdpa import SDPAInputs
-    >>> inputs = SDPAInputs(*torch.rand(3, 1, 2, 5, 16))
-    >>> inputs.alpha
-    0.25
-    >>> inputs.plain
-    True
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.recording.sdpa import SDPAInputs
+        >>> inputs = SDPAInputs(*torch.rand(3, 1, 2, 5, 16))
+        >>> inputs.alpha
+        0.25
+        >>> inputs.plain
+        True
     """
 
     query: Tensor
@@ -129,9 +130,10 @@ def detached(tensor: Tensor) -> Tensor:
 def is_matmul(equation: Any) -> bool:
     """Whether an einsum of two tensors is `...ij,...jd->...id`.
 
-    >>> from vision_attn.explain.recording.sdpa import is_matmul
-    >>> is_matmul("bhij,bhjd->bhid"), is_matmul("bhid,bhjd->bhij")
-    (True, False)
+    Examples:
+        >>> from vision_attn.explain.recording.sdpa import is_matmul
+        >>> is_matmul("bhij,bhjd->bhid"), is_matmul("bhid,bhjd->bhij")
+        (True, False)
     """
     left, _, out = equation.replace(" ", "").partition("->")
     weights, _, v = left.partition(",")
