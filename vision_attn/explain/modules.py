@@ -1,17 +1,9 @@
-"""What explainers need of any network: its modules, and its code run as it is written."""
-
-import sys
-from contextlib import AbstractContextManager, nullcontext
+"""What explainers need of any network: its modules, where they can be seen."""
 
 import torch
 from torch import nn
 
-
-def uncompiled() -> AbstractContextManager:
-    """What `torch.compile` made runs as it is written, so that hooks and modes see all of it."""
-    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and its import takes a second
-        return nullcontext()
-    return torch.compiler.set_stance("force_eager")
+OPERATOR = type(torch.ops.aten.add.Tensor)
 
 
 def modules_of(network: nn.Module) -> dict[nn.Module, str]:
@@ -24,8 +16,8 @@ def modules_of(network: nn.Module) -> dict[nn.Module, str]:
 
     def visit(module: nn.Module, name: str) -> None:
         found[module] = name
-        for own, child in module._modules.items():
-            if child is not None and child not in found:
+        for own, child in module.named_children():
+            if child not in found:
                 visit(child, f"{name}.{own}" if name else own)
 
     visit(network, "")
@@ -43,4 +35,4 @@ def sealed(network: nn.Module) -> str | None:
 
 
 def _of_operators(graph: torch.fx.Graph) -> bool:
-    return any(isinstance(node.target, torch._ops.OpOverload) for node in graph.nodes)
+    return any(isinstance(node.target, OPERATOR) for node in graph.nodes)

@@ -7,7 +7,7 @@
 Three things see the calls. A `TorchFunctionMode`, which is thread-local and leaves nothing behind,
 sees `scaled_dot_product_attention`, and follows what a softmax made until it multiplies values:
 that is attention written out by hand. The same mode sees `nn.MultiheadAttention`, whose fast path
-it turns off, and runs torch's own code for it with itself switched on. Forward hooks on the modules
+it turns off, and runs what it computes with itself switched on. Forward hooks on the modules
 that have query and key projections check that each of them was seen exactly once a run. Where only
 the heads' weights fused are wanted, those of short sequences are made while the network runs.
 """
@@ -20,9 +20,10 @@ from typing import get_args
 from torch import nn
 
 from vision_attn.attention import Attend, Readout
+from vision_attn.compat.torch_private import own_names, uncompiled
 from vision_attn.explain.calls import Fusion
 from vision_attn.explain.hooks import Recorder
-from vision_attn.explain.modules import modules_of, sealed, uncompiled
+from vision_attn.explain.modules import modules_of, sealed
 from vision_attn.explain.recorder import Part, Record
 
 # What modules call their query and key projections: one name for both, or a pair.
@@ -31,7 +32,7 @@ PROJECTIONS: tuple[frozenset[str], ...] = tuple(
     for names in (
         "qkv", "q k", "q kv", "qk", "q_proj k_proj", "q_proj kv_proj", "query key", "to_qkv",
         "to_q to_k", "to_q to_kv", "query_key_value", "Wqkv", "in_proj_weight", "q_lin k_lin",
-        "in_proj attn_out_proj",
+        "in_proj attn_out_proj", "q_proj_weight k_proj_weight",
     )
 )  # fmt: skip
 
@@ -90,7 +91,7 @@ def attends(module: nn.Module) -> bool:
     """Whether a module itself projects to queries and keys."""
     if isinstance(module, Attend | Readout):
         return True
-    return _projects((*module._modules.keys(), *module._parameters.keys()))
+    return _projects(own_names(module))
 
 
 @cache

@@ -21,7 +21,7 @@ from vision_attn.explain.kernels import (
     Given,
     attention_and_lse,
     is_matmul,
-    multi_head_body,
+    multi_head_attention,
     off,
 )
 from vision_attn.explain.room import Room
@@ -174,14 +174,14 @@ class CallRecorder(TorchFunctionMode):
         return None if lse is None else lse.detach()
 
     def multi_head(self, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor | None]:
-        """`nn.MultiheadAttention`: torch's own code, on its path through fused attention."""
+        """`nn.MultiheadAttention`, always through fused attention, which this mode sees."""
         wanted = kwargs.get("need_weights", True)
         fusion = self.fusion
         if wanted:  # by the network itself, which is owed those of each head
             self.fusion = None
         try:
             with self:
-                out, _ = multi_head_body(*args, **{**kwargs, "need_weights": False})
+                out = multi_head_attention(*args, **kwargs)
         finally:
             self.fusion = fusion
         if not wanted:

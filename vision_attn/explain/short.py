@@ -30,10 +30,7 @@ def short_attention(
     (batch, heads, queries, width), keys = query.shape, key.shape[2]
     if not batch * keys or queries * keys > (queries + keys) * heads * width:
         return None
-    if given.flash:
-        context = torch.empty_like(query)
-    else:
-        context = query.new_empty(batch, heads, queries, value.shape[3])
+    context = given.empty_context()
     fused = query.new_empty(batch, queries, keys)
     limit = CPU_TILE * torch.get_num_threads()
     for image, _, row in tiles(batch, 1, queries, heads * keys, limit):
