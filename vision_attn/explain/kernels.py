@@ -132,12 +132,12 @@ def multi_head_attention(
     if not batched:
         query, key, value = (x.unsqueeze(1) for x in (query, key, value))
         key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+    packed: Any = in_proj_weight  # None if the weights are separate
     if same and not use_separate_proj_weight:
-        q, k, v = F.linear(query, in_proj_weight, in_proj_bias).chunk(3, dim=-1)
+        q, k, v = F.linear(query, packed, in_proj_bias).chunk(3, dim=-1)
     else:
-        weights = (q_proj_weight, k_proj_weight, v_proj_weight)
-        if not use_separate_proj_weight:
-            weights = in_proj_weight.chunk(3)
+        separate: Any = (q_proj_weight, k_proj_weight, v_proj_weight)
+        weights = separate if use_separate_proj_weight else packed.chunk(3)
         biases = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
         q, k, v = map(F.linear, (query, key, value), weights, biases)
 
