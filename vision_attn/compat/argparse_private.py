@@ -17,5 +17,5 @@ def options_of(parser: ArgumentParser) -> list[str]:
     actions = getattr(parser, ACTIONS, None)
     if actions is not None:
         return [option for action in actions for option in action.option_strings]
-    entries = re.findall(r"^ +(-.*?)(?:  |$)", parser.format_help(), re.MULTILINE)
+    entries = re.findall(r"^ {2,8}(-.*?)(?:  |$)", parser.format_help(), re.MULTILINE)
     return re.findall(r"(?<![\w-])--?\w[\w.-]*", "\n".join(entries))
