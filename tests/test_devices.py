@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from vision_attn import devices as precision
@@ -18,6 +19,31 @@ def test_bf16_follows_the_instructions(monkeypatch):
     ]:
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has=has: has, raising=False)
         assert native_precision("cpu") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("flags\t\t: fpu avx2 avx512_bf16 amx_tile\n", "bf16-mixed"),
+        ("Features\t: fp asimd i8mm bf16\n", "bf16-mixed"),
+        ("flags\t\t: fpu avx2 avx512f\n", "32-true"),
+        (None, "32-true"),
+    ],
+)
+def test_an_older_torch_leaves_it_to_linux(text, expected, monkeypatch, tmp_path):
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    monkeypatch.setattr(precision, "CPU_INFO", tmp_path / "cpuinfo")
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    assert native_precision("cpu") == expected
+
+
+def test_torch_and_linux_know_the_same_of_this_cpu(monkeypatch):
+    if not (hasattr(torch.cpu, "get_capabilities") and precision.CPU_INFO.is_file()):
+        pytest.skip("needs Linux and torch.cpu.get_capabilities")
+    known = precision.cpu_has_bf16()
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    assert precision.cpu_has_bf16() == known
 
 
 def test_emulated_bf16_does_not_count(monkeypatch):

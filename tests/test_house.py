@@ -1,9 +1,13 @@
 """The house keeps its shape: imports go one way, and the command line's module stays light."""
 
 import ast
+import inspect
+import pkgutil
+import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,21 +18,25 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "types": {"errors"},
     "threads": set(),
-    "devices": set(),
+    "devices": {"compat"},
+    "compat": set(),
     "attention": {"types"},
-    "models": {"types", "errors", "attention"},
+    "models": {"types", "errors", "compat", "attention"},
     "data": {"types"},
     "render": {"types"},
     "evaluate": {"types"},
-    "explain": {"types", "threads", "attention"},
-    "training": {"types", "threads", "devices", "models", "render"},
+    "explain": {"types", "threads", "compat", "attention"},
+    "training": {"types", "threads", "compat", "devices", "models", "render"},
     "reports": {
-        *("types", "errors", "threads", "devices", "attention", "models", "data", "training"),
-        *("explain", "evaluate", "render"),
+        *("types", "errors", "threads", "compat", "devices", "attention", "models", "data"),
+        *("training", "explain", "evaluate", "render"),
     },
     "hub": {"types", "errors", "models", "data", "explain", "reports"},
-    "commands": {"types", "errors", "devices", "models", "data", "reports", "hub", "training"},
-    "cli": {"commands"},
+    "commands": {
+        *("types", "errors", "compat", "devices", "models", "data", "training"),
+        *("reports", "hub"),
+    },
+    "cli": {"compat", "commands"},
 }
 ALLOWED["__init__"] = set(ALLOWED) - {"cli", "commands"}
 
@@ -159,3 +167,117 @@ def test_the_command_line_starts_without_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# what libraries keep to themselves
+
+PUBLIC = {"_asdict", "_fields", "_make", "_replace"}  # of a named tuple, which has no other names
+BY_NAME = {"getattr", "setattr", "hasattr", "delattr"}
+
+
+def is_private(name: object) -> bool:
+    return isinstance(name, str) and name.startswith("_") and not name.startswith("__")
+
+
+def own_object(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def defined_in(source: str) -> set[str]:
+    """What a file defines, as functions, classes or attributes of self."""
+    nodes = list(ast.walk(ast.parse(source)))
+    named = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    kept = [n for n in nodes if isinstance(n, ast.Attribute) and own_object(n.value)]
+    return named | {n.attr for n in kept if isinstance(n.ctx, ast.Store)}
+
+
+OWN = set().union(*(defined_in(path.read_text()) for path in PACKAGE.rglob("*.py")))
+
+
+def reaches(source: str) -> list[str]:
+    """The private names of others that a file imports or uses, with their lines.
+
+    Own names are those that the file defines and, for self, that any file of the package does.
+    """
+    nodes, defined, found = list(ast.walk(ast.parse(source))), defined_in(source) | PUBLIC, []
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not f"{node.module}".startswith("vision_attn"):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            own = node.attr in (defined | OWN if own_object(node.value) else defined)
+            names = [] if own else [node.attr]
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in BY_NAME:
+            name = getattr(node.args[1], "value", "")
+            names = [name] if name not in defined else []
+        else:
+            continue
+        private = [name for name in names if any(map(is_private, f"{name}".split(".")))]
+        found += [f"line {node.lineno}: {name}" for name in private]
+    return found
+
+
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE))
+)
+def test_private_state_of_libraries_is_reached_for_in_compat_alone(path: Path):
+    found = reaches(path.read_text())
+    assert part_of(path) == "compat" or not found, (
+        f"{path.name} reaches for what a library keeps to itself: {found}. Use its public names, "
+        "or put the reach into vision_attn/compat, with a way that works without it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from torch.nn.modules.batchnorm import _BatchNorm", "torch.nn.modules.batchnorm._Batch"),
+        ("import torch._inductor.config", "torch._inductor.config"),
+        ("from torch._inductor import config", "torch._inductor.config"),
+        ("import torch\ntorch._fused_sdp_choice()", "_fused_sdp_choice"),
+        ("def names(module): return module._modules", "_modules"),
+        ("def undo(network): network._compiled_call_impl = None", "_compiled_call_impl"),
+        ("class A:\n  def f(self): return self._trainer", "_trainer"),
+        ("hasattr(network, '_orig_mod')", "_orig_mod"),
+        ("class A:\n  def __setattr__(s, name, value): setattr(s, '_current', value)", "_current"),
+    ],
+)
+def test_the_walk_sees_a_reach(source, found):
+    (seen,) = reaches(source)
+    assert found in seen
+
+
+def test_the_walk_passes_what_is_a_files_own():
+    own = """
+from vision_attn.render.figures import _look
+class A:
+    def __init__(self): self._kept = 3
+    def _count(self, other): return self._kept + other._kept + other._count(self)
+    def fields(self, one): return one._asdict(), one.__dict__, _look
+"""
+    assert reaches(own) == []
+
+
+def test_no_class_keeps_its_own_under_a_private_name_of_its_base():
+    """Nothing is set in a base class of a library, by design or by accident."""
+    import vision_attn
+
+    found = []
+    for module in pkgutil.walk_packages(vision_attn.__path__, "vision_attn."):
+        for one in vars(import_module(module.name)).values():
+            if not inspect.isclass(one) or one.__module__ != module.name:
+                continue
+            kept = set(re.findall(r"self\.(_[a-z]\w*)", inspect.getsource(one)))
+            for base in one.__mro__[1:]:
+                if base.__module__.split(".")[0] not in ("vision_attn", "builtins", "typing"):
+                    theirs = set(re.findall(r"self\.(_[a-z]\w*)", _source(base)))
+                    found += [f"{one.__name__}: {base.__name__}.{name}" for name in kept & theirs]
+    assert not found
+
+
+def _source(kind: type) -> str:
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):  # written in C
+        return ""

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from vision_attn import __version__
+from vision_attn.compat.argparse_private import options_of
 
 TRAINING = {
     "fit": "train a network, then test its best weights",
@@ -91,11 +92,10 @@ class Parser(argparse.ArgumentParser):
     """argparse that raises, and offers the nearest option for a misspelt one."""
 
     def error(self, message: str) -> NoReturn:
-        options = [o for action in self._actions for o in action.option_strings]
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
             word = unknown.split()[0].split("=")[0]
-            message = f"unknown option {word}{nearest(word, options)}"
+            message = f"unknown option {word}{nearest(word, options_of(self))}"
         raise ValueError(f"{message} (see {self.prog} --help)")
 
 

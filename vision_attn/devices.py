@@ -1,9 +1,11 @@
 """What this machine computes on, and the number format that is fastest without losing accuracy."""
 
+from pathlib import Path
 from typing import Literal
 
 import torch
 
+CPU_INFO = Path("/proc/cpuinfo")
 Precision = Literal["bf16-mixed", "32-true"]
 
 
@@ -27,9 +29,10 @@ def native_precision(accelerator: str = "auto") -> Precision:
 def cpu_has_bf16() -> bool:
     """Whether this CPU has AVX512-BF16 or AMX-BF16 instructions (x86), or Arm's BF16 ones."""
     if hasattr(torch.cpu, "get_capabilities"):
-        has = torch.cpu.get_capabilities()
-        return any(has.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
-    return torch.cpu._is_avx512_bf16_supported()  # torch 2.9, before get_capabilities
+        has = {name for name, value in torch.cpu.get_capabilities().items() if value}
+    else:  # torch 2.9 does not know yet, Linux does
+        has = set(CPU_INFO.read_text().split()) if CPU_INFO.is_file() else set()
+    return not has.isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def find_device(name: str = "auto") -> torch.device:

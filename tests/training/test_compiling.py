@@ -8,19 +8,20 @@ from lightning.pytorch import Callback
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.optim import SGD
 
+from vision_attn.compat import torch_private
+from vision_attn.compat.torch_private import is_compiled
 from vision_attn.training import Compile, ImageClassifier
 
 
-class Stances(Callback):
+class Seen(Callback):
     """Whether the network runs compiled: in training, and while it validates."""
 
     def __init__(self):
-        self.stances = {"train": set(), "validate": set()}
+        self.compiled = {"train": set(), "validate": set()}
 
     def _note(self, stage, module):
-        compiled = module.network._compiled_call_impl is not None
-        stance = torch._dynamo.eval_frame._stance.stance
-        self.stances[stage].add(compiled and stance != "force_eager")
+        assert torch._dynamo.eval_frame._stance.stance == "default", "others stay compiled"
+        self.compiled[stage].add(is_compiled(module.network))
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self._note("train", pl_module)
@@ -37,13 +38,43 @@ def test_a_compiled_network_ends_with_the_same_weights(trainer, small_vit, strip
         trainer(name, max_epochs=2, callbacks=list(callbacks)).fit(model, datamodule=stripes())
         return model
 
-    plain, seen = fit("plain"), Stances()
+    plain, seen = fit("plain"), Seen()
     compiled = fit("compiled", Compile(backend="aot_eager"), seen)
-    assert seen.stances == {"train": {True}, "validate": {False}}
-    assert compiled.network._compiled_call_impl is None
+    assert seen.compiled == {"train": {True}, "validate": {False}}
+    assert not is_compiled(compiled.network)
     torch.testing.assert_close(compiled.state_dict(), plain.state_dict())
     saved = torch.load(tmp_path / "compiled/last.ckpt", weights_only=True)["state_dict"]
     assert saved.keys() == plain.state_dict().keys()
+
+
+@pytest.mark.compiled
+def test_without_the_reach_into_modules_it_ends_with_the_same_weights(
+    trainer, small_vit, stripes, monkeypatch
+):
+    def fit(name):
+        torch.manual_seed(0)
+        model = ImageClassifier(small_vit(), partial(SGD, lr=0.1))
+        trainer(name, callbacks=[Compile(backend="aot_eager")]).fit(model, datamodule=stripes())
+        return model
+
+    expected = fit("with").state_dict()
+    monkeypatch.setattr(torch_private, "COMPILED_CALL", "_taken_away")
+    torch.testing.assert_close(fit("without").state_dict(), expected)
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+
+
+@pytest.mark.compiled
+def test_a_validation_that_fails_leaves_the_network_as_it_was(trainer, small_vit, stripes):
+    class Fails(Callback):
+        def on_validation_batch_end(self, trainer, *rest):
+            if not trainer.sanity_checking:
+                raise RuntimeError("in validation")
+
+    model = ImageClassifier(small_vit(), partial(SGD, lr=0.1))
+    with pytest.raises(RuntimeError, match="in validation"):
+        trainer(callbacks=[Compile(backend="aot_eager"), Fails()]).fit(model, datamodule=stripes())
+    assert not is_compiled(model.network)
+    assert torch._dynamo.eval_frame._stance.stance == "default"
 
 
 @pytest.mark.compiled

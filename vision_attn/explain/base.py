@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from vision_attn.explain.networks.modules import modules_of, network_of, uncompiled
+from vision_attn.compat.torch_private import uncompiled
+from vision_attn.explain.networks.modules import modules_of, network_of
 from vision_attn.explain.options import conform
 from vision_attn.types import Heatmaps, Images, Logits, Model, TokenLayout
 

@@ -1,22 +1,18 @@
 """Downloads that fail soon where there is no network."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from huggingface_hub import constants as hub_constants
+from huggingface_hub import constants
+
+from vision_attn.compat.huggingface_private import is_offline, offline
 
 
-@contextmanager
-def hub_reached_or_left() -> Iterator[None]:
+def hub_reached_or_left() -> AbstractContextManager[None]:
     """Offline, Hugging Face's client looks in its cache alone, and does not retry for a minute."""
-    before = hub_constants.HF_HUB_OFFLINE
-    hub_constants.HF_HUB_OFFLINE = before or not _reachable(hub_constants.ENDPOINT)
-    try:
-        yield
-    finally:
-        hub_constants.HF_HUB_OFFLINE = before
+    reached = is_offline() or _reachable(constants.ENDPOINT)
+    return nullcontext() if reached else offline()
 
 
 def _reachable(url: str) -> bool:

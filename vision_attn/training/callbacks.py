@@ -123,7 +123,7 @@ class LastCheckpoint(ModelCheckpoint):
     ) -> None:
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         if trainer.strategy.reduce_boolean_decision(self._asked_to_stop, all=False):
-            self._save_checkpoint(trainer, str(Path(self.dirpath or ".") / "last.ckpt"))
+            trainer.save_checkpoint(str(Path(self.dirpath or ".") / "last.ckpt"))
             raise KeyboardInterrupt
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

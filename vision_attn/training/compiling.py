@@ -1,8 +1,12 @@
 """Training with several operations in one kernel."""
 
+from contextlib import ExitStack
+
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
+
+from vision_attn.compat.torch_private import check_compiler, run_as_written, uncompile
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -23,6 +27,7 @@ class Compile(Callback):
         if mode not in (None, *MODES):
             raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
         self.backend, self.mode = backend, mode
+        self._paused = ExitStack()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raises OSError where no compiler is found."""
@@ -31,31 +36,18 @@ class Compile(Callback):
         network_of(pl_module).compile(backend=self.backend, mode=self.mode)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        torch.compiler.set_stance("force_eager")
+        self._paused.enter_context(run_as_written(network_of(pl_module)))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        torch.compiler.set_stance("default")
+        self._paused.close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """The network as it was, for what comes after the fit."""
-        torch.compiler.set_stance("default")
-        network_of(pl_module)._compiled_call_impl = None
+        self._paused.close()
+        uncompile(network_of(pl_module))
 
 
 def network_of(module: LightningModule) -> nn.Module:
     """What a learner trains; a LightningModule from elsewhere is its own network."""
     network = getattr(module, "network", module)
     return network if isinstance(network, nn.Module) else module
-
-
-def check_compiler() -> None:
-    """Raises OSError where torch finds no C++ compiler that works."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
-    try:
-        get_cpp_compiler()
-    except Exception as error:
-        raise OSError(
-            "Compile needs a C++ compiler, and none was found: install g++ or clang++, or name one "
-            "in the environment variable CXX, or train without Compile"
-        ) from error

@@ -3,18 +3,15 @@
 A multiplication and an addition are two operations.
 """
 
-from collections import OrderedDict
 from copy import deepcopy
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from vision_attn.compat.torch_private import without_hooks
 from vision_attn.types import Images
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @torch.no_grad()
@@ -29,13 +26,6 @@ def forward_flops(network: nn.Module, images: Images) -> int:
     with FlopCounterMode(display=False) as counter:
         frozen(images)
     return counter.get_total_flops()
-
-
-def without_hooks(network: nn.Module) -> dict[int, Any]:
-    """A memo for `deepcopy`: the copy's hooks are none, by `id` of the network's."""
-    return {
-        id(getattr(module, name)): OrderedDict() for module in network.modules() for name in HOOKS
-    }
 
 
 def peak_flops(

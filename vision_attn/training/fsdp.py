@@ -8,6 +8,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from vision_attn.compat.lightning_private import share_among
+
 
 class FSDP2(ModelParallelStrategy):
     """`--trainer.strategy fsdp2`: `torch.distributed.fsdp.fully_shard` over all processes.
@@ -21,7 +23,7 @@ class FSDP2(ModelParallelStrategy):
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False)
 
     def setup_environment(self) -> None:
-        self._data_parallel_size = self.num_nodes * self.num_processes
+        share_among(self, self.num_nodes * self.num_processes)
         super().setup_environment()
         module: Any = self.lightning_module
         # A hook of the class would have weight averaging warn in every run, sharded or not.

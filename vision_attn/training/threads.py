@@ -13,12 +13,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from vision_attn.compat.torch_private import is_compiled, without_hooks
 from vision_attn.threads import Modes, Threads
 from vision_attn.training.classifier import ImageClassifier, as_it_is
-from vision_attn.training.flops import forward_flops, without_hooks
+from vision_attn.training.flops import forward_flops
 from vision_attn.types import Images, Logits
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class ThreadParallel(Callback):
@@ -74,7 +76,7 @@ class InParts:
         self.threads, self.batch_norms, self.least = threads, batch_norms, least
         self._pool = Threads(threads)
         self._network: nn.Module | None = None
-        self._whole = False  # always
+        self._whole = False  # always: it is distributed
         self._copies: list[nn.Module] = []
         self._changing: list[str] = []  # buffers that a training step changes
         self._divides: bool | None = None  # in training; None: not yet known
@@ -91,9 +93,7 @@ class InParts:
         if network is not self._network:
             self._network, self._copies, self._changing, self._divides = network, [], [], None
             self._operations = {}
-            self._whole = hasattr(network, "_orig_mod") or any(  # torch.compile's, FSDP's
-                isinstance(parameter, DTensor) for parameter in network.parameters()
-            )
+            self._whole = any(isinstance(parameter, DTensor) for parameter in network.parameters())
         count = 1 if self._whole else self._parts(network, images)
         if count < 2:
             return network(images)
@@ -108,7 +108,7 @@ class InParts:
 
     def _parts(self, network: nn.Module, images: Images) -> int:
         """How many, so that each has enough to do; 1 where the batch must stay whole."""
-        if images.requires_grad or network._compiled_call_impl is not None:
+        if images.requires_grad or is_compiled(network):
             return 1
         if (shape := images.shape[1:]) not in self._operations:
             with torch.inference_mode(False):
@@ -133,7 +133,7 @@ class InParts:
         self._changing = [
             name for name, now in trial.named_buffers() if not torch.equal(now, buffers[name])
         ]
-        norms = any(isinstance(module, _BatchNorm) for module in network.modules())
+        norms = any(isinstance(module, BATCH_NORMS) for module in network.modules())
         return not draws and (self.batch_norms or not (norms or self._changing))
 
     @contextmanager

@@ -48,13 +48,6 @@ class Trained(LightningModule):
         self._noted: dict[str, tuple[Tensor | float, int]] = {}  # sums over the epoch, and of what
         self._shown = 0.0  # when the progress bar last got a loss
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Lightning notes thirty times a step what it calls; nn.Module takes 1 us for each."""
-        if name == "_current_fx_name":
-            self.__dict__[name] = value
-        else:
-            super().__setattr__(name, value)
-
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         steps = self.trainer.estimated_stepping_batches
         if steps == float("inf"):

@@ -1,8 +1,4 @@
-"""jsonargparse's complaints as one line for a person, with the nearest name that would do.
-
-Its messages are nested and long, and only their text says what is wrong; what no pattern here knows
-is passed on as it is, in one line.
-"""
+"""jsonargparse's complaints as one line for a person, with the nearest name that would do."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -14,6 +10,19 @@ from typing import Any
 
 import yaml
 from jsonargparse import ArgumentParser
+
+from vision_attn.compat.jsonargparse_messages import (
+    NoClass,
+    NotAClass,
+    NotOfClass,
+    NotSubclass,
+    Other,
+    RaisedByClass,
+    UnknownOption,
+    UnknownWord,
+    WrongType,
+    complaint,
+)
 
 HOMES = (
     "vision_attn.models",
@@ -29,52 +38,38 @@ HOMES = (
 
 def readable(message: str, parser: ArgumentParser) -> str:
     """One line that names the option, what was expected and what came, and the nearest names."""
-    options = sorted(a.dest for a in parser._actions if not a.dest.endswith("help"))
-    where = ".".join(re.findall(r'Parser key "(.*?)"', message))
-    prefix = f"{where}: " if where else ""
-    if found := re.search(r"unrecognized arguments: (\S+)", message):
-        return _unrecognized(found[1].split("=")[0], options)
-    if found := re.search(r"Group '(.*?)' does not accept \w+(?: key)? '(.*?)'", message):
-        word = f"{found[1]}.{found[2].split('.')[0]}"
-        return f"unknown option {word}{nearest(word, options)}"
-    if found := re.search(r"Option '(.*?)' is not accepted", message):
-        if paths := re.findall(r"class_path[= ]'(.*?)'", message):
-            return prefix + _not_of_class(found[1], paths[-1])
-        return f"unknown option {found[1]}{nearest(found[1], options)}"
-    if words := _own_words(message):
-        return prefix + words
-    types = re.findall(r"Expected an? (?:<class '(.*?)'>|typing\.Literal\[(.*?)\])", message)
-    expected = [name.split(".")[-1] or choices for name, choices in types if name != "NoneType"]
-    if expected:
-        value = re.findall(r"(?:Given|Got) value: (.*?)(?:\. Got value|$)", message, re.MULTILINE)
-        return f"{prefix}expected {' or '.join(expected)}, got {value[0] if value else '?'}"
-    if found := re.search(r"module '(.*?)' has no attribute '(.*?)'", message):
-        return prefix + _no_class(f"{found[1]}.{found[2]}")
-    if found := re.search(r"No module named|Expected a dot import path string: (\S+)", message):
-        paths = re.findall(r"class_path[= ]'(.*?)'", message)
-        return prefix + _no_class(found[1] or (paths or ["?"])[-1])
-    if found := re.search(r"Import path (\S+) does not correspond to a subclass of (\w+)", message):
-        return f"{prefix}{found[1]} is not a {found[2]}"
-    if found := re.search(r"Not a valid subclass of \w+. Got value: (.*)", message):
-        return f"{prefix}expected a class, or its class_path and init_args, got {found[1]}"
-    return " ".join(re.sub(r'Parser key "(.*?)":', r"\1:", message).split())
+    found = complaint(message)
+    prefix = f"{found.where}: " if found.where else ""
+    match found.reason:
+        case UnknownWord(word):
+            return _unrecognized(word, options_of(parser))
+        case UnknownOption(option):
+            return f"unknown option {option}{nearest(option, options_of(parser))}"
+        case NotOfClass(option, path):
+            return prefix + _not_of_class(option, path)
+        case RaisedByClass(text):
+            return prefix + text
+        case WrongType(expected, value):
+            return (
+                f"{prefix}expected {' or '.join(expected)}, got {'?' if value is None else value}"
+            )
+        case NoClass(path):
+            return prefix + _no_class(path)
+        case NotSubclass(path, base):
+            return f"{prefix}{path} is not a {base}"
+        case NotAClass(value):
+            return f"{prefix}expected a class, or its class_path and init_args, got {value}"
+        case Other(text):
+            return text
 
 
-def _own_words(message: str) -> str | None:
-    """What a class that may stand here says of its options, among jsonargparse's lists of types."""
-    errors = message.partition("Errors:")[2].partition("Given value")[0]
-    lines = [line.strip() for line in re.split(r"\n\s*- ", errors)]
-    theirs = (
-        "Problem with ",
-        "Expected ",
-        "Not a valid ",
-        "Does not validate ",
-        "Parser key ",
-        "a class path",
-        "a dict",
-    )
-    own = [line for line in lines if line and not line.startswith(theirs)]
-    return " ".join(own[0].split()) if own else None
+def options_of(parser: ArgumentParser) -> list[str]:
+    """The options and groups of a parser, dotted; those of a class that an option names are not."""
+    defaults = parser.get_defaults()
+    leaves = (re.split(r"\.class_path|\.init_args", key)[0] for key in vars(defaults.as_flat()))
+    parts = [leaf.split(".") for leaf in leaves]
+    groups = {".".join(each[:count]) for each in parts for count in range(1, len(each) + 1)}
+    return sorted(groups | {"print_config"})
 
 
 def check_yaml(path: str) -> None:

@@ -1,13 +1,12 @@
-"""What explainers need of any network: its modules, and its code run as it is written."""
+"""What explainers need of any network: its modules, where they can be seen."""
 
-import sys
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
 import torch
 from torch import nn
 
 from vision_attn.attention import Attend, Readout
+from vision_attn.compat.torch_private import own_names
 from vision_attn.types import Model
 
 __all__ = [
@@ -15,9 +14,10 @@ __all__ = [
     "calls_attention",
     "modules_of",
     "network_of",
-    "uncompiled",
     "why_opaque",
 ]
+
+OPERATOR = type(torch.ops.aten.add.Tensor)
 
 # What modules call their query and key projections: one name for both, or a pair.
 PROJECTIONS: tuple[frozenset[str], ...] = tuple(
@@ -25,7 +25,7 @@ PROJECTIONS: tuple[frozenset[str], ...] = tuple(
     for names in (
         "qkv", "q k", "q kv", "qk", "q_proj k_proj", "q_proj kv_proj", "query key", "to_qkv",
         "to_q to_k", "to_q to_kv", "query_key_value", "Wqkv", "in_proj_weight", "q_lin k_lin",
-        "in_proj attn_out_proj",
+        "in_proj attn_out_proj", "q_proj_weight k_proj_weight",
     )
 )  # fmt: skip
 
@@ -33,13 +33,6 @@ PROJECTIONS: tuple[frozenset[str], ...] = tuple(
 def network_of(model: nn.Module | Model) -> nn.Module:
     """Return a model's network; a network is returned as it is."""
     return model.network if isinstance(model, Model) else model
-
-
-def uncompiled() -> AbstractContextManager:
-    """Run what `torch.compile` made as it is written, so that hooks and modes see all of it."""
-    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and its import takes a second
-        return nullcontext()
-    return torch.compiler.set_stance("force_eager")
 
 
 def modules_of(network: nn.Module) -> dict[nn.Module, str]:
@@ -58,8 +51,8 @@ def modules_of(network: nn.Module) -> dict[nn.Module, str]:
 
     def visit(module: nn.Module, name: str) -> None:
         names[module] = name
-        for own, child in module._modules.items():
-            if child is not None and child not in names:
+        for own, child in module.named_children():
+            if child not in names:
                 visit(child, f"{name}.{own}" if name else own)
 
     visit(network, "")
@@ -70,7 +63,7 @@ def attends(module: nn.Module) -> bool:
     """Whether a module itself projects to queries and keys."""
     if isinstance(module, Attend | Readout):
         return True
-    return _projects((*module._modules.keys(), *module._parameters.keys()))
+    return _projects(own_names(module))
 
 
 @cache
@@ -102,4 +95,4 @@ def why_opaque(network: nn.Module) -> str | None:
 
 
 def _of_operators(graph: torch.fx.Graph) -> bool:
-    return any(isinstance(node.target, torch._ops.OpOverload) for node in graph.nodes)
+    return any(isinstance(node.target, OPERATOR) for node in graph.nodes)

@@ -3,7 +3,7 @@
 Three things see the calls. A `TorchFunctionMode`, which is thread-local and leaves nothing behind,
 sees `scaled_dot_product_attention`, and follows the output of a softmax until it multiplies values:
 that is attention written out by hand. The same mode sees `nn.MultiheadAttention`, whose fast path
-it turns off, and runs torch's own code for it with itself switched on. Forward hooks on the modules
+it turns off, and runs what it computes with itself switched on. Forward hooks on the modules
 that have query and key projections check that each of them was seen exactly once a run. Where only
 the fused weights of the heads are wanted, those of short sequences are computed as the network
 runs.

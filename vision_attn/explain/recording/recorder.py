@@ -21,7 +21,8 @@ from vision_attn.attention import Attend, Readout
 from vision_attn.attention.normalizers import Softmax
 from vision_attn.attention.scores import DotProduct
 from vision_attn.attention.windows import Global
-from vision_attn.explain.networks.modules import attends, modules_of, uncompiled
+from vision_attn.compat.torch_private import uncompiled
+from vision_attn.explain.networks.modules import attends, modules_of
 from vision_attn.explain.recording.calls import (
     AttentionCall,
     ExplicitWeights,
@@ -34,7 +35,7 @@ from vision_attn.explain.recording.sdpa import (
     attention_and_lse,
     detached,
     is_matmul,
-    multi_head_body,
+    multi_head_attention,
     short_attention,
 )
 
@@ -284,14 +285,14 @@ class CallMode(TorchFunctionMode):
         return context
 
     def _multi_head(self, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor | None]:
-        """Run `nn.MultiheadAttention` by torch's own code, on its path through `_sdpa`."""
+        """Run `nn.MultiheadAttention` always through `_sdpa`."""
         log = self.log
         fusion, need_weights = log.fusion, kwargs.get("need_weights", True)
         if need_weights:  # by the network itself, which is owed those of each head
             log.fusion = None
         try:
             with self:
-                out, _ = multi_head_body(*args, **{**kwargs, "need_weights": False})
+                out = multi_head_attention(*args, **kwargs)
         finally:
             log.fusion = fusion
         if not need_weights:

@@ -1,0 +1,370 @@
+"""Each reach into torch is where it was, and without it the results are the same."""
+
+import inspect
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from vision_attn.compat import torch_private as reaches
+from vision_attn.explain import LeGrad, Relevance, Rollout, WeightedRollout
+from vision_attn.explain.networks.modules import attends
+from vision_attn.explain.recording.calls import Workspace
+from vision_attn.explain.recording.sdpa import (
+    SDPAInputs,
+    attention_and_lse,
+    multi_head_attention,
+    short_attention,
+)
+from vision_attn.explain.rollout import FUSIONS
+from vision_attn.models import ViT
+from vision_attn.training.flops import forward_flops
+
+
+def gone(name, instead):
+    return f"torch {torch.__version__} no longer has {name}: {instead}"
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Takes reaches away: their constants then name nothing."""
+
+    def take(*constants):
+        for constant in constants:
+            monkeypatch.setattr(reaches, constant, "_taken_away")
+
+    return take
+
+
+def qkv(tokens=13):
+    """As networks make them: heads cut out of tokens."""
+    return [torch.randn(2, tokens, 3, 5).transpose(1, 2) for _ in range(3)]
+
+
+# attention
+
+
+def test_torch_says_that_it_chooses_flash():
+    q, k, v = qkv()
+    assert reaches.chooses_flash(q, k, v, 0.0, None) is True, gone(
+        f"torch.{reaches.FLASH_CHOICE}", "short attention runs twice, and no log-sum-exp is kept"
+    )
+    assert reaches.chooses_flash(q, k, torch.randn(2, 3, 13, 7), 0.0, None) is False
+    with sdpa_kernel(SDPBackend.MATH):
+        assert reaches.chooses_flash(q, k, v, 0.0, None) is False
+
+
+@pytest.mark.parametrize("scale", [None, 0.7])
+def test_the_flash_kernel_returns_context_and_log_sum_exp(scale):
+    q, k, v = qkv()
+    both = reaches.flash_attention(q, k, v, 0.0, scale)
+    assert both is not None, gone(
+        f"torch.ops.aten.{reaches.FLASH_KERNEL}", "log-sum-exps are computed from queries and keys"
+    )
+    scores = q.double() @ k.double().mT * (5**-0.5 if scale is None else scale)
+    torch.testing.assert_close(both[1], scores.logsumexp(-1).float())
+    torch.testing.assert_close(both[0], (scores.softmax(-1) @ v.double()).float())
+
+
+@pytest.mark.parametrize("reach", ["FLASH_CHOICE", "FLASH_KERNEL"])
+def test_without_its_kernel_attention_is_torchs_own(reach, without):
+    q, k, v = qkv()
+    without(reach)
+    context, lse = attention_and_lse(SDPAInputs(q, k, v))
+    assert lse is None
+    torch.testing.assert_close(context, F.scaled_dot_product_attention(q, k, v))
+
+
+def test_without_its_choice_short_attention_is_laid_out_as_torchs():
+    fusion, workspace = FUSIONS["mean"], Workspace()
+    for values in (qkv()[2], torch.randn(2, 3, 13, 7)):
+        given = SDPAInputs(*qkv()[:2], values)
+        with torch.no_grad():
+            expected = F.scaled_dot_product_attention(*given[:3])
+            known = short_attention(given, fusion, workspace)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(reaches, "FLASH_CHOICE", "_taken_away")
+                unknown = short_attention(given, fusion, workspace)
+        for context, made in (known, unknown):
+            torch.testing.assert_close(context, expected)
+            assert context.stride() == expected.stride()
+            torch.testing.assert_close(made, known[1])
+
+
+@pytest.mark.parametrize("method", [Rollout(), WeightedRollout(), Relevance(), LeGrad()], ids=str)
+@pytest.mark.parametrize("tokens_a_side", [4, 12])
+def test_maps_are_the_same_without_any_reach_into_attention(method, tokens_a_side, without):
+    torch.manual_seed(0)
+    size = 4 * tokens_a_side
+    network = ViT(image_size=size, patch_size=4, num_classes=3, dim=12, depth=2, heads=3).eval()
+    images = torch.randn(2, 3, size, size)
+    expected = method(network, images, 1)
+    without("FLASH_CHOICE", "FLASH_KERNEL", "CHILDREN", "PARAMETERS")
+    found = method(network, images, 1)
+    torch.testing.assert_close(found.values, expected.values)
+    torch.testing.assert_close(found.prefix_mass, expected.prefix_mass)
+
+
+def test_multi_head_attention_takes_what_torchs_does():
+    torchs, ours = (
+        list(inspect.signature(f).parameters.values())
+        for f in (F.multi_head_attention_forward, multi_head_attention)
+    )
+    described = [[(p.name, p.kind, p.default) for p in each] for each in (torchs, ours[:-1])]
+    assert described[0] == described[1], (
+        f"torch {torch.__version__} gives multi_head_attention_forward other arguments: record "
+        "refuses networks that use a new one (explain/recording/sdpa.py)"
+    )
+
+
+EACH = {
+    "self": {},
+    "no bias": {"in_proj_bias": None, "out_proj_bias": None},
+    "memory": {"key": torch.randn(5, 2, 12), "value": torch.randn(5, 2, 12)},
+    "separate": {
+        "key": torch.randn(5, 2, 7), "value": torch.randn(5, 2, 11), "in_proj_weight": None,
+        "use_separate_proj_weight": True, "q_proj_weight": torch.randn(12, 12),
+        "k_proj_weight": torch.randn(12, 7), "v_proj_weight": torch.randn(12, 11),
+    },
+    "more": {
+        "bias_k": torch.randn(1, 1, 12), "bias_v": torch.randn(1, 1, 12), "add_zero_attn": True,
+        "attn_mask": torch.rand(9, 9) < 0.3, "key_padding_mask": torch.arange(9) > torch.tensor([[6], [4]]),
+    },
+    "a mask for each": {"attn_mask": torch.randn(6, 9, 9)},
+    "masks of both": {
+        "attn_mask": torch.randn(6, 9, 9), "key_padding_mask": torch.arange(9) > torch.tensor([[6], [4]]),
+    },
+    "causal": {"attn_mask": nn.Transformer.generate_square_subsequent_mask(9), "is_causal": True},
+    "causal, padded": {
+        "attn_mask": nn.Transformer.generate_square_subsequent_mask(9), "is_causal": True,
+        "key_padding_mask": torch.zeros(2, 9).index_fill(1, torch.tensor([7]), float("-inf")),
+    },
+    "static": {"static_k": torch.randn(6, 5, 4), "static_v": torch.randn(6, 5, 4)},
+    "in evaluation": {"dropout_p": 0.5, "training": False},
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*mismatched key_padding_mask.*")
+@pytest.mark.parametrize(
+    ("given", "batched"),
+    [
+        *((given, True) for given in EACH.values()),
+        *((EACH[name], False) for name in ("self", "memory", "separate", "more", "causal")),
+    ],
+)
+def test_multi_head_attention_is_torchs(given, batched):
+    x = torch.randn(9, 2, 12)
+    arguments = {
+        **{"query": x, "key": x, "value": x, "embed_dim_to_check": 12, "num_heads": 3},
+        **{"in_proj_weight": torch.randn(36, 12), "in_proj_bias": torch.randn(36)},
+        **{"bias_k": None, "bias_v": None, "add_zero_attn": False, "dropout_p": 0.0},
+        **{"out_proj_weight": torch.randn(12, 12), "out_proj_bias": torch.randn(12), **given},
+    }
+    if not batched:
+        same = arguments["key"] is x
+        for name in ("query", "key", "value"):
+            arguments[name] = arguments[name][:, 0]
+        if same:
+            arguments["key"] = arguments["value"] = arguments["query"]
+        if "key_padding_mask" in given:
+            arguments["key_padding_mask"] = given["key_padding_mask"][0]
+    expected, _ = F.multi_head_attention_forward(**arguments, need_weights=False)
+    torch.testing.assert_close(multi_head_attention(**arguments, need_weights=False), expected)
+
+
+def test_an_argument_that_is_new_is_refused_in_words():
+    module = nn.MultiheadAttention(12, 3)
+    given = [*module.parameters()]
+    arguments = [torch.randn(9, 2, 12)] * 3
+    arguments += [12, 3, given[0], given[1], None, None, False, 0.0, given[2], given[3]]
+    plain = multi_head_attention(*arguments)
+    torch.testing.assert_close(multi_head_attention(*arguments, rope=None), plain)
+    with pytest.raises(ValueError, match=r"of torch .* is given rope, which the recorder does not"):
+        multi_head_attention(*arguments, rope=torch.ones(3))
+
+
+# modules
+
+
+class Shared(nn.Module):
+    """One projection for queries and keys, under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.q = self.k = nn.Linear(3, 3)
+        self.inner = nn.Sequential(nn.Linear(3, 3))
+        self.first = self.second = nn.Parameter(torch.zeros(2))
+        self.register_module("none", None)
+        self.register_parameter("nothing", None)
+
+
+def test_own_names_are_those_of_children_and_parameters(without):
+    names = ("q", "k", "inner", "first", "second")
+    for name in (reaches.CHILDREN, reaches.PARAMETERS):
+        assert hasattr(nn.Module(), name), gone(
+            f"nn.Module.{name}", "each module's whole tree is walked for its own names"
+        )
+    assert reaches.own_names(Shared()) == names
+    without("CHILDREN", "PARAMETERS")
+    assert reaches.own_names(Shared()) == names
+    assert attends(Shared())
+    assert attends(nn.MultiheadAttention(12, 3, kdim=5))
+
+
+def hooked(calls):
+    """A network with hooks of every public kind, that note their calls."""
+
+    def note(*args, **kwargs):
+        calls.append(args)
+
+    network = nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.Linear(7, 3))
+    network[1].register_forward_hook(note)
+    network[1].register_forward_hook(note, with_kwargs=True, always_call=True)
+    network[1].register_forward_pre_hook(note)
+    network[1].register_forward_pre_hook(note, with_kwargs=True)
+    network[2].register_full_backward_hook(note)
+    network[2].register_full_backward_pre_hook(note)
+    return network
+
+
+def test_a_copy_has_no_hooks_of_any_kind():
+    network = hooked(calls := [])
+    network(torch.randn(2, 3, 2, 2)).sum().backward()
+    assert len(calls) == 6
+    copy = deepcopy(network, reaches.without_hooks(network))
+    copy(torch.randn(2, 3, 2, 2)).sum().backward()
+    assert len(calls) == 6, gone(
+        f"one of nn.Module.{', '.join(reaches.HOOKS)}", "copies keep copies of the hooks"
+    )
+
+
+def test_with_hooks_as_many_operations_are_counted(monkeypatch):
+    network, images = hooked(calls := []), torch.randn(1, 3, 2, 2)
+    expected = forward_flops(network, images)
+    assert expected == 2 * (12 * 7 + 7 * 3)
+    assert not calls
+    monkeypatch.setattr(reaches, "HOOKS", ())
+    assert forward_flops(network, images) == expected
+    assert calls
+
+
+# compilation
+
+
+@pytest.fixture
+def compiled():
+    """A module that was compiled in place, and whether a call of it is compiled."""
+    seen = []
+
+    def backend(graph, _inputs):
+        def run(*args):
+            seen.append(True)
+            return graph.forward(*args)
+
+        return run
+
+    module = nn.Linear(3, 5)
+    module.compile(backend=backend)
+
+    def runs_compiled():
+        seen.clear()
+        module(torch.randn(2, 3))
+        return bool(seen)
+
+    assert runs_compiled()
+    yield module, runs_compiled
+    torch.compiler.reset()
+
+
+def test_modules_know_whether_they_are_compiled(compiled):
+    module, _ = compiled
+    assert hasattr(module, reaches.COMPILED_CALL), gone(
+        f"nn.Module.{reaches.COMPILED_CALL}", "a network stays compiled after Compile"
+    )
+    wrapped = torch.compile(nn.Linear(3, 5), backend="eager")
+    assert hasattr(wrapped, reaches.COMPILED_FROM), gone(
+        f"{reaches.COMPILED_FROM} in what torch.compile returns", "its class is looked at"
+    )
+    assert [reaches.is_compiled(each) for each in (module, wrapped, nn.Linear(3, 5))] == [
+        True, True, False,
+    ]  # fmt: skip
+
+
+def test_without_the_reach_what_may_be_compiled_counts_as_compiled(compiled, without, monkeypatch):
+    module, _ = compiled
+    wrapped = torch.compile(nn.Linear(3, 5), backend="eager")
+    without("COMPILED_FROM")
+    assert reaches.is_compiled(wrapped)
+    assert not reaches.is_compiled(nn.Linear(3, 5))
+    without("COMPILED_CALL")
+    assert reaches.is_compiled(module)
+    assert reaches.is_compiled(nn.Linear(3, 5))
+    monkeypatch.setattr(reaches, "_dynamo_is_loaded", lambda: False)
+    assert not reaches.is_compiled(nn.Linear(3, 5))
+
+
+@pytest.mark.compiled
+def test_a_module_runs_as_written_and_then_compiled_again(compiled):
+    module, runs_compiled = compiled
+    with reaches.run_as_written(module):
+        assert not runs_compiled()
+    assert runs_compiled()
+    with pytest.raises(RuntimeError, match="inside"), reaches.run_as_written(module):
+        raise RuntimeError("inside")
+    assert runs_compiled()
+    with reaches.uncompiled():
+        assert not runs_compiled()
+    assert runs_compiled()
+    reaches.uncompile(module)
+    assert not runs_compiled()
+
+
+@pytest.mark.compiled
+def test_without_the_reach_all_runs_as_written_and_modules_stay_compiled(compiled, without):
+    module, runs_compiled = compiled
+    without("COMPILED_CALL")
+    with reaches.run_as_written(module):
+        assert not runs_compiled()
+    reaches.uncompile(module)
+    assert runs_compiled()
+
+
+@pytest.mark.compiled
+def test_what_is_looked_at_by_two_at_once_runs_compiled_afterwards(compiled):
+    """Each used to put back what it saw: the second, that nothing runs compiled."""
+    _, runs_compiled = compiled
+    first, second = reaches.uncompiled(), reaches.uncompiled()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not runs_compiled(), "the second still looks"
+    second.__exit__(None, None, None)
+    assert runs_compiled()
+
+
+@pytest.mark.compiled
+def test_a_stance_that_was_taken_before_comes_back(compiled):
+    _, runs_compiled = compiled
+    with torch.compiler.set_stance("force_eager"):
+        with reaches.uncompiled():
+            assert not runs_compiled()
+        assert not runs_compiled()
+    assert runs_compiled()
+
+
+def test_torch_looks_for_a_compiler(monkeypatch):
+    from torch._inductor import cpp_builder
+
+    assert hasattr(cpp_builder, reaches.FIND_COMPILER), gone(
+        f"torch._inductor.cpp_builder.{reaches.FIND_COMPILER}",
+        "a missing C++ compiler shows at the first step, in torch's words",
+    )
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    monkeypatch.setattr(cpp_builder.config.cpp, "cxx", (None, "/nowhere/g++"))
+    with pytest.raises(OSError, match=r"needs a C[+][+] compiler, and none was found: install"):
+        reaches.check_compiler()
+    monkeypatch.delattr(cpp_builder, reaches.FIND_COMPILER)
+    reaches.check_compiler()

@@ -1,0 +1,45 @@
+"""huggingface_hub's switch for working offline: why it is set, and what happens without it.
+
+Tried with huggingface_hub 2.4.0.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from huggingface_hub import constants
+
+from vision_attn.compat.process_wide import ProcessWide
+
+OFFLINE = "HF_HUB_OFFLINE"  # of huggingface_hub.constants
+
+
+def is_offline() -> bool:
+    """Whether the user has switched downloads off."""
+    return getattr(constants, OFFLINE, False)
+
+
+def offline() -> AbstractContextManager[None]:
+    """Have Hugging Face's client look in its cache alone.
+
+    The public switch is an environment variable that is read once, at import, and timm passes no
+    `local_files_only`. Threads share the setting, and what it was before comes back when the last
+    of them is done. Without the reach the client itself finds out that there is no network, which
+    takes it a minute of retries.
+    """
+    return _OFFLINE.held()
+
+
+@contextmanager
+def _switched_off() -> Iterator[None]:
+    if not hasattr(constants, OFFLINE):
+        yield
+        return
+    before = getattr(constants, OFFLINE)
+    setattr(constants, OFFLINE, True)
+    try:
+        yield
+    finally:
+        setattr(constants, OFFLINE, before)
+
+
+_OFFLINE = ProcessWide(_switched_off)

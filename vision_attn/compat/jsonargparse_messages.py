@@ -1,0 +1,157 @@
+"""What jsonargparse says is wrong, as values.
+
+It raises one kind of error for everything: what is wrong stands in the message alone, nested and
+long. Tried with jsonargparse 4.53.0. What no pattern here knows, because it is new or worded anew,
+becomes `Other`: its own words in one line, without the help that the rest allow for.
+"""
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class UnknownWord:
+    """A word of the command line that no option takes; `--name=value` without its value."""
+
+    word: str
+
+
+@dataclass(frozen=True)
+class UnknownOption:
+    """An option, dotted, that the parser does not have."""
+
+    option: str
+
+
+@dataclass(frozen=True)
+class NotOfClass:
+    """An option that the class at a path does not take."""
+
+    option: str
+    path: str
+
+
+@dataclass(frozen=True)
+class RaisedByClass:
+    """What a class said of the options that it was given."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class WrongType:
+    """A value that is none of the expected types or choices; None if it is not quoted."""
+
+    expected: tuple[str, ...]
+    value: str | None
+
+
+@dataclass(frozen=True)
+class NoClass:
+    """A path, or a name, at which there is no class."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class NotSubclass:
+    """A class of another kind than the base that is expected."""
+
+    path: str
+    base: str
+
+
+@dataclass(frozen=True)
+class NotAClass:
+    """A value where a class is expected."""
+
+    value: str
+
+
+@dataclass(frozen=True)
+class Other:
+    """A message that is not known here, in one line."""
+
+    text: str
+
+
+Reason = (
+    UnknownWord
+    | UnknownOption
+    | NotOfClass
+    | RaisedByClass
+    | WrongType
+    | NoClass
+    | NotSubclass
+    | NotAClass
+    | Other
+)
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """What is wrong, and with which option, dotted; empty where the message does not say."""
+
+    reason: Reason
+    where: str = ""
+
+
+def complaint(message: str) -> Complaint:
+    """Parse a message of jsonargparse's ArgumentError, or of its instantiation."""
+    where = ".".join(re.findall(r'Parser key "(.*?)"', message))
+    return Complaint(_reason(message), where)
+
+
+def _reason(message: str) -> Reason:
+    paths = re.findall(r"class_path[= ]'(.*?)'", message)
+    if found := re.search(r"unrecognized arguments: (\S+)", message):
+        return UnknownWord(found[1].split("=")[0])
+    if found := re.search(r"Group '(.*?)' does not accept \w+(?: key)? '(.*?)'", message):
+        return UnknownOption(f"{found[1]}.{found[2].split('.')[0]}")
+    if found := re.search(r"Option '(.*?)' is not accepted", message):
+        return NotOfClass(found[1], paths[-1]) if paths else UnknownOption(found[1])
+    if text := _raised(message):
+        return RaisedByClass(text)
+    types = re.findall(r"Expected an? (?:<class '(.*?)'>|typing\.Literal\[(.*?)\])", message)
+    if expected := [
+        name.split(".")[-1] or choices for name, choices in types if name != "NoneType"
+    ]:
+        return WrongType(tuple(expected), _value(message))
+    if found := re.search(r"module '(.*?)' has no attribute '(.*?)'", message):
+        return NoClass(f"{found[1]}.{found[2]}")
+    if found := re.search(r"Expected a dot import path string: (\S+)", message):
+        return NoClass(found[1])
+    if "No module named" in message and paths:
+        return NoClass(paths[-1])
+    if found := re.search(
+        r"Import path (\S+ )?does not correspond to a subclass of (\w+)", message
+    ):
+        path = found[1] or _value(message) or "?"  # among several types it is quoted at the end
+        return NotSubclass(path.strip(), found[2])
+    if found := re.search(r"Not a valid subclass of \w+. Got value: (.*)", message):
+        return NotAClass(found[1])
+    return Other(" ".join(re.sub(r'Parser key "(.*?)":', r"\1:", message).split()))
+
+
+def _value(message: str) -> str | None:
+    """The value that was given, as far as it stands in one line."""
+    found = re.search(r"(?:Given|Got) value: (.*?)(?:\. Got value|$)", message, re.MULTILINE)
+    return found[1] if found else None
+
+
+def _raised(message: str) -> str | None:
+    """What a class said, among jsonargparse's own lines of which types it tried."""
+    errors = message.partition("Errors:")[2].partition("Given value")[0]
+    lines = [line.strip() for line in re.split(r"\n\s*- ", errors)]
+    of_jsonargparse = (
+        "Problem with ",
+        "Expected ",
+        "Import path ",
+        "Not a valid ",
+        "Does not validate ",
+        "Parser key ",
+        "a class path",
+        "a dict",
+    )
+    own = [line for line in lines if line and not line.startswith(of_jsonargparse)]
+    return " ".join(own[0].split()) if own else None

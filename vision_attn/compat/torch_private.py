@@ -1,0 +1,164 @@
+"""torch's private state: each reach, why it is needed, and what happens without it.
+
+Tried with torch 2.15.0. The names that are reached for are constants at the top, so that a test
+can take each away.
+
+Axes: b batch, head, i queries, j keys, d width, e value width.
+"""
+
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
+
+from vision_attn.compat.process_wide import ProcessWide
+
+FLASH_CHOICE = "_fused_sdp_choice"  # of torch
+FLASH_KERNEL = "_scaled_dot_product_flash_attention_for_cpu"  # of torch.ops.aten
+CHILDREN, PARAMETERS = "_modules", "_parameters"  # of nn.Module
+COMPILED_CALL = "_compiled_call_impl"  # of nn.Module, once `compile` was called
+COMPILED_FROM = "_orig_mod"  # of what torch.compile(module) returns
+FIND_COMPILER = "get_cpp_compiler"  # of torch._inductor.cpp_builder
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+# Attention: no public function says which kernel torch chooses, or returns its log-sum-exp.
+
+
+def chooses_flash(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float, scale: float | None
+) -> bool | None:
+    """Whether torch would choose its flash kernel for attention without a mask.
+
+    None without the reach: nobody knows, and the caller has to let torch's own attention run.
+    """
+    choice = getattr(torch, FLASH_CHOICE, None)
+    if choice is None:
+        return None
+    chosen = choice(query, key, value, dropout_p=dropout_p, scale=scale)
+    return chosen == SDPBackend.FLASH_ATTENTION.value
+
+
+def flash_attention(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float, scale: float | None
+) -> tuple[Tensor, Tensor] | None:
+    """torch's flash kernel on a CPU: context (b head i e), log sum_j exp(score_ij) (b head i).
+
+    None where torch would choose another kernel, and without the reach: the public function gives
+    the same context, and whoever needs the sums computes them from queries and keys.
+    """
+    kernel = getattr(torch.ops.aten, FLASH_KERNEL, None)
+    if kernel is None or not chooses_flash(query, key, value, dropout_p, scale):
+        return None
+    return kernel(query, key, value, dropout_p, scale=scale)
+
+
+# Modules: the public iterators leave out what is registered under two names, or cost a walk
+# through all levels below.
+
+
+def own_names(module: nn.Module) -> tuple[str, ...]:
+    """The names of the module's own children and parameters.
+
+    Without the reach the public walk through the whole tree below gives the same names.
+    """
+    try:
+        own = *getattr(module, CHILDREN).items(), *getattr(module, PARAMETERS).items()
+    except AttributeError:
+        tree = module.named_modules(remove_duplicate=False)
+        parameters = module.named_parameters(recurse=False, remove_duplicate=False)
+        own = *((name, child) for name, child in tree if name and "." not in name), *parameters
+    return tuple([name for name, value in own if value is not None])
+
+
+def without_hooks(network: nn.Module) -> dict[int, Any]:
+    """A memo for `deepcopy` that leaves the copy without hooks, by `id` of the network's own.
+
+    No public function copies a module without its hooks, which belong to whoever set them. Without
+    the reach the copy has copies of them.
+    """
+    found = (vars(module).get(name) for module in network.modules() for name in HOOKS)
+    return {id(hooks): OrderedDict() for hooks in found if hooks is not None}
+
+
+# Compilation: `nn.Module.compile` has no opposite, and a stance is one for the whole process.
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether `torch.compile` or `nn.Module.compile` made this very module.
+
+    Without the reach into modules, whether anything can have been compiled in this process;
+    without that into wrappers, whether the module's class is the compiler's.
+    """
+    if hasattr(module, COMPILED_FROM) or type(module).__module__.startswith("torch._dynamo."):
+        return True
+    return getattr(module, COMPILED_CALL, "unknown") is not None and _dynamo_is_loaded()
+
+
+def uncompile(module: nn.Module) -> None:
+    """Undo `module.compile()`. Without the reach the module stays compiled, which only costs time.
+
+    (Each new size of batch is then compiled once more.)
+    """
+    if hasattr(module, COMPILED_CALL):
+        setattr(module, COMPILED_CALL, None)
+
+
+@contextmanager
+def run_as_written(module: nn.Module) -> Iterator[None]:
+    """Run a module that was compiled in place as it is written, and nothing else.
+
+    Without the reach all of the process runs as it is written meanwhile, see `uncompiled`.
+    """
+    if not hasattr(module, COMPILED_CALL):
+        with uncompiled():
+            yield
+        return
+    compiled = getattr(module, COMPILED_CALL)
+    setattr(module, COMPILED_CALL, None)
+    try:
+        yield
+    finally:
+        setattr(module, COMPILED_CALL, compiled)
+
+
+def uncompiled() -> AbstractContextManager[None]:
+    """Run whatever was compiled as it is written, so that hooks and modes see all of it.
+
+    This is public, but torch keeps one stance for the whole process: threads share it here, and
+    what it was before comes back when the last of them is done. Another thread that trains
+    meanwhile runs uncompiled.
+    """
+    return _EAGER.held() if _dynamo_is_loaded() else nullcontext()
+
+
+_EAGER = ProcessWide(lambda: torch.compiler.set_stance("force_eager"))
+
+
+def _dynamo_is_loaded() -> bool:
+    """False where nothing was compiled: importing the compiler takes a second."""
+    return "torch._dynamo" in sys.modules
+
+
+def check_compiler() -> None:
+    """Raise OSError where torch finds no C++ compiler that works.
+
+    Without the reach this passes, and torch itself fails at the first step, in many more words.
+    """
+    from torch._inductor import cpp_builder
+
+    find = getattr(cpp_builder, FIND_COMPILER, None)
+    if find is None:
+        return
+    try:
+        find()
+    except Exception as error:
+        raise OSError(
+            "Compile needs a C++ compiler, and none was found: install g++ or clang++, or name one "
+            "in the environment variable CXX, or train without Compile"
+        ) from error
