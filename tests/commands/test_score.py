@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shutil
+from argparse import ArgumentParser
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,9 @@ import torch
 from nbclient import NotebookClient
 from PIL import Image
 
+import vision_attn
 from vision_attn.cli import main
+from vision_attn.commands.score import add_arguments
 from vision_attn.data.images import ImageError
 from vision_attn.data.planted import paint
 from vision_attn.data.sources import Source, Splits
@@ -118,6 +121,21 @@ def test_the_files_say_the_same(planted, capsys):
         with Image.open(planted / name) as picture:
             assert min(picture.size) > 300
     assert not (planted / "sanity.png").exists()
+
+
+def test_from_python_it_is_the_same(planted, models):
+    found = vision_attn.score(
+        load_model(models("vit")), "planted", "GradCAM",
+        images=10, steps=4, batch_size=4, name=models("vit"),
+    )  # fmt: skip
+    assert found.to_dict() == json.loads((planted / "scores.json").read_text())
+
+
+def test_limit_is_another_word_for_images():
+    parser = ArgumentParser()
+    add_arguments(parser)
+    for word in ("--limit", "--images"):
+        assert parser.parse_args(["model", "planted", word, "3"]).images == 3
 
 
 def test_the_masks_are_those_of_the_planted_images(models):

@@ -16,7 +16,7 @@ from torchmetrics.functional.image import structural_similarity_index_measure
 from torchmetrics.utilities import dim_zero_cat
 
 from vision_attn.evaluate.per_image import ImageScore, Maps, at_size, check_maps, from_0_to_1, raw
-from vision_attn.types import Images
+from vision_attn.types import Heatmaps, Images
 
 
 class MaxSensitivity(ImageScore):
@@ -30,7 +30,7 @@ class MaxSensitivity(ImageScore):
 
     def __init__(
         self,
-        explain: Callable[[Tensor, Tensor], Tensor],
+        explain: Callable[[Tensor, Tensor], Tensor | Heatmaps],
         radius: float = 0.02,
         samples: int = 10,
         seed: int = 0,
@@ -74,7 +74,7 @@ class ModelRandomisation(ImageScore):
     def __init__(
         self,
         network: nn.Module,
-        explain: Callable[[nn.Module, Tensor, Tensor], Tensor],
+        explain: Callable[[nn.Module, Tensor, Tensor], Tensor | Heatmaps],
         seed: int = 0,
         **options: Any,
     ):

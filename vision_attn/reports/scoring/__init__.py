@@ -162,7 +162,7 @@ def score(
             stack.enter_context(saying_what_is_kept(memory, Path(output)))
         tasks = work.tasks(set(memory.records()), share)
         progress.start("scoring", sum(len(task.items) for task in tasks))
-        for answer in answers(work, tasks, processes, progress):
+        for answer in answers(work, tasks, processes, say):
             memory.add(answer)
             progress.advance(len(answer.task.items))
             for problem in answer.problems:

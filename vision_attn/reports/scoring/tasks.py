@@ -35,7 +35,6 @@ from vision_attn.explain import (
     fitting,
 )
 from vision_attn.reports import workers
-from vision_attn.reports.progress import Silent
 from vision_attn.reports.scoring.evidence import Data, Sample, data_name, open_data
 from vision_attn.reports.scoring.scorer import Batch, Drawn, Record, Scorer, removal
 from vision_attn.types import Model
@@ -234,7 +233,7 @@ def checksum(network: nn.Module) -> int:
     for weight in network.state_dict().values():
         if isinstance(weight, torch.Tensor):
             bits = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
-            total = crc32(bits.numpy(), total)
+            total = crc32(memoryview(bits.numpy()), total)
     return total
 
 
@@ -276,7 +275,7 @@ class Folder(Memory):
             ) from None
         for file in (self.folder / "maps").glob("*.npz"):
             try:
-                with np.load(file) as kept:
+                with file.open("rb") as opened, np.load(opened) as kept:
                     place = str(kept["method"]), str(kept["image"])
                     mass = float(kept["prefix_mass"])
                     self.drawn[place] = Drawn(kept["values"], None if np.isnan(mass) else mass)
@@ -336,11 +335,12 @@ def file_name(method: str, image: str) -> str:
 
 
 def answers(
-    work: Work, tasks: Sequence[Task], processes: int | None, progress: Silent
+    work: Work, tasks: Sequence[Task], processes: int | None, say: Callable[[str], None]
 ) -> Iterator[Answer]:
     """Yield the tasks' answers as they come, from so many processes; None: as many as pay.
 
-    Work that cannot be sent to other processes is done in this one, with a line that says so.
+    Work that cannot be sent to other processes is done in this one; `say` gets a line
+    about it.
     """
     count = processes or work.usual_processes(tasks)
     if count > 1 and len(tasks) > 0:
@@ -348,7 +348,7 @@ def answers(
             yield from workers.answers(worker, work, tasks, count)
             return
         except workers.Unpicklable as error:
-            progress.problem(f"{error}; so one process does it all")
+            say(f"{error}; so one process does it all")
     yield from map(work.do, tasks)
 
 
