@@ -233,7 +233,7 @@ def checksum(network: nn.Module) -> int:
     for weight in network.state_dict().values():
         if isinstance(weight, torch.Tensor):
             bits = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
-            total = crc32(memoryview(bits.numpy()), total)
+            total = crc32(bits.numpy().data, total)
     return total
 
 
