@@ -32,7 +32,7 @@ from vision_attn.evaluate import (
     Sparseness,
 )
 from vision_attn.hub import load_model
-from vision_attn.models.timm_model import vit_from_timm
+from vision_attn.models import vit_from_timm
 
 warnings.simplefilter("ignore")
 

@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vision_attn.cli import main
-from vision_attn.reports.scoring.tables import markdown_table
+import vision_attn
+from vision_attn.render import markdown_table
 
 HERE = Path(__file__).parent
 NETWORKS = ("vit", "senet", "spatial_cnn")
@@ -34,15 +34,15 @@ class Study(NamedTuple):
     config: str
     data: str
     images: int
-    words: tuple[str, ...]
+    options: dict[str, Any]
     about: str
 
 
 def studies(root: str, images: int) -> list[Study]:
-    everything = ("--method", "all", "--sanity", "8")
+    everything = {"methods": "all", "sanity": 8}
     return [
         Study(
-            "CIFAR-10", "cifar10", "cifar10", images, (*everything, "--data.root", root),
+            "CIFAR-10", "cifar10", "cifar10", images, {**everything, "root": root},
             "No masks: only what the network itself says, and the sanity check.",
         ),
         Study(
@@ -50,12 +50,12 @@ def studies(root: str, images: int) -> list[Study]:
             "Likewise.",
         ),
         Study(
-            "ImageNet photos with boxes", "imagefolder", f"{root}/imagenet_boxes", images, (),
+            "ImageNet photos with boxes", "imagefolder", f"{root}/imagenet_boxes", images, {},
             "Photos of a thousand classes, most of which the network does not know: its predicted "
             "class is explained, and the question is whether it looks at the object at all.",
         ),
         Study(
-            "Pets with masks", "imagefolder", f"{root}/pet_masks", images, (),
+            "Pets with masks", "imagefolder", f"{root}/pet_masks", images, {},
             "26 photos of cats and dogs.",
         ),
     ]  # fmt: skip
@@ -77,10 +77,17 @@ def study() -> None:
         for network in NETWORKS:
             run = args.runs / f"{network}_{each.config}" / "version_0"
             folder = args.scores / f"{network}-{each.config}-{Path(each.data).name}"
-            words = [str(run / "best.ckpt"), each.data, "--output", str(folder), *each.words]
-            words += ["--images", str(each.images), "--processes", str(args.processes)]
-            if not (folder / "scores.json").is_file() and main(["score", *words]) == 2:
-                raise SystemExit(f"{run} could not be scored on {each.data}")
+            if not (folder / "scores.json").is_file():
+                checkpoint = run / "best.ckpt"
+                vision_attn.score(
+                    vision_attn.load_model(checkpoint),
+                    each.data,
+                    images=each.images,
+                    processes=args.processes,
+                    output=folder,
+                    name=str(checkpoint),
+                    **each.options,
+                )
             told = json.loads((folder / "scores.json").read_text())
             all_told.append(told["methods"])
             page.append(f"\n### {network}\n\n{table(told['methods'])}")

@@ -31,8 +31,8 @@ from vision_attn.data.tensors import InOrder
 from vision_attn.evaluate import paired_bootstrap
 from vision_attn.hub import load_sequences
 from vision_attn.models import greedy
+from vision_attn.render import markdown_table
 from vision_attn.reports.alignments import of_image, of_question, of_text
-from vision_attn.reports.scoring.tables import markdown_table
 from vision_attn.training.sequences import same
 from vision_attn.types import PAD
 

@@ -10,24 +10,20 @@ where their maps lie. The scoring goes on where it was stopped.
 """
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
 
-from vision_attn import render
-from vision_attn.cli import main
-from vision_attn.data.planted import paint
+import vision_attn
+from vision_attn import LoadedModel, load_model, render
+from vision_attn.data import Planted, PlantedImages
 from vision_attn.explain import parse_method
-from vision_attn.hub import LoadedModel, load_model
-from vision_attn.render.scores import outlined
-from vision_attn.reports.scoring.tables import markdown_table
+from vision_attn.render import markdown_table, outlined
 
 HERE = Path(__file__).parent
 CUES = {"agree": "names the class", "none": "is not there", "contradict": "names another class"}
-YELLOW = (255, 214, 10)
 SHOWN = "Rollout", "LeGrad", "GradCAM", "Relevance", "EdgeMap"
 
 PAGE = """\
@@ -53,8 +49,8 @@ map *points at the mark* where its maximum is on it, or within half its width.
 The object is outlined in white, the mark in yellow; above the honest network, below the one that
 cheats.
 
-How this page was made: `python docs/shortcut_study.py`, which runs `vision-attn score` on both
-networks. The whole tables, with deletion, insertion and the pointing game:
+How this page was made: `python docs/shortcut_study.py`, which scores both networks.
+The whole tables, with deletion, insertion and the pointing game:
 {tables}.
 """
 
@@ -70,15 +66,18 @@ def study() -> None:
     parser.add_argument("--output", type=Path, default=HERE, help="where the page is written")
     args = parser.parse_args()
     networks = {"honest": args.honest, "cheat": args.cheat}
-    told = {}
-    for name, checkpoint in networks.items():
-        folder = Path(args.scores) / name
-        words = ["score", checkpoint, "planted:shortcut", "--output", str(folder)]
-        words += ["--images", str(args.images), "--processes", str(args.processes)]
-        if main(words):
-            raise SystemExit(f"{checkpoint} could not be scored")
-        told[name] = json.loads((folder / "scores.json").read_text())["methods"]
     models = {name: load_model(checkpoint) for name, checkpoint in networks.items()}
+    told = {}
+    for name, model in models.items():
+        scores = vision_attn.score(
+            model,
+            "planted:shortcut",
+            images=args.images,
+            processes=args.processes,
+            output=Path(args.scores) / name,
+            name=networks[name],
+        )
+        told[name] = scores.to_dict()["methods"]
     (args.output / "pictures").mkdir(parents=True, exist_ok=True)
     render.save(picture(models), args.output / "pictures" / "shortcut.jpg")
     page = PAGE.format(
@@ -102,7 +101,7 @@ def accuracy(models: dict[str, LoadedModel], images: int) -> str:
     """Of both networks, by what the mark says."""
     rows = []
     for cue, words in CUES.items():
-        shown = paint(0, images, split="test", cue=cue)
+        shown = Planted(test=images).images(cue=cue)
         right = [
             (model.network(seen(model, shown.images)).argmax(1) == shown.labels).float().mean()
             for model in models.values()
@@ -171,26 +170,27 @@ def verdict(told: dict[str, dict]) -> str:
 def picture(models: dict[str, LoadedModel]) -> np.ndarray:
     """Two images, for each a row a network: the photo and its maps."""
     panels = []
-    marked = paint(0, 40, split="test", cue="agree")
+    marked = Planted(test=40).images(cue="agree")
     for item in (12, 25):
         for name, model in models.items():
             image = marked.images[item : item + 1]
             photo = render.enlarged(image[0].permute(1, 2, 0).numpy())
             panels.append(framed(f"{marked.classes[item % 10]}, {name}", photo, marked, item))
             for method in SHOWN:
-                values = parse_method(method)(
+                found = parse_method(method)(
                     model.network, seen(model, image), [item % 10], model.layout
-                ).values[0]
-                scale = render.natural(values.numpy())
+                )
+                values, mass = found.values[0].numpy(), found.prefix_mass
+                scale = render.natural(values, None if mass is None else float(mass[0]))
                 painted = render.overlay(photo, values, scale=scale)
                 panels.append(framed(f"{method}, {name}", painted, marked, item))
     sheet = render.heatmap_grid(panels, columns=1 + len(SHOWN))
     return np.asarray(Image.fromarray(sheet).reduce(2))
 
 
-def framed(title: str, photo: np.ndarray, marked, item: int) -> render.Panel:
-    photo = outlined(photo, marked.object_mask[item].numpy())
-    return render.Panel(title, outlined(photo, marked.shortcut_mask[item].numpy(), YELLOW))
+def framed(title: str, photo: np.ndarray, marked: PlantedImages, item: int) -> render.Panel:
+    masks = marked.object_mask[item].numpy(), marked.shortcut_mask[item].numpy()
+    return render.Panel(title, outlined(photo, *masks))
 
 
 if __name__ == "__main__":

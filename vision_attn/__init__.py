@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from . import attention, data, evaluate, explain, models, render, reports, training
     from .hub import LoadedModel, load_model
     from .reports.inspection import inspect
+    from .reports.scoring import removal, score
     from .types import Heatmaps, TokenLayout
 
 __version__ = "0.1.0"
@@ -38,6 +39,8 @@ _NAMES = {
     "TokenLayout": "types",
     "inspect": "reports.inspection",
     "load_model": "hub",
+    "removal": "reports.scoring",
+    "score": "reports.scoring",
 }
 
 __all__ = ["__version__", *_NAMES, *_PARTS]

@@ -6,10 +6,10 @@ Axes: b batch, c channels, h height, w width, n tokens, k classes.
 from dataclasses import dataclass, replace
 from math import prod
 from os import PathLike
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from PIL.Image import Image
 from torch import Tensor, nn
@@ -131,6 +131,14 @@ class Preprocessing(Protocol):
 
     def box(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
         """Left, top, right and bottom of what the network sees of a photo of `size` (W, H)."""
+
+    def mask(
+        self, mask: Bool[ndarray, "H W"] | Image, size: tuple[int, int] | None = None
+    ) -> Bool[Tensor, "h w"]:
+        """Lay a photo's mask over the network's input."""
+
+    def boxes(self, boxes: Any, size: tuple[int, int]) -> Float[Tensor, "k 4"]:
+        """Lay boxes of a photo of `size` (W, H) over the network's input."""
 
     def to_original(
         self, heatmap: Float[ndarray, "h w"], size: tuple[int, int]

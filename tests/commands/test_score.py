@@ -4,7 +4,7 @@ import csv
 import json
 import re
 import shutil
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ import torch
 from nbclient import NotebookClient
 from PIL import Image
 
+import vision_attn
 from vision_attn.cli import main
 from vision_attn.commands.score import add_arguments
 from vision_attn.data.images import ImageError
@@ -38,7 +39,7 @@ from vision_attn.models.rebuild import describe
 from vision_attn.reports.scoring import tasks as score_work
 from vision_attn.reports.scoring.evidence import SOURCES, class_names, open_data
 from vision_attn.reports.scoring.results import Results
-from vision_attn.reports.scoring.scorer import Scorer, find_removal
+from vision_attn.reports.scoring.scorer import Scorer, removal
 from vision_attn.types import Heatmaps
 
 BASELINES = {"RandomMap", "CentreGaussian", "EdgeMap"}
@@ -122,6 +123,21 @@ def test_the_files_say_the_same(planted, capsys):
     assert not (planted / "sanity.png").exists()
 
 
+def test_from_python_it_is_the_same(planted, models):
+    found = vision_attn.score(
+        load_model(models("vit")), "planted", "GradCAM",
+        images=10, steps=4, batch_size=4, name=models("vit"),
+    )  # fmt: skip
+    assert found.to_dict() == json.loads((planted / "scores.json").read_text())
+
+
+def test_limit_is_another_word_for_images():
+    parser = ArgumentParser()
+    add_arguments(parser)
+    for word in ("--limit", "--images"):
+        assert parser.parse_args(["model", "planted", word, "3"]).images == 3
+
+
 def test_the_masks_are_those_of_the_planted_images(models):
     model = load_model(models("vit"))
     sample = open_data("planted:shortcut", model, Path("."))[13]
@@ -152,7 +168,7 @@ def test_a_stopped_run_goes_on(models, planted, tmp_path, monkeypatch, capsys):
     lines.write_text(lines.read_text()[:-40])  # as a killed process leaves them
     count = 6
     assert score(*words) == 0
-    assert count == 6 + 7 + 1  # twelve tasks, five of them done, one image of them lost
+    assert count == 6 + 7 + 1 + 4  # twelve tasks, five done, one image lost; four of maps to draw
     same(scores(tmp_path), scores(planted))
 
 
@@ -163,7 +179,7 @@ def test_more_methods_and_images_add_to_what_is_there(models, tmp_path, monkeypa
     do = score_work.Work.do
     monkeypatch.setattr(score_work.Work, "do", lambda s, task: done.append(task) or do(s, task))
     assert score(*words, "--method", "GradCAM", "--method", "RawAttention", "--images", 4) == 0
-    assert [task.method for task in done] == ["RawAttention"]
+    assert [task[:2] for task in done] == [("maps", "RawAttention"), ("drawn", "RawAttention")]
     assert set(scores(tmp_path)) == {"GradCAM", "RawAttention", *BASELINES}
 
 
@@ -174,7 +190,7 @@ def test_shards_are_put_together(models, planted, tmp_path, capsys):
         assert f"shard {shard[0]} of 2 is done" in capsys.readouterr().out
         assert not (tmp_path / "scores.json").exists()
     assert score(*words) == 0
-    files = sorted(path.name for path in (tmp_path / "per_image").iterdir())
+    files = sorted(path.name for path in (tmp_path / "per_image").glob("*.jsonl"))
     assert files == ["1-of-2.jsonl", "2-of-2.jsonl"]
     same(scores(tmp_path), scores(planted))
 
@@ -209,23 +225,23 @@ def test_all_methods_and_the_sanity_check(models, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("maps", "cores", "processes"), [(999, 2, 1), (1000, 2, 2), (90_000, 1, 1), (90_000, 16, 4)]
 )
-def test_as_many_processes_as_there_is_work_for(maps, cores, processes, monkeypatch):
+def test_as_many_processes_as_there_is_work_for(maps, cores, processes, models, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
     tasks = [score_work.Task("maps", "Rollout", (0,) * 10)] * (maps // 10)
     tasks += [score_work.Task("maps", "Rollout", (0,) * (maps % 10))]
-    assert score_work.usual_processes(torch.device("cpu"), tasks) == processes
-    assert score_work.usual_processes(torch.device("cuda"), tasks) == 1
+    work = score_work.Work(load_model(models("vit")), "planted", "GradCAM", images=1)
+    assert work.usual_processes(tasks) == processes
+    monkeypatch.setattr(type(work.model), "device", torch.device("cuda"))
+    assert work.usual_processes(tasks) == 1
 
 
 def test_how_many_images_are_scored(models):
-    parser = ArgumentParser()
-    add_arguments(parser)
-    asked = [str(models("vit")), "planted"]
-    usual = score_work.Work(parser.parse_args(asked))
-    assert (usual.asked, len(usual.sane)) == (1000, 0)
-    every = score_work.Work(parser.parse_args([*asked, "--method", "all"]))
-    assert (every.asked, len(every.sane)) == (500, 32)
-    assert every.chosen == every.data.chosen(500, 0)
+    model = load_model(models("vit"))
+    usual = score_work.Work(model, "planted")
+    assert (usual.asked, len(usual.all.sane)) == (1000, 0)
+    every = score_work.Work(model, "planted", "all")
+    assert (every.asked, len(every.all.sane)) == (500, 32)
+    assert every.all.chosen == every.data.chosen(500, 0)
 
 
 def test_the_default_methods_are_quick_and_all_are_not():
@@ -399,8 +415,8 @@ def test_a_data_set_by_name(models, tmp_path, monkeypatch, capsys):
             ["{vit}", "planted", "--method", "Rolout"],
             "unknown method 'Rolout' (did you mean 'Rollout'?)",
         ),
-        (["{senet}", "planted", "--method", "Rollout"], "--method Rollout does not fit this model"),
-        (["{senet}", "planted", "--removal", "tokens"], "--removal tokens: SEResNet is not a ViT"),
+        (["{senet}", "planted", "--method", "Rollout"], "Rollout does not fit this model"),
+        (["{senet}", "planted", "--removal", "tokens"], "removal tokens: SEResNet is not a ViT"),
         (["{vit}", "planted", "--shard", "3/2"], "expected I/N, such as 1/4 to 4/4, got '3/2'"),
         (
             ["{vit}", "planted", "--sanity", "some"],
@@ -448,26 +464,13 @@ class Odd(Explainer):
 
 
 def test_constant_and_nan_maps(models, tmp_path, capsys):
-    args = Namespace(
-        model=models("vit"),
-        data="planted",
-        method=["GradCAM"],
-        images=8,
-        sanity=0,
-        root=".",
-        steps=2,
-        removal="mean",
-        target="predicted",
-        batch_size=8,
-        seed=0,
-        device="cpu",
-        weights=None,
-        pretrained=True,
-        image_size=None,
-    )
-    work = score_work.Work(args)
+    model = load_model(models("vit"))
+    work = score_work.Work(
+        *(model, "planted", "GradCAM"),
+        images=8, steps=2, how="mean", target="predicted", batch_size=8,
+    )  # fmt: skip
     work.explainers = {"Odd": Odd(), **{str(e): e for e in score_work.BASELINES}}
-    batch, _ = work.read(tuple(work.chosen))
+    batch, _ = work.read(tuple(work.all.chosen))
     bright = batch.images.mean((1, 2, 3)) > 0
     assert bright.any()
     assert not bright.all()
@@ -504,9 +507,9 @@ def test_tokens_are_dropped_only_where_that_is_the_same_as_masking(models):
     from vision_attn.attention import Local2d, MultiHeadAttention
 
     model = load_model(models("vit"))
-    assert isinstance(find_removal(model, "auto"), DroppedTokens)
+    assert isinstance(removal(model, "auto"), DroppedTokens)
     for name in ("mean", "blur", "noise"):
-        filled = find_removal(model, name)
+        filled = removal(model, name)
         assert isinstance(filled, FilledCells)
         assert filled.grid == (4, 6)
         assert type(filled.fill).__name__.lower() == f"{name}fill"
@@ -522,19 +525,19 @@ def test_tokens_are_dropped_only_where_that_is_the_same_as_masking(models):
         ),
     )
     model.network.blocks = local.blocks
-    assert isinstance(find_removal(model, "auto"), FilledCells)
-    senet = find_removal(load_model(models("senet")), "auto")
+    assert isinstance(removal(model, "auto"), FilledCells)
+    senet = removal(load_model(models("senet")), "auto")
     assert senet.grid == (8, 8)
 
 
 def test_tokens_of_timms_vit_are_dropped():
     model = load_model("timm:vit_tiny_patch16_224", pretrained=False, num_classes=4)
-    removal = find_removal(model, "auto")
+    dropped = removal(model, "auto")
     images = torch.randn(1, 3, 224, 224)
     with torch.no_grad():
-        logits = removal.logits(images, torch.arange(196)[None], [196])
+        logits = dropped.logits(images, torch.arange(196)[None], [196])
         torch.testing.assert_close(logits[:, 0], model.network(images), atol=1e-4, rtol=1e-4)
-    assert Scorer(model, removal).batch(
+    assert Scorer(model, dropped).batch(
         [open_data("planted", model, Path("."))[0]]
     ).images.shape == (1, 3, 224, 224)
 

@@ -175,3 +175,32 @@ def test_find_images(tmp_path):
         find_images([tmp_path / "none"])
     with pytest.raises(ImageError, match="no such file or folder"):
         find_images([tmp_path / "gone"])
+
+
+def test_masks_and_boxes_go_the_way_of_their_photo():
+    """A white rectangle, its mask and its box land on the same pixels."""
+    photo = np.zeros((90, 140, 3), np.uint8)
+    photo[20:60, 40:100] = 255
+    preprocess = Preprocess((32, 48), (0.0,) * 3, (1.0,) * 3, crop_pct=0.9)
+    white = preprocess(Image.fromarray(photo))[0] > 0.5
+    mask = preprocess.mask(photo[..., 0] > 0, (140, 90))
+    assert (mask != white).float().mean() < 0.05
+    assert torch.equal(mask, preprocess.mask(Image.fromarray(photo[..., 0])))
+    ((left, top, right, bottom),) = preprocess.boxes([[40, 20, 100, 60]], (140, 90)).round().int()
+    boxed = torch.zeros(32, 48, dtype=torch.bool)
+    boxed[top:bottom, left:right] = True
+    assert (boxed != white).float().mean() < 0.05
+    assert preprocess.boxes([[0, 0, 2, 2]], (140, 90)).shape == (0, 4)  # beside the crop
+
+
+def test_masks_and_boxes_that_do_not_fit():
+    preprocess = Preprocess((32, 48), (0.0,) * 3, (1.0,) * 3)
+    with pytest.raises(ValueError, match="the mask is 5 x 3, its photo 50 x 30: save it at the ph"):
+        preprocess.mask(np.ones((3, 5), bool), (50, 30))
+    with pytest.raises(ValueError, match=r"one number a pixel, got an array of shape \(3, 5, 3\)"):
+        preprocess.mask(Image.new("RGB", (5, 3)))
+    for boxes in ([[9, 0, 9, 9]], [[0, 0, 9]], [0, 0, 9, 9]):
+        with pytest.raises(ValueError, match="left < right and top < bottom, got"):
+            preprocess.boxes(boxes, (50, 30))
+    with pytest.raises(ValueError, match="a box leaves the photo of 50 x 30"):
+        preprocess.boxes([[0, 0, 60, 9]], (50, 30))

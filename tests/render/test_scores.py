@@ -52,7 +52,7 @@ def test_best_and_worst_hold_the_pictures_side_by_side():
 def test_an_outline_follows_the_mask():
     mask = np.zeros((8, 12), bool)
     mask[2:6, 3:9] = True
-    drawn = outlined(PHOTO, mask, (255, 0, 0))
+    drawn = outlined(PHOTO, mask, colours=[(255, 0, 0)])
     changed = (drawn != PHOTO).any(-1)
     ys, xs = np.nonzero(changed)
     assert abs(ys.min() - 16) <= 3

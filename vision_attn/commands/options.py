@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from vision_attn.reports.progress import Bar
 
 if TYPE_CHECKING:
     from vision_attn.hub import LoadedModel
@@ -194,34 +193,18 @@ def load(args: argparse.Namespace) -> "LoadedModel":
     return model
 
 
-class Report:
+class Report(Bar):
     """A progress bar on the terminal, and a line on stderr for each thing that went wrong."""
 
-    def __init__(self, what: str, total: int):
-        self.console = Console(stderr=True)
-        self.bar = Progress(
-            TextColumn(what),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=self.console,
-            transient=True,
-            disable=not self.console.is_terminal,
-        )
-        self.task = self.bar.add_task(what, total=total)
-        self.problems = 0
-
-    def __enter__(self) -> "Report":
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.bar.stop()
-
-    def problem(self, text: str) -> None:
-        self.problems += 1
-        line = f"vision-attn: error: {' '.join(text.split())}"
-        self.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    def __init__(self, what: str = "", total: int = 0):
+        super().__init__()
+        if what:
+            self.start(what, total)
 
     def done(self, count: int) -> None:
-        self.bar.advance(self.task, count)
+        self.advance(count)
+
+    def problem(self, text: str) -> None:
+        super().problem(text)
+        line = f"vision-attn: error: {self.problems[-1]}"
+        self.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)

@@ -10,8 +10,12 @@ Light to import, so that its help comes at once.
 
 import argparse
 import re
+from typing import TYPE_CHECKING
 
 from vision_attn.commands import options
+
+if TYPE_CHECKING:
+    from vision_attn.reports.scoring import Scores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,10 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("data", metavar="DATA", help=what)
     parser.add_argument(
-        "--images",
+        *("--limit", "--images"),
+        dest="images",
         type=options.at_least_one,
         metavar="N",
-        help="how many images, drawn evenly (default: 1000, with --method all 500; all if fewer)",
+        help="at most N images, drawn evenly (default: 1000, with --method all 500; all if fewer)",
     )
     parser.add_argument(
         "--data.root",
@@ -105,45 +110,70 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0, or 1 where an image or a map could not be scored; the others are."""
+    """Return 0, or 1 where an image or a map could not be scored; the others are."""
     output = options.output_folder(args.output)
 
-    from vision_attn.reports.scoring.results import Results
-    from vision_attn.reports.scoring.tables import show, write
-    from vision_attn.reports.scoring.tasks import Store, Work, answers
+    from vision_attn.reports.scoring import score
 
-    work = Work(args)
     number, shards = args.shard
-    store = Store(output, work.settings, "all" if shards == 1 else f"{number}-of-{shards}")
-    tasks = work.tasks(set(store.records()), number - 1, shards)
-    said: set[str] = set()
-    with options.Report("scoring", sum(len(task.items) for task in tasks)) as report:
-        try:
-            for answer in answers(args, work, tasks):
-                store.add(answer.records)
-                report.done(len(answer.task.items))
-                for problem in answer.problems:
-                    if problem not in said:
-                        said.add(problem)
-                        report.problem(problem)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(
-                f"; {len(store.records())} scored maps are kept in {output}: "
-                "the same command goes on from there"
-            ) from None
-        if shards > 1:
-            print(
-                f"shard {number} of {shards} is done, in {output}: when all are, the same command "
-                "without --shard puts them together"
-            )
-            return 1 if report.problems else 0
-        results = Results(work, store.records())
-        for problem in results.problems():
-            report.problem(problem)
-    write(results, work, output)
-    show(results)
-    print(f"Pictures and tables: {output}")
-    return 1 if report.problems else 0
+    try:
+        scores = score(
+            options.load(args),
+            args.data,
+            args.method,
+            images=args.images,
+            target=args.target,
+            steps=args.steps,
+            removal=args.removal,
+            sanity=args.sanity,
+            processes=args.processes,
+            shard=args.shard,
+            batch_size=args.batch_size,
+            seed=args.seed,
+            root=args.root,
+            output=output,
+            name=args.model,
+            progress=options.Report(),
+        )
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(*(f"; {text}" for text in stop.args)) from None
+    if shards > 1:
+        print(
+            f"shard {number} of {shards} is done, in {output}: when all are, the same command "
+            "without --shard puts them together"
+        )
+    else:
+        show(scores)
+        print(f"Pictures and tables: {output}")
+    return 1 if scores.problems else 0
+
+
+def show(scores: "Scores") -> None:
+    """Print the tables to the terminal, the best of each column in green."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from vision_attn.reports.scoring import tables
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 140
+    console.print(tables.lead(scores.results), markup=False, soft_wrap=True)
+    for title, header, rows in tables.tables(scores.results):
+        console.print(f"\n[bold]{title}")
+        table = Table(*header, box=box.SIMPLE_HEAD, pad_edge=False)
+        for number, column in enumerate(table.columns):
+            column.justify = "right" if number else "left"
+            column.no_wrap = number == 0
+        for row in rows:
+            if row[0].text == tables.NAMES[0]:
+                table.add_section()
+            table.add_row(*(Text(c.text, "bold green" if c.best else "") for c in row))
+        console.print(table)
+    for line in tables.after(scores.results):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def whole(text: str) -> int:

@@ -6,6 +6,7 @@ Axes: h, w the network's input; H, W the photo.
 from dataclasses import dataclass
 from math import floor
 from os import PathLike
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,6 +71,60 @@ class Preprocess:
     def box(self, size: tuple[int, int]) -> Box:
         """The part of a photo of `size` (W, H) that the network sees."""
         return seen_box(size, self.input_size, self.crop_pct, self.fit)
+
+    def mask(
+        self, mask: Bool[np.ndarray, "H W"] | Image.Image, size: tuple[int, int] | None = None
+    ) -> Bool[Tensor, "h w"]:
+        """Lay a mask over the network's input, the way its photo goes; nearest pixels.
+
+        mask: a bool array, or an image whose pixels count where they are not 0. size: (W, H) of
+        the photo, to check that the mask is as large.
+
+        >>> preprocess = Preprocess((2, 2), (0.5,) * 3, (0.5,) * 3)
+        >>> preprocess.mask(np.array([[False, True, True, False]] * 2))
+        tensor([[True, True],
+                [True, True]])
+        """
+        whole = np.asarray(mask)
+        if whole.ndim != 2:
+            raise ValueError(
+                f"expected a mask with one number a pixel, got an array of shape {whole.shape}"
+            )
+        own = (whole.shape[1], whole.shape[0])
+        if size is not None and own != size:
+            raise ValueError(
+                f"the mask is {own[0]} x {own[1]}, its photo {size[0]} x {size[1]}: "
+                "save it at the photo's size"
+            )
+        marked = Image.fromarray((whole != 0).astype(np.uint8))
+        seen = marked.resize(self.input_size[::-1], Image.Resampling.NEAREST, box=self.box(own))
+        return torch.from_numpy(np.array(seen) > 0)
+
+    def boxes(self, boxes: Any, size: tuple[int, int]) -> Float[Tensor, "k 4"]:
+        """Lay boxes over the network's input, the way of their photo of `size` (W, H).
+
+        boxes: [left, top, right, bottom] each, in pixels of the photo. Returned in pixels of the
+        network's input, cut at its sides; a box of which less than a pixel is seen is left out.
+        Raises ValueError for a box without width or height, or beyond the photo.
+
+        >>> preprocess = Preprocess((2, 2), (0.5,) * 3, (0.5,) * 3)
+        >>> preprocess.boxes([[0, 0, 2, 2], [0, 0, 1, 1]], size=(4, 2))
+        tensor([[0., 0., 1., 2.]])
+        """
+        given = torch.as_tensor(boxes, dtype=torch.float32)
+        if given.ndim != 2 or given.shape[1] != 4 or (given[:, :2] >= given[:, 2:]).any():
+            raise ValueError(
+                "expected boxes [left, top, right, bottom], left < right and top < bottom, "
+                f"got {boxes}"
+            )
+        if (given < -1).any() or (given[:, 2:] > torch.tensor(size) + 1).any():
+            raise ValueError(f"a box leaves the photo of {size[0]} x {size[1]}: {boxes}")
+        left, top, right, bottom = self.box(size)
+        h, w = self.input_size
+        corner = torch.tensor([left, top, left, top])
+        scale = torch.tensor([w / (right - left), h / (bottom - top)] * 2)
+        seen = ((given - corner) * scale).clamp(min=torch.zeros(4), max=torch.tensor([w, h, w, h]))
+        return seen[((seen[:, 2:] - seen[:, :2]) >= 1).all(dim=1)]
 
     def to_original(
         self, heatmap: Float[np.ndarray, "h w"], size: tuple[int, int]

@@ -3,6 +3,8 @@
 Axes: b batch, n images in all, y, x rows and columns of a map, h, w of another size.
 """
 
+from collections.abc import Callable
+from functools import wraps
 from math import prod
 from typing import Any, ClassVar
 
@@ -12,6 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
+
+from vision_attn.types import Heatmaps
 
 Maps = Float[Tensor, "b y x"]
 
@@ -29,6 +33,12 @@ class ImageScore(Metric):
     is_differentiable = False
     scores: list[Tensor]
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let `update` take Heatmaps where it takes maps, and use their values as they are."""
+        super().__init_subclass__(**options)
+        if "update" in vars(cls):
+            cls.update = taking_heatmaps(cls.update)  # type: ignore[method-assign]
+
     def __init__(self, **options: Any):
         super().__init__(**options)
         for name in self.states:
@@ -45,6 +55,21 @@ class ImageScore(Metric):
         """Of the mean: s / sqrt(n)."""
         numbers = self.per_image()
         return numbers.std() / len(numbers) ** 0.5
+
+
+def raw(maps: Any) -> Any:
+    """The values of Heatmaps, never normalised; anything else as it is."""
+    return maps.values if isinstance(maps, Heatmaps) else maps
+
+
+def taking_heatmaps(update: Callable[..., None]) -> Callable[..., None]:
+    """The same method, with each argument passed through `raw`."""
+
+    @wraps(update)
+    def taking(self: ImageScore, *given: Any, **named: Any) -> None:
+        update(self, *map(raw, given), **{name: raw(value) for name, value in named.items()})
+
+    return taking
 
 
 def check_maps(maps: Tensor) -> None:

@@ -15,22 +15,22 @@ from torch import Tensor, nn
 from torchmetrics.functional.image import structural_similarity_index_measure
 from torchmetrics.utilities import dim_zero_cat
 
-from vision_attn.evaluate.per_image import ImageScore, Maps, at_size, check_maps, from_0_to_1
-from vision_attn.types import Images
+from vision_attn.evaluate.per_image import ImageScore, Maps, at_size, check_maps, from_0_to_1, raw
+from vision_attn.types import Heatmaps, Images
 
 
 class MaxSensitivity(ImageScore):
     """max over d in [-radius, radius]^pixels of |map(x + d) - map(x)| / |map(x)|, small is good.
 
-    Yeh et al. 2019, the maximum over `samples` random d. explain: (images, targets) -> maps, so
-    that the image moves and the question does not.
+    Yeh et al. 2019, the maximum over `samples` random d. explain: (images, targets) -> maps or
+    Heatmaps, so that the image moves and the question does not.
     """
 
     higher_is_better = False
 
     def __init__(
         self,
-        explain: Callable[[Tensor, Tensor], Tensor],
+        explain: Callable[[Tensor, Tensor], Tensor | Heatmaps],
         radius: float = 0.02,
         samples: int = 10,
         seed: int = 0,
@@ -46,13 +46,13 @@ class MaxSensitivity(ImageScore):
     def update(self, images: Images, targets: Int[Tensor, " b"]) -> None:
         """images: normalised, in whose units the radius is; targets: the class to explain."""
         generator = torch.Generator().manual_seed(self.seed)
-        maps = self.explain(images, targets)
+        maps = raw(self.explain(images, targets))
         check_maps(maps)
         size = maps.flatten(1).norm(dim=1).clamp(min=1e-12)
         worst = torch.zeros_like(size)
         for _ in range(self.samples):
             noise = torch.rand(images.shape[1:], generator=generator).to(images) * 2 - 1
-            moved = self.explain(images + self.radius * noise, targets) - maps
+            moved = raw(self.explain(images + self.radius * noise, targets)) - maps
             worst = torch.maximum(worst, moved.flatten(1).norm(dim=1) / size)
         self.scores.append(worst.float())
 
@@ -62,7 +62,8 @@ class ModelRandomisation(ImageScore):
 
     Adebayo et al. 2018, cascading randomisation: |Spearman rank correlation| with the original
     map, the mean over the layers lost; small is good, as a map that stays the same does not show
-    what the network learnt. explain: (network, images, targets) -> maps.
+    what the network learnt. explain: (network, images, targets) -> maps or Heatmaps:
+    an explainer is one.
     """
 
     states = ("rank_correlations", "similarities")
@@ -73,7 +74,7 @@ class ModelRandomisation(ImageScore):
     def __init__(
         self,
         network: nn.Module,
-        explain: Callable[[nn.Module, Tensor, Tensor], Tensor],
+        explain: Callable[[nn.Module, Tensor, Tensor], Tensor | Heatmaps],
         seed: int = 0,
         **options: Any,
     ):
@@ -85,9 +86,9 @@ class ModelRandomisation(ImageScore):
 
     def update(self, images: Images, targets: Int[Tensor, " b"]) -> None:
         """images: normalised; targets: the class to explain, whatever the weights."""
-        maps = self.intact(images, targets)
+        maps = raw(self.intact(images, targets))
         check_maps(maps)
-        lost = [self.explain(network, images, targets) for _, network in self.cascade()]
+        lost = [raw(self.explain(network, images, targets)) for _, network in self.cascade()]
         self.rank_correlations.append(torch.stack([spearman(maps, m) for m in lost], dim=1))
         self.similarities.append(torch.stack([ssim(maps, m) for m in lost], dim=1))
 

@@ -5,6 +5,7 @@ Axes: H, W a picture's height and width, h, w a mask's, s points of a curve.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 import cv2
 import numpy as np
@@ -17,9 +18,13 @@ from vision_attn.render.fonts import fitted, pil_font, printable
 from vision_attn.render.overlay import resize
 from vision_attn.render.picture import PAPER, Picture
 
+__all__ = ["Curves", "Ranked", "best_and_worst", "outlined", "small_curves"]
+
+Colour = tuple[int, int, int]
 Curve = Float[ndarray, " s"]
 COLOURS = RED, BLUE
 FAINT = "#ecb8a2", "#adc0f0"  # the same, of references
+OUTLINES: tuple[Colour, ...] = (255, 255, 255), (255, 214, 10)  # white, yellow
 COLUMNS = 4  # of small figures
 MOST_TICKS = 12  # with names
 
@@ -108,8 +113,10 @@ def best_and_worst(rows: Sequence[Ranked], title: str, side: int = 176) -> Pictu
         raise ValueError("expected the images of at least one method, got none")
     gap, name, line = 12, 220, 22
     top = 92
-    each = max(len(row.best) for row in rows)
-    height, width = rows[0].best[0][0].shape[:2]
+    each = max(len(side) for row in rows for side in (row.best, row.worst))
+    height, width = next(
+        picture.shape[:2] for row in rows for picture, _ in [*row.best, *row.worst]
+    )
     tall = round(side * height / width)
     wide = 2 * gap + name + 2 * each * (side + gap) + 2 * gap
     sheet = Image.new("RGB", (wide, top + len(rows) * (tall + line + gap) + gap), PAPER)
@@ -137,14 +144,18 @@ def best_and_worst(rows: Sequence[Ranked], title: str, side: int = 176) -> Pictu
 
 
 def outlined(
-    picture: Picture, mask: Bool[ndarray, "h w"], colour: tuple[int, int, int] = (255, 255, 255)
+    picture: Picture, *masks: Bool[ndarray, "h w"], colours: Sequence[Colour] = OUTLINES
 ) -> Picture:
-    """The mask's outline on the picture: dark under the colour, so that it shows on any ground."""
+    """Draw the outline of each mask on the picture, dark under its colour to show on any ground.
+
+    colours: white for the first mask and yellow for the second; others go round.
+    """
     height, width = picture.shape[:2]
-    large = cv2.resize(mask.astype(np.uint8), (width, height), interpolation=cv2.INTER_NEAREST)
-    contours, _ = cv2.findContours(large, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
     drawn = picture.copy(order="C")
     line = max(1, min(height, width) // 160)
-    for tone, thickness in (((20, 20, 20), 3 * line), (colour, line)):
-        cv2.drawContours(drawn, contours, -1, tone, thickness, cv2.LINE_AA)
+    for mask, colour in zip(masks, cycle(colours), strict=False):
+        large = cv2.resize(mask.astype(np.uint8), (width, height), interpolation=cv2.INTER_NEAREST)
+        contours, _ = cv2.findContours(large, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
+        for tone, thickness in (((20, 20, 20), 3 * line), (colour, line)):
+            cv2.drawContours(drawn, contours, -1, tone, thickness, cv2.LINE_AA)
     return drawn

@@ -1,10 +1,12 @@
 """How a report shows that it goes on: nothing, or a progress bar on the terminal."""
 
 from types import TracebackType
-from typing import Self
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+Own = TypeVar("Own", bound="Silent")  # beartype takes no Self in a single method
 
 
 class Silent:
@@ -26,7 +28,7 @@ class Silent:
         """Keep one line about something that went wrong while the rest goes on."""
         self.problems.append(" ".join(text.split()))
 
-    def __enter__(self) -> Self:
+    def __enter__(self: Own) -> Own:
         return self
 
     def __exit__(

@@ -15,6 +15,11 @@ Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 Job = TypeVar("Job")
 
+
+class Unpicklable(ValueError):
+    """The job cannot be sent to other processes; nothing of it has been done."""
+
+
 _do: Callable[[Any], Any]  # of a process of the pool
 
 
@@ -29,14 +34,15 @@ def answers(
     job: a value that can be pickled, networks included: each process gets a copy. The processes
     share out the threads of this one. Ctrl-C, or closing the iterator, ends them.
 
-    Raises ValueError where the job cannot be pickled, or a process was ended from outside.
+    Raises Unpicklable where the job cannot be pickled, ValueError where a process was ended from
+    outside.
     """
     import torch
 
     try:
         pickled = pickle.dumps((make, job))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ValueError(
+        raise Unpicklable(
             f"this model cannot be sent to other processes ({error}): use one process"
         ) from None
     processes = min(processes, len(tasks))

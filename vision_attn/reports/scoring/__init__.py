@@ -1,1 +1,192 @@
-"""Score heatmaps: which methods to trust for a model and its data."""
+"""Scores of heatmaps: which methods to believe for a model, measured beside three baselines."""
+
+import contextlib
+import json
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from vision_attn import render
+from vision_attn.reports.progress import Bar, Silent
+from vision_attn.reports.scoring import pictures, tables
+from vision_attn.reports.scoring.evidence import Data, Samples
+from vision_attn.reports.scoring.results import Results
+from vision_attn.reports.scoring.scorer import removal
+from vision_attn.reports.scoring.tasks import Folder, Memory, Methods, Work, answers, at_least_one
+from vision_attn.types import Model
+
+__all__ = ["Scores", "removal", "score"]
+
+
+class Scores:
+    """Scores of methods on images, as tables, pictures and plain values; `score` makes them.
+
+    In a notebook it shows its tables. results: the numbers behind them. problems: a line for each
+    image that could not be read and each method that failed on images.
+    """
+
+    def __init__(self, results: Results, data: Samples, memory: Memory, problems: list[str]):
+        self.results = results
+        self.problems = problems
+        self._data = data
+        self._memory = memory
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods, the best deletion first, and then the three baselines."""
+        return list(self.results.table)
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that anything was scored by."""
+        return self.results.metrics
+
+    def table(self) -> list[dict[str, Any]]:
+        """Rows of plain values, one for each method and metric, for `pandas.DataFrame`.
+
+        Keys: method, metric, higher_is_better, mean, standard_error, n, and for each baseline
+        ahead_of_NAME, ahead_of_NAME_low and _high: by how much the method is better, whichever way
+        the metric runs, and the 95 % interval of that. None where a value is unknown.
+        """
+        return tables.rows(self.results)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything that scores.json holds: settings, and scores and curves by method."""
+        return tables.as_json(self.results)
+
+    def best(self, metric: str = "deletion") -> str:
+        """The method with the best mean by a metric; ValueError for a metric without scores."""
+        return self.results.best(metric)
+
+    def better_than_baselines(self, metric: str = "deletion") -> list[str]:
+        """The methods that are better than each baseline by the 95 % interval of the difference."""
+        self.results.best(metric)
+        return [m for m in self.results.methods if self.results.beats_all(metric, m)]
+
+    def save(self, folder: str | Path) -> Path:
+        """Write scores.json, scores.csv, scores.md and the pictures; return the folder.
+
+        curves.png shows deletion and insertion, sanity.png (if measured) how maps change as the
+        weights are lost, best_and_worst.png the images that score best and worst.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        results = self.results
+        (folder / "scores.json").write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+        (folder / "scores.csv").write_text(tables.as_csv(results))
+        (folder / "scores.md").write_text(tables.as_markdown(results), encoding="utf-8")
+        render.save(pictures.curves(results), folder / "curves.png")
+        if "randomisation" in results.metrics:
+            render.save(pictures.sanity(results), folder / "sanity.png")
+        ranked = pictures.ranked(results, self._data, self._memory.drawn)
+        if ranked is not None:
+            render.save(ranked, folder / "best_and_worst.png")
+        return folder
+
+    def __str__(self) -> str:
+        return tables.as_text(self.results)
+
+    def _repr_html_(self) -> str:
+        return tables.as_html(self.results)
+
+
+def score(
+    model: Model,
+    data: Data,
+    methods: Methods | None = None,
+    *,
+    images: int | None = None,
+    target: str = "label",
+    steps: int = 16,
+    removal: str = "auto",
+    sanity: int | None = None,
+    processes: int | None = 1,
+    shard: tuple[int, int] = (1, 1),
+    batch_size: int = 50,
+    seed: int = 0,
+    root: str | Path = ".data",
+    output: str | Path | None = None,
+    name: str | None = None,
+    progress: Silent | None = None,
+) -> Scores:
+    """Measure which heatmaps of a model to believe, beside three maps that know nothing of it.
+
+    data: planted (with masks), planted:shortcut, planted:contradict, cifar10 or cifar100 (below
+    `root`), a folder of images, one with boxes.json, or one with images/ and masks/; or a list of
+    image files and PIL images. methods: names or explainers; None takes those that fit and are
+    quick, "all" the slow ones too. images: at most so many, drawn evenly (None: 1000, with "all"
+    500). target: `label`, the true class where it is known, or `predicted`. steps: of deletion and
+    insertion. removal: see `vision_attn.removal`. sanity: on how many images the weights are
+    randomised and noise is added (None: 32 with "all", else 0).
+
+    processes: how many at once; None takes as many as pay. Above one, a script needs its
+    `if __name__ == "__main__":`. shard: (number, of how many) measures that part of the images.
+    output: a folder in which the work is kept as it is done, so that a stopped call, or shards,
+    can be continued by the same call; it also receives the files of `Scores.save`. name: what the
+    tables call the model. progress: None shows a bar where there is a terminal.
+
+    Raises ValueError for a method, data or setting that does not fit, and where nothing could be
+    scored; what goes wrong with single images is in `Scores.problems`.
+
+    >>> import vision_attn
+    >>> model = vision_attn.load_model(
+    ...     "timm:vit_tiny_patch16_224", pretrained=False, image_size=64, depth=2
+    ... )
+    >>> scores = vision_attn.score(model, "planted", ["Rollout"], images=3, steps=2)
+    >>> scores.methods
+    ['Rollout', 'RandomMap', 'CentreGaussian', 'EdgeMap']
+    >>> scores.table()[0]["metric"]
+    'deletion'
+    """
+    at_least_one(processes=processes)
+    number, shards = shard
+    if not 1 <= number <= shards:
+        raise ValueError(f"shard must be (number, of how many), such as (1, 4), got {shard}")
+    work = Work(
+        model, data, methods, images=images, target=target, steps=steps, how=removal,
+        sanity=sanity, batch_size=batch_size, seed=seed, root=root, name=name,
+    )  # fmt: skip
+    part = "all" if shards == 1 else f"{number}-of-{shards}"
+    memory = Memory() if output is None else Folder(Path(output), work.settings, part)
+    share = None if shards == 1 else work.share(number, shards)
+    progress = progress or Bar()
+    problems: list[str] = []
+
+    def say(problem: str) -> None:
+        if problem not in problems:
+            problems.append(problem)
+            progress.problem(problem)
+
+    with progress, contextlib.ExitStack() as stack:
+        if output is not None:
+            stack.enter_context(saying_what_is_kept(memory, Path(output)))
+        tasks = work.tasks(set(memory.records()), share)
+        progress.start("scoring", sum(len(task.items) for task in tasks))
+        for answer in answers(work, tasks, processes, say):
+            memory.add(answer)
+            progress.advance(len(answer.task.items))
+            for problem in answer.problems:
+                say(problem)
+        results = Results(work, memory.records(), share)
+        for problem in results.problems():
+            say(problem)
+        if shards == 1:
+            wanted = {m: dict.fromkeys(chain(*results.extremes(m))) for m in results.table}
+            for task in work.drawings(wanted, set(memory.drawn)):
+                memory.add(work.do(task))
+    scores = Scores(results, work.data, memory, problems)
+    if output is not None and shards == 1:
+        scores.save(output)
+    return scores
+
+
+@contextlib.contextmanager
+def saying_what_is_kept(memory: Memory, folder: Path):
+    """Say in a KeyboardInterrupt how much is kept and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"{len(memory.records())} scored maps are kept in {folder}: "
+            "the same command or call goes on from there"
+        ) from None

@@ -3,13 +3,16 @@
 Axes: h, w the network's input, H, W a photo, b images, k boxes.
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import PIL.Image
@@ -17,17 +20,34 @@ import timm
 import torch
 from jaxtyping import Bool, Float
 from numpy import ndarray
-from PIL.Image import Image, Resampling
+from PIL.Image import Image
 from torch import Tensor
 
 from vision_attn.data.draws import Draws, permutation
 from vision_attn.data.images import ImageError, find_images, images_below, read_image
 from vision_attn.data.planted import CLASSES, Cue, paint
 from vision_attn.data.sources import CIFAR10, CIFAR100, Source
-from vision_attn.reports.scoring.truth import read_boxes, read_mask, sides
 from vision_attn.types import Model
 
+__all__ = [
+    "BoxedFiles",
+    "Data",
+    "Files",
+    "MaskedFiles",
+    "Photos",
+    "PlantedSamples",
+    "Sample",
+    "Samples",
+    "TestSet",
+    "class_names",
+    "data_name",
+    "open_data",
+]
+
+BORDER = 255  # in a mask: neither object nor background, as in Pascal VOC
+OBJECTS = 20  # in a mask: 1 to this are classes of objects, as in Pascal VOC
 Mask = Bool[Tensor, "h w"]
+Data = str | PathLike[str] | Sequence[str | PathLike[str] | Image]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +73,9 @@ class Samples(ABC):
     names: Sequence[str]
 
     def __init__(self, model: Model):
-        self.model = model
+        self.preprocess = model.preprocess
         self.size = model.preprocess.input_size
+        self.classes_known = len(model.classes)
         self.labels = class_names(model.classes)
 
     def __len__(self) -> int:
@@ -79,7 +100,7 @@ class PlantedSamples(Samples):
 
     def __getitem__(self, item: int) -> Sample:
         drawn = paint(item, item + 1, size=self.size, split="test", cue=self.cue)
-        mean, std = torch.tensor([self.model.preprocess.mean, self.model.preprocess.std])
+        mean, std = torch.tensor([self.preprocess.mean, self.preprocess.std])
         image = (drawn.images[0].float() / 255 - mean[:, None, None]) / std[:, None, None]
         masks = {"object": drawn.object_mask[0]}
         if self.cue != "none":
@@ -103,7 +124,7 @@ class TestSet(Samples):
         items = np.array([item])
         pixels = self.images.fetch(items, Draws(0, 0, items))[0].permute(1, 2, 0).numpy()
         label = self.labels.get(self.classes[int(self.images.labels[item])].lower())
-        image = self.model.preprocess(PIL.Image.fromarray(pixels))
+        image = self.preprocess(PIL.Image.fromarray(pixels))
         return Sample(self.names[item], image, label)
 
 
@@ -119,14 +140,28 @@ class Files(Samples):
     def __getitem__(self, item: int) -> Sample:
         file = self.files[item]
         label = self.labels.get(file.parent.name.lower())
-        return Sample(self.names[item], self.model.preprocess(read_image(file)), label)
+        return Sample(self.names[item], self.preprocess(read_image(file)), label)
 
-    def in_sight(self, of: Bool[ndarray, "H W"]) -> Mask:
-        """A photo's mask in the network's frame, each pixel that of the nearest."""
-        box = self.model.preprocess.box((of.shape[1], of.shape[0]))
-        whole = PIL.Image.fromarray(of.astype(np.uint8))
-        seen = whole.resize(self.size[::-1], Resampling.NEAREST, box=box)
-        return torch.from_numpy(np.array(seen) > 0)
+
+class Photos(Samples):
+    """Image files and PIL images in a list; the folder that holds a file says its class."""
+
+    def __init__(self, model: Model, photos: Sequence[str | PathLike[str] | Image]):
+        super().__init__(model)
+        if not photos:
+            raise ValueError("expected at least one image to score, got an empty list")
+        self.photos = photos
+        self.names = [
+            f"image {place}" if isinstance(photo, Image) else fspath(photo)
+            for place, photo in enumerate(photos)
+        ]
+
+    def __getitem__(self, item: int) -> Sample:
+        photo = self.photos[item]
+        if isinstance(photo, Image):
+            return Sample(self.names[item], self.preprocess(photo), None)
+        label = self.labels.get(Path(photo).parent.name.lower())
+        return Sample(self.names[item], self.preprocess(read_image(photo)), label)
 
 
 class MaskedFiles(Files):
@@ -150,12 +185,12 @@ class MaskedFiles(Files):
             raise ImageError(f"{file}: no mask of this image: expected masks/{file.stem}.png")
         path, photo = self.masks[file.stem], read_image(file)
         inside, border = read_mask(path, photo.size)
-        mask, ignore = self.in_sight(inside), self.in_sight(border)
+        mask, ignore = self.preprocess.mask(inside), self.preprocess.mask(border)
         if not mask.any() or (mask | ignore).all():
             missing = "object" if not mask.any() else "background"
             raise ImageError(f"{path}: no {missing} in what the network sees of the photo")
         label = self.labels.get(file.parent.name.lower())
-        image = self.model.preprocess(photo)
+        image = self.preprocess(photo)
         return Sample(self.names[item], image, label, {"object": mask}, ignore)
 
 
@@ -177,7 +212,10 @@ class BoxedFiles(Files):
                 f"{file}: {sides(photo.size)}, but boxes.json is of {sides(entry['size'])}: "
                 "give the boxes in pixels of the file"
             )
-        boxes = self._boxes(entry["boxes"], photo, file)
+        try:
+            boxes = self.preprocess.boxes(entry["boxes"], photo.size)
+        except ValueError as error:
+            raise ImageError(f"{file}: {error}") from None
         h, w = self.size
         y, x = torch.arange(h)[:, None] + 0.5, torch.arange(w) + 0.5
         mask = torch.zeros(h, w, dtype=torch.bool)
@@ -185,31 +223,14 @@ class BoxedFiles(Files):
             mask |= (left <= x) & (x < right) & (top <= y) & (y < bottom)
         if not mask.any():
             raise ImageError(f"{file}: its boxes lie outside of what the network sees")
-        image = self.model.preprocess(photo)
+        image = self.preprocess(photo)
         return Sample(self.names[item], image, self._label(entry), {"object": mask}, boxes=boxes)
-
-    def _boxes(self, boxes: Any, photo: Image, file: Path) -> Float[Tensor, "k 4"]:
-        """In the network's frame, those that it sees at least a pixel of."""
-        given = torch.tensor(boxes, dtype=torch.float32)
-        if given.ndim != 2 or given.shape[1] != 4 or (given[:, :2] >= given[:, 2:]).any():
-            raise ImageError(
-                f"{file}: expected boxes [left, top, right, bottom], left < right and "
-                f"top < bottom, got {boxes}"
-            )
-        if (given < -1).any() or (given[:, 2:] > torch.tensor(photo.size) + 1).any():
-            raise ImageError(f"{file}: a box leaves the photo of {sides(photo.size)}: {boxes}")
-        left, top, right, bottom = self.model.preprocess.box(photo.size)
-        h, w = self.size
-        corner = torch.tensor([left, top, left, top])
-        scale = torch.tensor([w / (right - left), h / (bottom - top)] * 2)
-        seen = ((given - corner) * scale).clamp(min=torch.zeros(4), max=torch.tensor([w, h, w, h]))
-        return seen[((seen[:, 2:] - seen[:, :2]) >= 1).all(dim=1)]
 
     def _label(self, entry: dict[str, Any]) -> int | None:
         found = self.labels.get(str(entry.get("wnid")).lower())
         if found is None and isinstance(entry.get("label"), str):
             found = self.labels.get(entry["label"].lower())
-        if found is None and len(self.model.classes) == 1000:
+        if found is None and self.classes_known == 1000:
             found = entry.get("label")
         return found
 
@@ -247,8 +268,14 @@ PLANTED: dict[str, Cue] = {
 SOURCES: dict[str, Callable[[], Source]] = {"cifar10": CIFAR10, "cifar100": CIFAR100}
 
 
-def open_data(word: str, model: Model, root: Path) -> Samples:
-    """DATA of the command line. Raises ValueError where there is no such data."""
+def open_data(data: Data, model: Model, root: Path) -> Samples:
+    """Open the images that the command's DATA or a list names; ValueError for anything else.
+
+    root: the folder in which cifar10 and cifar100 lie.
+    """
+    if not isinstance(data, str | PathLike):
+        return Photos(model, data)
+    word = fspath(data)
     if word in PLANTED:
         return PlantedSamples(model, PLANTED[word])
     if word in SOURCES:
@@ -263,3 +290,74 @@ def open_data(word: str, model: Model, root: Path) -> Samples:
     raise ValueError(
         f"no data {word!r}{hint or ':'} expected {', '.join(known)} or a folder of images"
     )
+
+
+def data_name(data: Data) -> str:
+    """Name the data in tables and settings; PIL images by a checksum of their pixels too."""
+    if isinstance(data, str | PathLike):
+        return fspath(data)
+    drawn = [photo for photo in data if isinstance(photo, Image)]
+    if not drawn:
+        return "a list of files"
+    total = 0
+    for photo in drawn:
+        total = crc32(photo.tobytes(), crc32(repr((photo.mode, photo.size)).encode(), total))
+    return f"a list of images ({total:08x})"
+
+
+def read_mask(
+    path: Path, size: tuple[int, int]
+) -> tuple[Bool[ndarray, "H W"], Bool[ndarray, "H W"]]:
+    """Read the pixels of the object and those of its border; ImageError for anything else.
+
+    size: (width, height) of the photo.
+    """
+    try:
+        with PIL.Image.open(path) as image:
+            if image.mode not in ("1", "L", "P"):
+                raise ImageError(
+                    f"{path}: expected a mask with one number a pixel (a grey or palette PNG), "
+                    f"got mode {image.mode}"
+                )
+            values = np.asarray(image).astype(np.uint8)
+    except (OSError, SyntaxError) as error:
+        raise ImageError(f"{path}: the mask cannot be read ({error})") from None
+    if values.shape != size[::-1]:
+        raise ImageError(
+            f"{path}: the mask is {sides(values.shape[::-1])}, its image {sides(size)}: "
+            "save it at the image's size"
+        )
+    found = np.unique(values)
+    strange = found[(found > OBJECTS) & (found < BORDER)]
+    if strange.size:
+        raise ImageError(
+            f"{path}: the mask holds {', '.join(map(str, strange[:3]))}: expected 0 background, "
+            f"1 to {OBJECTS} objects and {BORDER} border, or 0 and {BORDER} alone"
+        )
+    objects = (values > 0) & (values <= OBJECTS)
+    border = values == BORDER
+    inside, border = (objects, border) if objects.any() else (border, objects)
+    if not inside.any():
+        raise ImageError(f"{path}: the object is absent: the mask is 0 everywhere")
+    if (inside | border).all():
+        raise ImageError(f"{path}: no background: no pixel of the mask is 0")
+    return inside, border
+
+
+def read_boxes(path: Path) -> list[dict[str, Any]]:
+    """Read the entries of a boxes.json; ValueError where it is not one."""
+    expected = 'expected {"images": [{"file": ..., "boxes": [[left, top, right, bottom], ...]}]}'
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))["images"]
+        if not all(isinstance(e["file"], str) and isinstance(e["boxes"], list) for e in entries):
+            raise TypeError("a file or its boxes are of another kind")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {expected} ({type(error).__name__}: {error})") from None
+    if not entries:
+        raise ValueError(f"{path}: no image in it: {expected}")
+    return entries
+
+
+def sides(size: Sequence[int]) -> str:
+    """(width, height) in words."""
+    return f"{size[0]} x {size[1]}"

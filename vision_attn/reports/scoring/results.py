@@ -14,11 +14,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vision_attn.evaluate import Difference, MaxBoxIoU, paired_bootstrap
+from vision_attn.evaluate.sanity import layers_from_the_top
 from vision_attn.reports.scoring.scorer import GROUPS, Record
-from vision_attn.reports.scoring.tasks import BASELINES, Key, Work
+from vision_attn.reports.scoring.tasks import BASELINES, Key, Share, Work
+
+__all__ = ["KIND", "METRICS", "NAMES", "Mean", "Results", "short"]
 
 NAMES = [str(baseline) for baseline in BASELINES]
 METRICS = {name: kind for group in GROUPS.values() for name, kind in group.items()}
+RANKINGS = {
+    "average_precision": "average precision on the object",
+    "energy_inside": "energy inside the box",
+}
+SHOWN = 3  # best images of a method, and as many of the worst
 KIND = {"randomisation": "sanity", "sensitivity": "sanity"}  # all others: maps
 
 
@@ -31,23 +39,25 @@ class Mean(NamedTuple):
 
 
 class Results:
-    """What is known of each method, of the images that were asked for."""
+    """What is known of each method, of the images of a share; all of the work's if None."""
 
-    def __init__(self, work: Work, records: dict[Key, Record]):
+    def __init__(self, work: Work, records: dict[Key, Record], share: Share | None = None):
         self.settings = work.settings
         names = work.data.names
-        self.images = [names[item] for item in work.chosen]
-        asked = {"maps": set(self.images), "sanity": {names[item] for item in work.sane}}
+        chosen, sane = share or work.all
+        self.images = [names[item] for item in chosen]
+        asked = {"maps": set(self.images), "sanity": {names[item] for item in sane}}
         self.records = {
             key: record
             for key, record in records.items()
             if key[1] in work.explainers and key[2] in asked[key[0]]
         }
         add_box_ious(self.records.values(), list(work.explainers))
-        if not any("scores" in record for record in self.records.values()):
+        if share is None and not any("scores" in record for record in self.records.values()):
             first = next((r["problem"] for r in self.records.values()), "no image can be used")
             raise ValueError(f"{work.settings['data']}: nothing could be scored: {first}")
-        self.short = self._short_of(work)
+        self.layers = [name for name, _ in layers_from_the_top(work.model.network)]
+        self.short = self._short_of(work, chosen)
         self.by_method: dict[tuple[str, str], list[Record]] = defaultdict(list)
         for (kind, method, _), record in self.records.items():
             self.by_method[kind, method].append(record)
@@ -117,7 +127,10 @@ class Results:
         return all(one and one["certain"] for one in ahead)
 
     def best(self, metric: str) -> str:
-        """The method, baselines among them, with the best mean."""
+        """The method, baselines among them, with the best mean. Raises ValueError for an unknown
+        metric."""
+        if metric not in self.metrics:
+            raise ValueError(f"no scores by {metric!r}: expected one of {', '.join(self.metrics)}")
         sign = 1 if METRICS[metric].higher_is_better else -1
         means = {m: row[metric]["mean"] for m, row in self.table.items()}
         return max(
@@ -139,9 +152,28 @@ class Results:
         }
         return (sum(right.values()) / len(right), len(right)) if right else None
 
-    def _short_of(self, work: Work) -> str:
+    def extremes(self, method: str) -> tuple[list[str], list[str]]:
+        """The images of a method that score best and worst, by `ranking`, each the extreme first.
+
+        Where there are few, the same image may be both.
+        """
+        metric, _ = self.ranking
+        numbers = self.numbers(metric, method)
+        sign = 1 if METRICS[metric].higher_is_better else -1
+        order = sorted(numbers, key=lambda image: -sign * numbers[image])
+        return order[:SHOWN], order[-SHOWN:][::-1]
+
+    @cached_property
+    def ranking(self) -> tuple[str, str]:
+        """By what images are ranked, and its name: as fine a measure of the truth as there is."""
+        for metric, words in RANKINGS.items():
+            if metric in self.metrics:
+                return metric, words
+        return "insertion", "insertion"
+
+    def _short_of(self, work: Work, chosen: list[int]) -> str:
         scored = len({image for kind, _, image in self.records if kind == "maps"})
-        if scored == len(work.chosen) and work.asked <= len(work.data):
+        if scored == len(chosen) and work.asked <= len(work.data):
             return ""
         return f"{work.asked} images asked, {len(work.data)} there are, {scored} could be read"
 

@@ -6,10 +6,12 @@ Axes: b batch, h, w the network's input, y, x of a map, t thresholds.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy import ndarray
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
@@ -44,7 +46,9 @@ from vision_attn.explain.base import class_logits
 from vision_attn.models import TimmModel, ViT
 from vision_attn.models.timm_model import vit_from_timm
 from vision_attn.reports.scoring.evidence import Sample
-from vision_attn.types import Images, Model
+from vision_attn.types import Heatmaps, Images, Model
+
+__all__ = ["FILLS", "GROUPS", "Batch", "Drawn", "Record", "Scorer", "as_plain_vit", "removal"]
 
 Record = dict[str, Any]
 
@@ -78,6 +82,13 @@ GROUPS: dict[str, dict[str, type[ImageScore]]] = {
 }
 
 FILLS = {"mean": MeanFill, "blur": BlurFill, "noise": NoiseFill}
+
+
+class Drawn(NamedTuple):
+    """One image's map, raw, and its prefix mass, None where the method has none: for a picture."""
+
+    values: Float[ndarray, "y x"]
+    prefix_mass: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +134,7 @@ class Scorer:
     def batch(self, samples: Sequence[Sample]) -> Batch:
         """Raises ValueError where the network gives no numbers."""
         network = self.model.network
-        device = next(network.parameters()).device
+        device = self.model.device
         images = torch.stack([sample.image for sample in samples]).to(device)
         with torch.no_grad():
             predicted = class_logits(network, images).argmax(dim=1)
@@ -135,8 +146,25 @@ class Scorer:
 
     def explain(
         self, explainer: Explainer, network: nn.Module, images: Tensor, targets: Tensor
-    ) -> Float[Tensor, "b y x"]:
-        return explainer(network, images, targets, self.model.layout).values
+    ) -> Heatmaps:
+        """The explainer's maps, by the model's layout."""
+        return explainer(network, images, targets, self.model.layout)
+
+    def drawn(self, explainer: Explainer, batch: Batch) -> dict[str, Drawn]:
+        """Each image's map by its name, to be drawn; none of an image that the method fails on."""
+        try:
+            maps = self.explain(explainer, self.model.network, batch.images, batch.targets)
+        except ValueError:
+            if len(batch.samples) == 1:
+                return {}
+            each = [self.drawn(explainer, one) for one in batch.single()]
+            return {name: one for found in each for name, one in found.items()}
+        masses = [None] * len(maps) if maps.prefix_mass is None else maps.prefix_mass.tolist()
+        values = maps.values.cpu().numpy().astype(np.float32)
+        return {
+            sample.name: Drawn(values[i].copy(), masses[i])
+            for i, sample in enumerate(batch.samples)
+        }
 
     def records(self, kind: str, explainer: Explainer, batch: Batch) -> list[Record]:
         """kind: `maps`, all that is cheap, or `sanity`, many maps an image.
@@ -164,7 +192,7 @@ class Scorer:
         ]
 
     def _maps(self, explainer: Explainer, batch: Batch) -> list[Record]:
-        maps = self.explain(explainer, self.model.network, batch.images, batch.targets)
+        maps = self.explain(explainer, self.model.network, batch.images, batch.targets).values
         scores, curves = self._faithfulness(maps, batch)
         scores |= self._localization(maps, batch) | {"sparseness": scored(Sparseness(), maps)}
         if batch.samples[0].boxes is not None:
@@ -256,24 +284,40 @@ def plain(count: int, scores: dict[str, Tensor], curves: dict[str, Tensor]) -> l
     ]
 
 
-def find_removal(model: Model, wanted: str, seed: int = 0) -> Removal:
-    """How evidence is taken away: `tokens`, a fill (`mean`, `blur`, `noise`), or `auto`.
+def removal(model: Model, how: str = "auto", seed: int = 0) -> Removal:
+    """A way to take evidence away from the model, for `evaluate.Deletion` and its kin.
 
-    auto: tokens where the network is a ViT that does without, else the mean colour. Filled cells
-    are the patches of a ViT, else 1/14 of the sides, or 1/8 of an image of less than 112 pixels.
+    how: as `tokens` of a ViT, filled with the `mean` colour, a `blur` or `noise` (drawn from
+    `seed`), or `auto`: tokens where the network is a ViT that does without them, else the mean
+    colour. Filled cells are the patches of a ViT, else 1/14 of the sides, or 1/8 of an image of
+    less than 112 pixels. Raises ValueError where the network's tokens cannot be dropped.
+
+    >>> import torch, vision_attn
+    >>> model = vision_attn.load_model(
+    ...     "timm:vit_tiny_patch16_224", pretrained=False, image_size=64, depth=2
+    ... )
+    >>> images = torch.rand(2, 3, 64, 64)
+    >>> maps = vision_attn.explain.Rollout()(model.network, images)
+    >>> deletion = vision_attn.evaluate.Deletion(vision_attn.removal(model))
+    >>> deletion.update(images, maps, torch.tensor([5, 5]))
+    >>> deletion.per_image().shape
+    torch.Size([2])
     """
+    if how not in ("auto", "tokens", *FILLS):
+        known = ", ".join(("auto", "tokens", *FILLS))
+        raise ValueError(f"removal must be one of {known}, got {how!r}")
     size = model.preprocess.input_size
-    if wanted in ("auto", "tokens"):
+    if how in ("auto", "tokens"):
         if vit := as_plain_vit(model):
             return DroppedTokens(vit.forward_kept_tokens, vit.layout(size).grid)
-        if wanted == "tokens":
+        if how == "tokens":
             raise ValueError(
-                f"--removal tokens: {type(model.network).__name__} is not a ViT whose tokens can "
+                f"removal tokens: {type(model.network).__name__} is not a ViT whose tokens can "
                 f"be dropped: expected one of {', '.join(FILLS)}"
             )
     usual = 14 if min(size) >= 112 else 8
     grid = model.layout.grid if model.layout else (min(usual, size[0]), min(usual, size[1]))
-    fill = NoiseFill(seed) if wanted == "noise" else FILLS.get(wanted, MeanFill)()
+    fill = NoiseFill(seed) if how == "noise" else FILLS.get(how, MeanFill)()
     return FilledCells(partial(class_logits, model.network), grid, fill)
 
 
@@ -294,4 +338,4 @@ def as_plain_vit(model: Model) -> ViT | None:
     )
     if asks_where or network.readout is not None:
         return None
-    return network.to(next(model.network.parameters()).device).eval()
+    return network.to(model.device).eval()

@@ -1,23 +1,20 @@
-"""Scores as people read them: tables in the terminal, Markdown, CSV and JSON."""
+"""Scores as tables: plain text, HTML, Markdown, CSV and JSON."""
 
 import csv
 import io
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from html import escape
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from vision_attn import render
-from vision_attn.reports.scoring.pictures import curves, layers, ranked, sanity
+from vision_attn.render import markdown_table
 from vision_attn.reports.scoring.results import METRICS, NAMES, Results, short
 from vision_attn.reports.scoring.scorer import GROUPS
-from vision_attn.reports.scoring.tasks import Work
+
+__all__ = [
+    *("Cell", "after", "as_csv", "as_html", "as_json", "as_markdown", "as_text", "lead"),
+    *("rows", "tables"),
+]
 
 COMPARED = ("deletion", "insertion", "pointing_game", "energy_inside", "energy_inside_on_shortcut")
 LEGEND = (
@@ -28,6 +25,8 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Cell:
+    """A cell of a table. best: of its column."""
+
     text: str
     best: bool = False
 
@@ -87,39 +86,44 @@ def verdicts(results: Results) -> list[str]:
     return said
 
 
-def show(results: Results) -> None:
-    """Everything but the pictures, in the terminal."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 140
-    console.print(lead(results), markup=False, soft_wrap=True)
+def after(results: Results) -> list[str]:
+    """What to read below the tables: the legend, which methods to believe, what else to know."""
+    return [LEGEND, *verdicts(results), *results.notes()]
+
+
+def as_text(results: Results) -> str:
+    """All tables in columns of plain text."""
+    parts = [lead(results)]
     for title, header, rows in tables(results):
-        console.print(f"\n[bold]{title}")
-        table = Table(*header, box=box.SIMPLE_HEAD, pad_edge=False)
-        for number, column in enumerate(table.columns):
-            column.justify = "right" if number else "left"
-            column.no_wrap = number == 0
-        for row in rows:
-            if row[0].text == NAMES[0]:
-                table.add_section()
-            table.add_row(*(Text(c.text, "bold green" if c.best else "") for c in row))
-        console.print(table)
-    for line in [LEGEND, *verdicts(results), *results.notes()]:
-        console.print(line, markup=False, soft_wrap=True)
+        lines = [header, *([one.text for one in row] for row in rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        parts.append(f"\n{title}")
+        for first, *others in lines:
+            cells = [text.rjust(width) for text, width in zip(others, widths[1:], strict=True)]
+            parts.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
+    return "\n".join([*parts, "", *after(results)])
 
 
-def write(results: Results, work: Work, folder: Path) -> None:
-    """All files, tables and pictures."""
-    (folder / "scores.json").write_text(json.dumps(as_json(results, work), indent=1) + "\n")
-    (folder / "scores.csv").write_text(as_csv(results))
-    (folder / "scores.md").write_text(as_markdown(results), encoding="utf-8")
-    render.save(curves(results), folder / "curves.png")
-    if "randomisation" in results.metrics:
-        render.save(sanity(results, work), folder / "sanity.png")
-    render.save(ranked(results, work), folder / "best_and_worst.png")
+def as_html(results: Results) -> str:
+    """All tables for a notebook, the best of each column in bold."""
+    parts = [f"<p>{escape(lead(results))}</p>"]
+    for title, header, rows in tables(results):
+        head = "".join(f"<th>{escape(text)}</th>" for text in header)
+        body = "".join(f"<tr>{''.join(map(in_html, row))}</tr>" for row in rows)
+        parts.append(
+            f"<p><b>{escape(title)}</b></p>"
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        )
+    return "".join([*parts, *(f"<p>{escape(line)}</p>" for line in after(results))])
 
 
-def as_json(results: Results, work: Work) -> dict[str, Any]:
+def in_html(cell: Cell) -> str:
+    text = escape(cell.text)
+    return f"<td>{f'<b>{text}</b>' if cell.best else text}</td>"
+
+
+def as_json(results: Results) -> dict[str, Any]:
+    """The settings, and the scores and curves by method, as values that JSON knows."""
     right = results.accuracy()
     names = ("deletion", "insertion", "rank correlation", "ssim")
     found = {
@@ -129,7 +133,7 @@ def as_json(results: Results, work: Work) -> dict[str, Any]:
         "settings": results.settings,
         "images": len(results.images),
         "accuracy": right[0] if right else None,
-        "layers": layers(work) if "randomisation" in results.metrics else None,
+        "layers": results.layers if "randomisation" in results.metrics else None,
         "higher_is_better": {m: METRICS[m].higher_is_better for m in results.metrics},
         "notes": results.notes(),
         "methods": {
@@ -143,25 +147,38 @@ def as_json(results: Results, work: Work) -> dict[str, Any]:
     }
 
 
-def as_csv(results: Results) -> str:
-    """A line for each method and metric; `ahead_of_*` above 0 is better, with its interval."""
-    text = io.StringIO()
-    lines = csv.writer(text)
-    header = ["method", "metric", "higher_is_better", "mean", "standard_error", "n"]
-    ahead = [f"ahead_of_{name}{end}" for name in NAMES for end in ("", "_low", "_high")]
-    lines.writerow(header + ahead)
+def rows(results: Results) -> list[dict[str, Any]]:
+    """A row for each method and metric; `ahead_of_*` above 0 is better, with its interval."""
+    found = []
     for method, scores in results.table.items():
         for metric, score in scores.items():
-            differences = (score.get("better_than", {}).get(name) or {} for name in NAMES)
-            lines.writerow(
-                [method, metric, METRICS[metric].higher_is_better]
-                + [score["mean"], score["standard_error"], score["n"]]
-                + [d.get(key) for d in differences for key in ("mean", "low", "high")]
-            )
+            row = {
+                "method": method,
+                "metric": metric,
+                "higher_is_better": METRICS[metric].higher_is_better,
+                **{name: score[name] for name in ("mean", "standard_error", "n")},
+            }
+            for name in NAMES:
+                ahead = score.get("better_than", {}).get(name) or {}
+                row[f"ahead_of_{name}"] = ahead.get("mean")
+                row[f"ahead_of_{name}_low"] = ahead.get("low")
+                row[f"ahead_of_{name}_high"] = ahead.get("high")
+            found.append(row)
+    return found
+
+
+def as_csv(results: Results) -> str:
+    """The values of `rows`, a line each."""
+    text = io.StringIO()
+    found = rows(results)
+    lines = csv.DictWriter(text, list(found[0]))
+    lines.writeheader()
+    lines.writerows(found)
     return text.getvalue()
 
 
 def as_markdown(results: Results) -> str:
+    """All tables, and by how much each method is ahead of the baselines, for scores.md."""
     parts = [f"# Which heatmap to trust\n\n{lead(results)}.\n\n{LEGEND}\n"]
     for title, header, rows in tables(results):
         body = [[in_markdown(one) for one in row] for row in rows]
@@ -189,8 +206,3 @@ def interval(ahead: dict[str, Any] | None) -> str:
     if ahead is None:
         return "-"
     return f"{ahead['mean']:+.3f} [{ahead['low']:+.3f}, {ahead['high']:+.3f}]"
-
-
-def markdown_table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -1,24 +1,26 @@
 """Scoring cut into tasks, done in this process or in several, kept as it is done.
 
-    DIR/settings.json       what was asked; scores of other settings do not mix
-    DIR/per_image/*.jsonl   a line for each method and image: what was done need not be done again
+    DIR/settings.json          what is measured, and how; scores of other settings do not mix
+    DIR/per_image/*.jsonl      a line for each method and image: what was done is not done again
+    DIR/per_image/maps/*.npz   the maps that the pictures show, raw, each with its prefix mass
 
 A task is one method on one batch of images. Processes, shards on other machines and a second run
-after the first was stopped all meet in these lines.
+after the first was stopped all meet in these files.
 """
 
-import argparse
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
+from zipfile import BadZipFile
 from zlib import crc32
 
+import numpy as np
 import torch
 from torch import nn
 
-from vision_attn.commands import options
 from vision_attn.data.images import ImageError
 from vision_attn.devices import native_precision
 from vision_attn.evaluate import DroppedTokens
@@ -32,98 +34,156 @@ from vision_attn.explain import (
     choose_methods,
     fitting_methods,
 )
-from vision_attn.reports import workers as pool
-from vision_attn.reports.scoring.evidence import Sample, open_data
-from vision_attn.reports.scoring.scorer import Batch, Record, Scorer, find_removal
+from vision_attn.reports import workers
+from vision_attn.reports.scoring.evidence import Data, Sample, data_name, open_data
+from vision_attn.reports.scoring.scorer import Batch, Drawn, Record, Scorer, removal
+from vision_attn.types import Model
+
+__all__ = ["BASELINES", "Answer", "Folder", "Key", "Memory", "Share", "Task", "Work", "answers"]
 
 IMAGES = 1000  # how many are scored by default
 ALL_IMAGES, SANE = 500, 32  # and with all methods; of them, how many pass the slow checks
 PROCESSES, A_PROCESS = 4, 500  # at most, by default; maps that are worth one of their own
 FEW = 8  # images of a task that takes many maps an image
 BASELINES: tuple[Explainer, ...] = (RandomMap(), CentreGaussian(), EdgeMap())
+TARGETS = "label", "predicted"
 
 Key = tuple[str, str, str]  # kind, method, image
+Place = tuple[str, str]  # method, image
+Methods = str | Explainer | Sequence[str | Explainer]
 
 
 class Task(NamedTuple):
+    """One method on some images. kind: `maps`, `sanity`, or `drawn`, the maps of pictures."""
+
     kind: str
     method: str
     items: tuple[int, ...]
 
 
+class Share(NamedTuple):
+    """The images that are to be scored, and those that also pass the slow checks."""
+
+    chosen: list[int]
+    sane: list[int]
+
+
 @dataclass(frozen=True)
 class Answer:
-    """A task's records, and a line for each image that could not be read."""
+    """A task's records and drawn maps, and a line for each image that could not be read."""
 
     task: Task
-    records: list[Record]
-    problems: list[str]
+    records: list[Record] = field(default_factory=list)
+    drawn: dict[Place, Drawn] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
 
 
 class Work:
-    """What the command line asks for, loaded: model, images, methods, and how to measure them."""
+    """A model, images and methods, and how they are measured; see `vision_attn.score`.
 
-    def __init__(self, args: argparse.Namespace):
-        torch.manual_seed(args.seed)
-        self.model = options.load(args)
-        self.data = open_data(args.data, self.model, Path(args.root))
-        self.explainers = {str(e): e for e in methods_for(args.method, self.model.network)}
-        device = next(self.model.network.parameters()).device
-        kind = "cpu" if device.type == "cpu" else "auto"
+    It can be sent to other processes if the model and the methods can.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        data: Data,
+        methods: Methods | None = None,
+        *,
+        images: int | None = None,
+        target: str = "label",
+        steps: int = 16,
+        how: str = "auto",
+        sanity: int | None = None,
+        batch_size: int = 50,
+        seed: int = 0,
+        root: str | Path = ".data",
+        name: str | None = None,
+    ):
+        at_least_one(images=images, steps=steps, batch_size=batch_size)
+        if sanity is not None and sanity < 0:
+            raise ValueError(f"sanity must be at least 0 images, got {sanity}")
+        if target not in TARGETS:
+            raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
+        torch.manual_seed(seed)
+        self.model = model
+        self.data = open_data(data, model, Path(root))
+        words = [methods] if isinstance(methods, str | Explainer) else methods
+        self.explainers = {str(e): e for e in methods_for(words, model.network)}
+        kind = "cpu" if model.device.type == "cpu" else "auto"
         self.scorer = Scorer(
-            self.model,
-            find_removal(self.model, args.removal, args.seed),
-            args.steps,
-            args.seed,
-            by_label=args.target == "label",
+            model,
+            removal(model, how, seed),
+            steps,
+            seed,
+            by_label=target == "label",
             half=native_precision(kind) == "bf16-mixed",
         )
-        everything = "all" in (args.method or ())
-        self.asked = args.images or min(ALL_IMAGES if everything else IMAGES, len(self.data))
-        self.chosen = self.data.chosen(self.asked, args.seed)
+        everything = words is not None and "all" in words
+        self.asked = images or min(ALL_IMAGES if everything else IMAGES, len(self.data))
+        chosen = self.data.chosen(self.asked, seed)
         usual = SANE if everything else 0
-        self.sane = self.chosen[: usual if args.sanity is None else args.sanity]
-        self.batch_size = args.batch_size
+        self.all = Share(chosen, chosen[: usual if sanity is None else sanity])
+        self.batch_size = batch_size
         self.settings = {
-            "model": args.model,
-            "weights": f"{checksum(self.model.network):08x}",
-            "input_size": list(self.model.preprocess.input_size),
-            "data": args.data,
-            "target": args.target,
+            "model": name or type(model.network).__name__,
+            "weights": f"{checksum(model.network):08x}",
+            "input_size": list(model.preprocess.input_size),
+            "data": data_name(data),
+            "target": target,
             "removal": removal_name(self.scorer),
-            "steps": args.steps,
-            "seed": args.seed,
+            "steps": steps,
+            "seed": seed,
             "precision": "bf16" if self.scorer.half else "fp32",
         }
         self._read: tuple[tuple[int, ...], Batch | None, list[str]] = ((), None, [])
 
-    def tasks(self, done: set[Key], shard: int = 0, shards: int = 1) -> list[Task]:
-        """What is left to do, image by image for all methods; of several shards, one's share."""
-        names = self.data.names
-        left = []
+    def share(self, number: int, shards: int) -> Share:
+        """The images of one shard of several, by batches; `number` runs from 1."""
         few = min(self.batch_size, FEW)
-        for kind, chosen, size in (
-            ("maps", self.chosen, self.batch_size),
-            ("sanity", self.sane, few),
-        ):
-            for start in range(0, len(chosen), size)[shard::shards]:
-                batch = chosen[start : start + size]
+        parts = []
+        for items, size in ((self.all.chosen, self.batch_size), (self.all.sane, few)):
+            starts = range(0, len(items), size)[number - 1 :: shards]
+            parts.append([item for start in starts for item in items[start : start + size]])
+        return Share(*parts)
+
+    def tasks(self, done: set[Key], share: Share | None = None) -> list[Task]:
+        """What is left to measure, image by image for all methods."""
+        names = self.data.names
+        chosen, sane = share or self.all
+        few = min(self.batch_size, FEW)
+        left = []
+        for kind, items, size in (("maps", chosen, self.batch_size), ("sanity", sane, few)):
+            for start in range(0, len(items), size):
+                batch = items[start : start + size]
                 for method in self.explainers:
-                    items = [i for i in batch if (kind, method, names[i]) not in done]
-                    if items:
-                        left.append(Task(kind, method, tuple(items)))
+                    rest = [i for i in batch if (kind, method, names[i]) not in done]
+                    if rest:
+                        left.append(Task(kind, method, tuple(rest)))
         return left
 
+    def drawings(self, wanted: Mapping[str, Iterable[str]], done: set[Place]) -> list[Task]:
+        """The maps that are wanted for pictures, by method, and not kept yet."""
+        places = {name: item for item, name in enumerate(self.data.names)}
+        tasks = [
+            Task("drawn", method, tuple(places[i] for i in images if (method, i) not in done))
+            for method, images in wanted.items()
+        ]
+        return [task for task in tasks if task.items]
+
     def do(self, task: Task) -> Answer:
-        """Raises ValueError where the network itself gives no numbers."""
+        """Do one task. Raises ValueError where the network itself gives no numbers."""
         batch, problems = self.read(task.items)
         if batch is None:
-            return Answer(task, [], problems)
-        records = self.scorer.records(task.kind, self.explainers[task.method], batch)
-        return Answer(task, records, problems)
+            return Answer(task, problems=problems)
+        explainer = self.explainers[task.method]
+        if task.kind == "drawn":
+            drawn = self.scorer.drawn(explainer, batch)
+            return Answer(task, drawn={(task.method, name): one for name, one in drawn.items()})
+        return Answer(task, self.scorer.records(task.kind, explainer, batch), problems=problems)
 
     def read(self, items: tuple[int, ...]) -> tuple[Batch | None, list[str]]:
-        """The images that can be read, None if there are none; a line for each of the others."""
+        """Read the images that can be read, None if none can; and a line for each of the others."""
         if self._read[0] != items:
             samples: list[Sample] = []
             problems = []
@@ -135,9 +195,23 @@ class Work:
             self._read = items, self.scorer.batch(samples) if samples else None, problems
         return self._read[1:]
 
+    def usual_processes(self, tasks: Sequence[Task]) -> int:
+        """One a CPU core up to four, as far as there is work: a small network leaves cores idle."""
+        if self.model.device.type != "cpu":
+            return 1
+        maps = sum(len(task.items) for task in tasks)
+        return max(1, min(torch.get_num_threads(), PROCESSES, maps // A_PROCESS))
 
-def methods_for(words: Sequence[str] | None, network: nn.Module) -> list[Explainer]:
-    """The methods asked for, else those that fit and are quick; the baselines always."""
+
+def at_least_one(**given: int | None) -> None:
+    """ValueError for a number below 1; None passes."""
+    for name, value in given.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def methods_for(words: Sequence[str | Explainer] | None, network: nn.Module) -> list[Explainer]:
+    """The methods that are named, else those that fit and are quick; the baselines always."""
     if words:
         chosen = choose_methods(words, network)
     else:
@@ -146,6 +220,7 @@ def methods_for(words: Sequence[str] | None, network: nn.Module) -> list[Explain
 
 
 def removal_name(scorer: Scorer) -> str:
+    """The word for the scorer's removal: tokens, mean, blur or noise."""
     if isinstance(scorer.removal, DroppedTokens):
         return "tokens"
     fill = type(getattr(scorer.removal, "fill", None)).__name__
@@ -153,36 +228,79 @@ def removal_name(scorer: Scorer) -> str:
 
 
 def checksum(network: nn.Module) -> int:
-    """Of all weights: another network, another number."""
+    """A number of all weights: another network, another number."""
     total = 0
     for weight in network.state_dict().values():
-        total = crc32(weight.detach().cpu().flatten().view(torch.uint8).numpy(), total)
+        if isinstance(weight, torch.Tensor):
+            bits = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
+            total = crc32(bits.numpy().data, total)
     return total
 
 
-class Store:
-    """The lines of a folder. part: the file that new ones go to, one a process that writes."""
+class Memory:
+    """Records and drawn maps, kept while this process runs."""
+
+    def __init__(self) -> None:
+        self._records: dict[Key, Record] = {}
+        self.drawn: dict[Place, Drawn] = {}
+
+    def records(self) -> dict[Key, Record]:
+        """All records that are known."""
+        return dict(self._records)
+
+    def add(self, answer: Answer) -> None:
+        """Keep an answer's records and maps."""
+        for record in answer.records:
+            self._records[record["kind"], record["method"], record["image"]] = record
+        self.drawn |= answer.drawn
+
+
+class Folder(Memory):
+    """Records and drawn maps in a folder, of all processes that write there.
+
+    part: the name of the file that new records go to, one for each process that writes. Raises
+    ValueError for a folder that cannot be written or that holds scores of other settings.
+    """
 
     def __init__(self, folder: Path, settings: Record, part: str = "all"):
+        super().__init__()
         self.folder = folder / "per_image"
         self.file = self.folder / f"{part}.jsonl"
-        self.folder.mkdir(exist_ok=True)
+        try:
+            (self.folder / "maps").mkdir(parents=True, exist_ok=True)
+            self._check(folder, settings)
+        except OSError as error:
+            raise ValueError(
+                f"{folder}: cannot write there ({error.strerror}): name another folder"
+            ) from None
+        for file in (self.folder / "maps").glob("*.npz"):
+            try:
+                with file.open("rb") as opened, np.load(opened) as kept:
+                    place = str(kept["method"]), str(kept["image"])
+                    mass = float(kept["prefix_mass"])
+                    self.drawn[place] = Drawn(kept["values"], None if np.isnan(mass) else mass)
+            except (OSError, ValueError, KeyError, EOFError, BadZipFile):
+                continue  # cut short: drawn again
+
+    @staticmethod
+    def _check(folder: Path, settings: Record) -> None:
         about = folder / "settings.json"
         if about.is_file():
             before = json.loads(about.read_text(encoding="utf-8"))
-            differ = [name for name in settings if before.get(name) != settings[name]]
+            differ = [
+                name for name in settings if name != "model" and before.get(name) != settings[name]
+            ]
             if differ:
                 was = ", ".join(
                     f"{name} {before.get(name)}, now {settings[name]}" for name in differ
                 )
                 raise ValueError(
-                    f"--output {folder}: it holds scores of other settings ({was}): "
-                    "name another folder"
+                    f"{folder}: it holds scores of other settings ({was}): name another folder"
                 )
         about.write_text(json.dumps(settings, indent=1), encoding="utf-8")
 
     def records(self) -> dict[Key, Record]:
-        """What all processes have written; a line that was cut short is not there."""
+        """Read what all processes have written; a line that was cut short is not there."""
         found: dict[Key, Record] = {}
         for file in sorted(self.folder.glob("*.jsonl")):
             for line in file.read_text(encoding="utf-8").splitlines():
@@ -193,34 +311,47 @@ class Store:
                     continue
         return found
 
-    def add(self, records: Iterable[Record]) -> None:
-        text = "".join(json.dumps(record) + "\n" for record in records)
-        with self.file.open("a+b") as file:
-            if file.tell():
-                file.seek(-1, 2)
-                if file.read(1) != b"\n":  # the line that a killed process was writing
-                    text = "\n" + text
-            file.write(text.encode())
+    def add(self, answer: Answer) -> None:
+        """Write an answer's records and maps at once."""
+        if text := "".join(json.dumps(record) + "\n" for record in answer.records):
+            with self.file.open("a+b") as file:
+                if file.tell():
+                    file.seek(-1, 2)
+                    if file.read(1) != b"\n":  # the line that a killed process was writing
+                        text = "\n" + text
+                file.write(text.encode())
+        for (method, image), one in answer.drawn.items():
+            mass = np.nan if one.prefix_mass is None else one.prefix_mass
+            path = self.folder / "maps" / f"{file_name(method, image)}.npz"
+            kept = {"method": method, "image": image, "values": one.values, "prefix_mass": mass}
+            np.savez(path, **kept)  # type: ignore[arg-type]
+        self.drawn |= answer.drawn
 
 
-def usual_processes(device: torch.device, tasks: Sequence[Task]) -> int:
-    """One a CPU core up to four, as far as there is work: a small network leaves cores idle."""
-    if device.type != "cpu":
-        return 1
-    maps = sum(len(task.items) for task in tasks)
-    return max(1, min(torch.get_num_threads(), PROCESSES, maps // A_PROCESS))
+def file_name(method: str, image: str) -> str:
+    """A name for the map of an image, unlike that of any other."""
+    plain = re.sub(r"[^\w.=-]+", "-", f"{method}.{image}")[-80:]
+    return f"{plain}.{crc32(repr((method, image)).encode()):08x}"
 
 
-def answers(args: argparse.Namespace, work: Work, tasks: Sequence[Task]) -> Iterator[Answer]:
-    """The tasks' answers as they come, from as many processes as are asked for."""
-    device = next(work.model.network.parameters()).device
-    processes = args.processes or usual_processes(device, tasks)
-    if processes == 1 or not tasks:
-        yield from map(work.do, tasks)
-    else:
-        yield from pool.answers(worker, args, tasks, processes)
+def answers(
+    work: Work, tasks: Sequence[Task], processes: int | None, say: Callable[[str], None]
+) -> Iterator[Answer]:
+    """Yield the tasks' answers as they come, from so many processes; None: as many as pay.
+
+    Work that cannot be sent to other processes is done in this one; `say` gets a line
+    about it.
+    """
+    count = processes or work.usual_processes(tasks)
+    if count > 1 and len(tasks) > 0:
+        try:
+            yield from workers.answers(worker, work, tasks, count)
+            return
+        except workers.Unpicklable as error:
+            say(f"{error}; so one process does it all")
+    yield from map(work.do, tasks)
 
 
-def worker(args: argparse.Namespace) -> Callable[[Task], Answer]:
+def worker(work: Work) -> Callable[[Task], Answer]:
     """What does the tasks in another process."""
-    return Work(args).do
+    return work.do

@@ -1,0 +1,80 @@
+"""Every metric takes Heatmaps where it takes maps, and uses their values as they are."""
+
+import pytest
+import torch
+from torch import nn
+
+from vision_attn.evaluate import (
+    AverageDrop,
+    AveragePrecision,
+    Deletion,
+    EnergyInside,
+    FilledCells,
+    ImageScore,
+    Insertion,
+    MaxBoxIoU,
+    MaxSensitivity,
+    MeanIoU,
+    ModelRandomisation,
+    PointingGame,
+    Sparseness,
+)
+from vision_attn.types import Heatmaps
+
+NETWORK = nn.Sequential(nn.Flatten(), nn.Linear(3 * 10 * 14, 3)).eval()
+REMOVAL = FilledCells(NETWORK, (5, 7))
+IMAGES, TARGETS = torch.linspace(-1, 1, 2 * 3 * 10 * 14).view(2, 3, 10, 14), torch.tensor([0, 2])
+MASKS = torch.zeros(2, 10, 14, dtype=torch.bool).index_fill(2, torch.arange(3, 9), True)
+MAPS = torch.sin(torch.arange(70.0)).view(2, 5, 7) * 40  # negative and large values too
+
+
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [
+        *((lambda kind=kind: kind(REMOVAL, steps=4), "walk") for kind in (Deletion, Insertion)),
+        (lambda: AverageDrop(NETWORK), "walk"),
+        *((kind, "mask") for kind in (PointingGame, EnergyInside, AveragePrecision, MeanIoU)),
+        (lambda: PointingGame(1), "mask"),
+        (MaxBoxIoU, "box"),
+        (Sparseness, "alone"),
+    ],
+)
+def test_the_values_are_used(make, given: str):
+    def scored(maps: torch.Tensor | Heatmaps) -> torch.Tensor:
+        metric: ImageScore = make()
+        boxes = [torch.tensor([[3.0, 0, 9, 10]])] * 2, [(10, 14)] * 2
+        arguments = {
+            "walk": (IMAGES, maps, TARGETS),
+            "mask": (maps, MASKS),
+            "box": (maps, *boxes),
+            "alone": (maps,),
+        }
+        metric.update(*arguments[given])
+        return metric.per_image()
+
+    assert torch.equal(scored(Heatmaps(MAPS, "A")), scored(MAPS))
+
+
+def test_by_keyword_too():
+    metric = Sparseness()
+    metric.update(maps=Heatmaps(MAPS, "A"))
+    assert metric.compute() > 0
+
+
+def test_an_explainer_is_what_the_sanity_checks_take():
+    def explain(network, images, targets):
+        weights = network[1].weight[targets].view(-1, 3, 10, 14)
+        return Heatmaps((images * weights).sum(1), "A")
+
+    def values(network, images, targets):
+        return explain(network, images, targets).values
+
+    found = []
+    for one in (explain, values):
+        randomisation = ModelRandomisation(NETWORK, one)
+        sensitivity = MaxSensitivity(lambda x, t, one=one: one(NETWORK, x, t), samples=2)
+        for metric in (randomisation, sensitivity):
+            metric.update(IMAGES, TARGETS)
+            found.append(metric.per_image())
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3])
