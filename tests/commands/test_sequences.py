@@ -154,6 +154,6 @@ def test_checkpoints_of_the_other_kind(saved, tmp_path):
 
     with pytest.raises(ValueError, match="it is of sequences or questions, not of image classes"):
         load_model(saved("additive_dates"))
-    torch.save({"state_dict": {}, "vision_attn": {"classes": []}}, tmp_path / "classes.ckpt")
+    torch.save({"state_dict": {"a": torch.ones(1)}, "vision_attn": {"format": 1}}, tmp_path / "classes.ckpt")
     with pytest.raises(ValueError, match="expected a checkpoint of sequences or questions, got an"):
         load_sequences(tmp_path / "classes.ckpt")

@@ -22,7 +22,7 @@ from vision_attn import models  # noqa: F401  so that a config may say ViT for v
 from vision_attn.commands.fit.messages import check_yaml, readable
 from vision_attn.commands.fit.words import values_of
 from vision_attn.data import ImageData
-from vision_attn.models.weights import load_weights, read_file
+from vision_attn.models.checkpoint import load_weights, read_file
 from vision_attn.training import (
     BestCheckpoint,
     ConfusionMatrix,
