@@ -237,10 +237,10 @@ PARTS = [
 
 @pytest.mark.parametrize("words", [[], PARTS])
 def test_a_run_has_one_way_to_use_its_cores(words, here):
-    from vision_attn.commands.fit.run import Run
+    from vision_attn.reports.runs.run import make_run
     from vision_attn.training import ThreadParallel
 
-    run = Run("fit", ["--config", "configs/tiny.yaml", *words])
+    run = make_run("fit", ["--config", "configs/tiny.yaml", *words])
     (found,) = (c for c in run.trainer.callbacks if isinstance(c, ThreadParallel))
     assert (found.threads, found.least) == ((2, 0.0) if words else (None, 1e9))
 
@@ -521,7 +521,7 @@ def test_nan_is_one_line_that_names_the_step(here, capsys):
 def test_unexpected_errors_are_one_line_unless_asked(here, capsys, monkeypatch):
     from vision_attn.commands.fit import run as lightning
 
-    def broken(command, words, kind):
+    def broken(command, words, allow):
         raise RuntimeError("a bug\nof ours")
 
     monkeypatch.setattr(lightning, "main", broken)
@@ -537,12 +537,12 @@ def test_unexpected_errors_are_one_line_unless_asked(here, capsys, monkeypatch):
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_is_read_and_its_network_fits_its_images(config, tmp_path, capsys):
-    from vision_attn.commands.fit.run import Run
+    from vision_attn.reports.runs.run import make_run
 
     words = ["--config", str(config), "--trainer.default_root_dir", str(tmp_path)]
     if "timm" in config.stem:
         words += ["--model.network.pretrained", "false"]
-    run = Run("fit", words)
+    run = make_run("fit", words)
     size = getattr(run.datamodule.source, "size", (32, 32))
     with torch.inference_mode():
         logits = run.model.eval()(torch.zeros(1, 3, *size))

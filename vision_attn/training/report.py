@@ -3,6 +3,7 @@
 import csv
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -194,7 +195,13 @@ class PortableWeights(Callback):
             if name.startswith("network.")
         }
         metadata = {"vision_attn": json.dumps(checkpoint["vision_attn"])}
-        save_file(weights, self.folder / "best.safetensors", metadata)
+        path = self.folder / "best.safetensors"
+        part = path.with_name(f"{path.name}.part")
+        part.touch()
+        mode = part.stat().st_mode  # safetensors lets nobody else read its files
+        save_file(weights, part, metadata)
+        part.chmod(mode)
+        part.replace(path)
 
 
 class Predictions(Callback):
@@ -235,16 +242,72 @@ class Predictions(Callback):
             csv.writer(file).writerows([("file", "class", "probability"), *self.rows])
 
 
-def run_callbacks(folder: str | Path) -> list[Callback]:
-    """What `vision-attn fit` adds to a trainer: checkpoints, pictures and summary in `folder`."""
+class EpochLines(Callback):
+    """Prints a line of metrics an epoch, which stays on the screen."""
+
+    def __init__(self) -> None:
+        self._began = perf_counter()
+        self._epoch: int | None = None  # the one whose line is still to come
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._print(trainer)  # only now has the epoch before been logged as a whole
+        self._began, self._epoch = perf_counter(), trainer.current_epoch
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._print(trainer)
+
+    def _print(self, trainer: Trainer) -> None:
+        if self._epoch is None or not trainer.is_global_zero:
+            return
+        named = sorted(trainer.callback_metrics.items())
+        shown = [
+            f"{name} {value.item():.4f}"
+            for name, value in named
+            if name.partition("/")[2] in ("loss", "top1", "exact", "token")
+        ]
+        of = f" of {trainer.max_epochs}" if (trainer.max_epochs or 0) > 0 else ""
+        seconds = perf_counter() - self._began
+        line = f"epoch {self._epoch + 1}{of}: {', '.join(shown)} ({seconds:.0f} s)"
+        bar = trainer.progress_bar_callback
+        if bar is not None and bar.is_enabled:
+            bar.print(line)
+        else:
+            print(line, flush=True)
+        self._epoch = None
+
+
+def faster(given: Sequence[Callback] = ()) -> list[Callback]:
+    """List the callbacks that make a run faster and change nothing else, but for kinds given."""
+    return _but_for(given, [LeanLoop(), KeepMemory(), ThreadParallel()])
+
+
+def run_callbacks(
+    folder: str | Path,
+    monitor: str = "val/top1",
+    summary: Summary | None = None,
+    given: Sequence[Callback] = (),
+) -> list[Callback]:
+    """List what `vision-attn fit` adds to a trainer: checkpoints, pictures, summary in `folder`.
+
+    monitor: the metric by which the best checkpoint is chosen. summary: another than the usual.
+    given: the trainer's other callbacks; of a kind that is among them none is added.
+    """
     return [
-        LeanLoop(),
-        KeepMemory(),
-        ThreadParallel(),
-        Summary(folder),
-        LearningCurves(folder),
-        ConfusionMatrix(folder),
-        PortableWeights(folder),
-        BestCheckpoint(folder),
-        LastCheckpoint(folder),
+        *faster(given),
+        *_but_for(
+            given,
+            [
+                summary or Summary(folder),
+                LearningCurves(folder),
+                ConfusionMatrix(folder),
+                PortableWeights(folder),
+                BestCheckpoint(folder, monitor),
+                LastCheckpoint(folder),
+            ],
+        ),
     ]
+
+
+def _but_for(given: Sequence[Callback], usual: list[Callback]) -> list[Callback]:
+    kinds = {type(callback) for callback in given}
+    return [callback for callback in usual if type(callback) not in kinds]

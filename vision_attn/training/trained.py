@@ -103,9 +103,14 @@ class Trained(LightningModule):
             self.log(f"train/{name}", mean, prog_bar=shown, batch_size=count, sync_dist=True)
 
     def finite(self, loss: Tensor, name: str) -> Tensor:
-        """The loss; NonFiniteLoss, with what to do, where it is nan or infinite."""
+        """Return the loss; NonFiniteLoss, with what to do, where it is nan or infinite."""
         if isfinite(loss.item()):
             return loss
+        if self.trainer.state.fn != "fit":
+            raise NonFiniteLoss(
+                f"{name} is {loss.item()}: the checkpoint's weights, or the images, give numbers "
+                "that are not finite; --trainer.precision 32-true has the widest range"
+            )
         savers = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
         kept = [saver.best_model_path for saver in savers if saver.best_model_path]
         raise NonFiniteLoss(
