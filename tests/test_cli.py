@@ -116,7 +116,10 @@ def test_missing_config_names_the_nearest(here, capsys):
         "no such config file: configs/tinny.yaml: did you mean configs/tiny.yaml?"
     )
     assert main(["fit"]) == 2
-    assert complaint(capsys) == "fit needs a config: --config FILE (here: configs/tiny.yaml)"
+    assert complaint(capsys) == (
+        "fit needs a config: --config FILE_OR_NAME (here: configs/tiny.yaml); "
+        "vision-attn configs lists those that come along"
+    )
 
 
 def test_missing_checkpoint(here, capsys):
@@ -165,9 +168,13 @@ def test_the_saved_config_is_complete_and_makes_the_same_run(fitted, here):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_resume_goes_on_in_a_fresh_folder_without_naming_a_config(fitted, here):
+def test_resume_goes_on_in_a_fresh_folder(fitted, here, capsys):
     words = ["--trainer.max_epochs", "2", "--trainer.default_root_dir", "outputs"]
-    assert main(["fit", "--ckpt_path", str(fitted / "last.ckpt"), *words]) == 0
+    words += ["--ckpt_path", str(fitted / "last.ckpt")]
+    assert main(["fit", *words]) == 2
+    own = fitted / "config.yaml"
+    assert f"(that of the checkpoint's run is {own})" in complaint(capsys)
+    assert main(["fit", "--config", str(own), *words]) == 0
     last = torch.load("outputs/tiny/version_0/last.ckpt", weights_only=True)
     assert (last["epoch"], last["global_step"]) == (1, 4)
     assert "ckpt_path" not in yaml.safe_load(Path("outputs/tiny/version_0/config.yaml").read_text())
@@ -176,7 +183,8 @@ def test_resume_goes_on_in_a_fresh_folder_without_naming_a_config(fitted, here):
 def test_test_and_validate_write_beside_the_checkpoint(fitted, here, capsys):
     run = shutil.copytree(fitted, "run")
     os.remove("run/confusion_matrix.png")
-    assert main(["test", "--ckpt_path", "run/best.ckpt"]) == 0
+    words = ["--config", "run/config.yaml", "--ckpt_path", "run/best.ckpt"]
+    assert main(["test", *words]) == 0
     assert "test top-1" in capsys.readouterr().out
     assert main(["validate", "--config", "configs/tiny.yaml", "--ckpt_path=run/best.ckpt"]) == 0
     assert "val calibration error" in capsys.readouterr().out
@@ -250,7 +258,8 @@ def test_averaged_weights_are_tested_and_kept(here):
     assert fit(*words) == 0
     run = Path("outputs/tiny/version_0")
     assert "current_model_state" in torch.load(run / "best.ckpt", weights_only=True)
-    assert main(["test", "--ckpt_path", str(run / "best.ckpt")]) == 0
+    own = ["--config", str(run / "config.yaml")]
+    assert main(["test", *own, "--ckpt_path", str(run / "best.ckpt")]) == 0
     after_fit, apart = (json.loads((run / f"{n}.json").read_text()) for n in ("summary", "test"))
     assert after_fit["test/loss"] == apart["test/loss"]
 
@@ -273,7 +282,8 @@ def test_ctrl_c_says_how_to_go_on_and_what_was_left_is_done_to_the_bit(
     monkeypatch.undo()
     monkeypatch.chdir(here)
     line = capsys.readouterr().err.strip().splitlines()[-1]
-    words = "vision-attn fit --ckpt_path outputs/tiny/version_0/last.ckpt"
+    run = "outputs/tiny/version_0"
+    words = f"vision-attn fit --config {run}/config.yaml --ckpt_path {run}/last.ckpt"
     assert line == f"vision-attn: stopped at step 1; go on with: {words}"
     assert main(words.split()[1:]) == 0
     usual, whole, resumed = (
@@ -324,7 +334,8 @@ def test_a_killed_run_is_taken_up_and_ends_as_if_it_had_not_been(here):
     for name in ("step", "write"):
         last = f"outputs/{name}/version_0/last.ckpt"
         assert torch.load(last, weights_only=True)["global_step"] in (2, 4)  # a whole epoch
-        assert main(["fit", "--ckpt_path", last]) == 0
+        own = str(Path(last).with_name("config.yaml"))
+        assert main(["fit", "--config", own, "--ckpt_path", last]) == 0
         resumed = torch.load(f"outputs/{name}/version_1/last.ckpt", weights_only=True)
         for weights in ("state_dict", "current_model_state"):
             assert all(
@@ -435,12 +446,20 @@ def test_options_that_would_be_ignored_in_silence_are_refused(word, here, capsys
         ("--model.optimizer.lr high", "model.optimizer.lr: expected float, got high"),
         ("--model.network Vit", "no class 'Vit': did you mean vision_attn.models.ViT"),
         ("--model.network vision_attn.models.SEResNt", "mean vision_attn.models.SEResNet?"),
-        ("--model.network nowhere.ViT", "model.network: no class 'nowhere.ViT'"),
+        ("--model.network nowhere.ViT", "model.network: nowhere.ViT was not imported: a config"),
+        ("--model.network vision_attn.nowhere.ViT", "no class 'vision_attn.nowhere"),
+        ("--model.network SENet", "reduction: did you mean vision_attn.models.SEResNet?"),
+        ("--name ../../x", "--name '../../x': expected the name of a folder, without a path"),
+        ("--name ..", "--name '..': expected the name of a folder"),
+        ("--trainer.devices -3", "--trainer.devices -3: "),
+        ("--trainer.accelerator tpu", "--trainer.accelerator tpu, "),
+        ("--ckpt_path last", "no such checkpoint file: outputs/tiny/version_N/last.ckpt"),
+        ("--allow not-a-name", "--allow not-a-name: expected the name of a package"),
         ("--model.network torch.optim.SGD", "torch.optim.SGD is not a Module"),
         ("stray", "unexpected word 'stray': an option looks like --trainer.max_epochs 2"),
         ("--trainer.accelerator gpuu", "invalid accelerator name"),
         ("--model.network.patch_size 7", "sides are multiples of the patch size 7, got 16x16"),
-        ("--model.network.num_classes 7", "the network gives 7 classes, the data has 10"),
+        ("--model.network.num_classes 7", "the data has 10: --model.network.num_classes 10 makes"),
         ("--data.source.size 8", "at least 16 x 16 pixels"),
         ("--trainer.max_epochs -1", "how long the run is: give trainer.max_epochs"),
     ],
@@ -489,7 +508,7 @@ def test_damaged_and_foreign_checkpoints(fitted, here, capsys):
     Path("text.ckpt").write_text("no checkpoint")
     torch.save({"state_dict": {}}, "foreign.ckpt")
     for name, words in (
-        ("cut", "cut short"), ("text", "not a checkpoint"), ("foreign", "got another kind")
+        ("cut", "cut short"), ("text", "not a checkpoint"), ("foreign", "not a checkpoint of")
     ):  # fmt: skip
         assert main(["test", "--config=configs/tiny.yaml", "--ckpt_path", f"{name}.ckpt"]) == 2
         line = complaint(capsys)

@@ -31,6 +31,9 @@ def readable(message: str, parser: ArgumentParser) -> str:
     prefix = f"{where}: " if where else ""
     if found := re.search(r"Importing '(.*?)' is not allowed", message):
         return prefix + _refused(found[1])
+    incomplete = r"class_path '(\S+?)':\s+the following arguments are required: ([\w, ]+)"
+    if found := re.search(incomplete, message):
+        return prefix + _incomplete(found[1], found[2].strip())
     if found := re.search(r"unrecognized arguments: (\S+)", message):
         return _unrecognized(found[1].split("=")[0], options)
     if found := re.search(r"Group '(.*?)' does not accept \w+(?: key)? '(.*?)'", message):
@@ -100,6 +103,15 @@ def _refused(path: str) -> str:
         f"{path} was not imported: a config names classes of vision_attn, torch, torchvision, timm "
         f"and lightning (--allow {package} lets it run the code of {package} too)"
     )
+
+
+def _incomplete(path: str, missing: str) -> str:
+    """What a class lacks, and our own class of nearly its name where it is of another package."""
+    ours = dict(_classes("vision_attn.models"))
+    close = get_close_matches(path.rpartition(".")[2].lower(), ours, n=1, cutoff=0.6)
+    mine = close and not path.startswith("vision_attn.")
+    hint = f": did you mean {ours[close[0]]}?" if mine else ""
+    return f"{path} needs {missing}{hint}"
 
 
 def _not_of_class(word: str, path: str) -> str:

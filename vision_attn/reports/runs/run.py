@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from jsonargparse import Namespace
+from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -165,7 +165,9 @@ class Run(LightningCLI):
         if self.command != "fit":
             options.num_classes = len(unpack(self.config.ckpt_path).about["classes"])
             return
-        data = self.parser.instantiate_classes(Namespace(data=self.config.data)).data
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_class_arguments(self.data_type, "data")
+        data = parser.instantiate_classes(Namespace(data=self.config.data)).data
         if _writes_files():
             data.prepare_data()
         options.num_classes = len(data.classes)
@@ -198,7 +200,7 @@ class Run(LightningCLI):
             return self._measuring_trainer(logger=False)
         if given.fast_dev_run:
             callbacks = [*_listed(given.callbacks, Callback), *self.show]
-            return super().instantiate_trainer(callbacks=[*callbacks, *faster(callbacks)])
+            return self._trainer(callbacks=[*callbacks, *faster(callbacks)])
         self.folder = _claimed(Path(given.default_root_dir) / self.config.name)
         try:
             return self._fitting_trainer(given)
@@ -216,13 +218,27 @@ class Run(LightningCLI):
         if given.enable_checkpointing is False:
             usual = [c for c in usual if not isinstance(c, Checkpoint)]
         loggers = [self.logger, *_listed(given.logger, Logger)]
-        return super().instantiate_trainer(logger=loggers, callbacks=[*callbacks, *usual])
+        return self._trainer(logger=loggers, callbacks=[*callbacks, *usual])
+
+    def _trainer(self, **changes: Any) -> Trainer:
+        """Lightning's trainer; ValueError, with the options, for a device that is not there."""
+        try:
+            return super().instantiate_trainer(**changes)
+        except ValueError:
+            raise
+        except Exception as error:
+            given = self.config.trainer
+            said = " ".join(str(error).split()) or type(error).__name__
+            raise ValueError(
+                f"--trainer.accelerator {given.accelerator}, --trainer.devices {given.devices}: "
+                f"{said}"
+            ) from error
 
     def _measuring_trainer(self, logger: Logger | bool) -> Trainer:
         """A trainer that reads weights and writes none."""
         given = _listed(self.config_init.trainer.callbacks, Callback)
         kept = [c for c in given if not isinstance(c, (Checkpoint, WeightAveraging))]
-        return super().instantiate_trainer(
+        return self._trainer(
             logger=logger,
             callbacks=[*kept, *faster(kept), self.summary, *self.measures()],
             enable_checkpointing=False,
