@@ -159,7 +159,8 @@ def is_of_sequences(path: str | Path) -> bool:
 
 
 def _said(error: Exception) -> str:
-    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    said = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    return " ".join(said.split())
 
 
 def _check_side(size: Size) -> None:

@@ -269,7 +269,7 @@ class EpochLines(Callback):
         seconds = perf_counter() - self._began
         line = f"epoch {self._epoch + 1}{of}: {', '.join(shown)} ({seconds:.0f} s)"
         bar = trainer.progress_bar_callback
-        if bar is not None and bar.is_enabled:
+        if bar is not None and getattr(bar, "is_enabled", False):
             bar.print(line)
         else:
             print(line, flush=True)

@@ -426,7 +426,7 @@ def _one_line() -> Iterator[None]:
 
 def _writes_files() -> bool:
     """Whether this process is the first of the run's, before there is a trainer that knows."""
-    return rank_zero_only.rank == 0 and os.environ.get("NODE_RANK", "0") == "0"
+    return getattr(rank_zero_only, "rank", 0) == 0 and os.environ.get("NODE_RANK", "0") == "0"
 
 
 def _claimed(runs: Path) -> Path:
