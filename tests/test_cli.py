@@ -560,7 +560,7 @@ def test_every_config_is_read_and_its_network_fits_its_images(config, tmp_path, 
 
     words = ["--config", str(config), "--trainer.default_root_dir", str(tmp_path)]
     if "timm" in config.stem:
-        words += ["--model.network.pretrained", "false"]
+        words += ["--model.network.pretrained", "false", "--model.network.num_classes", "10"]
     run = make_run("fit", words)
     size = getattr(run.datamodule.source, "size", (32, 32))
     with torch.inference_mode():

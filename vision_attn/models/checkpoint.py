@@ -11,6 +11,7 @@ import functools
 import importlib
 import inspect
 import pickle
+import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -291,7 +292,9 @@ def read_file(path: str | Path) -> dict[str, Any]:
     if is_zip and not zipfile.is_zipfile(path):
         raise ModelError(_damaged(path, "PyTorch"))
     try:
-        contents = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Validating sparse tensor invariants")
+            contents = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
         raise ModelError(
             f"{path}: holds pickled Python objects, which are not loaded because that runs their "

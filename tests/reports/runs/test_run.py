@@ -252,7 +252,9 @@ def test_the_number_of_classes_is_that_of_the_data(here, tiny):
     for name in ("cat", "dog", "hen"):
         Path("photos", name).mkdir(parents=True)
         for i in range(8):
-            Image.new("RGB", (16, 16), (30 * i, 90 + 9 * i, 250 - 20 * i)).save(f"photos/{name}/{i}.png")
+            Image.new("RGB", (16, 16), (30 * i, 90 + 9 * i, 250 - 20 * i)).save(
+                f"photos/{name}/{i}.png"
+            )
     words = ["--data.source", "ImageFolder", "--data.source.path", "photos", "--data.root", "."]
     words += ["--data.source.size", "16", "--data.batch_size", "4"]
     assert main(["fit", "--config", "tiny.yaml", *words]) == 0
