@@ -1,4 +1,4 @@
-"""What a run leaves: learning curves, a confusion matrix, a summary, portable weights."""
+"""Callbacks that write a run's files: summary, learning curves, confusion matrix, weights."""
 
 import csv
 import json
@@ -24,6 +24,17 @@ from vision_attn.training.lean import LeanLoop
 from vision_attn.training.memory import KeepMemory
 from vision_attn.training.threads import ThreadParallel
 
+__all__ = [
+    "ConfusionMatrix",
+    "EpochLines",
+    "LearningCurves",
+    "PortableWeights",
+    "Predictions",
+    "Summary",
+    "faster",
+    "run_callbacks",
+]
+
 METRICS = {
     "top1": "top-1",
     "top1_views": "top-1, mean over several views",
@@ -34,7 +45,7 @@ METRICS = {
 
 
 class Summary(Callback):
-    """What came out, as rows of name and value, in `folder`/summary.txt; in figures, summary.json.
+    """Writes the run's results as a table, `folder`/summary.txt, and as numbers, summary.json.
 
     The speed in GF/s counts three forward passes an image, each at the size that it was trained at;
     the percentage is of what this machine reaches in a matrix product of the run's number format.
@@ -95,7 +106,7 @@ class Summary(Callback):
         self._measured(trainer, "test")
 
     def _speed(self, trainer: Trainer, pl_module: Any, seconds: float) -> None:
-        """What was done a second, and what that is of the peak of all processes' devices."""
+        """Add images a second, and the share of the peak of all processes' devices."""
         images = self._images.total() / seconds
         self.rows["speed"] = f"{images:.0f} images/s"
         self.figures["images/s"] = images
@@ -145,7 +156,7 @@ class LearningCurves(Callback):
 
 
 class ConfusionMatrix(Callback):
-    """Counts what the test images were taken for: `folder`/confusion_matrix.png."""
+    """Draws `folder`/confusion_matrix.png from the predictions for the test images."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -177,8 +188,8 @@ class ConfusionMatrix(Callback):
 class PortableWeights(Callback):
     """Writes the best weights as `folder`/best.safetensors when training ends.
 
-    Names are the network's own; what the checkpoint knows of classes and input is in the metadata
-    as JSON, under "vision_attn".
+    Names are the network's own; the checkpoint's entry "vision_attn" (classes, preprocessing) is in
+    the metadata, as JSON.
     """
 
     def __init__(self, folder: str | Path):

@@ -149,6 +149,15 @@ def test_predict_needs_no_more_than_a_checkpoint(fitted, here):
     assert Path("run/predictions.csv").read_text().splitlines()[1].startswith("a.png,")
 
 
+@pytest.mark.parametrize("network", [None, 3, {"class_path": "os.system", "init_args": {}}, {1: 2}])
+def test_a_damaged_description_is_one_line(network, fitted, here, capsys):
+    saved = torch.load(fitted / "best.ckpt", weights_only=True)
+    saved["vision_attn"]["network"] = network
+    torch.save(saved, "a.ckpt")
+    assert main(["predict", "--ckpt_path", "a.ckpt", "--images", "tiny.yaml"]) == 2
+    assert complaint(capsys).startswith("a.ckpt: its network cannot be rebuilt: ")
+
+
 # what is left on the disk
 
 

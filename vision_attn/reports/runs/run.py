@@ -24,9 +24,10 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.table import Table
 
-from vision_attn import models  # noqa: F401  so that a config may say ViT for vision_attn.models.ViT
+from vision_attn import models  # so that a config may say ViT for vision_attn.models.ViT
 from vision_attn.data import ExampleData, ImageData
-from vision_attn.models.checkpoint import load_weights, unpack
+from vision_attn.errors import ModelError
+from vision_attn.models.checkpoint import describe, load_weights, unpack
 from vision_attn.reports.runs.configs import NEWEST, find_config, values_of, without
 from vision_attn.reports.runs.guard import check_classes, check_yaml, only_packages
 from vision_attn.reports.runs.messages import readable
@@ -472,14 +473,14 @@ def _from_checkpoint(command: str, words: Sequence[str]) -> dict[str, Any]:
             f"{command} needs the data: --config FILE_OR_NAME{hint}, or --data.source CLASS"
         )
     saved = unpack(paths[-1])
-    network = saved.about.get("network")
-    if network is None:
-        raise ValueError(f"{paths[-1]}: its network is not of vision_attn: --config FILE{hint}")
+    try:
+        built = saved.build()
+    except ValueError as error:
+        raise ModelError(f"{paths[-1]}: its network cannot be rebuilt: {error}") from error
+    network = describe(built)  # whose values are plain, whatever the file holds
     if saved.of_sequences:
-        learner = (
-            "QuestionLearner" if "answer" in saved.about["vocabularies"] else "SequenceLearner"
-        )
-        path = f"vision_attn.training.{learner}"
+        answers = isinstance(built, models.QuestionAnswerer)
+        path = f"vision_attn.training.{'QuestionLearner' if answers else 'SequenceLearner'}"
         return {"model": {"class_path": path, "init_args": {"network": network}}}
     config: dict[str, Any] = {"model": {"network": network}}
     if not has_source:  # predict reads no data set, yet its data module is made with one
