@@ -62,3 +62,21 @@ def test_words_and_their_values():
     assert values_of(words, "-c", "--config") == ["a", "b"]
     assert without(words) == ["--x", "1"]
     assert without(["--allow", "a", "b", "--allow=c"], "--allow") == ["b"]
+
+
+def test_a_wheel_has_them_inside_the_package(tmp_path, monkeypatch):
+    from vision_attn.reports.runs import configs
+
+    (tmp_path / "vision_attn/configs").mkdir(parents=True)
+    (tmp_path / "vision_attn/configs/inside.yaml").write_text("# One.\n")
+    monkeypatch.setattr(configs, "__file__", str(tmp_path / "vision_attn/reports/runs/configs.py"))
+    assert find_config("inside") == tmp_path / "vision_attn/configs/inside.yaml"
+    (tmp_path / "vision_attn/configs/inside.yaml").unlink()
+    assert shipped_configs() == {}
+
+
+def test_the_wheel_takes_them_along():
+    import tomllib
+
+    build = tomllib.loads((CONFIGS.parent / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert build["targets"]["wheel"]["force-include"] == {"configs": "vision_attn/configs"}

@@ -249,6 +249,19 @@ def test_a_line_an_epoch_stays_on_the_screen(here, capsys):
             assert "train/loss " in line
 
 
+def test_the_callbacks_of_a_run_are_those_of_run_callbacks(here):
+    from vision_attn.training import run_callbacks
+
+    words = ["--trainer.callbacks+=vision_attn.training.ThreadParallel"]
+    words += ["--trainer.callbacks.threads", "2"]
+    run = make_run("fit", ["--config", "tiny.yaml", *words])
+    found = [type(callback) for callback in run.trainer.callbacks]
+    for callback in run_callbacks("folder"):
+        assert found.count(type(callback)) == 1
+    (threads,) = [c for c in run.trainer.callbacks if type(c).__name__ == "ThreadParallel"]
+    assert threads.threads == 2  # the one that was given
+
+
 # how many classes
 
 
