@@ -105,6 +105,15 @@ def test_help_of_training_commands_says_what_is_here(command, here, capsys):
     assert f"example: vision-attn {command}" in out
 
 
+def test_help_all_lists_the_options_of_the_config_s_kind(capsys):
+    for words, option in (
+        ([], "--model.layer_decay"),
+        (["--config", "additive_dates"], "--model CONFIG | CLASS_PATH"),
+    ):
+        assert main(["fit", *words, "--help-all"]) == 0
+        assert option in capsys.readouterr().out
+
+
 def test_unknown_command(capsys):
     assert main(["fitt"]) == 2
     assert complaint(capsys) == "unknown command 'fitt': did you mean fit?"

@@ -9,7 +9,6 @@ from vision_attn.reports.runs.configs import (
     NEWEST,
     find_config,
     local_configs,
-    shipped_configs,
     values_of,
     without,
 )
@@ -35,7 +34,7 @@ ABOUT = {
 }
 
 HELP = """\
-usage: vision-attn {command} --config FILE [--ckpt_path FILE] [--SECTION.OPTION VALUE ...]
+usage: vision-attn {command} --config FILE_OR_NAME [--ckpt_path FILE] [--SECTION.OPTION VALUE ...]
 
 {about}
 
@@ -67,7 +66,8 @@ def main(command: str, words: list[str]) -> int:
     allow = values_of(words, "--allow")
     words = without(words, "--allow")
     if "--help-all" in words:
-        words = ["--config", str(next(iter(shipped_configs().values()))), "--help"]
+        configs = values_of(words, "-c", "--config") or ["vit_planted"]
+        words = [*(f"--config={name}" for name in configs), "--help"]
     else:
         check(command, words)
     from vision_attn.commands.fit import run

@@ -151,7 +151,7 @@ class Run(LightningCLI):
             config.data.predict = config.images or config.data.predict
             if not config.data.predict:
                 raise ValueError("no image to predict: --images FILE_OR_FOLDER ...")
-        elif self.infer_classes:
+        if self.infer_classes:
             self._infer_classes()
 
     def _infer_classes(self) -> None:
@@ -164,7 +164,8 @@ class Run(LightningCLI):
         if self.any_model or options is None or "num_classes" not in options:
             return
         if self.command != "fit":
-            options.num_classes = len(unpack(self.config.ckpt_path).about["classes"])
+            classes = unpack(self.config.ckpt_path).about.get("classes")
+            options.num_classes = len(classes) if isinstance(classes, list) else 0
             return
         parser = ArgumentParser(exit_on_error=False)
         parser.add_class_arguments(self.data_type, "data")
