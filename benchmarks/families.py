@@ -23,8 +23,8 @@ import yaml
 from torch import nn
 from torch.nn import functional as F
 
-from vision_attn.commands.fit.run import Run
 from vision_attn.models import ViT
+from vision_attn.reports.runs.run import Run, make_run
 from vision_attn.training import native_precision
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -80,7 +80,7 @@ def run_of(name: str, plain: str, data: str, options: argparse.Namespace) -> Run
     path = options.output / "configs" / f"{name}_{data}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(config_of(name, plain, data, options), sort_keys=False))
-    return Run("fit", ["--config", str(path)])
+    return make_run("fit", ["--config", str(path)])
 
 
 def step_ratio(run: Run, plain: Run, rounds: int) -> float:

@@ -105,6 +105,15 @@ def test_help_of_training_commands_says_what_is_here(command, here, capsys):
     assert f"example: vision-attn {command}" in out
 
 
+def test_help_all_lists_the_options_of_the_config_s_kind(capsys):
+    for words, option in (
+        ([], "--model.layer_decay"),
+        (["--config", "additive_dates"], "--model CONFIG | CLASS_PATH"),
+    ):
+        assert main(["fit", *words, "--help-all"]) == 0
+        assert option in capsys.readouterr().out
+
+
 def test_unknown_command(capsys):
     assert main(["fitt"]) == 2
     assert complaint(capsys) == "unknown command 'fitt': did you mean fit?"
@@ -116,7 +125,10 @@ def test_missing_config_names_the_nearest(here, capsys):
         "no such config file: configs/tinny.yaml: did you mean configs/tiny.yaml?"
     )
     assert main(["fit"]) == 2
-    assert complaint(capsys) == "fit needs a config: --config FILE (here: configs/tiny.yaml)"
+    assert complaint(capsys) == (
+        "fit needs a config: --config FILE_OR_NAME (here: configs/tiny.yaml); "
+        "vision-attn configs lists those that come along"
+    )
 
 
 def test_missing_checkpoint(here, capsys):
@@ -165,9 +177,13 @@ def test_the_saved_config_is_complete_and_makes_the_same_run(fitted, here):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_resume_goes_on_in_a_fresh_folder_without_naming_a_config(fitted, here):
+def test_resume_goes_on_in_a_fresh_folder(fitted, here, capsys):
     words = ["--trainer.max_epochs", "2", "--trainer.default_root_dir", "outputs"]
-    assert main(["fit", "--ckpt_path", str(fitted / "last.ckpt"), *words]) == 0
+    words += ["--ckpt_path", str(fitted / "last.ckpt")]
+    assert main(["fit", *words]) == 2
+    own = fitted / "config.yaml"
+    assert f"(that of the checkpoint's run is {own})" in complaint(capsys)
+    assert main(["fit", "--config", str(own), *words]) == 0
     last = torch.load("outputs/tiny/version_0/last.ckpt", weights_only=True)
     assert (last["epoch"], last["global_step"]) == (1, 4)
     assert "ckpt_path" not in yaml.safe_load(Path("outputs/tiny/version_0/config.yaml").read_text())
@@ -176,7 +192,8 @@ def test_resume_goes_on_in_a_fresh_folder_without_naming_a_config(fitted, here):
 def test_test_and_validate_write_beside_the_checkpoint(fitted, here, capsys):
     run = shutil.copytree(fitted, "run")
     os.remove("run/confusion_matrix.png")
-    assert main(["test", "--ckpt_path", "run/best.ckpt"]) == 0
+    words = ["--config", "run/config.yaml", "--ckpt_path", "run/best.ckpt"]
+    assert main(["test", *words]) == 0
     assert "test top-1" in capsys.readouterr().out
     assert main(["validate", "--config", "configs/tiny.yaml", "--ckpt_path=run/best.ckpt"]) == 0
     assert "val calibration error" in capsys.readouterr().out
@@ -237,10 +254,10 @@ PARTS = [
 
 @pytest.mark.parametrize("words", [[], PARTS])
 def test_a_run_has_one_way_to_use_its_cores(words, here):
-    from vision_attn.commands.fit.run import Run
+    from vision_attn.reports.runs.run import make_run
     from vision_attn.training import ThreadParallel
 
-    run = Run("fit", ["--config", "configs/tiny.yaml", *words])
+    run = make_run("fit", ["--config", "configs/tiny.yaml", *words])
     (found,) = (c for c in run.trainer.callbacks if isinstance(c, ThreadParallel))
     assert (found.threads, found.least) == ((2, 0.0) if words else (None, 1e9))
 
@@ -250,7 +267,8 @@ def test_averaged_weights_are_tested_and_kept(here):
     assert fit(*words) == 0
     run = Path("outputs/tiny/version_0")
     assert "current_model_state" in torch.load(run / "best.ckpt", weights_only=True)
-    assert main(["test", "--ckpt_path", str(run / "best.ckpt")]) == 0
+    own = ["--config", str(run / "config.yaml")]
+    assert main(["test", *own, "--ckpt_path", str(run / "best.ckpt")]) == 0
     after_fit, apart = (json.loads((run / f"{n}.json").read_text()) for n in ("summary", "test"))
     assert after_fit["test/loss"] == apart["test/loss"]
 
@@ -273,7 +291,8 @@ def test_ctrl_c_says_how_to_go_on_and_what_was_left_is_done_to_the_bit(
     monkeypatch.undo()
     monkeypatch.chdir(here)
     line = capsys.readouterr().err.strip().splitlines()[-1]
-    words = "vision-attn fit --ckpt_path outputs/tiny/version_0/last.ckpt"
+    run = "outputs/tiny/version_0"
+    words = f"vision-attn fit --config {run}/config.yaml --ckpt_path {run}/last.ckpt"
     assert line == f"vision-attn: stopped at step 1; go on with: {words}"
     assert main(words.split()[1:]) == 0
     usual, whole, resumed = (
@@ -324,7 +343,8 @@ def test_a_killed_run_is_taken_up_and_ends_as_if_it_had_not_been(here):
     for name in ("step", "write"):
         last = f"outputs/{name}/version_0/last.ckpt"
         assert torch.load(last, weights_only=True)["global_step"] in (2, 4)  # a whole epoch
-        assert main(["fit", "--ckpt_path", last]) == 0
+        own = str(Path(last).with_name("config.yaml"))
+        assert main(["fit", "--config", own, "--ckpt_path", last]) == 0
         resumed = torch.load(f"outputs/{name}/version_1/last.ckpt", weights_only=True)
         for weights in ("state_dict", "current_model_state"):
             assert all(
@@ -435,12 +455,20 @@ def test_options_that_would_be_ignored_in_silence_are_refused(word, here, capsys
         ("--model.optimizer.lr high", "model.optimizer.lr: expected float, got high"),
         ("--model.network Vit", "no class 'Vit': did you mean vision_attn.models.ViT"),
         ("--model.network vision_attn.models.SEResNt", "mean vision_attn.models.SEResNet?"),
-        ("--model.network nowhere.ViT", "model.network: no class 'nowhere.ViT'"),
+        ("--model.network nowhere.ViT", "model.network: nowhere.ViT was not imported: a config"),
+        ("--model.network vision_attn.nowhere.ViT", "no class 'vision_attn.nowhere"),
+        ("--model.network SENet", "reduction: did you mean vision_attn.models.SEResNet?"),
+        ("--name ../../x", "--name '../../x': expected the name of a folder, without a path"),
+        ("--name ..", "--name '..': expected the name of a folder"),
+        ("--trainer.devices -3", "--trainer.devices -3: "),
+        ("--trainer.accelerator tpu", "--trainer.accelerator tpu, "),
+        ("--ckpt_path last", "no such checkpoint file: outputs/tiny/version_N/last.ckpt"),
+        ("--allow not-a-name", "--allow not-a-name: expected the name of a package"),
         ("--model.network torch.optim.SGD", "torch.optim.SGD is not a Module"),
         ("stray", "unexpected word 'stray': an option looks like --trainer.max_epochs 2"),
         ("--trainer.accelerator gpuu", "invalid accelerator name"),
         ("--model.network.patch_size 7", "sides are multiples of the patch size 7, got 16x16"),
-        ("--model.network.num_classes 7", "the network gives 7 classes, the data has 10"),
+        ("--model.network.num_classes 7", "the data has 10: --model.network.num_classes 10 makes"),
         ("--data.source.size 8", "at least 16 x 16 pixels"),
         ("--trainer.max_epochs -1", "how long the run is: give trainer.max_epochs"),
     ],
@@ -489,7 +517,7 @@ def test_damaged_and_foreign_checkpoints(fitted, here, capsys):
     Path("text.ckpt").write_text("no checkpoint")
     torch.save({"state_dict": {}}, "foreign.ckpt")
     for name, words in (
-        ("cut", "cut short"), ("text", "not a checkpoint"), ("foreign", "got another kind")
+        ("cut", "cut short"), ("text", "not a checkpoint"), ("foreign", "not a checkpoint of")
     ):  # fmt: skip
         assert main(["test", "--config=configs/tiny.yaml", "--ckpt_path", f"{name}.ckpt"]) == 2
         line = complaint(capsys)
@@ -521,7 +549,7 @@ def test_nan_is_one_line_that_names_the_step(here, capsys):
 def test_unexpected_errors_are_one_line_unless_asked(here, capsys, monkeypatch):
     from vision_attn.commands.fit import run as lightning
 
-    def broken(command, words, kind):
+    def broken(command, words, allow):
         raise RuntimeError("a bug\nof ours")
 
     monkeypatch.setattr(lightning, "main", broken)
@@ -537,12 +565,12 @@ def test_unexpected_errors_are_one_line_unless_asked(here, capsys, monkeypatch):
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_is_read_and_its_network_fits_its_images(config, tmp_path, capsys):
-    from vision_attn.commands.fit.run import Run
+    from vision_attn.reports.runs.run import make_run
 
     words = ["--config", str(config), "--trainer.default_root_dir", str(tmp_path)]
     if "timm" in config.stem:
-        words += ["--model.network.pretrained", "false"]
-    run = Run("fit", words)
+        words += ["--model.network.pretrained", "false", "--model.network.num_classes", "10"]
+    run = make_run("fit", words)
     size = getattr(run.datamodule.source, "size", (32, 32))
     with torch.inference_mode():
         logits = run.model.eval()(torch.zeros(1, 3, *size))

@@ -53,3 +53,11 @@ def test_emulated_bf16_does_not_count(monkeypatch):
     )
     assert native_precision("auto") == "32-true"
     assert native_precision("mps") == "32-true"
+
+
+@pytest.mark.parametrize("name", ["meta", "cuda:77", "tpu", "", "cpu:x"])
+def test_a_device_that_is_not_here_is_one_line(name):
+    with pytest.raises(ValueError, match=f"device '{name}' is not on this machine") as caught:
+        precision.find_device(name)
+    assert "expected auto, cpu, cuda or mps" in str(caught.value)
+    assert "\n" not in str(caught.value)

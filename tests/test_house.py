@@ -26,6 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "render": {"types"},
     "evaluate": {"types"},
     "explain": {"types", "threads", "compat", "attention"},
+    "fitting": {"hub", "models", "reports"},
     "training": {"types", "threads", "compat", "devices", "models", "render"},
     "reports": {
         *("types", "errors", "threads", "compat", "devices", "attention", "models", "data"),

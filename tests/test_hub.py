@@ -282,3 +282,11 @@ def test_a_class_is_found_by_index_name_or_synonym():
 def test_an_unknown_class_is_one_line_with_the_nearest_names(wanted, message):
     with pytest.raises(ModelError, match=message):
         named("golden retriever", "crane", "crane, hoist").class_index(wanted)
+
+
+@pytest.mark.parametrize("size", [100_000, (16, 8193), (8193, 16)])
+def test_an_input_that_no_memory_holds_is_refused_before_anything_is_built(size, tmp_path):
+    message = r"image_size: expected a side of at most 8192 pixels, got \d+x\d+"
+    for spec in ("timm:test_vit", str(save(tmp_path / "a.ckpt", vit()))):
+        with pytest.raises(ModelError, match=message):
+            load_model(spec, pretrained=False, image_size=size)

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import attention, data, evaluate, explain, models, render, reports, training
+    from .fitting import FittedRun, fit
     from .hub import LoadedModel, load_model
+    from .reports.export import export
     from .reports.inspection import inspect
     from .reports.scoring import removal, score
     from .types import Heatmaps, TokenLayout
@@ -34,9 +36,12 @@ _PARTS = [
     "types",
 ]
 _NAMES = {
+    "FittedRun": "fitting",
     "Heatmaps": "types",
     "LoadedModel": "hub",
     "TokenLayout": "types",
+    "export": "reports.export",
+    "fit": "fitting",
     "inspect": "reports.inspection",
     "load_model": "hub",
     "removal": "reports.scoring",

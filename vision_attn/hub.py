@@ -19,8 +19,8 @@ from torch import nn
 from vision_attn.data.preprocess import Preprocess
 from vision_attn.data.sequences import Vocabulary
 from vision_attn.errors import ModelError, did_you_mean
+from vision_attn.models.checkpoint import load_weights, read_weights, unpack
 from vision_attn.models.huggingface_model import HuggingFaceModel
-from vision_attn.models.rebuild import build
 from vision_attn.models.timm_model import (
     TimmModel,
     create_timm,
@@ -29,10 +29,9 @@ from vision_attn.models.timm_model import (
 )
 from vision_attn.models.torchvision_model import create_torchvision
 from vision_attn.models.vit import ViT
-from vision_attn.models.weights import load_weights, read_file, read_weights
 from vision_attn.types import Model, TokenLayout
 
-FORMAT = 1  # of the entry "vision_attn" in a checkpoint
+LARGEST_SIDE = 8192  # pixels of a network's input
 Size = tuple[int, int]  # height, width
 
 
@@ -75,6 +74,11 @@ def load_model(
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     if size is not None and min(size) < 1:
         raise ModelError(f"image_size must be at least 1, got {image_size}")
+    if size is not None:
+        try:
+            _check_side(size)
+        except ValueError as error:
+            raise ModelError(f"image_size: {error}") from None
     source, _, name = spec.partition(":")
     if Path(spec).is_file():
         source, name = "checkpoint", spec
@@ -87,35 +91,27 @@ def load_model(
 
 
 def _checkpoint(ask: Request) -> Parts:
-    """A network rebuilt from the entry "vision_attn" alone; no code of the file is run."""
+    """Rebuild a network from the entry "vision_attn" alone; no code of the file is run."""
     path = ask.name
     if ask.model_args:
         given = ", ".join(ask.model_args)
         raise ModelError(f"{path}: a checkpoint takes no model arguments, got {given}")
-    contents = read_file(path)
-    if "vision_attn" not in contents or "state_dict" not in contents:
-        raise ModelError(
-            f"{path}: not a checkpoint of vision-attn (it does not say which network it is of); "
-            "name the network and take only the weights from the file: timm:NAME --weights FILE"
-        )
-    about = contents["vision_attn"]
+    saved = unpack(path)
+    about = saved.about
     try:
-        if about["format"] != FORMAT:
-            raise ValueError(f"made by vision-attn {about['version']}: another version's format")
-        if "vocabularies" in about:
+        if saved.of_sequences:
             raise ValueError("it is of sequences or questions, not of image classes")
-        if about["network"] is None:
-            raise ValueError("its class is not one of vision_attn, so only your code can build it")
-        network = build(about["network"])
+        network = saved.build()
         preprocess = Preprocess(**about["preprocess"])
+        _check_side(preprocess.input_size)
         classes = [str(name) for name in about["classes"]]
         outputs = about["network"]["init_args"].get("num_classes") or len(classes)
         if outputs != len(classes):
             raise ValueError(f"{len(classes)} class names for {outputs} outputs")
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{path}: its network cannot be rebuilt: {error}") from error
-    source = ask.weights or path
-    load_weights(network, read_weights(source), source)
+        raise ModelError(f"{path}: its network cannot be rebuilt: {_said(error)}") from error
+    weights = read_weights(ask.weights) if ask.weights else saved.weights
+    load_weights(network, weights, ask.weights or path)
     if ask.size is not None:
         preprocess = replace(preprocess, input_size=ask.size)
         if isinstance(network, TimmModel):
@@ -134,21 +130,21 @@ class LoadedSequences:
 
 
 def load_sequences(path: str | Path) -> LoadedSequences:
-    """The network of a checkpoint of sequences or questions; no code of the file is run.
+    """Load the network of a checkpoint of sequences or questions; no code of the file is run.
 
     Raises ModelError, one line, for a checkpoint of another kind or a damaged one.
     """
-    contents = read_file(path)
-    about = contents.get("vision_attn") or {}
-    if "vocabularies" not in about:
+    saved = unpack(path)
+    if not saved.of_sequences:
         raise ModelError(f"{path}: expected a checkpoint of sequences or questions, got another")
+    about = saved.about
     try:
-        network = build(about["network"])
+        network = saved.build()
         vocabularies = {name: Vocabulary(v) for name, v in about["vocabularies"].items()}
         preprocess = Preprocess(**about["preprocess"]) if about["preprocess"] else None
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{path}: its network cannot be rebuilt: {error}") from error
-    load_weights(network, contents["state_dict"], path)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{path}: its network cannot be rebuilt: {_said(error)}") from error
+    load_weights(network, saved.weights, path)
     return LoadedSequences(network.eval(), vocabularies, preprocess)
 
 
@@ -156,7 +152,22 @@ def is_of_sequences(path: str | Path) -> bool:
     """Whether a file is a checkpoint that `load_sequences` reads."""
     if not Path(path).is_file():
         return False
-    return "vocabularies" in (read_file(path).get("vision_attn") or {})
+    try:
+        return unpack(path).of_sequences
+    except ModelError:  # another kind of file, or a damaged one: the loader says which
+        return False
+
+
+def _said(error: Exception) -> str:
+    said = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    return " ".join(said.split())
+
+
+def _check_side(size: Size) -> None:
+    """ValueError for a size that no photo has, and that no memory holds."""
+    if max(size) > LARGEST_SIDE:
+        height, width = size
+        raise ValueError(f"expected a side of at most {LARGEST_SIDE} pixels, got {height}x{width}")
 
 
 def _timm(ask: Request) -> Parts:

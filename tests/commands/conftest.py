@@ -10,7 +10,7 @@ from PIL import Image
 
 from vision_attn.attention import SqueezeExcite
 from vision_attn.models import SEResNet, ViT
-from vision_attn.models.rebuild import describe
+from vision_attn.models.checkpoint import describe
 
 CLASSES = ["tabby, tabby cat", "collie", "<img src=x onerror=alert(1)>"]
 

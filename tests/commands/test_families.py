@@ -13,7 +13,7 @@ from vision_attn import attention as att
 from vision_attn.cli import main
 from vision_attn.hub import load_model
 from vision_attn.models import PooledCNN, ViT
-from vision_attn.models.rebuild import describe
+from vision_attn.models.checkpoint import describe
 
 SMALL = {
     "image_size": (32, 48),

@@ -35,7 +35,7 @@ from vision_attn.evaluate import (
 from vision_attn.explain import Explainer, GradCAM, RandomMap
 from vision_attn.hub import load_model
 from vision_attn.models import ViT
-from vision_attn.models.rebuild import describe
+from vision_attn.models.checkpoint import describe
 from vision_attn.reports.scoring import tasks as score_work
 from vision_attn.reports.scoring.evidence import SOURCES, class_names, open_data
 from vision_attn.reports.scoring.results import Results

@@ -31,10 +31,10 @@ def test_there_are_configs():
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_s_network_fits_its_data(config: Path, tmp_path):
-    from vision_attn.commands.fit.sequences import ExampleRun
+    from vision_attn.reports.runs.run import make_run
 
     words = ["--config", str(config), *SMALL, "--trainer.default_root_dir", str(tmp_path)]
-    run = ExampleRun("fit", words)
+    run = make_run("fit", words)
     built = run.model.sizes()
     found = {k: len(v) for k, v in run.datamodule.source.vocabularies.items()}
     assert {name: built[name] for name in found} == found
@@ -47,7 +47,7 @@ def test_every_config_s_network_fits_its_data(config: Path, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["additive_dates", "hops_questions"])
-def test_fit_then_test_from_the_checkpoint_alone(name: str, tmp_path, capsys):
+def test_fit_then_test_from_the_checkpoint(name: str, tmp_path, capsys):
     (config,) = [path for path in CONFIGS if path.stem == name]
     words = ["--config", str(config), *SMALL, "--trainer.default_root_dir", str(tmp_path)]
     assert main(["fit", *words]) == 0
@@ -60,9 +60,15 @@ def test_fit_then_test_from_the_checkpoint_alone(name: str, tmp_path, capsys):
     spent = 60 * figures["minutes"]  # on validation too, which the speed leaves out
     assert figures["examples/s"] > 8 * figures["epochs"] / spent > 0
     assert "class_path" in yaml.safe_load((folder / "config.yaml").read_text())["model"]
-    assert main(["test", "--ckpt_path", str(folder / "best.ckpt")]) == 0
+    own = ["--config", str(folder / "config.yaml")]
+    assert main(["test", *own, "--ckpt_path", str(folder / "best.ckpt")]) == 0
     again = json.loads((folder / "test.json").read_text())
     assert again[metric] == figures[metric]
+    source = yaml.safe_load((folder / "config.yaml").read_text())["data"]["source"]
+    words = ["--data.source", source["class_path"], "--data.source.test", "4"]
+    words += ["--ckpt_path", str(folder / "best.ckpt"), "--trainer.accelerator", "cpu"]
+    assert main(["test", *words, "--data.batch_size", "4"]) == 0  # the network of the checkpoint
+    assert json.loads((folder / "test.json").read_text())[metric] == figures[metric]
     capsys.readouterr()
     assert main(["predict", "--ckpt_path", str(folder / "best.ckpt"), "--images", "x.png"]) == 2
     assert "the config is of sequences or questions" in capsys.readouterr().err
@@ -71,12 +77,12 @@ def test_fit_then_test_from_the_checkpoint_alone(name: str, tmp_path, capsys):
 @pytest.fixture
 def saved(tmp_path):
     """Saves a small untrained network of a config as a checkpoint, and gives its path."""
-    from vision_attn.commands.fit.sequences import ExampleRun
+    from vision_attn.reports.runs.run import make_run
 
     def save(name: str) -> str:
         (config,) = [path for path in CONFIGS if path.stem == name]
         words = ["--config", str(config), *SMALL, "--trainer.default_root_dir", str(tmp_path)]
-        run = ExampleRun("fit", words)
+        run = make_run("fit", words)
         run.model.about = run.datamodule.about
         checkpoint = {"state_dict": run.model.state_dict()}
         run.model.on_save_checkpoint(checkpoint)
@@ -154,6 +160,9 @@ def test_checkpoints_of_the_other_kind(saved, tmp_path):
 
     with pytest.raises(ValueError, match="it is of sequences or questions, not of image classes"):
         load_model(saved("additive_dates"))
-    torch.save({"state_dict": {}, "vision_attn": {"classes": []}}, tmp_path / "classes.ckpt")
+    torch.save(
+        {"state_dict": {"a": torch.ones(1)}, "vision_attn": {"format": 1}},
+        tmp_path / "classes.ckpt",
+    )
     with pytest.raises(ValueError, match="expected a checkpoint of sequences or questions, got an"):
         load_sequences(tmp_path / "classes.ckpt")

@@ -8,7 +8,7 @@ import pytest
 from jsonargparse import ArgumentParser
 from torch import nn
 
-from vision_attn.commands.fit.messages import readable
+from vision_attn.reports.runs.messages import readable
 from vision_attn.compat.jsonargparse_messages import (
     Complaint,
     NoClass,

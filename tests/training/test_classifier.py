@@ -69,7 +69,9 @@ def test_a_run_without_an_end_has_no_schedule(trainer, stripes, small_vit):
 
 def test_a_network_with_another_number_of_classes_is_refused(trainer, stripes, small_vit):
     model = ImageClassifier(small_vit(num_classes=5))
-    with pytest.raises(ValueError, match="network gives 5 classes, the data has 3: set"):
+    with pytest.raises(
+        ValueError, match=r"gives 5 classes, the data has 3: --model\.network\.num_classes 3"
+    ):
         trainer().fit(model, datamodule=stripes())
 
 

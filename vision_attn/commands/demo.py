@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 
 from vision_attn.commands import options
-from vision_attn.commands.fit.words import shipped_config
 
 MINUTES = 4.5  # of training, all three together, with the epochs below on two CPU cores
 
@@ -58,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     for place, entry in enumerate(ENTRIES, start=1):
         console.rule(f"[bold]{place} of {len(ENTRIES)}: {entry.title}")
-        train(entry, folder, entry.epochs * args.minutes / MINUTES, args.seed)
+        train(console, entry, folder, entry.epochs * args.minutes / MINUTES, args.seed)
     console.rule("[bold]Where they look")
     from vision_attn.reports.demo_page import Demo
 
@@ -76,24 +75,28 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def train(entry: Entry, folder: Path, epochs: float, seed: int) -> None:
+def train(console: Console, entry: Entry, folder: Path, epochs: float, seed: int) -> None:
     """A run of the entry's config into folder/NAME, in place of an earlier one when it is done.
 
     Less than one epoch trains on that share of the images.
     """
-    from vision_attn.commands.fit.run import Run
+    from vision_attn.reports.runs.run import make_run
+    from vision_attn.training import EpochLines
 
     runs = folder / "running"
     shutil.rmtree(runs, ignore_errors=True)
-    words = ["--config", str(shipped_config(f"{entry.name}_planted"))]
+    words = ["--config", f"{entry.name}_planted"]
     words += ["--trainer.default_root_dir", str(runs)]
     words += ["--trainer.max_epochs", str(max(1, round(epochs)))]
     words += ["--trainer.limit_train_batches", str(min(1.0, epochs))]
-    run = Run("fit", [*words, "--seed_everything", str(seed)])
+    words += ["--seed_everything", str(seed)]
+    run = make_run("fit", words, show=[EpochLines()])
+    console.print(run.heading(), highlight=False)
     run.fit()
+    console.print(run.table())
     place = folder / entry.name
     shutil.rmtree(place, ignore_errors=True)
-    shutil.move(run.folder, place)
+    shutil.move(str(run.folder), place)
     shutil.rmtree(runs)
 
 

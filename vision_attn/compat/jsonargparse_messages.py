@@ -32,6 +32,21 @@ class NotOfClass:
 
 
 @dataclass(frozen=True)
+class NotAllowed:
+    """A path whose package may not be imported."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Incomplete:
+    """Options that the class at a path needs and was not given."""
+
+    path: str
+    missing: str
+
+
+@dataclass(frozen=True)
 class RaisedByClass:
     """What a class said of the options that it was given."""
 
@@ -79,6 +94,8 @@ Reason = (
     UnknownWord
     | UnknownOption
     | NotOfClass
+    | NotAllowed
+    | Incomplete
     | RaisedByClass
     | WrongType
     | NoClass
@@ -104,6 +121,11 @@ def complaint(message: str) -> Complaint:
 
 def _reason(message: str) -> Reason:
     paths = re.findall(r"class_path[= ]'(.*?)'", message)
+    if found := re.search(r"Importing '(.*?)' is not allowed", message):
+        return NotAllowed(found[1])
+    incomplete = r"class_path '(\S+?)':\s+the following arguments are required: ([\w, ]+)"
+    if found := re.search(incomplete, message):
+        return Incomplete(found[1], found[2].strip())
     if found := re.search(r"unrecognized arguments: (\S+)", message):
         return UnknownWord(found[1].split("=")[0])
     if found := re.search(r"Group '(.*?)' does not accept \w+(?: key)? '(.*?)'", message):

@@ -1,6 +1,7 @@
 """Networks made of attention: Vision Transformer, SE-ResNet, spatial-attention CNN, timm's."""
 
 from vision_attn.errors import ModelError
+from vision_attn.models.checkpoint import build, describe
 from vision_attn.models.decoding import SequenceModel, beam, greedy
 from vision_attn.models.encoders import (
     ConvEncoder,
@@ -13,7 +14,6 @@ from vision_attn.models.encoders import (
 from vision_attn.models.fast_cnn import FastCNN, Whitening
 from vision_attn.models.pooled_cnn import PooledCNN
 from vision_attn.models.questions import QuestionAnswerer
-from vision_attn.models.rebuild import build, describe
 from vision_attn.models.senet import BasicBlock, Bottleneck, SEResNet, seresnet18, seresnet50
 from vision_attn.models.seq2seq import Seq2Seq
 from vision_attn.models.spatial_cnn import SpatialCNN

@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from vision_attn.models.checkpoint import Rebuildable
 from vision_attn.models.encoders import Encoder
-from vision_attn.models.rebuild import Rebuildable
 from vision_attn.types import PAD, START, STOP
 
 Target = Int[Tensor, "b t"]

@@ -11,7 +11,7 @@ from torch import nn
 
 from vision_attn.attention import AttentionPool
 from vision_attn.errors import ModelError
-from vision_attn.models.rebuild import Rebuildable
+from vision_attn.models.checkpoint import Rebuildable
 from vision_attn.models.timm_model import create_timm
 from vision_attn.types import Images, Logits, TokenLayout
 

@@ -12,8 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vision_attn.attention import CoAttention, CoAttentionEnsemble, MemoryHops
+from vision_attn.models.checkpoint import Rebuildable
 from vision_attn.models.encoders import ConvEncoder, ImageEncoder, Memory, RecurrentEncoder
-from vision_attn.models.rebuild import Rebuildable
 from vision_attn.types import Images
 
 Question = Int[Tensor, "q i"]

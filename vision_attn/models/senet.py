@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vision_attn.attention import SqueezeExcite
-from vision_attn.models.rebuild import Rebuildable
+from vision_attn.models.checkpoint import Rebuildable
 from vision_attn.types import Images, Logits
 
 GateFactory = Callable[..., nn.Module]  # called as gate(channels=c)

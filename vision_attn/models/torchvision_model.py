@@ -7,8 +7,8 @@ from torchvision import models
 from torchvision.models.vision_transformer import interpolate_embeddings
 
 from vision_attn.errors import ModelError, did_you_mean
+from vision_attn.models.checkpoint import load_weights, read_weights, without_prefix
 from vision_attn.models.errors import library_errors
-from vision_attn.models.weights import load_weights, read_weights, without_prefix
 
 
 def create_torchvision(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vision_attn.attention import MultiHeadAttention
-from vision_attn.models.rebuild import Rebuildable
+from vision_attn.models.checkpoint import Rebuildable
 from vision_attn.types import Images, Logits, TokenLayout
 
 Tokens = Float[Tensor, "b n d"]

@@ -20,10 +20,12 @@ from vision_attn.training.parameters import parameter_groups
 from vision_attn.training.rate import FindRate
 from vision_attn.training.report import (
     ConfusionMatrix,
+    EpochLines,
     LearningCurves,
     PortableWeights,
     Predictions,
     Summary,
+    faster,
     run_callbacks,
 )
 from vision_attn.training.schedules import ConstantRate, CosineDecay, LinearDecay

@@ -14,8 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
 
-from vision_attn import __version__
-from vision_attn.models.rebuild import describe
+from vision_attn.models.checkpoint import ENTRY, pack
 from vision_attn.training.losses import BalancedCrossEntropy
 from vision_attn.training.schedules import CosineDecay
 from vision_attn.training.trained import Trained
@@ -90,18 +89,9 @@ class ImageClassifier(Trained):
                 self.loss.weight = data.class_weights().to(self.device)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds, as plain values, what it takes to use the network without its config."""
-        try:
-            network = describe(self.network)
-        except ValueError:  # a network from elsewhere: its checkpoint resumes, but cannot be built
-            network = None
-        checkpoint["vision_attn"] = {
-            "format": 1,
-            "version": __version__,
-            "network": network,
-            "classes": list(self.classes),
-            "preprocess": self.preprocess,
-        }
+        """Add, as plain values, what it takes to use the network without its config."""
+        about = {"classes": list(self.classes), "preprocess": self.preprocess}
+        checkpoint[ENTRY] = pack(self.network, about)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """The class names, for predictions without their data set."""
@@ -125,7 +115,7 @@ class ImageClassifier(Trained):
         if self.classes and logits.shape[1] != len(self.classes):
             raise ValueError(
                 f"the network gives {logits.shape[1]} classes, the data has {len(self.classes)}: "
-                "set the network's num_classes to that of the data"
+                f"--model.network.num_classes {len(self.classes)} makes them fit"
             )
 
 

@@ -1,8 +1,9 @@
-"""What a run leaves: learning curves, a confusion matrix, a summary, portable weights."""
+"""Callbacks that write a run's files: summary, learning curves, confusion matrix, weights."""
 
 import csv
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,6 +24,17 @@ from vision_attn.training.lean import LeanLoop
 from vision_attn.training.memory import KeepMemory
 from vision_attn.training.threads import ThreadParallel
 
+__all__ = [
+    "ConfusionMatrix",
+    "EpochLines",
+    "LearningCurves",
+    "PortableWeights",
+    "Predictions",
+    "Summary",
+    "faster",
+    "run_callbacks",
+]
+
 METRICS = {
     "top1": "top-1",
     "top1_views": "top-1, mean over several views",
@@ -33,7 +45,7 @@ METRICS = {
 
 
 class Summary(Callback):
-    """What came out, as rows of name and value, in `folder`/summary.txt; in figures, summary.json.
+    """Writes the run's results as a table, `folder`/summary.txt, and as numbers, summary.json.
 
     The speed in GF/s counts three forward passes an image, each at the size that it was trained at;
     the percentage is of what this machine reaches in a matrix product of the run's number format.
@@ -94,7 +106,7 @@ class Summary(Callback):
         self._measured(trainer, "test")
 
     def _speed(self, trainer: Trainer, pl_module: Any, seconds: float) -> None:
-        """What was done a second, and what that is of the peak of all processes' devices."""
+        """Add images a second, and the share of the peak of all processes' devices."""
         images = self._images.total() / seconds
         self.rows["speed"] = f"{images:.0f} images/s"
         self.figures["images/s"] = images
@@ -144,7 +156,7 @@ class LearningCurves(Callback):
 
 
 class ConfusionMatrix(Callback):
-    """Counts what the test images were taken for: `folder`/confusion_matrix.png."""
+    """Draws `folder`/confusion_matrix.png from the predictions for the test images."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -176,8 +188,8 @@ class ConfusionMatrix(Callback):
 class PortableWeights(Callback):
     """Writes the best weights as `folder`/best.safetensors when training ends.
 
-    Names are the network's own; what the checkpoint knows of classes and input is in the metadata
-    as JSON, under "vision_attn".
+    Names are the network's own; the checkpoint's entry "vision_attn" (classes, preprocessing) is in
+    the metadata, as JSON.
     """
 
     def __init__(self, folder: str | Path):
@@ -194,7 +206,13 @@ class PortableWeights(Callback):
             if name.startswith("network.")
         }
         metadata = {"vision_attn": json.dumps(checkpoint["vision_attn"])}
-        save_file(weights, self.folder / "best.safetensors", metadata)
+        path = self.folder / "best.safetensors"
+        part = path.with_name(f"{path.name}.part")
+        part.touch()
+        mode = part.stat().st_mode  # safetensors lets nobody else read its files
+        save_file(weights, part, metadata)
+        part.chmod(mode)
+        part.replace(path)
 
 
 class Predictions(Callback):
@@ -235,16 +253,72 @@ class Predictions(Callback):
             csv.writer(file).writerows([("file", "class", "probability"), *self.rows])
 
 
-def run_callbacks(folder: str | Path) -> list[Callback]:
-    """What `vision-attn fit` adds to a trainer: checkpoints, pictures and summary in `folder`."""
+class EpochLines(Callback):
+    """Prints a line of metrics an epoch, which stays on the screen."""
+
+    def __init__(self) -> None:
+        self._began = perf_counter()
+        self._epoch: int | None = None  # the one whose line is still to come
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._print(trainer)  # only now has the epoch before been logged as a whole
+        self._began, self._epoch = perf_counter(), trainer.current_epoch
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._print(trainer)
+
+    def _print(self, trainer: Trainer) -> None:
+        if self._epoch is None or not trainer.is_global_zero:
+            return
+        named = sorted(trainer.callback_metrics.items())
+        shown = [
+            f"{name} {value.item():.4f}"
+            for name, value in named
+            if name.partition("/")[2] in ("loss", "top1", "exact", "token")
+        ]
+        of = f" of {trainer.max_epochs}" if (trainer.max_epochs or 0) > 0 else ""
+        seconds = perf_counter() - self._began
+        line = f"epoch {self._epoch + 1}{of}: {', '.join(shown)} ({seconds:.0f} s)"
+        bar = trainer.progress_bar_callback
+        if bar is not None and getattr(bar, "is_enabled", False):
+            bar.print(line)
+        else:
+            print(line, flush=True)
+        self._epoch = None
+
+
+def faster(given: Sequence[Callback] = ()) -> list[Callback]:
+    """List the callbacks that make a run faster and change nothing else, but for kinds given."""
+    return _but_for(given, [LeanLoop(), KeepMemory(), ThreadParallel()])
+
+
+def run_callbacks(
+    folder: str | Path,
+    monitor: str = "val/top1",
+    summary: Summary | None = None,
+    given: Sequence[Callback] = (),
+) -> list[Callback]:
+    """List what `vision-attn fit` adds to a trainer: checkpoints, pictures, summary in `folder`.
+
+    monitor: the metric by which the best checkpoint is chosen. summary: another than the usual.
+    given: the trainer's other callbacks; of a kind that is among them none is added.
+    """
     return [
-        LeanLoop(),
-        KeepMemory(),
-        ThreadParallel(),
-        Summary(folder),
-        LearningCurves(folder),
-        ConfusionMatrix(folder),
-        PortableWeights(folder),
-        BestCheckpoint(folder),
-        LastCheckpoint(folder),
+        *faster(given),
+        *_but_for(
+            given,
+            [
+                summary or Summary(folder),
+                LearningCurves(folder),
+                ConfusionMatrix(folder),
+                PortableWeights(folder),
+                BestCheckpoint(folder, monitor),
+                LastCheckpoint(folder),
+            ],
+        ),
     ]
+
+
+def _but_for(given: Sequence[Callback], usual: list[Callback]) -> list[Callback]:
+    kinds = {type(callback) for callback in given}
+    return [callback for callback in usual if type(callback) not in kinds]

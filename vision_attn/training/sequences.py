@@ -15,9 +15,8 @@ from torch.nn import functional as F
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from vision_attn import __version__
 from vision_attn.models import ImageEncoder, QuestionAnswerer, SequenceModel, greedy
-from vision_attn.models.rebuild import describe
+from vision_attn.models.checkpoint import ENTRY, pack
 from vision_attn.training.schedules import CosineDecay
 from vision_attn.training.trained import Trained
 from vision_attn.types import PAD, STOP
@@ -82,12 +81,8 @@ class Learner(Trained, ABC):
                 )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["vision_attn"] = {
-            "format": 1,
-            "version": __version__,
-            "network": describe(self.network),
-            **self.about,
-        }
+        """Add, as plain values, what it takes to use the network without its config."""
+        checkpoint[ENTRY] = pack(self.network, self.about)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         about = checkpoint.get("vision_attn", {})

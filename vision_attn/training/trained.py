@@ -1,4 +1,4 @@
-"""What every network trained here has: an optimiser, a schedule, a loss that is watched."""
+"""The base of all training modules: optimiser, schedule, epoch means, a check of the loss."""
 
 from collections.abc import Callable
 from math import isfinite
@@ -16,13 +16,15 @@ from vision_attn.training.fused import align_moments, fuse_on_cpu
 from vision_attn.training.parameters import parameter_groups
 from vision_attn.training.schedules import CosineDecay
 
+__all__ = ["NonFiniteLoss", "Trained"]
+
 
 class NonFiniteLoss(ValueError):
-    """The loss is no longer a number; raised before the weights change."""
+    """A loss that is nan or infinite; raised before the weights change."""
 
 
 class Trained(LightningModule):
-    """A network, its optimiser and its schedule; see `ImageClassifier` and `Learner`.
+    """Base of `ImageClassifier` and `Learner`: a network, its optimiser and its schedule.
 
     optimizer: called with the parameter groups (see `parameter_groups`), any torch optimiser.
     schedule: called with the optimiser and the number of steps of the run; stepped every step.
@@ -66,7 +68,9 @@ class Trained(LightningModule):
         }
 
     def note(self, name: str, mean: Tensor, count: int) -> None:
-        """A training metric of `count` things: its mean over the epoch is logged as train/name.
+        """Add to a training metric's mean over the epoch, which is logged as train/name.
+
+        mean: over `count` things of this step.
 
         The loss of a step, in this process, is logged as train/loss_step where the logger writes
         it, and twice a second for the progress bar: not in every step, as Lightning's `log` takes
@@ -96,9 +100,14 @@ class Trained(LightningModule):
             self.log(f"train/{name}", mean, prog_bar=shown, batch_size=count, sync_dist=True)
 
     def finite(self, loss: Tensor, name: str) -> Tensor:
-        """The loss; NonFiniteLoss, with what to do, where it is nan or infinite."""
+        """Return the loss; NonFiniteLoss, with what to do, where it is nan or infinite."""
         if isfinite(loss.item()):
             return loss
+        if self.trainer.state.fn != "fit":
+            raise NonFiniteLoss(
+                f"{name} is {loss.item()}: the checkpoint's weights, or the images, give numbers "
+                "that are not finite; --trainer.precision 32-true has the widest range"
+            )
         savers = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
         kept = [saver.best_model_path for saver in savers if saver.best_model_path]
         raise NonFiniteLoss(

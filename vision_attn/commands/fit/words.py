@@ -1,26 +1,31 @@
 """fit, validate, test, predict: what is said without loading torch and Lightning.
 
-Help, a missing config, and the config that belongs to a checkpoint; then `lightning.py` runs.
+Help, and a config or a checkpoint that is missing; then `run` runs.
 """
 
-from collections.abc import Sequence
-from difflib import get_close_matches
-from itertools import pairwise
 from pathlib import Path
+
+from vision_attn.reports.runs.configs import (
+    NEWEST,
+    find_config,
+    local_configs,
+    values_of,
+    without,
+)
 
 ABOUT = {
     "fit": (
         "Trains a network, and tests its best weights once at the end.\n"
         "Everything the run makes goes to outputs/NAME/version_N, NAME being the config's.",
-        "vision-attn fit --config configs/vit_planted.yaml --trainer.max_epochs 3",
+        "vision-attn fit --config vit_planted --trainer.max_epochs 3",
     ),
     "validate": (
         "Measures a checkpoint on the validation images.",
-        "vision-attn validate --ckpt_path outputs/vit_planted/version_0/best.ckpt",
+        "vision-attn validate --config vit_planted --ckpt_path best",
     ),
     "test": (
         "Measures a checkpoint on the test images; the confusion matrix lands beside it.",
-        "vision-attn test --ckpt_path outputs/vit_planted/version_0/best.ckpt",
+        "vision-attn test --config vit_planted --ckpt_path best",
     ),
     "predict": (
         "Names the class of each image: a CSV of file, class, probability beside the checkpoint.",
@@ -29,12 +34,15 @@ ABOUT = {
 }
 
 HELP = """\
-usage: vision-attn {command} --config FILE [--ckpt_path FILE] [--SECTION.OPTION VALUE ...]
+usage: vision-attn {command} --config FILE_OR_NAME [--ckpt_path FILE] [--SECTION.OPTION VALUE ...]
 
 {about}
 
-  -c, --config FILE             the whole run in one YAML file; a checkpoint knows its own
-  --ckpt_path FILE              {ckpt_path}
+  -c, --config FILE_OR_NAME     the whole run in one YAML file, or the name of one that comes along
+                                (vision-attn configs lists those)
+  --ckpt_path FILE              {ckpt_path};
+                                last or best: that of the config's newest run
+  --allow PACKAGE               let the config name classes of this package too: runs its code
   --name NAME                   name of the run's folder (default: the config's)
   --seed_everything N           the seed of weights, order and augmentation
   --trainer.OPTION VALUE        max_epochs, accelerator (cpu, gpu, mps), devices, precision,
@@ -55,64 +63,49 @@ def main(command: str, words: list[str]) -> int:
     if "-h" in words or "--help" in words:
         print(help_text(command))
         return 0
-    words = ["--help"] if "--help-all" in words else with_config(command, words)
-    from vision_attn.commands.fit import sequences
+    allow = values_of(words, "--allow")
+    words = without(words, "--allow")
+    if "--help-all" in words:
+        configs = values_of(words, "-c", "--config") or ["vit_planted"]
+        words = [*(f"--config={name}" for name in configs), "--help"]
+    else:
+        check(command, words)
+    from vision_attn.commands.fit import run
 
-    return sequences.main(command, words)
+    return run.main(command, words, allow)
 
 
 def help_text(command: str) -> str:
+    """The usual options, an example, and the configs of this folder."""
     about, example = ABOUT[command]
     ckpt_path = (
         "go on from this checkpoint (last.ckpt), in a fresh version folder"
         if command == "fit"
         else "the checkpoint (best.ckpt)"
     )
-    found = known_configs()
-    configs = f"configs: {', '.join(found)}\n" if found else ""
+    found = local_configs()
+    configs = f"configs here: {', '.join(found)}\n" if found else ""
     return HELP.format(
         command=command, about=about, ckpt_path=ckpt_path, example=example, configs=configs
     )
 
 
-def with_config(command: str, words: list[str]) -> list[str]:
-    """The same words, sure to name a config: where none is given, the one beside the checkpoint."""
-    given = values_of(words, "-c", "--config")
-    for config in given:
-        if not Path(config).is_file():
-            close = get_close_matches(config, known_configs(), n=3, cutoff=0.5)
-            hint = f": did you mean {' or '.join(close)}?" if close else ""
-            raise ValueError(f"no such config file: {config}{hint}")
+def check(command: str, words: list[str]) -> None:
+    """ValueError for a config or a checkpoint that is not there."""
+    configs = values_of(words, "-c", "--config")
+    for config in configs:
+        find_config(config)
     checkpoints = values_of(words, "--ckpt_path")
     for checkpoint in checkpoints:
-        if not Path(checkpoint).is_file():
+        if checkpoint not in NEWEST and not Path(checkpoint).is_file():
             raise ValueError(f"no such checkpoint file: {checkpoint}")
     if command != "fit" and not checkpoints:
         raise ValueError(f"{command} needs a checkpoint: --ckpt_path outputs/.../best.ckpt")
-    if given:
-        return words
-    beside = [p for p in (Path(c).with_name("config.yaml") for c in checkpoints) if p.is_file()]
-    if not beside:
-        known = f" (here: {', '.join(known_configs())})" if known_configs() else ""
-        raise ValueError(f"{command} needs a config: --config FILE{known}")
-    return ["--config", str(beside[-1]), *words]
-
-
-def values_of(words: Sequence[str], *options: str) -> list[str]:
-    """The values given to an option, as `--option value` or `--option=value`."""
-    spaced = [value for option, value in pairwise(words) if option in options]
-    joined = [w.partition("=")[2] for w in words if w.partition("=")[0] in options and "=" in w]
-    return spaced + joined
-
-
-def known_configs() -> list[str]:
-    return sorted(str(path) for path in Path("configs").glob("*.yaml"))
-
-
-def shipped_config(name: str) -> Path:
-    """The config of that name that comes with vision_attn: inside a wheel, beside the sources."""
-    package = Path(__file__).parent.parent
-    for folder in (package / "configs", package.parent / "configs"):
-        if (folder / f"{name}.yaml").is_file():
-            return folder / f"{name}.yaml"
-    raise ValueError(f"no config named {name!r} came with this installation of vision_attn")
+    if command == "fit" and not configs:
+        own = [Path(path).with_name("config.yaml") for path in checkpoints]
+        hint = f" (that of the checkpoint's run is {own[-1]})" if own and own[-1].is_file() else ""
+        known = f" (here: {', '.join(local_configs())})" if local_configs() else ""
+        raise ValueError(
+            f"fit needs a config: --config FILE_OR_NAME{hint or known}; "
+            "vision-attn configs lists those that come along"
+        )

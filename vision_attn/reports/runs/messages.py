@@ -1,19 +1,18 @@
 """jsonargparse's complaints as one line for a person, with the nearest name that would do."""
 
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
-from importlib import import_module
 from inspect import isclass, signature
-from pathlib import Path
-from typing import Any
 
-import yaml
 from jsonargparse import ArgumentParser
 
 from vision_attn.compat.jsonargparse_messages import (
+    Incomplete,
     NoClass,
     NotAClass,
+    NotAllowed,
     NotOfClass,
     NotSubclass,
     Other,
@@ -47,6 +46,10 @@ def readable(message: str, parser: ArgumentParser) -> str:
             return f"unknown option {option}{nearest(option, options_of(parser))}"
         case NotOfClass(option, path):
             return prefix + _not_of_class(option, path)
+        case NotAllowed(path):
+            return prefix + _refused(path)
+        case Incomplete(path, missing):
+            return prefix + _incomplete(path, missing)
         case RaisedByClass(text):
             return prefix + text
         case WrongType(expected, value):
@@ -72,35 +75,6 @@ def options_of(parser: ArgumentParser) -> list[str]:
     return sorted(groups | {"print_config"})
 
 
-def check_yaml(path: str) -> None:
-    """ValueError for a file that is not YAML, or has a misspelt key beside class_path."""
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else "?"
-        raise ValueError(f"{path} is not YAML: line {line}: {error.problem}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected sections such as model, data and trainer")
-    for where, section in _classes_named(content):
-        for key in section.keys() - {"class_path", "init_args", "dict_kwargs"}:
-            hint = nearest(key, ["class_path", "init_args"])
-            raise ValueError(f"{path}: {where}: unknown key {key!r}{hint}")
-
-
-def _classes_named(content: Any, where: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every mapping inside that names a class, with its dotted place."""
-    if isinstance(content, dict):
-        if "class_path" in content:
-            yield where, content
-        for key, value in content.items():
-            yield from _classes_named(value, f"{where}.{key}" if where else str(key))
-    elif isinstance(content, list):
-        for item in content:
-            yield from _classes_named(item, where)
-
-
 def nearest(word: str, known: Iterable[str]) -> str:
     """What to say after an unknown word: the names most like it, or nothing."""
     close = get_close_matches(word, list(known), n=2, cutoff=0.75)
@@ -118,11 +92,29 @@ def _unrecognized(word: str, options: list[str]) -> str:
     return f"unknown option {word}{hint}"
 
 
+def _refused(path: str) -> str:
+    """What to say of a class of a package that is not known to be safe."""
+    package = path.split(".")[0]
+    return (
+        f"{path} was not imported: a config names classes of vision_attn, torch, torchvision, timm "
+        f"and lightning (--allow {package} lets it run the code of {package} too)"
+    )
+
+
+def _incomplete(path: str, missing: str) -> str:
+    """What a class lacks, and our own class of nearly its name where it is of another package."""
+    ours = dict(_classes("vision_attn.models"))
+    close = get_close_matches(path.rpartition(".")[2].lower(), ours, n=1, cutoff=0.6)
+    mine = close and not path.startswith("vision_attn.")
+    hint = f": did you mean {ours[close[0]]}?" if mine else ""
+    return f"{path} needs {missing}{hint}"
+
+
 def _not_of_class(word: str, path: str) -> str:
     module, _, name = path.rpartition(".")
     try:
-        known = list(signature(getattr(import_module(module), name)).parameters)
-    except (ImportError, AttributeError, ValueError):
+        known = list(signature(getattr(sys.modules[module], name)).parameters)
+    except (KeyError, AttributeError, ValueError):
         known = []
     listed = f": it has {', '.join(known)}" if known else ""
     return f"{name} has no option {word!r}{nearest(word, known) or listed}"
@@ -139,10 +131,7 @@ def _no_class(path: str) -> str:
 
 def _classes(module: str) -> Iterator[tuple[str, str]]:
     """Name in lower case and import path of each public class in a module."""
-    try:
-        found = vars(import_module(module)) if module else {}
-    except ImportError:
-        found = {}
-    for name, value in found.items():
+    found = sys.modules.get(module)  # the message of an error imports nothing
+    for name, value in (vars(found) if found else {}).items():
         if isclass(value) and not name.startswith("_"):
             yield name.lower(), f"{module}.{name}"

@@ -115,7 +115,7 @@ def described(class_path: str, **init_args) -> dict:
         "torch.nn.Linear",
         "vision_attn.models.vit.torch.nn.Linear",
         "vision_attn.models.vit.ViT",  # only public names
-        "vision_attn.models.rebuild.importlib.import_module",
+        "vision_attn.models.checkpoint.importlib.import_module",
         "vision_attn.models.describe",
         "vision_attn.models.seresnet50",
         "vision_attn.models.ModelError",

@@ -1,0 +1,36 @@
+"""`vision-attn configs`: the configs that come along, and what each of them reaches."""
+
+import argparse
+
+from rich.console import Console
+from rich.table import Table
+
+from vision_attn.reports.runs.configs import about, shipped_configs
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="print this config as it is")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a table of names, or one config; ValueError for a name that there is not."""
+    configs = shipped_configs()
+    if args.name is not None:
+        if args.name not in configs:
+            from vision_attn.errors import did_you_mean
+
+            raise ValueError(f"no config named {args.name!r}{did_you_mean(args.name, configs)}")
+        print(configs[args.name].read_text(encoding="utf-8"), end="")
+        return 0
+    table = Table("config", "what it trains", "expected", box=None, pad_edge=False)
+    for name, path in configs.items():
+        table.add_row(name, *about(path))
+    console = Console()
+    if not console.is_terminal:
+        console.width = 240
+    console.print(table, markup=False, highlight=False)
+    console.print("\nvision-attn fit --config NAME runs one; vision-attn configs NAME prints it")
+    return 0

@@ -1,0 +1,105 @@
+"""Training from Python: what `vision-attn fit` does, as one call.
+
+run = vision_attn.fit("vit_cifar10", max_epochs=2, data_root=".data")
+run.metrics[-1]["test/top1"], run.best
+run.model.network(images)
+"""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from vision_attn.hub import LoadedModel, LoadedSequences, load_model, load_sequences
+from vision_attn.models.checkpoint import unpack
+from vision_attn.reports.runs.run import make_run
+
+__all__ = ["FittedRun", "fit"]
+
+
+@dataclass(frozen=True)
+class FittedRun:
+    """What a run of training left in its `folder`."""
+
+    folder: Path
+
+    @property
+    def best(self) -> Path:
+        """The checkpoint with the best weights."""
+        return self.folder / "best.ckpt"
+
+    @cached_property
+    def metrics(self) -> list[dict[str, float]]:
+        """The rows of metrics.csv, each with the metrics that were logged at its epoch and step."""
+        with (self.folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
+            return [
+                {name: float(value) for name, value in row.items() if value}
+                for row in csv.DictReader(file)
+            ]
+
+    @cached_property
+    def summary(self) -> dict[str, float]:
+        """The figures of summary.json: the test's metrics, minutes, parameters, images a second."""
+        return json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
+
+    @cached_property
+    def model(self) -> LoadedModel | LoadedSequences:
+        """The network with its best weights, loaded on first use."""
+        sequences = unpack(self.best).of_sequences
+        return load_sequences(self.best) if sequences else load_model(self.best)
+
+
+def fit(
+    config: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    max_epochs: int | None = None,
+    data_root: str | Path | None = None,
+    output: str | Path | None = None,
+    name: str | None = None,
+    seed: int | None = None,
+    resume: str | Path | None = None,
+    allow: Sequence[str] = (),
+) -> FittedRun:
+    """Train a network, test its best weights once at the end, and return the run.
+
+    config: a YAML file, or the name of one that comes along (`vision-attn configs` lists them).
+    overrides: values by the command line's dotted names, {"data.batch_size": 64}. The rest are the
+    ones changed most: max_epochs, data_root (data.root), output (trainer.default_root_dir, where
+    runs land), name (of the run's folder there), seed (seed_everything), resume (ckpt_path, a
+    last.ckpt to go on from). allow: packages beside vision_attn, torch, torchvision, timm and
+    lightning whose classes the config may name; their code runs.
+
+    Raises ValueError, one line, for a config or a value that does not fit; OSError for a disk.
+
+    >>> import tempfile, vision_attn
+    >>> small = {"data.source.train": 40, "data.source.val": 20, "data.source.test": 20,
+    ...          "trainer.enable_progress_bar": False, "trainer.accelerator": "cpu"}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = vision_attn.fit("vit_planted", small, max_epochs=1, output=folder)
+    ...     0 <= run.summary["test/top1"] <= 1
+    True
+    """
+    named = {
+        "trainer.max_epochs": max_epochs,
+        "data.root": data_root,
+        "trainer.default_root_dir": output,
+        "name": name,
+        "seed_everything": seed,
+        "ckpt_path": resume,
+    }
+    values = {**(overrides or {}), **{k: v for k, v in named.items() if v is not None}}
+    words = ["--config", str(config), *(f"--{key}={_word(v)}" for key, v in values.items())]
+    run = make_run("fit", words, allow=allow)
+    run.fit()
+    if run.folder is None:
+        raise ValueError("a fast_dev_run leaves no files: nothing to return (vision-attn fit)")
+    return FittedRun(run.folder)
+
+
+def _word(value: Any) -> str:
+    """A value as it is typed on the command line."""
+    return str(value) if isinstance(value, (str, Path)) else json.dumps(value)

@@ -1,0 +1,403 @@
+"""Checkpoints: networks as plain values and tensors, read back without running anyone's code.
+
+The entry "vision_attn" of a checkpoint (`pack`, `unpack`) holds the network's description and what
+it takes to use the network: class names and preprocessing, or vocabularies. A description is
+{"class_path": "vision_attn.models.ViT", "init_args": {...}}; factories among the arguments (an
+attention, a gate, a readout) are descriptions too, and all else is plain. `build` calls nothing but
+classes of `vision_attn.attention` and `vision_attn.models`, and torch's activations.
+"""
+
+import functools
+import importlib
+import inspect
+import pickle
+import warnings
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from vision_attn import __version__
+from vision_attn.errors import ModelError
+
+__all__ = [
+    "ENTRY",
+    "FORMAT",
+    "Checkpoint",
+    "Rebuildable",
+    "build",
+    "describe",
+    "load_weights",
+    "pack",
+    "read_file",
+    "read_weights",
+    "unpack",
+    "without_prefix",
+]
+
+ENTRY = "vision_attn"
+FORMAT = 1  # of the entry
+PACKAGES = ("vision_attn.attention", "vision_attn.models")
+ACTIVATIONS = "torch.nn.modules.activation"
+LARGEST = 10**7  # of the whole numbers in a description: sizes, counts
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint of `vision-attn fit`, read and of a known format.
+
+    about: its entry "vision_attn", plain values. weights: its tensors by name, not yet compared
+    with any network.
+    """
+
+    path: Path
+    about: dict[str, Any]
+    weights: dict[str, Tensor]
+
+    @property
+    def of_sequences(self) -> bool:
+        """Whether its network writes sequences or answers questions, and does not name classes."""
+        return "vocabularies" in self.about
+
+    def build(self) -> nn.Module:
+        """Build the network, with fresh weights; ValueError where the description allows none."""
+        if self.about.get("network") is None:
+            raise ValueError("its class is not one of vision_attn, so only your code can build it")
+        return build(self.about["network"])
+
+
+def pack(network: nn.Module, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the entry "vision_attn" of a checkpoint; the opposite of `unpack`.
+
+    about: plain values beside the network's description. A network from elsewhere has none: its
+    checkpoint resumes a run, but cannot be built.
+    """
+    try:
+        description = describe(network)
+    except ValueError:
+        description = None
+    return {"format": FORMAT, "version": __version__, "network": description, **about}
+
+
+def unpack(path: str | Path) -> Checkpoint:
+    """Read a checkpoint of `vision-attn fit`, opening the file once.
+
+    Raises ModelError, one line, for a file that is missing, damaged, of another kind, or of another
+    version's format.
+    """
+    contents = read_file(path)
+    if ENTRY not in contents:
+        raise ModelError(
+            f"{path}: not a checkpoint of vision-attn (it does not say which network it is of); "
+            "name the network and take only the weights from the file: timm:NAME --weights FILE"
+        )
+    about = contents[ENTRY]
+    if not isinstance(about, dict) or not all(isinstance(key, str) for key in about):
+        raise ModelError(f"{path}: damaged: its entry {ENTRY!r} is not a dict of named values")
+    if about.get("format") != FORMAT:
+        raise ModelError(
+            f"{path}: its network cannot be rebuilt: made by vision-attn "
+            f"{about.get('version', 'of no known version')}: another version's format"
+        )
+    return Checkpoint(Path(path), about, _named_tensors(contents.get("state_dict"), path))
+
+
+class Rebuildable(nn.Module):
+    """Base of the networks that remember the class and the arguments they were made with.
+
+    `init_class` stays when the network is wrapped in place, as by `fully_shard`.
+    `rebuilt_with` fixes the arguments that count only the first time, such as where the starting
+    weights come from: a description carries these values, and `build` insists on them.
+    """
+
+    init_class: type["Rebuildable"]
+    init_args: dict[str, Any]
+    rebuilt_with: ClassVar[dict[str, Any]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        init: Any = cls.__init__
+        signature = inspect.signature(init)
+
+        @functools.wraps(init)
+        def remember(self: "Rebuildable", *args: Any, **kwargs: Any) -> None:
+            if "init_args" not in self.__dict__:  # a parent's __init__ comes second
+                bound = signature.bind(self, *args, **kwargs)
+                bound.apply_defaults()
+                self.__dict__["init_class"] = type(self)
+                self.__dict__["init_args"] = dict(list(bound.arguments.items())[1:])
+            init(self, *args, **kwargs)
+
+        cls.__init__ = remember  # type: ignore
+
+
+def describe(network: nn.Module) -> dict[str, Any]:
+    """Describe a network by its class and arguments as plain values, without its weights.
+
+    Raises ValueError for a network that `build` would refuse: a class from elsewhere, or an
+    argument that is neither a plain value nor a factory of vision_attn.
+    """
+    if not isinstance(network, Rebuildable):
+        raise ValueError(
+            f"cannot describe a {_path(type(network))}: only the networks of vision_attn.models "
+            "can be rebuilt from a checkpoint (TimmModel holds any network of timm)"
+        )
+    return _described(network.init_class, {**network.init_args, **network.rebuilt_with})
+
+
+def build(description: Any) -> nn.Module:
+    """Build the network of a description, with fresh weights; the opposite of `describe`.
+
+    Raises ValueError where the description asks for anything but classes of vision_attn that are
+    `nn.Module`s, and plain values.
+    """
+    factory = _factory(description)
+    cls: Any = factory.func
+    if not issubclass(cls, Rebuildable):
+        raise ValueError(f"{description['class_path']} is a part of a network, not a network")
+    try:
+        return factory(**cls.rebuilt_with)
+    except ValueError:
+        raise
+    except Exception as error:  # an argument this version does not have, a size below 0, too large
+        said = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ValueError(f"cannot build {description['class_path']}: {said}") from error
+
+
+def _described(cls: type, args: dict[str, Any]) -> dict[str, Any]:
+    package = ".".join(cls.__module__.split(".")[:2])
+    path = f"{package}.{cls.__name__}"  # the public name, which survives a change of files
+    if _public(path) is not cls:
+        raise ValueError(
+            f"cannot describe {_path(cls)}: a checkpoint names only public classes of "
+            f"{' and '.join(PACKAGES)}"
+        )
+    return {"class_path": path, "init_args": {k: _plain(k, v) for k, v in args.items()}}
+
+
+def _plain(name: str, value: Any) -> Any:
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case list() | tuple():
+            return type(value)(_plain(name, item) for item in value)
+        case dict() if all(isinstance(key, str) for key in value):
+            return {key: _plain(name, item) for key, item in value.items()}
+        case type():
+            return _described(value, {})
+        case functools.partial():
+            return _described_partial(name, value)
+    raise ValueError(
+        f"cannot describe {name}={value!r}: expected a plain value, a class of vision_attn, or a "
+        "functools.partial of one"
+    )
+
+
+def _described_partial(name: str, factory: functools.partial) -> dict[str, Any]:
+    """A partial of a class, or jsonargparse's partial of a function that is handed the class."""
+    parts = (factory.func, *factory.args)
+    at = next((i for i, part in enumerate(parts) if isinstance(part, type)), None)
+    if at is None:
+        raise ValueError(f"cannot describe {name}={factory!r}: it is not a partial of a class")
+    cls: Any = parts[at]
+    bound = inspect.signature(cls).bind_partial(*parts[at + 1 :], **factory.keywords)
+    return _described(cls, bound.arguments)
+
+
+def _factory(description: Any) -> functools.partial:
+    match description:
+        case {"class_path": str(path), "init_args": dict(args), **rest} if not rest:
+            return functools.partial(_find(path), **{k: _value(v) for k, v in args.items()})
+    raise ValueError(
+        f"expected a description with 'class_path' and 'init_args', got {description!r}"
+    )
+
+
+def _value(value: Any) -> Any:
+    match value:
+        case int() if abs(value) > LARGEST:
+            raise ValueError(f"a description with the size {value}: expected at most {LARGEST}")
+        case None | bool() | int() | float() | str():
+            return value
+        case list() | tuple():
+            return type(value)(_value(item) for item in value)
+        case {"class_path": _}:
+            factory = _factory(value)
+            if issubclass(factory.func, Rebuildable):  # type: ignore[arg-type]
+                raise ValueError(f"{value['class_path']} is a network, not a part of one")
+            return factory if factory.keywords else factory.func
+        case dict() if all(isinstance(key, str) for key in value):
+            return {key: _value(item) for key, item in value.items()}
+    raise ValueError(f"expected a plain value in a description, got a {_path(type(value))}")
+
+
+def _find(path: str) -> type[nn.Module]:
+    """The class of that public name; ValueError where it is none that may be built."""
+    found = _public(path)
+    if found is None:
+        raise ValueError(
+            f"refused to build {path!r}: expected an nn.Module of {' or '.join(PACKAGES)}"
+        )
+    return found
+
+
+def _public(path: str) -> type[nn.Module] | None:
+    """The class of that name. It must be our own, or an activation: a package also holds what it
+    imports."""
+    package, _, name = path.rpartition(".")
+    known = package in (*PACKAGES, "torch.nn")
+    found = vars(importlib.import_module(package)).get(name) if known else None
+    if not isinstance(found, type) or not issubclass(found, nn.Module):
+        return None
+    home = found.__module__
+    own = home.startswith(tuple(f"{package}." for package in PACKAGES))
+    return found if own or home == ACTIVATIONS else None
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def read_file(path: str | Path) -> dict[str, Any]:
+    """Read a .safetensors file, or a PyTorch file of tensors and plain values.
+
+    Raises ModelError naming the file where it is missing, cut short, of another kind, or holds
+    pickled code (it is never run).
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ModelError(f"{path}: no such file; expected a checkpoint or a weights file")
+    try:
+        with path.open("rb") as file:
+            head = file.read(16)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror})") from error
+    if head[8:9] == b"{":
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise ModelError(_damaged(path, "safetensors")) from error
+    is_zip = head.startswith(b"PK")
+    if not is_zip and not head.startswith(b"\x80\x02"):  # as torch wrote before 1.6
+        raise ModelError(
+            f"{path}: not a checkpoint or weights file; expected one written by torch.save "
+            "(.ckpt, .pth, .pt, .bin) or a .safetensors file"
+        )
+    if is_zip and not zipfile.is_zipfile(path):
+        raise ModelError(_damaged(path, "PyTorch"))
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Validating sparse tensor invariants")
+            contents = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except pickle.UnpicklingError as error:
+        raise ModelError(
+            f"{path}: holds pickled Python objects, which are not loaded because that runs their "
+            "code; save tensors and plain values only (network.state_dict())"
+        ) from error
+    except Exception as error:  # a flipped byte can make torch raise anything, MemoryError too
+        raise ModelError(_damaged(path, "PyTorch")) from error
+    if not isinstance(contents, dict):
+        raise ModelError(
+            f"{path}: holds a {type(contents).__name__}; expected a dict of named weights"
+        )
+    return contents
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """Read the named tensors of a weights file or checkpoint; averaged ones where it has both."""
+    contents = read_file(path)
+    for key in ("state_dict_ema", "model_ema", "state_dict", "model"):
+        if isinstance(contents.get(key), dict):
+            contents = contents[key]
+            break
+    return _named_tensors(contents, path)
+
+
+def _named_tensors(contents: Any, path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a state_dict; ModelError where there is none, or a name is not a word."""
+    if not isinstance(contents, dict):
+        got = "nothing" if contents is None else f"a {type(contents).__name__}"
+        raise ModelError(
+            f"{path}: holds no weights: its state_dict is {got}; expected named tensors"
+        )
+    weights = {name: value for name, value in contents.items() if isinstance(value, Tensor)}
+    if not weights:
+        raise ModelError(f"{path}: holds no weights; expected tensors by name (a state_dict)")
+    for name in weights:
+        if not isinstance(name, str):
+            raise ModelError(f"{path}: damaged: a weight has the name {name!r}, expected a word")
+    return weights
+
+
+def load_weights(network: nn.Module, weights: dict[str, Tensor], source: str | Path) -> None:
+    """Copy `weights` into the network: every name and shape must fit.
+
+    A wrapper's prefix ("network.", "module.") is taken off. Raises ModelError that names `source`
+    and the first of what is missing, unexpected, of another shape, or holds no usable numbers: a
+    sparse or quantised tensor, one without data, NaN.
+    """
+    expected = network.state_dict()
+    weights = without_prefix(weights, expected)
+    missing = [name for name in expected if name not in weights]
+    unexpected = [name for name in weights if name not in expected]
+    reshaped = [
+        f"{name} {_shape(weights[name])} for {_shape(tensor)}"
+        for name, tensor in expected.items()
+        if name in weights and weights[name].shape != tensor.shape
+    ]
+    faults = [
+        f"{len(names)} {fault} ({', '.join(names[:2])}{', ...' if len(names) > 2 else ''})"
+        for fault, names in (
+            ("missing", missing),
+            ("unexpected", unexpected),
+            ("of another shape", reshaped),
+        )
+        if names
+    ]
+    if faults:
+        raise ModelError(
+            f"{source}: its weights do not fit {type(network).__name__}: {'; '.join(faults)}; "
+            "check the model's name, number of classes and image size"
+        )
+    for name, tensor in expected.items():
+        if fault := _fault(weights[name], tensor):
+            raise ModelError(f"{source}: damaged: its weights {name!r} {fault}")
+    network.load_state_dict(weights)
+
+
+def _fault(weights: Tensor, expected: Tensor) -> str:
+    """What makes these numbers no weights, if anything."""
+    if weights.layout != torch.strided:
+        return "are a sparse tensor; expected a dense one"
+    if weights.is_quantized:
+        return "are quantised; expected plain numbers"
+    if weights.is_meta and not expected.is_meta:
+        return "have a shape and no numbers (a meta tensor)"
+    if weights.is_complex() and not expected.is_complex():
+        return "are complex numbers"
+    numbers = weights.is_floating_point() and weights.itemsize > 1 and not weights.is_meta
+    if numbers and weights.isnan().any():
+        return "hold NaN (the run that wrote it diverged): take an earlier checkpoint"
+    return ""
+
+
+def without_prefix(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights under the prefix that makes their names those expected; others are left out."""
+    probe = max(expected, key=len, default="")
+    prefixes = [name.removesuffix(probe) for name in weights if name.endswith(probe)]
+    prefix = min(prefixes, key=len, default="")
+    return {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "scalar"
+
+
+def _damaged(path: Path, kind: str) -> str:
+    return f"{path}: cut short or damaged; expected a whole {kind} file: copy or download it again"

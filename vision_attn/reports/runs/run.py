@@ -1,0 +1,508 @@
+"""A config made into a network, data and a trainer: Lightning's command line, called from Python.
+
+One parser for every command: Lightning's own subcommands are not used, so that a saved config.yaml
+can be read again by each of them. Nothing here prints; what a user got wrong raises ValueError.
+"""
+
+import argparse
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from jsonargparse import ArgumentParser, Namespace
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from rich.table import Table
+
+from vision_attn import models  # so that a config may say ViT for vision_attn.models.ViT
+from vision_attn.data import ExampleData, ImageData
+from vision_attn.errors import ModelError
+from vision_attn.models.checkpoint import describe, load_weights, unpack
+from vision_attn.reports.runs.configs import NEWEST, find_config, values_of, without
+from vision_attn.reports.runs.guard import check_classes, check_yaml, only_packages
+from vision_attn.reports.runs.messages import readable
+from vision_attn.training import (
+    ConfusionMatrix,
+    ImageClassifier,
+    Learner,
+    Predictions,
+    Summary,
+    best_checkpoint,
+    faster,
+    native_precision,
+    run_callbacks,
+)
+
+__all__ = ["ExampleRun", "Run", "make_run"]
+
+QUIET = (  # what Lightning and jsonargparse warn of and a user need not know
+    r"\s*By default only one JsonargparseDeprecationWarning per type",
+    r"\s*``instantiate_classes`` was deprecated",
+    r".*isinstance\(treespec, LeafSpec\)",
+    "The number of training batches .* is smaller than the logging interval",
+    "Precision bf16-mixed is not supported by the model summary",
+    "Total length of `list` across ranks is zero",  # no validation images
+    "Be aware that when using `ckpt_path`, callbacks used to create the checkpoint need",
+)
+
+
+def make_run(
+    command: str, words: Sequence[str], *, allow: Sequence[str] = (), show: Sequence[Callback] = ()
+) -> "Run":
+    """Make the run that the words of a command line describe; nothing is trained yet.
+
+    command: fit, validate, test or predict. allow: packages beside `guard.PACKAGES` whose classes
+    the config may name. show: callbacks that report on the training.
+
+    Without a config, the network is that of --ckpt_path; validate and test then need a
+    --data.source. Raises ValueError, one line, for whatever is wrong with the words.
+    """
+    configs = [str(find_config(name)) for name in values_of(words, "-c", "--config")]
+    contents: list[dict[str, Any]] = [check_yaml(config) for config in configs]
+    words = [word for name in configs for word in ("--config", name)] + without(words)
+    if not configs:
+        contents = [_from_checkpoint(command, words)]
+        words = ["--config", json.dumps(contents[0]), *words]
+    of_class = any("class_path" in (content.get("model") or {}) for content in contents)
+    named = _names(contents, "num_classes") or any("num_classes" in word for word in words)
+    kind = ExampleRun if of_class else Run
+    with _one_line(), only_packages(allow):
+        return kind(command, words, infer_classes=not named, show=show)
+
+
+class Run(LightningCLI):
+    """A config and command-line words made into a network, data and a trainer with a run folder.
+
+    Made by `make_run`. folder: where the run's files go; None for a fast_dev_run, which has none.
+
+    any_model: the config names the model's class, one of `model_type`'s subclasses.
+    """
+
+    model_type: ClassVar[type[LightningModule]] = ImageClassifier
+    data_type: ClassVar[type[LightningDataModule]] = ImageData
+    summary_type: ClassVar[type[Summary]] = Summary
+    any_model: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        command: str,
+        words: list[str],
+        *,
+        infer_classes: bool = False,
+        show: Sequence[Callback] = (),
+    ):
+        self.command = command
+        self.folder: Path | None = None
+        self.show = list(show)
+        self.infer_classes = infer_classes
+        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+        logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+        for message in QUIET:
+            warnings.filterwarnings("ignore", message)
+        super().__init__(
+            self.model_type,
+            self.data_type,
+            subclass_mode_model=self.any_model,
+            save_config_callback=None,
+            trainer_defaults={"default_root_dir": "outputs", "enable_model_summary": False},
+            seed_everything_default=0,
+            parser_kwargs={"prog": f"vision-attn {command}", "exit_on_error": False},
+            args=words,
+            run=False,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument("--name", type=str | None, help="of the run's folder")
+        parser.add_argument("--ckpt_path", type=str | None, help="the checkpoint to start from")
+        if self.command == "predict":
+            parser.add_argument("--images", nargs="+", action="extend", help="files and folders")
+            parser.add_argument("--output", type=str | None, help="the CSV file to write")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        try:
+            self.config = parser.parse_args(args)
+        except argparse.ArgumentError as error:
+            raise ValueError(readable(str(error), parser)) from error
+        except RecursionError:
+            raise ValueError("a value is nested too deeply, or contains itself") from None
+        check_classes(self.config)
+
+    def before_instantiate_classes(self) -> None:
+        """Fill in what depends on the config's file, on the machine and on the data."""
+        config = self.config
+        config.name = _checked_name(config.name or Path(str((config.config or ["run"])[-1])).stem)
+        if config.trainer.precision is None:
+            config.trainer.precision = native_precision(config.trainer.accelerator)
+        if config.ckpt_path in NEWEST:
+            config.ckpt_path = str(self._newest(f"{config.ckpt_path}.ckpt"))
+        if self.command == "predict":
+            config.data.predict = config.images or config.data.predict
+            if not config.data.predict:
+                raise ValueError("no image to predict: --images FILE_OR_FOLDER ...")
+        if self.infer_classes:
+            self._infer_classes()
+
+    def _infer_classes(self) -> None:
+        """Give the network as many classes as the data have; left out of the config, it has none.
+
+        A checkpoint says how many without them.
+        """
+        network = self.config.get("model.network")
+        options = getattr(network, "init_args", None)
+        if self.any_model or options is None or "num_classes" not in options:
+            return
+        if self.command != "fit":
+            classes = unpack(self.config.ckpt_path).about.get("classes")
+            options.num_classes = len(classes) if isinstance(classes, list) else 0
+            return
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_class_arguments(self.data_type, "data")
+        data = parser.instantiate_classes(Namespace(data=self.config.data)).data
+        if _writes_files():
+            data.prepare_data()
+        options.num_classes = len(data.classes)
+
+    def _newest(self, name: str) -> Path:
+        """That file of the newest version folder that has it."""
+        runs = Path(self.config.trainer.default_root_dir or "outputs") / self.config.name
+        found = [
+            path.parent.name.removeprefix("version_") for path in runs.glob(f"version_*/{name}")
+        ]
+        versions = [int(number) for number in found if number.isdecimal()]
+        if not versions:
+            raise ValueError(
+                f"no such checkpoint file: {runs}/version_N/{name}: name one with --ckpt_path FILE"
+            )
+        return runs / f"version_{max(versions)}" / name
+
+    def instantiate_classes(self) -> None:
+        """Options are judged by their classes here, in lists within jsonargparse's own words."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            raise ValueError(readable(str(error), self.parser)) from error
+
+    def instantiate_trainer(self, **changes: Any) -> Trainer:
+        given = self.config_init.trainer
+        if self.command != "fit":
+            self.folder = Path(self.config.ckpt_path).parent
+            self.summary = self.summary_type(self.folder)
+            return self._measuring_trainer(logger=False)
+        if given.fast_dev_run:
+            callbacks = [*_listed(given.callbacks, Callback), *self.show]
+            return self._trainer(callbacks=[*callbacks, *faster(callbacks)])
+        self.folder = _claimed(Path(given.default_root_dir) / self.config.name)
+        try:
+            return self._fitting_trainer(given)
+        except BaseException:
+            self._leave_nothing()
+            raise
+
+    def _fitting_trainer(self, given: Any) -> Trainer:
+        assert self.folder is not None
+        self.logger = RunLogger(self.folder)
+        self.summary = self.summary_type(self.folder)
+        callbacks = [*_listed(given.callbacks, Callback), *self.show]
+        callbacks += [SavedConfig(self.folder, self.config_text())]
+        usual = run_callbacks(self.folder, self.model.monitor, self.summary, callbacks)
+        if given.enable_checkpointing is False:
+            usual = [c for c in usual if not isinstance(c, Checkpoint)]
+        loggers = [self.logger, *_listed(given.logger, Logger)]
+        return self._trainer(logger=loggers, callbacks=[*callbacks, *usual])
+
+    def _trainer(self, **changes: Any) -> Trainer:
+        """Lightning's trainer; ValueError, with the options, for a device that is not there."""
+        try:
+            return super().instantiate_trainer(**changes)
+        except ValueError:
+            raise
+        except Exception as error:
+            given = self.config.trainer
+            said = " ".join(str(error).split()) or type(error).__name__
+            raise ValueError(
+                f"--trainer.accelerator {given.accelerator}, --trainer.devices {given.devices}: "
+                f"{said}"
+            ) from error
+
+    def _measuring_trainer(self, logger: Logger | bool) -> Trainer:
+        """A trainer that reads weights and writes none."""
+        given = _listed(self.config_init.trainer.callbacks, Callback)
+        kept = [c for c in given if not isinstance(c, (Checkpoint, WeightAveraging))]
+        return self._trainer(
+            logger=logger,
+            callbacks=[*kept, *faster(kept), self.summary, *self.measures()],
+            enable_checkpointing=False,
+        )
+
+    def measures(self) -> list[Callback]:
+        """What is written of test images and predictions, besides the summary."""
+        assert self.folder is not None
+        self.predictions = Predictions(self.config.get("output") or self.folder / "predictions.csv")
+        return [ConfusionMatrix(self.folder), self.predictions]
+
+    def config_text(self) -> str:
+        """Write out the config as it runs, with every default, but no checkpoint to start from."""
+        config = self.config.clone()
+        del config["ckpt_path"], config["config"]
+        return self.parser.dump(config, skip_unset=False)
+
+    def heading(self) -> str:
+        """Say in a line where the run goes, which network it is of, and in which number format."""
+        where = str(self.folder or "fast_dev_run, which leaves no files")
+        return f"{where}: {type(self.model.network).__name__}, {self.config.trainer.precision}"
+
+    def table(self) -> Table | None:
+        """The summary as a table; None for a run that has none."""
+        return self.summary.table() if self.folder else None
+
+    def fit(self) -> None:
+        """Train the network, and test its best weights once at the end.
+
+        KeyboardInterrupt says how to go on; a run that fails before it has written anything but its
+        config leaves no folder.
+        """
+        start = self.config.ckpt_path
+        try:
+            with _one_line():
+                if start:
+                    self._check_fits(start)
+                self.trainer.fit(
+                    self.model, datamodule=self.datamodule, ckpt_path=start, weights_only=True
+                )
+        except SystemExit as stop:  # so Lightning ends a fit that Ctrl-C stopped
+            raise KeyboardInterrupt(self._go_on()) from stop
+        except BaseException:
+            self._leave_nothing()
+            raise
+        best = best_checkpoint(self.trainer)
+        if best is not None and len(self.datamodule.splits.test):
+            self.logger.measured_at = _epoch_and_step(best)
+            self._measuring_trainer(self.logger).test(
+                self.model,
+                datamodule=self.datamodule,
+                ckpt_path=best,
+                verbose=False,
+                weights_only=True,
+            )
+
+    def _go_on(self) -> str:
+        """Where training stopped, and the command that goes on from there."""
+        stopped = f" at step {self.trainer.global_step}"
+        if self.folder is None or not (self.folder / "last.ckpt").is_file():
+            self._leave_nothing()
+            return stopped
+        words = f"--config {self.folder / 'config.yaml'} --ckpt_path {self.folder / 'last.ckpt'}"
+        return f"{stopped}; go on with: vision-attn fit {words}"
+
+    def _leave_nothing(self) -> None:
+        """Remove the run's folder where it holds no more than a config."""
+        if self.folder is None or not _writes_files() or not self.folder.is_dir():
+            return
+        if {path.name for path in self.folder.iterdir()} <= {"config.yaml"}:
+            (self.folder / "config.yaml").unlink(missing_ok=True)
+            self.folder.rmdir()
+
+    def validate(self) -> None:
+        """Measure the checkpoint on the validation images."""
+        self._measure(self.trainer.validate)
+
+    def test(self) -> None:
+        """Measure the checkpoint on the test images."""
+        self._measure(self.trainer.test)
+
+    def _measure(self, measure: Callable[..., Any]) -> None:
+        with _one_line():
+            self._check_fits(self.config.ckpt_path)
+            measure(
+                self.model,
+                datamodule=self.datamodule,
+                ckpt_path=self.config.ckpt_path,
+                verbose=False,
+                weights_only=True,
+            )
+
+    def predict(self) -> bool:
+        """Name the class of each image; return whether all could be read."""
+        with _one_line():
+            self._check_fits(self.config.ckpt_path)
+            self.trainer.predict(
+                self.model,
+                datamodule=self.datamodule,
+                ckpt_path=self.config.ckpt_path,
+                return_predictions=False,
+                weights_only=True,
+            )
+        files: Any = self.trainer.predict_dataloaders
+        return not self.trainer.strategy.reduce_boolean_decision(bool(files.failed), all=False)
+
+    def _check_fits(self, path: str) -> None:
+        """Raises ModelError, in one line, where the checkpoint is damaged or of another network."""
+        load_weights(self.model, unpack(path).weights, path)
+
+
+class ExampleSummary(Summary):
+    """What came out, with every metric that a learner logs."""
+
+    def _speed(self, trainer: Trainer, pl_module: Any, seconds: float) -> None:
+        examples = self._images.total() / seconds
+        self.rows["speed"] = f"{examples:.0f} examples/s"
+        self.figures["examples/s"] = examples
+
+    def _measured(self, trainer: Trainer, stage: str) -> None:
+        for key, value in sorted(trainer.callback_metrics.items()):
+            if key.startswith(f"{stage}/"):
+                self.rows[key.replace("/", " ")] = f"{value.item():.4f}"
+                self.figures[key] = value.item()
+        self._write(trainer, "summary" if "trained" in self.rows else stage)
+
+
+class ExampleRun(Run):
+    """A run of sequences or questions: its config's model names a `Learner`."""
+
+    model_type = Learner
+    data_type = ExampleData
+    summary_type = ExampleSummary
+    any_model = True
+
+    def __init__(self, command: str, words: list[str], **options: Any):
+        if command == "predict":
+            raise ValueError(
+                "predict names the class of images: the config is of sequences or questions"
+            )
+        super().__init__(command, words, **options)
+
+    def measures(self) -> list[Callback]:
+        return []
+
+
+class SavedConfig(Callback):
+    """Writes the config that a run was made from as `folder`/config.yaml."""
+
+    def __init__(self, folder: Path, text: str):
+        self.path, self.text = folder / "config.yaml", text
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(self.text, encoding="utf-8")
+
+
+class RunLogger(CSVLogger):
+    """`folder`/metrics.csv, in which a test has the epoch and step of the weights it measured.
+
+    measured_at: that epoch and step; a trainer that only tests knows of none.
+    """
+
+    def __init__(self, folder: Path):
+        version = folder.name
+        super().__init__(folder.parent.parent, folder.parent.name, version)
+        self.measured_at: tuple[int, int] | None = None
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        if self.measured_at and any(name.startswith("test/") for name in metrics):
+            epoch, step = self.measured_at
+            metrics = {**metrics, "epoch": epoch}
+        super().log_metrics(metrics, step)
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Lightning's own complaints about a user's options, as ValueErrors."""
+    try:
+        yield
+    except MisconfigurationException as error:
+        raise ValueError(str(error)) from error
+
+
+def _writes_files() -> bool:
+    """Whether this process is the first of the run's, before there is a trainer that knows."""
+    return getattr(rank_zero_only, "rank", 0) == 0 and os.environ.get("NODE_RANK", "0") == "0"
+
+
+def _claimed(runs: Path) -> Path:
+    """Make the next version folder: of several runs that start at once, each has its own.
+
+    Only the process that writes the run's files makes one.
+    """
+    number = 0
+    while True:
+        folder = runs / f"version_{number}"
+        if not folder.exists():
+            if not _writes_files():
+                return folder
+            runs.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                continue
+            return folder
+        number += 1
+
+
+def _checked_name(name: str) -> str:
+    """The name of a folder inside the output folder; ValueError for one that leads elsewhere."""
+    if name in ("", ".", "..") or not name.isprintable() or {"/", "\\"} & set(name):
+        raise ValueError(f"--name {name!r}: expected the name of a folder, without a path")
+    return name
+
+
+def _from_checkpoint(command: str, words: Sequence[str]) -> dict[str, Any]:
+    """A config of no more than a checkpoint says of itself: its network, in the class it is of.
+
+    Raises ValueError where that does not do: a checkpoint knows no optimiser and no data set.
+    """
+    paths = [path for path in values_of(words, "--ckpt_path") if path not in NEWEST]
+    own = Path(paths[-1]).with_name("config.yaml") if paths else None
+    hint = f" (that of the checkpoint's run is {own})" if own and own.is_file() else ""
+    if command == "fit" or not paths:
+        raise ValueError(f"{command} needs a config: --config FILE_OR_NAME{hint}")
+    has_source = any(word.startswith("--data.source") for word in words)
+    if command != "predict" and not has_source:
+        raise ValueError(
+            f"{command} needs the data: --config FILE_OR_NAME{hint}, or --data.source CLASS"
+        )
+    saved = unpack(paths[-1])
+    try:
+        built = saved.build()
+    except ValueError as error:
+        raise ModelError(f"{paths[-1]}: its network cannot be rebuilt: {error}") from error
+    network = describe(built)  # whose values are plain, whatever the file holds
+    if saved.of_sequences:
+        answers = isinstance(built, models.QuestionAnswerer)
+        path = f"vision_attn.training.{'QuestionLearner' if answers else 'SequenceLearner'}"
+        return {"model": {"class_path": path, "init_args": {"network": network}}}
+    config: dict[str, Any] = {"model": {"network": network}}
+    if not has_source:  # predict reads no data set, yet its data module is made with one
+        config["data"] = {"source": {"class_path": "vision_attn.data.Planted"}}
+    return config
+
+
+def _names(content: Any, key: str) -> bool:
+    """Whether a mapping in there has this key."""
+    if isinstance(content, dict):
+        return key in content or any(_names(value, key) for value in content.values())
+    return isinstance(content, list) and any(_names(item, key) for item in content)
+
+
+def _epoch_and_step(path: Path) -> tuple[int, int]:
+    """When a checkpoint was written, as the rows of metrics.csv count: from 0."""
+    saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return saved["epoch"], saved["global_step"] - 1
+
+
+def _listed(given: Any, kind: type) -> list[Any]:
+    """What a trainer option holds as a list: nothing, one, many, or true and false for defaults."""
+    many = given if isinstance(given, list) else [given]
+    return [item for item in many if isinstance(item, kind)]
