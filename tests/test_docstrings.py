@@ -3,6 +3,7 @@
 import doctest
 import inspect
 import pkgutil
+import re
 import warnings
 from collections.abc import Iterator
 from importlib import import_module
@@ -11,6 +12,9 @@ from types import ModuleType
 import pytest
 
 PACKAGES = ["attention", "evaluate", "render"]
+THIRD_PERSON = re.compile(
+    "(Returns|Gives|Makes|Writes|Saves|Puts|Draws|Takes|Leaves|Raises|Computes|Checks|Reads)\\b"
+)
 
 
 def modules_of(package: str) -> Iterator[ModuleType]:
@@ -77,7 +81,7 @@ def test_first_lines_are_sentences(module):
     for name, it in documented.items():
         text = inspect.getdoc(it) or ""
         first, *rest = text.split("\n")
-        if not first.endswith((".", "?")) or (rest and rest[0]) or first.startswith("Returns"):
+        if not first.endswith((".", "?")) or (rest and rest[0]) or THIRD_PERSON.match(first):
             wrong.append(f"{name}: {first!r}")
     assert not wrong, "expected one sentence and then an empty line: " + "; ".join(wrong)
 

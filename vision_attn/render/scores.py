@@ -17,6 +17,8 @@ from vision_attn.render.fonts import fitted, pil_font, printable
 from vision_attn.render.overlay import resize
 from vision_attn.render.picture import PAPER, Picture
 
+__all__ = ["Curves", "Ranked", "best_and_worst", "outlined", "small_curves"]
+
 Curve = Float[ndarray, " s"]
 COLOURS = RED, BLUE
 FAINT = "#ecb8a2", "#adc0f0"  # the same, of references
@@ -26,7 +28,14 @@ MOST_TICKS = 12  # with names
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """One method's small figure: what each line is, and its values at even steps from 0 to 1."""
+    """Curves of one method: the name of each line, and its values at even steps from 0 to 1.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render.scores import Curves
+        >>> Curves("Rollout", {"deletion": np.linspace(1, 0, 5)}, note="0.50").title
+        'Rollout'
+    """
 
     title: str
     lines: Mapping[str, Curve]
@@ -40,9 +49,17 @@ def small_curves(
     x: str,
     ticks: Sequence[str] | None = None,
 ) -> Picture:
-    """A small figure a method, all on one scale, the references faint behind each.
+    """Draw a small figure a method, all on one scale, the references faint behind each.
 
-    ticks: names of the points along x, shares of the whole if None.
+    x: the name of the axis. ticks: names of the points along x, shares of the whole if None.
+    ValueError without a panel.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render.scores import Curves, small_curves
+        >>> panel = Curves("Rollout", {"deletion": np.linspace(1, 0, 5)})
+        >>> small_curves([panel], [], "The class's probability", "share removed").dtype
+        dtype('uint8')
     """
     if not panels:
         raise ValueError("expected the curves of at least one method, got none")
@@ -94,7 +111,15 @@ def small_curves(
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """A method and its images, best first: pictures, each with a line to go below it."""
+    """A method and its images, best first: pictures, each with a line to go below it.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render.scores import Ranked
+        >>> photo = np.zeros((8, 8, 3), np.uint8)
+        >>> Ranked("Rollout", "deletion", best=[(photo, "0.1")], worst=[(photo, "0.9")]).title
+        'Rollout'
+    """
 
     title: str
     note: str
@@ -103,7 +128,18 @@ class Ranked:
 
 
 def best_and_worst(rows: Sequence[Ranked], title: str, side: int = 176) -> Picture:
-    """A row a method: its best images to the left, its worst to the right."""
+    """Draw a row a method: its best images to the left, its worst to the right.
+
+    side: the width of each image, in pixels. ValueError without a row.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render.scores import Ranked, best_and_worst
+        >>> photo = np.zeros((8, 8, 3), np.uint8)
+        >>> row = Ranked("Rollout", "deletion", best=[(photo, "0.1")], worst=[(photo, "0.9")])
+        >>> best_and_worst([row], "Best and worst by deletion").dtype
+        dtype('uint8')
+    """
     if not rows:
         raise ValueError("expected the images of at least one method, got none")
     gap, name, line = 12, 220, 22
@@ -139,7 +175,16 @@ def best_and_worst(rows: Sequence[Ranked], title: str, side: int = 176) -> Pictu
 def outlined(
     picture: Picture, mask: Bool[ndarray, "h w"], colour: tuple[int, int, int] = (255, 255, 255)
 ) -> Picture:
-    """The mask's outline on the picture: dark under the colour, so that it shows on any ground."""
+    """Draw the mask's outline on the picture: dark under the colour, to show on any ground.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render.scores import outlined
+        >>> photo, mask = np.zeros((32, 32, 3), np.uint8), np.zeros((4, 4), bool)
+        >>> mask[1:3, 1:3] = True
+        >>> bool(outlined(photo, mask).any())
+        True
+    """
     height, width = picture.shape[:2]
     large = cv2.resize(mask.astype(np.uint8), (width, height), interpolation=cv2.INTER_NEAREST)
     contours, _ = cv2.findContours(large, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
