@@ -7,11 +7,13 @@ import re
 import warnings
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 PACKAGES = ["attention", "evaluate", "render"]
+REFERENCE = Path(__file__).parent.parent / "docs/reference"
 THIRD_PERSON = re.compile(
     "(Returns|Gives|Makes|Writes|Saves|Puts|Draws|Takes|Leaves|Raises|Computes|Checks|Reads)\\b"
 )
@@ -94,3 +96,15 @@ def test_classes_have_examples(module):
         if inspect.isclass(it) and not any(test.examples for test in finder.find(it, name))
     ]
     assert not bare, f"{module.__name__}: no example in the docstrings of {bare}"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_reference_has_every_exported_name(package):
+    page = (REFERENCE / f"{package}.md").read_text(encoding="utf-8")
+    if "members:" not in page:
+        return  # such a page shows all that is there
+    shown = {word for line in re.findall(r"members: \[(.*)\]", page) for word in line.split(", ")}
+    top = import_module(f"vision_attn.{package}")
+    homes = {name: getattr(top, name).__module__ for name in top.__all__}
+    missing = {name for name, home in homes.items() if home.split(".")[2] not in shown}
+    assert not missing, f"docs/reference/{package}.md does not show the modules of {missing}"

@@ -116,7 +116,7 @@ class EnergyPointingGame(Localization):
     """Energy-based pointing game: the share of the map's positive sum that lies on the object.
 
     A map without positive values scores as a constant one, the object's share of the image. Wang et
-    al. 2020 (Score-CAM), section 4.3.
+    al. 2020 (Score-CAM).
 
     Examples:
         >>> import torch
