@@ -26,7 +26,7 @@ from vision_attn.devices import native_precision
 from vision_attn.evaluate import (
     Deletion,
     DroppedTokens,
-    EnergyInside,
+    EnergyPointingGame,
     FilledCells,
     PointingGame,
     Sparseness,
@@ -157,7 +157,7 @@ def agreement() -> None:
     }
     pairs = {
         "pointing game": (PointingGame(), quantus.PointingGame),
-        "energy inside the mask": (EnergyInside(), quantus.RelevanceMassAccuracy),
+        "energy inside the mask": (EnergyPointingGame(), quantus.RelevanceMassAccuracy),
         "sparseness (Gini)": (Sparseness(), quantus.Sparseness),
     }
     deletion = Deletion(FilledCells(network, grid=(24, 24)), steps=16)

@@ -4,15 +4,20 @@ import ast
 import doctest
 import importlib
 import inspect
+import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "vision_attn"
+REFERENCE = Path(__file__).parent.parent / "docs/reference"
+THIRD_PERSON = re.compile(
+    "(Returns|Gives|Makes|Writes|Saves|Puts|Draws|Takes|Leaves|Raises|Computes|Checks|Reads)\\b"
+)
 
 # Parts of the package whose docstrings keep these rules. Add yours.
-PARTS = ["explain"]
+PARTS = ["attention", "evaluate", "explain", "render"]
 
 DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 MODULES = [path for part in PARTS for path in sorted((PACKAGE / part).rglob("*.py"))]
@@ -66,8 +71,10 @@ def _faults(node: ast.AST, name: str) -> list[str]:
         wrong.append(f"{name}: examples stand indented under a line 'Examples:', for the site")
     if rest and not rest.startswith("\n"):
         wrong.append(f"{name}: the first line must be a sentence of its own: {first!r}")
-    if not first.endswith((".", ":")):
+    if not first.endswith((".", ":", "?")):
         wrong.append(f"{name}: the first line must end with a full stop: {first!r}")
+    if THIRD_PERSON.match(first):
+        wrong.append(f"{name}: the first line must be an imperative or a noun phrase: {first!r}")
     return wrong
 
 
@@ -131,3 +138,15 @@ def unlisted(): pass
     assert doctest.DocTestRunner(verbose=False).run(test).failed == 0
     wrong = examples('"""Sum.\n\n>>> 1 + 1\n3\n"""', "it")
     assert doctest.DocTestRunner(verbose=False).run(wrong[0], out=lambda _: None).failed == 1
+
+
+@pytest.mark.parametrize("package", PARTS)
+def test_the_reference_has_every_exported_name(package):
+    page = (REFERENCE / f"{package}.md").read_text(encoding="utf-8")
+    if "members:" not in page:
+        return  # such a page shows all that is there
+    shown = {word for line in re.findall(r"members: \[(.*)\]", page) for word in line.split(", ")}
+    top = importlib.import_module(f"vision_attn.{package}")
+    homes = {name: getattr(top, name).__module__ for name in top.__all__}
+    missing = {name for name, home in homes.items() if home.split(".")[2] not in shown}
+    assert not missing, f"docs/reference/{package}.md does not show the modules of {missing}"

@@ -11,12 +11,12 @@ from vision_attn.attention import QuadraticAttention
 def test_it_is_the_convolution(kernel: int, bias: bool):
     conv = nn.Conv2d(5, 7, kernel, padding=kernel // 2, bias=bias)
     images = torch.randn(2, 5, 11, 13)
-    attention = QuadraticAttention.of(conv)
+    attention = QuadraticAttention.from_conv(conv)
     torch.testing.assert_close(attention(images), conv(images), atol=1e-4, rtol=0)
 
 
 def test_each_head_looks_at_one_neighbour():
-    weights = QuadraticAttention.of(nn.Conv2d(2, 3, 3, padding=1)).weights((4, 6))
+    weights = QuadraticAttention.from_conv(nn.Conv2d(2, 3, 3, padding=1)).weights((4, 6))
     assert weights.shape == (9, 24, 48)
     torch.testing.assert_close(weights.sum(-1), torch.ones(9, 24))
     for head, (down, right) in enumerate((y, x) for y in (-1, 0, 1) for x in (-1, 0, 1)):
@@ -39,7 +39,10 @@ def test_the_weights_are_the_formula():
 
 def test_less_locality_is_a_blur():
     conv, images = nn.Conv2d(3, 4, 3, padding=1), torch.randn(1, 3, 9, 9)
-    off = [(QuadraticAttention.of(conv, a)(images) - conv(images)).abs().max() for a in (1, 4, 16)]
+    off = [
+        (QuadraticAttention.from_conv(conv, a)(images) - conv(images)).abs().max()
+        for a in (1, 4, 16)
+    ]
     assert off[0] > off[1] > off[2]
 
 
@@ -63,7 +66,7 @@ def test_shift_and_locality_learn():
 )
 def test_other_convolutions_are_refused(conv: nn.Conv2d):
     with pytest.raises(ValueError, match="expected an odd, square kernel, stride 1"):
-        QuadraticAttention.of(conv)
+        QuadraticAttention.from_conv(conv)
 
 
 def test_bad_sizes():
@@ -72,4 +75,13 @@ def test_bad_sizes():
     with pytest.raises(ValueError, match="margin must be at least 0, got -1"):
         QuadraticAttention(2, 3, margin=-1)
     with pytest.raises(ValueError, match="locality must be above 0, got 0"):
-        QuadraticAttention.of(nn.Conv2d(2, 2, 1), 0)
+        QuadraticAttention.from_conv(nn.Conv2d(2, 2, 1), 0)
+
+
+def test_the_old_name_still_works_and_says_so():
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    with pytest.warns(DeprecationWarning, match="QuadraticAttention.of is now from_conv"):
+        old = QuadraticAttention.of(conv, 7.0)
+    assert all(
+        map(torch.equal, old.parameters(), QuadraticAttention.from_conv(conv, 7.0).parameters())
+    )

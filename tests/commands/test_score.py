@@ -26,7 +26,7 @@ from vision_attn.data.tensors import TensorSet
 from vision_attn.evaluate import (
     Deletion,
     DroppedTokens,
-    EnergyInside,
+    EnergyPointingGame,
     FilledCells,
     MaxBoxIoU,
     PointingGame,
@@ -348,7 +348,7 @@ def test_boxes_are_scored_and_bad_ones_named(photos, models, tmp_path, capsys):
         [int(p) if t is None else t for t, p in zip(targets, predicted, strict=True)]
     )
     maps = GradCAM()(model.network, images, targets).values
-    metric, energy = MaxBoxIoU(), EnergyInside()
+    metric, energy = MaxBoxIoU(), EnergyPointingGame()
     metric.update(maps, [sample.boxes for sample in samples], [(32, 48)] * 2)
     energy.update(maps, torch.stack([sample.masks["object"] for sample in samples]))
     assert told["box_iou"]["mean"] == pytest.approx(metric.compute().item(), abs=2e-3)

@@ -8,7 +8,6 @@ import pytest
 from jsonargparse import ArgumentParser
 from torch import nn
 
-from vision_attn.reports.runs.messages import readable
 from vision_attn.compat.jsonargparse_messages import (
     Complaint,
     NoClass,
@@ -22,6 +21,7 @@ from vision_attn.compat.jsonargparse_messages import (
     WrongType,
     complaint,
 )
+from vision_attn.reports.runs.messages import readable
 
 
 def parser():

@@ -8,7 +8,7 @@ from vision_attn.evaluate import (
     AverageDrop,
     AveragePrecision,
     Deletion,
-    EnergyInside,
+    EnergyPointingGame,
     FilledCells,
     ImageScore,
     Insertion,
@@ -33,7 +33,7 @@ MAPS = torch.sin(torch.arange(70.0)).view(2, 5, 7) * 40  # negative and large va
     [
         *((lambda kind=kind: kind(REMOVAL, steps=4), "walk") for kind in (Deletion, Insertion)),
         (lambda: AverageDrop(NETWORK), "walk"),
-        *((kind, "mask") for kind in (PointingGame, EnergyInside, AveragePrecision, MeanIoU)),
+        *((kind, "mask") for kind in (PointingGame, EnergyPointingGame, AveragePrecision, MeanIoU)),
         (lambda: PointingGame(1), "mask"),
         (MaxBoxIoU, "box"),
         (Sparseness, "alone"),

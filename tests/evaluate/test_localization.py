@@ -7,7 +7,7 @@ from torchvision.ops import box_iou
 
 from vision_attn.evaluate import (
     AveragePrecision,
-    EnergyInside,
+    EnergyPointingGame,
     MaxBoxIoU,
     MeanIoU,
     PixelAccuracy,
@@ -15,7 +15,7 @@ from vision_attn.evaluate import (
     Sparseness,
 )
 
-ALL = [PointingGame, EnergyInside, AveragePrecision, MeanIoU, PixelAccuracy]
+ALL = [PointingGame, EnergyPointingGame, AveragePrecision, MeanIoU, PixelAccuracy]
 MASKS = torch.zeros(3, 12, 20, dtype=torch.bool)
 MASKS[0, 2:5, 3:9] = True
 MASKS[1, 6:12, 10:20] = True
@@ -35,7 +35,7 @@ def test_a_perfect_map_scores_one(metric):
     torch.testing.assert_close(scores(metric, MASKS.float(), MASKS), torch.ones(3))
 
 
-@pytest.mark.parametrize("metric", [PointingGame, EnergyInside, AveragePrecision])
+@pytest.mark.parametrize("metric", [PointingGame, EnergyPointingGame, AveragePrecision])
 def test_a_constant_map_scores_the_objects_share(metric):
     for value in (0.0, 3.0, -3.0):
         torch.testing.assert_close(scores(metric, torch.full((3, 4, 5), value), MASKS), AREA)
@@ -73,13 +73,15 @@ def test_each_by_hand():
     maps = torch.tensor([[[4.0, 1, 0], [4, -2, 1]]])
     masks = torch.tensor([[[True, True, False], [False, False, False]]])
     assert scores(PointingGame, maps, masks).item() == 0.5
-    assert scores(EnergyInside, maps, masks).item() == 0.5
+    assert scores(EnergyPointingGame, maps, masks).item() == 0.5
     # mean 4/3: above are the two fours
     torch.testing.assert_close(scores(PixelAccuracy, maps, masks), torch.tensor([4 / 6]))
     torch.testing.assert_close(scores(MeanIoU, maps, masks), torch.tensor([(1 / 3 + 3 / 5) / 2]))
     ignore = torch.tensor([[[False, False, False], [True, False, False]]])
     assert scores(PointingGame, maps, masks, ignore).item() == 1
-    torch.testing.assert_close(scores(EnergyInside, maps, masks, ignore), torch.tensor([5 / 6]))
+    torch.testing.assert_close(
+        scores(EnergyPointingGame, maps, masks, ignore), torch.tensor([5 / 6])
+    )
     torch.testing.assert_close(scores(PixelAccuracy, maps, masks, ignore), torch.tensor([4 / 5]))
     torch.testing.assert_close(
         scores(AveragePrecision, maps, masks, ignore), torch.tensor([(1 + 2 / 3) / 2])
@@ -92,7 +94,7 @@ def test_ignored_pixels_change_nothing(metric):
     ignore[:, :3, :9] = False
     before = scores(metric, maps, MASKS, ignore)
     masks = MASKS ^ ignore
-    if metric in (PointingGame, EnergyInside, AveragePrecision, MeanIoU, PixelAccuracy):
+    if metric in (PointingGame, EnergyPointingGame, AveragePrecision, MeanIoU, PixelAccuracy):
         maps = torch.where(ignore, torch.rand(3, 12, 20) * 9, maps)
     torch.testing.assert_close(scores(metric, maps, masks, ignore), before)
 
@@ -104,7 +106,7 @@ def test_maps_come_at_any_size():
     masks[0, 4:8, 8:12] = True
     assert scores(PointingGame, maps, masks).item() == 1
     fine = masks.float()
-    torch.testing.assert_close(scores(EnergyInside, fine, masks[:, ::4, ::4]), torch.ones(1))
+    torch.testing.assert_close(scores(EnergyPointingGame, fine, masks[:, ::4, ::4]), torch.ones(1))
 
 
 def test_localization_errors():
@@ -119,7 +121,7 @@ def test_localization_errors():
     with pytest.raises(ValueError, match=r"ignore must be of the masks' shape \(3, 12, 20\)"):
         PointingGame().update(maps, MASKS, MASKS[:, :5])
     with pytest.raises(ValueError, match="3 of 3 maps hold NaN"):
-        EnergyInside().update(maps * torch.nan, MASKS)
+        EnergyPointingGame().update(maps * torch.nan, MASKS)
 
 
 def test_max_box_iou():

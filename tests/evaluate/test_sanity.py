@@ -7,7 +7,13 @@ from captum.metrics import sensitivity_max
 from torch import nn
 from torchmetrics.functional.image import structural_similarity_index_measure
 
-from vision_attn.evaluate import MaxSensitivity, ModelRandomisation, cascade, paired_bootstrap
+from vision_attn import evaluate
+from vision_attn.evaluate import (
+    MaxSensitivity,
+    ModelRandomisation,
+    cascading_randomisation,
+    paired_bootstrap,
+)
 from vision_attn.evaluate.sanity import layers_from_the_top, spearman, ssim
 
 IMAGES = torch.randn(4, 3, 13, 17)
@@ -63,7 +69,7 @@ def test_layers_are_lost_from_the_top():
     before = {name: weight.clone() for name, weight in network.state_dict().items()}
     names = [name for name, _ in layers_from_the_top(network)]
     assert names == ["head", "blocks.1", "blocks.0", "stem", "(itself)"]
-    for name, lost in cascade(network, seed=1):
+    for name, lost in cascading_randomisation(network, seed=1):
         changed = {k for k, v in lost.state_dict().items() if not torch.equal(v, before[k])}
         done = names[: names.index(name) + 1]
         assert changed == {key for key in before if any(key.startswith(f"{n}.") for n in done)}
@@ -121,8 +127,8 @@ def test_bootstrap_interval_is_the_normal_one_for_many_images():
     assert difference.mean == pytest.approx((a - b).mean().item(), rel=1e-5)
     assert difference.low == pytest.approx(difference.mean - 1.96 * error, abs=0.15 * error)
     assert difference.high == pytest.approx(difference.mean + 1.96 * error, abs=0.15 * error)
-    assert difference.certain
-    assert not paired_bootstrap(a, a).certain
+    assert difference.significant
+    assert not paired_bootstrap(a, a).significant
     with pytest.raises(ValueError, match="two scores of the same images, at least 2"):
         paired_bootstrap(a, b[:3])
     with pytest.raises(ValueError, match=r"level must be between 0 and 1, got 95.0"):
@@ -145,3 +151,18 @@ def test_sanity_errors():
         MaxSensitivity(lambda images, _: images.mean(1), samples=0)
     with pytest.raises(ValueError, match="4 of 4 maps hold NaN"):
         MaxSensitivity(lambda images, _: images.mean(1) * torch.nan).update(IMAGES, TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("EnergyInside", "EnergyPointingGame"), ("cascade", "cascading_randomisation")]
+)
+def test_old_names_still_work_and_say_so(old: str, new: str):
+    with pytest.warns(DeprecationWarning, match=f"evaluate.{old} is now {new}"):
+        assert getattr(evaluate, old) is getattr(evaluate, new)
+    with pytest.warns(DeprecationWarning, match="Difference.certain is now significant"):
+        assert evaluate.Difference(0.1, 0.02, 0.2).certain
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = evaluate.nothing

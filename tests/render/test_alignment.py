@@ -28,7 +28,7 @@ def test_it_takes_words_and_blanks():
 
 def test_words_stand_on_their_weights():
     weights = np.array([[1, 0, 0], [0.5, 0.5, 0]], np.float32)
-    picture = render.weighed_words(weights, ["what", "is", "it"], ["hop 1", "hop 2"])
+    picture = render.word_weights(weights, ["what", "is", "it"], ["hop 1", "hop 2"])
     assert picture.shape[1] > picture.shape[0]
 
 
@@ -36,4 +36,11 @@ def test_names_must_be_as_many_as_weights():
     with pytest.raises(ValueError, match=r"expected weights of shape \(2, 3\), a row for each wri"):
         render.alignment(np.zeros((3, 2), np.float32), "ab", "abc")
     with pytest.raises(ValueError, match=r"expected weights of shape \(1, 3\), a row for each loo"):
-        render.weighed_words(np.zeros((3, 1), np.float32), ["a", "b", "c"], ["look"])
+        render.word_weights(np.zeros((3, 1), np.float32), ["a", "b", "c"], ["look"])
+
+
+def test_the_old_name_still_works_and_says_so():
+    with pytest.warns(DeprecationWarning, match="render.weighed_words is now word_weights"):
+        assert render.weighed_words is render.word_weights
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = render.nothing

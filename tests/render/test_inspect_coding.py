@@ -5,7 +5,7 @@ import pytest
 from numpy.testing import assert_allclose
 from scipy.special import softmax as oracle
 
-from vision_attn.render.inspect.coding import TOLERANCE, Rows, smallest, softmax
+from vision_attn.render.inspect.coding import TOLERANCE, Rows, encode, softmax
 
 RNG = np.random.default_rng(0)
 
@@ -27,7 +27,7 @@ def worst(coded, exact) -> float:
 def test_every_row_is_within_the_tolerance(n, d, sharpness):
     q, k = factors(n, d, sharpness)
     exact = oracle(q.astype(np.float64) @ k.T.astype(np.float64), axis=1)
-    coded = smallest(softmax(q @ k.T), q, k)
+    coded = encode(softmax(q @ k.T), q, k)
     assert worst(coded, exact) <= TOLERANCE + 1e-5
     assert coded.error(exact) == pytest.approx(worst(coded, exact), rel=1e-3)
 
@@ -35,7 +35,7 @@ def test_every_row_is_within_the_tolerance(n, d, sharpness):
 def test_the_smallest_coding_that_is_close_enough_is_taken():
     def code(n, d, sharpness):
         q, k = factors(n, d, sharpness)
-        return smallest(softmax(q @ k.T), q, k).code
+        return encode(softmax(q @ k.T), q, k).code
 
     assert code(197, 64, 0.1) == "int8"
     assert code(197, 32, 3.0) == "int16"  # too sharp for 8 bits, and still smaller than rows
@@ -46,7 +46,7 @@ def test_the_smallest_coding_that_is_close_enough_is_taken():
 def test_weights_that_are_no_softmax_are_kept_as_rows():
     weights = np.zeros((7, 7), np.float32)
     weights[:5] = RNG.random((5, 7))  # rows that sum to anything, and rows of zeros
-    coded = smallest(weights)
+    coded = encode(weights)
     assert isinstance(coded, Rows)
     assert_allclose(coded.weights(), weights, atol=0.004 * weights.max())
     assert not coded.weights()[5:].any()
@@ -60,4 +60,4 @@ def test_rows_keep_the_detail_of_small_weights():
 
 def test_zero_queries_attend_evenly():
     q, k = np.zeros((2, 11, 3), np.float32)
-    assert_allclose(smallest(softmax(q @ k.T), q, k).weights(), 1 / 11, rtol=1e-2)
+    assert_allclose(encode(softmax(q @ k.T), q, k).weights(), 1 / 11, rtol=1e-2)

@@ -15,15 +15,29 @@ from vision_attn.attention.scores import DotProduct, Keys, Queries, Score, Score
 from vision_attn.attention.windows import Context, Global, Window
 from vision_attn.types import TokenLayout
 
+__all__ = ["Attend", "weights_over"]
+
 AnyValues = Float[Tensor, "b #view j_ e"]  # whose length is yet to be checked
 
 
 class Attend(nn.Module):
-    """a_ij = normalise_j(score(q_i, k_j)), c_i = sum_j a_ij v_j, over the keys in i's window.
+    """Attention: a_ij = normalise_j(score(q_i, k_j)), c_i = sum_j a_ij v_j.
 
-    mask: bool, True where i may attend to j, broadcasting to (b head i j). layout: where the
-    tokens lie on the image, for windows that ask. dropout: the share of weights dropped in
-    training. Scores that are dot products go to the fastest kernel where softmax follows.
+    j runs over the keys in the window of query i. score: how well a key answers a query.
+    normalizer: makes scores weights, `Softmax()` unless given. window: the keys that each query
+    sees, all of them (`Global()`) unless given. dropout: the share of weights set to 0 in training,
+    in [0, 1), else ValueError. Scores that are dot products are computed by the fastest kernel
+    where softmax follows; the results are the same.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Additive, Attend, Sparsemax
+        >>> q, k, v = torch.randn(2, 1, 5, 8), torch.randn(2, 1, 7, 8), torch.randn(2, 1, 7, 8)
+        >>> attend = Attend(Additive(head_dim=8), Sparsemax())
+        >>> attend(q, k, v).shape  # (batch, head, query, width)
+        torch.Size([2, 1, 5, 8])
+        >>> attend.weights(q, k).shape
+        torch.Size([2, 1, 5, 7])
     """
 
     def __init__(
@@ -48,7 +62,12 @@ class Attend(nn.Module):
         mask: Tensor | None = None,
         layout: TokenLayout | None = None,
     ) -> Scores:
-        """The weight of every key for every query, without dropout."""
+        """Compute the weight of every key for every query, (b head i j), without dropout.
+
+        mask: bool, True where query i may attend to key j, broadcasting to (b head i j). layout:
+        how the tokens lie on the image, for windows that need it. ValueError where sizes do not
+        match.
+        """
         mask = self._checked(q, k, k, mask)
         own, gain = self.window.terms(q, k, layout)
         return self._weights(q, k, both(mask, own), gain)
@@ -61,6 +80,11 @@ class Attend(nn.Module):
         mask: Tensor | None = None,
         layout: TokenLayout | None = None,
     ) -> Context:
+        """Compute the context of every query, (b head i e).
+
+        q: (b head i d). k: (b head j d). v: (b head j e); one head of any of them may stand for
+        all. mask, layout and errors: as in `weights`.
+        """
         mask = self._checked(q, k, v, mask)
         # A score by position needs every key in its place: the window may not pick some out.
         window = self.window.definition if self.score.positional else self.window
@@ -82,7 +106,7 @@ class Attend(nn.Module):
         return weights.to(v.dtype) @ v
 
     def _checked(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor | None:
-        """The mask with all its four axes; ValueError where the sizes do not fit together."""
+        """Return the mask with all its four axes; ValueError where the sizes do not match."""
         if q.size(-1) != self.score.head_dim or k.size(-1) != self.score.head_dim:
             raise ValueError(
                 f"queries and keys must be {self.score.head_dim} wide (the score's head_dim), "
@@ -106,6 +130,9 @@ def weights_over(
     memory: Float[Tensor, "b n d"],
     exists: Bool[Tensor, "b n"] | None = None,
 ) -> Float[Tensor, "b i n"]:
-    """One head's weights for tokens without a head axis; exists: which of the memory is there."""
+    """Compute one head's weights for tokens without a head axis.
+
+    exists: which tokens of the memory exist, all of them if None.
+    """
     mask = None if exists is None else exists[:, None, None]
     return attend.weights(queries[:, None], memory[:, None], mask)[:, 0]

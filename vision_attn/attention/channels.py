@@ -1,4 +1,4 @@
-"""The mean and the scaling of whole channels, in few passes over memory.
+"""Mean and scaling of whole channels, in few passes over memory.
 
 A channel gate is nearly all memory traffic: its cost is how often it reads or writes a whole map.
 
@@ -13,24 +13,28 @@ from torch import Tensor
 
 from vision_attn.types import Images
 
+__all__ = ["channel_mean", "channel_scale"]
+
 CHUNK = 1 << 18  # numbers multiplied at a time in backward: the product stays in cache
 
 
 def channel_mean(x: Images) -> Float[Tensor, "b c 1 1"]:
-    """mean_hw(x), as a sum: torch's mean of bfloat16 takes ten times as long, and its backward
-    writes a map."""
+    """Average each channel over its places: mean_hw(x).
+
+    By a sum: torch's mean of bfloat16 takes ten times as long, and its backward writes a map.
+    """
     if x.dtype == torch.float16:  # whose sum may overflow
         return x.mean((2, 3), keepdim=True)
     return x.sum((2, 3), keepdim=True) / (x.size(2) * x.size(3))
 
 
 def channel_scale(x: Images, scale: Float[Tensor, "b c 1 1"]) -> Images:
-    """x * scale, without writing a map of x * grad in backward."""
+    """Multiply each channel by its scale, without writing a map of x * grad in backward."""
     return ChannelScale.apply(x, scale.to(x.dtype))
 
 
 class ChannelScale(torch.autograd.Function):
-    """y = x s; dx = s dy, ds = sum_hw(x dy), a few images at a time."""
+    """Product y = x s with dx = s dy and ds = sum_hw(x dy), summed a few images at a time."""
 
     @staticmethod
     def forward(x: Tensor, scale: Tensor) -> Tensor:

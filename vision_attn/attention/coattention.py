@@ -1,4 +1,4 @@
-"""Co-attention: two sequences, each weighed by what the other says.
+"""Co-attention: two sequences, each weighted by what the other says.
 
 Axes: b batch, i tokens of the first sequence (queries), j tokens of the second (keys), d width,
 a hidden width.
@@ -24,6 +24,16 @@ from vision_attn.attention.scores import (
     Score,
 )
 
+__all__ = [
+    "AlternatingCoAttention",
+    "AttentionOverAttention",
+    "CoAttention",
+    "CoAttentionEnsemble",
+    "InteractiveAttention",
+    "MaxPoolCoAttention",
+    "ParallelCoAttention",
+]
+
 Queries = Float[Tensor, "b i d"]
 Keys = Float[Tensor, "b j d"]
 QueryMask = Bool[Tensor, "b i"] | None
@@ -32,10 +42,21 @@ Weights = tuple[Float[Tensor, "b *views i"], Float[Tensor, "b *views j"]]
 
 
 class CoAttention(nn.Module, ABC):
-    """(sum_i a_i q_i, sum_j b_j k_j): one context of each sequence.
+    """Base class: one context of each of two sequences, (sum_i a_i q_i, sum_j b_j k_j).
 
-    A class is what it weighs by: `weigh` gives a and b. The masks say which tokens exist.
-    normalizer: a factory.
+    A subclass gives the weights a and b in `weigh`. dim: the width of both sequences. normalizer: a
+    factory (a class or a partial) of the normaliser of a and b.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import CoAttention
+        >>> class Plain(CoAttention):
+        ...     def weigh(self, queries, keys, query_mask, key_mask):
+        ...         a = self.normalizer(queries.mean(-1), query_mask)
+        ...         return a, self.normalizer(keys.mean(-1), key_mask)
+        >>> query_context, key_context = Plain(dim=4)(torch.randn(2, 5, 4), torch.randn(2, 3, 4))
+        >>> query_context.shape, key_context.shape
+        (torch.Size([2, 4]), torch.Size([2, 4]))
     """
 
     def __init__(self, dim: int, normalizer: Callable[..., Normalizer] = Softmax):
@@ -47,7 +68,8 @@ class CoAttention(nn.Module, ABC):
     @abstractmethod
     def weigh(
         self, queries: Queries, keys: Keys, query_mask: QueryMask, key_mask: KeyMask
-    ) -> Weights: ...
+    ) -> Weights:
+        """Compute a over the queries and b over the keys from checked arguments."""
 
     def weights(
         self,
@@ -56,7 +78,11 @@ class CoAttention(nn.Module, ABC):
         query_mask: QueryMask = None,
         key_mask: KeyMask = None,
     ) -> Weights:
-        """a over the queries, b over the keys."""
+        """Compute the weights of both sequences: a (b i) over the queries, b (b j) over the keys.
+
+        The masks are True where a token exists; None: all do. ValueError for an empty sequence or a
+        mask of another shape or type.
+        """
         not_empty(queries=queries, keys=keys)
         check_exists(queries, query_mask=query_mask)
         check_exists(keys, key_mask=key_mask)
@@ -69,15 +95,27 @@ class CoAttention(nn.Module, ABC):
         query_mask: QueryMask = None,
         key_mask: KeyMask = None,
     ) -> tuple[Float[Tensor, "b q"], Float[Tensor, "b k"]]:
+        """Compute the contexts of both sequences, each (b d).
+
+        Arguments and errors: as in `weights`.
+        """
         a, b = self.weights(queries, keys, query_mask, key_mask)
         return context(a, queries), context(b, keys)
 
 
 @final
 class AlternatingCoAttention(CoAttention):
-    """Summarise the queries alone; weigh the keys by that; weigh the queries by those keys.
+    """Co-attention in turns: summarise the queries, weigh the keys by that, then the queries anew.
 
-    Each step is additive attention, Lu et al. 2016, section 3.3.
+    Each step is additive attention with `hidden_dim` hidden units. Lu et al. 2016, section 3.3.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import AlternatingCoAttention
+        >>> question, image = torch.randn(2, 5, 8), torch.randn(2, 16, 8)
+        >>> a, b = AlternatingCoAttention(dim=8).weights(question, image)
+        >>> a.shape, b.shape
+        (torch.Size([2, 5]), torch.Size([2, 16]))
     """
 
     def __init__(
@@ -102,7 +140,17 @@ class AlternatingCoAttention(CoAttention):
 
 @final
 class InteractiveAttention(CoAttention):
-    """The mean of each sequence is the query over the other, Ma et al. 2017 (IAN), section 2.2."""
+    """Co-attention by means: the mean of each sequence is the query over the other.
+
+    score: a factory, called as `score(head_dim=dim)`. Ma et al. 2017 (IAN), section 2.2.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import InteractiveAttention
+        >>> a, b = InteractiveAttention(dim=8).weights(torch.randn(2, 5, 8), torch.randn(2, 16, 8))
+        >>> a.shape, b.shape
+        (torch.Size([2, 5]), torch.Size([2, 16]))
+    """
 
     def __init__(
         self,
@@ -124,10 +172,18 @@ class InteractiveAttention(CoAttention):
 
 @final
 class ParallelCoAttention(CoAttention):
-    """The affinity of all pairs carries each sequence over to the other, Lu et al. 2016.
+    """Co-attention by the affinity of all pairs, which carries each sequence over to the other.
 
     C = tanh(q' W k); H_k = tanh(W_k k + C' (W_q q)), H_q = tanh(W_q q + C (W_k k));
-    a = normalise(w_q . H_q), b = normalise(w_k . H_k): section 3.3, equations 3 and 4.
+    a = normalise(w_q . H_q), b = normalise(w_k . H_k). hidden_dim: the width of H. Lu et al. 2016,
+    section 3.3, equations 3 and 4.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import ParallelCoAttention
+        >>> a, b = ParallelCoAttention(dim=8).weights(torch.randn(2, 5, 8), torch.randn(2, 16, 8))
+        >>> a.shape, b.shape
+        (torch.Size([2, 5]), torch.Size([2, 16]))
     """
 
     def __init__(
@@ -158,7 +214,17 @@ class ParallelCoAttention(CoAttention):
 
 @final
 class MaxPoolCoAttention(CoAttention):
-    """E = tanh(q' W k); each token counts as its best pair, dos Santos et al. 2016, section 3."""
+    """Co-attention by each token's best pair: the row and column maxima of E = tanh(q' W k).
+
+    Dos Santos et al. 2016, section 3.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import MaxPoolCoAttention
+        >>> a, b = MaxPoolCoAttention(dim=8).weights(torch.randn(2, 5, 8), torch.randn(2, 16, 8))
+        >>> a.shape, b.shape
+        (torch.Size([2, 5]), torch.Size([2, 16]))
+    """
 
     def __init__(self, dim: int, normalizer: Callable[..., Normalizer] = Softmax):
         super().__init__(dim, normalizer)
@@ -176,10 +242,17 @@ class MaxPoolCoAttention(CoAttention):
 
 @final
 class AttentionOverAttention(CoAttention):
-    """The keys each query attends to, weighed by how much that query is attended to.
+    """Co-attention of each query's keys, weighted by how much that query is attended to.
 
-    alpha = normalise_j(E), beta = normalise_i(E); a = mean_j beta_ij, b_j = sum_i a_i alpha_ij,
-    Cui et al. 2017, section 3.
+    alpha = normalise_j(E), beta = normalise_i(E); a = mean_j beta_ij, b_j = sum_i a_i alpha_ij.
+    score: a factory of E, called as `score(head_dim=dim)`. Cui et al. 2017, section 3.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import AttentionOverAttention
+        >>> a, b = AttentionOverAttention(dim=8).weights(torch.randn(2, 5, 8), torch.randn(2, 3, 8))
+        >>> a.shape, b.shape
+        (torch.Size([2, 5]), torch.Size([2, 3]))
     """
 
     def __init__(
@@ -204,7 +277,20 @@ class AttentionOverAttention(CoAttention):
 
 @final
 class CoAttentionEnsemble(CoAttention):
-    """Several co-attentions side by side, their contexts concatenated; weights (b member n)."""
+    """Several co-attentions side by side, their contexts concatenated.
+
+    members: at least one, else ValueError. `weights` are (b member i) and (b member j).
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import (
+        ...     CoAttentionEnsemble, InteractiveAttention, MaxPoolCoAttention
+        ... )
+        >>> both = CoAttentionEnsemble(InteractiveAttention(8), MaxPoolCoAttention(8))
+        >>> query_context, key_context = both(torch.randn(2, 5, 8), torch.randn(2, 3, 8))
+        >>> query_context.shape
+        torch.Size([2, 16])
+    """
 
     def __init__(self, *members: CoAttention):
         if not members:
@@ -226,14 +312,14 @@ class CoAttentionEnsemble(CoAttention):
 def context(
     weights: Float[Tensor, "b *views n"], tokens: Float[Tensor, "b n d"]
 ) -> Float[Tensor, "b views_d"]:
-    """sum_n a_n x_n, for every set of weights."""
+    """Sum the tokens by every set of weights, sum_n a_n x_n, and concatenate the sums."""
     return torch.einsum("b...n,bnd->b...d", weights, tokens).flatten(1)
 
 
 def mean(
     tokens: Float[Tensor, "b n d"], mask: Bool[Tensor, "b n"] | None
 ) -> Float[Tensor, "b 1 d"]:
-    """The mean of the tokens that exist; zeros where none does."""
+    """Average the tokens that exist; zeros where none does."""
     if mask is None:
         return tokens.mean(1, keepdim=True)
     total = tokens.masked_fill(~mask[..., None], 0).sum(1, keepdim=True)
@@ -243,7 +329,7 @@ def mean(
 def pairs(
     queries: Queries, keys: Keys, query_mask: QueryMask, key_mask: KeyMask
 ) -> Bool[Tensor, "b i j"] | None:
-    """Where both tokens of a pair exist, None: everywhere."""
+    """Mark the pairs whose tokens both exist; None: all do."""
     if query_mask is None and key_mask is None:
         return None
     both = queries.new_ones(queries.size(0), queries.size(1), keys.size(1), dtype=torch.bool)

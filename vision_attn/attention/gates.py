@@ -16,12 +16,32 @@ from vision_attn.attention.channels import channel_mean, channel_scale
 from vision_attn.attention.checks import at_least_one, odd
 from vision_attn.types import Images
 
+__all__ = [
+    "CBAM",
+    "ChannelGate",
+    "ChannelMLP",
+    "Gate",
+    "NoGate",
+    "SpatialGate",
+    "SpatialMask",
+    "SqueezeExcite",
+]
+
 
 class Gate(nn.Module, ABC):
-    """x * gate(x); made as `Gate(channels)`.
+    """Base class: a feature map times its gate, x * gate(x), the gate in [0, 1].
 
-    `neutralize` makes it start as the identity, where it can: gate(x) = 1/2 everywhere, times a
-    gain of 2 (else the gain is 1).
+    Made as `Gate(channels)`. A subclass computes the gate in `gate`, and names in `last` the layer
+    before its sigmoid, so that `neutralize` can make it start as the identity.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Gate
+        >>> class Bright(Gate):
+        ...     def gate(self, x):
+        ...         return x.mean(1, keepdim=True).sigmoid()
+        >>> Bright(channels=3)(torch.zeros(2, 3, 4, 4)).shape
+        torch.Size([2, 3, 4, 4])
     """
 
     def __init__(self, channels: int):
@@ -32,13 +52,17 @@ class Gate(nn.Module, ABC):
 
     @abstractmethod
     def gate(self, x: Images) -> Tensor:
-        """What passes, in [0, 1]: (b c 1 1) of channels, (b 1 h w) of places."""
+        """Compute what passes, in [0, 1]: (b c 1 1) for channels, (b 1 h w) for places."""
 
     def forward(self, x: Images) -> Images:
+        """Multiply the feature map (b c h w) by its gate."""
         return x * (self.gain * self.gate(x))
 
     def neutralize(self) -> None:
-        """Let everything pass until training changes that."""
+        """Start as the identity: zero the layer before the sigmoid and double its 1/2.
+
+        Without such a layer (`last` is None) nothing changes.
+        """
         last = self.last()
         if last is not None:
             for parameter in last.parameters():
@@ -46,13 +70,21 @@ class Gate(nn.Module, ABC):
             self.gain = 2.0
 
     def last(self) -> nn.Module | None:
-        """The layer before the sigmoid; None: there is no such layer."""
+        """Return the layer before the sigmoid; None: there is no such layer."""
         return None
 
 
 @final
 class NoGate(Gate):
-    """Everything passes."""
+    """Identity gate: everything passes.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import NoGate
+        >>> x = torch.randn(2, 3, 4, 4)
+        >>> NoGate(channels=3)(x) is x
+        True
+    """
 
     def gate(self, x: Images) -> Float[Tensor, "b 1 1 1"]:
         return x.new_ones(x.size(0), 1, 1, 1)
@@ -62,9 +94,20 @@ class NoGate(Gate):
 
 
 class ChannelMLP(Gate):
-    """A gate of channels by fc2(relu(fc1(s))), s one number a channel; 1x1 convolutions as in timm.
+    """Base class of channel gates by fc2(relu(fc1(s))), s one number a channel.
 
-    hidden: the width between them, channels / reduction where it is not given.
+    The layers are 1x1 convolutions, named as timm's. hidden: the width between them,
+    max(1, channels // reduction) if None.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention.gates import ChannelMLP
+        >>> class ByMaximum(ChannelMLP):
+        ...     def gate(self, x):
+        ...         return self.excite(x.amax((2, 3), keepdim=True)).sigmoid()
+        >>> gate = ByMaximum(channels=8, reduction=4, hidden=None, bias=True)
+        >>> gate(torch.randn(2, 8, 4, 4)).shape
+        torch.Size([2, 8, 4, 4])
     """
 
     def __init__(self, channels: int, reduction: int, hidden: int | None, bias: bool):
@@ -77,6 +120,7 @@ class ChannelMLP(Gate):
 
     def excite(self, squeezed: Float[Tensor, "b c 1 1"]) -> Float[Tensor, "b c 1 1"]:
         # As matrix products: of 1x1 maps torch's convolutions take several times as long.
+        """Compute fc2(relu(fc1(squeezed))), a number a channel, (b c 1 1) before the sigmoid."""
         hidden = F.linear(squeezed.flatten(1), self.fc1.weight.flatten(1), self.fc1.bias).relu()
         excited = F.linear(hidden, self.fc2.weight.flatten(1), self.fc2.bias)
         return excited[..., None, None]
@@ -90,7 +134,19 @@ class ChannelMLP(Gate):
 
 @final
 class SqueezeExcite(ChannelMLP):
-    """sigmoid(W2 relu(W1 mean_hw(x) + b1) + b2), Hu et al. 2018."""
+    """Squeeze-and-excitation: channels gated by sigmoid(W2 relu(W1 mean_hw(x) + b1) + b2).
+
+    hidden: the width of W1's output, max(1, channels // reduction) if None. Hu et al. 2018.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import SqueezeExcite
+        >>> squeeze_excite = SqueezeExcite(channels=32)
+        >>> squeeze_excite(torch.randn(2, 32, 4, 4)).shape
+        torch.Size([2, 32, 4, 4])
+        >>> squeeze_excite.gate(torch.randn(2, 32, 4, 4)).shape
+        torch.Size([2, 32, 1, 1])
+    """
 
     def __init__(self, channels: int, reduction: int = 16, hidden: int | None = None):
         super().__init__(channels, reduction, hidden, bias=True)
@@ -101,7 +157,17 @@ class SqueezeExcite(ChannelMLP):
 
 @final
 class ChannelGate(ChannelMLP):
-    """sigmoid(mlp(mean_hw(x)) + mlp(max_hw(x))), one MLP for both, Woo et al. 2018, section 3."""
+    """Channel gate of CBAM: sigmoid(mlp(mean_hw(x)) + mlp(max_hw(x))), one MLP for both.
+
+    hidden: the width inside the MLP, max(1, channels // reduction) if None. Woo et al. 2018,
+    section 3.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import ChannelGate
+        >>> ChannelGate(channels=32).gate(torch.randn(2, 32, 4, 4)).shape
+        torch.Size([2, 32, 1, 1])
+    """
 
     def __init__(self, channels: int, reduction: int = 16, hidden: int | None = None):
         super().__init__(channels, reduction, hidden, bias=False)
@@ -113,7 +179,16 @@ class ChannelGate(ChannelMLP):
 
 @final
 class SpatialGate(Gate):
-    """sigmoid(conv([mean_c(x); max_c(x)])), Woo et al. 2018, section 3."""
+    """Spatial gate of CBAM: sigmoid(conv([mean_c(x); max_c(x)])).
+
+    kernel_size: odd, else ValueError. Woo et al. 2018, section 3.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import SpatialGate
+        >>> SpatialGate(channels=32).gate(torch.randn(2, 32, 4, 5)).shape
+        torch.Size([2, 1, 4, 5])
+    """
 
     def __init__(self, channels: int, kernel_size: int = 7):
         super().__init__(channels)
@@ -129,7 +204,17 @@ class SpatialGate(Gate):
 
 @final
 class SpatialMask(Gate):
-    """sigmoid(conv(relu(conv x))): the simplest attention in a CNN."""
+    """Spatial mask: sigmoid(conv(relu(conv x))), the simplest attention in a CNN.
+
+    hidden: channels between the two convolutions, max(1, channels // 4) if None. kernel_size: of
+    the first one, odd, else ValueError.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import SpatialMask
+        >>> SpatialMask(channels=32).gate(torch.randn(2, 32, 4, 5)).shape
+        torch.Size([2, 1, 4, 5])
+    """
 
     def __init__(self, channels: int, hidden: int | None = None, kernel_size: int = 3):
         super().__init__(channels)
@@ -148,7 +233,16 @@ class SpatialMask(Gate):
 
 @final
 class CBAM(nn.Sequential):
-    """A channel gate, then a spatial gate, Woo et al. 2018."""
+    """Convolutional block attention module: a channel gate, then a spatial gate.
+
+    channels, reduction: as in `ChannelGate`. kernel_size: as in `SpatialGate`. Woo et al. 2018.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import CBAM
+        >>> CBAM(channels=32)(torch.randn(2, 32, 4, 4)).shape
+        torch.Size([2, 32, 4, 4])
+    """
 
     channel: ChannelGate
     spatial: SpatialGate
@@ -162,6 +256,6 @@ class CBAM(nn.Sequential):
         )
 
     def neutralize(self) -> None:
-        """Let everything pass until training changes that."""
+        """Start both gates as the identity, as `Gate.neutralize` does."""
         self.channel.neutralize()
         self.spatial.neutralize()

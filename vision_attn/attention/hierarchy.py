@@ -1,4 +1,4 @@
-"""Attention in levels: what one level finds is what the next one asks about, or asks with.
+"""Attention in levels: the context of one level is the memory or the query of the next.
 
 Axes: b batch, g groups, m members of a group, n tokens, i queries, j coarse memory, f fine memory,
 t tokens of the target, d width; Y and X rows and columns of regions, y and x those inside one.
@@ -22,16 +22,29 @@ from vision_attn.attention.pooling import AttentionPool, Exists, Readout, Tokens
 from vision_attn.attention.scores import Additive, KeyOnly, Score
 from vision_attn.types import TokenLayout
 
+__all__ = ["AttentionViaAttention", "Hierarchical", "HierarchicalPool", "TargetGuided"]
+
 Groups = Float[Tensor, "b g m d"]
 Queries = Float[Tensor, "b i d"]
 
 
 class Hierarchical(nn.Module):
-    """Attention inside each group gives it a vector; attention over the groups gives the context.
+    """Hierarchical attention: inside each group for a vector a group, then over the groups.
 
     Yang et al. 2016, section 2.2, without its recurrent encoders. A group without members counts
-    for nothing. score, normalizer: factories, for both levels; a score that asks a query gets a
+    for nothing. score, normalizer: factories, for both levels; a score that takes a query gets a
     learned one.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Hierarchical
+        >>> sentences = torch.randn(2, 3, 5, 8)  # batch, sentence, word, width
+        >>> levels = Hierarchical(dim=8)
+        >>> levels(sentences).shape
+        torch.Size([2, 8])
+        >>> words, groups = levels.weights(sentences)
+        >>> words.shape, groups.shape
+        (torch.Size([2, 3, 5]), torch.Size([2, 3]))
     """
 
     def __init__(
@@ -47,7 +60,10 @@ class Hierarchical(nn.Module):
     def weights(
         self, groups: Groups, mask: Bool[Tensor, "b g m"] | None = None
     ) -> tuple[Float[Tensor, "b g m"], Float[Tensor, "b g"]]:
-        """Of each member in its group, and of each group."""
+        """Compute the weight of each member in its group, and of each group.
+
+        mask: True where a member exists; None: all do.
+        """
         members, exist = groups.flatten(0, 1), None if mask is None else mask.flatten(0, 1)
         inside = self.inside.weights(members, mask=exist)[:, 0].unflatten(0, groups.shape[:2])
         vectors = self._vectors(groups, mask)
@@ -57,6 +73,7 @@ class Hierarchical(nn.Module):
     def forward(
         self, groups: Groups, mask: Bool[Tensor, "b g m"] | None = None
     ) -> Float[Tensor, "b d"]:
+        """Compute the context of all groups, (b d). Arguments: as in `weights`."""
         vectors = self._vectors(groups, mask)
         return self.across(vectors, mask=None if mask is None else mask.any(-1))
 
@@ -69,10 +86,21 @@ class Hierarchical(nn.Module):
 
 @final
 class HierarchicalPool(Readout):
-    """Patches to regions to the image: the grid in rows x columns of nearly equal regions.
+    """Readout in two levels: patches to regions, regions to the image.
 
-    Needs the layout; prefix tokens are not read. The looks are two: what each patch counts for, and
-    what its region does, shared evenly among the region's patches.
+    regions: rows and columns of nearly equal regions that the grid is cut into. Needs the layout
+    (ValueError without); prefix tokens are not read. `weights` are two sets: what each patch counts
+    for, and what its region does, shared evenly among the region's patches.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import HierarchicalPool
+        >>> from vision_attn.types import TokenLayout
+        >>> layout = TokenLayout(prefix=1, grid=(4, 6))
+        >>> tokens = torch.randn(2, 25, 8)
+        >>> pool = HierarchicalPool(dim=8, regions=(2, 3))
+        >>> pool(tokens, layout).shape, pool.weights(tokens, layout).shape
+        (torch.Size([2, 8]), torch.Size([2, 2, 25]))
     """
 
     def __init__(
@@ -99,13 +127,13 @@ class HierarchicalPool(Readout):
         inside, across = self.levels.weights(groups, exist)
         share = exist / exist.sum(-1, keepdim=True).clamp(min=1)
         looks = torch.stack([inside, share], dim=1) * across[:, None, :, None]
-        return self._ungrouped(looks, checked(layout, tokens))
+        return self._ungrouped(looks, checked_layout(layout, tokens))
 
     def _grouped(
         self, tokens: Tokens, layout: TokenLayout | None, mask: Exists
     ) -> tuple[Groups, Bool[Tensor, "b g m"]]:
-        """The patches region by region, and which of them exist: a last region may be smaller."""
-        layout = checked(layout, tokens)
+        """Cut the patches into regions, and mark those that exist: a last region may be smaller."""
+        layout = checked_layout(layout, tokens)
         check_exists(tokens, mask=mask)
         if mask is None:
             mask = tokens.new_ones(tokens.shape[:2], dtype=torch.bool)
@@ -134,7 +162,8 @@ class HierarchicalPool(Readout):
         return ceil(rows / Y), ceil(columns / X)
 
 
-def checked(layout: TokenLayout | None, tokens: Tokens) -> TokenLayout:
+def checked_layout(layout: TokenLayout | None, tokens: Tokens) -> TokenLayout:
+    """Return the layout; ValueError without one or for another number of tokens."""
     if layout is None:
         raise ValueError("HierarchicalPool needs to know the grid: give layout=TokenLayout(...)")
     if tokens.size(1) != layout.tokens:
@@ -144,10 +173,20 @@ def checked(layout: TokenLayout | None, tokens: Tokens) -> TokenLayout:
 
 @final
 class AttentionViaAttention(nn.Module):
-    """Over the coarse memory first, c_w; then over the fine memory with [q; c_w] as the query.
+    """Attention via attention: over the coarse memory, then over the fine one with that context.
 
-    Zhao & Zhang 2018. Gives both contexts, coarse and fine. score, normalizer: factories, for both
-    levels.
+    c_w = attention of q over the coarse memory; the query over the fine memory is a linear map of
+    [q; c_w]. score, normalizer: factories, for both levels. Zhao & Zhang 2018.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import AttentionViaAttention
+        >>> words, letters = torch.randn(2, 4, 8), torch.randn(2, 20, 8)
+        >>> over_words, over_letters = AttentionViaAttention(dim=8)(
+        ...     torch.randn(2, 3, 8), words, letters
+        ... )
+        >>> over_words.shape, over_letters.shape
+        (torch.Size([2, 3, 8]), torch.Size([2, 3, 8]))
     """
 
     def __init__(
@@ -170,6 +209,10 @@ class AttentionViaAttention(nn.Module):
         coarse_mask: Bool[Tensor, "b j"] | None = None,
         fine_mask: Bool[Tensor, "b f"] | None = None,
     ) -> tuple[Float[Tensor, "b i j"], Float[Tensor, "b i f"]]:
+        """Compute the weights over the coarse and over the fine memory.
+
+        The masks are True where a token exists; None: all do.
+        """
         over_coarse = weights_over(self.over_coarse, query, coarse, coarse_mask)
         context = torch.cat([query, over_coarse @ coarse], dim=-1)
         over_fine = weights_over(self.over_fine, self.query_proj(context), fine, fine_mask)
@@ -183,15 +226,23 @@ class AttentionViaAttention(nn.Module):
         coarse_mask: Bool[Tensor, "b j"] | None = None,
         fine_mask: Bool[Tensor, "b f"] | None = None,
     ) -> tuple[Queries, Queries]:
+        """Compute both contexts, coarse and fine. Arguments: as in `weights`."""
         over_coarse, over_fine = self.weights(query, coarse, fine, coarse_mask, fine_mask)
         return over_coarse @ coarse, over_fine @ fine
 
 
 @final
 class TargetGuided(nn.Module):
-    """The target's own tokens give c_t; c_t is the query over the sentence, Ma et al. 2018.
+    """Target-guided attention: the target's own tokens give the query over the sentence.
 
-    score: a factory for the second step; the first asks no query.
+    score: a factory for the second step; the first is `KeyOnly`. Ma et al. 2018.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import TargetGuided
+        >>> target, sentence = torch.randn(2, 3, 8), torch.randn(2, 7, 8)
+        >>> TargetGuided(dim=8)(target, sentence).shape
+        torch.Size([2, 8])
     """
 
     def __init__(
@@ -211,6 +262,10 @@ class TargetGuided(nn.Module):
         target_mask: Bool[Tensor, "b t"] | None = None,
         sentence_mask: Bool[Tensor, "b n"] | None = None,
     ) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b n"]]:
+        """Compute the weights over the target and over the sentence.
+
+        The masks are True where a token exists; None: all do.
+        """
         over_target = self.over_target.weights(target, mask=target_mask)  # b 1 t
         query = over_target @ target
         over_sentence = weights_over(self.over_sentence, query, sentence, sentence_mask)
@@ -223,5 +278,6 @@ class TargetGuided(nn.Module):
         target_mask: Bool[Tensor, "b t"] | None = None,
         sentence_mask: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b d"]:
+        """Compute the context of the sentence. Arguments: as in `weights`."""
         _, over_sentence = self.weights(target, sentence, target_mask, sentence_mask)
         return (over_sentence[:, None] @ sentence)[:, 0]

@@ -1,4 +1,4 @@
-"""Memory hops: look again, with what the last look gave.
+"""Memory hops: attend again, with a query that the last context has changed.
 
 Axes: b batch, i queries, j memory, d width, hop.
 """
@@ -18,20 +18,42 @@ from vision_attn.attention.pooling import Exists, Readout, Tokens
 from vision_attn.attention.scores import Dot, Score
 from vision_attn.types import TokenLayout
 
+__all__ = ["GRUUpdate", "Hop", "HopsPool", "LinearUpdate", "MemoryHops", "SumUpdate", "Update"]
+
 Queries = Float[Tensor, "b i d"]
 Memory = Float[Tensor, "b j d"]
 
 
 class Update(nn.Module, ABC):
-    """The next query, from the last one and what it saw; made as `Update(dim)`."""
+    """Base class: the next query from the last one and its context; made as `Update(dim)`.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Update
+        >>> class Average(Update):
+        ...     def __init__(self, dim):
+        ...         super().__init__()
+        ...     def forward(self, query, context):
+        ...         return (query + context) / 2
+        >>> Average(dim=4)(torch.zeros(1, 1, 4), torch.ones(1, 1, 4))
+        tensor([[[0.5000, 0.5000, 0.5000, 0.5000]]])
+    """
 
     @abstractmethod
-    def forward(self, query: Queries, context: Queries) -> Queries: ...
+    def forward(self, query: Queries, context: Queries) -> Queries:
+        """Compute the next query, (b i d)."""
 
 
 @final
 class SumUpdate(Update):
-    """q + c, Sukhbaatar et al. 2015."""
+    """Next query by a sum: q + c, Sukhbaatar et al. 2015.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import SumUpdate
+        >>> SumUpdate(dim=2)(torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0, 4.0]]]))
+        tensor([[[4., 6.]]])
+    """
 
     def __init__(self, dim: int):
         super().__init__()
@@ -42,7 +64,14 @@ class SumUpdate(Update):
 
 @final
 class LinearUpdate(Update):
-    """W [q; c] + b."""
+    """Next query by a linear map: W [q; c] + b.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import LinearUpdate
+        >>> LinearUpdate(dim=4)(torch.randn(2, 3, 4), torch.randn(2, 3, 4)).shape
+        torch.Size([2, 3, 4])
+    """
 
     def __init__(self, dim: int):
         super().__init__()
@@ -54,7 +83,14 @@ class LinearUpdate(Update):
 
 @final
 class GRUUpdate(Update):
-    """A gated recurrent unit with state q and input c, Kumar et al. 2016."""
+    """Next query by a gated recurrent unit with state q and input c, Kumar et al. 2016.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import GRUUpdate
+        >>> GRUUpdate(dim=4)(torch.randn(2, 3, 4), torch.randn(2, 3, 4)).shape
+        torch.Size([2, 3, 4])
+    """
 
     def __init__(self, dim: int):
         super().__init__()
@@ -65,7 +101,16 @@ class GRUUpdate(Update):
 
 
 class Hop(nn.Module):
-    """One look: c = attention of q over W_k memory and W_v memory; then update(q, c)."""
+    """One hop: c = attention of q over W_k memory and W_v memory, then update(q, c).
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Attend, Dot, SumUpdate
+        >>> from vision_attn.attention.hops import Hop
+        >>> hop = Hop(4, Attend(Dot(head_dim=4)), SumUpdate(4))
+        >>> hop(torch.randn(2, 1, 4), torch.randn(2, 5, 4), None).shape
+        torch.Size([2, 1, 4])
+    """
 
     def __init__(self, dim: int, attend: Attend, update: Update):
         super().__init__()
@@ -75,18 +120,28 @@ class Hop(nn.Module):
         self.update = update
 
     def weights(self, query: Queries, memory: Memory, mask: Tensor | None) -> Tensor:
+        """Compute the weights of the memory, (b i j). mask: as in `Attend.weights`."""
         return self.attend.weights(query[:, None], self.key_proj(memory)[:, None], mask)[:, 0]
 
     def forward(self, query: Queries, memory: Memory, mask: Tensor | None) -> Queries:
+        """Compute the next query, (b i d). mask: as in `Attend.weights`."""
         k, v = self.key_proj(memory), self.value_proj(memory)
         return self.update(query, self.attend(query[:, None], k[:, None], v[:, None], mask)[:, 0])
 
 
 class MemoryHops(nn.Module):
-    """q <- update(q, attention of q over the memory), `hops` times, Sukhbaatar et al. 2015.
+    """Attention in hops: q <- update(q, attention of q over the memory), `hops` times.
 
-    The last q is the result. shared: every hop has the same weights. score, normalizer, update:
-    factories.
+    The last q is the result. shared: every hop has the same parameters. score, normalizer, update:
+    factories. Sukhbaatar et al. 2015.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import MemoryHops
+        >>> query, memory = torch.randn(2, 1, 8), torch.randn(2, 5, 8)
+        >>> hops = MemoryHops(dim=8, hops=3)
+        >>> hops(query, memory).shape, hops.weights(query, memory).shape
+        (torch.Size([2, 1, 8]), torch.Size([2, 3, 1, 5]))
     """
 
     def __init__(
@@ -109,14 +164,18 @@ class MemoryHops(nn.Module):
     def weights(
         self, query: Queries, memory: Memory, mask: Exists = None
     ) -> Float[Tensor, "b hop i j"]:
-        """What each hop looks at."""
-        mask, each = _for_all_queries(mask), []
+        """Compute the weights of the memory at each hop.
+
+        mask: True where a token of the memory exists; None: all do.
+        """
+        mask, weights = _for_all_queries(mask), []
         for hop in self._in_order():
-            each.append(hop.weights(query, memory, mask))
+            weights.append(hop.weights(query, memory, mask))
             query = hop(query, memory, mask)
-        return torch.stack(each, dim=1)
+        return torch.stack(weights, dim=1)
 
     def forward(self, query: Queries, memory: Memory, mask: Exists = None) -> Queries:
+        """Compute the last query, (b i d). Arguments: as in `weights`."""
         mask = _for_all_queries(mask)
         for hop in self._in_order():
             query = hop(query, memory, mask)
@@ -132,7 +191,17 @@ def _for_all_queries(mask: Exists) -> Bool[Tensor, "b 1 1 j"] | None:
 
 @final
 class HopsPool(Readout):
-    """Several looks at the tokens by a query that learns from each; the looks are the hops."""
+    """Readout by memory hops: a learned query that attends to the tokens `hops` times.
+
+    Each hop is a set of weights. Arguments: as in `MemoryHops`.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import HopsPool
+        >>> pool, tokens = HopsPool(dim=8, hops=2), torch.randn(2, 5, 8)
+        >>> pool(tokens).shape, pool.weights(tokens).shape
+        (torch.Size([2, 8]), torch.Size([2, 2, 5]))
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Gates for a CNN that is there already.
+"""Gates for a CNN that exists already.
 
 Axes: b batch, c channels, h height, w width.
 """
@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from vision_attn.attention.gates import CBAM, Gate
+
+__all__ = ["add_gates"]
 
 NAME = "attention_gate"
 
@@ -23,12 +25,18 @@ def add_gates(
     A block is the smallest module that holds a spatial convolution and another layer: a residual
     block, an inception block, ... Where there are none, as in VGG, each convolution is one.
     gate: called as `gate(channels=c)`. It becomes the child `attention_gate` of its block, so all
-    other parameters keep their names. Where the gate allows it (`neutralize`) it starts as the
-    identity, and the network's outputs stay what they were until training changes them.
-    image_size: (height, width) of images that the network takes; one pass over an empty image, in
-    eval mode, tells how many channels each block gives.
+    other parameters keep their names. A gate with `neutralize` starts as the identity, so the
+    network's outputs stay as they were until training changes them. image_size: (height, width) of
+    the images that the network takes; one pass over an empty image, in eval mode, counts the
+    channels of each block. ValueError where the network has no convolution, or has gates already.
 
-    Raises ValueError where the network has no convolution, or has been given gates before.
+    Examples:
+        >>> from torch import nn
+        >>> from vision_attn.attention import SqueezeExcite, add_gates
+        >>> cnn = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3))
+        >>> gated = add_gates(cnn, SqueezeExcite, image_size=(8, 8))
+        >>> [name for name, module in gated.named_modules() if isinstance(module, SqueezeExcite)]
+        ['0.attention_gate', '2.attention_gate']
     """
     if any(hasattr(module, NAME) for module in network.modules()):
         raise ValueError(f"{type(network).__name__} has been given gates before")
@@ -50,46 +58,49 @@ def _pass_gate(block: nn.Module, args: tuple, output: Tensor) -> Tensor:
 
 
 def find_blocks(network: nn.Module) -> list[nn.Module]:
-    """The blocks of a CNN, in the order they are registered."""
+    """List the blocks of a CNN, in the order they are registered."""
     blocks = [
         module
         for module in network.modules()
-        if module is not network and is_block(module) and not any(map(is_block, inside(module)))
+        if module is not network
+        and is_block(module)
+        and not any(map(is_block, descendants(module)))
     ]
     return blocks or [module for module in network.modules() if is_spatial(module)]
 
 
 def is_block(module: nn.Module) -> bool:
-    """A spatial convolution and another layer with weights, in a module that is no mere list."""
+    """Whether a module that is no mere list holds a spatial convolution and another layer."""
     if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
         return False
-    layers = [layer for layer in inside(module) if isinstance(layer, nn.Conv2d | nn.Linear)]
+    layers = [layer for layer in descendants(module) if isinstance(layer, nn.Conv2d | nn.Linear)]
     return len(layers) > 1 and any(map(is_spatial, layers))
 
 
 def is_spatial(module: nn.Module) -> bool:
+    """Whether a module is a convolution with a kernel larger than 1 x 1."""
     return isinstance(module, nn.Conv2d) and max(module.kernel_size) > 1
 
 
-def inside(module: nn.Module) -> Iterable[nn.Module]:
-    """Everything in a module but itself."""
+def descendants(module: nn.Module) -> Iterable[nn.Module]:
+    """Iterate over a module's descendants."""
     return (other for other in module.modules() if other is not module)
 
 
 def output_channels(
     network: nn.Module, blocks: list[nn.Module], image_size: tuple[int, int]
 ) -> dict[nn.Module, int]:
-    """The channels that each block gives, of those that give one feature map."""
+    """Count the output channels of each block that returns one feature map."""
     channels: dict[nn.Module, int] = {}
 
-    def note(block: nn.Module, args: tuple, output: object) -> None:
+    def record_channels(block: nn.Module, args: tuple, output: object) -> None:
         if isinstance(output, Tensor) and output.ndim == 4:
             channels[block] = output.size(1)
 
     first = next(module for module in network.modules() if isinstance(module, nn.Conv2d))
     image = first.weight.new_zeros(1, first.in_channels * first.groups, *image_size)
     was_training = {module: module.training for module in network.modules()}
-    hooks = [block.register_forward_hook(note) for block in blocks]
+    hooks = [block.register_forward_hook(record_channels) for block in blocks]
     try:
         with torch.no_grad():
             network.eval()(image)

@@ -1,4 +1,4 @@
-"""softmax(scale q k') v by the fastest way for the device, the type and the length.
+"""Softmax attention by the fastest way for the device, the type and the length.
 
 What is fastest was measured, see benchmarks/attention.py.
 
@@ -9,13 +9,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+__all__ = ["softmax_attention"]
+
 PART = 1 << 21  # scores worked on at a time: they stay in cache
 
 
 def softmax_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scale: float
 ) -> Tensor:
-    """softmax(scale q k') v, (b head i d), (b head j d), (b head j e) -> (b head i e)."""
+    """Compute softmax(scale q k') v: (b head i d), (b head j d), (b head j e) -> (b head i e).
+
+    mask: bool, True where query i may attend to key j; None: everywhere. dropout: the share of
+    weights set to 0. A query whose keys are all masked gets zeros.
+    """
     if mask is None and products_are_faster(q, k):
         return by_products(q, k, v, dropout, scale)
     if mask is not None and masked_products_are_faster(q, k):
@@ -24,22 +30,26 @@ def softmax_attention(
 
 
 def products_are_faster(q: Tensor, k: Tensor) -> bool:
-    """For bfloat16 on a CPU, whose instructions for it the fused kernel makes little use of.
+    """Whether plain products are faster than the fused kernel: for bfloat16 on a CPU.
 
-    Not for long memories: there the weights, kept for backward, would be too large.
+    There the fused kernel makes little use of the instructions for it. Not for long memories, whose
+    weights, kept for backward, would be too large.
     """
     longest = 2048 if torch.is_grad_enabled() else 8192
     return q.device.type == "cpu" and q.dtype == torch.bfloat16 and k.size(-2) <= longest
 
 
 def masked_products_are_faster(q: Tensor, k: Tensor) -> bool:
-    """In training, where the fused kernel's backward is the slow part; not for a query or two."""
+    """Whether plain products with a mask are faster: in training, for at least 16 queries.
+
+    There the fused kernel's backward is the slow part.
+    """
     training = torch.is_grad_enabled() and products_are_faster(q, k)
     return training and q.size(-2) >= 16 and k.size(-2) <= 1024
 
 
 def by_products(q: Tensor, k: Tensor, v: Tensor, dropout: float, scale: float) -> Tensor:
-    """Product, softmax, product, for a few heads, or a few queries of one, at a time."""
+    """Compute product, softmax, product, for a few heads, or a few queries of one, at a time."""
     heads = torch.broadcast_shapes(q.shape[:2], k.shape[:2], v.shape[:2])
     q, k, v = (x.expand(*heads, -1, -1).flatten(0, 1) for x in (q, k, v))
     part, rows = max(1, PART // (q.size(1) * k.size(1))), max(1, PART // k.size(1))
@@ -53,7 +63,7 @@ def by_products(q: Tensor, k: Tensor, v: Tensor, dropout: float, scale: float) -
 def by_masked_products(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float, scale: float
 ) -> Tensor:
-    """The same with a mask, as a bias; a query that sees nothing has a context of zeros."""
+    """Compute the same with a mask, as a bias; a query that sees nothing has a context of zeros."""
     lowest = torch.finfo(q.dtype).min
     bias = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(~mask, lowest)
     weights = ((q * scale) @ k.mT + bias).softmax(-1)
@@ -61,18 +71,19 @@ def by_masked_products(
 
 
 def scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """scale q k', (b i d), (b j d) -> (b i j), scaled inside the product."""
+    """Compute scale q k', (b i d), (b j d) -> (b i j), scaled inside the product."""
     return torch.baddbmm(q.new_zeros(()), q, k.mT, beta=0, alpha=scale)
 
 
 def joined(parts: list[Tensor], dim: int) -> Tensor:
+    """Concatenate the parts, without a copy if there is only one."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def fused(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scale: float
 ) -> Tensor:
-    """torch's kernels."""
+    """Compute the context by torch's own kernels."""
     if mask is None or q.device.type == "cpu":
         return F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=scale)
     # Not every kernel of a GPU gives zeros for a row without keys: let it see all, then drop it.

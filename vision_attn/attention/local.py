@@ -30,9 +30,22 @@ from vision_attn.attention.windows import (
 )
 from vision_attn.types import TokenLayout
 
+__all__ = ["Axis", "Grid", "Local2d", "LocalMonotonic", "Near"]
+
 
 class Axis(NamedTuple):
-    """`size` tokens in a row, of which each sees `reach` to either side; cut into tiles."""
+    """A line of `size` tokens, each of which sees `reach` to either side, cut into tiles.
+
+    tile: queries of one tile.
+
+    Examples:
+        >>> from vision_attn.attention.local import Axis
+        >>> axis = Axis.of(14, radius=3)
+        >>> axis
+        Axis(size=14, reach=3, tile=4)
+        >>> axis.tiles, axis.seen, axis.beyond
+        (4, 10, 2)
+    """
 
     size: int
     reach: int
@@ -40,52 +53,65 @@ class Axis(NamedTuple):
 
     @classmethod
     def of(cls, size: int, radius: int | float, least: int = 4) -> "Axis":
-        """Nearly equal tiles, about as long as the reach and not much shorter than `least`."""
+        """Cut the line into nearly equal tiles, about as long as the reach and at least `least`."""
         reach = int(min(radius, size - 1))
         return cls(size, reach, ceil(size / ceil(size / max(least, reach))))
 
     @property
     def tiles(self) -> int:
+        """Number of tiles."""
         return ceil(self.size / self.tile)
 
     @property
     def seen(self) -> int:
-        """Keys that one tile sees."""
+        """Number of keys that one tile sees."""
         return self.tile + 2 * self.reach
 
     @property
     def beyond(self) -> int:
-        """How far the last tile reaches beyond the end."""
+        """Number of places of the last tile that lie beyond the end."""
         return self.tiles * self.tile - self.size
 
 
 class Grid(NamedTuple):
-    """Tokens in rows and columns, where each sees its neighbours."""
+    """Tokens in rows and columns, where each sees its neighbours.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention.local import Axis, Grid
+        >>> grid = Grid(Axis.of(2, radius=1), Axis.of(3, radius=1))
+        >>> grid.near(torch.device("cpu"))[0].view(2, 3)  # what the top left token sees
+        tensor([[ True,  True, False],
+                [ True,  True, False]])
+    """
 
     rows: Axis
     columns: Axis
 
     @property
     def tiles(self) -> int:
+        """Number of tiles."""
         return self.rows.tiles * self.columns.tiles
 
     @property
     def seen(self) -> int:
+        """Number of keys that one tile sees."""
         return self.rows.seen * self.columns.seen
 
     @property
     def everything_is_near(self) -> bool:
+        """Whether every token sees every other."""
         return all(axis.reach == axis.size - 1 for axis in self)
 
     def near(self, device: torch.device) -> Bool[Tensor, "n n"]:
-        """Who sees whom."""
+        """Mark the pairs of tokens that see each other."""
         rows, columns = (
             band(axis.size, axis.size, 0, axis.reach, device) for axis in (self.rows, self.columns)
         )
         return product(rows, columns)
 
     def near_in_tiles(self, device: torch.device) -> Bool[Tensor, "t 1 m s"]:
-        """Who sees whom, tile by tile; nobody sees beyond the edge."""
+        """Mark the pairs that see each other, tile by tile; no key lies beyond the edge."""
         rows, columns = (
             band(axis.tile, axis.seen, axis.reach, axis.reach, device)
             for axis in (self.rows, self.columns)
@@ -94,26 +120,26 @@ class Grid(NamedTuple):
         return product(rows, columns) & self.surround(inside).transpose(-2, -1)
 
     def split(self, queries: Tensor) -> Tensor:
-        """(b head n d) -> (b t) head m d."""
+        """Cut the queries into tiles, (b head n d) -> (b t) head m d."""
         queries = self._padded(queries, 0, 0)
         y, x = self.rows.tile, self.columns.tile
         return rearrange(queries, "b head (Y y) (X x) d -> (b Y X) head (y x) d", y=y, x=x)
 
     def surround(self, keys: Tensor) -> Tensor:
-        """(b head n d) -> (b t) head s d: each tile with its neighbours, zeros beyond the edge."""
+        """Cut out each tile's keys, (b head n d) -> (b t) head s d, zeros beyond the edge."""
         rows, columns = self.rows, self.columns
         keys = self._padded(keys, rows.reach, columns.reach)
         keys = keys.unfold(2, rows.seen, rows.tile).unfold(3, columns.seen, columns.tile)
         return rearrange(keys, "b head Y X d y x -> (b Y X) head (y x) d")
 
     def join(self, tiles: Tensor) -> Tensor:
-        """(b t) head m d -> (b head n d): the way back from `split`."""
+        """Put the tiles together, (b t) head m d -> (b head n d): the inverse of `split`."""
         Y, X, y = self.rows.tiles, self.columns.tiles, self.rows.tile
         grid = rearrange(tiles, "(b Y X) head (y x) d -> b head (Y y) (X x) d", Y=Y, X=X, y=y)
         return grid[:, :, : self.rows.size, : self.columns.size].flatten(2, 3)
 
     def _padded(self, tokens: Tensor, above: int, left: int) -> Tensor:
-        """On the grid, with a margin around it, and below and right also what fills the tiles."""
+        """Lay tokens on the grid with a margin, and fill up the tiles below and right."""
         below, right = above + self.rows.beyond, left + self.columns.beyond
         grid = tokens.unflatten(2, (self.rows.size, self.columns.size))
         return F.pad(grid, (0, 0, left, right, above, below))
@@ -122,13 +148,13 @@ class Grid(NamedTuple):
 def band(
     queries: int, keys: int, lead: int, reach: int, device: torch.device
 ) -> Bool[Tensor, "i j"]:
-    """Which keys are within reach of which queries, where the keys start `lead` earlier."""
+    """Mark the keys within reach of each query, where the keys start `lead` earlier."""
     away = torch.arange(queries, device=device)[:, None] - torch.arange(keys, device=device)
     return (away + lead).abs() <= reach
 
 
 def product(rows: Bool[Tensor, "y z"], columns: Bool[Tensor, "x w"]) -> Bool[Tensor, "y*x z*w"]:
-    """Pairs of cells that are paired in their rows and in their columns."""
+    """Mark pairs of cells that are paired in their rows and in their columns."""
     return (rows[:, None, :, None] & columns[:, None]).flatten(2, 3).flatten(0, 1)
 
 
@@ -141,7 +167,7 @@ def tiled(
     v: Values,
     mask: Tensor | None,
 ) -> Context:
-    """Attention of each token over those near it, tile by tile, and over the prefix."""
+    """Compute attention of each token over those near it, tile by tile, and over the prefix."""
 
     def seen(tokens: Tensor) -> Tensor:
         everywhere = tokens[:, :, :prefix].repeat_interleave(grid.tiles, dim=0)
@@ -162,7 +188,10 @@ def tiled(
 def mask_in_tiles(
     grid: Grid, prefix: int, mask: Bool[Tensor, "b_ head_ i_ j_"], seen: Int[Tensor, "t s"]
 ) -> Bool[Tensor, "b_ t head_ m_ s_"]:
-    """The part of a mask that each tile needs; seen: the places of the keys of each tile."""
+    """Cut out the part of a mask that each tile needs.
+
+    seen: the places of the keys of each tile.
+    """
     if mask.size(2) == 1:
         rows = mask[:, None].expand(-1, grid.tiles, -1, -1, -1)
     else:
@@ -174,9 +203,20 @@ def mask_in_tiles(
 
 
 class Near(Window):
-    """Each token sees those within `radius` of it on a grid; the prefix sees and is seen by all.
+    """Base class: each token sees those within `radius` of it on a grid.
 
-    radius: a whole number from 0 on, or inf.
+    Prefix tokens see every token and every token sees them. radius: a whole number from 0 on, or
+    inf, else ValueError. A subclass lays the tokens on a grid in `grid`.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention.local import Axis, Grid, Near
+        >>> class InOneRow(Near):
+        ...     def grid(self, tokens, layout):
+        ...         return 0, Grid(Axis.of(1, 0), Axis.of(tokens, self.radius))
+        >>> q = torch.randn(1, 1, 4, 8)
+        >>> InOneRow(radius=1).terms(q, q, None)[0][0]
+        tensor([ True,  True, False, False])
     """
 
     def __init__(self, head_dim: int | None = None, heads: int = 1, *, radius: int | float):
@@ -187,10 +227,10 @@ class Near(Window):
 
     @abstractmethod
     def grid(self, tokens: int, layout: TokenLayout | None) -> tuple[int, Grid]:
-        """How many of the tokens are prefix, and the grid that the others lie on."""
+        """Return the number of prefix tokens, and the grid that the other tokens lie on."""
 
     def checked_grid(self, q: Tensor, k: Tensor, layout: TokenLayout | None) -> tuple[int, Grid]:
-        """The same; ValueError where the layout is of another number of tokens."""
+        """Return what `grid` does; ValueError where the layout has another number of tokens."""
         queries, keys = q.size(-2), k.size(-2)
         if layout is not None and not queries == keys == layout.tokens:
             raise ValueError(
@@ -223,9 +263,21 @@ class Near(Window):
 
 @final
 class Local2d(Near):
-    """The neighbourhood of a patch on the image: rows and columns at most `radius` away.
+    """Neighbourhood of a patch on the image: rows and columns at most `radius` patches away.
 
-    For self-attention, and needs the layout of the tokens.
+    For self-attention, and needs the layout of the tokens (ValueError without).
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Attend, Local2d, ScaledDot
+        >>> from vision_attn.types import TokenLayout
+        >>> layout = TokenLayout(prefix=1, grid=(3, 3))
+        >>> attend = Attend(ScaledDot(head_dim=8), window=Local2d(radius=1))
+        >>> q = torch.randn(1, 1, 10, 8)
+        >>> attend.weights(q, q, layout=layout)[0, 0, 1, 1:].view(3, 3) > 0  # of the top left patch
+        tensor([[ True,  True, False],
+                [ True,  True, False],
+                [False, False, False]])
     """
 
     def grid(self, tokens: int, layout: TokenLayout | None) -> tuple[int, Grid]:
@@ -239,7 +291,15 @@ class Local2d(Near):
 class LocalMonotonic(Near):
     """Positions p - radius to p + radius, where p = t for query t, Luong et al. 2015, local-m.
 
-    Where the memory has another length S than the T queries, p = t S / T, and no prefix.
+    Where the memory has another length S than the T queries, p = t S / T, and there is no prefix.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Attend, LocalMonotonic, ScaledDot
+        >>> attend = Attend(ScaledDot(head_dim=8), window=LocalMonotonic(radius=1))
+        >>> q, k = torch.randn(1, 1, 3, 8), torch.randn(1, 1, 6, 8)
+        >>> attend.weights(q, k)[0, 0, 1] > 0
+        tensor([False,  True,  True,  True, False, False])
     """
 
     def grid(self, tokens: int, layout: TokenLayout | None) -> tuple[int, Grid]:
@@ -274,5 +334,5 @@ class LocalMonotonic(Near):
 
 
 def scaled_positions(q: Tensor, k: Tensor) -> Float[Tensor, "i 1"]:
-    """Where in the memory each query stands if both are spread over the same stretch."""
+    """Place each query in the memory as if both were spread over the same stretch."""
     return torch.arange(q.size(-2), device=q.device)[:, None] * (k.size(-2) / q.size(-2))

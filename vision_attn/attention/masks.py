@@ -9,19 +9,38 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+__all__ = ["both", "causal_mask", "check_exists", "check_mask", "padding_mask"]
+
 
 def causal_mask(queries: int, keys: int | None = None) -> Bool[Tensor, "i j"]:
-    """Each query sees the keys up to its own position."""
+    """Let each query see the keys up to its own position.
+
+    keys: as many as queries if None.
+
+    Examples:
+        >>> from vision_attn.attention import causal_mask
+        >>> causal_mask(2, 3)
+        tensor([[ True, False, False],
+                [ True,  True, False]])
+    """
     return torch.ones(queries, queries if keys is None else keys, dtype=torch.bool).tril()
 
 
 def padding_mask(lengths: Int[Tensor, " b"], keys: int) -> Bool[Tensor, "b 1 1 j"]:
-    """Each sequence of the batch has `lengths` true keys, and padding after them."""
+    """Hide the padding of each sequence, whose first `lengths` keys are true ones.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import padding_mask
+        >>> padding_mask(torch.tensor([1, 3]), keys=3)[:, 0, 0]
+        tensor([[ True, False, False],
+                [ True,  True,  True]])
+    """
     return (torch.arange(keys, device=lengths.device) < lengths[:, None])[:, None, None]
 
 
 def check_mask(mask: Tensor, pairs: Sequence[int]) -> None:
-    """ValueError unless the mask is bool and broadcasts to the shape of the scores."""
+    """Raise ValueError unless the mask is bool and broadcasts to the shape of the scores."""
     if mask.dtype != torch.bool:
         raise ValueError(f"mask must be bool (True = may attend), got {mask.dtype}")
     fits = mask.ndim <= len(pairs) and all(
@@ -35,7 +54,7 @@ def check_mask(mask: Tensor, pairs: Sequence[int]) -> None:
 
 
 def check_exists(tokens: Tensor, **masks: Tensor | None) -> None:
-    """ValueError unless each mask says of every token (b n d) whether it exists, or is None."""
+    """Raise ValueError unless each mask is None or bool (b n), one value a token of (b n d)."""
     for name, mask in masks.items():
         if mask is not None and (mask.dtype != torch.bool or mask.shape != tokens.shape[:2]):
             raise ValueError(
@@ -45,7 +64,7 @@ def check_exists(tokens: Tensor, **masks: Tensor | None) -> None:
 
 
 def both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """Allowed by both masks, where None allows everything."""
+    """Combine two masks: allowed by both, where None allows everything."""
     if a is None or b is None:
         return b if a is None else a
     return a & b

@@ -13,14 +13,24 @@ from vision_attn.attention.normalizers import Normalizer, Softmax
 from vision_attn.attention.scores import MultiDimAdditive, Score
 from vision_attn.attention.windows import Global, Window
 
+__all__ = ["MultiDimAttention"]
+
 
 class MultiDimAttention(MultiHeadAttention):
-    """concat_v sum_j a_vij v_vj: a score, and so weights, for every view, Shen et al. 2018.
+    """Multi-dimensional attention: concat_v sum_j a_vij v_vj, weights of its own for every view.
 
     Where a head scores its own slice of queries and keys, a view scores all of them; the values
     are cut as among heads. `heads` is the number of views: with heads = dim every feature has
     weights of its own. score: `MultiDimAdditive` (tanh; sigmoid by its `activation`), or `General`
     for the bilinear form; a factory called with the whole width as head_dim and the views as heads.
+    A score without parameters cannot tell views apart: ValueError. Shen et al. 2018 (DiSAN).
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import MultiDimAttention
+        >>> attention, x = MultiDimAttention(dim=12, heads=3), torch.randn(2, 5, 12)
+        >>> attention(x).shape, attention.weights(x).shape
+        (torch.Size([2, 5, 12]), torch.Size([2, 3, 5, 5]))
     """
 
     def __init__(
@@ -53,6 +63,7 @@ class MultiDimAttention(MultiHeadAttention):
 
     @staticmethod
     def scored_width(dim: int, heads: int) -> int:
+        """Return how many features of a token one score sees: all of them."""
         return dim
 
     def project(
@@ -61,7 +72,7 @@ class MultiDimAttention(MultiHeadAttention):
         memory: Float[Tensor, "b j d"] | None = None,
         keys: Float[Tensor, "b j d"] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys as one head (b 1 n d), values cut among the views."""
+        """Compute queries and keys as one head (b 1 n d), values cut among the views."""
         q, k, v = super().project(x, memory, keys)
         whole = lambda heads: heads.transpose(1, 2).flatten(2)[:, None]  # noqa: E731
         return whole(q), whole(k), v

@@ -17,13 +17,27 @@ from vision_attn.attention.scores import ScaledDot, Score
 from vision_attn.attention.windows import Global, Window
 from vision_attn.types import TokenLayout
 
+__all__ = ["MultiHeadAttention"]
+
 
 class MultiHeadAttention(nn.Module):
-    """concat_h Attend(x Wq_h, memory Wk_h, memory Wv_h) Wo, Vaswani et al. 2017, section 3.2.2.
+    """Multi-head attention: concat_h Attend(x Wq_h, memory Wk_h, memory Wv_h) Wo.
 
-    Self-attention where no memory is given. Parameters are named as timm's `Attention`: `qkv`
-    holds Wq, Wk and Wv in this order, `proj` is Wo. score, normalizer and window are factories
-    (classes or partials), so that each block gets parameters of its own.
+    Self-attention where no memory is given. dim: the tokens' width, a multiple of heads, else
+    ValueError. score, normalizer and window are factories (classes or partials), so that each block
+    gets parameters of its own. dropout, proj_dropout: the shares of weights and of outputs set to 0
+    in training. Parameters are named as timm's `Attention`: `qkv` holds Wq, Wk and Wv in this
+    order, `proj` is Wo. Vaswani et al. 2017, section 3.2.2.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import MultiHeadAttention, Sparsemax
+        >>> attention = MultiHeadAttention(dim=12, heads=3, normalizer=Sparsemax)
+        >>> x, memory = torch.randn(2, 5, 12), torch.randn(2, 7, 12)
+        >>> attention(x).shape, attention(x, memory).shape
+        (torch.Size([2, 5, 12]), torch.Size([2, 5, 12]))
+        >>> attention.weights(x, memory).shape
+        torch.Size([2, 3, 5, 7])
     """
 
     def __init__(
@@ -55,7 +69,7 @@ class MultiHeadAttention(nn.Module):
 
     @staticmethod
     def scored_width(dim: int, heads: int) -> int:
-        """How much of a token one score sees: a head's slice."""
+        """Return how many features of a token one score sees: a head's slice."""
         return dim // heads
 
     def project(
@@ -64,8 +78,10 @@ class MultiHeadAttention(nn.Module):
         memory: Float[Tensor, "b j d"] | None = None,
         keys: Float[Tensor, "b j d"] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries of x, keys and values of the memory: (b head n d/head) each. keys: what the
-        keys are made of, where that is not the memory."""
+        """Compute queries of x, keys and values of the memory: (b head n d/head) each.
+
+        keys: what the keys are made of, where that is not the memory.
+        """
         if memory is None:
             q, k, v = self.qkv(x).chunk(3, dim=-1)
         else:
@@ -84,7 +100,11 @@ class MultiHeadAttention(nn.Module):
         mask: Tensor | None = None,
         layout: TokenLayout | None = None,
     ) -> Float[Tensor, "b head n j"]:
-        """The weight of every token for every token, head by head."""
+        """Compute the weight of every token for every token, head by head.
+
+        mask: bool, True where a token may attend to another, broadcasting to (b head n j). layout:
+        how the tokens lie on the image, for windows that need it.
+        """
         q, k, _ = self.project(x, memory)
         return self.attend.weights(q, k, mask, layout)
 
@@ -95,5 +115,6 @@ class MultiHeadAttention(nn.Module):
         mask: Tensor | None = None,
         layout: TokenLayout | None = None,
     ) -> Float[Tensor, "b n d"]:
+        """Compute the new tokens, (b n d). Arguments: as in `weights`."""
         context = self.attend(*self.project(x, memory), mask, layout)
         return self.proj_dropout(self.proj(context.transpose(1, 2).flatten(-2)))

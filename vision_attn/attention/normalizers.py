@@ -15,15 +15,32 @@ from torch import Tensor, nn
 from vision_attn.attention.checks import above_zero
 from vision_attn.attention.masks import check_mask
 
+__all__ = ["Hard", "Normalizer", "SampledHard", "Sigmoid", "Softmax"]
+
 TINY = torch.finfo(torch.float32).tiny
 
 
 class Normalizer(nn.Module, ABC):
-    """Weights from scores, over the last axis; mask: True where a query may attend."""
+    """Base class: weights from scores, over the last axis. A subclass gives them in `normalize`.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Normalizer
+        >>> class Linear(Normalizer):
+        ...     def normalize(self, scores):
+        ...         return scores.relu() / scores.relu().sum(-1, keepdim=True).clamp(min=1e-6)
+        >>> Linear()(torch.tensor([[3.0, 1.0, -2.0]]))
+        tensor([[0.7500, 0.2500, 0.0000]])
+    """
 
     def forward(
         self, scores: Float[Tensor, "*lead j"], mask: Tensor | None = None
     ) -> Float[Tensor, "*lead j"]:
+        """Compute the weights, of the scores' shape.
+
+        mask: bool, True where a query may attend, broadcasting to the scores; else ValueError, as
+        for scores without keys. Masked keys get weight 0.
+        """
         if scores.size(-1) == 0:
             raise ValueError(f"scores must not be empty, got shape {tuple(scores.shape)}")
         if mask is None:
@@ -34,12 +51,23 @@ class Normalizer(nn.Module, ABC):
         return self.normalize(scores.masked_fill(~mask, lowest)).masked_fill(~mask, 0)
 
     @abstractmethod
-    def normalize(self, scores: Float[Tensor, "*lead j"]) -> Float[Tensor, "*lead j"]: ...
+    def normalize(self, scores: Float[Tensor, "*lead j"]) -> Float[Tensor, "*lead j"]:
+        """Compute the weights of scores that are not masked."""
 
 
 @final
 class Softmax(Normalizer):
-    """exp(e_i / T) / sum_j exp(e_j / T)."""
+    """Softmax: exp(e_i / T) / sum_j exp(e_j / T).
+
+    temperature: T, above 0, else ValueError.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Softmax
+        >>> scores, mask = torch.zeros(1, 4), torch.tensor([[True, True, True, False]])
+        >>> Softmax()(scores, mask)
+        tensor([[0.3333, 0.3333, 0.3333, 0.0000]])
+    """
 
     def __init__(self, temperature: int | float = 1.0):
         super().__init__()
@@ -52,17 +80,30 @@ class Softmax(Normalizer):
 
 @final
 class Sigmoid(Normalizer):
-    """1 / (1 + exp(-e_i)): every key by itself; the weights do not sum to 1."""
+    """Sigmoid: 1 / (1 + exp(-e_i)), every key by itself; the weights do not sum to 1.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Sigmoid
+        >>> Sigmoid()(torch.tensor([[0.0, 0.0, 0.0]]))
+        tensor([[0.5000, 0.5000, 0.5000]])
+    """
 
     def normalize(self, scores: Float[Tensor, "*lead j"]) -> Float[Tensor, "*lead j"]:
         return scores.sigmoid()
 
 
 class Hard(Normalizer):
-    """The best key alone: one-hot at argmax_i e_i, with the gradient of softmax(e / T).
+    """Hard attention: one-hot at argmax_i e_i, with the gradient of softmax(e / T).
 
-    The straight-through estimator, Bengio et al. 2013. The best key may also be a sampled one,
-    see `SampledHard`.
+    temperature: T of the gradient, above 0, else ValueError. The straight-through estimator, Bengio
+    et al. 2013. `SampledHard` draws the key instead.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Hard
+        >>> Hard()(torch.tensor([[0.5, 2.0, 1.0]]))
+        tensor([[0., 1., 0.]])
     """
 
     def __init__(self, temperature: int | float = 1.0):
@@ -78,13 +119,24 @@ class Hard(Normalizer):
 
 @final
 class SampledHard(Hard):
-    """One key drawn with probability softmax(e)_i in training, the most probable one after it.
+    """Sampled hard attention: one key, drawn with probability softmax(e)_i in training.
+
+    In eval mode the likeliest key.
 
     Gumbel-softmax, straight-through, Jang et al. 2017: the gradient is that of
     softmax((e + g) / T) with Gumbel noise g. The idea, trained by REINFORCE, is Xu et al. 2015.
 
-    expected: the share of a training batch that reads the expected value, softmax(e), instead of a
-    draw (section 4.1 there): draws alone begin by reading anything, and may never learn.
+    temperature: T, above 0. expected: the share of a training batch, from 0 to 1, that gets the
+    expected value, softmax(e), instead of a draw (section 4.1 there): with draws alone training may
+    never start. ValueError for other numbers.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import SampledHard
+        >>> SampledHard()(torch.zeros(5, 3)).sum(-1)
+        tensor([1., 1., 1., 1., 1.])
+        >>> SampledHard().eval()(torch.tensor([[0.5, 2.0, 1.0]]))
+        tensor([[0., 1., 0.]])
     """
 
     def __init__(self, temperature: int | float = 1.0, expected: int | float = 0.0):

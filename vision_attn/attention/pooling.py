@@ -19,12 +19,37 @@ from vision_attn.attention.normalizers import Normalizer, Softmax
 from vision_attn.attention.scores import Additive, MultiDimAdditive, Score
 from vision_attn.types import TokenLayout
 
+__all__ = [
+    "AttentionPool",
+    "ClassToken",
+    "FeatureWisePool",
+    "LearnedQuery",
+    "MeanPool",
+    "MultiDimPool",
+    "Readout",
+]
+
 Tokens = Float[Tensor, "b n d"]
 Exists = Bool[Tensor, "b n"] | None
 
 
 class Readout(nn.Module, ABC):
-    """Tokens to one vector, `out_dim` wide; made as `Readout(dim)`. mask: which tokens exist."""
+    """Base class: tokens to one vector, `out_dim` wide; made as `Readout(dim)`.
+
+    out_dim: dim if None. A subclass gives the vector in `forward` and the tokens' weights in
+    `weights`.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Readout
+        >>> class LastToken(Readout):
+        ...     def forward(self, tokens, layout=None, mask=None):
+        ...         return tokens[:, -1]
+        ...     def weights(self, tokens, layout=None, mask=None):
+        ...         return torch.eye(tokens.size(1))[-1:].expand(len(tokens), 1, -1)
+        >>> LastToken(dim=8)(torch.randn(2, 5, 8)).shape
+        torch.Size([2, 8])
+    """
 
     def __init__(self, dim: int, out_dim: int | None = None):
         super().__init__()
@@ -35,18 +60,34 @@ class Readout(nn.Module, ABC):
     @abstractmethod
     def forward(
         self, tokens: Tokens, layout: TokenLayout | None = None, mask: Exists = None
-    ) -> Float[Tensor, "b out"]: ...
+    ) -> Float[Tensor, "b out"]:
+        """Compute the vector, (b out).
+
+        layout: how the tokens lie on the image, for readouts that need it. mask: True where a token
+        exists; None: all do.
+        """
 
     @abstractmethod
     def weights(
         self, tokens: Tokens, layout: TokenLayout | None = None, mask: Exists = None
     ) -> Float[Tensor, "b look n"]:
-        """What each token counts for, at every look that the readout takes at the image."""
+        """Compute the weight of each token, (b look n), for each of the readout's sets of weights.
+
+        Arguments: as in `forward`.
+        """
 
 
 @final
 class ClassToken(Readout):
-    """The first token."""
+    """Readout of the class token: the first token.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import ClassToken
+        >>> tokens = torch.arange(6.0).view(1, 3, 2)
+        >>> ClassToken(dim=2)(tokens)
+        tensor([[0., 1.]])
+    """
 
     def forward(
         self, tokens: Tokens, layout: TokenLayout | None = None, mask: Exists = None
@@ -64,7 +105,18 @@ class ClassToken(Readout):
 
 @final
 class MeanPool(Readout):
-    """The mean of the patch tokens (of all tokens, where no layout tells which are patches)."""
+    """Readout by the mean of the patch tokens; of all tokens where no layout is given.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import MeanPool
+        >>> from vision_attn.types import TokenLayout
+        >>> tokens = torch.arange(6.0).view(1, 3, 2)
+        >>> MeanPool(dim=2)(tokens)
+        tensor([[2., 3.]])
+        >>> MeanPool(dim=2)(tokens, TokenLayout(prefix=1, grid=(1, 2)))
+        tensor([[3., 4.]])
+    """
 
     def forward(
         self, tokens: Tokens, layout: TokenLayout | None = None, mask: Exists = None
@@ -83,9 +135,21 @@ class MeanPool(Readout):
 
 
 class LearnedQuery(Readout):
-    """Attention over all tokens by one learned query; the context of each head, concatenated.
+    """Base class: attention over all tokens by a learned query, each head's context concatenated.
 
-    The looks are the heads of the score. Scores that ask no query have none.
+    The sets of weights are the heads of the score. For a score that takes no query none is learned.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import KeyOnly, Softmax
+        >>> from vision_attn.attention.pooling import LearnedQuery
+        >>> class Plain(LearnedQuery):
+        ...     def keys(self, tokens):
+        ...         return tokens[:, None]
+        ...     values = keys
+        >>> pool = Plain(8, 8, 1, KeyOnly(head_dim=8), Softmax())
+        >>> pool(torch.randn(2, 5, 8)).shape
+        torch.Size([2, 8])
     """
 
     def __init__(self, dim: int, out_dim: int, heads: int, score: Score, normalizer: Normalizer):
@@ -98,10 +162,12 @@ class LearnedQuery(Readout):
             self.register_buffer("query", query.zero_(), persistent=False)
 
     @abstractmethod
-    def keys(self, tokens: Tokens) -> Float[Tensor, "b head n d_k"]: ...
+    def keys(self, tokens: Tokens) -> Float[Tensor, "b head n d_k"]:
+        """Make the keys from the tokens."""
 
     @abstractmethod
-    def values(self, tokens: Tokens) -> Float[Tensor, "b view n d_v"]: ...
+    def values(self, tokens: Tokens) -> Float[Tensor, "b view n d_v"]:
+        """Make the values from the tokens."""
 
     def forward(
         self, tokens: Tokens, layout: TokenLayout | None = None, mask: Exists = None
@@ -121,10 +187,17 @@ class LearnedQuery(Readout):
 
 @final
 class AttentionPool(LearnedQuery):
-    """Each head weighs its own slice of the tokens.
+    """Readout by attention with a learned query; each head weighs its own slice of the tokens.
 
-    score: `Additive` (by a learned query), `KeyOnly` (by none), or any other. normalizer: `Hard`
-    reads out one token a head.
+    dim: a multiple of heads, else ValueError. score: a factory of `Additive` (by a learned query),
+    `KeyOnly` (by none), or any other. normalizer: a factory; `Hard` reads out one token a head.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import AttentionPool
+        >>> pool, tokens = AttentionPool(dim=8, heads=2), torch.randn(2, 5, 8)
+        >>> pool(tokens).shape, pool.weights(tokens).shape
+        (torch.Size([2, 8]), torch.Size([2, 2, 5]))
     """
 
     def __init__(
@@ -146,7 +219,17 @@ class AttentionPool(LearnedQuery):
 
 @final
 class MultiDimPool(LearnedQuery):
-    """Several views of the whole, each with weights of its own, concatenated, Lin et al. 2017."""
+    """Readout by several views of all features, each with weights of its own, concatenated.
+
+    views: how many, so that the vector is views x dim wide. Lin et al. 2017.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import MultiDimPool
+        >>> pool, tokens = MultiDimPool(dim=8, views=3), torch.randn(2, 5, 8)
+        >>> pool(tokens).shape, pool.weights(tokens).shape
+        (torch.Size([2, 24]), torch.Size([2, 3, 5]))
+    """
 
     def __init__(
         self,
@@ -167,7 +250,15 @@ class MultiDimPool(LearnedQuery):
 
 @final
 class FeatureWisePool(LearnedQuery):
-    """Every feature weighs the tokens for itself, Shen et al. 2018 (source2token)."""
+    """Readout where every feature has weights of its own, Shen et al. 2018 (source2token).
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import FeatureWisePool
+        >>> pool, tokens = FeatureWisePool(dim=8), torch.randn(2, 5, 8)
+        >>> pool(tokens).shape, pool.weights(tokens).shape
+        (torch.Size([2, 8]), torch.Size([2, 8, 5]))
+    """
 
     def __init__(
         self,

@@ -1,9 +1,10 @@
-"""Attention by relative position alone: what a convolution is, said in the words of attention.
+"""Attention by relative position alone, which is what a convolution computes.
 
 Axes: b batch, c channels, h height, w width, head, i queries (pixels), j keys (pixels).
 """
 
 from typing import final
+from warnings import warn
 
 import torch
 from einops import rearrange
@@ -14,6 +15,8 @@ from torch.nn import functional as F
 from vision_attn.attention.checks import above_zero, at_least_one
 from vision_attn.attention.normalizers import Softmax
 
+__all__ = ["QuadraticAttention"]
+
 Pixels = Float[Tensor, "b c h w"]
 
 
@@ -21,10 +24,19 @@ Pixels = Float[Tensor, "b c h w"]
 class QuadraticAttention(nn.Module):
     """Multi-head self-attention of pixels with the quadratic encoding, Cordonnier et al. 2020.
 
-    Head h looks from pixel i to around p_i + d_h: e_ij = -alpha_h |p_j - p_i - d_h|^2, softmax over
-    all pixels j; the heads' contexts, concatenated, pass through a linear map. d_h (rows, columns)
-    and alpha_h are learned. Around the image lie `margin` rows and columns of zeros, which are keys
-    too.
+    Head h attends from pixel i to around p_i + d_h: e_ij = -alpha_h |p_j - p_i - d_h|^2, softmax
+    over all pixels j; the heads' contexts, concatenated, pass through a linear map. d_h (rows,
+    columns) and alpha_h are learned. Around the image lie `margin` rows and columns of zeros, which
+    are keys too. ValueError for sizes below 1 or a margin below 0.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from vision_attn.attention import QuadraticAttention
+        >>> conv, image = nn.Conv2d(3, 4, 3, padding=1), torch.randn(1, 3, 5, 6)
+        >>> attention = QuadraticAttention.from_conv(conv)
+        >>> torch.allclose(attention(image), conv(image), atol=1e-5)
+        True
     """
 
     def __init__(self, dim: int, out_dim: int, heads: int = 9, margin: int = 1):
@@ -39,8 +51,8 @@ class QuadraticAttention(nn.Module):
         self.proj = nn.Linear(heads * dim, out_dim)
 
     @classmethod
-    def of(cls, conv: nn.Conv2d, locality: int | float = 40.0) -> "QuadraticAttention":
-        """The attention that computes what `conv` does: one head a place of the kernel.
+    def from_conv(cls, conv: nn.Conv2d, locality: int | float = 40.0) -> "QuadraticAttention":
+        """Build the attention that computes what `conv` does: one head a place of the kernel.
 
         Exact as locality (alpha) grows: the weight that misses its pixel is about 4 exp(-alpha).
         Raises ValueError for a convolution with strides, gaps or groups, or one that changes the
@@ -48,9 +60,9 @@ class QuadraticAttention(nn.Module):
         """
         above_zero(locality=locality)
         rows, columns = conv.kernel_size
-        asked = (conv.stride, conv.dilation, conv.groups, conv.padding_mode, conv.padding)
-        plain = ((1, 1), (1, 1), 1, "zeros", (rows // 2, rows // 2))
-        if rows != columns or rows % 2 == 0 or asked != plain:
+        options = (conv.stride, conv.dilation, conv.groups, conv.padding_mode, conv.padding)
+        supported = ((1, 1), (1, 1), 1, "zeros", (rows // 2, rows // 2))
+        if rows != columns or rows % 2 == 0 or options != supported:
             raise ValueError(
                 "expected an odd, square kernel, stride 1, no dilation, no groups, and zeros "
                 f"around the image that keep its size, got {conv}"
@@ -66,13 +78,23 @@ class QuadraticAttention(nn.Module):
                 attention.proj.bias.copy_(conv.bias)
         return attention.to(conv.weight)
 
+    @classmethod
+    def of(cls, conv: nn.Conv2d, locality: int | float = 40.0) -> "QuadraticAttention":
+        """Build it as `from_conv` does; the old name, to be removed in 0.3."""
+        warn("QuadraticAttention.of is now from_conv", DeprecationWarning, stacklevel=2)
+        return cls.from_conv(conv, locality)
+
     def weights(self, size: tuple[int, int]) -> Float[Tensor, "head i j"]:
-        """Of every pixel of an image of `size` (h, w) and its margin, for every pixel inside."""
+        """Compute the weights of all pixels, the margin's too, for every pixel.
+
+        size: the image's (h, w), without the margin.
+        """
         inside, around = self._places(size, 0), self._places(size, self.margin)
         away = around - inside[:, None] - self.shift[:, None, None]  # head i j 2
         return self.normalizer(-self.locality[:, None, None] * away.square().sum(-1))
 
     def forward(self, pixels: Pixels) -> Float[Tensor, "b out h w"]:
+        """Compute the new pixels, (b out h w)."""
         height, width = pixels.shape[2:]
         values = F.pad(pixels, (self.margin,) * 4).flatten(2).mT  # b j c
         contexts = self.weights((height, width)) @ values[:, None]  # b head i c
@@ -80,7 +102,7 @@ class QuadraticAttention(nn.Module):
         return rearrange(joined, "b (h w) c -> b c h w", h=height)
 
     def _places(self, size: tuple[int, int], margin: int) -> Float[Tensor, "n 2"]:
-        """Row and column of each pixel, the margin's too."""
+        """Return row and column of each pixel, the margin's too."""
         rows, columns = (
             torch.arange(-margin, side + margin, device=self.shift.device, dtype=self.shift.dtype)
             for side in size

@@ -17,6 +17,24 @@ from torch.nn import functional as F
 
 from vision_attn.attention.checks import at_least_one
 
+__all__ = [
+    "ActivatedGeneral",
+    "Additive",
+    "BiasedGeneral",
+    "Concat",
+    "Deep",
+    "Dot",
+    "DotProduct",
+    "General",
+    "HeadLinear",
+    "KeyOnly",
+    "Location",
+    "MultiDimAdditive",
+    "ScaledDot",
+    "Score",
+    "Similarity",
+]
+
 # One head may stand for all: of queries, of keys, of the score's own.
 Queries = Float[Tensor, "b #head i d"]
 Keys = Float[Tensor, "b #head j d"]
@@ -24,7 +42,14 @@ Scores = Float[Tensor, "b heads i j"]
 
 
 class HeadLinear(nn.Module):
-    """x W_h (+ b_h): a linear map for each head, (b head n in) -> (b head n out)."""
+    """Linear map for each head: x W_h (+ b_h), (b head n in) -> (b head n out).
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention.scores import HeadLinear
+        >>> HeadLinear(heads=3, in_features=8, out_features=5)(torch.randn(2, 3, 7, 8)).shape
+        torch.Size([2, 3, 7, 5])
+    """
 
     def __init__(self, heads: int, in_features: int, out_features: int, bias: bool = False):
         super().__init__()
@@ -35,15 +60,25 @@ class HeadLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(heads, 1, out_features)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map every head's vectors, (b head n out); one head of x may stand for all."""
         y = x @ self.weight
         return y if self.bias is None else y + self.bias
 
 
 class Score(nn.Module, ABC):
-    """How well key j answers query i, for every pair; made as `Score(head_dim, heads, **options)`.
+    """Base class: how well key j answers query i; made as `Score(head_dim, heads, **options)`.
 
-    `uses_query` is False where the query has no say; `positional` is True where the score of a key
-    depends on its place in the memory.
+    `uses_query` is False where the score is the same for every query; `positional` is True where
+    the score of a key depends on its place in the memory. ValueError for sizes below 1.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Score
+        >>> class Distance(Score):
+        ...     def forward(self, q, k):
+        ...         return -torch.cdist(q, k)
+        >>> Distance(head_dim=8)(torch.randn(2, 1, 5, 8), torch.randn(2, 1, 7, 8)).shape
+        torch.Size([2, 1, 5, 7])
     """
 
     uses_query: ClassVar[bool] = True
@@ -56,16 +91,30 @@ class Score(nn.Module, ABC):
         self.heads = heads
 
     @abstractmethod
-    def forward(self, q: Queries, k: Keys) -> Scores: ...
+    def forward(self, q: Queries, k: Keys) -> Scores:
+        """Compute the scores of all pairs: (b head i d), (b head j d) -> (b head i j)."""
 
 
 class DotProduct(Score):
-    """scale * f(q_i) . g(k_j): the scores that a fused attention kernel can work with."""
+    """Base class: scale * f(q_i) . g(k_j), the scores that a fused attention kernel can compute.
+
+    A subclass sets `scale`, and gives f and g in `transform`.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import DotProduct
+        >>> class Positive(DotProduct):
+        ...     def transform(self, q, k):
+        ...         return q.relu(), k.relu()
+        >>> scores = Positive(head_dim=8)(torch.randn(2, 1, 5, 8), torch.randn(2, 1, 7, 8))
+        >>> bool((scores >= 0).all())
+        True
+    """
 
     scale: float = 1.0
 
     def transform(self, q: Queries, k: Keys) -> tuple[Tensor, Tensor]:
-        """f(q), g(k)."""
+        """Compute f(q) and g(k)."""
         return q, k
 
     def forward(self, q: Queries, k: Keys) -> Scores:
@@ -75,12 +124,26 @@ class DotProduct(Score):
 
 @final
 class Dot(DotProduct):
-    """q . k, Luong et al. 2015, section 3.1."""
+    """Dot product: q . k, Luong et al. 2015, section 3.1.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Dot
+        >>> Dot(head_dim=4)(torch.ones(1, 1, 1, 4), torch.ones(1, 1, 2, 4))
+        tensor([[[[4., 4.]]]])
+    """
 
 
 @final
 class ScaledDot(DotProduct):
-    """q . k / sqrt(d), Vaswani et al. 2017, section 3.2.1."""
+    """Scaled dot product: q . k / sqrt(d), Vaswani et al. 2017, section 3.2.1.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import ScaledDot
+        >>> ScaledDot(head_dim=4)(torch.ones(1, 1, 1, 4), torch.ones(1, 1, 2, 4))
+        tensor([[[[2., 2.]]]])
+    """
 
     def __init__(self, head_dim: int, heads: int = 1):
         super().__init__(head_dim, heads)
@@ -89,7 +152,18 @@ class ScaledDot(DotProduct):
 
 @final
 class Similarity(DotProduct):
-    """beta cos(q, k), Graves et al. 2014, section 3.3.1; beta is learned, one a head."""
+    """Cosine similarity: beta cos(q, k), beta learned, one a head.
+
+    Graves et al. 2014, section 3.3.1.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Similarity
+        >>> score = Similarity(head_dim=4, beta=5.0)
+        >>> scores = score(torch.ones(1, 1, 1, 4), 3 * torch.ones(1, 1, 1, 4))
+        >>> scores.detach().round(decimals=4)
+        tensor([[[[5.]]]])
+    """
 
     def __init__(self, head_dim: int, heads: int = 1, beta: int | float = 1.0):
         super().__init__(head_dim, heads)
@@ -102,7 +176,15 @@ class Similarity(DotProduct):
 
 @final
 class General(DotProduct):
-    """q' W k, Luong et al. 2015, section 3.1."""
+    """Bilinear score: q' W k, Luong et al. 2015, section 3.1.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import General
+        >>> score = General(head_dim=8, heads=3)
+        >>> score(torch.randn(2, 3, 5, 8), torch.randn(2, 3, 7, 8)).shape
+        torch.Size([2, 3, 5, 7])
+    """
 
     def __init__(self, head_dim: int, heads: int = 1):
         super().__init__(head_dim, heads)
@@ -114,7 +196,15 @@ class General(DotProduct):
 
 @final
 class BiasedGeneral(DotProduct):
-    """k' (W q + b), Sordoni et al. 2016, section 3.2."""
+    """Bilinear score with a bias: k' (W q + b), Sordoni et al. 2016, section 3.2.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import BiasedGeneral
+        >>> score = BiasedGeneral(head_dim=8, heads=3)
+        >>> score(torch.randn(2, 3, 5, 8), torch.randn(2, 3, 7, 8)).shape
+        torch.Size([2, 3, 5, 7])
+    """
 
     def __init__(self, head_dim: int, heads: int = 1):
         super().__init__(head_dim, heads)
@@ -126,7 +216,17 @@ class BiasedGeneral(DotProduct):
 
 @final
 class ActivatedGeneral(Score):
-    """act(q' W k + b), b a scalar, Ma et al. 2017, equation 5 (there act = tanh)."""
+    """Bilinear score with an activation: act(q' W k + b), b a scalar.
+
+    activation: a factory. Ma et al. 2017, equation 5 (there act = tanh).
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import ActivatedGeneral
+        >>> score = ActivatedGeneral(head_dim=8, heads=3)
+        >>> score(torch.randn(2, 3, 5, 8), torch.randn(2, 3, 7, 8)).shape
+        torch.Size([2, 3, 5, 7])
+    """
 
     def __init__(
         self, head_dim: int, heads: int = 1, activation: Callable[[], nn.Module] = nn.Tanh
@@ -141,18 +241,28 @@ class ActivatedGeneral(Score):
 
 
 def every_pair(queries: Tensor, keys: Tensor) -> Tensor:
-    """queries_i + keys_j for every pair: (b head i a), (b head j a) -> (b head i j a)."""
+    """Compute queries_i + keys_j for every pair: (b head i a), (b head j a) -> (b head i j a)."""
     return queries.unsqueeze(-2) + keys.unsqueeze(-3)
 
 
 def of_pairs(linear: nn.Module, hidden: Tensor) -> Tensor:
-    """A linear map of each pair's hidden vector: (b head i j a) -> (b head i j out)."""
+    """Map each pair's hidden vector by a linear layer: (b head i j a) -> (b head i j out)."""
     return linear(hidden.flatten(-3, -2)).unflatten(-2, hidden.shape[-3:-1])
 
 
 @final
 class Additive(Score):
-    """v . tanh(W1 k + W2 q (+ b)), Bahdanau et al. 2015, appendix A.1.2."""
+    """Additive score: v . tanh(W1 k + W2 q (+ b)), Bahdanau et al. 2015, appendix A.1.2.
+
+    hidden_dim: the length of v.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Additive
+        >>> score = Additive(head_dim=8, heads=3)
+        >>> score(torch.randn(2, 3, 5, 8), torch.randn(2, 3, 7, 8)).shape
+        torch.Size([2, 3, 5, 7])
+    """
 
     def __init__(self, head_dim: int, heads: int = 1, hidden_dim: int = 32, bias: bool = False):
         super().__init__(head_dim, heads)
@@ -168,9 +278,17 @@ class Additive(Score):
 
 @final
 class Concat(Score):
-    """v . tanh(W [k; q] (+ b)), Luong et al. 2015, section 3.1.
+    """Concatenation score: v . tanh(W [k; q] (+ b)), Luong et al. 2015, section 3.1.
 
-    W [k; q] is computed as W_k k + W_q q, W cut in two: no pair is ever concatenated.
+    hidden_dim: the length of v. W [k; q] is computed as W_k k + W_q q, W cut in two: no pair is
+    ever concatenated.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Concat
+        >>> score = Concat(head_dim=8, heads=3)
+        >>> score(torch.randn(2, 3, 5, 8), torch.randn(2, 3, 7, 8)).shape
+        torch.Size([2, 3, 5, 7])
     """
 
     def __init__(self, head_dim: int, heads: int = 1, hidden_dim: int = 32, bias: bool = False):
@@ -189,9 +307,17 @@ class Concat(Score):
 
 @final
 class Deep(Score):
-    """A multi-layer perceptron on each pair, Pavlopoulos et al. 2017.
+    """Multi-layer perceptron on each pair, Pavlopoulos et al. 2017.
 
     E_1 = act(W_1 k + W_0 q + b_1), E_l = act(W_l E_(l-1) + b_l), e = v . E_L + b; L is `layers`.
+    activation: a factory of act.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Deep
+        >>> score = Deep(head_dim=8, heads=3, layers=2)
+        >>> score(torch.randn(2, 3, 5, 8), torch.randn(2, 3, 7, 8)).shape
+        torch.Size([2, 3, 5, 7])
     """
 
     def __init__(
@@ -221,9 +347,17 @@ class Deep(Score):
 
 @final
 class Location(Score):
-    """(W q)_j: from the query alone, one output a position, Luong et al. 2015, equation 8.
+    """Location score: (W q)_j, from the query alone, one output a position.
 
-    positions: the longest memory it can score.
+    positions: the longest memory it can score; ValueError for a longer one. Luong et al. 2015,
+    equation 8.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Location
+        >>> score = Location(head_dim=8, positions=10)
+        >>> score(torch.randn(2, 1, 5, 8), torch.randn(2, 1, 7, 8)).shape
+        torch.Size([2, 1, 5, 7])
     """
 
     positional = True
@@ -244,7 +378,15 @@ class Location(Score):
 
 @final
 class KeyOnly(Score):
-    """v . tanh(W k + b): no query, Yang et al. 2016, equations 5 and 6."""
+    """Score without a query: v . tanh(W k + b), Yang et al. 2016, equations 5 and 6.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import KeyOnly
+        >>> scores = KeyOnly(head_dim=8)(torch.randn(2, 1, 5, 8), torch.randn(2, 1, 7, 8))
+        >>> bool((scores[:, :, 0] == scores[:, :, 4]).all())
+        True
+    """
 
     uses_query = False
 
@@ -261,11 +403,19 @@ class KeyOnly(Score):
 
 @final
 class MultiDimAdditive(Score):
-    """V' act(W1 k + W2 q (+ b)): additive with a matrix V, so that each pair has a score a view.
+    """Additive score with a matrix V: V' act(W1 k + W2 q (+ b)), a score for every view.
 
-    Shen et al. 2018 (act = sigmoid there, tanh by default here); Lin et al. 2017 without query.
-    The views share W1 and W2 and stand on the head axis: queries and keys come in as one head.
-    The bilinear counterpart, a stack of matrices W, is `General(head_dim, heads=views)`.
+    `heads` is the number of views. They share W1 and W2 and stand on the head axis: queries and
+    keys come in as one head. activation: a factory of act. The bilinear counterpart, a stack of
+    matrices W, is `General(head_dim, heads=views)`. Shen et al. 2018 (act = sigmoid there); Lin et
+    al. 2017 without query.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import MultiDimAdditive
+        >>> score = MultiDimAdditive(head_dim=8, heads=3)  # three views
+        >>> score(torch.randn(2, 1, 5, 8), torch.randn(2, 1, 7, 8)).shape
+        torch.Size([2, 3, 5, 7])
     """
 
     def __init__(

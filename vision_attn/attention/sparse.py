@@ -14,12 +14,14 @@ from torch import Tensor
 
 from vision_attn.attention.normalizers import Normalizer
 
+__all__ = ["Entmax15", "SparseNormalizer", "Sparsemax"]
+
 BLOCK = 1 << 18  # numbers searched at a time: they and the scratch beside them stay in cache
 
 
 @torch.library.custom_op("vision_attn::entmax_threshold", mutates_args=())
 def entmax_threshold(z: Tensor, power: int) -> Tensor:
-    """t with sum_j relu(z_j - t)^power = 1, for rows whose largest z is 0; (n j) -> (n 1).
+    """Solve sum_j relu(z_j - t)^power = 1 for t, in rows whose largest z is 0; (n j) -> (n 1).
 
     Newton's method from t = -1. The sum is convex and falls in t, so every step stays below the
     solution and the last one reaches it: exactly for power 1, where the steps end as soon as the
@@ -78,6 +80,17 @@ class Entmax(torch.autograd.Function):
 
 
 class SparseNormalizer(Normalizer):
+    """Base class of sparse normalisers: p = relu(z / r - t)^r, r the class's `power`, 1 or 2.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention.sparse import SparseNormalizer
+        >>> class Entmax(SparseNormalizer):
+        ...     power = 2
+        >>> Entmax()(torch.tensor([[1.0, 0.0, -2.0]])).count_nonzero()
+        tensor(2)
+    """
+
     power: ClassVar[int]
 
     def normalize(self, scores: Float[Tensor, "*lead j"]) -> Float[Tensor, "*lead j"]:
@@ -86,13 +99,29 @@ class SparseNormalizer(Normalizer):
 
 @final
 class Sparsemax(SparseNormalizer):
-    """The weights closest to the scores: argmin_p |p - e|^2, Martins & Astudillo 2016."""
+    """Sparsemax: the weights closest to the scores, argmin_p |p - e|^2, many of them exactly 0.
+
+    Martins & Astudillo 2016.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Sparsemax
+        >>> Sparsemax()(torch.tensor([[1.0, 0.5, -1.0]]))
+        tensor([[0.7500, 0.2500, 0.0000]])
+    """
 
     power = 1
 
 
 @final
 class Entmax15(SparseNormalizer):
-    """Half way from softmax to sparsemax: alpha = 1.5, Peters et al. 2019."""
+    """Entmax with alpha = 1.5, half way from softmax to sparsemax, Peters et al. 2019.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Entmax15
+        >>> Entmax15()(torch.tensor([[1.0, 0.5, -2.0]]))
+        tensor([[0.6740, 0.3260, 0.0000]])
+    """
 
     power = 2

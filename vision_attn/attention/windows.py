@@ -17,6 +17,8 @@ from vision_attn.attention.masks import both
 from vision_attn.attention.scores import HeadLinear, Keys, Queries
 from vision_attn.types import TokenLayout
 
+__all__ = ["Global", "LocalPredictive", "Window"]
+
 Values = Float[Tensor, "b #view j e"]
 Context = Float[Tensor, "b views i e"]
 
@@ -25,10 +27,20 @@ Dense = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 
 
 class Window(nn.Module, ABC):
-    """What part of the memory a query sees; made as `Window(head_dim, heads, **options)`.
+    """Base class: the keys that a query sees; made as `Window(head_dim, heads, **options)`.
 
     Defined by `terms`, a mask and a gain on the normalised weights for every pair. `forward` gives
-    the context, and may reach it without all the pairs: by cutting the attention into small ones.
+    the context, and may compute it without all the pairs, by cutting the attention into small ones.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Attend, ScaledDot, Window
+        >>> class NotItself(Window):
+        ...     def terms(self, q, k, layout):
+        ...         return ~torch.eye(q.size(-2), k.size(-2), dtype=torch.bool), None
+        >>> q = torch.randn(1, 1, 3, 8)
+        >>> Attend(ScaledDot(head_dim=8), window=NotItself()).weights(q, q)[0, 0].diagonal()
+        tensor([0., 0., 0.])
     """
 
     def __init__(self, head_dim: int | None = None, heads: int = 1):
@@ -38,7 +50,12 @@ class Window(nn.Module, ABC):
     def terms(
         self, q: Tensor, k: Tensor, layout: TokenLayout | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """(mask, gain), each broadcasting to (b head i j), or None: nothing hidden or scaled."""
+        """Return (mask, gain), each broadcasting to (b head i j).
+
+        None: nothing is hidden, nothing scaled.
+
+        layout: how the tokens lie on the image, None where that is not known.
+        """
 
     def definition(
         self,
@@ -49,7 +66,7 @@ class Window(nn.Module, ABC):
         mask: Tensor | None,
         layout: TokenLayout | None,
     ) -> Context:
-        """The context by all the pairs."""
+        """Compute the context, (b head i e), by all the pairs."""
         own, gain = self.terms(q, k, layout)
         return dense(q, k, v, both(mask, own), gain)
 
@@ -62,13 +79,25 @@ class Window(nn.Module, ABC):
         mask: Tensor | None,
         layout: TokenLayout | None,
     ) -> Context:
-        """The context."""
+        """Compute the context, (b head i e), by the cheapest way that gives what `definition` does.
+
+        dense: attention of every query over every key that a mask allows, called as
+        `dense(q, k, v, mask, gain)`.
+        """
         return self.definition(dense, q, k, v, mask, layout)
 
 
 @final
 class Global(Window):
-    """Every position, Luong et al. 2015, section 3.1."""
+    """Window over every position, Luong et al. 2015, section 3.1.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Global
+        >>> q = torch.randn(1, 1, 3, 8)
+        >>> Global().terms(q, q, None)
+        (None, None)
+    """
 
     def terms(self, q: Tensor, k: Tensor, layout: TokenLayout | None) -> tuple[None, None]:
         return None, None
@@ -76,11 +105,19 @@ class Global(Window):
 
 @final
 class LocalPredictive(Window):
-    """Around a predicted position: p = S sigmoid(v . tanh(W q)), Luong et al. 2015, local-p.
+    """Window around a predicted position: p = S sigmoid(v . tanh(W q)), Luong et al. 2015, local-p.
 
     S is the length of the memory, its positions are 0 to S - 1, and those within p +- radius are
     seen. The normalised weights are scaled by exp(-(j - p)^2 / (2 sigma^2)), sigma = radius / 2,
-    and not normalised again: this is how p learns.
+    and not normalised again: this is how p learns. radius: at least 1, else ValueError.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Attend, LocalPredictive, ScaledDot
+        >>> attend = Attend(ScaledDot(head_dim=8), window=LocalPredictive(head_dim=8, radius=2))
+        >>> weights = attend.weights(torch.randn(1, 1, 1, 8), torch.randn(1, 1, 20, 8))
+        >>> int((weights > 0).sum()) <= 5
+        True
     """
 
     def __init__(self, head_dim: int, heads: int = 1, *, radius: int):
@@ -91,7 +128,7 @@ class LocalPredictive(Window):
         self.position = HeadLinear(heads, head_dim, 1)
 
     def centre(self, q: Queries, length: int) -> Float[Tensor, "b head i 1"]:
-        """p, the position that each query looks at in a memory of this length."""
+        """Predict p, the position that each query attends to in a memory of this length."""
         return length * self.position(self.hidden(q).tanh()).sigmoid()
 
     def terms(self, q: Tensor, k: Tensor, layout: TokenLayout | None) -> tuple[Tensor, Tensor]:
@@ -118,7 +155,7 @@ class LocalPredictive(Window):
 
 
 def positions_around(centre: Float[Tensor, "*b i 1"], radius: int) -> Int[Tensor, "*b i s"]:
-    """The 2 radius + 1 whole positions from the first at or above centre - radius on."""
+    """List the 2 radius + 1 whole positions from the first at or above centre - radius on."""
     return (centre - radius).ceil().long() + torch.arange(2 * radius + 1, device=centre.device)
 
 
@@ -137,7 +174,7 @@ def gathered(
     visible: Tensor,
     gain: Tensor | None,
 ) -> Context:
-    """Attention of each query over the keys at its own positions: one small attention a query.
+    """Compute attention of each query over the keys at its own positions, one at a time.
 
     seen: the positions, visible and gain their terms. Cost and memory grow as i s, not i j.
     """
@@ -160,7 +197,7 @@ def gathered(
 
 
 def keys_at(x: Keys, seen: Int[Tensor, "#b #head i s"]) -> Float[Tensor, "b_i head s d"]:
-    """The rows of x at each query's positions, the queries folded into the batch."""
+    """Copy out the rows of x at each query's positions, the queries folded into the batch."""
     b, own_heads, j, _ = x.shape
     head = torch.arange(own_heads, device=x.device)
     row = (torch.arange(b, device=x.device)[:, None] * own_heads + head) * j  # b own_heads

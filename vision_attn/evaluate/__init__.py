@@ -1,5 +1,8 @@
 """Scores of heatmaps, each a `torchmetrics.Metric`: which maps to believe."""
 
+from typing import Any
+from warnings import warn
+
 from vision_attn.evaluate.bootstrap import Difference, paired_bootstrap
 from vision_attn.evaluate.boxes import MaxBoxIoU
 from vision_attn.evaluate.faithfulness import (
@@ -12,7 +15,7 @@ from vision_attn.evaluate.faithfulness import (
 )
 from vision_attn.evaluate.localization import (
     AveragePrecision,
-    EnergyInside,
+    EnergyPointingGame,
     MeanIoU,
     PixelAccuracy,
     PointingGame,
@@ -26,5 +29,42 @@ from vision_attn.evaluate.removal import (
     NoiseFill,
     Removal,
 )
-from vision_attn.evaluate.sanity import MaxSensitivity, ModelRandomisation, cascade
+from vision_attn.evaluate.sanity import MaxSensitivity, ModelRandomisation, cascading_randomisation
 from vision_attn.evaluate.sparseness import Sparseness
+
+__all__ = [
+    "AverageDrop",
+    "AverageIncrease",
+    "AveragePrecision",
+    "BlurFill",
+    "Deletion",
+    "Difference",
+    "DroppedTokens",
+    "EnergyPointingGame",
+    "FilledCells",
+    "ImageScore",
+    "Insertion",
+    "MaxBoxIoU",
+    "MaxSensitivity",
+    "MeanFill",
+    "MeanIoU",
+    "ModelRandomisation",
+    "NegativePerturbation",
+    "NoiseFill",
+    "PixelAccuracy",
+    "PointingGame",
+    "PositivePerturbation",
+    "Removal",
+    "Sparseness",
+    "cascading_randomisation",
+    "paired_bootstrap",
+]
+
+_RENAMED = {"EnergyInside": "EnergyPointingGame", "cascade": "cascading_randomisation"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warn(f"evaluate.{name} is now {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+    return globals()[_RENAMED[name]]

@@ -16,6 +16,8 @@ from torchvision.ops import box_iou
 
 from vision_attn.evaluate.per_image import ImageScore, Maps, at_size, check_maps
 
+__all__ = ["MaxBoxIoU"]
+
 
 class MaxBoxIoU(ImageScore):
     """IoU of the object's box and the box around the largest part of the map above a threshold.
@@ -23,7 +25,17 @@ class MaxBoxIoU(ImageScore):
     The threshold, of `thresholds` equal steps between the map's minimum and maximum, is the best
     one for the whole set, as no method says where its maps should be cut: Choe et al. 2020
     (MaxBoxAcc), with the IoU itself in the place of the share above 0.5. With several boxes in an
-    image the nearest counts. A constant map gives the box of the whole image.
+    image the nearest counts. A constant map gives the box of the whole image. Large is good.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate import MaxBoxIoU
+        >>> maps = torch.zeros(1, 8, 8)
+        >>> maps[0, 2:6, 1:5] = 1
+        >>> metric = MaxBoxIoU()
+        >>> metric.update(maps, [torch.tensor([[1, 2, 5, 6]])], sizes=[(8, 8)])
+        >>> metric.compute()
+        tensor(1.)
     """
 
     states = ("ious",)
@@ -37,8 +49,11 @@ class MaxBoxIoU(ImageScore):
         self.thresholds = thresholds
 
     def update(self, maps: Maps, boxes: Sequence[Tensor], sizes: Sequence[tuple[int, int]]) -> None:
-        """boxes: for each image (k, 4) left, top, right, bottom in pixels of an image of
-        `sizes` (height, width)."""
+        """Add a batch of maps with their boxes.
+
+        maps: float (b y x). boxes: for each image (k, 4) left, top, right, bottom in pixels of an
+        image of `sizes` (height, width), k at least 1. ValueError where these do not match.
+        """
         check_maps(maps)
         if not len(maps) == len(boxes) == len(sizes):
             raise ValueError(
@@ -50,22 +65,22 @@ class MaxBoxIoU(ImageScore):
                     f"image {place} needs boxes (count, 4), at least one, got {tuple(box.shape)}"
                 )
             enlarged = at_size(maps[place : place + 1].float(), size)[0]
-            found = self.boxes(enlarged.cpu().numpy())
-            self.ious.append(box_iou(found, box.cpu().float()).amax(dim=1)[None])
+            estimates = self.boxes(enlarged.cpu().numpy())
+            self.ious.append(box_iou(estimates, box.cpu().float()).amax(dim=1)[None])
 
     def boxes(self, heatmap: np.ndarray) -> Float[Tensor, "t 4"]:
-        """The box around the largest part of a map, for each threshold."""
+        """Find the box around the largest part of a map, for each threshold."""
         low, high = heatmap.min(), heatmap.max()
-        found = []
+        boxes = []
         for cut in low + (high - low) * np.arange(self.thresholds) / self.thresholds:
             above = (heatmap >= cut).astype(np.uint8)
             _, _, stats, _ = cv2.connectedComponentsWithStats(above)
             left, top, width, height, _ = max(stats[1:], key=lambda part: part[cv2.CC_STAT_AREA])
-            found.append([left, top, left + width, top + height])
-        return torch.tensor(found, dtype=torch.float32)
+            boxes.append([left, top, left + width, top + height])
+        return torch.tensor(boxes, dtype=torch.float32)
 
     def threshold(self) -> float:
-        """The best threshold of the whole set, from 0 (the map's minimum) to 1 (its maximum)."""
+        """Return the whole set's best threshold, from 0 (a map's minimum) to 1 (its maximum)."""
         return int(dim_zero_cat(self.ious).mean(dim=0).argmax()) / self.thresholds
 
     def per_image(self) -> Float[Tensor, " n"]:

@@ -1,4 +1,4 @@
-"""Does the map show what the network uses? Take it away, or leave it alone, and see.
+"""Faithfulness: take away what the map shows, or leave only that, and see what the network does.
 
 Axes: b batch, c channels, h, w of the image, y, x of the map, n cells, s steps + 1, k classes,
 N images in all.
@@ -17,16 +17,41 @@ from vision_attn.evaluate.per_image import ImageScore, Maps, at_size, check_maps
 from vision_attn.evaluate.removal import Fill, MeanFill, Removal, probability
 from vision_attn.types import Images
 
+__all__ = [
+    "AverageDrop",
+    "AverageIncrease",
+    "Deletion",
+    "Insertion",
+    "MaskedProbability",
+    "NegativePerturbation",
+    "Perturbation",
+    "PositivePerturbation",
+    "RemovalCurve",
+]
+
 
 class RemovalCurve(ImageScore):
-    """What is left of the target as cells go or come in the order that the map gives them.
+    """Base class: the target's curve as cells go or come in the order that the map gives them.
 
     At each of `steps` + 1 equal fractions x from 0 to 1 the softmax probability of the target and
-    whether it is the predicted class. Cells of equal value come in one random order (`seed`), so
-    that a constant map scores as a random one.
+    whether it is the predicted class. removal: how cells are taken away, `FilledCells` or
+    `DroppedTokens`. Cells of equal value come in one random order (`seed`), so that a constant map
+    scores as a random one. ValueError for fewer than 1 step.
 
-    Metrics that walk the same way share the work in
+    Metrics that take the same steps share the work in
     `MetricCollection(..., compute_groups=[["Deletion", "PositivePerturbation"], ...])`.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate import FilledCells
+        >>> from vision_attn.evaluate.faithfulness import RemovalCurve
+        >>> class LargestFirst(RemovalCurve):
+        ...     best_first, higher_is_better = True, True
+        >>> network = lambda images: images.mean((2, 3))  # three classes: red, green, blue
+        >>> metric = LargestFirst(FilledCells(network, grid=(4, 4)), steps=4)
+        >>> metric.update(torch.rand(2, 3, 8, 8), torch.rand(2, 4, 4), torch.tensor([0, 1]))
+        >>> metric.curves().shape
+        torch.Size([2, 5])
     """
 
     best_first: ClassVar[bool]
@@ -43,7 +68,11 @@ class RemovalCurve(ImageScore):
         self.removal, self.steps, self.seed = removal, steps, seed
 
     def update(self, images: Images, maps: Maps, targets: Int[Tensor, " b"]) -> None:
-        """images: normalised; maps: any size; targets: the class whose evidence the maps show."""
+        """Add a batch.
+
+        images: normalised. maps: float (b y x) of any size. targets: the class whose evidence the
+        maps show. ValueError for maps that are not finite.
+        """
         check_maps(maps)
         order = self.order(maps)
         cells = order.shape[1]
@@ -55,12 +84,12 @@ class RemovalCurve(ImageScore):
         self.hits.append((logits.argmax(dim=-1) == targets[:, None]).float())
 
     def kept(self) -> list[int]:
-        """How many steps' worth of cells are kept, as x goes from 0 to 1."""
+        """Return how many steps' worth of cells are kept, as x goes from 0 to 1."""
         kept = list(range(self.steps + 1))
         return kept if self.best_first else kept[::-1]
 
     def order(self, maps: Maps) -> Int[Tensor, "b n"]:
-        """The cells of each image, first to be kept first."""
+        """Sort the cells of each image, first to be kept first."""
         values = at_size(maps, self.removal.grid).flatten(1)
         generator = torch.Generator().manual_seed(self.seed)
         shuffled = torch.randperm(values.shape[1], generator=generator).to(values.device)
@@ -68,11 +97,11 @@ class RemovalCurve(ImageScore):
         return shuffled[ranked]
 
     def fractions(self) -> Float[Tensor, " s"]:
-        """x: the share of cells removed, or inserted."""
+        """Return x: the share of cells removed, or inserted."""
         return torch.linspace(0, 1, self.steps + 1)
 
     def curves(self) -> Float[Tensor, "N s"]:
-        """y of every image at these fractions."""
+        """Return y of every image at these fractions."""
         return dim_zero_cat(self.probabilities).cpu()
 
     def per_image(self) -> Float[Tensor, " N"]:
@@ -82,7 +111,17 @@ class RemovalCurve(ImageScore):
 class Deletion(RemovalCurve):
     """Area under the target's probability as the map's largest cells go first: small is good.
 
-    Petsiuk et al. 2018 (RISE), section 4.2.
+    Petsiuk et al. 2018 (RISE), section 4.2. Arguments: as in `RemovalCurve`.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate import Deletion, FilledCells
+        >>> network = lambda images: images.mean((2, 3))  # three classes: red, green, blue
+        >>> metric = Deletion(FilledCells(network, grid=(4, 4)))
+        >>> images = torch.rand(2, 3, 8, 8)
+        >>> metric.update(images, maps=images[:, 0], targets=torch.tensor([0, 0]))
+        >>> metric.per_image().shape, bool(metric.compute() < 1)
+        (torch.Size([2]), True)
     """
 
     best_first = False
@@ -92,7 +131,16 @@ class Deletion(RemovalCurve):
 class Insertion(RemovalCurve):
     """Area under the target's probability as the map's largest cells come first: large is good.
 
-    Petsiuk et al. 2018 (RISE), section 4.2.
+    Petsiuk et al. 2018 (RISE), section 4.2. Arguments: as in `RemovalCurve`.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate import BlurFill, FilledCells, Insertion
+        >>> network = lambda images: images.mean((2, 3))  # three classes: red, green, blue
+        >>> metric = Insertion(FilledCells(network, grid=(4, 4), fill=BlurFill(sigma=2.0)))
+        >>> metric.update(torch.rand(2, 3, 8, 8), torch.rand(2, 4, 4), torch.tensor([0, 2]))
+        >>> metric.per_image().shape
+        torch.Size([2])
     """
 
     best_first = True
@@ -100,9 +148,17 @@ class Insertion(RemovalCurve):
 
 
 class Perturbation(RemovalCurve):
-    """Mean accuracy while 0 to 90 % of the cells are removed, Chefer et al. 2021, section 4.
+    """Base class: mean accuracy while 0 to 90 % of the cells are removed.
 
-    The area under the curve over its width, 0.9; with steps = 10 at exactly their fractions.
+    The area under the curve over its width, 0.9; with steps = 10 at exactly the fractions of Chefer
+    et al. 2021, section 4. Arguments: as in `RemovalCurve`.
+
+    Examples:
+        >>> from vision_attn.evaluate import FilledCells
+        >>> from vision_attn.evaluate.faithfulness import Perturbation
+        >>> metric = Perturbation(FilledCells(lambda images: images.mean((2, 3)), (4, 4)), steps=4)
+        >>> metric.fractions()
+        tensor([0.0000, 0.2500, 0.5000, 0.7500])
     """
 
     def fractions(self) -> Float[Tensor, " s"]:
@@ -118,29 +174,62 @@ class Perturbation(RemovalCurve):
         return torch.trapezoid(self.curves(), x, dim=1) / x[-1]
 
     def _within(self) -> int:
-        """How many of the fractions are at most 0.9."""
+        """Count the fractions that are at most 0.9."""
         return int(0.9 * self.steps + 1e-9) + 1
 
 
 class PositivePerturbation(Perturbation):
-    """The map's largest cells are removed first: small is good."""
+    """Mean accuracy as the map's largest cells are removed first: small is good.
+
+    Chefer et al. 2021, section 4. Arguments: as in `RemovalCurve`.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate import FilledCells, PositivePerturbation
+        >>> metric = PositivePerturbation(FilledCells(lambda images: images.mean((2, 3)), (4, 4)))
+        >>> metric.update(torch.rand(2, 3, 8, 8), torch.rand(2, 4, 4), torch.tensor([0, 2]))
+        >>> metric.per_image().shape
+        torch.Size([2])
+    """
 
     best_first = False
     higher_is_better = False
 
 
 class NegativePerturbation(Perturbation):
-    """The map's smallest cells are removed first: large is good."""
+    """Mean accuracy as the map's smallest cells are removed first: large is good.
+
+    Chefer et al. 2021, section 4. Arguments: as in `RemovalCurve`.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate import FilledCells, NegativePerturbation
+        >>> metric = NegativePerturbation(FilledCells(lambda images: images.mean((2, 3)), (4, 4)))
+        >>> metric.update(torch.rand(2, 3, 8, 8), torch.rand(2, 4, 4), torch.tensor([0, 2]))
+        >>> metric.per_image().shape
+        torch.Size([2])
+    """
 
     best_first = True
     higher_is_better = True
 
 
 class MaskedProbability(ImageScore):
-    """The target's probability for the image, and for what a map lets through of it.
+    """Base class: the target's probability for the image, and for what a map lets through of it.
 
-    The map, scaled from 0 to 1 and enlarged, mixes the image with the fill. Chattopadhyay et al.
-    2018 (Grad-CAM++), section 4.1. forward: images -> logits.
+    The map, scaled from 0 to 1 and enlarged, mixes the image with the fill. forward: images ->
+    logits. fill: `MeanFill()` if None. Chattopadhyay et al. 2018 (Grad-CAM++), section 4.1.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate.faithfulness import MaskedProbability
+        >>> class Kept(MaskedProbability):
+        ...     def per_image(self):
+        ...         return torch.cat(self.masked) / torch.cat(self.whole)
+        >>> metric = Kept(lambda images: images.mean((2, 3)))
+        >>> metric.update(torch.ones(1, 3, 8, 8), torch.rand(1, 4, 4), torch.tensor([0]))
+        >>> metric.compute()  # a grey image: every class keeps its third
+        tensor(1.)
     """
 
     states = ("whole", "masked")
@@ -155,7 +244,11 @@ class MaskedProbability(ImageScore):
         self.fill = fill or MeanFill()
 
     def update(self, images: Images, maps: Maps, targets: Int[Tensor, " b"]) -> None:
-        """images: normalised; maps: any size; targets: the class whose evidence the maps show."""
+        """Add a batch.
+
+        images: normalised. maps: float (b y x) of any size. targets: the class whose evidence the
+        maps show. ValueError for maps that are not finite.
+        """
         check_maps(maps)
         size = images.shape[2], images.shape[3]
         share = from_0_to_1(at_size(maps, size))[:, None]
@@ -166,7 +259,18 @@ class MaskedProbability(ImageScore):
 
 
 class AverageDrop(MaskedProbability):
-    """mean max(0, p - p_masked) / p: small is good."""
+    """Average drop: mean max(0, p - p_masked) / p, small is good.
+
+    Chattopadhyay et al. 2018, section 4.1. Arguments: as in `MaskedProbability`.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate import AverageDrop
+        >>> metric = AverageDrop(lambda images: images.mean((2, 3)))
+        >>> metric.update(torch.ones(1, 3, 8, 8), torch.rand(1, 4, 4), torch.tensor([0]))
+        >>> metric.compute()
+        tensor(0.)
+    """
 
     higher_is_better = False
 
@@ -176,7 +280,20 @@ class AverageDrop(MaskedProbability):
 
 
 class AverageIncrease(MaskedProbability):
-    """The share of images with p_masked > p: large is good."""
+    """Average increase: the share of images with p_masked > p, large is good.
+
+    Chattopadhyay et al. 2018, section 4.1. Arguments: as in `MaskedProbability`.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate import AverageIncrease
+        >>> red_corner = torch.zeros(1, 3, 8, 8)
+        >>> red_corner[0, 0, :4, :4], red_corner[0, 1, 4:, 4:] = 1, 1
+        >>> metric = AverageIncrease(lambda images: images.mean((2, 3)))
+        >>> metric.update(red_corner, red_corner[:, 0], torch.tensor([0]))
+        >>> metric.compute()
+        tensor(1.)
+    """
 
     higher_is_better = True
 

@@ -1,4 +1,4 @@
-"""Does the map lie on the object? Maps against masks of what is evidence.
+"""Localisation: does the map lie on the object? Maps against masks of what is evidence.
 
 Masks are bool (b h w); `ignore`, of the same shape, marks pixels that count on neither side (the
 border of a hand-drawn mask). Maps may have any size and are brought to that of the masks.
@@ -16,9 +16,28 @@ from torch.nn import functional as F
 
 from vision_attn.evaluate.per_image import ImageScore, at_size, check_maps
 
+__all__ = [
+    "AboveMean",
+    "AveragePrecision",
+    "EnergyPointingGame",
+    "Localization",
+    "MeanIoU",
+    "PixelAccuracy",
+    "Pixels",
+    "PointingGame",
+]
+
 
 class Pixels(NamedTuple):
-    """The pixels of a batch in rows: the map's value, on the object or not, whether they count."""
+    """The pixels of a batch in rows: the map's value, on the object or not, whether they count.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate.localization import Pixels
+        >>> pixels = Pixels(torch.rand(2, 9), torch.rand(2, 9) > 0.5, torch.ones(2, 9).bool())
+        >>> pixels.value.shape
+        torch.Size([2, 9])
+    """
 
     value: Float[Tensor, "b p"]
     inside: Bool[Tensor, "b p"]
@@ -26,27 +45,53 @@ class Pixels(NamedTuple):
 
 
 class Localization(ImageScore):
-    """A score of maps against masks; larger is better."""
+    """Base class: a score of maps against masks; large is good. A subclass gives it in `score`.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate.localization import Localization
+        >>> class MeanInside(Localization):
+        ...     def score(self, pixels):
+        ...         return (pixels.value * pixels.inside).sum(1) / pixels.inside.sum(1)
+        >>> metric = MeanInside()
+        >>> metric.update(torch.full((2, 4, 4), 0.5), torch.ones(2, 8, 8).bool())
+        >>> metric.compute()
+        tensor(0.5000)
+    """
 
     higher_is_better = True
 
     def update(self, maps: Tensor, masks: Tensor, ignore: Tensor | None = None) -> None:
-        """maps: float (b y x); masks, ignore: bool (b h w).
+        """Add a batch.
 
-        Raises ValueError where these do not fit, a map is not finite or an object is absent.
+        maps: float (b y x). masks, ignore: bool (b h w). ValueError where these do not match, a map
+        is not finite or an object is absent.
         """
-        self.scores.append(self.score(check(maps, masks, ignore)).float())
+        self.scores.append(self.score(comparable_pixels(maps, masks, ignore)).float())
 
     @abstractmethod
     def score(self, pixels: Pixels) -> Float[Tensor, " b"]:
-        """One number an image."""
+        """Compute one number an image."""
 
 
 class PointingGame(Localization):
-    """1 where the map's maximum lies on the object, else 0, Zhang et al. 2016.
+    """Pointing game: 1 where the map's maximum lies on the object, else 0, Zhang et al. 2016.
 
     Several equal maxima share the point: a constant map scores the object's share of the image.
-    tolerance: pixels beside the object that count as on it, 15 in the paper's photos.
+    tolerance: pixels beside the object that count as on it, 15 in the paper's photos; ValueError
+    below 0.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate import PointingGame
+        >>> masks = torch.zeros(2, 4, 4).bool()
+        >>> masks[:, :2] = True  # the upper half
+        >>> maps = torch.zeros(2, 4, 4)
+        >>> maps[0, 1, 1], maps[1, 3, 3] = 1, 1  # one hit, one miss
+        >>> metric = PointingGame()
+        >>> metric.update(maps, masks)
+        >>> metric.compute(), metric.per_image()
+        (tensor(0.5000), tensor([1., 0.]))
     """
 
     def __init__(self, tolerance: int = 0, **options: Any):
@@ -62,16 +107,25 @@ class PointingGame(Localization):
 
     def update(self, maps: Tensor, masks: Tensor, ignore: Tensor | None = None) -> None:
         if self.tolerance and masks.dtype == torch.bool and masks.ndim == 3:
-            near = 2 * self.tolerance + 1
-            grown = F.max_pool2d(masks[:, None].float(), near, 1, self.tolerance)[:, 0] > 0
-            masks = grown
+            size = 2 * self.tolerance + 1
+            masks = F.max_pool2d(masks[:, None].float(), size, 1, self.tolerance)[:, 0] > 0
         super().update(maps, masks, ignore)
 
 
-class EnergyInside(Localization):
-    """sum of the map on the object / sum of the map, negative values as 0, Wang et al. 2020.
+class EnergyPointingGame(Localization):
+    """Energy-based pointing game: the share of the map's positive sum that lies on the object.
 
-    A map without positive values scores as a constant one, the object's share of the image.
+    A map without positive values scores as a constant one, the object's share of the image. Wang et
+    al. 2020 (Score-CAM).
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate import EnergyPointingGame
+        >>> masks = torch.tensor([[[True, False]]])
+        >>> metric = EnergyPointingGame()
+        >>> metric.update(torch.tensor([[[3.0, 1.0]]]), masks)
+        >>> metric.compute()
+        tensor(0.7500)
     """
 
     def score(self, pixels: Pixels) -> Float[Tensor, " b"]:
@@ -81,10 +135,18 @@ class EnergyInside(Localization):
 
 
 class AveragePrecision(Localization):
-    """sum_t (recall_t - recall_(t-1)) precision_t over the map's values t from the largest down.
+    """Average precision: sum_t (recall_t - recall_(t-1)) precision_t over the map's values t.
 
-    As sklearn's: equal values are taken together, so that a constant map scores the object's share
-    of the image, the expectation of a random one.
+    From the largest value down, as sklearn's: equal values are taken together, so that a constant
+    map scores the object's share of the image, the expectation of a random one.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate import AveragePrecision
+        >>> metric = AveragePrecision()
+        >>> metric.update(torch.tensor([[[0.9, 0.1, 0.5]]]), torch.tensor([[[True, True, False]]]))
+        >>> metric.compute()
+        tensor(0.8333)
     """
 
     def score(self, pixels: Pixels) -> Float[Tensor, " b"]:
@@ -100,10 +162,21 @@ class AveragePrecision(Localization):
 
 
 class AboveMean(Localization):
-    """The map as a segmentation: foreground is what exceeds its mean, Chefer et al. 2021.
+    """Base class: the map as a segmentation, whose foreground exceeds the mean, Chefer et al. 2021.
 
     Each image counts the same, where Chefer et al. sum pixels over the whole set. A constant map
     has no such segmentation and scores as a random half of the pixels does.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate.localization import AboveMean
+        >>> class Recall(AboveMean):
+        ...     def agreement(self, above, below, inside, valid):
+        ...         return (above * inside).sum(1) / inside.sum(1)
+        >>> metric = Recall()
+        >>> metric.update(torch.tensor([[[0.9, 0.1, 0.2]]]), torch.tensor([[[True, True, False]]]))
+        >>> metric.compute()
+        tensor(0.5000)
     """
 
     def score(self, pixels: Pixels) -> Float[Tensor, " b"]:
@@ -121,11 +194,24 @@ class AboveMean(Localization):
         inside: Bool[Tensor, "b p"],
         valid: Bool[Tensor, "b p"],
     ) -> Float[Tensor, " b"]:
-        """How well foreground `above` and background `below` (shares of a pixel) fit the object."""
+        """Score how well a foreground and a background fit the object, one number an image.
+
+        above, below: each pixel's share in either. inside: the object. valid: pixels that count.
+        """
 
 
 class PixelAccuracy(AboveMean):
-    """The share of pixels on the right side of the map's mean."""
+    """Pixel accuracy: the share of pixels on the right side of the map's mean, Chefer et al. 2021.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate import PixelAccuracy
+        >>> metric = PixelAccuracy()
+        >>> maps, masks = torch.tensor([[[0.9, 0.1, 0.2]]]), torch.tensor([[[True, True, False]]])
+        >>> metric.update(maps, masks)
+        >>> metric.compute()
+        tensor(0.6667)
+    """
 
     def agreement(self, above: Tensor, below: Tensor, inside: Tensor, valid: Tensor) -> Tensor:
         right = torch.where(inside, above, below).sum(dim=1)
@@ -133,7 +219,17 @@ class PixelAccuracy(AboveMean):
 
 
 class MeanIoU(AboveMean):
-    """The mean of intersection over union of the object and of the background."""
+    """Mean of the intersection over union of the object and of the background, Chefer et al. 2021.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate import MeanIoU
+        >>> metric = MeanIoU()
+        >>> maps, masks = torch.tensor([[[0.9, 0.1, 0.2]]]), torch.tensor([[[True, True, False]]])
+        >>> metric.update(maps, masks)
+        >>> metric.compute()
+        tensor(0.5000)
+    """
 
     def agreement(self, above: Tensor, below: Tensor, inside: Tensor, valid: Tensor) -> Tensor:
         ious = [
@@ -143,8 +239,8 @@ class MeanIoU(AboveMean):
         return (ious[0] + ious[1]) / 2
 
 
-def check(maps: Tensor, masks: Tensor, ignore: Tensor | None) -> Pixels:
-    """The pixels to compare, or a ValueError."""
+def comparable_pixels(maps: Tensor, masks: Tensor, ignore: Tensor | None) -> Pixels:
+    """Check maps and masks and return the pixels to compare; ValueError where they do not match."""
     check_maps(maps)
     for name, mask in (("masks", masks), ("ignore", ignore)):
         if mask is not None and mask.dtype != torch.bool:

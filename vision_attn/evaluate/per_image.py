@@ -1,4 +1,4 @@
-"""What all scores share: one number an image, kept, so that methods can be compared image by image.
+"""Base class of the scores: one number an image, kept, so that methods can be compared by image.
 
 Axes: b batch, n images in all, y, x rows and columns of a map, h, w of another size.
 """
@@ -17,15 +17,28 @@ from torchmetrics.utilities import dim_zero_cat
 
 from vision_attn.types import Heatmaps
 
+__all__ = ["ImageScore", "at_size", "check_maps", "from_0_to_1", "raw", "taking_heatmaps"]
+
 Maps = Float[Tensor, "b y x"]
 
 
 class ImageScore(Metric):
-    """The mean over images of one number an image.
+    """Base class: the mean over images of one number an image.
 
     `states` names the lists that `update` appends to, a tensor with one row an image at a time;
-    they are concatenated across processes. A subclass with states other than `scores` says in
-    `per_image` what the number is.
+    they are concatenated across processes. A subclass with states other than `scores` computes the
+    number in `per_image`. options: torchmetrics' own.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate import ImageScore
+        >>> class Peak(ImageScore):
+        ...     def update(self, maps):
+        ...         self.scores.append(maps.flatten(1).amax(dim=1))
+        >>> metric = Peak()
+        >>> metric.update(torch.tensor([[[1.0, 2.0]], [[5.0, 4.0]]]))
+        >>> metric.compute(), metric.per_image()
+        (tensor(3.5000), tensor([2., 5.]))
     """
 
     states: ClassVar[tuple[str, ...]] = ("scores",)
@@ -45,14 +58,15 @@ class ImageScore(Metric):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
     def per_image(self) -> Float[Tensor, " n"]:
-        """The number of every image, in the order of the updates."""
+        """Return the number of every image, in the order of the updates."""
         return dim_zero_cat(self.scores)
 
     def compute(self) -> Float[Tensor, ""]:
+        """Compute the mean over all images."""
         return self.per_image().mean()
 
     def standard_error(self) -> Float[Tensor, ""]:
-        """Of the mean: s / sqrt(n)."""
+        """Compute the standard error of the mean, s / sqrt(n)."""
         numbers = self.per_image()
         return numbers.std() / len(numbers) ** 0.5
 
@@ -73,7 +87,7 @@ def taking_heatmaps(update: Callable[..., None]) -> Callable[..., None]:
 
 
 def check_maps(maps: Tensor) -> None:
-    """ValueError unless maps are (b h w) floats, all finite."""
+    """Raise ValueError unless maps are (b h w) floats, all finite."""
     if maps.ndim != 3 or not maps.is_floating_point():
         raise ValueError(
             f"maps must be floats (batch, height, width), got {maps.dtype} of {tuple(maps.shape)}"
@@ -87,7 +101,7 @@ def check_maps(maps: Tensor) -> None:
 
 
 def at_size(maps: Maps, size: tuple[int, int]) -> Float[Tensor, "b h w"]:
-    """Maps at another size: bilinear where it grows, the mean of each cell where it shrinks.
+    """Resize maps: bilinear where they grow, the mean of each cell where they shrink.
 
     Rounding never leaves the map's own range, so that equal values stay equal.
     """
@@ -99,16 +113,16 @@ def at_size(maps: Maps, size: tuple[int, int]) -> Float[Tensor, "b h w"]:
 
 
 def lowest(maps: Maps) -> Float[Tensor, "b 1 1"]:
-    """The smallest value of each map."""
+    """Return the smallest value of each map."""
     return maps.amin(dim=(1, 2), keepdim=True)
 
 
 def highest(maps: Maps) -> Float[Tensor, "b 1 1"]:
-    """The largest value of each map."""
+    """Return the largest value of each map."""
     return maps.amax(dim=(1, 2), keepdim=True)
 
 
 def from_0_to_1(maps: Maps) -> Maps:
-    """(map - min) / (max - min) of each; 1/2 everywhere for a constant map."""
+    """Scale each map to (map - min) / (max - min); 1/2 everywhere for a constant map."""
     low, high = lowest(maps), highest(maps)
     return torch.where(high > low, (maps - low) / (high - low).clamp(min=1e-30), 0.5)

@@ -1,4 +1,4 @@
-"""Taking evidence away: how a network's logits change as cells of the image are kept or removed.
+"""Removal of evidence: how a network's logits change as cells of the image are kept or removed.
 
 Axes: b batch, c channels, H height, W width, h x w = n cells, m cells kept, s steps, k classes.
 """
@@ -15,12 +15,29 @@ from torchvision.transforms.functional import gaussian_blur
 
 from vision_attn.types import Images, Logits
 
+__all__ = [
+    "BlurFill",
+    "DroppedTokens",
+    "FilledCells",
+    "MeanFill",
+    "NoiseFill",
+    "Removal",
+    "probability",
+]
+
 Fill = Callable[[Tensor], Tensor]  # images -> what stands in the place of removed pixels
 
 
 @dataclass(frozen=True)
 class MeanFill:
-    """The mean colour of the data: 0, as images are normalised."""
+    """Fill of the data's mean colour: 0, as images are normalised.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate import MeanFill
+        >>> bool((MeanFill()(torch.rand(2, 3, 4, 4)) == 0).all())
+        True
+    """
 
     def __call__(self, images: Images) -> Images:
         return torch.zeros_like(images)
@@ -28,7 +45,16 @@ class MeanFill:
 
 @dataclass(frozen=True)
 class BlurFill:
-    """The image blurred by a Gaussian of `sigma` pixels: no sharp border gives the removal away."""
+    """Fill of the image itself, blurred by a Gaussian, whose border shows no sharp edge.
+
+    sigma: the Gaussian's standard deviation in pixels.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate import BlurFill
+        >>> BlurFill(sigma=2.0)(torch.rand(2, 3, 8, 8)).shape
+        torch.Size([2, 3, 8, 8])
+    """
 
     sigma: float = 5.0
 
@@ -39,7 +65,17 @@ class BlurFill:
 
 @dataclass(frozen=True)
 class NoiseFill:
-    """Gaussian noise with each image's own mean and deviation; the same draw for every image."""
+    """Fill of Gaussian noise with each image's own mean and deviation.
+
+    seed: of the one draw for all images.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate import NoiseFill
+        >>> images = torch.rand(2, 3, 8, 8)
+        >>> bool((NoiseFill(seed=1)(images) == NoiseFill(seed=1)(images)).all())
+        True
+    """
 
     seed: int = 0
 
@@ -51,7 +87,23 @@ class NoiseFill:
 
 
 class Removal(ABC):
-    """A way to take cells of a grid over the image away from a network."""
+    """Base class: a way to take cells of a grid over the image away from a network.
+
+    grid: rows and columns of cells. least: the fewest cells that can be kept.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate import Deletion, Removal
+        >>> class CountCells(Removal):
+        ...     grid, least = (2, 2), 0
+        ...     def logits(self, images, order, counts):
+        ...         kept = torch.tensor(counts).float()
+        ...         return torch.stack([kept, -kept], dim=1).expand(len(images), -1, -1)
+        >>> metric = Deletion(CountCells(), steps=4)
+        >>> metric.update(torch.rand(1, 3, 8, 8), torch.rand(1, 2, 2), torch.tensor([0]))
+        >>> metric.curves()[0, -1]  # nothing left: one class is as likely as the other
+        tensor(0.5000)
+    """
 
     grid: tuple[int, int]
     least: int
@@ -61,14 +113,27 @@ class Removal(ABC):
     def logits(
         self, images: Images, order: Int[Tensor, "b n"], counts: Sequence[int]
     ) -> Float[Tensor, "b s k"]:
-        """The logits where only the first `count` cells of each image's `order` are kept."""
+        """Compute the logits where only the first `count` cells of each image's `order` are kept.
+
+        counts: one a step. order: cell numbers, row by row, first to be kept first.
+        """
 
 
 @dataclass(frozen=True)
 class FilledCells(Removal):
-    """Removed cells show the fill instead of the image, whatever the network.
+    """Removal by a fill, whatever the network: removed cells show it instead of the image.
 
-    forward: images -> logits. rows: images a forward pass at most, steps and images together.
+    forward: images -> logits. grid: rows and columns of cells. fill: images -> images, `MeanFill()`
+    unless given. rows: images a forward pass at most, steps and images together.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate import FilledCells, MeanFill
+        >>> network = lambda images: images.sum((2, 3))  # three classes: red, green, blue
+        >>> removal = FilledCells(network, grid=(2, 2), fill=MeanFill())
+        >>> order = torch.tensor([[3, 2, 1, 0]])
+        >>> removal.logits(torch.ones(1, 3, 4, 4), order, counts=[0, 1, 4])[0, :, 0]
+        tensor([ 0.,  4., 16.])
     """
 
     forward: Callable[[Tensor], Tensor]
@@ -94,10 +159,23 @@ class FilledCells(Removal):
 
 @dataclass(frozen=True)
 class DroppedTokens(Removal):
-    """The removed patches' tokens do not exist: a shorter sequence, and no fill to be fooled by.
+    """Removal of the patches' tokens: a shorter sequence, and no fill to mislead the network.
 
     The same logits as masking them out of every attention. forward_kept_tokens: (images, indices
-    of the patches kept (b m)) -> logits. At least one patch stays.
+    of the patches kept (b m)) -> logits, such as a `ViT`'s method of that name. At least one patch
+    stays.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate import DroppedTokens
+        >>> def forward_kept_tokens(images, kept):  # two classes: few patches, many patches
+        ...     patches = kept.shape[1] * torch.ones(len(images), 1)
+        ...     return torch.cat([4 - patches, patches], dim=1)
+        >>> removal = DroppedTokens(forward_kept_tokens, grid=(2, 2))
+        >>> order = torch.tensor([[3, 2, 1, 0]])
+        >>> removal.logits(torch.rand(1, 3, 8, 8), order, counts=[1, 4])
+        tensor([[[3., 1.],
+                 [0., 4.]]])
     """
 
     forward_kept_tokens: Callable[[Tensor, Tensor], Tensor]
@@ -113,5 +191,5 @@ class DroppedTokens(Removal):
 
 
 def probability(logits: Logits, targets: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
-    """softmax(logits) of each image's target."""
+    """Compute softmax(logits) of each image's target."""
     return logits.float().softmax(dim=-1).gather(1, targets[:, None])[:, 0]

@@ -1,4 +1,4 @@
-"""Does the map depend on what it should depend on, and on nothing else?
+"""Sanity checks: does the map depend on what it should depend on, and on nothing else?
 
 Axes: b batch, c channels, h, w of the image, y, x of the map, l layers, n images in all.
 """
@@ -18,12 +18,30 @@ from torchmetrics.utilities import dim_zero_cat
 from vision_attn.evaluate.per_image import ImageScore, Maps, at_size, check_maps, from_0_to_1, raw
 from vision_attn.types import Heatmaps, Images
 
+__all__ = [
+    "MaxSensitivity",
+    "ModelRandomisation",
+    "cascading_randomisation",
+    "layers_from_the_top",
+    "spearman",
+    "ssim",
+]
+
 
 class MaxSensitivity(ImageScore):
-    """max over d in [-radius, radius]^pixels of |map(x + d) - map(x)| / |map(x)|, small is good.
+    """Sensitivity to noise: max_d |map(x + d) - map(x)| / |map(x)|, small is good.
 
-    Yeh et al. 2019, the maximum over `samples` random d. explain: (images, targets) -> maps or
-    Heatmaps, so that the image moves and the question does not.
+    The maximum over `samples` random d in [-radius, radius]^pixels. explain: (images, targets) ->
+    maps or Heatmaps, so that the image moves and the target does not. ValueError for fewer than 1
+    sample or a radius of 0. Yeh et al. 2019.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate import MaxSensitivity
+        >>> metric = MaxSensitivity(lambda images, targets: images.mean(1), radius=0.02, samples=3)
+        >>> metric.update(torch.ones(2, 3, 4, 4), torch.tensor([0, 1]))
+        >>> bool(metric.compute() <= 0.02)
+        True
     """
 
     higher_is_better = False
@@ -44,7 +62,11 @@ class MaxSensitivity(ImageScore):
         self.explain, self.radius, self.samples, self.seed = explain, radius, samples, seed
 
     def update(self, images: Images, targets: Int[Tensor, " b"]) -> None:
-        """images: normalised, in whose units the radius is; targets: the class to explain."""
+        """Add a batch.
+
+        images: normalised, in whose units the radius is. targets: the class to explain. ValueError
+        for maps that are not finite.
+        """
         generator = torch.Generator().manual_seed(self.seed)
         maps = raw(self.explain(images, targets))
         check_maps(maps)
@@ -58,12 +80,25 @@ class MaxSensitivity(ImageScore):
 
 
 class ModelRandomisation(ImageScore):
-    """How like itself a map stays as the network's weights are lost, from the last layer down.
+    """Model randomisation: how like itself a map stays as the weights are lost, last layer first.
 
-    Adebayo et al. 2018, cascading randomisation: |Spearman rank correlation| with the original
-    map, the mean over the layers lost; small is good, as a map that stays the same does not show
-    what the network learnt. explain: (network, images, targets) -> maps or Heatmaps:
-    an explainer is one.
+    Cascading randomisation: |Spearman rank correlation| with the original map, the mean over the
+    layers lost; small is good, as a map that stays the same does not show what the network learnt.
+    explain: (network, images, targets) -> maps or Heatmaps,
+    as an explainer is. `layers` names the layers in the order they are
+    lost. Adebayo et al. 2018.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from vision_attn.evaluate import ModelRandomisation
+        >>> network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
+        >>> metric = ModelRandomisation(network, lambda network, x, targets: x.mean(1))
+        >>> metric.layers
+        ['2', '0']
+        >>> metric.update(torch.rand(2, 3, 8, 8), torch.tensor([0, 1]))
+        >>> round(float(metric.compute()), 4)  # a map of the image alone: as bad as can be
+        1.0
     """
 
     states = ("rank_correlations", "similarities")
@@ -81,19 +116,23 @@ class ModelRandomisation(ImageScore):
         super().__init__(**options)
         self.explain = explain
         self.intact = partial(explain, network)  # no submodule: the metric does not own the network
-        self.cascade = partial(cascade, network, seed)
+        self.cascade = partial(cascading_randomisation, network, seed)
         self.layers = [name for name, _ in layers_from_the_top(network)]
 
     def update(self, images: Images, targets: Int[Tensor, " b"]) -> None:
-        """images: normalised; targets: the class to explain, whatever the weights."""
+        """Add a batch.
+
+        images: normalised. targets: the class to explain, whatever the weights. ValueError for maps
+        that are not finite.
+        """
         maps = raw(self.intact(images, targets))
         check_maps(maps)
-        lost = [raw(self.explain(network, images, targets)) for _, network in self.cascade()]
-        self.rank_correlations.append(torch.stack([spearman(maps, m) for m in lost], dim=1))
-        self.similarities.append(torch.stack([ssim(maps, m) for m in lost], dim=1))
+        degraded = [raw(self.explain(network, images, targets)) for _, network in self.cascade()]
+        self.rank_correlations.append(torch.stack([spearman(maps, m) for m in degraded], dim=1))
+        self.similarities.append(torch.stack([ssim(maps, m) for m in degraded], dim=1))
 
     def curves(self) -> dict[str, Float[Tensor, "n l"]]:
-        """Rank correlation and structural similarity of each image as each of `layers` is lost."""
+        """Return rank correlation and SSIM of each image as each of `layers` is lost."""
         return {
             "rank correlation": dim_zero_cat(self.rank_correlations),
             "ssim": dim_zero_cat(self.similarities),
@@ -103,18 +142,31 @@ class ModelRandomisation(ImageScore):
         return dim_zero_cat(self.rank_correlations).abs().mean(dim=1)
 
 
-def cascade(network: nn.Module, seed: int = 0) -> Iterator[tuple[str, nn.Module]]:
-    """A copy of the network that loses its layers one after another, and the layer just lost."""
-    lost = copy.deepcopy(network)
+def cascading_randomisation(network: nn.Module, seed: int = 0) -> Iterator[tuple[str, nn.Module]]:
+    """Yield each layer, last first, and a copy of the network that has lost it and those before.
+
+    The copy is one and the same copy, changed between steps; the network itself is left alone.
+
+    Examples:
+        >>> from torch import nn
+        >>> from vision_attn.evaluate import cascading_randomisation
+        >>> network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> [layer for layer, _ in cascading_randomisation(network)]
+        ['2', '0']
+    """
+    randomised = copy.deepcopy(network)
     generator = torch.Generator().manual_seed(seed)
-    for name, modules in layers_from_the_top(lost):
+    for name, modules in layers_from_the_top(randomised):
         for module in modules:
             randomise(module, generator)
-        yield name, lost
+        yield name, randomised
 
 
 def layers_from_the_top(network: nn.Module) -> list[tuple[str, list[nn.Module]]]:
-    """The layers that hold weights, last first; all of a numbered block is one (`blocks.11`)."""
+    """List the layers that hold weights, last first.
+
+    All of a numbered block is one (`blocks.11`).
+    """
     groups: dict[str, list[nn.Module]] = {}
     for path, module in network.named_modules():
         if any(True for _ in module.parameters(recurse=False)):
@@ -124,7 +176,7 @@ def layers_from_the_top(network: nn.Module) -> list[tuple[str, list[nn.Module]]]
 
 
 def randomise(module: nn.Module, generator: torch.Generator) -> None:
-    """New values for a module's own parameters: normal, with the mean and deviation of the old."""
+    """Replace a module's own parameters by normal ones, with the mean and deviation of the old."""
     with torch.no_grad():
         for weight in module.parameters(recurse=False):
             noise = torch.randn(weight.shape, generator=generator).to(weight)
@@ -132,7 +184,10 @@ def randomise(module: nn.Module, generator: torch.Generator) -> None:
 
 
 def spearman(maps: Maps, others: Maps) -> Float[Tensor, " b"]:
-    """Rank correlation of each pair of maps, equal values sharing their rank; 0 for a constant."""
+    """Compute the rank correlation of each pair of maps; 0 for a constant map.
+
+    Equal values share their rank.
+    """
     a, b = ranks(maps.flatten(1)), ranks(others.flatten(1))
     a, b = a - a.mean(dim=1, keepdim=True), b - b.mean(dim=1, keepdim=True)
     norms = a.norm(dim=1) * b.norm(dim=1)
@@ -140,7 +195,7 @@ def spearman(maps: Maps, others: Maps) -> Float[Tensor, " b"]:
 
 
 def ranks(values: Float[Tensor, "b n"]) -> Float[Tensor, "b n"]:
-    """1 for the smallest; equal values get the mean of the ranks they take up."""
+    """Rank the values, 1 for the smallest; equal values get the mean of the ranks they take up."""
     values = values.contiguous()
     ordered = values.sort(dim=1).values
     below = torch.searchsorted(ordered, values)
@@ -149,7 +204,10 @@ def ranks(values: Float[Tensor, "b n"]) -> Float[Tensor, "b n"]:
 
 
 def ssim(maps: Maps, others: Maps) -> Float[Tensor, " b"]:
-    """Structural similarity (Wang et al. 2004) of maps scaled from 0 to 1, at 64 x 64."""
+    """Compute the structural similarity of maps at 64 x 64, scaled from 0 to 1.
+
+    Wang et al. 2004.
+    """
     a, b = (from_0_to_1(at_size(m.float(), (64, 64)))[:, None] for m in (maps, others))
     similarity = structural_similarity_index_measure(a, b, data_range=1.0, reduction="none")
     return cast(Tensor, similarity).view(-1)

@@ -1,6 +1,9 @@
-"""What people see: overlays on photos, sheets of maps, figures of a run, one offline page."""
+"""Pictures for people: overlays on photos, sheets of maps, figures of a run, one offline page."""
 
-from vision_attn.render.alignment import alignment, weighed_words
+from typing import Any
+from warnings import warn
+
+from vision_attn.render.alignment import alignment, word_weights
 from vision_attn.render.figures import channel_gates, confusion_matrix, learning_curves
 from vision_attn.render.markdown import markdown_table
 from vision_attn.render.overlay import ColorMap, Dim, Style, overlay
@@ -25,3 +28,45 @@ from vision_attn.render.scores import (
     small_curves,
 )
 from vision_attn.render.sheet import Panel, heads_overview, heatmap_grid
+
+__all__ = [
+    "ColorMap",
+    "Dim",
+    "Figures",
+    "Gallery",
+    "Panel",
+    "Row",
+    "Scale",
+    "Section",
+    "Shot",
+    "Style",
+    "Table",
+    "Text",
+    "alignment",
+    "channel_gates",
+    "confusion_matrix",
+    "enlarged",
+    "fit",
+    "heads_overview",
+    "heatmap_grid",
+    "learning_curves",
+    "mark",
+    "natural",
+    "overlay",
+    "save",
+    "shot",
+    "shrunk",
+    "times_uniform",
+    "with_colorbar",
+    "word_weights",
+    "write_page",
+]
+
+_RENAMED = {"weighed_words": "word_weights"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warn(f"render.{name} is now {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+    return globals()[_RENAMED[name]]

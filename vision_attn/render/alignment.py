@@ -1,4 +1,4 @@
-"""Attention between two sequences, and over the words of one.
+"""Figures of attention between two sequences, and over the words of one.
 
 Axes: t written symbols, s symbols of the source, look: one of several sets of weights.
 """
@@ -12,14 +12,23 @@ from vision_attn.render.figures import INK, _drawn, _figure, _look
 from vision_attn.render.fonts import printable
 from vision_attn.render.picture import Picture
 
+__all__ = ["alignment", "word_weights"]
+
 
 def alignment(
     weights: Float[ndarray, "t s"], written: Sequence[str], source: Sequence[str], title: str = ""
 ) -> Picture:
-    """How much each symbol of the source counted when each symbol was written: a row a written
-    one. The colours go from no weight, white, to a weight of 1, black.
+    """Draw how much each symbol of the source counted when each symbol was written.
 
-    Raises ValueError where the names are not as many as rows and columns.
+    weights: from 0, white, to 1, black; a row for each written symbol, a column for each of the
+    source; ValueError where the names are not as many.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn import render
+        >>> picture = render.alignment(np.eye(2, dtype=np.float32), ["a", "b"], ["x", "y"])
+        >>> picture.ndim, picture.dtype
+        (3, dtype('uint8'))
     """
     if weights.shape != (len(written), len(source)):
         raise ValueError(
@@ -40,10 +49,22 @@ def alignment(
         return _drawn(figure)
 
 
-def weighed_words(
+def word_weights(
     weights: Float[ndarray, "look i"], words: Sequence[str], names: Sequence[str]
 ) -> Picture:
-    """A row of the words for each look, each on a ground as dark as its weight is large."""
+    """Draw the words once for each set of weights, on a ground as dark as the weight is large.
+
+    weights: from 0 to 1, a row for each set, a column for each word; ValueError where `names` and
+    `words` are not as many.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn import render
+        >>> weights = np.array([[0.1, 0.9]], np.float32)
+        >>> picture = render.word_weights(weights, ["the", "star"], ["hop 1"])
+        >>> picture.ndim, picture.dtype
+        (3, dtype('uint8'))
+    """
     if weights.shape != (len(names), len(words)):
         raise ValueError(
             f"expected weights of shape ({len(names)}, {len(words)}), a row for each look and a "
@@ -66,5 +87,5 @@ def weighed_words(
 
 
 def _shown(name: str) -> str:
-    """A blank would not be seen."""
+    """Name a symbol so that a blank is seen."""
     return "\N{OPEN BOX}" if name == " " else printable(name)

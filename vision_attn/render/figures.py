@@ -22,6 +22,8 @@ from numpy import ndarray
 from vision_attn.render.fonts import families, printable
 from vision_attn.render.picture import Picture
 
+__all__ = ["channel_gates", "confusion_matrix", "learning_curves"]
+
 INK, QUIET, RULE = "#26262a", "#6e6e76", "#dedee3"
 RED, BLUE = "#c2410c", "#1d4ed8"
 COLOURS = {"train": RED, "val": BLUE}
@@ -29,10 +31,21 @@ NAMES = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "ece": "calibration
 
 
 def learning_curves(metrics: str | PathLike[str]) -> Picture:
-    """What a run logged (Lightning's metrics.csv), a panel a metric, train against val.
+    r"""Draw what a run logged (Lightning's metrics.csv), a panel a metric, train against val.
 
     Columns are `train/loss`, `val/top1` and the like; of a metric logged by step and by epoch the
-    epochs are shown. Raises ValueError where the file holds no such column.
+    epochs are shown. ValueError where the file holds no such column.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from vision_attn import render
+        >>> with TemporaryDirectory() as folder:
+        ...     metrics = Path(folder, "metrics.csv")
+        ...     _ = metrics.write_text("epoch,train/loss\n0,2.3\n1,1.9\n")
+        ...     picture = render.learning_curves(metrics)
+        >>> picture.ndim, picture.dtype
+        (3, dtype('uint8'))
     """
     curves = _read_curves(metrics)
     if not curves:
@@ -54,7 +67,7 @@ def learning_curves(metrics: str | PathLike[str]) -> Picture:
 
 
 def _read_curves(path: str | PathLike[str]) -> dict[str, dict[str, dict[int, float]]]:
-    """metric -> stage -> epoch -> the last value logged in it."""
+    """Read metric -> stage -> epoch -> the last value logged in it."""
     curves: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     with open(path, newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -67,9 +80,17 @@ def _read_curves(path: str | PathLike[str]) -> dict[str, dict[str, dict[int, flo
 
 
 def confusion_matrix(counts: Shaped[ndarray, "k k"], classes: Sequence[str]) -> Picture:
-    """counts[i, j]: images of class i called j. Colours are shares of a row.
+    """Draw a confusion matrix, coloured by each row's shares.
 
-    Up to 20 classes the counts are written in, up to 40 the classes named.
+    counts[i, j]: images of class i predicted as j. Up to 20 classes the counts are written in, up
+    to 40 the classes named. ValueError unless the counts are square, a row for each class.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn import render
+        >>> picture = render.confusion_matrix(np.array([[9, 1], [2, 8]]), ["cat", "dog"])
+        >>> picture.ndim, picture.dtype
+        (3, dtype('uint8'))
     """
     k = len(classes)
     if counts.shape != (k, k):
@@ -97,7 +118,17 @@ def confusion_matrix(counts: Shaped[ndarray, "k k"], classes: Sequence[str]) -> 
 
 
 def channel_gates(gates: Mapping[str, Float[ndarray, " _"]], title: str = "") -> Picture:
-    """How far each channel's gate stands open, 0 to 1: a row of bars a layer, and their mean."""
+    """Draw how far each channel's gate is open, 0 to 1: a row of bars a layer, and their mean.
+
+    gates: a layer's name -> its gates. ValueError without a layer.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn import render
+        >>> picture = render.channel_gates({"layer1": np.linspace(0, 1, 8)})
+        >>> picture.ndim, picture.dtype
+        (3, dtype('uint8'))
+    """
     if not gates:
         raise ValueError("expected the gates of at least one layer, got none")
     with _look():
@@ -117,7 +148,7 @@ def channel_gates(gates: Mapping[str, Float[ndarray, " _"]], title: str = "") ->
 
 
 def _figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches."""
+    """Make an empty figure of that many inches."""
     return Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
@@ -128,7 +159,7 @@ def _drawn(figure: Figure) -> Picture:
 
 
 def _look() -> AbstractContextManager[None]:
-    """matplotlib's defaults while a figure is made and drawn; the caller's own come back after."""
+    """Set matplotlib's defaults while a figure is drawn; the caller's own come back after."""
     return matplotlib.rc_context(
         {
             "font.family": families(),

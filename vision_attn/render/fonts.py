@@ -1,10 +1,12 @@
-"""Letters: which fonts there are, and text that they can draw, in any script, without warnings."""
+"""Fonts: which there are, and text that they can draw, in any script, without warnings."""
 
 from contextlib import suppress
 from functools import cache
 
 from matplotlib.font_manager import FontProperties, findSystemFonts, fontManager, get_font
 from PIL import ImageFont
+
+__all__ = ["families", "fitted", "pil_font", "printable"]
 
 FAMILIES = (  # the first comes with matplotlib, the others draw what it lacks
     "DejaVu Sans",
@@ -24,7 +26,7 @@ FAMILIES = (  # the first comes with matplotlib, the others draw what it lacks
 
 @cache
 def families() -> list[str]:
-    """Those of FAMILIES that this machine has, in that order."""
+    """List those of FAMILIES that this machine has, in that order."""
     there = {font.name for font in fontManager.ttflist}
     if there.isdisjoint(FAMILIES[1:]):  # matplotlib's list may be older than the fonts
         for path in set(findSystemFonts()) - {font.fname for font in fontManager.ttflist}:
@@ -35,7 +37,7 @@ def families() -> list[str]:
 
 
 def printable(text: str, longest: int = 80) -> str:
-    """The text on one line, cut in the middle if long, a box for each letter that no font has."""
+    """Put text on one line, cut in the middle if long, with a box for each missing letter."""
     text = " ".join(text.split())
     if len(text) > longest:
         text = f"{text[: longest // 2]}…{text[len(text) - (longest - 1) // 2 :]}"
@@ -43,7 +45,7 @@ def printable(text: str, longest: int = 80) -> str:
 
 
 def fitted(text: str, font_size: int, width: int, bold: bool = False) -> str:
-    """The printable text, cut until it is no wider than `width` pixels."""
+    """Make text printable, and cut it until it is no wider than `width` pixels."""
     longest = 120
     while True:
         short = printable(text, longest)
@@ -53,7 +55,7 @@ def fitted(text: str, font_size: int, width: int, bold: bool = False) -> str:
 
 
 def pil_font(text: str, size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
-    """A font that has every letter of the text, else the first; only the first is ever bold."""
+    """Load a font that has every letter of the text, else the first; only that is ever bold."""
     for name in families():
         if all(_has(name, letter) for letter in text):
             return _load(name, size, bold and name == FAMILIES[0])

@@ -8,10 +8,12 @@ __all__ = ["markdown_table"]
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in Markdown, a line each for the header, the rule and the rows.
 
-    >>> print(markdown_table(["method", "mean"], [["Rollout", "0.31"]]), end="")
-    | method | mean |
-    | --- | --- |
-    | Rollout | 0.31 |
+    Examples:
+        >>> from vision_attn.render import markdown_table
+        >>> print(markdown_table(["method", "mean"], [["Rollout", "0.31"]]), end="")
+        | method | mean |
+        | --- | --- |
+        | Rollout | 0.31 |
     """
     lines = [header, ["---"] * len(header), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

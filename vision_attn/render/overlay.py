@@ -1,4 +1,4 @@
-"""A heatmap laid over its photo, on the photo's own pixels.
+"""Overlay: a heatmap laid over its photo, on the photo's own pixels.
 
 Axes: H, W the photo's height and width in pixels, h, w the map's; r a band of the photo's rows.
 """
@@ -20,14 +20,29 @@ from torch import Tensor
 
 from vision_attn.render.scale import Scale, fit
 
+__all__ = ["ColorMap", "Dim", "Style", "overlay", "resize", "to_array"]
+
 AGAINST = (30, 90, 220)  # blue, for values below 0
 BAND = 256  # rows painted at a time: a 20-megapixel photo then needs no gigabytes
 
 
 class Style(ABC):
-    """How heat t in [-1, 1] changes a photo. Heat 0 is 'nothing here', below 0 speaks against.
+    """Base class: how heat t in [-1, 1] changes a photo.
 
-    meaning: how to read the pictures, for people.
+    Heat 0 means nothing is here, heat below 0 evidence against. meaning: how to read the pictures,
+    for people.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render import Scale, Style, overlay
+        >>> class Whiten(Style):
+        ...     meaning = "White where a method measures most."
+        ...     def paint(self, photo, heat):
+        ...         return np.maximum(photo, (255 * heat[..., None]).astype(np.uint8))
+        >>> photo, heatmap = np.zeros((2, 2, 3), np.uint8), np.eye(2, dtype=np.float32)
+        >>> overlay(photo, heatmap, style=Whiten(), scale=Scale(top=1.0))[..., 0]
+        array([[255,   0],
+               [  0, 255]], dtype=uint8)
     """
 
     meaning: ClassVar[str]
@@ -36,14 +51,23 @@ class Style(ABC):
     def paint(
         self, photo: UInt8[ndarray, "r W 3"], heat: Float[ndarray, "r W"]
     ) -> UInt8[ndarray, "r W 3"]:
-        """The photo's rows with their heat, which holds no NaN."""
+        """Paint rows of the photo with their heat, which holds no NaN."""
 
 
 @dataclass(frozen=True)
 class ColorMap(Style):
     """Colour whose opacity grows with the heat: where t = 0 the photo stays as it is.
 
-    name: matplotlib's name of the colours for t > 0; t < 0 is blue. opacity: at |t| = 1.
+    name: matplotlib's name of the colours for t > 0; t < 0 is blue. opacity: at |t| = 1, above 0
+    and at most 1. ValueError for other values.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render import ColorMap, Scale, overlay
+        >>> photo, heatmap = np.full((4, 4, 3), 90, np.uint8), np.zeros((2, 2), np.float32)
+        >>> picture = overlay(photo, heatmap, style=ColorMap("viridis"), scale=Scale(top=1.0))
+        >>> bool((picture == photo).all())
+        True
     """
 
     name: str = "inferno"
@@ -71,7 +95,7 @@ class ColorMap(Style):
 
 @cache
 def _colours(name: str) -> Float[ndarray, "511 3"]:
-    """0..255, for t = -1, ..., 0, ..., 1 in steps of 1/255."""
+    """Tabulate the colours, 0..255, for t = -1, ..., 0, ..., 1 in steps of 1/255."""
     t = np.linspace(-1, 1, 511)[:, None]
     colours = 255 * matplotlib.colormaps[name](t[:, 0].clip(0))[:, :3]
     return np.where(t < 0, AGAINST, colours).astype(np.float32)
@@ -79,7 +103,18 @@ def _colours(name: str) -> Float[ndarray, "511 3"]:
 
 @dataclass(frozen=True)
 class Dim(Style):
-    """Darkens what is not attended: the photo times floor + (1 - floor) t, untouched at t = 1."""
+    """Darkness where nothing is attended to: the photo times floor + (1 - floor) t.
+
+    floor: at t = 0, at least 0 and below 1, else ValueError.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render import Dim, Scale, overlay
+        >>> photo, heatmap = np.full((2, 2, 3), 100, np.uint8), np.eye(2, dtype=np.float32)
+        >>> overlay(photo, heatmap, style=Dim(floor=0.2), scale=Scale(top=1.0))[..., 0]
+        array([[100,  20],
+               [ 20, 100]], dtype=uint8)
+    """
 
     floor: float = 0.2
 
@@ -124,7 +159,10 @@ def overlay(
 
 
 def to_array(heatmap: Float[ndarray, "h w"] | Float[Tensor, "h w"]) -> Float[ndarray, "h w"]:
-    """The map as float32 in memory, whatever held it; infinite values become NaN."""
+    """Convert the map to float32 in memory; infinite values become NaN.
+
+    ValueError for an empty one.
+    """
     if isinstance(heatmap, Tensor):
         heatmap = heatmap.detach().float().cpu().numpy()
     if heatmap.size == 0:
@@ -133,7 +171,7 @@ def to_array(heatmap: Float[ndarray, "h w"] | Float[Tensor, "h w"]) -> Float[nda
 
 
 def resize(values: Shaped[ndarray, "h w *c"], height: int, width: int) -> Shaped[ndarray, "H W *c"]:
-    """Bilinear to larger, area mean to smaller."""
+    """Resize a picture or map: bilinear to larger, area mean to smaller."""
     if values.shape[:2] == (height, width):
         return values
     shrinks = height * width < values.shape[0] * values.shape[1]
@@ -146,6 +184,6 @@ def _bands(height: int) -> Iterator[slice]:
 
 
 def _greyed(pixels: UInt8[ndarray, "n 3"]) -> UInt8[ndarray, "n 3"]:
-    """Without colour and half way to mid-grey: what the model never saw."""
+    """Take the colour away and half of the contrast: what the model never saw."""
     luma = pixels @ np.array([0.299, 0.587, 0.114], np.float32)
     return np.rint((luma + 128) / 2).astype(np.uint8)[:, None].repeat(3, axis=1)

@@ -1,4 +1,4 @@
-"""One offline HTML page of pictures and tables: open it from the disk, nothing is fetched.
+"""Offline HTML page of pictures and tables: open it from the disk, nothing is fetched.
 
 `write_page(folder, title, sections)` writes index.html; pictures lie beside it, so the folder can
 be moved or sent as a whole. Every text is escaped.
@@ -14,14 +14,23 @@ from urllib.parse import quote
 
 from vision_attn.render.picture import Picture, save, shrunk
 
+__all__ = ["Figures", "Gallery", "Row", "Section", "Shot", "Table", "Text", "shot", "write_page"]
+
 THUMB, LARGE = 400, 1600  # pixels: the longer side of a picture on the page, and enlarged
 
 
 @dataclass(frozen=True)
 class Shot:
-    """A picture on the page. thumb and full: files, relative to the page; size: of thumb (w, h).
+    """Picture on the page, with a caption and a text for who cannot see it.
 
-    `shot` makes one with a thumbnail; for `Figures` thumb and full may be the same file.
+    thumb and full: files, relative to the page. size: of thumb, (w, h) in pixels. `shot` makes one
+    with a thumbnail; for `Figures` thumb and full may be the same file.
+
+    Examples:
+        >>> from vision_attn.render import Shot
+        >>> cat = Shot("page/cat.jpg", "cat.png", (400, 300), "Rollout", "a cat and its heatmap")
+        >>> 'href="./cat.png"' in cat.html("cat.png · Rollout")
+        True
     """
 
     thumb: str
@@ -31,6 +40,7 @@ class Shot:
     alt: str
 
     def html(self, enlarged_caption: str) -> str:
+        """Write the picture's HTML; enlarged_caption stands below it once it is enlarged."""
         width, height = self.size
         return (
             f'<figure style="--aspect: {width / height:.3f}">'
@@ -44,9 +54,20 @@ class Shot:
 def shot(
     picture: Picture, folder: Path, name: str, caption: str, alt: str, full: str | None = None
 ) -> Shot:
-    """Saves what the page shows of a picture as folder/page/NAME.jpg.
+    """Save what the page shows of a picture as folder/page/NAME.jpg.
 
     full: the file that opens on a click, relative to the folder; a larger copy is saved if None.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import numpy as np
+        >>> from vision_attn import render
+        >>> with TemporaryDirectory() as folder:
+        ...     photo = np.zeros((30, 40, 3), np.uint8)
+        ...     made = render.shot(photo, Path(folder), "cat", "Cat", "a cat")
+        >>> made.thumb, made.full, made.size
+        ('page/cat.jpg', 'page/cat.large.jpg', (40, 30))
     """
     pictures = folder / "page"
     pictures.mkdir(parents=True, exist_ok=True)
@@ -60,18 +81,35 @@ def shot(
 
 @dataclass(frozen=True)
 class Section(ABC):
-    """A part of the page under a heading."""
+    """Base class: a part of the page under a heading.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> from vision_attn.render import Section
+        >>> @dataclass(frozen=True)
+        ... class Rule(Section):
+        ...     def html(self):
+        ...         return "<hr>"
+        >>> Rule("A line").html()
+        '<hr>'
+    """
 
     title: str
 
     @abstractmethod
     def html(self) -> str:
-        """What stands below the heading."""
+        """Write the HTML that stands below the heading."""
 
 
 @dataclass(frozen=True)
 class Text(Section):
-    """Paragraphs."""
+    """Section of paragraphs.
+
+    Examples:
+        >>> from vision_attn.render import Text
+        >>> Text("About", ["One.", "Two & three."]).html()
+        '<p>One.</p><p>Two &amp; three.</p>'
+    """
 
     paragraphs: Sequence[str]
 
@@ -81,7 +119,14 @@ class Text(Section):
 
 @dataclass(frozen=True)
 class Table(Section):
-    """Rows of text under a header; the first column names the row."""
+    """Section of rows of text under a header; the first column names the row.
+
+    Examples:
+        >>> from vision_attn.render import Table
+        >>> table = Table("Scores", ["method", "deletion"], [["Rollout", "0.21"]])
+        >>> '<th scope="row">Rollout</th><td>0.21</td>' in table.html()
+        True
+    """
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -100,7 +145,14 @@ class Table(Section):
 
 @dataclass(frozen=True)
 class Figures(Section):
-    """Large pictures, learning curves and the like, in rows of one height."""
+    """Section of large pictures, learning curves and the like, in rows of one height.
+
+    Examples:
+        >>> from vision_attn.render import Figures, Shot
+        >>> curves = Shot("curves.png", "curves.png", (900, 300), "Curves", "two falling lines")
+        >>> Figures("The run", [curves]).html().count("<figure")
+        1
+    """
 
     shots: Sequence[Shot]
 
@@ -110,13 +162,23 @@ class Figures(Section):
 
 @dataclass(frozen=True)
 class Row:
-    """A photo: its name, what was predicted, and its pictures, the same columns in every row."""
+    """Row of a gallery: a photo's name, what was predicted, and its pictures.
+
+    Every row has the same columns.
+
+    Examples:
+        >>> from vision_attn.render import Row, Shot
+        >>> cat = Shot("page/cat.jpg", "cat.png", (400, 300), "Rollout", "a cat and its heatmap")
+        >>> Row("cat.png", "tabby 83 %", [cat]).html().count("<figure")
+        1
+    """
 
     name: str
     note: str
     shots: Sequence[Shot]
 
     def html(self) -> str:
+        """Write the row's HTML."""
         cells = "".join(shot.html(f"{self.name} · {shot.caption}") for shot in self.shots)
         return (
             f'<article><header><h3>{_text(self.name)}</h3><span class="quiet">{_text(self.note)}'
@@ -127,7 +189,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Gallery(Section):
-    """Photos as rows, their maps as columns; from a dozen on, a field to find one by name."""
+    """Section of photos as rows, their maps as columns.
+
+    From a dozen on there is a field to find one by name.
+
+    Examples:
+        >>> from vision_attn.render import Gallery, Row
+        >>> rows = [Row(f"{i}.png", "", []) for i in range(12)]
+        >>> ["search" in Gallery("Photos", some).html() for some in (rows, rows[:3])]
+        [True, False]
+    """
 
     rows: Sequence[Row]
 
@@ -139,7 +210,19 @@ class Gallery(Section):
 
 
 def write_page(folder: Path, title: str, sections: Sequence[Section], lead: str = "") -> Path:
-    """Writes folder/index.html and returns its path."""
+    """Write folder/index.html and return its path.
+
+    lead: a line below the title.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from vision_attn import render
+        >>> with TemporaryDirectory() as folder:
+        ...     page = render.write_page(Path(folder), "Heatmaps", [render.Text("About", ["One."])])
+        ...     "<p>One.</p>" in page.read_text(encoding="utf-8")
+        True
+    """
     here = files("vision_attn.render")
     links = "".join(
         f'<a href="#part{number}">{_text(section.title)}</a>'
@@ -183,10 +266,10 @@ def write_page(folder: Path, title: str, sections: Sequence[Section], lead: str 
 
 
 def _text(text: str) -> str:
-    """Escaped, for text and attributes; bytes of a file name that are no text become '?'."""
+    """Escape text for HTML and attributes; bytes of a file name that are no text become '?'."""
     return escape(text.encode("utf-8", "replace").decode("utf-8"))
 
 
 def _link(path: str) -> str:
-    """A relative path as a link; `./` so that a colon in a name is no scheme."""
+    """Write a relative path as a link; `./` so that a colon in a name is no scheme."""
     return "./" + quote(path, errors="surrogateescape")

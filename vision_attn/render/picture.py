@@ -1,4 +1,4 @@
-"""A picture to look at: the overlay with its colour bar, and marks upon it.
+"""Pictures to look at: the overlay with its colour bar, and marks upon it.
 
 Axes: H, W height and width in pixels.
 """
@@ -16,6 +16,8 @@ from vision_attn.render.fonts import pil_font
 from vision_attn.render.overlay import Style, resize
 from vision_attn.render.scale import Scale
 
+__all__ = ["bar", "enlarged", "mark", "place", "save", "shrunk", "ticks", "with_colorbar"]
+
 Picture = UInt8[ndarray, "_ _ 3"]  # height, width, colours
 
 LEGIBLE = 320  # pixels: a photo of at most half this size is enlarged, or it could not be read
@@ -23,25 +25,33 @@ PAPER, INK, QUIET = (255, 255, 255), (38, 38, 42), (110, 110, 118)
 
 
 def enlarged(photo: Picture) -> Picture:
-    """A small photo made larger by a whole factor, each pixel a square; others as they are."""
+    """Enlarge a small photo by a whole factor, each pixel a square; leave others as they are."""
     factor = max(1, LEGIBLE // max(photo.shape[:2]))
     return photo.repeat(factor, axis=0).repeat(factor, axis=1)
 
 
 def shrunk(picture: Picture, longest: int) -> Picture:
-    """The picture with neither side longer than `longest` pixels."""
+    """Shrink the picture until neither side is longer than `longest` pixels."""
     factor = longest / max(picture.shape[:2])
     height, width = (max(1, round(side * factor)) for side in picture.shape[:2])
     return resize(picture, height, width) if factor < 1 else picture
 
 
 def save(picture: Picture, path: str | PathLike[str]) -> None:
-    """As PNG or JPEG, by the path's ending; a PNG quickly rather than as small as can be."""
+    """Save as PNG or JPEG, by the path's ending; a PNG quickly rather than as small as can be."""
     Image.fromarray(picture).save(path, compress_level=4, quality=88, subsampling=0)
 
 
 def mark(picture: Picture, x: float, y: float) -> Picture:
-    """A ring around the point (x, y), both in 0..1 of the picture: the query that is asked."""
+    """Draw a ring around the point (x, y), both in 0..1 of the picture, to mark a query.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn import render
+        >>> photo = np.zeros((40, 40, 3), np.uint8)
+        >>> bool((render.mark(photo, 0.5, 0.5) != photo).any())
+        True
+    """
     height, width = picture.shape[:2]
     radius = max(4, round(min(height, width) / 45))
     line = max(1, radius // 3)
@@ -53,7 +63,16 @@ def mark(picture: Picture, x: float, y: float) -> Picture:
 
 
 def with_colorbar(picture: Picture, style: Style, scale: Scale) -> Picture:
-    """The picture, untouched at the top left, and its colour bar in a white strip to the right."""
+    """Put the picture's colour bar in a white strip to the right; the picture itself is untouched.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn import render
+        >>> photo, scale = np.zeros((60, 80, 3), np.uint8), render.Scale(top=3.0, unit="× uniform")
+        >>> picture = render.with_colorbar(photo, render.ColorMap(), scale)
+        >>> picture.shape[0] >= 60, picture.shape[1] > 80
+        (True, True)
+    """
     height, width = picture.shape[:2]
     size = pad = round(min(max(height / 26, 12), 48))
     labels = ticks(scale)
@@ -78,26 +97,29 @@ def with_colorbar(picture: Picture, style: Style, scale: Scale) -> Picture:
 
 
 def bar(style: Style, scale: Scale, length: int, thickness: int) -> Picture:
-    """The scale from its low end to its top, left to right, painted as on a grey photo."""
+    """Paint the scale from its low end to its top, left to right, as on a grey photo.
+
+    length, thickness: in pixels.
+    """
     heat = np.linspace(scale.low / scale.top, 1, length, dtype=np.float32)
     grey = np.full((thickness, length, 3), 112, np.uint8)
     return style.paint(grey, heat[None].repeat(thickness, axis=0))
 
 
 def ticks(scale: Scale, most: int = 5) -> list[tuple[float, str]]:
-    """Round values between the scale's ends, each with its label."""
+    """Choose round values between the scale's ends, each with its label."""
     values = MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]).tick_values(scale.low, scale.top)
     inside = [v for v in values if -1e-6 <= place(v, scale) <= 1 + 1e-6]
     return [(v, _number(v)) for v in inside]
 
 
 def _number(value: float) -> str:
-    """In few signs: 0.25, −3, 2e−5."""
+    """Write a number in few signs: 0.25, −3, 2e−5."""
     mantissa, _, exponent = f"{value:.4g}".partition("e")
     text = f"{mantissa}e{int(exponent)}" if exponent else mantissa
     return text.replace("-", "\N{MINUS SIGN}")
 
 
 def place(value: float, scale: Scale) -> float:
-    """Where on the colour bar, 0..1."""
+    """Place a value on the colour bar, 0..1."""
     return (value - scale.low) / (scale.top - scale.low)

@@ -1,4 +1,4 @@
-"""What full colour stands for: the one place where raw heatmap values are normalised.
+"""Scales: what full colour stands for, and the one place where raw values are normalised.
 
 A scale always starts at 0: heat 0 is no colour, for every method. A map that is constant therefore
 shows as flat, whatever its value, and never as the noise that min-max scaling makes of it.
@@ -10,16 +10,27 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+__all__ = ["Scale", "fit", "natural", "times_uniform"]
+
 QUANTILE = 0.99  # full colour at this quantile of a map, so that one outlier does not hide the rest
 TINIEST = 1e-12  # a map that stays below this is zero
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Heat t = clip(factor * value / top, -1, 1), or from 0 where nothing is signed.
+    """Scale from raw values to heat: t = clip(factor * value / top, -1, 1).
 
-    top: what full colour stands for, in `unit`. factor: from raw values to `unit`.
-    signed: whether values below 0 mean something (evidence against) and get colours of their own.
+    Without sign t is clipped to [0, 1]. top: what full colour stands for, in `unit`; above 0, else
+    ValueError. factor: from raw values to `unit`. signed: whether values below 0 mean something
+    (evidence against) and get colours of their own.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render import Scale
+        >>> Scale(top=2.0).heat(np.array([-1.0, 1.0, 5.0]))
+        array([0. , 0.5, 1. ])
+        >>> Scale(top=2.0, signed=True).heat(np.array([-1.0, 1.0, 5.0]))
+        array([-0.5,  0.5,  1. ])
     """
 
     top: float
@@ -37,12 +48,19 @@ class Scale:
         return -self.top if self.signed else 0.0
 
     def heat(self, values: Float[ndarray, "*shape"]) -> Float[ndarray, "*shape"]:
-        """t for each raw value; NaN stays NaN."""
+        """Compute t for each raw value; NaN stays NaN."""
         return np.clip(values * np.float32(self.factor / self.top), -1.0 if self.signed else 0.0, 1)
 
 
 def fit(values: Float[ndarray, "*shape"]) -> Scale:
-    """A scale for one map, or for several that share it: up to the 99th percentile of |values|."""
+    """Fit a scale to one map, or to several that share it: up to the 99th percentile of |values|.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn import render
+        >>> render.fit(np.array([[0.0, 0.5], [1.0, 1.0]])).top
+        1.0
+    """
     finite = values[np.isfinite(values)]
     top = float(np.quantile(np.abs(finite), QUANTILE)) if finite.size else 0.0
     if top < TINIEST and finite.size:  # a few bright pixels on nothing at all
@@ -52,9 +70,16 @@ def fit(values: Float[ndarray, "*shape"]) -> Scale:
 
 
 def times_uniform(values: Float[ndarray, "*lead h w"], least: float = 3.0) -> Scale:
-    """For attention: 1 is the share of a position where all get the same.
+    """Scale attention so that 1 is the share of a position where all get the same.
 
     Full colour is at least `least` times that, so that attention that is nearly even looks it.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn import render
+        >>> scale = render.times_uniform(np.full((2, 2), 0.25))
+        >>> scale.top, scale.unit
+        (3.0, '× uniform')
     """
     cells = values.shape[-2] * values.shape[-1]
     top = fit(values).top * cells
@@ -64,9 +89,15 @@ def times_uniform(values: Float[ndarray, "*lead h w"], least: float = 3.0) -> Sc
 def natural(
     values: Float[ndarray, "*lead h w"], prefix_mass: float | Float[ndarray, "*lead"] | None = None
 ) -> Scale:
-    """`times_uniform` for shares of one whole (with what fell on prefix tokens), else `fit`.
+    """Choose `times_uniform` for shares of one whole, else `fit`; several maps share the scale.
 
-    Several maps share the scale.
+    prefix_mass: the share of the whole that fell on prefix tokens.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn import render
+        >>> render.natural(np.full((2, 2), 0.2), prefix_mass=0.2).unit
+        '× uniform'
     """
     wholes = values.sum(axis=(-2, -1)) + (0.0 if prefix_mass is None else prefix_mass)
     if values.min() >= 0 and np.all(np.abs(wholes - 1) < 1e-3):

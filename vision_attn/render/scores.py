@@ -31,7 +31,14 @@ MOST_TICKS = 12  # with names
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """One method's small figure: what each line is, and its values at even steps from 0 to 1."""
+    """Curves of one method: the name of each line, and its values at even steps from 0 to 1.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render.scores import Curves
+        >>> Curves("Rollout", {"deletion": np.linspace(1, 0, 5)}, note="0.50").title
+        'Rollout'
+    """
 
     title: str
     lines: Mapping[str, Curve]
@@ -45,9 +52,17 @@ def small_curves(
     x: str,
     ticks: Sequence[str] | None = None,
 ) -> Picture:
-    """A small figure a method, all on one scale, the references faint behind each.
+    """Draw a small figure a method, all on one scale, the references faint behind each.
 
-    ticks: names of the points along x, shares of the whole if None.
+    x: the name of the axis. ticks: names of the points along x, shares of the whole if None.
+    ValueError without a panel.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render.scores import Curves, small_curves
+        >>> panel = Curves("Rollout", {"deletion": np.linspace(1, 0, 5)})
+        >>> small_curves([panel], [], "The class's probability", "share removed").dtype
+        dtype('uint8')
     """
     if not panels:
         raise ValueError("expected the curves of at least one method, got none")
@@ -99,7 +114,15 @@ def small_curves(
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """A method and its images, best first: pictures, each with a line to go below it."""
+    """A method and its images, best first: pictures, each with a line to go below it.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render.scores import Ranked
+        >>> photo = np.zeros((8, 8, 3), np.uint8)
+        >>> Ranked("Rollout", "deletion", best=[(photo, "0.1")], worst=[(photo, "0.9")]).title
+        'Rollout'
+    """
 
     title: str
     note: str
@@ -108,7 +131,18 @@ class Ranked:
 
 
 def best_and_worst(rows: Sequence[Ranked], title: str, side: int = 176) -> Picture:
-    """A row a method: its best images to the left, its worst to the right."""
+    """Draw a row a method: its best images to the left, its worst to the right.
+
+    side: the width of each image, in pixels. ValueError without a row.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render.scores import Ranked, best_and_worst
+        >>> photo = np.zeros((8, 8, 3), np.uint8)
+        >>> row = Ranked("Rollout", "deletion", best=[(photo, "0.1")], worst=[(photo, "0.9")])
+        >>> best_and_worst([row], "Best and worst by deletion").dtype
+        dtype('uint8')
+    """
     if not rows:
         raise ValueError("expected the images of at least one method, got none")
     gap, name, line = 12, 220, 22
@@ -149,6 +183,14 @@ def outlined(
     """Draw the outline of each mask on the picture, dark under its colour to show on any ground.
 
     colours: white for the first mask and yellow for the second; others go round.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render.scores import outlined
+        >>> photo, mask = np.zeros((32, 32, 3), np.uint8), np.zeros((4, 4), bool)
+        >>> mask[1:3, 1:3] = True
+        >>> bool(outlined(photo, mask).any())
+        True
     """
     height, width = picture.shape[:2]
     drawn = picture.copy(order="C")

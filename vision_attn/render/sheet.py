@@ -1,4 +1,4 @@
-"""Many pictures on one sheet: a photo with its maps by several methods, the heads of every layer.
+"""Sheets of many pictures: a photo with its maps by several methods, the heads of every layer.
 
 Axes: H, W a picture's height and width, h, w a map's.
 """
@@ -16,6 +16,8 @@ from vision_attn.render.overlay import ColorMap, Style, overlay, resize
 from vision_attn.render.picture import INK, PAPER, QUIET, Picture, bar, place, ticks
 from vision_attn.render.scale import Scale, times_uniform
 
+__all__ = ["Panel", "heads_overview", "heatmap_grid"]
+
 PANEL = 400  # pixels: the width of one panel of a grid
 GAP = 24
 SMALL, LARGE = 16, 24  # pixels: text
@@ -23,7 +25,14 @@ SMALL, LARGE = 16, 24  # pixels: text
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One picture of a grid; below it the colour bar it was painted with, or else a note."""
+    """One picture of a grid; below it the colour bar it was painted with, or else a note.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render import Panel
+        >>> Panel("photo", np.zeros((8, 8, 3), np.uint8), note="as the model sees it").title
+        'photo'
+    """
 
     title: str
     picture: Picture
@@ -33,7 +42,17 @@ class Panel:
 
 
 def heatmap_grid(panels: Sequence[Panel], title: str = "", columns: int = 5) -> Picture:
-    """A photo and its maps (and masks) side by side, all of one size, each with its name."""
+    """Draw a photo and its maps (and masks) side by side, all of one size, each with its name.
+
+    columns: at most this many a row. ValueError without a panel.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn import render
+        >>> panel = render.Panel("photo", np.zeros((8, 8, 3), np.uint8))
+        >>> render.heatmap_grid([panel, panel], columns=2).dtype
+        dtype('uint8')
+    """
     if not panels:
         raise ValueError("a grid needs at least one panel")
     columns = min(columns, len(panels))
@@ -68,9 +87,15 @@ def heads_overview(
     title: str = "",
     side: int = 120,
 ) -> Picture:
-    """The attention of every head over the photo: a row a layer, a column a head, one scale.
+    """Draw the attention of every head over the photo: a row a layer, a column a head, one scale.
 
     side: the longer side of each small picture, in pixels.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn import render
+        >>> render.heads_overview(np.full((2, 3, 4, 4), 1 / 16, np.float32), side=16).dtype
+        dtype('uint8')
     """
     layers, heads, h, w = maps.shape
     height, width = (round(side * n / max(h, w)) for n in (h, w))
@@ -117,7 +142,7 @@ def _write(
 def _legend(
     sheet: Image.Image, at: tuple[int, int], width: int, style: Style, scale: Scale
 ) -> None:
-    """A colour bar with its ticks below; the last one says the unit."""
+    """Draw a colour bar with its ticks below; the last one names the unit."""
     x, y = at
     sheet.paste(Image.fromarray(bar(style, scale, width, SMALL // 2)), at)
     draw = ImageDraw.Draw(sheet)

@@ -1,4 +1,4 @@
-"""Pictures written as a video file.
+"""Video files made of pictures.
 
 OpenCV's own FFmpeg has no encoder for H.264. VP9 plays in browsers; where it is missing, MPEG-4
 plays in most players and in no browser.
@@ -12,11 +12,24 @@ import numpy as np
 
 from vision_attn.render.picture import Picture
 
+__all__ = ["VideoWriter"]
+
 
 class VideoWriter:
-    """An MP4 file that pictures of one size are appended to; whole once the `with` block ends.
+    """MP4 file that pictures of one size are appended to; whole once the `with` block ends.
 
     rate: pictures a second. Sides are made even, as the codec asks, by repeating an edge.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import numpy as np
+        >>> from vision_attn.render.video import VideoWriter
+        >>> with TemporaryDirectory() as folder:
+        ...     with VideoWriter(Path(folder, "film.mp4"), rate=12.0) as video:
+        ...         video.append(np.zeros((32, 32, 3), np.uint8))
+        ...     Path(folder, "film.mp4").stat().st_size > 0
+        True
     """
 
     def __init__(self, path: Path, rate: float):
@@ -37,7 +50,10 @@ class VideoWriter:
             self.writer.release()
 
     def append(self, picture: Picture) -> None:
-        """Raises ValueError for another size than the first one's, OSError if it cannot write."""
+        """Append a picture.
+
+        ValueError for another size than the first one's, OSError if it cannot be written.
+        """
         height, width = picture.shape[:2]
         even = np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
         if self.writer is None:
@@ -51,7 +67,7 @@ class VideoWriter:
         self.writer.write(np.ascontiguousarray(even[..., ::-1]))
 
     def _opened(self, size: tuple[int, ...]) -> cv2.VideoWriter:
-        """A writer of pictures of that width and height."""
+        """Open a writer of pictures of that width and height."""
         for codec in ("vp09", "mp4v"):
             code = cv2.VideoWriter.fourcc(*codec)
             writer = cv2.VideoWriter(str(self.path), code, self.rate, size)

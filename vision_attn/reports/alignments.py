@@ -147,7 +147,7 @@ def of_question(
         pictures["looks"] = overlays(photo, looks.maps[0].float(), names, to_photo)
     if len(looks.words[0]):
         over_words = looks.words[0].float().numpy()
-        pictures["words"] = render.weighed_words(over_words, words, names[: len(over_words)])
+        pictures["words"] = render.word_weights(over_words, words, names[: len(over_words)])
     return answer, pictures
 
 

@@ -1,4 +1,4 @@
-"""A page on which attention is explored: ask a point of the photo, see what each head answers."""
+"""Page to explore attention: click a point of the photo, see what each head attends to."""
 
 from vision_attn.render.inspect.page import Page
 from vision_attn.render.inspect.parts import (
@@ -12,3 +12,16 @@ from vision_attn.render.inspect.parts import (
     SpatialGate,
     Weights,
 )
+
+__all__ = [
+    "ChannelGate",
+    "Gate",
+    "Inspection",
+    "Layer",
+    "Map",
+    "Page",
+    "Prediction",
+    "QueryKeys",
+    "SpatialGate",
+    "Weights",
+]

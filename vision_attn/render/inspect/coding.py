@@ -1,4 +1,4 @@
-"""Attention in few bytes: what the page needs to show any row of it, within 1 % of exact.
+"""Compact attention: what the page needs to show any row of it, within 1 % of exact.
 
 A row is what one query gives to every key: w_i = softmax_j(q_i . k_j). For many tokens q and k are
 far smaller than all rows; for few tokens, or for weights that are no softmax of q . k, the rows
@@ -15,6 +15,8 @@ import numpy as np
 from jaxtyping import Float, Float32, Int, UInt8
 from numpy import ndarray
 
+__all__ = ["Coded", "Factors", "Rows", "encode", "softmax"]
+
 TOLERANCE = 0.01  # the largest error shown, as a share of the row's largest weight
 LEVELS = (127, 2047, 32767)  # whole numbers up to these: 8 bits, 12 that deflate well, 16
 CHECKED = 1024  # queries a head at most, evenly spread
@@ -23,24 +25,31 @@ Queries = slice
 
 
 class Coded(ABC):
-    """One head's attention."""
+    """Base class: one head's attention in few bytes. `encode` chooses the subclass.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render.inspect.coding import Coded, encode, softmax
+        >>> isinstance(encode(softmax(np.zeros((4, 4)))), Coded)
+        True
+    """
 
     @property
     @abstractmethod
     def code(self) -> str:
-        """The name that the page's attention.js knows this coding by."""
+        """Name of this coding in the page's attention.js."""
 
     @abstractmethod
     def weights(self, queries: Queries = slice(None)) -> Float[ndarray, "i j"]:
-        """The rows of these queries, as the page computes them."""
+        """Decode the rows of these queries, as the page does."""
 
     @abstractmethod
     def tobytes(self) -> bytes:
-        """Little-endian, in the order that attention.js reads."""
+        """Pack into bytes, little-endian, in the order that attention.js reads."""
 
     @final
     def error(self, exact: Float[ndarray, "n n"]) -> float:
-        """The largest deviation from `exact`, as a share of the row's largest weight."""
+        """Measure the largest deviation from `exact`, as a share of the row's largest weight."""
         queries = slice(None, None, -(-len(exact) // CHECKED))
         exact = exact[queries]
         largest = np.maximum(exact.max(axis=1), np.finfo(np.float32).tiny)
@@ -49,7 +58,15 @@ class Coded(ABC):
 
 @dataclass(frozen=True)
 class Factors(Coded):
-    """q and k as whole numbers, each token with a scale of its own."""
+    """Queries and keys as whole numbers, each token with a scale of its own.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render.inspect.coding import Factors
+        >>> q, k = np.eye(3), np.ones((3, 3))
+        >>> Factors.of(q, k, top=127).weights().round(3)[0]
+        array([0.333, 0.333, 0.333], dtype=float32)
+    """
 
     scales: Float32[ndarray, "2 n"]
     q: Int[ndarray, "n d"]
@@ -57,7 +74,7 @@ class Factors(Coded):
 
     @classmethod
     def of(cls, q: Float[ndarray, "n d"], k: Float[ndarray, "n d"], top: int) -> "Factors":
-        """With whole numbers from -top to top."""
+        """Code q and k with whole numbers from -top to top."""
         both = np.stack([q, k])
         scales = np.abs(both).max(axis=2).astype(np.float32) / np.float32(top)
         whole = np.rint(both / np.where(scales > 0, scales, 1)[..., None])
@@ -77,13 +94,21 @@ class Factors(Coded):
 
 @dataclass(frozen=True)
 class Rows(Coded):
-    """The weights themselves: largest * (c / 255)^2, so that small ones keep their detail."""
+    """The weights themselves: largest * (c / 255)^2, so that small ones keep their detail.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render.inspect.coding import Rows
+        >>> Rows.of(np.array([[0.25, 0.75], [1.0, 0.0]])).weights(slice(1, 2))
+        array([[1., 0.]], dtype=float32)
+    """
 
     largest: Float32[ndarray, " n"]
     codes: UInt8[ndarray, "n n"]
 
     @classmethod
     def of(cls, weights: Float[ndarray, "n n"]) -> "Rows":
+        """Code the rows of weights that are at least 0."""
         largest = weights.max(axis=1).astype(np.float32)
         share = weights / np.where(largest > 0, largest, 1)[:, None]
         return cls(largest, np.rint(255 * np.sqrt(share)).astype(np.uint8))
@@ -99,12 +124,12 @@ class Rows(Coded):
         return self.largest.tobytes() + self.codes.tobytes()
 
 
-def smallest(
+def encode(
     exact: Float[ndarray, "n n"],
     q: Float[ndarray, "n d"] | None = None,
     k: Float[ndarray, "n d"] | None = None,
 ) -> Coded:
-    """The smallest coding of these weights whose rows are all within the tolerance.
+    """Choose the smallest coding of these weights whose rows are all within the tolerance.
 
     q and k where exact = softmax(q k'). A key's constant part cancels in the softmax, so it is
     taken off; a rotation changes no product and spreads over all of d what one outlying coordinate
@@ -124,10 +149,11 @@ def smallest(
 
 
 def softmax(scores: Float[ndarray, "i j"]) -> Float[ndarray, "i j"]:
+    """Compute the softmax over the last axis."""
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     return weights / weights.sum(axis=1, keepdims=True)
 
 
 def _rotation(d: int) -> Float32[ndarray, "d d"]:
-    """A random rotation, the same each time."""
+    """Make a random rotation, the same each time."""
     return np.linalg.qr(np.random.default_rng(0).normal(size=(d, d)))[0].astype(np.float32)

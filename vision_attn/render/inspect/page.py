@@ -24,9 +24,11 @@ from jaxtyping import Float, UInt8
 from numpy import ndarray
 from PIL import Image
 
-from vision_attn.render.inspect.coding import smallest, softmax
+from vision_attn.render.inspect.coding import encode, softmax
 from vision_attn.render.inspect.parts import ChannelGate, Gate, Inspection, Layer, QueryKeys
 from vision_attn.render.overlay import AGAINST
+
+__all__ = ["Page", "distance", "entropy"]
 
 SCRIPTS = (  # in the order they are joined
     *("words", "attention", "paint", "stage", "bar", "panels", "view"),
@@ -38,13 +40,26 @@ LARGEST = 1024  # pixels: a larger photo is made smaller for the page
 
 @dataclass(frozen=True)
 class Page:
-    """The page, as HTML; in a notebook it shows itself."""
+    """Page of inspections, as HTML; in a notebook it shows itself.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render.inspect import Inspection, Map, Page
+        >>> heatmap = Map("Rollout()", np.ones((2, 2), np.float32))
+        >>> photo = np.zeros((8, 8, 3), np.uint8)
+        >>> page = Page.of([Inspection("a model", "photo.jpg", photo, maps=[heatmap])])
+        >>> "photo.jpg" in page.html
+        True
+    """
 
     html: str = field(repr=False)
 
     @classmethod
     def of(cls, inspections: Sequence[Inspection]) -> "Page":
-        """The page that shows these inspections, any two of them side by side."""
+        """Make the page that shows these inspections, any two of them side by side.
+
+        ValueError without one.
+        """
         if not inspections:
             raise ValueError("expected at least one inspection, got none")
         photos = _named([one.image for one in inspections], "photos")
@@ -70,12 +85,12 @@ class Page:
         )
 
     def save(self, path: str | PathLike[str]) -> Path:
-        """Writes the page, one file that needs nothing beside it."""
+        """Write the page, one file that needs nothing beside it, and return its path."""
         Path(path).write_text(self.html, encoding="utf-8")
         return Path(path)
 
     def _repr_html_(self) -> str:
-        """As a frame of its own, so that neither the notebook nor the page disturbs the other."""
+        """Show the page in a frame of its own, apart from the notebook's styles and scripts."""
         return (
             f'<iframe srcdoc="{html.escape(self.html)}" sandbox="allow-scripts allow-downloads" '
             'title="Attention" style="width: 100%; height: 820px; border: 0"></iframe>'
@@ -83,7 +98,7 @@ class Page:
 
 
 class _Numbers:
-    """Arrays one after the other; `add` tells where each begins, on a boundary of 4 bytes."""
+    """Arrays one after the other; `add` returns where each begins, on a boundary of 4 bytes."""
 
     def __init__(self) -> None:
         self.bytes = bytearray()
@@ -101,7 +116,7 @@ class _Numbers:
 
 
 def _item(inspection: Inspection) -> dict[str, Any]:
-    """An inspection as attention.js and view.js read it."""
+    """Describe an inspection as attention.js and view.js read it."""
     numbers = _Numbers()
     return {
         "model": inspection.model,
@@ -143,7 +158,7 @@ def _layer(layer: Layer, inspection: Inspection, numbers: _Numbers) -> dict[str,
     heads = []
     for arrays in zip(*known, strict=True):
         exact = softmax(arrays[0] @ arrays[1].T) if isinstance(layer, QueryKeys) else arrays[0]
-        coded = smallest(exact, *(arrays if isinstance(layer, QueryKeys) else ()))
+        coded = encode(exact, *(arrays if isinstance(layer, QueryKeys) else ()))
         heads.append(
             {
                 "code": coded.code,
@@ -157,13 +172,16 @@ def _layer(layer: Layer, inspection: Inspection, numbers: _Numbers) -> dict[str,
 
 
 def entropy(weights: Float[ndarray, "i j"]) -> float:
-    """-sum_j w_ij log2 w_ij in bits, the mean over queries; rows are first made to sum to 1."""
+    """Compute -sum_j w_ij log2 w_ij in bits, the mean over queries.
+
+    Rows are first made to sum to 1.
+    """
     shares = weights / np.maximum(weights.sum(axis=1, keepdims=True), np.finfo(np.float32).tiny)
     return float(-(shares * np.log2(np.where(shares > 0, shares, 1))).sum(axis=1).mean())
 
 
 def distance(weights: Float[ndarray, "i j"], grid: tuple[int, int]) -> float:
-    """How far attention reaches, in patches: sum_j w_ij |place_i - place_j| / sum_j w_ij.
+    """Compute the mean attention distance in patches: sum_j w_ij |place_i - place_j| / sum_j w_ij.
 
     Over patches alone, the mean over queries (Dosovitskiy et al. 2021, figure 7).
     """
@@ -175,20 +193,20 @@ def distance(weights: Float[ndarray, "i j"], grid: tuple[int, int]) -> float:
 
 @lru_cache(maxsize=1)
 def _apart(grid: tuple[int, int]) -> Float[ndarray, "i j"]:
-    """How far each patch is from each other, in patches."""
+    """Measure how far each patch is from each other, in patches."""
     rows, columns = np.indices(grid, dtype=np.float32).reshape(2, -1)
     return np.hypot(rows[:, None] - rows, columns[:, None] - columns)
 
 
 def _named(names: Sequence[str], many: str) -> str:
-    """The one name, or how many there are, as HTML."""
+    """Return the one name, or how many there are, as HTML."""
     different = set(names)
     text = names[0] if len(different) == 1 else f"{len(different)} {many}"
     return html.escape(text.encode("utf-8", "replace").decode())
 
 
 def _photo(photo: UInt8[ndarray, "H W 3"]) -> str:
-    """As a data URL."""
+    """Encode a photo as a data URL."""
     image = Image.fromarray(photo)
     image.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
     file = io.BytesIO()
@@ -201,7 +219,7 @@ def _colours(name: str) -> UInt8[ndarray, "256 3"]:
 
 
 def _hash(text: str) -> str:
-    """As a content security policy names a script or style that may run."""
+    """Hash a script or style as a content security policy names one that may run."""
     return f"sha256-{_base64(hashlib.sha256(text.encode()).digest())}"
 
 

@@ -1,4 +1,4 @@
-"""What is shown on the page: plain arrays and names, of one photo as one model sees it.
+"""Parts of the page: plain arrays and names, of one photo as one model sees it.
 
 Axes: H, W the photo's height and width, h, w a map's, head, n tokens, d head width, c channels.
 """
@@ -10,10 +10,30 @@ from math import prod
 from jaxtyping import Float, Float32, UInt8
 from numpy import ndarray
 
+__all__ = [
+    "ChannelGate",
+    "Gate",
+    "Inspection",
+    "Layer",
+    "Map",
+    "Prediction",
+    "QueryKeys",
+    "SpatialGate",
+    "Weights",
+]
+
 
 @dataclass(frozen=True, eq=False)
 class QueryKeys:
-    """A layer whose weights are softmax(q k'): whatever scales the scores is already in q."""
+    """Layer whose weights are softmax(q k'): whatever scales the scores is already in q.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render.inspect import QueryKeys
+        >>> q = k = np.zeros((3, 5, 8), np.float32)  # head, token, width
+        >>> QueryKeys("blocks.0", q, k).name
+        'blocks.0'
+    """
 
     name: str
     q: Float32[ndarray, "head n d"]
@@ -22,7 +42,14 @@ class QueryKeys:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """A layer known by its weights alone, such as one with a position bias or a sparsemax."""
+    """Layer known by its weights alone, such as one with a position bias or a sparsemax.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render.inspect import Weights
+        >>> Weights("blocks.0", np.full((3, 5, 5), 0.2, np.float32)).weights.shape
+        (3, 5, 5)
+    """
 
     name: str
     weights: Float32[ndarray, "head n n"]
@@ -33,12 +60,18 @@ Layer = QueryKeys | Weights
 
 @dataclass(frozen=True, eq=False)
 class Map:
-    """What a method says, raw: `values` times `factor` are in `unit`.
+    """Heatmap of one method, raw: `values` times `factor` are in `unit`.
 
     method: as it is written on the command line, `Rollout(fusion='max')`. about: what it is, in a
-    line. target: the index of the class it explains, None for methods that ask for none.
-    prefix_mass: the share that fell on tokens that are not on the photo. scores: how faithful the
-    map is, by the name of the measure.
+    line. target: the index of the class it explains, None for methods without one. prefix_mass: the
+    share that fell on tokens that are not on the photo. scores: how faithful the map is, by the
+    name of the measure.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render.inspect import Map
+        >>> Map("GradCAM()", np.ones((7, 7), np.float32), target=281).target
+        281
     """
 
     method: str
@@ -53,9 +86,15 @@ class Map:
 
 @dataclass(frozen=True, eq=False)
 class ChannelGate:
-    """How far one layer's gate opens for each channel, 0 to 1.
+    """Gate of one layer, 0 to 1 for each channel.
 
     where: a map of the channels that it lets through, in any unit.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render.inspect import ChannelGate
+        >>> ChannelGate("layer1", np.array([0.2, 0.9])).values.shape
+        (2,)
     """
 
     name: str
@@ -65,7 +104,14 @@ class ChannelGate:
 
 @dataclass(frozen=True, eq=False)
 class SpatialGate:
-    """How far one layer's gate opens in each place, 0 to 1."""
+    """Gate of one layer, 0 to 1 in each place.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render.inspect import SpatialGate
+        >>> SpatialGate("layer1", np.ones((7, 7))).values.shape
+        (7, 7)
+    """
 
     name: str
     values: Float[ndarray, "h w"]
@@ -76,7 +122,15 @@ Gate = ChannelGate | SpatialGate
 
 @dataclass(frozen=True)
 class Prediction:
-    """One of the classes that the model thinks likeliest."""
+    """One of the likeliest classes.
+
+    target: its index. probability: from 0 to 1.
+
+    Examples:
+        >>> from vision_attn.render.inspect import Prediction
+        >>> Prediction(281, "tabby", 0.83).name
+        'tabby'
+    """
 
     target: int
     name: str
@@ -87,9 +141,21 @@ class Prediction:
 class Inspection:
     """One photo as one model sees it.
 
-    box: the part of the photo that the model sees, (left, top, right, bottom) in 0..1 of it.
-    grid, prefix: how tokens lie on the photo, and what the tokens before them are called; only
-    needed where there are layers. notes: what is not on the page and why, a line each.
+    box: the part of the photo that the model sees, (left, top, right, bottom) in 0..1 of it. grid,
+    prefix: how tokens lie on the photo, and what the tokens before them are called; only needed
+    where there are layers. notes: what is not on the page and why, a line each. ValueError without
+    layers, maps and gates, for layers of another number of tokens and for a box beyond 0..1.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render.inspect import Inspection, Weights
+        >>> layer = Weights("blocks.0", np.full((1, 5, 5), 0.2, np.float32))
+        >>> photo = np.zeros((8, 8, 3), np.uint8)
+        >>> seen = Inspection(
+        ...     "a model", "photo.jpg", photo, grid=(2, 2), prefix=["class"], layers=[layer]
+        ... )
+        >>> len(seen.layers)
+        1
     """
 
     model: str
@@ -107,11 +173,11 @@ class Inspection:
     def __post_init__(self) -> None:
         tokens = len(self.prefix) + prod(self.grid)
         for layer in self.layers:
-            came = (layer.q if isinstance(layer, QueryKeys) else layer.weights).shape[1]
-            if came != tokens:
+            length = (layer.q if isinstance(layer, QueryKeys) else layer.weights).shape[1]
+            if length != tokens:
                 raise ValueError(
                     f"layer {layer.name}: expected {tokens} tokens ({len(self.prefix)} prefix + "
-                    f"grid {self.grid[0]}x{self.grid[1]}), got {came}"
+                    f"grid {self.grid[0]}x{self.grid[1]}), got {length}"
                 )
         if not (self.layers or self.maps or self.gates):
             raise ValueError(

@@ -24,7 +24,7 @@ from vision_attn.evaluate import (
     BlurFill,
     Deletion,
     DroppedTokens,
-    EnergyInside,
+    EnergyPointingGame,
     FilledCells,
     ImageScore,
     Insertion,
@@ -54,7 +54,7 @@ Record = dict[str, Any]
 
 ON_OBJECT: dict[str, type[ImageScore]] = {
     "pointing_game": PointingGame,
-    "energy_inside": EnergyInside,
+    "energy_inside": EnergyPointingGame,
 }
 ON_PIXELS: dict[str, type[ImageScore]] = {
     "average_precision": AveragePrecision,
@@ -237,7 +237,7 @@ class Scorer:
         if (mask := batch.mask("shortcut")) is not None:
             near = round(min(self.model.preprocess.input_size) * NEAR)
             scores["pointing_game_on_shortcut"] = scored(PointingGame(near), maps, mask)
-            scores["energy_inside_on_shortcut"] = scored(EnergyInside(), maps, mask)
+            scores["energy_inside_on_shortcut"] = scored(EnergyPointingGame(), maps, mask)
         return scores
 
     def _box_ious(self, maps: Float[Tensor, "b y x"], batch: Batch) -> Float[Tensor, "b t"]:

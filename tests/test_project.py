@@ -1,0 +1,132 @@
+"""The project's own files agree with the code: dependencies, hooks, workflow, worked examples."""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+FILES = sorted((ROOT / "vision_attn").rglob("*.py"))
+
+
+def imported(tree: ast.AST, lazy: bool = False) -> Iterator[tuple[str, bool]]:
+    """Top-level names of the packages imported, and whether only a function or a type imports it."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name.partition(".")[0], lazy) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield str(node.module).partition(".")[0], lazy
+        in_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        yield from imported(node, lazy or in_function or for_types)
+
+
+def normalised(requirement: str) -> str:
+    """The distribution that a requirement names, as PEP 503 compares them."""
+    return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0]).lower()
+
+
+@cache
+def distributions(package: str) -> frozenset[str]:
+    return frozenset(map(normalised, packages_distributions().get(package, [package])))
+
+
+DEPENDENCIES = set(map(normalised, PROJECT["dependencies"]))
+EXTRAS = {
+    normalised(requirement)
+    for extra, requirements in PROJECT["optional-dependencies"].items()
+    for requirement in requirements
+    if extra not in ("dev", "notebooks")
+}
+OURS = {"vision_attn", *sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_is_imported_is_declared(path: Path):
+    for package, lazy in imported(ast.parse(path.read_text(encoding="utf-8"))):
+        declared = DEPENDENCIES | EXTRAS if lazy else DEPENDENCIES
+        assert package in OURS or distributions(package) & declared, (
+            f"{package} is imported {'in a function' if lazy else 'at the top'}, but pyproject.toml "
+            f"does not declare {' or '.join(sorted(distributions(package)))}"
+        )
+
+
+def test_what_is_declared_is_imported():
+    packages = {name for path in FILES for name, _ in imported(ast.parse(path.read_text()))}
+    used = set().union(*map(distributions, packages - OURS))
+    assert used >= DEPENDENCIES, f"declared but never imported: {sorted(DEPENDENCIES - used)}"
+
+
+def test_the_walk_tells_lazy_imports_from_others():
+    code = (
+        "import torch.nn\nif TYPE_CHECKING:\n    from onnx import helper\n"
+        "try:\n    import cv2\nexcept ImportError:\n    pass\n"
+        "class A:\n    def late(self):\n        from captum import attr\n"
+    )
+    expected = {("torch", False), ("onnx", True), ("cv2", False), ("captum", True)}
+    assert set(imported(ast.parse(code))) == expected
+
+
+def test_hooks_run_what_make_check_runs():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    assert [repo["repo"] for repo in hooks] == ["local"], "hooks come from .venv alone"
+    entries = {hook["entry"].split(" --")[0] for repo in hooks for hook in repo["hooks"]}
+    recipe = re.search(r"^check:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    commands = re.findall(r"\$\(BIN\)/(.+?)(?: --check)?(?: \.)?$", recipe[1], re.MULTILINE)
+    assert entries == {f".venv/bin/{command}" for command in commands}
+
+
+def test_the_workflow_runs_every_python_that_is_promised():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    job = workflow["jobs"]["check"]
+    promised = {c.rpartition(" ")[2] for c in PROJECT["classifiers"] if ":: Python :: 3." in c}
+    assert set(job["strategy"]["matrix"]["python"]) == promised
+    assert job["steps"][-1]["run"] == "make check test"
+
+
+def worked_examples() -> dict[str, str]:
+    """The Python below each heading of CONTRIBUTING.md."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    sections = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)[1:]
+    blocks = {
+        title: re.findall(r"^```python\n(.*?)^```", body, re.MULTILINE | re.DOTALL)
+        for title, body in zip(sections[::2], sections[1::2], strict=True)
+    }
+    return {title: "\n".join(code) for title, code in blocks.items() if code}
+
+
+EXAMPLES = worked_examples()
+
+
+def test_there_is_an_example_of_each_kind():
+    assert list(EXAMPLES) == ["Add an explainer", "Add a score", "Add a data set"]
+
+
+@pytest.mark.parametrize("title", EXAMPLES)
+def test_worked_examples_run(title: str):
+    code = EXAMPLES[title]
+    assert len(code.splitlines()) < 40
+    names = {"__name__": "example"}
+    exec(compile(code, f"CONTRIBUTING.md, {title}", "exec"), names)
+    tests = [function for name, function in names.items() if name.startswith("test_")]
+    assert tests
+    for test in tests:
+        test()
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "CHANGELOG.md"])
+def test_files_that_are_named_exist(page: str):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    paths = re.findall(
+        r"\b(?:vision_attn|tests|benchmarks|docs|configs)/[\w/]+(?:\.\w+)?", text
+    ) + re.findall(r"\]\((?!http)([^)#]+)\)", text)
+    missing = [path for path in paths if not (ROOT / path).exists()]
+    assert not missing, f"{page} names {missing}"
