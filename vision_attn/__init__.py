@@ -2,9 +2,8 @@
 
 >>> import vision_attn
 >>> model = vision_attn.load_model("timm:vit_small_patch16_224")
->>> photo = model.preprocess.read("dog_cat.png")
->>> maps = vision_attn.explain.Rollout()(model.network, model.preprocess(photo)[None])
->>> picture = vision_attn.render.overlay(photo, maps.values[0])
+>>> found = model.explain("dog_cat.png", "Rollout", target="tabby")
+>>> found.overlay().save("where_it_looks.png")
 
 Names load on first use, so `import vision_attn` itself costs nothing.
 """
@@ -16,7 +15,9 @@ if TYPE_CHECKING:
     from . import attention, data, evaluate, explain, models, render, reports, training
     from .fitting import FittedRun, fit
     from .hub import LoadedModel, load_model
+    from .reports.explanation import Explanation, Explanations
     from .reports.export import export
+    from .reports.gallery import film, gallery
     from .reports.inspection import inspect
     from .reports.scoring import removal, score
     from .types import Heatmaps, TokenLayout
@@ -36,12 +37,16 @@ _PARTS = [
     "types",
 ]
 _NAMES = {
+    "Explanation": "reports.explanation",
+    "Explanations": "reports.explanation",
     "FittedRun": "fitting",
     "Heatmaps": "types",
     "LoadedModel": "hub",
     "TokenLayout": "types",
     "export": "reports.export",
+    "film": "reports.gallery",
     "fit": "fitting",
+    "gallery": "reports.gallery",
     "inspect": "reports.inspection",
     "load_model": "hub",
     "removal": "reports.scoring",

@@ -9,7 +9,7 @@ Axes: b batch, k classes.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import timm
 import torchvision
@@ -19,6 +19,7 @@ from torch import nn
 from vision_attn.data.preprocess import Preprocess
 from vision_attn.data.sequences import Vocabulary
 from vision_attn.errors import ModelError, did_you_mean
+from vision_attn.explain.base import Explainer
 from vision_attn.models.checkpoint import load_weights, read_weights, unpack
 from vision_attn.models.huggingface_model import HuggingFaceModel
 from vision_attn.models.timm_model import (
@@ -29,9 +30,13 @@ from vision_attn.models.timm_model import (
 )
 from vision_attn.models.torchvision_model import create_torchvision
 from vision_attn.models.vit import ViT
-from vision_attn.types import Model, TokenLayout
+from vision_attn.types import LoadedSequences, Model, Symbols, TokenLayout
 
 LARGEST_SIDE = 8192  # pixels of a network's input
+if TYPE_CHECKING:
+    from vision_attn.reports.explain import Photo
+    from vision_attn.reports.explanation import Explanation, Explanations
+
 Size = tuple[int, int]  # height, width
 
 
@@ -50,7 +55,64 @@ Parts = tuple[nn.Module, Preprocess, list[str]]
 
 
 class LoadedModel(Model):
-    """A network in eval mode, and what it takes to use it on photos."""
+    """A network in eval mode, and what it takes to use it on photos.
+
+    classes: their names in the order of the logits; empty where the network has no classifier.
+    layout: how its tokens lie on an image of `preprocess.input_size`; None without tokens. name:
+    what it was loaded by.
+
+    Examples:
+        >>> import numpy as np
+        >>> import vision_attn
+        >>> model = vision_attn.load_model("timm:vit_tiny_patch16_224", pretrained=False)
+        >>> found = model.explain(np.zeros((120, 80, 3), np.uint8), "Rollout", target="tabby")
+        >>> found.overlay().size
+        (80, 120)
+    """
+
+    @overload
+    def explain(
+        self,
+        images: "Photo",
+        *methods: str | Explainer,
+        target: int | str | None = None,
+        against: int | str | None = None,
+        batch_size: int = 8,
+    ) -> "Explanation": ...
+    @overload
+    def explain(
+        self,
+        images: "list[Photo] | tuple[Photo, ...]",
+        *methods: str | Explainer,
+        target: int | str | None = None,
+        against: int | str | None = None,
+        batch_size: int = 8,
+    ) -> "Explanations": ...
+    def explain(
+        self,
+        images: Any,
+        *methods: str | Explainer,
+        target: int | str | None = None,
+        against: int | str | None = None,
+        batch_size: int = 8,
+    ) -> Any:
+        """Predict the class of a photo, or of several, and show where the model looks.
+
+        images: a path, a PIL image or an array (height, width, 3) of uint8; or a list of these.
+        methods: names as on the command line (`Rollout(fusion=max)`, "all") or explainers; none
+        takes Rollout, or GradCAM for a network without attention. target: the class to explain, by
+        name or index; None takes each photo's predicted class. against: a class to contrast the
+        target with.
+
+        Returns an Explanation for one image, Explanations for a list. Raises ValueError for a
+        method that does not fit the model, an unknown class, an image that cannot be read
+        (ImageError), and a photo on which every method fails.
+        """
+        from vision_attn.reports.explain import explain
+
+        return explain(
+            self, images, methods or None, target=target, against=against, batch_size=batch_size
+        )
 
 
 def load_model(
@@ -87,7 +149,8 @@ def load_model(
     ask = Request(name, str(weights) if weights else None, pretrained, size, model_args)
     network, preprocess, classes = LOADERS[source](ask)
     network.eval()
-    return LoadedModel(network, preprocess, classes, _layout(network, preprocess.input_size))
+    layout = _layout(network, preprocess.input_size)
+    return LoadedModel(network, preprocess, classes, layout, spec)
 
 
 def _checkpoint(ask: Request) -> Parts:
@@ -119,16 +182,6 @@ def _checkpoint(ask: Request) -> Parts:
     return network, preprocess, classes
 
 
-@dataclass(frozen=True, eq=False)
-class LoadedSequences:
-    """A network of sequences or questions in eval mode, the vocabulary of each of its fields
-    (source, target; question, answer), and what makes a photo its input, if photos are."""
-
-    network: nn.Module
-    vocabularies: dict[str, Vocabulary]
-    preprocess: Preprocess | None
-
-
 def load_sequences(path: str | Path) -> LoadedSequences:
     """Load the network of a checkpoint of sequences or questions; no code of the file is run.
 
@@ -140,7 +193,9 @@ def load_sequences(path: str | Path) -> LoadedSequences:
     about = saved.about
     try:
         network = saved.build()
-        vocabularies = {name: Vocabulary(v) for name, v in about["vocabularies"].items()}
+        vocabularies: dict[str, Symbols] = {
+            name: Vocabulary(symbols) for name, symbols in about["vocabularies"].items()
+        }
         preprocess = Preprocess(**about["preprocess"]) if about["preprocess"] else None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: its network cannot be rebuilt: {_said(error)}") from error

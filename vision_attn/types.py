@@ -3,6 +3,7 @@
 Axes: b batch, c channels, h height, w width, n tokens, k classes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from os import PathLike
@@ -151,13 +152,15 @@ class Model:
     """A network in eval mode, and what it takes to use it on photos.
 
     classes: their names in the order of the logits; empty where the network has no classifier.
-    layout: how its tokens lie on an image of `preprocess.input_size`; None without tokens.
+    layout: how its tokens lie on an image of `preprocess.input_size`; None without tokens. name:
+    what it was loaded by, for titles.
     """
 
     network: nn.Module
     preprocess: Preprocessing
     classes: list[str]
     layout: TokenLayout | None
+    name: str = ""
 
     @property
     def device(self) -> torch.device:
@@ -184,3 +187,29 @@ class Model:
             raise ModelError(f"{len(found)} classes are named {word!r}: give the index of {same}")
         every = [name for known in names for name in known]
         raise ModelError(f"no class named {word!r}{did_you_mean(word, every)}")
+
+
+@runtime_checkable
+class Symbols(Protocol):
+    """The symbols of one field of a sequence model; `vision_attn.data.Vocabulary` is one."""
+
+    symbols: list[str]
+
+    def encode(self, rows: Sequence[Sequence[str]], stop: bool = False) -> Int[Tensor, "b n"]:
+        """Write each row of symbols as numbers."""
+
+    def decode(self, numbers: Int[Tensor, "b n"]) -> list[list[str]]:
+        """Read the symbols of each row of numbers."""
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedSequences:
+    """A network of sequences or questions in eval mode, and what it takes to use it.
+
+    vocabularies: of each field (source, target; question, answer). preprocess: what makes a photo
+    the network's input; None where its input is text.
+    """
+
+    network: nn.Module
+    vocabularies: dict[str, Symbols]
+    preprocess: Preprocessing | None

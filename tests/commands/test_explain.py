@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 
 from vision_attn.cli import main
-from vision_attn.commands.explain import file_names
 from vision_attn.explain import GradCAM
 from vision_attn.hub import load_model
-from vision_attn.reports.results import title
+from vision_attn.reports.explanation import file_names
+from vision_attn.reports.gallery import page_title
 
 
 def explain(*words: object) -> int:
@@ -270,10 +270,10 @@ def test_the_batch_size_changes_nothing(models, photos, tmp_path):
 def test_a_gallery_names_the_end_of_a_checkpoints_path(tmp_path):
     (tmp_path / "run/version_0").mkdir(parents=True)
     (tmp_path / "run/version_0/best.ckpt").touch()
-    assert title(str(tmp_path / "run/version_0/best.ckpt")) == (
+    assert page_title(str(tmp_path / "run/version_0/best.ckpt")) == (
         "Where run/version_0/best.ckpt looks"
     )
-    assert title("timm:vit_small_patch16_224") == "Where timm:vit_small_patch16_224 looks"
+    assert page_title("timm:vit_small_patch16_224") == "Where timm:vit_small_patch16_224 looks"
 
 
 def test_names_of_pictures_tell_files_apart():
@@ -355,12 +355,12 @@ def test_the_last_shard_puts_all_together(alone, tmp_path, capsys):
     for shard in ("3/3", "1/3"):
         assert explain(*words, "--shard", shard, "-o", out) == 0
         said = capsys.readouterr().out
-        assert f"shard {shard[0]} of 3 is done: the last to end puts them together" in said
+        assert f"shard {shard[0]} of 3 is done; the last one to finish merges the results" in said
         assert not (out / "results.jsonl").exists()
     assert explain(*words, "--shard", "2/3", "--seed", 1, "-o", out) == 0
     assert "shard 2 of 3 is done" in capsys.readouterr().out  # of other words: not of these
     assert explain(*words, "--shard", "2/3", "-o", out) == 0
-    assert f"all 3 shards are done and put together, in {out}" in capsys.readouterr().out
+    assert f"all 3 shards are done; their results are merged in {out}" in capsys.readouterr().out
     assert same_but_for_time(out, folder) == {f"results.{i}-of-3.jsonl" for i in (1, 2, 3)}
 
 
@@ -378,7 +378,7 @@ def test_a_network_of_nans_is_said(models, photos, tmp_path, capsys):
     contents["state_dict"]["network.norm.weight"].fill_(float("nan"))
     torch.save(contents, tmp_path / "nan.ckpt")
     words = [tmp_path / "nan.ckpt", photos, "--method", "GradCAM", "-o", tmp_path / "out"]
-    assert explain(*words) == 1
+    assert explain(*words) == 2
     errors = capsys.readouterr().err
     assert "NaN" in errors
     assert "norm.weight" in errors

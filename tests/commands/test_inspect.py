@@ -128,7 +128,7 @@ def test_what_is_wrong_is_said(models, photos, tmp_path, capsys):
         run(models("vit"), "-o", page)
     with pytest.raises(ValueError, match="no class named 'tabbi'"):
         run(models("vit"), photos, "-o", page, "--target", "tabbi")
-    with pytest.raises(ValueError, match=r"--method ChannelGates does not fit"):
+    with pytest.raises(ValueError, match="ChannelGates does not fit this model"):
         run(models("vit"), photos, "-o", page, "--method", "ChannelGates")
     with pytest.raises(ValueError, match="cannot write there"):
         run(models("vit"), photos, "-o", tmp_path / "text.jpg" / "page.html")

@@ -8,32 +8,18 @@ Light to import, so that its help comes at once.
 
 import argparse
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from vision_attn.commands import options
 
+if TYPE_CHECKING:
+    from vision_attn.reports.demo_page import Entry
+
 MINUTES = 4.5  # of training, all three together, with the epochs below on two CPU cores
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A network of the demo: its config, how it is called, how long it trains, what explains it."""
-
-    name: str
-    title: str
-    epochs: int
-    methods: tuple[str, ...]
-
-
-ENTRIES = (
-    Entry("vit", "Vision Transformer", 3, ("Rollout", "WeightedRollout", "GradCAM")),
-    Entry("senet", "SENet", 2, ("GradCAM", "ChannelGates")),
-    Entry("spatial_cnn", "Spatial-attention CNN", 2, ("GradCAM", "SpatialGates")),
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,15 +39,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, test, explain; returns 0."""
+    from vision_attn.hub import load_model
+    from vision_attn.reports.demo_page import ENTRIES, Demo
+
     folder = options.output_folder(args.output)
     console = Console()
     for place, entry in enumerate(ENTRIES, start=1):
         console.rule(f"[bold]{place} of {len(ENTRIES)}: {entry.title}")
         train(console, entry, folder, entry.epochs * args.minutes / MINUTES, args.seed)
     console.rule("[bold]Where they look")
-    from vision_attn.reports.demo_page import Demo
-
-    demo = Demo(folder, ENTRIES)
+    models = {entry.name: load_model(folder / entry.name / "best.ckpt") for entry in ENTRIES}
+    demo = Demo(folder, ENTRIES, models, options.Report())
     page = demo.write_page()
     console.print(in_terminal(demo.results()))
     checkpoint = folder / "vit" / "best.ckpt"
@@ -75,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def train(console: Console, entry: Entry, folder: Path, epochs: float, seed: int) -> None:
+def train(console: Console, entry: "Entry", folder: Path, epochs: float, seed: int) -> None:
     """A run of the entry's config into folder/NAME, in place of an earlier one when it is done.
 
     Less than one epoch trains on that share of the images.

@@ -48,35 +48,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0, or 1 where an image could not be read; the page shows the others."""
-    files, problems = options.find_images(args.images, args.limit)
+    """Return 0, or 1 where an image could not be read; the page shows the others."""
+    if not args.images:
+        raise ValueError("no image given: name image files or folders after MODEL")
     output = Path(args.output)
     options.output_folder(str(output.parent))
+    from vision_attn.reports.gallery import find_images
+    from vision_attn.reports.inspection import inspect
 
-    import torch
-
-    from vision_attn.data.images import ImageError
-    from vision_attn.render.inspect import Page
-    from vision_attn.reports.inspection import Look
-
-    torch.manual_seed(args.seed)
-    asked = [args.model] if args.versus is None else [args.model, args.versus]
-    looks = []
-    for spec in asked:
-        model = options.load(argparse.Namespace(**{**vars(args), "model": spec}))
-        looks.append(Look(spec, model, args.method, args.target, args.score))
-    seen = []
-    with options.Report("inspecting", len(files)) as report:
+    specs = [args.model] if args.versus is None else [args.model, args.versus]
+    with options.Report() as report:
+        files, problems = find_images(args.images, args.limit)
         for problem in problems:
             report.problem(problem)
-        for file in files:
-            try:
-                seen += [look.at(file) for look in looks]
-            except ImageError as error:
-                report.problem(str(error))
-            report.done(1)
-    if not seen:
-        raise ValueError("none of the images could be read: there is nothing to show")
-    page = Page.of(seen).save(output)
+        page = inspect(
+            {spec: options.load(args, spec) for spec in specs},
+            files,
+            methods=args.method,
+            targets=args.target,
+            score=args.score,
+            progress=report,
+        ).save(output)
     print(f"{page}: {page.stat().st_size / 1e6:.1f} MB, open it in a browser")
     return 1 if report.problems else 0

@@ -6,7 +6,8 @@ Light to import: torch comes in with the first thing that needs it.
 import argparse
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from vision_attn.reports.progress import Bar
 
 if TYPE_CHECKING:
     from vision_attn.hub import LoadedModel
+    from vision_attn.render import Style
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -136,58 +138,51 @@ def above_zero(text: str) -> float:
     return number
 
 
-def find_images(paths: Sequence[str], limit: int | None) -> tuple[list[Path], list[str]]:
-    """The images of files and folders, and a line for each that is missing, empty or unnamed.
-
-    Raises ValueError where there is no path at all.
-    """
-    from vision_attn.data.images import ImageError
-    from vision_attn.data.images import find_images as find
-
-    if not paths:
-        raise ValueError("no image given: name image files or folders after MODEL")
-    found: list[Path] = []
-    problems = []
-    for path in paths:
-        if not path:  # which would be the current folder
-            problems.append("IMAGE '': expected the path of an image or a folder, got an empty one")
-            continue
-        try:
-            found += find([path])
-        except ImageError as error:
-            problems.append(str(error))
-    once: dict[Path, Path] = {}
-    for image in found:
-        once.setdefault(image.resolve(), image)
-    return list(once.values())[:limit], problems
+@contextmanager
+def as_written(*names: str) -> Iterator[None]:
+    """Name an argument in an error as the option is typed: `--output` for `output`."""
+    try:
+        yield
+    except ValueError as error:
+        word, _, rest = str(error).partition(" ")
+        if word not in names:
+            raise
+        raise ValueError(f"--{word} {rest}") from None
 
 
 def output_folder(path: str) -> Path:
-    """The folder, made if need be; ValueError where nothing can be written into it."""
-    folder = Path(path)
-    probe = folder / ".writable"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(
-            f"--output {path}: cannot write there ({error.strerror}): name another folder"
-        ) from None
-    return folder
+    """Return the folder, made if need be. Raises ValueError where it cannot be written to."""
+    from vision_attn.reports.gallery import output_folder
+
+    with as_written("output"):
+        return output_folder(path)
 
 
-def load(args: argparse.Namespace) -> "LoadedModel":
-    """The model that the options name, on their device."""
+def style(name: str) -> "Style":
+    """Return the style of a colour map's name, or of the word dim."""
+    from vision_attn.render import ColorMap, Dim
+
+    return Dim() if name == "dim" else ColorMap(name)
+
+
+def load(args: argparse.Namespace, spec: str | None = None) -> "LoadedModel":
+    """Load the model that the options name, or `spec` with the same options, on their device.
+
+    Random weights are drawn from the option --seed, where the command has it.
+    """
+    import torch
+
     from vision_attn.devices import find_device
     from vision_attn.hub import load_model
 
-    try:
+    with as_written("device"):
         device = find_device(args.device)
-    except ValueError as error:
-        raise ValueError(f"--device {args.device}: {error}") from None
+    torch.manual_seed(getattr(args, "seed", 0))
     model = load_model(
-        args.model, weights=args.weights, pretrained=args.pretrained, image_size=args.image_size
+        spec or args.model,
+        weights=args.weights,
+        pretrained=args.pretrained,
+        image_size=args.image_size,
     )
     model.network.to(device)
     return model

@@ -4,7 +4,7 @@ from typing import Any
 from warnings import warn
 
 from vision_attn.render.alignment import alignment, word_weights
-from vision_attn.render.figures import channel_gates, confusion_matrix, learning_curves
+from vision_attn.render.figures import channel_gates, confusion_matrix, learning_curves, show
 from vision_attn.render.markdown import markdown_table
 from vision_attn.render.overlay import ColorMap, Dim, Style, overlay
 from vision_attn.render.page import (
@@ -55,6 +55,7 @@ __all__ = [
     "overlay",
     "save",
     "shot",
+    "show",
     "shrunk",
     "times_uniform",
     "with_colorbar",

@@ -22,7 +22,7 @@ from numpy import ndarray
 from vision_attn.render.fonts import families, printable
 from vision_attn.render.picture import Picture
 
-__all__ = ["channel_gates", "confusion_matrix", "learning_curves"]
+__all__ = ["channel_gates", "confusion_matrix", "learning_curves", "show"]
 
 INK, QUIET, RULE = "#26262a", "#6e6e76", "#dedee3"
 RED, BLUE = "#c2410c", "#1d4ed8"
@@ -185,3 +185,28 @@ def _look() -> AbstractContextManager[None]:
             "lines.linewidth": 2,
         }
     )
+
+
+def show(picture: Picture, dpi: float = 100.0) -> Figure:
+    """Show a picture as a matplotlib figure: in a window where the backend has windows.
+
+    Returns the figure, which a notebook shows as the last line of a cell and `savefig` writes.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn import render
+        >>> render.show(np.zeros((30, 50, 3), np.uint8)).get_size_inches()
+        array([0.5, 0.3])
+    """
+    from matplotlib import pyplot
+
+    height, width = picture.shape[:2]
+    figure = pyplot.figure(figsize=(width / dpi, height / dpi), dpi=dpi)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.imshow(picture)
+    axes.set_axis_off()
+    if figure.canvas.required_interactive_framework:
+        pyplot.show()
+    else:
+        pyplot.close(figure)  # a notebook would show it twice
+    return figure

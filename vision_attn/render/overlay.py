@@ -18,7 +18,7 @@ from numpy import ndarray
 from PIL.Image import Image
 from torch import Tensor
 
-from vision_attn.render.scale import Scale, fit
+from vision_attn.render.scale import Scale
 
 __all__ = ["ColorMap", "Dim", "Style", "overlay", "resize", "to_array"]
 
@@ -135,18 +135,19 @@ def overlay(
     image: Image | UInt8[ndarray, "H W 3"],
     heatmap: Float[ndarray, "h w"] | Float[Tensor, "h w"],
     *,
+    scale: Scale,
     style: Style | None = None,
-    scale: Scale | None = None,
 ) -> UInt8[ndarray, "H W 3"]:
-    """The photo with its heatmap, same pixels, same size.
+    """Draw a heatmap over its photo: the same pixels, the same size.
 
-    heatmap: raw values at any size, brought to the photo's bilinearly. Where they are NaN (outside
-    the model's crop) or infinite the photo turns grey. style: `ColorMap()` unless given. scale:
-    what full colour stands for, `fit(heatmap)` unless given: pass one to compare pictures.
+    heatmap: raw values at any size, brought to the photo's bilinearly; a map over a crop must
+    first be laid on the photo (`Preprocess.to_original`). Where they are NaN (outside the model's
+    crop) or infinite the photo turns grey. scale: what full colour stands for; `natural(heatmap,
+    prefix_mass)` is the map's own, one scale for several maps makes them comparable. style:
+    `ColorMap()` unless given.
     """
     photo = np.asarray(image.convert("RGB") if isinstance(image, Image) else image)
     values = to_array(heatmap)
-    scale = scale or fit(values)
     style = style or ColorMap()
     painted = np.empty_like(photo)
     values = resize(values, photo.shape[0], photo.shape[1])

@@ -1,4 +1,4 @@
-"""`vision-attn explain` on checkpoints of sequences and questions.
+"""What networks of sequences and questions write or answer, and where they look.
 
     NAME.alignment.png  text: which symbol of the source counted for which written one
     NAME.steps.png      image: an overlay for each written symbol
@@ -8,9 +8,9 @@
 Axes: t written symbols, s symbols of the source, h height, w width.
 """
 
-import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
 
 import numpy as np
@@ -19,89 +19,137 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vision_attn import render
-from vision_attn.commands import options
-from vision_attn.data.images import ImageError, read_image
-from vision_attn.hub import LoadedSequences, load_sequences
 from vision_attn.models import ImageEncoder, QuestionAnswerer, SequenceModel, greedy
 from vision_attn.render.picture import Picture
-from vision_attn.reports.results import title
-from vision_attn.types import Images
+from vision_attn.reports.explain import Photo, read
+from vision_attn.reports.explanation import as_line, file_names
+from vision_attn.reports.gallery import find_images, output_folder
+from vision_attn.reports.progress import Bar, Silent
+from vision_attn.types import Images, LoadedSequences
+
+__all__ = ["Aligned", "Answer", "explain_sequence", "explain_sequences"]
 
 Pictures = dict[str, Picture]  # by what they show
 ToPhoto = Callable[[np.ndarray], np.ndarray]  # a map over the network's input -> over the photo
 
 
-def run(args: argparse.Namespace) -> int:
-    """Returns 0, or 1 where an input could not be explained; the others are."""
-    loaded = load_sequences(args.model)
-    if not args.images:
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a network wrote or answered, and pictures of where it looked, by what they show.
+
+    Examples:
+        >>> from vision_attn.reports.alignments import Answer
+        >>> Answer("the 14th of July, 1999", "1999-07-14", {}).answer
+        '1999-07-14'
+    """
+
+    source: str
+    answer: str
+    pictures: Pictures
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """What `explain_sequences` wrote, and a line for each input that could not be explained.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from vision_attn.reports.alignments import Aligned
+        >>> Aligned(Path("look")).answers
+        []
+    """
+
+    folder: Path
+    answers: list[Answer] = field(default_factory=list)
+    page: Path | None = None
+    problems: list[str] = field(default_factory=list)
+
+
+def explain_sequences(
+    model: LoadedSequences,
+    inputs: Sequence[str],
+    *,
+    question: str | None = None,
+    output: str | PathLike[str] = "outputs/explain",
+    page: bool = False,
+    limit: int | None = None,
+    progress: Silent | None = None,
+) -> Aligned:
+    """Write what a network of sequences or questions makes of each input, and where it looks.
+
+    inputs: texts, or files and folders of images, as the network takes them. question: for a
+    network that answers questions. Raises ValueError where there is no input, or no question.
+    """
+    if not inputs:
         raise ValueError("nothing to explain: name images, or for a model of texts the texts")
-    if isinstance(loaded.network, QuestionAnswerer) and not args.question:
+    if isinstance(model.network, QuestionAnswerer) and not question:
         raise ValueError("this model answers questions: ask one with --question 'TEXT'")
-    if args.processes > 1 or args.shard != (1, 1):
-        raise ValueError("--processes, --shard: expected a model of classes, got one that writes")
-    output = options.output_folder(args.output)
-    rows, records = [], []
-    with options.Report("explaining", len(args.images)) as report, torch.inference_mode():
-        for name, source in _inputs(loaded, args, report):
+    folder = output_folder(output)
+    rows, records, answers = [], [], []
+    with Bar() if progress is None else progress as shown:
+        shown.start("explaining", len(inputs))
+        for name, source in _named(model, inputs, limit, shown):
             try:
-                answer, pictures = _explained(loaded, source, args.question)
+                answer = explain_sequence(model, source, question)
             except ValueError as error:
-                report.problem(f"{source}: {error}")
+                shown.problem(f"{source}: {error}")
                 continue
-            for kind, picture in pictures.items():
-                render.save(picture, output / f"{name}.{kind}.png")
-            records.append({"source": str(source), "question": args.question, "answer": answer})
-            print(f"{source}: {answer}")
+            for kind, picture in answer.pictures.items():
+                render.save(picture, folder / f"{name}.{kind}.png")
+            answers.append(answer)
+            records.append({"source": str(source), "question": question, "answer": answer.answer})
             shots = [
-                render.shot(picture, output, f"{name}.{kind}", kind, f"{kind} of {source}")
-                for kind, picture in pictures.items()
-                if args.page
+                render.shot(picture, folder, f"{name}.{kind}", kind, f"{kind} of {source}")
+                for kind, picture in answer.pictures.items()
+                if page
             ]
-            rows.append(render.Row(str(source), answer, shots))
-            report.done(1)
-    lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    (output / "results.jsonl").write_text(lines, encoding="utf-8")
-    if args.page:
-        render.write_page(output, title(args.model), [render.Gallery("Inputs", rows)])
-    return 1 if report.problems else 0
+            rows.append(render.Row(str(source), answer.answer, shots))
+            shown.advance()
+        lines = "".join(map(as_line, records))
+        (folder / "results.jsonl").write_text(lines, encoding="utf-8", errors="replace")
+        written_page = None
+        if page:
+            title = "Where it looked"
+            written_page = render.write_page(folder, title, [render.Gallery("Inputs", rows)])
+        return Aligned(folder, answers, written_page, list(shown.problems))
 
 
-def _inputs(
-    loaded: LoadedSequences, args: argparse.Namespace, report: options.Report
+def _named(
+    model: LoadedSequences, inputs: Sequence[str], limit: int | None, progress: Silent
 ) -> Iterator[tuple[str, str | Path]]:
-    """A name for the pictures of each input, and the input: a text or an image's path."""
-    if loaded.preprocess is None:
-        yield from ((f"{i:03}", text) for i, text in enumerate(args.images[: args.limit], 1))
+    """Yield a name for the pictures of each input, and the input: a text or an image's path."""
+    if model.preprocess is None:
+        yield from ((f"{i:03}", text) for i, text in enumerate(inputs[:limit], 1))
         return
-    from vision_attn.commands.explain import file_names
-
-    files, problems = options.find_images(args.images, args.limit)
+    files, problems = find_images(inputs, limit)
     for problem in problems:
-        report.problem(problem)
+        progress.problem(problem)
     yield from zip(file_names(files), files, strict=True)
 
 
-def _explained(
-    loaded: LoadedSequences, source: str | Path, question: str | None
-) -> tuple[str, Pictures]:
-    """What the network writes or answers, and pictures of where it looked."""
-    network, preprocess = loaded.network, loaded.preprocess
-    if isinstance(source, str):
-        assert isinstance(network, SequenceModel)
-        return of_text(network, loaded, source)
-    assert preprocess is not None
-    try:
-        photo = np.asarray(read_image(source).convert("RGB"))
-    except ImageError as error:
-        raise ValueError(str(error)) from error
-    image = preprocess(source)[None]
-    shape = photo.shape[:2]
-    to_photo = lambda values: preprocess.to_original(values, (shape[1], shape[0]))  # noqa: E731
+@torch.inference_mode()
+def explain_sequence(model: LoadedSequences, source: Photo, question: str | None = None) -> Answer:
+    """Return what the network writes or answers for one input, with pictures of where it looked.
+
+    source: a text, or a photo as `explain` takes them. Raises ValueError for an input that the
+    network cannot take.
+    """
+    network, preprocess = model.network, model.preprocess
+    if preprocess is None:
+        if not isinstance(network, SequenceModel) or not isinstance(source, str):
+            raise ValueError(f"expected a text, got {type(source).__name__}")
+        return Answer(source, *of_text(network, model, source))
+    name, image = read(source)
+    photo, inputs = np.asarray(image), preprocess(image)[None]
+
+    def to_photo(values: np.ndarray) -> np.ndarray:
+        return preprocess.to_original(values, image.size)
+
     if isinstance(network, QuestionAnswerer):
-        return of_question(network, loaded, photo, image, question or "", to_photo)
-    assert isinstance(network, SequenceModel)
-    return of_image(network, loaded, photo, image, to_photo)
+        return Answer(name, *of_question(network, model, photo, inputs, question or "", to_photo))
+    if not isinstance(network, SequenceModel):
+        raise ValueError(f"expected a network of sequences, got {type(network).__name__}")
+    return Answer(name, *of_image(network, model, photo, inputs, to_photo))
 
 
 def of_text(network: SequenceModel, loaded: LoadedSequences, text: str) -> tuple[str, Pictures]:

@@ -4,10 +4,10 @@ Axes: n images, h height, w width.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,16 +15,13 @@ from PIL import Image
 from torch import Tensor
 
 from vision_attn import render
-from vision_attn.commands import options
 from vision_attn.data import planted
 from vision_attn.evaluate import PointingGame
-from vision_attn.explain import parse_method
-from vision_attn.hub import load_model
 from vision_attn.render import ColorMap, Dim, Row, Scale, Shot
-from vision_attn.reports.explain import Explained, Request
-
-if TYPE_CHECKING:
-    from vision_attn.commands.demo import Entry
+from vision_attn.reports.explain import Request
+from vision_attn.reports.explanation import Explanation
+from vision_attn.reports.progress import Bar, Silent
+from vision_attn.types import Model
 
 SCORED = 500  # test images whose maps are compared with the masks
 SHOWN = 10  # test images in the gallery, one of each class
@@ -38,29 +35,64 @@ LEAD = (
 ABOUT_HITS = "maximum inside the object"
 
 
-class Demo:
-    """Reads the runs in folder/NAME and explains test images by each."""
+@dataclass(frozen=True)
+class Entry:
+    """A network of the demo: its config, its title, how long it trains, what explains it.
 
-    def __init__(self, folder: Path, entries: Sequence["Entry"]):
+    Examples:
+        >>> from vision_attn.reports.demo_page import Entry
+        >>> Entry("senet", "SENet", 2, ("GradCAM", "ChannelGates")).name
+        'senet'
+    """
+
+    name: str
+    title: str
+    epochs: int
+    methods: tuple[str, ...]
+
+
+ENTRIES = (
+    Entry("vit", "Vision Transformer", 3, ("Rollout", "WeightedRollout", "GradCAM")),
+    Entry("senet", "SENet", 2, ("GradCAM", "ChannelGates")),
+    Entry("spatial_cnn", "Spatial-attention CNN", 2, ("GradCAM", "SpatialGates")),
+)
+
+
+class Demo:
+    """Explains test images by the networks of the demo, and writes its page.
+
+    models: by the entries' names; their runs are in folder/NAME.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        entries: Sequence[Entry],
+        models: Mapping[str, Model],
+        progress: Silent | None = None,
+    ):
         self.folder = folder
         self.entries = entries
+        self.models = models
         self.test = planted.paint(0, SCORED, split="test")
         self.photos = [
             Image.fromarray(image.permute(1, 2, 0).numpy()) for image in self.test.images
         ]
-        self.shown: dict[str, list[Explained]] = {}
+        self.shown: dict[str, list[Explanation]] = {}
         self.hits: dict[str, dict[str, float]] = {}
-        with options.Report("explaining", len(entries) * SCORED) as report:
+        with Bar() if progress is None else progress as shown:
+            shown.start("explaining", len(entries) * SCORED)
             for entry in entries:
-                self._explain(entry, report)
+                self._explain(entry, shown)
 
-    def _explain(self, entry: "Entry", report: options.Report) -> None:
-        model = load_model(self.folder / entry.name / "best.ckpt")
-        request = Request(model, [parse_method(method) for method in entry.methods])
-        found: list[Explained] = []
+    def _explain(self, entry: Entry, progress: Silent) -> None:
+        request = Request.of(self.models[entry.name], entry.methods)
+        found: list[Explanation] = []
         for start in range(0, SCORED, BATCH):
-            found += request.explain(self.photos[start : start + BATCH])
-            report.done(BATCH)
+            found += request.explain(
+                [("image", photo) for photo in self.photos[start : start + BATCH]]
+            )
+            progress.advance(BATCH)
         self.shown[entry.name] = found[:SHOWN]
         self.hits[entry.name] = {
             method: self._pointing_game([torch.from_numpy(one.maps[i].values) for one in found])
@@ -133,7 +165,7 @@ class Demo:
         ]
         for entry in self.entries:
             explained = self.shown[entry.name][index]
-            called = self.test.classes[int(explained.chances.argmax())]
+            called = self.test.classes[int(explained.probabilities.argmax())]
             for found in explained.maps:
                 style = ColorMap()
                 picture = render.overlay(photo, found.values, style=style, scale=found.scale)

@@ -1,20 +1,23 @@
-"""What a model says of photos: their class, and maps of where it looks.
+"""Explain photos: the classes that a model predicts, and maps of where it looks.
 
-Axes: b batch, h height, w width, k classes.
+Axes: b batch, h height, w width, k classes, H, W a photo's height and width.
 """
 
-import argparse
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING, overload
 
+import numpy as np
+import PIL.Image
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from numpy import ndarray
 from PIL.Image import Image
 from torch import Tensor, nn
 
-from vision_attn.commands import options
+from vision_attn.data.images import read_image, to_rgb
 from vision_attn.explain import (
     ChannelGates,
     Contrast,
@@ -24,47 +27,34 @@ from vision_attn.explain import (
     gate_values,
 )
 from vision_attn.explain.base import class_logits
-from vision_attn.render import Scale, natural
-from vision_attn.types import Images, Model
+from vision_attn.render import natural
+from vision_attn.reports.explanation import Explanation, Explanations, Map
+from vision_attn.types import Images, Logits, Model
 
+if TYPE_CHECKING:
+    pass
 
-@dataclass(frozen=True, eq=False)
-class Map:
-    """A photo explained by one method. target and against: classes, where the method asks for any.
+__all__ = ["Photo", "Request", "explain", "predict", "prepare", "query_place", "read"]
 
-    seconds: what the method took, a photo's share of its batch. query: the place (x, y) that is
-    asked, where there is one, as shares of the network's input.
-    """
-
-    explainer: Explainer
-    values: Float[ndarray, "h w"]
-    prefix_mass: float | None
-    outlier_mass: float | None
-    scale: Scale
-    target: int | None
-    against: int | None
-    seconds: float
-    query: tuple[float, float] | None
-
-
-@dataclass(frozen=True, eq=False)
-class Explained:
-    """A photo's class and maps.
-
-    chances: of each class, none where the network has no classifier. channels: the gates of each
-    layer, where ChannelGates was asked for.
-    """
-
-    chances: Float[ndarray, " k"]
-    maps: list[Map]
-    channels: dict[str, Float[ndarray, " _"]]
+Photo = Image | str | PathLike[str] | ndarray
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What is asked of a model.
+    """What to explain a model's photos by.
 
     target: a class, None for the predicted one. against: the class to contrast it with, if any.
+
+    Examples:
+        >>> from vision_attn.data import Preprocess
+        >>> from vision_attn.models import SEResNet
+        >>> from vision_attn.reports.explain import Request
+        >>> from vision_attn.types import Model
+        >>> network = SEResNet(num_classes=2, widths=(4, 4), depths=(1, 1)).eval()
+        >>> preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
+        >>> request = Request.of(Model(network, preprocess, ["cat", "dog"], None), target="dog")
+        >>> [str(method) for method in request.explainers], request.target
+        (['GradCAM'], 1)
     """
 
     model: Model
@@ -73,69 +63,185 @@ class Request:
     against: int | None = None
 
     @classmethod
-    def of(cls, args: argparse.Namespace) -> "Request":
-        """As the command line has it. Raises ValueError for what does not fit the model."""
-        model = options.load(args)
-        explainers = choose_methods(args.method, model.network)
-        target = None if args.target == "predicted" else model.class_index(args.target)
-        against = None if args.contrast is None else model.class_index(args.contrast)
-        return cls(model, explainers, target, against)
+    def of(
+        cls,
+        model: Model,
+        methods: Sequence[str | Explainer] | None = None,
+        target: int | str | None = None,
+        against: int | str | None = None,
+    ) -> "Request":
+        """Look up methods and classes by their names; see `explain`.
 
-    def explain(self, photos: Sequence[Image]) -> list[Explained]:
-        """Each photo's class and maps. Raises ValueError where the network gives no numbers."""
-        network = self.model.network
-        device = next(network.parameters()).device
-        images = torch.stack([self.model.preprocess(photo) for photo in photos]).to(device)
-        with torch.no_grad():
-            logits = class_logits(network, images).float()
+        Raises ValueError for a method that does not fit the model, or an unknown class.
+        """
+        return cls(
+            model,
+            choose_methods(methods, model.network),
+            None if target in (None, "predicted") else model.class_index(target),
+            None if against is None else model.class_index(against),
+        )
+
+    def explain(self, photos: Sequence[tuple[str, Image]]) -> list[Explanation]:
+        """Explain named photos as one batch; a method that fails is a problem of its photos.
+
+        Raises ValueError where the network itself gives no numbers.
+        """
+        images = prepare(self.model, [photo for _, photo in photos])
+        logits = predict(self.model, images)
         targets = logits.argmax(dim=1)
         if self.target is not None:
             targets = torch.full_like(targets, self.target)
-        maps = [self._maps(explainer, images, targets) for explainer in self.explainers]
-        chances = logits.softmax(dim=1)[:, : len(self.model.classes)].cpu().numpy()
-        channels = self._channels(images)
-        return [
-            Explained(chance, list(found), {name: gate[i] for name, gate in channels.items()})
-            for i, (chance, *found) in enumerate(zip(chances, *maps, strict=True))
+        probabilities = logits.softmax(dim=1)[:, : len(self.model.classes)].cpu().numpy()
+        explanations = [
+            Explanation(self.model, photo, name, probabilities[i], [])
+            for i, (name, photo) in enumerate(photos)
         ]
+        for explainer in self.explainers:
+            self._add(explainer, images, targets, explanations)
+        self._add_channels(images, explanations)
+        return explanations
 
-    def _maps(
+    def _add(
+        self,
+        explainer: Explainer,
+        images: Images,
+        targets: Int[Tensor, " b"],
+        explanations: Sequence[Explanation],
+    ) -> None:
+        """Add one method's maps; where a batch fails, its photos are tried one by one."""
+        try:
+            maps = list(self.maps(explainer, images, targets))
+        except ValueError as error:
+            if len(images) == 1:
+                explanations[0].problems.append(f"{explainer}: {error}")
+                return
+            for i, explanation in enumerate(explanations):
+                self._add(explainer, images[i : i + 1], targets[i : i + 1], [explanation])
+            return
+        for explanation, one in zip(explanations, maps, strict=True):
+            explanation.maps.append(one)
+
+    def maps(
         self, explainer: Explainer, images: Images, targets: Int[Tensor, " b"]
     ) -> Iterator[Map]:
-        """One map an image."""
+        """Yield one map for each image. Raises ValueError where the method fails."""
         network: nn.Module = self.model.network
         if self.against is not None and explainer.class_specific:
             network = Contrast(network, self.against)
         start = time.perf_counter()
-        found = explainer(network, images, targets, self.model.layout)
-        maps = found.values.cpu().numpy()
+        heatmaps = explainer(network, images, targets, self.model.layout)
+        every = heatmaps.values.cpu().numpy()
         seconds = (time.perf_counter() - start) / len(images)
-        for i, values in enumerate(maps):
-            mass, outlying = (
+        for i, values in enumerate(every):
+            prefix_mass, outlier_mass = (
                 None if each is None else float(each[i])
-                for each in (found.prefix_mass, found.outlier_mass)
+                for each in (heatmaps.prefix_mass, heatmaps.outlier_mass)
             )
             yield Map(
                 explainer=explainer,
                 values=values,
-                prefix_mass=mass,
-                outlier_mass=outlying,
-                scale=natural(values, mass),
+                scale=natural(values, prefix_mass),
+                prefix_mass=prefix_mass,
+                outlier_mass=outlier_mass,
                 target=int(targets[i]) if explainer.class_specific else None,
                 against=self.against if explainer.class_specific else None,
                 seconds=seconds,
-                query=place(explainer, self.model),
+                query=query_place(explainer, self.model),
             )
 
-    def _channels(self, images: Images) -> dict[str, Float[ndarray, "b _"]]:
+    def _add_channels(self, images: Images, explanations: Sequence[Explanation]) -> None:
         if not any(isinstance(explainer, ChannelGates) for explainer in self.explainers):
-            return {}
-        gates = gate_values(self.model.network, images)
-        return {name: gate.cpu().numpy() for name, gate in gates.items() if gate.ndim == 2}
+            return
+        for name, gates in gate_values(self.model.network, images).items():
+            if gates.ndim == 2:
+                for explanation, gate in zip(explanations, gates.cpu().numpy(), strict=True):
+                    explanation.channels[name] = gate
 
 
-def place(explainer: Explainer, model: Model) -> tuple[float, float] | None:
-    """The place of the image that is asked about, if one is, as shares of the network's input."""
+@overload
+def explain(
+    model: Model,
+    images: Photo,
+    methods: Sequence[str | Explainer] | None = None,
+    *,
+    target: int | str | None = None,
+    against: int | str | None = None,
+    batch_size: int = 8,
+) -> Explanation: ...
+@overload
+def explain(
+    model: Model,
+    images: list[Photo] | tuple[Photo, ...],
+    methods: Sequence[str | Explainer] | None = None,
+    *,
+    target: int | str | None = None,
+    against: int | str | None = None,
+    batch_size: int = 8,
+) -> Explanations: ...
+def explain(
+    model: Model,
+    images: Photo | list[Photo] | tuple[Photo, ...],
+    methods: Sequence[str | Explainer] | None = None,
+    *,
+    target: int | str | None = None,
+    against: int | str | None = None,
+    batch_size: int = 8,
+) -> Explanation | Explanations:
+    """Predict the class of a photo, or of several, and show where the model looks.
+
+    images: a path, a PIL image or an array (height, width, 3) of uint8; or a list of these.
+    methods: names as on the command line (`Rollout(fusion=max)`, "all") or explainers; None takes
+    Rollout, or GradCAM for a network without attention. target: the class to explain, by name or
+    index; None takes each photo's predicted class. against: a class to contrast the target with.
+
+    Returns an Explanation for one image, Explanations for a list. Raises ValueError for a method
+    that does not fit the model, an unknown class, an image that cannot be read (ImageError), and a
+    photo on which every method fails.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    request = Request.of(model, methods, target, against)
+    several = isinstance(images, list | tuple)
+    photos = [read(image) for image in (images if isinstance(images, list | tuple) else [images])]
+    explanations: list[Explanation] = []
+    for start in range(0, len(photos), batch_size):
+        explanations += request.explain(photos[start : start + batch_size])
+    for explanation in explanations:
+        if not explanation.maps:
+            raise ValueError(f"{explanation.name}: {'; '.join(explanation.problems)}")
+    return Explanations(explanations) if several else explanations[0]
+
+
+def read(image: Photo) -> tuple[str, Image]:
+    """Return a name for a photo, and the photo in upright RGB.
+
+    Raises ValueError for an array that is no image, and ImageError for a file that cannot be read.
+    """
+    if isinstance(image, Image):
+        return str(getattr(image, "filename", "") or "image"), to_rgb(image)
+    if not isinstance(image, ndarray):
+        return str(image), read_image(image)
+    if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)):
+        raise ValueError(
+            "an image as an array must be uint8 (height, width, 3) or (height, width), got "
+            f"{image.dtype} {tuple(image.shape)}"
+        )
+    return "image", to_rgb(PIL.Image.fromarray(image))
+
+
+def prepare(model: Model, photos: Sequence[Image]) -> Images:
+    """Make a batch of the network's inputs, on its device."""
+    return torch.stack([model.preprocess(photo) for photo in photos]).to(model.device)
+
+
+def predict(model: Model, images: Images) -> Logits:
+    """Run the network on its inputs. Raises ValueError where a logit is not finite."""
+    with torch.no_grad():
+        return class_logits(model.network, images).float()
+
+
+def query_place(explainer: Explainer, model: Model) -> tuple[float, float] | None:
+    """Return the place (x, y) whose attention is shown, as shares of the network's input."""
     query = getattr(explainer, "query", None)
     if query is None and isinstance(explainer, QueryKey) and model.layout:
         return None if model.layout.prefix else (0.5, 0.5)

@@ -1,186 +1,468 @@
-"""Explained photos in a folder: pictures and raw maps; see `results` for what is said of them.
+"""Many photos and videos explained into a folder: pictures, raw maps, records and a page.
 
     NAME.METHOD.png    the photo under its heatmap
     NAME.METHOD.npy    the map as the method gives it
+    NAME.METHOD.mp4    a video under its heatmap; its .npy is (frames, h, w)
     NAME.grid.png      all methods side by side, where there are several
     NAME.channels.png  how far each channel's gate is open, for ChannelGates
-    page/              thumbnails, for the gallery
+    results.jsonl      a line for each photo (or frame) and method
+    index.html, page/  the gallery and its thumbnails
+    results.I-of-N.jsonl  of one shard: a line for each photo, and one more when it has ended
 
 Axes: h height, w width.
 """
 
-import argparse
-import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from glob import escape
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import PIL.Image
-import torch
-from jaxtyping import Float
-from numpy import ndarray
-from PIL.Image import Image
-
 from vision_attn import render
 from vision_attn.data.images import ImageError, read_image
-from vision_attn.render import ColorMap, Dim, Panel, Row, Scale, Shot, Style
-from vision_attn.render.picture import Picture
-from vision_attn.reports.explain import Explained, Map, Request
-from vision_attn.reports.results import Entry
+from vision_attn.data.images import find_images as find
+from vision_attn.data.video import Video, is_video
+from vision_attn.explain import Explainer
+from vision_attn.render import ColorMap, Style
+from vision_attn.reports import workers
+from vision_attn.reports.explain import Request
+from vision_attn.reports.explanation import Entry, Pictures, as_line, file_names
+from vision_attn.reports.progress import Bar, Silent
+from vision_attn.reports.video import Film
+from vision_attn.types import Model
+
+__all__ = [
+    "Added",
+    "Album",
+    "Results",
+    "Summary",
+    "film",
+    "find_images",
+    "gallery",
+    "output_folder",
+    "page_title",
+]
+
+Batch = Sequence[tuple[Path, str]]  # files, and names for their pictures
+Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 
 
 @dataclass(frozen=True)
 class Added:
-    """The photos of a batch that could be explained, and a line for each that could not."""
+    """The photos of a batch that were explained, and a line for each problem.
+
+    Examples:
+        >>> from vision_attn.reports.gallery import Added
+        >>> Added([], ["a.png: no such file"]).entries
+        []
+    """
 
     entries: list[Entry]
     problems: list[str]
 
 
+@dataclass(frozen=True)
 class Album:
-    """Fills a folder. masks: where masks of the photos' stems are. page: also thumbnails."""
+    """Explains photos into a folder, a batch at a time.
 
-    def __init__(
-        self, folder: Path, request: Request, style: Style, masks: Path | None, page: bool
-    ):
-        self.folder = folder
-        self.request = request
-        self.style = style
-        self.masks = masks
-        self.page = page
+    Examples:
+        >>> from pathlib import Path
+        >>> from vision_attn.data import Preprocess
+        >>> from vision_attn.models import SEResNet
+        >>> from vision_attn.reports.explain import Request
+        >>> from vision_attn.reports.gallery import Album, Pictures
+        >>> from vision_attn.types import Model
+        >>> network = SEResNet(num_classes=2, widths=(4, 4), depths=(1, 1)).eval()
+        >>> preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
+        >>> request = Request.of(Model(network, preprocess, ["cat", "dog"], None))
+        >>> Album(request, Pictures(Path("look"))).add([(Path("nothing.png"), "nothing")]).problems
+        ['nothing.png: no such file: check the path']
+    """
 
-    @classmethod
-    def of(cls, args: argparse.Namespace) -> "Album":
-        """As the command line has it. Raises ValueError for what does not fit the model."""
-        torch.manual_seed(args.seed)
-        style = Dim() if args.style == "dim" else ColorMap(args.style)
-        masks = None if args.masks is None else Path(args.masks)
-        return cls(Path(args.output), Request.of(args), style, masks, args.page)
+    request: Request
+    pictures: Pictures
 
-    def add(self, batch: Sequence[tuple[Path, str]]) -> Added:
-        """Explain these files, each with a name for its pictures."""
-        read, problems = [], []
+    def add(self, batch: Batch) -> Added:
+        """Explain these files; what fails on a photo costs that photo, or that method, only."""
+        photos, problems = [], []
         for file, name in batch:
             try:
-                read.append((file, name, read_image(file)))
+                photos.append((file, name, read_image(file)))
             except ImageError as error:
                 problems.append(str(error))
-        if not read:
+        if not photos:
             return Added([], problems)
         try:
-            answers = self.request.explain([image for *_, image in read])
+            explanations = self.request.explain([(str(file), image) for file, _, image in photos])
         except ValueError as error:
-            if len(read) == 1:
-                return Added([], [*problems, f"{read[0][0]}: {error}"])
-            each = [self.add([(file, name)]) for file, name, _ in read]
+            if len(photos) == 1:
+                return Added([], [*problems, f"{photos[0][0]}: {error}"])
+            each = [self.add([(file, name)]) for file, name, _ in photos]
             entries = [entry for added in each for entry in added.entries]
             return Added(entries, problems + [line for added in each for line in added.problems])
         entries = []
-        for (file, name, image), explained in zip(read, answers, strict=True):
+        for (file, name, _), explanation in zip(photos, explanations, strict=True):
+            problems += [f"{file}: {text}" for text in explanation.problems]
+            if not explanation.maps:
+                continue
             try:
-                entries.append(self._write(file, name, image, explained))
+                entries.append(self.pictures.write(name, explanation))
             except (ImageError, OSError) as error:
                 problems.append(f"{file}: {error}")
         return Added(entries, problems)
 
-    def _write(self, file: Path, name: str, image: Image, explained: Explained) -> Entry:
-        photo = render.enlarged(np.asarray(image))
-        panels = [Panel("photo", photo, self._prediction(explained))]
-        links: list[str | None] = [None]
-        for found in explained.maps:
-            picture = self.painted(photo, found)
-            stem = f"{name}.{label(found.explainer)}"
-            panels.append(Panel(str(found.explainer), picture, "", found.scale, self.style))
-            links.append(f"{stem}.png")
-            if isinstance(self.style, ColorMap):
-                picture = render.with_colorbar(picture, self.style, found.scale)
-            render.save(picture, self.folder / f"{stem}.png")
-            np.save(self.folder / f"{stem}.npy", found.values)
-        if (mask := self._mask(file)) is not None:
-            covered = render.overlay(photo, mask, style=Dim(), scale=Scale(1.0))
-            panels.append(Panel("mask", covered))
-            links.append(None)
-        if len(explained.maps) > 1:
-            render.save(render.heatmap_grid(panels, file.name), self.folder / f"{name}.grid.png")
-        if explained.channels:
-            chart = render.channel_gates(explained.channels, file.name)
-            render.save(chart, self.folder / f"{name}.channels.png")
-        row = None
-        if self.page:
-            shots = [
-                self._shot(panel, name, link) for panel, link in zip(panels, links, strict=True)
-            ]
-            row = Row(file.name, panels[0].note, shots)
-        return Entry(str(file), self.records(file, name, explained), row)
 
-    def records(
-        self, file: Path, name: str, explained: Explained, ending: str = ".png", **more: int
-    ) -> list[dict[str, Any]]:
-        """One for each method. ending: of the pictures' names. more: further values."""
-        return [
-            {"file": str(file), "picture": f"{name}.{label(found.explainer)}{ending}", **more}
-            | self._record(explained, found)
-            for found in explained.maps
-        ]
+class Results:
+    """Keeps entries as they come; those of shards are put together by the shard that ends last.
 
-    def painted(self, photo: Picture, found: Map) -> Picture:
-        """The photo under its map, and where a place of it is asked about, that place marked."""
-        size = photo.shape[1], photo.shape[0]
-        preprocess = self.request.model.preprocess
-        laid = preprocess.to_original(found.values, size)
-        painted = render.overlay(photo, laid, style=self.style, scale=found.scale)
-        if found.query is None:
-            return painted
-        left, top, right, bottom = preprocess.box(size)
-        x, y = found.query
-        return render.mark(
-            painted, (left + x * (right - left)) / size[0], (top + y * (bottom - top)) / size[1]
+    files: all there are, in their order. shard: (number, of how many), from 1. settings: plain
+    values, which all shards must share. title and lead: of the gallery, which has no page without
+    a lead. page: the gallery, when it is written.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from vision_attn.reports.gallery import Entry, Results
+        >>> with TemporaryDirectory() as folder:
+        ...     results = Results(Path(folder), ["a.png"])
+        ...     results.add(Entry("a.png", [{"method": "Rollout"}]))
+        ...     results.path.read_text()
+        '{"method": "Rollout"}\\n'
+    """
+
+    page: Path | None = None
+
+    def __init__(
+        self,
+        folder: Path,
+        files: Sequence[str],
+        *,
+        shard: tuple[int, int] = (1, 1),
+        settings: dict[str, Any] | None = None,
+        title: str = "Where it looks",
+        lead: str | None = None,
+    ):
+        self.folder, self.title, self.lead = folder, title, lead
+        self.number, self.shards = shard
+        self.files = list(files)
+        self.last_line = as_line({"asked": settings or {}})
+        self.entries: list[Entry] = []
+        self.path = folder / "results.jsonl" if self.shards == 1 else self.part(self.number)
+        for earlier in (folder / "results.jsonl", self.path):
+            earlier.unlink(missing_ok=True)
+
+    def part(self, number: int) -> Path:
+        """Name the file of one shard's results."""
+        return self.folder / f"results.{number}-of-{self.shards}.jsonl"
+
+    def add(self, entry: Entry) -> None:
+        """Keep an entry, in memory and in the file."""
+        self.entries.append(entry)
+        lines = map(as_line, entry.records) if self.shards == 1 else [entry.line()]
+        with self.path.open("a", encoding="utf-8", errors="replace") as file:
+            file.writelines(lines)
+
+    def write_page(self) -> None:
+        """Write the gallery of the photos so far; of shards, `end` writes it."""
+        if self.shards == 1:
+            self._gallery(self.entries)
+
+    def end(self) -> bool:
+        """Mark this shard as done; if it was the last one, merge all of them and return True."""
+        with self.path.open("a", encoding="utf-8", errors="replace") as file:
+            file.write(self.last_line)
+        entries: list[Entry] = []
+        for number in range(1, self.shards + 1):
+            if not self.part(number).is_file():
+                return False
+            with self.part(number).open(encoding="utf-8") as file:
+                *lines, last = [*file] or [""]
+            if last != self.last_line:
+                return False
+            entries += [Entry.read(json.loads(line)) for line in lines]
+        order = {file: place for place, file in enumerate(self.files)}
+        entries.sort(key=lambda entry: order[entry.file])
+        merged = self.folder / f"results.jsonl.{self.number}"
+        with merged.open("w", encoding="utf-8", errors="replace") as file:
+            file.writelines(as_line(record) for entry in entries for record in entry.records)
+        merged.replace(self.folder / "results.jsonl")
+        self._gallery(entries)
+        return True
+
+    def _gallery(self, entries: Iterable[Entry]) -> None:
+        if self.lead is not None:
+            rows = [entry.row for entry in entries if entry.row is not None]
+            shown = render.Gallery("Photos", rows)
+            self.page = render.write_page(self.folder, self.title, [shown], self.lead)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What `gallery` or `film` wrote.
+
+    photos and explained: how many photos there were, and how many of them were explained. films:
+    the frames of each video that were explained. page: the gallery, None without one. merged:
+    whether this was the last of several shards, so that all results are put together.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from vision_attn.reports.gallery import Summary
+        >>> Summary(Path("look"), photos=3, explained=2, problems=["c.png: ..."]).page is None
+        True
+    """
+
+    folder: Path
+    photos: int = 0
+    explained: int = 0
+    films: dict[str, int] = field(default_factory=dict)
+    page: Path | None = None
+    problems: list[str] = field(default_factory=list)
+    merged: bool = False
+
+    def records(self) -> list[dict[str, Any]]:
+        """Read results.jsonl: plain values of each photo (or frame) and method."""
+        with (self.folder / "results.jsonl").open(encoding="utf-8") as file:
+            return [json.loads(line) for line in file]
+
+
+def gallery(
+    model: Model,
+    images: Paths,
+    methods: Sequence[str | Explainer] | None = None,
+    *,
+    output: str | PathLike[str] = "outputs/explain",
+    target: int | str | None = None,
+    against: int | str | None = None,
+    style: Style | None = None,
+    masks: str | PathLike[str] | None = None,
+    page: bool = True,
+    limit: int | None = None,
+    frames: float | None = None,
+    batch_size: int = 8,
+    processes: int = 1,
+    shard: tuple[int, int] = (1, 1),
+    progress: Silent | None = None,
+) -> Summary:
+    """Explain photos and videos into a folder, with a page to look through.
+
+    images: files, folders of images, and videos. methods, target and against: as `explain` takes
+    them. style: `ColorMap()` unless given. masks: a folder of masks of the images' stems, shown
+    beside the maps. limit: at most so many photos, and frames of each video. frames: each folder
+    is a video, its images the frames, so many a second. processes: at once on this machine.
+    shard: (number, of how many), only every N-th image; the last shard to finish merges the
+    results. progress: `Bar()` unless given.
+
+    An image that cannot be read or explained is a line of the summary's problems, and the rest is
+    done. Raises ValueError for an unknown method, class, path of masks, or an output that cannot
+    be written. Ctrl-C keeps what is done.
+    """
+    request = Request.of(model, methods, target, against)
+    listed = [images] if isinstance(images, str | PathLike) else list(images)
+    paths = [str(path) for path in listed]
+    films = [p for p in paths if is_video(p) or (frames and p and Path(p).is_dir())]
+    photos = [path for path in paths if path not in films]
+    files, problems = find_images(photos, limit) if photos or not films else ([], [])
+    folder = output_folder(output)
+    mask_folder = None if masks is None else _checked_masks(Path(masks), files)
+    number, shards = shard
+    every = [*files, *map(Path, films)]
+    named = list(zip(every, file_names(every), strict=True))
+    mine, filmed = (
+        some[number - 1 :: shards] for some in (named[: len(files)], named[len(files) :])
+    )
+    album = Album(request, Pictures(folder, style or ColorMap(), mask_folder, page))
+    lead = f"{album.pictures.style.meaning} What the network did not see is grey. Click to enlarge."
+    results = Results(
+        folder,
+        [str(file) for file in every],
+        shard=shard,
+        settings=_settings(request, album.pictures, limit, frames) if shards > 1 else None,
+        title=page_title(model.name or type(model.network).__name__),
+        lead=lead if page else None,
+    )
+    films_done: dict[str, int] = {}
+    with Bar() if progress is None else progress as shown:
+        for problem in problems:
+            shown.problem(problem)
+        _add_photos(album, results, mine, batch_size, processes, shown)
+        for path, name in filmed:
+            video = Film(path, name, frames, limit, batch_size)
+            if count := _add_film(video, album, results, shown):
+                films_done[str(path)] = count
+        done = sum(entry.file not in films_done for entry in results.entries)
+        merged = shards > 1 and results.end()
+        return Summary(
+            folder, len(mine), done, films_done, results.page, list(shown.problems), merged
         )
 
-    def _shot(self, panel: Panel, name: str, link: str | None) -> Shot:
-        file = f"{name}.{label(panel.title)}"
-        alt = f"{name}, {panel.title}"
-        return render.shot(panel.picture, self.folder, file, panel.title, alt, full=link)
 
-    def _mask(self, file: Path) -> Float[ndarray, "h w"] | None:
-        """Of the photo's stem: 1 on the object, 0 beside it, 0.5 where the mask does not say."""
-        if self.masks is None:
-            return None
-        for path in sorted(self.masks.glob(f"{escape(file.stem)}.*")):
-            with PIL.Image.open(path) as mask:
-                values = np.asarray(mask if mask.mode in "1LP" else mask.convert("L")).astype(int)
-            unsure = (values == 255) & (values == 1).any()  # as in Pascal VOC
-            return ((values > 0) - 0.5 * unsure).astype(np.float32)
-        return None
+def film(
+    model: Model,
+    video: str | PathLike[str],
+    *methods: str | Explainer,
+    output: str | PathLike[str] = "outputs/explain",
+    target: int | str | None = None,
+    against: int | str | None = None,
+    style: Style | None = None,
+    limit: int | None = None,
+    frames: float | None = None,
+    batch_size: int = 8,
+    progress: Silent | None = None,
+) -> Summary:
+    """Explain a video: write it once for each method, under its heatmap, in one scale throughout.
 
-    def _prediction(self, explained: Explained) -> str:
-        if not explained.chances.size:
-            return ""
-        best = explained.chances.argmax()
-        return f"{self.request.model.classes[best].split(',')[0]} {explained.chances[best]:.1%}"
+    video: a file, or a folder of images with `frames`, how many are a second. limit: at most so
+    many frames. The other arguments are those of `gallery`.
 
-    def _record(self, explained: Explained, found: Map) -> dict[str, Any]:
-        classes = self.request.model.classes
-        record: dict[str, Any] = {
-            "method": type(found.explainer).__name__,
-            "options": asdict(found.explainer),
-        }
-        if explained.chances.size:
-            best = int(explained.chances.argmax())
-            record["predicted"] = classes[best]
-            record["predicted_index"] = best
-            record["probability"] = round(float(explained.chances[best]), 6)
-        for word, index in (("target", found.target), ("against", found.against)):
-            record[word] = classes[index] if classes and index is not None else None
-            record[f"{word}_index"] = index
-        record["prefix_mass"] = found.prefix_mass
-        record["outlier_mass"] = found.outlier_mass
-        return {**record, "seconds": round(found.seconds, 6)}
+    Raises ValueError where the path is no video, for a method that does not fit the model, and
+    for an unknown class.
+    """
+    path = Path(video)
+    if path.is_dir() and not frames:
+        raise ValueError(f"{path}: a folder: give frames=RATE, how many of its images are a second")
+    opened = Video.folder(path, frames or 0) if path.is_dir() else Video.file(path)
+    return gallery(
+        model,
+        str(opened.path),
+        methods or None,
+        output=output,
+        target=target,
+        against=against,
+        style=style,
+        page=False,
+        limit=limit,
+        frames=frames,
+        batch_size=batch_size,
+        progress=progress,
+    )
 
 
-def label(method: object) -> str:
-    """A method as part of a file's name: as on the command line, without quotes and spaces."""
-    return re.sub(r"[<>:/\\|?*]", "-", re.sub(r"['\"\s]", "", str(method)))
+def _add_photos(
+    album: Album,
+    results: Results,
+    photos: Batch,
+    batch_size: int,
+    processes: int,
+    progress: Silent,
+) -> None:
+    """Explain photos into the album's folder, and keep their entries as they come."""
+    batches = [photos[start : start + batch_size] for start in range(0, len(photos), batch_size)]
+    if photos:
+        progress.start("explaining", len(photos))
+    try:
+        for batch, added in _answers(album, batches, processes):
+            for entry in added.entries:
+                results.add(entry)
+            for problem in added.problems:
+                progress.problem(problem)
+            progress.advance(len(batch))
+    except KeyboardInterrupt:
+        done = len(results.entries)
+        raise KeyboardInterrupt(f"; {done} images are done, in {results.folder}") from None
+    finally:
+        results.write_page()
+
+
+def _add_film(film: Film, album: Album, results: Results, progress: Silent) -> int:
+    """Explain a video into the album's folder; return how many of its frames were explained."""
+    try:
+        entry, count, whole = film.explain(album.request, album.pictures, progress)
+    except (ValueError, OSError) as error:
+        text = str(error)
+        progress.problem(text if text.startswith(str(film.path)) else f"{film.path}: {text}")
+        return 0
+    results.add(entry)
+    if not whole:
+        raise KeyboardInterrupt(f"; the first {count} frames are in {album.pictures.folder}")
+    return count
+
+
+def _answers(
+    album: Album, batches: Sequence[Batch], processes: int
+) -> Iterator[tuple[Batch, Added]]:
+    """Yield each batch with what came of it, from as many processes as are wanted."""
+    if processes > 1 and len(batches) > 1:
+        yield from zip(batches, workers.answers(_adder, album, batches, processes), strict=True)
+    else:
+        yield from zip(batches, map(album.add, batches), strict=True)
+
+
+def _adder(album: Album) -> Callable[[Batch], Added]:
+    """Return what explains batches in another process."""
+    return album.add
+
+
+def _settings(
+    request: Request, pictures: Pictures, limit: int | None, frames: float | None
+) -> dict[str, Any]:
+    """List what all shards of one gallery must share, as plain values."""
+    model = request.model
+    return {
+        "model": model.name,
+        "weights": workers.checksum(model.network),
+        "input_size": list(model.preprocess.input_size),
+        "methods": [str(explainer) for explainer in request.explainers],
+        "target": request.target,
+        "against": request.against,
+        "style": repr(pictures.style),
+        "masks": None if pictures.masks is None else str(pictures.masks),
+        "page": pictures.page,
+        "limit": limit,
+        "frames": frames,
+    }
+
+
+def _checked_masks(folder: Path, files: Sequence[Path]) -> Path:
+    """Return the folder. Raises ValueError where it holds no mask of any image."""
+    if not folder.is_dir():
+        raise ValueError(f"masks {folder}: expected a folder")
+    if files and {mask.stem for mask in folder.iterdir()}.isdisjoint(file.stem for file in files):
+        raise ValueError(
+            f"masks {folder}: expected masks of the images' stems, such as {files[0].stem}.png"
+        )
+    return folder
+
+
+def find_images(paths: Sequence[str], limit: int | None) -> tuple[list[Path], list[str]]:
+    """List the images of files and folders, and a line for each that is missing or empty.
+
+    Raises ValueError where there is no path at all.
+    """
+    if not paths:
+        raise ValueError("no image given: name image files or folders")
+    files: list[Path] = []
+    problems = []
+    for path in paths:
+        if not path:  # which would be the current folder
+            problems.append("IMAGE '': expected the path of an image or a folder, got an empty one")
+            continue
+        try:
+            files += find([path])
+        except ImageError as error:
+            problems.append(str(error))
+    once: dict[Path, Path] = {}
+    for file in files:
+        once.setdefault(file.resolve(), file)
+    return list(once.values())[:limit], problems
+
+
+def output_folder(path: str | PathLike[str]) -> Path:
+    """Return the folder, made if need be. Raises ValueError where it cannot be written to."""
+    folder = Path(path)
+    probe = folder / ".writable"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"output {path}: cannot write there ({error.strerror}): name another folder"
+        ) from None
+    return folder
+
+
+def page_title(model: str) -> str:
+    """Title a gallery by its model's name; of a checkpoint's path the end says which it is."""
+    short = "/".join(Path(model).parts[-3:]) if Path(model).is_file() else model
+    return f"Where {short} looks"

@@ -18,6 +18,7 @@ from numpy import ndarray
 from PIL.Image import Image
 from torch import Tensor
 
+from vision_attn.data.images import ImageError
 from vision_attn.explain import (
     CentreGaussian,
     ChannelGates,
@@ -39,10 +40,10 @@ from vision_attn.explain.base import class_logits
 from vision_attn.explain.gates import channel_gates, spatial_gates
 from vision_attn.explain.recording.calls import AttentionCall, LazyWeights
 from vision_attn.render import inspect as parts
-from vision_attn.render.scale import natural
-from vision_attn.types import Heatmaps, Images, Logits, Model, TokenLayout
-
-Photo = Image | str | PathLike[str]
+from vision_attn.reports.explain import Photo, Request, predict, prepare, read
+from vision_attn.reports.explanation import Map
+from vision_attn.reports.progress import Bar, Silent
+from vision_attn.types import Images, Logits, Model, TokenLayout
 
 LIKELIEST = 5  # classes shown
 EXPLAINED = 3  # of them, by the methods that explain a class
@@ -59,25 +60,43 @@ def inspect(
     model: Model | Mapping[str, Model],
     image: Photo | Sequence[Photo],
     *,
-    methods: Sequence[str] | None = None,
+    methods: Sequence[str | Explainer] | None = None,
     targets: Sequence[int | str] = (),
     score: bool = False,
+    progress: Silent | None = None,
 ) -> parts.Page:
-    """A page on which the model's attention is explored; in a notebook it shows itself.
+    """Make a page on which the model's attention is explored; in a notebook it shows itself.
 
     model: one, or several by the names that the page gives them. image: a PIL image or a file, or
     several. methods: as on the command line, `Rollout(fusion=max)`, or "all"; None takes the quick
     ones that fit. targets: classes to explain besides the likeliest. score: also measure each map
-    by deletion and insertion, some 34 passes through the network a map.
+    by deletion and insertion, some 34 passes through the network a map. progress: `Bar()` unless
+    given.
 
         vision_attn.inspect(model, "dog_cat.png").save("page.html")
 
-    Raises ValueError for a method that does not fit, an unknown class or an image that is none.
+    Of several images, one that cannot be read is a problem of `progress`, and the rest is shown.
+
+    Raises ValueError for a method that does not fit, an unknown class, and where no image can be
+    read.
     """
     models = model if isinstance(model, Mapping) else {type(model.network).__name__: model}
-    images = [image] if isinstance(image, Image | str | PathLike) else image
+    images = [image] if isinstance(image, Image | str | PathLike | ndarray) else image
     looks = [Look(name, one, methods, targets, score) for name, one in models.items()]
-    return parts.Page.of([look.at(photo) for photo in images for look in looks])
+    inspections: list[parts.Inspection] = []
+    with Bar() if progress is None else progress as shown:
+        shown.start("inspecting", len(images))
+        for photo in images:
+            try:
+                inspections += [look.at(photo) for look in looks]
+            except ImageError as error:
+                if len(images) == 1 and progress is None:
+                    raise
+                shown.problem(str(error))
+            shown.advance()
+    if not inspections:
+        raise ValueError("none of the images could be read: there is nothing to show")
+    return parts.Page.of(inspections)
 
 
 class Look:
@@ -87,7 +106,7 @@ class Look:
         self,
         name: str,
         model: Model,
-        methods: Sequence[str] | None = None,
+        methods: Sequence[str | Explainer] | None = None,
         targets: Sequence[int | str] = (),
         score: bool = False,
     ):
@@ -99,19 +118,16 @@ class Look:
 
     def at(self, photo: Photo) -> parts.Inspection:
         """Everything that the page shows of one photo."""
-        image = photo if isinstance(photo, Image) else self.model.preprocess.read(photo)
-        image = image.convert("RGB")
-        network, layout = self.model.network, self.model.layout
-        images = self.model.preprocess(image)[None].to(next(network.parameters()).device)
-        with torch.no_grad():
-            logits = class_logits(network, images).float()
-        predictions = self.predictions(logits)
+        name, image = read(photo)
+        layout = self.model.layout
+        images = prepare(self.model, [image])
+        predictions = self.predictions(predict(self.model, images))
         left, top, right, bottom = self.model.preprocess.box(image.size)
         width, height = image.size
         notes: list[str] = []
         return parts.Inspection(
             model=self.name,
-            image=file_name(photo),
+            image=Path(name).name,
             photo=np.asarray(image),
             box=(left / width, top / height, right / width, bottom / height),
             predictions=predictions,
@@ -165,13 +181,13 @@ class Look:
         quick.sort(key=lambda one: (not isinstance(one, Rollout), not isinstance(one, GradCAM)))
         usual = [variant for explainer in quick for variant in variants(explainer)]
         for explainer in usual if self.asked is None else self.asked:
-            targets: list[int | None] = [*explained] if explainer.class_specific else [None]
+            targets = explained if explainer.class_specific else [0]
+            repeated = images.expand(len(targets), -1, -1, -1)
             try:
-                found = explainer(
-                    self.model.network,
-                    images.expand(len(targets), -1, -1, -1),
-                    explained if explainer.class_specific else None,
-                    self.model.layout,
+                maps = list(
+                    Request(self.model, [explainer]).maps(
+                        explainer, repeated, torch.tensor(targets, device=images.device)
+                    )
                 )
             except ValueError as error:
                 if self.asked is not None:
@@ -179,24 +195,22 @@ class Look:
                 notes.append(f"{explainer}: {error}")
                 continue
             about = (type(explainer).__doc__ or "").split("\n\n")[0]
-            scores = self.scores(images, found, explained)
-            for at, (target, values) in enumerate(zip(targets, found.values, strict=True)):
-                mass = None if found.prefix_mass is None else float(found.prefix_mass[at])
-                mass = None if mass is None or not isfinite(mass) else mass
-                scale = natural(array(values), mass)
+            scores = self.scores(images, maps, explained)
+            for at, found in enumerate(maps):
+                mass = found.prefix_mass
                 yield parts.Map(
-                    method=str(explainer),
-                    values=array(values),
+                    method=found.method,
+                    values=found.values,
                     about=" ".join(about.split()),
-                    target=target,
-                    unit=scale.unit,
-                    factor=scale.factor,
-                    prefix_mass=mass,
+                    target=found.target,
+                    unit=found.scale.unit,
+                    factor=found.scale.factor,
+                    prefix_mass=None if mass is None or not isfinite(mass) else mass,
                     scores={name: float(each[at]) for name, each in scores.items()},
                 )
 
     def scores(
-        self, images: Images, found: Heatmaps, explained: Sequence[int]
+        self, images: Images, maps: Sequence[Map], explained: Sequence[int]
     ) -> dict[str, Float[Tensor, " t"]]:
         """How faithful each map is, by the name of the measure; nothing if not asked for.
 
@@ -206,13 +220,14 @@ class Look:
             return {}
         from vision_attn.evaluate import Deletion, FilledCells, Insertion
 
-        count = len(found.values)
+        count = len(maps)
+        values = torch.from_numpy(np.stack([found.values for found in maps])).to(images.device)
         grid = self.model.layout.grid if self.model.layout else CELLS
         removal = FilledCells(partial(class_logits, self.model.network), grid)
         targets = torch.tensor(explained[:count], device=images.device)
         scores = {}
         for metric in (Deletion(removal), Insertion(removal)):
-            metric.update(images.expand(count, -1, -1, -1), found.values, targets)
+            metric.update(images.expand(count, -1, -1, -1), values, targets)
             scores[type(metric).__name__.lower()] = metric.per_image()
         return scores
 
@@ -253,11 +268,6 @@ def prefix_names(layout: TokenLayout) -> list[str]:
         return [f"prefix token {at}" for at in range(layout.prefix)]
     known = ["class token", "distillation token"][: 2 if layout.pool == "cls_dist" else 1]
     return known + [f"register {at}" for at in range(layout.prefix - len(known))]
-
-
-def file_name(photo: Photo) -> str:
-    path = getattr(photo, "filename", "") if isinstance(photo, Image) else photo
-    return Path(path or "image").name
 
 
 def array(values: Tensor) -> ndarray:

@@ -8,95 +8,121 @@ The scale needs all maps, and painting needs the scale: the video is read twice,
 are kept meanwhile.
 """
 
-import argparse
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 
 from vision_attn import render
-from vision_attn.commands import options
 from vision_attn.data.video import Video
 from vision_attn.render import ColorMap, natural
 from vision_attn.render.video import VideoWriter
-from vision_attn.reports.explain import Explained
-from vision_attn.reports.gallery import Album, label
-from vision_attn.reports.results import Entry, Results
+from vision_attn.reports.explain import Request
+from vision_attn.reports.explanation import Entry, Explanation, Map, Pictures, label
+from vision_attn.reports.progress import Silent
+
+__all__ = ["Film"]
+
+NO_PHOTO = PIL.Image.new("RGB", (1, 1))  # frames are read again to be painted
 
 
-def add_film(
-    path: Path, name: str, album: Album, results: Results, args: argparse.Namespace
-) -> bool:
-    """Fill the album's folder with a video and say so; whether that went well.
+@dataclass(frozen=True)
+class Film:
+    """A video to explain. rate: frames a second, of a folder; most: frames at the most.
 
-    Ctrl-C ends the video where it is: the frames explained so far are painted.
+    Examples:
+        >>> from pathlib import Path
+        >>> from vision_attn.reports.video import Film
+        >>> Film(Path("clip.mp4"), "clip").batch_size
+        8
     """
-    try:
-        video = Video.folder(path, args.frames) if path.is_dir() else Video.file(path)
-        frames = min(video.frames, args.limit or video.frames)
-        with options.Report(name, 2 * frames) as report:
-            explained, stopped = explain_frames(video, album, args, report)
-            for problem in video.skipped.values():
-                report.problem(problem)
-            results.add(Entry(str(path), paint(video, name, album, explained, report)))
-    except (ValueError, OSError) as error:
-        with options.Report(name, 0) as report:
-            text = str(error)
-            report.problem(text if text.startswith(str(path)) else f"{path}: {text}")
-        return False
-    if stopped:
-        raise KeyboardInterrupt(f"; the first {len(explained)} frames are in {album.folder}")
-    print(f"{len(explained)} frames of {path} explained: {album.folder}")
-    return not video.skipped
 
+    path: Path
+    name: str
+    rate: float | None = None
+    most: int | None = None
+    batch_size: int = 8
 
-def explain_frames(
-    video: Video, album: Album, args: argparse.Namespace, report: options.Report
-) -> tuple[list[Explained], bool]:
-    """What is said of each frame, and whether Ctrl-C came."""
-    explained: list[Explained] = []
-    frames = islice(video, args.limit)
-    try:
-        while batch := list(islice(frames, args.batch_size)):
-            explained += album.request.explain(batch)
-            report.done(len(batch))
-    except KeyboardInterrupt:
-        return explained, True
-    return explained, False
+    def open(self) -> Video:
+        """Open the video. Raises ImageError where no frame of it can be read."""
+        if self.path.is_dir():
+            return Video.folder(self.path, self.rate or 0)
+        return Video.file(self.path)
 
+    def explain(
+        self, request: Request, pictures: Pictures, progress: Silent
+    ) -> tuple[Entry, int, bool]:
+        """Write the video under each heatmap; return its entry, its frames, whether it is whole.
 
-def paint(
-    video: Video, name: str, album: Album, explained: list[Explained], report: options.Report
-) -> list[dict[str, Any]]:
-    """For each method the maps, and the frames under them in one scale; a record for each."""
-    if not explained:
-        return []
-    records: list[dict[str, Any]] = []
-    methods = [found.explainer for found in explained[0].maps]
-    scales = []
-    for at, method in enumerate(methods):
-        maps = [frame.maps[at] for frame in explained]
-        values = np.stack([found.values for found in maps])
-        np.save(album.folder / f"{name}.{label(method)}.npy", values)
-        masses = [found.prefix_mass for found in maps if found.prefix_mass is not None]
-        scales.append(natural(values, np.array(masses) if masses else None))
-    with ExitStack() as files:
-        films = [
-            files.enter_context(
-                VideoWriter(album.folder / f"{name}.{label(method)}.mp4", video.rate)
-            )
-            for method in methods
-        ]
-        for number, (image, frame) in enumerate(zip(video, explained, strict=False)):
-            photo = render.enlarged(np.asarray(image))
-            for found, scale, film in zip(frame.maps, scales, films, strict=True):
-                picture = album.painted(photo, replace(found, scale=scale))
-                if isinstance(album.style, ColorMap):
-                    picture = render.with_colorbar(picture, album.style, scale)
-                film.append(picture)
-            records += album.records(video.path, name, frame, ending=".mp4", frame=number)
-            report.done(1)
-    return records
+        Ctrl-C ends the video where it is: the frames explained so far are painted. Raises
+        ImageError where no frame can be read, ValueError where a frame cannot be explained.
+        """
+        video = self.open()
+        progress.start(self.name, 2 * min(video.frames, self.most or video.frames))
+        explanations, whole = self._explain(video, request, progress)
+        for problem in video.skipped.values():
+            progress.problem(problem)
+        records = self._paint(video, pictures, explanations, progress)
+        return Entry(str(self.path), records), len(explanations), whole
+
+    def _explain(
+        self, video: Video, request: Request, progress: Silent
+    ) -> tuple[list[Explanation], bool]:
+        """Explain each frame; the second value is False where Ctrl-C came."""
+        explanations: list[Explanation] = []
+        frames = islice(video, self.most)
+        try:
+            while batch := list(islice(frames, self.batch_size)):
+                for one in request.explain([(str(self.path), frame) for frame in batch]):
+                    if one.problems:  # a film needs every map of every frame
+                        raise ValueError(one.problems[0])
+                    explanations.append(replace(one, photo=NO_PHOTO))
+                progress.advance(len(batch))
+        except KeyboardInterrupt:
+            return explanations, False
+        return explanations, True
+
+    def _paint(
+        self,
+        video: Video,
+        pictures: Pictures,
+        explanations: Sequence[Explanation],
+        progress: Silent,
+    ) -> list[dict[str, Any]]:
+        """Write each method's maps, and the frames under them in one scale; return the records."""
+        if not explanations:
+            return []
+        records: list[dict[str, Any]] = []
+        methods = [label(found.method) for found in explanations[0].maps]
+        scales = []
+        for at, method in enumerate(methods):
+            maps = [frame.maps[at] for frame in explanations]
+            values = np.stack([found.values for found in maps])
+            np.save(pictures.folder / f"{self.name}.{method}.npy", values)
+            masses = [found.prefix_mass for found in maps if found.prefix_mass is not None]
+            scales.append(natural(values, np.array(masses) if masses else None))
+        with ExitStack() as files:
+            writers = [
+                files.enter_context(
+                    VideoWriter(pictures.folder / f"{self.name}.{method}.mp4", video.rate)
+                )
+                for method in methods
+            ]
+            for number, (image, frame) in enumerate(zip(video, explanations, strict=False)):
+                photo = render.enlarged(np.asarray(image))
+                for found, scale, writer in zip(frame.maps, scales, writers, strict=True):
+                    picture = frame.painted(photo, replace(found, scale=scale), pictures.style)
+                    if isinstance(pictures.style, ColorMap):
+                        picture = render.with_colorbar(picture, pictures.style, scale)
+                    writer.append(picture)
+                records += frame.records(self._picture, frame=number)
+                progress.advance(1)
+        return records
+
+    def _picture(self, found: Map) -> str:
+        return f"{self.name}.{label(found.method)}.mp4"

@@ -9,7 +9,13 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+from zlib import crc32
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Unpicklable", "answers", "checksum"]
 
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
@@ -17,7 +23,16 @@ Job = TypeVar("Job")
 
 
 class Unpicklable(ValueError):
-    """The job cannot be sent to other processes; nothing of it has been done."""
+    """The job cannot be sent to other processes; nothing of it has been done.
+
+    Examples:
+        >>> from vision_attn.reports.workers import Unpicklable, answers
+        >>> try:
+        ...     list(answers(lambda job: job, None, [1, 2], processes=2))
+        ... except Unpicklable:
+        ...     print("one process")
+        one process
+    """
 
 
 _do: Callable[[Any], Any]  # of a process of the pool
@@ -75,3 +90,15 @@ def _start(pickled: bytes, threads: int) -> None:
 
 def _answer(task: Any) -> Any:
     return _do(task)
+
+
+def checksum(network: "nn.Module") -> int:
+    """Compute one number of all weights: other weights, another number."""
+    import torch
+
+    total = 0
+    for weight in network.state_dict().values():
+        if isinstance(weight, torch.Tensor):
+            bits = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
+            total = crc32(bits.numpy().data, total)
+    return total

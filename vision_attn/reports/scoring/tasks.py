@@ -127,7 +127,7 @@ class Work:
         self.batch_size = batch_size
         self.settings = {
             "model": name or type(model.network).__name__,
-            "weights": f"{checksum(model.network):08x}",
+            "weights": f"{workers.checksum(model.network):08x}",
             "input_size": list(model.preprocess.input_size),
             "data": data_name(data),
             "target": target,
@@ -225,16 +225,6 @@ def removal_name(scorer: Scorer) -> str:
         return "tokens"
     fill = type(getattr(scorer.removal, "fill", None)).__name__
     return fill.removesuffix("Fill").lower()
-
-
-def checksum(network: nn.Module) -> int:
-    """A number of all weights: another network, another number."""
-    total = 0
-    for weight in network.state_dict().values():
-        if isinstance(weight, torch.Tensor):
-            bits = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
-            total = crc32(bits.numpy().data, total)
-    return total
 
 
 class Memory:
