@@ -357,7 +357,7 @@ from vision_attn.cli import main
 two = ["--trainer.strategy", STRATEGY, "--trainer.devices", "2"]
 assert main(["fit", "--config", "configs/tiny.yaml", *WORDS, *two, "--data.batch_size", "10"]) == 0
 best = "outputs/tiny/version_0/best.ckpt"
-assert main(["predict", "--ckpt_path", best, "--images", "photos", "--output", "two.csv"]) == 1
+assert main(["predict", "--ckpt_path", best, "--images", "photos", "--output", "two.csv", *two]) == 1
 """
 
 

@@ -500,7 +500,7 @@ def test_a_network_that_gives_no_numbers_stops_the_run(models, tmp_path, capsys)
     contents["state_dict"]["network.head.bias"][1] = float("nan")
     torch.save(contents, tmp_path / "broken.ckpt")
     assert score(tmp_path / "broken.ckpt", "planted", *QUICK, "-o", tmp_path / "out") == 2
-    assert "the network's output holds NaN" in complaint(capsys)
+    assert "its weights 'head.bias' hold NaN" in complaint(capsys)
 
 
 def test_tokens_are_dropped_only_where_that_is_the_same_as_masking(models):

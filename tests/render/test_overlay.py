@@ -19,6 +19,12 @@ PHOTO = rng.integers(0, 256, (31, 47, 3), dtype=np.uint8)
 STYLES = (ColorMap(), ColorMap("viridis", 0.5), Dim(), Dim(0.0))
 
 
+def fitted(photo, heatmap, style=None):
+    """The overlay in the map's own scale."""
+    values = heatmap.detach().float().numpy() if isinstance(heatmap, torch.Tensor) else heatmap
+    return overlay(photo, heatmap, style=style, scale=fit(values))
+
+
 def ramp(low: float, high: float) -> np.ndarray:
     return np.linspace(low, high, 31 * 47, dtype=np.float32).reshape(31, 47)
 
@@ -40,13 +46,13 @@ def test_dim_is_the_formula_per_pixel():
 
 
 def test_the_photo_is_untouched_where_nothing_is_to_be_shown():
-    assert (overlay(PHOTO, np.zeros((3, 5), np.float32)) == PHOTO).all()
+    assert (fitted(PHOTO, np.zeros((3, 5), np.float32)) == PHOTO).all()
     half = np.zeros((31, 47), np.float32)
     half[:, 23:] = 1
-    got = overlay(PHOTO, half, style=ColorMap())
+    got = fitted(PHOTO, half, style=ColorMap())
     assert (got[:, :23] == PHOTO[:, :23]).all()
     assert (got[:, 23:] != PHOTO[:, 23:]).any()
-    assert (overlay(PHOTO, half, style=Dim())[:, 23:] == PHOTO[:, 23:]).all()
+    assert (fitted(PHOTO, half, style=Dim())[:, 23:] == PHOTO[:, 23:]).all()
 
 
 def test_full_color_is_exactly_at_the_top_of_the_scale():
@@ -65,12 +71,12 @@ def test_full_color_is_exactly_at_the_top_of_the_scale():
 def test_negative_values_are_blue_and_need_a_signed_scale():
     values = np.array([[-1.0, 0.0, 1.0]], np.float32)
     grey = np.full((1, 3, 3), 128, np.uint8)
-    red, green, blue = overlay(grey, values, style=ColorMap(opacity=1.0))[0, 0]
+    red, green, blue = fitted(grey, values, style=ColorMap(opacity=1.0))[0, 0]
     assert blue > 200
     assert max(red, green) < 100
-    assert (overlay(grey, values)[0, 1] == 128).all()
+    assert (fitted(grey, values)[0, 1] == 128).all()
     assert (overlay(grey, values, scale=Scale(1.0))[0, 0] == 128).all()
-    assert (overlay(grey, values, style=Dim(0.5))[0] == [[64], [64], [128]]).all()
+    assert (fitted(grey, values, style=Dim(0.5))[0] == [[64], [64], [128]]).all()
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -78,7 +84,7 @@ def test_a_constant_map_is_flat(style):
     for value in (1e-9, 0.2, 37.0):
         grey = np.full((31, 47, 3), 90, np.uint8)
         jitter = rng.normal(0, value * 1e-4, (7, 11))
-        got = overlay(grey, (value + jitter).astype(np.float32), style=style)
+        got = fitted(grey, (value + jitter).astype(np.float32), style=style)
         assert np.ptp(got.reshape(-1, 3).astype(int), axis=0).max() <= 1
 
 
@@ -97,7 +103,7 @@ def test_unknown_pixels_are_grey_and_the_others_as_without_them(style):
     known = np.isfinite(gaps)
     assert (got[known] == whole[known]).all()
     assert (got[~known] == got[~known][:, :1]).all()
-    assert (overlay(PHOTO, np.full((5, 3), np.nan, np.float32), style=style)[0, 0, 0]) > 60
+    assert (fitted(PHOTO, np.full((5, 3), np.nan, np.float32), style=style)[0, 0, 0]) > 60
 
 
 def test_a_map_is_resized_as_heatmaps_are():
@@ -111,26 +117,31 @@ def test_a_map_is_resized_as_heatmaps_are():
 def test_a_photo_may_be_a_pil_image_and_a_map_any_float():
     image = Image.fromarray(PHOTO).convert("RGBA")
     heat = ramp(0, 1)
-    want = overlay(PHOTO, heat)
+    want = fitted(PHOTO, heat)
     for same in (heat.astype(np.float64), torch.from_numpy(heat)):
-        assert (overlay(image, same) == want).all()
-    half = overlay(image, torch.from_numpy(heat).bfloat16().requires_grad_())
+        assert (fitted(image, same) == want).all()
+    half = fitted(image, torch.from_numpy(heat).bfloat16().requires_grad_())
     assert np.abs(half.astype(int) - want).max() <= 6
 
 
 def test_one_pixel_and_more_map_than_photo():
-    assert overlay(PHOTO[:1, :1], np.ones((1, 1), np.float32)).shape == (1, 1, 3)
-    assert overlay(PHOTO, rng.random((100, 200)).astype(np.float32)).shape == PHOTO.shape
+    assert fitted(PHOTO[:1, :1], np.ones((1, 1), np.float32)).shape == (1, 1, 3)
+    assert fitted(PHOTO, rng.random((100, 200)).astype(np.float32)).shape == PHOTO.shape
 
 
 def test_twenty_megapixels_take_little_memory():
     photo = np.zeros((4000, 5000, 3), np.uint8)
     heat = rng.random((14, 14)).astype(np.float32)
     tracemalloc.start()
-    overlay(photo, heat)
+    fitted(photo, heat)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 400e6
+
+
+def test_a_scale_must_be_given():
+    with pytest.raises(TypeError, match="scale"):
+        overlay(PHOTO, ramp(0, 1))  # type: ignore[call-arg]
 
 
 def test_fit_is_the_99th_percentile_and_starts_at_zero():
@@ -170,7 +181,7 @@ def test_times_uniform_counts_cells():
         (lambda: ColorMap("infern"), "unknown colour map 'infern'.*inferno"),
         (lambda: ColorMap(opacity=0.0), "opacity must be above 0 and at most 1, got 0.0"),
         (lambda: Dim(1.0), "floor must be at least 0 and below 1, got 1.0"),
-        (lambda: overlay(PHOTO, np.zeros((0, 5), np.float32)), r"empty.*\(0, 5\)"),
+        (lambda: fitted(PHOTO, np.zeros((0, 5), np.float32)), r"empty.*\(0, 5\)"),
     ],
 )
 def test_errors(make, message):
