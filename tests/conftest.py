@@ -2,9 +2,12 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 if os.environ.get("VISION_ATTN_TYPECHECK", "1") != "0":
     from jaxtyping import install_import_hook
@@ -26,6 +29,61 @@ def data_root() -> Path:
     if not Path(root).is_dir():
         pytest.fail(f"VISION_ATTN_DATA names {root!r}, which is not a folder")
     return Path(root)
+
+
+CLASSES = ["tabby, tabby cat", "collie", "<img src=x onerror=alert(1)>"]
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory) -> Callable[[str], str]:
+    """Checkpoints by name: a ViT for 32x48 images, and an SENet for 32x32."""
+    from vision_attn.attention import SqueezeExcite
+    from vision_attn.models import SEResNet, ViT
+    from vision_attn.models.checkpoint import describe
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("models")
+    networks = {
+        "vit": (ViT((32, 48), 8, 3, dim=12, depth=2, heads=2), (32, 48)),
+        "senet": (
+            SEResNet(3, layers=(1, 1, 1, 1), widths=(8, 8, 16, 16), gate=SqueezeExcite),
+            (32, 32),
+        ),
+    }
+    for name, (network, size) in networks.items():
+        for weight in network.parameters():
+            torch.nn.init.normal_(weight, std=0.3)
+        torch.save(
+            {
+                "state_dict": {f"network.{k}": v for k, v in network.state_dict().items()},
+                "vision_attn": {
+                    "format": 1,
+                    "network": describe(network),
+                    "classes": CLASSES,
+                    "preprocess": {
+                        "input_size": size,
+                        "mean": (0.5, 0.5, 0.5),
+                        "std": (0.25, 0.25, 0.25),
+                        "crop_pct": 0.9,
+                    },
+                    "version": "0",
+                },
+            },
+            folder / f"{name}.ckpt",
+        )
+    return lambda name: str(folder / f"{name}.ckpt")
+
+
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    """A folder of three photos, one of them tall, one small."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for name, shape in (("cat.png", (331, 401)), ("dog.jpg", (500, 353)), ("tiny.png", (40, 60))):
+        coarse = rng.integers(0, 256, (5, 7, 3), dtype=np.uint8)
+        Image.fromarray(coarse).resize(shape[::-1], Image.Resampling.BICUBIC).save(folder / name)
+    return folder
 
 
 @pytest.fixture(autouse=True)

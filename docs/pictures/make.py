@@ -14,6 +14,7 @@ import json
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -23,8 +24,6 @@ from PIL import Image
 
 from vision_attn import inspect, load_model, render
 from vision_attn.data import planted
-from vision_attn.explain import parse_method
-from vision_attn.reports.explain import Request
 
 HERE = Path(__file__).parent
 OUTPUTS = HERE.parent.parent / "outputs"
@@ -40,9 +39,8 @@ MAPS = (
 
 def heatmaps(test: planted.PlantedImages) -> render.sheet.Picture:
     """A row an image: the image, its mask, a map of each network."""
-    requests = [
-        (title, Request(load_model(DEMO / name / "best.ckpt"), [parse_method(method)]))
-        for title, name, method in MAPS
+    models = [
+        (title, load_model(DEMO / name / "best.ckpt"), method) for title, name, method in MAPS
     ]
     style, panels = render.ColorMap(), []
     for at in SHOWN:
@@ -52,11 +50,9 @@ def heatmaps(test: planted.PlantedImages) -> render.sheet.Picture:
         covered = render.overlay(large, mask, style=render.Dim(), scale=render.Scale(1.0))
         panels.append(render.Panel(test.classes[int(test.labels[at])], large))
         panels.append(render.Panel("the object", covered))
-        for title, request in requests:
-            found = request.explain([photo])[0].maps[0]
-            picture = render.overlay(large, found.values, style=style, scale=found.scale)
-            name = f"{title}: {found.explainer}"
-            panels.append(render.Panel(name, picture, "", found.scale, style))
+        for title, model, method in models:
+            drawn = model.explain(photo, method).panels(style)[1]
+            panels.append(replace(drawn, title=f"{title}: {drawn.title}"))
     return render.heatmap_grid(panels, columns=2 + len(MAPS))
 
 
