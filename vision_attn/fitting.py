@@ -1,9 +1,4 @@
-"""Training from Python: what `vision-attn fit` does, as one call.
-
-run = vision_attn.fit("vit_cifar10", max_epochs=2, data_root=".data")
-run.metrics[-1]["test/top1"], run.best
-run.model.network(images)
-"""
+"""Training from Python: what `vision-attn fit` does, as one call."""
 
 import csv
 import json
@@ -22,7 +17,14 @@ __all__ = ["FittedRun", "fit"]
 
 @dataclass(frozen=True)
 class FittedRun:
-    """What a run of training left in its `folder`."""
+    """What a run of training left in its `folder`.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from vision_attn import FittedRun
+        >>> FittedRun(Path("outputs/vit_cifar10/version_0")).best.name
+        'best.ckpt'
+    """
 
     folder: Path
 
@@ -75,13 +77,14 @@ def fit(
 
     Raises ValueError, one line, for a config or a value that does not fit; OSError for a disk.
 
-    >>> import tempfile, vision_attn
-    >>> small = {"data.source.train": 40, "data.source.val": 20, "data.source.test": 20,
-    ...          "trainer.enable_progress_bar": False, "trainer.accelerator": "cpu"}
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     run = vision_attn.fit("vit_planted", small, max_epochs=1, output=folder)
-    ...     0 <= run.summary["test/top1"] <= 1
-    True
+    Examples:
+        >>> import tempfile, vision_attn
+        >>> small = {"data.source.train": 40, "data.source.val": 20, "data.source.test": 20,
+        ...          "trainer.enable_progress_bar": False, "trainer.accelerator": "cpu"}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run = vision_attn.fit("vit_planted", small, max_epochs=1, output=folder)
+        ...     0 <= run.summary["test/top1"] <= 1
+        True
     """
     named = {
         "trainer.max_epochs": max_epochs,

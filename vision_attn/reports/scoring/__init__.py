@@ -128,15 +128,16 @@ def score(
     Raises ValueError for a method, data or setting that does not fit, and where nothing could be
     scored; what goes wrong with single images is in `Scores.problems`.
 
-    >>> import vision_attn
-    >>> model = vision_attn.load_model(
-    ...     "timm:vit_tiny_patch16_224", pretrained=False, image_size=64, depth=2
-    ... )
-    >>> scores = vision_attn.score(model, "planted", ["Rollout"], images=3, steps=2)
-    >>> scores.methods
-    ['Rollout', 'RandomMap', 'CentreGaussian', 'EdgeMap']
-    >>> scores.table()[0]["metric"]
-    'deletion'
+    Examples:
+        >>> import vision_attn
+        >>> model = vision_attn.load_model(
+        ...     "timm:vit_tiny_patch16_224", pretrained=False, image_size=64, depth=2
+        ... )
+        >>> scores = vision_attn.score(model, "planted", ["Rollout"], images=3, steps=2)
+        >>> scores.methods
+        ['Rollout', 'RandomMap', 'CentreGaussian', 'EdgeMap']
+        >>> scores.table()[0]["metric"]
+        'deletion'
     """
     at_least_one(processes=processes)
     number, shards = shard
