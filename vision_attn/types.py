@@ -25,12 +25,14 @@ class TokenLayout:
     The sequence is `prefix` tokens (class, distillation, registers) and then `grid` = (h, w) patch
     tokens, row by row. `pool` says what the classifier reads: the first token (`cls`), the first
     two (`cls_dist`), the mean of the patch tokens (`mean`), both `cls` and `mean` (`cls_mean`), or
-    an attention pool over the tokens (`attention`).
+    an attention pool over the tokens (`attention`). `class_token` says whether the first of the
+    prefix is a class token rather than a register; None: only where `pool` reads one.
     """
 
     prefix: int
     grid: tuple[int, int]
     pool: Pool = "cls"
+    class_token: bool | None = None
 
     def __post_init__(self) -> None:
         if self.prefix < 0:
@@ -42,6 +44,14 @@ class TokenLayout:
             raise ValueError(
                 f"pool {self.pool!r} reads {least} prefix token(s), but prefix is {self.prefix}"
             )
+        if self.class_token is None:
+            object.__setattr__(self, "class_token", least > 0)
+        if self.class_token and self.prefix == 0:
+            raise ValueError(
+                "class_token is True, but prefix is 0: count the class token in prefix"
+            )
+        if least and not self.class_token:
+            raise ValueError(f"pool {self.pool!r} reads the class token, but class_token is False")
 
     @property
     def tokens(self) -> int:

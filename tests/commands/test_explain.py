@@ -13,8 +13,9 @@ from PIL import Image
 
 from vision_attn.cli import main
 from vision_attn.commands.explain import file_names
+from vision_attn.commands.explained import place
 from vision_attn.commands.results import title
-from vision_attn.explain import GradCAM
+from vision_attn.explain import GradCAM, QueryKey
 from vision_attn.hub import load_model
 
 
@@ -405,3 +406,11 @@ def test_real_photos(models, data_root, tmp_path):
     words = [data_root / "photos", data_root / "pet_masks" / "images", "--limit", 12, "--page"]
     assert explain(models("senet"), *words, "-o", tmp_path) == 0
     assert len(pictures(tmp_path)) == 12
+
+
+def test_the_mark_of_a_query_is_in_the_centre_where_registers_are_all_there_is():
+    without = {"class_token": False, "reg_tokens": 2, "global_pool": "avg"}
+    small = {"img_size": 32, "depth": 1, "embed_dim": 24, "num_heads": 3, "pretrained": False}
+    model = load_model("timm:vit_tiny_patch16_224", **small, **without)
+    assert place(QueryKey(), model) == (0.5, 0.5)
+    assert place(QueryKey(), load_model("timm:vit_tiny_patch16_224", **small)) is None

@@ -132,7 +132,7 @@ def place(explainer: Explainer, model: LoadedModel) -> tuple[float, float] | Non
     """The place of the image that is asked about, if one is, as shares of the network's input."""
     query = getattr(explainer, "query", None)
     if query is None and isinstance(explainer, QueryKey) and model.layout:
-        return None if model.layout.prefix else (0.5, 0.5)
+        return None if model.layout.class_token else (0.5, 0.5)
     if not isinstance(query, tuple):
         return None
     (x, y), (height, width) = query, model.preprocess.input_size
