@@ -90,9 +90,17 @@ class ChannelMLP(Gate):
 
 @final
 class SqueezeExcite(ChannelMLP):
-    """sigmoid(W2 relu(W1 mean_hw(x) + b1) + b2), Hu et al. 2018."""
+    """sigmoid(W2 relu(W1 mean_hw(x) + b1) + b2), Hu et al. 2018.
 
-    def __init__(self, channels: int, reduction: int = 16, hidden: int | None = None):
+    divisor: channels / reduction is rounded to a multiple of it, at least one; timm's is 8.
+    """
+
+    def __init__(
+        self, channels: int, reduction: int = 16, hidden: int | None = None, divisor: int = 1
+    ):
+        at_least_one(reduction=reduction, divisor=divisor)
+        if hidden is None:
+            hidden = max(1, (channels // reduction + divisor // 2) // divisor) * divisor
         super().__init__(channels, reduction, hidden, bias=True)
 
     def gate(self, x: Images) -> Float[Tensor, "b c 1 1"]:
