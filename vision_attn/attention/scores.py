@@ -263,7 +263,8 @@ class KeyOnly(Score):
 class MultiDimAdditive(Score):
     """V' act(W1 k + W2 q (+ b)): additive with a matrix V, so that each pair has a score a view.
 
-    Shen et al. 2018 (act = sigmoid there, tanh by default here); Lin et al. 2017 without query.
+    Shen et al. 2018, whose sigma is any activation, not the sigmoid; tanh by default here. Lin et
+    al. 2017 without query.
     The views share W1 and W2 and stand on the head axis: queries and keys come in as one head.
     The bilinear counterpart, a stack of matrices W, is `General(head_dim, heads=views)`.
     """

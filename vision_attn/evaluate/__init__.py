@@ -1,6 +1,13 @@
 """Scores of heatmaps, each a `torchmetrics.Metric`: which maps to believe."""
 
-from vision_attn.evaluate.bootstrap import Difference, paired_bootstrap
+from vision_attn.evaluate.bootstrap import (
+    Difference,
+    Interval,
+    bca,
+    paired_bootstrap,
+    paired_wilson,
+    wilson,
+)
 from vision_attn.evaluate.boxes import MaxBoxIoU
 from vision_attn.evaluate.faithfulness import (
     AverageDrop,

@@ -46,7 +46,8 @@ class PointingGame(Localization):
     """1 where the map's maximum lies on the object, else 0, Zhang et al. 2016.
 
     Several equal maxima share the point: a constant map scores the object's share of the image.
-    tolerance: pixels beside the object that count as on it, 15 in the paper's photos.
+    tolerance: pixels beside the object that count as on it, 15 in the paper's photos; the object
+    grows by a square, so diagonally by as many rows and columns (a circle reaches less far there).
     """
 
     def __init__(self, tolerance: int = 0, **options: Any):
