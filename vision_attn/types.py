@@ -77,6 +77,8 @@ class Heatmaps:
     prefix_mass: the share that fell on tokens that are not on the image, (b,), None where the
     method has no such tokens; values are not scaled up to make good for it. outlier_mass: the
     share that fell on patches whose tokens have outlying norms, (b,), None where that is not known.
+    completeness_gap: |sum of the map - what it shares out| over the size of that, (b,), for methods
+    that share out a change of the logit by numerical integration, else None.
     """
 
     values: Float[Tensor, "b h w"]
@@ -84,6 +86,7 @@ class Heatmaps:
     targets: Int[Tensor, " b"] | None = None
     prefix_mass: Float[Tensor, " b"] | None = None
     outlier_mass: Float[Tensor, " b"] | None = None
+    completeness_gap: Float[Tensor, " b"] | None = None
 
     def __post_init__(self) -> None:
         if self.values.ndim != 3 or self.values.dtype != torch.float32:
@@ -91,7 +94,7 @@ class Heatmaps:
                 "values must be float32 of shape (batch, height, width), got "
                 f"{self.values.dtype} of shape {tuple(self.values.shape)}"
             )
-        for name in ("targets", "prefix_mass", "outlier_mass"):
+        for name in ("targets", "prefix_mass", "outlier_mass", "completeness_gap"):
             given = getattr(self, name)
             if given is not None and tuple(given.shape) != self.values.shape[:1]:
                 raise ValueError(

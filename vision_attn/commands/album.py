@@ -178,6 +178,8 @@ class Album:
             record[f"{word}_index"] = index
         record["prefix_mass"] = found.prefix_mass
         record["outlier_mass"] = found.outlier_mass
+        if found.completeness_gap is not None:
+            record["completeness_gap"] = round(found.completeness_gap, 6)
         return {**record, "seconds": round(found.seconds, 6)}
 
 

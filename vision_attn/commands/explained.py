@@ -27,7 +27,7 @@ class Map:
     """A photo explained by one method. target and against: classes, where the method asks for any.
 
     seconds: what the method took, a photo's share of its batch. query: the place (x, y) that is
-    asked, where there is one, as shares of the network's input.
+    asked, where there is one, as shares of the network's input. completeness_gap: see `Heatmaps`.
     """
 
     explainer: Explainer
@@ -39,6 +39,7 @@ class Map:
     against: int | None
     seconds: float
     query: tuple[float, float] | None
+    completeness_gap: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,9 +106,9 @@ class Request:
         maps = found.values.cpu().numpy()
         seconds = (time.perf_counter() - start) / len(images)
         for i, values in enumerate(maps):
-            mass, outlying = (
+            mass, outlying, gap = (
                 None if each is None else float(each[i])
-                for each in (found.prefix_mass, found.outlier_mass)
+                for each in (found.prefix_mass, found.outlier_mass, found.completeness_gap)
             )
             yield Map(
                 explainer=explainer,
@@ -119,6 +120,7 @@ class Request:
                 against=self.against if explainer.class_specific else None,
                 seconds=seconds,
                 query=place(explainer, self.model),
+                completeness_gap=gap,
             )
 
     def _channels(self, images: Images) -> dict[str, Float[ndarray, "b _"]]:
