@@ -188,6 +188,7 @@ def test_contrast_is_the_difference_of_logits(models, photos, tmp_path):
         assert explain(*words, "--target", target, *contrast, "-o", out) == 0
         maps[name] = np.load(out / "cat.IntegratedGradients(steps=2).npy")
         assert records(out)[0]["against"] == (None if against is None else "collie")
+        assert records(out)[0]["completeness_gap"] >= 0
     np.testing.assert_allclose(maps["a-b"], maps["a"] - maps["b"], rtol=1e-3, atol=1e-4)
 
 
