@@ -31,12 +31,14 @@ class TokenLayout:
     The sequence is `prefix` tokens (class, distillation, registers) and then `grid` = (h, w) patch
     tokens, row by row. `pool` says what the classifier reads: the first token (`cls`), the first
     two (`cls_dist`), the mean of the patch tokens (`mean`), both `cls` and `mean` (`cls_mean`), or
-    an attention pool over the tokens (`attention`).
+    an attention pool over the tokens (`attention`). `class_token` says whether the first of the
+    prefix is a class token rather than a register; None: only where `pool` reads one.
     """
 
     prefix: int
     grid: tuple[int, int]
     pool: Pool = "cls"
+    class_token: bool | None = None
 
     def __post_init__(self) -> None:
         if self.prefix < 0:
@@ -48,6 +50,14 @@ class TokenLayout:
             raise ValueError(
                 f"pool {self.pool!r} reads {least} prefix token(s), but prefix is {self.prefix}"
             )
+        if self.class_token is None:
+            object.__setattr__(self, "class_token", least > 0)
+        if self.class_token and self.prefix == 0:
+            raise ValueError(
+                "class_token is True, but prefix is 0: count the class token in prefix"
+            )
+        if least and not self.class_token:
+            raise ValueError(f"pool {self.pool!r} reads the class token, but class_token is False")
 
     @property
     def tokens(self) -> int:
@@ -73,6 +83,8 @@ class Heatmaps:
     prefix_mass: the share that fell on tokens that are not on the image, (b,), None where the
     method has no such tokens; values are not scaled up to make good for it. outlier_mass: the
     share that fell on patches whose tokens have outlying norms, (b,), None where that is not known.
+    completeness_gap: |sum of the map - what it shares out| over the size of that, (b,), for methods
+    that share out a change of the logit by numerical integration, else None.
     """
 
     values: Float[Tensor, "b h w"]
@@ -80,6 +92,7 @@ class Heatmaps:
     targets: Int[Tensor, " b"] | None = None
     prefix_mass: Float[Tensor, " b"] | None = None
     outlier_mass: Float[Tensor, " b"] | None = None
+    completeness_gap: Float[Tensor, " b"] | None = None
 
     def __post_init__(self) -> None:
         if self.values.ndim != 3 or self.values.dtype != torch.float32:
@@ -87,7 +100,7 @@ class Heatmaps:
                 "values must be float32 of shape (batch, height, width), got "
                 f"{self.values.dtype} of shape {tuple(self.values.shape)}"
             )
-        for name in ("targets", "prefix_mass", "outlier_mass"):
+        for name in ("targets", "prefix_mass", "outlier_mass", "completeness_gap"):
             given = getattr(self, name)
             if given is not None and tuple(given.shape) != self.values.shape[:1]:
                 raise ValueError(

@@ -43,6 +43,14 @@ def test_squeeze_excite_is_timms() -> None:
     )
 
 
+@pytest.mark.parametrize("channels", [7, 16, 64, 128, 190, 192, 256, 320, 2048])
+def test_squeeze_excite_rounds_its_width_as_timm(channels: int) -> None:
+    theirs = timm.layers.SEModule(channels)
+    ours = SqueezeExcite(channels, divisor=8)
+    assert ours.fc1.out_channels == theirs.fc1.out_channels
+    assert SqueezeExcite(channels).fc1.out_channels == max(1, channels // 16)
+
+
 def test_squeeze_excite_is_the_formula_for_every_element() -> None:
     gate, x = SqueezeExcite(C, reduction=4), features()
     assert gate.fc1.out_channels == 4
@@ -203,6 +211,8 @@ def test_bad_input() -> None:
     for make in (SqueezeExcite, ChannelGate, CBAM):
         with pytest.raises(ValueError, match="reduction must be at least 1, got 0"):
             make(C, reduction=0)
+    with pytest.raises(ValueError, match="divisor must be at least 1, got 0"):
+        SqueezeExcite(C, divisor=0)
     for make in (SqueezeExcite, ChannelGate, SpatialMask):
         with pytest.raises(ValueError, match="hidden must be at least 1, got 0"):
             make(C, hidden=0)

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -134,9 +135,8 @@ def test_hierarchical_pool_attends_in_regions_then_over_them() -> None:
     pool = HierarchicalPool(DIM, regions=(2, 3))
     tokens = torch.randn(B, N, DIM)
     grid = tokens[:, 2:].unflatten(1, (5, 7))
-    spans = [(y, x) for y in (slice(0, 3), slice(3, 5)) for x in (slice(0, 3), slice(3, 6))]
-    spans += [(slice(0, 3), slice(6, 7)), (slice(3, 5), slice(6, 7))]
-    spans = [spans[i] for i in (0, 1, 4, 2, 3, 5)]  # row by row
+    columns = slice(0, 3), slice(3, 5), slice(5, 7)
+    spans = [(y, x) for y in (slice(0, 3), slice(3, 5)) for x in columns]
     inside, across = pool.levels.inside, pool.levels.across
     members = [inside.weights(grid[:, y, x].flatten(1, 2))[:, 0] for y, x in spans]
     vectors = torch.stack([inside(grid[:, y, x].flatten(1, 2)) for y, x in spans], dim=1)
@@ -153,10 +153,26 @@ def test_hierarchical_pool_attends_in_regions_then_over_them() -> None:
     torch.testing.assert_close(patches[:, 2:, None].mul(tokens[:, 2:]).sum(1), pool(tokens, LAYOUT))
 
 
-def test_hierarchical_pool_takes_more_regions_than_rows() -> None:
-    pool = HierarchicalPool(DIM, regions=(4, 9))
-    weights = pool.weights(torch.randn(B, N, DIM), LAYOUT)
-    torch.testing.assert_close(weights.sum(-1), torch.ones(B, 2))
+@pytest.mark.parametrize("regions", [(4, 4), (1, 7), (5, 7), (3, 5), (2, 6)])
+def test_hierarchical_regions_are_nearly_equal_and_none_is_empty(regions: tuple[int, int]) -> None:
+    pool = HierarchicalPool(DIM, regions)
+    with torch.no_grad():
+        for parameter in pool.parameters():
+            parameter.zero_()  # every patch of a region counts alike, and every region
+    shares = pool.weights(torch.randn(1, N, DIM), LAYOUT)[0, 0]
+    rows, columns = (np.array_split(range(n), m) for n, m in zip((5, 7), regions, strict=True))
+    expected = torch.zeros(5, 7)
+    for down in rows:
+        for across in columns:
+            size = len(down) * len(across) * len(rows) * len(columns)
+            expected[down[0] : down[-1] + 1, across[0] : across[-1] + 1] = 1 / size
+    torch.testing.assert_close(LAYOUT.to_map(shares), expected)
+
+
+def test_hierarchical_pool_refuses_regions_without_patches() -> None:
+    for regions in ((6, 2), (2, 8)):
+        with pytest.raises(ValueError, match="of a grid of 5x7 patches would leave some empty"):
+            HierarchicalPool(DIM, regions)(torch.randn(B, N, DIM), LAYOUT)
 
 
 def test_bad_input() -> None:

@@ -12,8 +12,9 @@ import torch
 from PIL import Image
 
 from vision_attn.cli import main
-from vision_attn.explain import GradCAM
+from vision_attn.explain import GradCAM, QueryKey
 from vision_attn.hub import load_model
+from vision_attn.reports.explain import query_place
 from vision_attn.reports.explanation import file_names
 from vision_attn.reports.gallery import page_title
 
@@ -187,6 +188,7 @@ def test_contrast_is_the_difference_of_logits(models, photos, tmp_path):
         assert explain(*words, "--target", target, *contrast, "-o", out) == 0
         maps[name] = np.load(out / "cat.IntegratedGradients(steps=2).npy")
         assert records(out)[0]["against"] == (None if against is None else "collie")
+        assert records(out)[0]["completeness_gap"] >= 0
     np.testing.assert_allclose(maps["a-b"], maps["a"] - maps["b"], rtol=1e-3, atol=1e-4)
 
 
@@ -357,7 +359,7 @@ def test_the_last_shard_puts_all_together(alone, tmp_path, capsys):
         said = capsys.readouterr().out
         assert f"shard {shard[0]} of 3 is done; the last one to finish merges the results" in said
         assert not (out / "results.jsonl").exists()
-    assert explain(*words, "--shard", "2/3", "--seed", 1, "-o", out) == 0
+    assert explain(*words, "--shard", "2/3", "--style", "dim", "-o", out) == 0
     assert "shard 2 of 3 is done" in capsys.readouterr().out  # of other words: not of these
     assert explain(*words, "--shard", "2/3", "-o", out) == 0
     assert f"all 3 shards are done; their results are merged in {out}" in capsys.readouterr().out
@@ -405,3 +407,11 @@ def test_real_photos(models, data_root, tmp_path):
     words = [data_root / "photos", data_root / "pet_masks" / "images", "--limit", 12, "--page"]
     assert explain(models("senet"), *words, "-o", tmp_path) == 0
     assert len(pictures(tmp_path)) == 12
+
+
+def test_the_mark_of_a_query_is_in_the_centre_where_registers_are_all_there_is():
+    without = {"class_token": False, "reg_tokens": 2, "global_pool": "avg"}
+    small = {"img_size": 32, "depth": 1, "embed_dim": 24, "num_heads": 3, "pretrained": False}
+    model = load_model("timm:vit_tiny_patch16_224", **small, **without)
+    assert query_place(QueryKey(), model) == (0.5, 0.5)
+    assert query_place(QueryKey(), load_model("timm:vit_tiny_patch16_224", **small)) is None

@@ -142,3 +142,4 @@ def test_prefix_tokens_are_named_as_far_as_is_known():
     assert names(2, (2, 2), "cls_dist") == ["class token", "distillation token"]
     assert names(1, (2, 2), "mean") == ["prefix token 0"]
     assert names(0, (2, 2), "attention") == []
+    assert names(2, (2, 2), "mean", True) == ["class token", "prefix token 1"]

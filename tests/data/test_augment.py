@@ -1,6 +1,8 @@
 import numpy as np
 import pytest
+import scipy.stats
 import torch
+from torchvision.transforms import RandomResizedCrop as TorchvisionCrop
 from torchvision.transforms.v2 import functional as tv
 
 from vision_attn.data import (
@@ -13,7 +15,7 @@ from vision_attn.data import (
     Translate,
     TrivialAugment,
 )
-from vision_attn.data.augment import as_float, hue_and_saturation, luma, random_boxes, recolor
+from vision_attn.data.augment import as_float, hue_and_saturation, luma, random_crops, recolor
 from vision_attn.data.draws import Draws
 
 EVERY = [
@@ -96,8 +98,9 @@ def test_random_resized_crop_stretches_its_box():
     images = pictures(29, 64, 48)
     crop = RandomResizedCrop((0.2, 0.8), (0.5, 2.0))
     out = crop(images, Draws(0, 0, np.arange(29)))
-    boxes = random_boxes(Draws(0, 0, np.arange(29)).uniform(4), 48 / 64, (0.2, 0.8), (0.5, 2.0))
-    pixels = (boxes * torch.tensor([64, 48, 64, 48])).tolist()
+    sides = torch.tensor([64, 48]).expand(29, 2)
+    u = Draws(0, 0, np.arange(29)).uniform(22)
+    pixels = random_crops(u, sides, (0.2, 0.8), (0.5, 2.0)).tolist()
     for image, ours, (height, width, top, left) in zip(images, out, pixels, strict=True):
         # the box's corners, a little inside of it, are found at the output's corners
         for v, u in ((0.1, 0.1), (0.1, 0.9), (0.9, 0.1), (0.5, 0.6)):
@@ -110,17 +113,51 @@ def test_random_resized_crop_stretches_its_box():
 
 
 def test_random_boxes_keep_scale_ratio_and_borders():
-    u = Draws(0, 0, np.arange(10_007)).uniform(4)
-    height, width, top, left = random_boxes(u, 1.5, (0.2, 0.5), (0.5, 2.0)).unbind(1)
-    area, ratio = height * width, width * 1.5 / height
-    whole = (height < 1) & (width < 1)
-    assert whole.float().mean() > 0.9
-    assert (area[whole].min(), area[whole].max()) == pytest.approx((0.2, 0.5), abs=1e-3)
-    assert (ratio[whole].min(), ratio[whole].max()) == pytest.approx((0.5, 2.0), abs=2e-2)
-    assert (area <= 0.5 + 1e-5).all()
-    assert (top + height <= 1 + 1e-6).all()
-    assert (left + width <= 1 + 1e-6).all()
-    assert min(top.min(), left.min()) >= 0
+    sides = torch.tensor([400, 600]).expand(10_007, 2)
+    u = Draws(0, 0, np.arange(10_007)).uniform(22)
+    height, width, top, left = random_crops(u, sides, (0.2, 0.5), (0.5, 2.0)).unbind(1)
+    area, ratio = height * width / 240_000, width / height
+    assert (area.min(), area.max()) == pytest.approx((0.2, 0.5), abs=2e-3)
+    assert (ratio.min(), ratio.max()) == pytest.approx((0.5, 2.0), abs=2e-2)
+    for first, length, side in ((top, height, 400), (left, width, 600)):
+        assert first.min() == 0
+        assert (first + length).max() == side
+
+
+CROPS = {  # height, width of the image, scale, ratio
+    "square": (32, 32, (0.35, 1.0), (0.75, 4 / 3)),
+    "usual": (224, 224, (0.08, 1.0), (0.75, 4 / 3)),
+    "large": (96, 96, (0.9, 1.0), (0.5, 2.0)),
+    "wide": (40, 200, (0.35, 1.0), (0.75, 4 / 3)),
+    "high": (201, 32, (0.5, 1.0), (0.75, 4 / 3)),
+}
+
+
+@pytest.mark.parametrize("name", CROPS)
+def test_random_crops_are_distributed_as_torchvisions(name):
+    height, width, scale, ratio = CROPS[name]
+    n = 5000
+    params = TorchvisionCrop.get_params
+    image = torch.empty(1, height, width)
+    theirs = np.array([params(image, list(scale), list(ratio)) for _ in range(n)])
+    u = Draws(0, 0, np.arange(n)).uniform(22)
+    sides = torch.tensor([height, width]).expand(n, 2)
+    ours = random_crops(u, sides, scale, ratio).numpy()[:, [2, 3, 0, 1]]
+    areas = [(boxes[:, 2] * boxes[:, 3]).astype(float) for boxes in (ours, theirs)]
+    for mine, its in (*zip(ours.T.astype(float), theirs.T.astype(float), strict=True), areas):
+        error = np.sqrt((mine.var() + its.var()) / n)
+        assert abs(mine.mean() - its.mean()) <= 4 * error
+        assert scipy.stats.ks_2samp(mine, its).pvalue > 1e-4
+
+
+def test_a_box_that_never_fits_is_the_central_one_or_nothing_is_erased():
+    u = torch.rand(3, 22)
+    sides = torch.tensor([[20, 100], [100, 20], [30, 30]])
+    boxes = random_crops(u, sides, (2.0, 3.0), (0.5, 2.0))
+    assert boxes.tolist() == [[20, 40, 0, 30], [40, 20, 30, 0], [30, 30, 0, 0]]
+    images = torch.rand(7, 3, 9, 50)
+    erased = RandomErasing(p=1.0, scale=(2.0, 3.0))(images, Draws(0, 0, np.arange(7)))
+    torch.testing.assert_close(erased, images)
 
 
 def test_cutout_paints_one_square_cut_at_the_border():

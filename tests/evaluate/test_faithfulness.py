@@ -1,5 +1,6 @@
 """Removal curves on networks whose true attribution is known."""
 
+import numpy as np
 import pytest
 import torch
 from pytorch_grad_cam.metrics.cam_mult_image import DropInConfidence, IncreaseInConfidence
@@ -107,6 +108,20 @@ def test_perturbation_is_the_mean_accuracy_up_to_ninety_percent():
     negative = NegativePerturbation(REMOVAL, steps=10)
     area(negative, -EVIDENCE.expand(6, 10, 10))  # smallest of the negative first: the same walk
     torch.testing.assert_close(negative.curves(), positive.curves())
+
+
+@pytest.mark.parametrize("steps", [1, 7, 10, 16, 33])
+@pytest.mark.parametrize("kind", [PositivePerturbation, NegativePerturbation])
+def test_perturbation_ends_at_ninety_percent_whatever_the_steps(kind, steps):
+    metric = kind(REMOVAL, steps=steps)
+    area(metric, EVIDENCE.expand(6, 10, 10))
+    whole = metric.hits[0].flip(1) if metric.best_first else metric.hits[0]
+    at = np.linspace(0, 0.9, 90_001)  # the polygon through the steps, integrated finely
+    polygon = np.interp(at, np.arange(steps + 1) / steps, whole[0].numpy())
+    assert metric.fractions()[-1] == 0.9
+    assert metric.curves().shape == (6, len(metric.fractions()))
+    assert (metric.fractions().diff() > 0).all()
+    np.testing.assert_allclose(metric.compute(), polygon.mean(), atol=1e-4)
 
 
 def test_metrics_that_walk_the_same_way_share_the_work():

@@ -1,4 +1,4 @@
-"""Sensitivity to noise, randomised weights, and the bootstrap."""
+"""Sensitivity to noise, and randomised weights."""
 
 import pytest
 import scipy.stats
@@ -12,7 +12,6 @@ from vision_attn.evaluate import (
     MaxSensitivity,
     ModelRandomisation,
     cascading_randomisation,
-    paired_bootstrap,
 )
 from vision_attn.evaluate.sanity import layers_from_the_top, spearman, ssim
 
@@ -116,34 +115,6 @@ def test_ssim_is_of_scaled_maps():
     a[:, 0, 0], a[:, 0, 1], b[:, 0, 0], b[:, 0, 1] = 0, 1, 0, 1
     expected = structural_similarity_index_measure(a[:, None], b[:, None], data_range=1.0)
     torch.testing.assert_close(ssim(a, b).mean(), expected)
-
-
-def test_bootstrap_interval_is_the_normal_one_for_many_images():
-    torch.manual_seed(0)
-    b = torch.randn(400) * 5
-    a = b + 0.3 + torch.randn(400)
-    difference = paired_bootstrap(a, b)
-    error = (a - b).std().item() / 20
-    assert difference.mean == pytest.approx((a - b).mean().item(), rel=1e-5)
-    assert difference.low == pytest.approx(difference.mean - 1.96 * error, abs=0.15 * error)
-    assert difference.high == pytest.approx(difference.mean + 1.96 * error, abs=0.15 * error)
-    assert difference.significant
-    assert not paired_bootstrap(a, a).significant
-    with pytest.raises(ValueError, match="two scores of the same images, at least 2"):
-        paired_bootstrap(a, b[:3])
-    with pytest.raises(ValueError, match=r"level must be between 0 and 1, got 95.0"):
-        paired_bootstrap(a, b, level=95.0)
-
-
-def test_bootstrap_covers_the_truth_as_often_as_it_says():
-    torch.manual_seed(0)
-    covered = []
-    for trial in range(200):
-        interval = paired_bootstrap(
-            torch.rand(60) + 0.1, torch.rand(60), level=0.9, resamples=400, seed=trial
-        )
-        covered.append(interval.low < 0.1 < interval.high)
-    assert 0.83 < sum(covered) / 200 < 0.95
 
 
 def test_sanity_errors():

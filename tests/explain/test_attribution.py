@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from captum import attr
 from torch import nn
 
 from vision_attn.explain import attribution as perturbing
@@ -22,6 +23,59 @@ def test_integrated_gradients_are_complete(network):
     maps = IntegratedGradients(steps=64, rows=5)(network, IMAGES, [1, 4, 6])
     difference = (network(IMAGES) - network(torch.zeros_like(IMAGES)))[[0, 1, 2], [1, 4, 6]]
     torch.testing.assert_close(maps.values.sum((1, 2)), difference, rtol=0, atol=1e-5)
+
+
+@pytest.fixture
+def rough():
+    """A network of many kinks, whose gradients the quadrature meets at few points only."""
+    torch.manual_seed(1)
+    layers = [nn.Conv2d(3, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 32, 3), nn.ReLU()]
+    return nn.Sequential(
+        *layers, nn.Flatten(), nn.Linear(32 * 3 * 6, 40), nn.ReLU(), nn.Linear(40, 7)
+    )
+
+
+class Root(nn.Module):
+    """Finite, but with no finite gradient at 0."""
+
+    def forward(self, x):
+        return x.abs().sqrt()
+
+
+def gap_of(maps, network, images, targets):
+    with torch.no_grad():
+        change = (network(images) - network(torch.zeros_like(images)))[range(len(images)), targets]
+    return (maps.values.sum((1, 2)) - change).abs() / change.abs()
+
+
+def test_integrated_gradients_report_their_gap(rough):
+    images = torch.randn(3, 3, 14, 21)
+    maps = IntegratedGradients(steps=2)(rough, images, [1, 4, 6])
+    gap = gap_of(maps, rough, images, [1, 4, 6])
+    assert gap.max() > 0.01
+    torch.testing.assert_close(maps.completeness_gap, gap, rtol=1e-3, atol=1e-5)
+    theirs = attr.IntegratedGradients(rough).attribute(
+        images, target=torch.tensor([1, 4, 6]), n_steps=2
+    )
+    torch.testing.assert_close(maps.values, theirs.sum(1).float())
+
+
+def test_the_steps_adapt_to_the_tolerance_image_by_image(rough):
+    rows = []
+    rough.register_forward_hook(lambda _m, args, _out: rows.append(len(args[0])))
+    images = torch.randn(4, 3, 14, 21) * torch.tensor([3, 3, 3, 1e-4]).view(4, 1, 1, 1)
+    targets = [1, 4, 6, 2]  # the last image meets no kink on its way
+    usual = IntegratedGradients(steps=32)(rough, images, targets)
+    assert usual.completeness_gap[:3].max() > 0.0005 > usual.completeness_gap[3]
+    rows.clear()
+    found = IntegratedGradients(tolerance=0.0005, most_steps=8192)(rough, images, targets)
+    assert (found.completeness_gap <= 0.0005).all()
+    assert (gap_of(found, rough, images, targets) <= 0.0006).all()
+    torch.testing.assert_close(found.values[3], usual.values[3])
+    rows.clear()
+    bounded = IntegratedGradients(tolerance=1e-9, most_steps=100)(rough, images, targets)
+    assert sum(rows) <= 4 * (3 + 32 + 64) + 2 * 4
+    assert (bounded.completeness_gap <= usual.completeness_gap).all()
 
 
 def test_integrated_gradients_of_a_linear_network_are_weight_times_input():
@@ -65,6 +119,13 @@ def test_errors(network, monkeypatch):
         Occlusion(window=4, stride=5)(network, IMAGES)
     with pytest.raises(ValueError, match="steps must be at least 1"):
         IntegratedGradients(steps=0)
+    with pytest.raises(ValueError, match="most_steps must be at least 1, got 0"):
+        IntegratedGradients(most_steps=0)
+    with pytest.raises(ValueError, match=r"tolerance must be above 0, got 0\.0"):
+        IntegratedGradients(tolerance=0.0)
+    root = nn.Sequential(Root(), nn.Flatten(), nn.Linear(3 * 14 * 21, 7))
+    with pytest.raises(ValueError, match="holds NaN or infinity"):
+        IntegratedGradients()(root, 0 * IMAGES, 1)
     with pytest.raises(ValueError, match="rows must be at least 1"):
         Occlusion(rows=0)
     monkeypatch.setattr(perturbing, "find_spec", lambda name: None)

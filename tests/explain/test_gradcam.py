@@ -1,5 +1,6 @@
 """Class activation maps against the grad-cam package, and layers found by themselves."""
 
+import numpy as np
 import pytest
 import pytorch_grad_cam
 import timm
@@ -35,8 +36,18 @@ def vit():
     return magnified(timm.create_model("test_vit", img_size=(64, 96), num_classes=11))
 
 
+class Equation19(pytorch_grad_cam.GradCAMPlusPlus):
+    """The package's, without the 1e-6 that it adds to the denominator."""
+
+    def get_cam_weights(self, _input, _layers, _category, activations, grads):
+        grads, total = grads.astype(np.float64), activations.sum((2, 3), keepdims=True)
+        alpha = grads**2 / (2 * grads**2 + total * grads**3)
+        return (np.maximum(grads, 0) * alpha).sum((2, 3))
+
+
 def package_maps(name, network, layer, images, targets, reshape=None):
-    method = getattr(pytorch_grad_cam, name)(network, [layer], reshape_transform=reshape)
+    kind = Equation19 if name == "GradCAMPlusPlus" else getattr(pytorch_grad_cam, name)
+    method = kind(network, [layer], reshape_transform=reshape)
     with method:
         return torch.from_numpy(
             method(images.clone(), [ClassifierOutputTarget(target) for target in targets])
@@ -75,6 +86,37 @@ def test_a_vit_against_the_package(vit, name):
     torch.testing.assert_close(
         as_the_package_shows(maps.values, images), expected, rtol=0, atol=1e-4
     )
+
+
+@pytest.mark.parametrize("scale", [1e3, 1, 1e-3, 1e-6, 1e-12, 1e-20])
+def test_small_gradients_and_features_change_no_proportions(scale):
+    """The formulas as published, in float64: no epsilon is large beside a small gradient."""
+    features = torch.rand(2, 7, 3, 5) + 0.1
+    gradient = torch.randn(2, 7, 3, 5) * scale
+
+    def maps_of(name, features, gradient):
+        return getattr(explain, name)().contribution(features, gradient).sum(1)
+
+    A, G = features.double(), gradient.double()
+    total = A.sum((2, 3), keepdim=True)
+    alpha = G**2 / (2 * G**2 + total * G**3)
+    expected = ((alpha * G.relu()).sum((2, 3), keepdim=True) * A).sum(1)
+    close = {"rtol": 1e-4, "atol": 1e-6 * float(expected.abs().max())}
+    found = maps_of("GradCAMPlusPlus", features, gradient).double()
+    torch.testing.assert_close(found, expected, **close)
+    weights = (torch.ones_like(G) * A / total).sum((2, 3), keepdim=True)  # G = 1: sum A / sum A
+    torch.testing.assert_close(weights, torch.ones_like(weights))
+    small = features * scale if scale < 1 else features  # XGradCAM divides by the features
+    found = maps_of("XGradCAM", small, torch.ones_like(G).float()).double()
+    torch.testing.assert_close(found, small.double().sum(1), rtol=1e-4, atol=0)
+
+
+def test_a_denominator_of_zero_counts_for_nothing():
+    features, gradient = torch.tensor([[[[-1.0, -1.0]]]]), torch.tensor([[[[1.0, 0.5]]]])
+    found = explain.GradCAMPlusPlus().contribution(features, gradient)  # 2 - 2 = 0, 2 - 1 = 1
+    torch.testing.assert_close(found, 0.5 * features)
+    found = explain.XGradCAM().contribution(torch.tensor([[[[-1.0, 1.0]]]]), gradient)
+    torch.testing.assert_close(found, torch.zeros_like(found))
 
 
 def test_hirescam_before_mean_pooling_is_the_class_evidence(resnet):

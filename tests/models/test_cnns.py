@@ -6,25 +6,44 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from vision_attn import models
 from vision_attn.attention import CBAM, NoGate, SpatialMask, SqueezeExcite
-from vision_attn.models import Bottleneck, SEResNet, SpatialCNN, seresnet18, seresnet50
+from vision_attn.models import Bottleneck, SEResNet, SpatialCNN, seresnet18
 
 
 @torch.no_grad()
-def test_timm_seresnet50_weights_give_timm_logits():
-    theirs = timm.create_model("seresnet50").eval()
+@pytest.mark.parametrize(
+    "name", ["seresnet18", "seresnet34", "seresnet50", "seresnet101", "seresnet152"]
+)
+def test_timm_seresnet_weights_give_timm_logits(name):
+    theirs = timm.create_model(name).eval()
     for parameter in theirs.parameters():
         parameter += 0.02 * torch.randn_like(parameter)
-    for name, buffer in theirs.named_buffers():
-        if name.endswith("running_var"):
+    for buffer_name, buffer in theirs.named_buffers():
+        if buffer_name.endswith("running_var"):
             buffer.uniform_(0.5, 2.0)
-    ours = seresnet50().eval()
+    ours = getattr(models, name)().eval()
     ours.load_state_dict(theirs.state_dict(), strict=True)
     images = torch.randn(2, 3, 96, 64)
     expected = theirs(images)
-    print(f"seresnet50: max difference {(ours(images) - expected).abs().max():.1e}")
+    print(f"{name}: max difference {(ours(images) - expected).abs().max():.1e}")
     assert expected.std() > 0.1
-    torch.testing.assert_close(ours(images), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(ours(images), expected, rtol=0, atol=1e-4 * float(expected.std()))
+
+
+def test_a_checkpoint_from_before_the_squeeze_was_rounded_is_built_as_it_was():
+    gate = {"class_path": "vision_attn.attention.SqueezeExcite", "init_args": {}}
+    block = {"class_path": "vision_attn.models.BasicBlock", "init_args": {}}
+    args = {"num_classes": 7, "block": block, "layers": (2, 2, 2, 2), "stem": "7x7", "gate": gate}
+    args["widths"] = (64, 128, 256, 512)
+    before = models.build({"class_path": "vision_attn.models.SEResNet", "init_args": args})
+    assert [stage[0].se.fc1.out_channels for stage in stages(before)] == [4, 8, 16, 32]
+    now = models.build(models.describe(seresnet18(7)))
+    assert [stage[0].se.fc1.out_channels for stage in stages(now)] == [8, 8, 16, 32]
+
+
+def stages(network):
+    return network.layer1, network.layer2, network.layer3, network.layer4
 
 
 def test_stem_says_how_much_the_image_shrinks():

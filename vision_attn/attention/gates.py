@@ -136,7 +136,8 @@ class ChannelMLP(Gate):
 class SqueezeExcite(ChannelMLP):
     """Squeeze-and-excitation: channels gated by sigmoid(W2 relu(W1 mean_hw(x) + b1) + b2).
 
-    hidden: the width of W1's output, max(1, channels // reduction) if None. Hu et al. 2018.
+    hidden: the width of W1's output; if None channels // reduction, rounded to a multiple of
+    `divisor`, at least one; timm's divisor is 8. Hu et al. 2018.
 
     Examples:
         >>> import torch
@@ -148,7 +149,12 @@ class SqueezeExcite(ChannelMLP):
         torch.Size([2, 32, 1, 1])
     """
 
-    def __init__(self, channels: int, reduction: int = 16, hidden: int | None = None):
+    def __init__(
+        self, channels: int, reduction: int = 16, hidden: int | None = None, divisor: int = 1
+    ):
+        at_least_one(reduction=reduction, divisor=divisor)
+        if hidden is None:
+            hidden = max(1, (channels // reduction + divisor // 2) // divisor) * divisor
         super().__init__(channels, reduction, hidden, bias=True)
 
     def gate(self, x: Images) -> Float[Tensor, "b c 1 1"]:

@@ -5,12 +5,13 @@ t tokens of the target, d width; Y and X rows and columns of regions, y and x th
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import ceil
 from typing import final
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -88,9 +89,11 @@ class Hierarchical(nn.Module):
 class HierarchicalPool(Readout):
     """Readout in two levels: patches to regions, regions to the image.
 
-    regions: rows and columns of nearly equal regions that the grid is cut into. Needs the layout
-    (ValueError without); prefix tokens are not read. `weights` are two sets: what each patch counts
-    for, and what its region does, shared evenly among the region's patches.
+    regions: rows and columns of nearly equal regions that the grid is cut into; their sides differ
+    by one patch at most, the larger first. Needs the layout; prefix tokens are not read. `weights`
+    are two sets: what each patch counts for, and what its region does, shared evenly among the
+    region's patches. ValueError without a layout, and for a grid with fewer rows or columns than
+    regions.
 
     Examples:
         >>> import torch
@@ -132,17 +135,24 @@ class HierarchicalPool(Readout):
     def _grouped(
         self, tokens: Tokens, layout: TokenLayout | None, mask: Exists
     ) -> tuple[Groups, Bool[Tensor, "b g m"]]:
-        """Cut the patches into regions, and mark those that exist: a last region may be smaller."""
+        """Cut the patches into regions, and mark those that exist: some regions may be smaller."""
         layout = checked_layout(layout, tokens)
         check_exists(tokens, mask=mask)
+        if any(side < parts for side, parts in zip(layout.grid, self.regions, strict=True)):
+            raise ValueError(
+                f"regions={self.regions} of a grid of {layout.grid[0]}x{layout.grid[1]} patches "
+                "would leave some empty: give at most as many rows and columns as the grid has"
+            )
         if mask is None:
             mask = tokens.new_ones(tokens.shape[:2], dtype=torch.bool)
-        (Y, X), (y, x) = self.regions, self._region(layout)
-        below, right = Y * y - layout.grid[0], X * x - layout.grid[1]
+        (rows, columns), (Y, X) = layout.grid, self.regions
+        down = indices(Parts(rows, Y).members, tokens)
+        across = indices(Parts(columns, X).members, tokens)
 
         def regions(grid: Tensor) -> Tensor:
-            grid = F.pad(grid, (0, 0, 0, right, 0, below))
-            return rearrange(grid, "b (Y y) (X x) d -> b (Y X) (y x) d", y=y, x=x)
+            grid = F.pad(grid, (0, 0, 0, 1, 0, 1))  # what the members that do not exist show
+            grid = grid.index_select(1, down).index_select(2, across)
+            return rearrange(grid, "b (Y y) (X x) d -> b (Y X) (y x) d", Y=Y, X=X)
 
         patches = tokens[:, layout.prefix :].unflatten(1, layout.grid)
         exist = mask[:, layout.prefix :].unflatten(1, layout.grid)
@@ -151,15 +161,46 @@ class HierarchicalPool(Readout):
     def _ungrouped(
         self, looks: Float[Tensor, "b look g m"], layout: TokenLayout
     ) -> Float[Tensor, "b look n"]:
-        (Y, _), (y, _) = self.regions, self._region(layout)
-        grid = rearrange(looks, "b look (Y X) (y x) -> b look (Y y) (X x)", Y=Y, y=y)
-        patches = grid[..., : layout.grid[0], : layout.grid[1]].flatten(2)
-        return F.pad(patches, (layout.prefix, 0))
-
-    def _region(self, layout: TokenLayout) -> tuple[int, int]:
-        """Rows and columns of a region."""
         (rows, columns), (Y, X) = layout.grid, self.regions
-        return ceil(rows / Y), ceil(columns / X)
+        down, across = Parts(rows, Y), Parts(columns, X)
+        grid = rearrange(looks, "b look (Y X) (y x) -> b look (Y y) (X x)", Y=Y, y=down.longest)
+        grid = grid.index_select(2, indices(down.places, looks))
+        grid = grid.index_select(3, indices(across.places, looks))
+        return F.pad(grid.flatten(2), (layout.prefix, 0))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """`length` rows in `count` parts whose sizes differ by one at most, the larger first."""
+
+    length: int
+    count: int
+
+    @property
+    def longest(self) -> int:
+        return ceil(self.length / self.count)
+
+    @property
+    def sizes(self) -> list[int]:
+        size, larger = divmod(self.length, self.count)
+        return [size + (part < larger) for part in range(self.count)]
+
+    @property
+    def places(self) -> list[int]:
+        """Where each row stands among the members of all parts."""
+        return [self.longest * part + at for part, n in enumerate(self.sizes) for at in range(n)]
+
+    @property
+    def members(self) -> list[int]:
+        """The row of each member, part by part; `length` where a part has no more."""
+        members = [self.length] * (self.longest * self.count)
+        for row, place in enumerate(self.places):
+            members[place] = row
+        return members
+
+
+def indices(values: list[int], like: Tensor) -> Int[Tensor, " n"]:
+    return torch.tensor(values, device=like.device)
 
 
 def checked_layout(layout: TokenLayout | None, tokens: Tokens) -> TokenLayout:

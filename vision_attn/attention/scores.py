@@ -407,8 +407,8 @@ class MultiDimAdditive(Score):
 
     `heads` is the number of views. They share W1 and W2 and stand on the head axis: queries and
     keys come in as one head. activation: a factory of act. The bilinear counterpart, a stack of
-    matrices W, is `General(head_dim, heads=views)`. Shen et al. 2018 (act = sigmoid there); Lin et
-    al. 2017 without query.
+    matrices W, is `General(head_dim, heads=views)`. Shen et al. 2018, whose sigma is any
+    activation, not the sigmoid; tanh by default here. Lin et al. 2017 without query.
 
     Examples:
         >>> import torch

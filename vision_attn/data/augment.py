@@ -22,6 +22,7 @@ Pixels = Float[Tensor, "b c h w"] | UInt8[Tensor, "b c h w"]
 Floats = Float[Tensor, "b c h w"]
 Numbers = Float[Tensor, " b"]
 LUMA = 0.2989, 0.587, 0.114  # ITU-R 601-2, as torchvision and Pillow weigh them
+TRIES = 10  # random boxes drawn before the central one is taken
 ONE_BY_ONE = 2**15  # bytes of an image above which a loop over images costs less than more passes
 
 
@@ -79,7 +80,8 @@ class RandomResizedCrop(Augment):
     """Stretches a random box of the image to its full size (Szegedy 2015, Inception).
 
     The box covers a share of the area between scale[0] and scale[1], at a ratio of width to height
-    between ratio[0] and ratio[1]; it is cut to the image where it would be wider or higher.
+    between ratio[0] and ratio[1], in whole pixels. As in torchvision, a box that does not fit into
+    the image is drawn again; after ten the largest central box of an allowed ratio is taken.
     """
 
     def __init__(
@@ -89,8 +91,9 @@ class RandomResizedCrop(Augment):
         self.scale, self.ratio = checked_range("scale", scale), checked_range("ratio", ratio)
 
     def forward(self, images: Pixels, draws: Draws) -> Pixels:
-        u, aspect = draws.uniform(4), images.shape[3] / images.shape[2]
-        height, width, top, left = random_boxes(u, aspect, self.scale, self.ratio).unbind(1)
+        sides = torch.tensor(images.shape[2:], device=images.device).expand(len(images), 2)
+        boxes = random_crops(draws.uniform(2 * TRIES + 2), sides, self.scale, self.ratio)
+        height, width, top, left = (boxes / sides.repeat(1, 2)).unbind(1)
         # from the box to grid_sample's coordinates, in which the image runs from -1 to 1
         zero = torch.zeros_like(width)
         rows = [width, zero, 2 * left + width - 1, zero, height, 2 * top + height - 1]
@@ -120,7 +123,8 @@ class Cutout(Augment):
 class RandomErasing(Augment):
     """With probability `p` paints a random box in `fill`: scale and ratio as in RandomResizedCrop.
 
-    Zhong et al. 2020, arXiv:1708.04896.
+    A box that does not fit is drawn again, ten times at most; then nothing is painted. Zhong et al.
+    2020, arXiv:1708.04896.
     """
 
     def __init__(
@@ -136,10 +140,11 @@ class RandomErasing(Augment):
 
     def forward(self, images: Pixels, draws: Draws) -> Pixels:
         height, width = images.shape[2:]
-        boxes = random_boxes(draws.uniform(4), width / height, self.scale, self.ratio)
-        extent, corner = boxes.split(2, 1)
-        pixels = torch.tensor([height, width], device=images.device)
-        box = (torch.cat([corner, corner + extent], 1) * pixels.repeat(2)).round().long()
+        sides = torch.tensor([height, width], device=images.device).expand(len(images), 2)
+        u = draws.uniform(2 * TRIES + 2)
+        extent = first_fit(u[:, :-2], sides, self.scale, self.ratio)
+        corner = corners(u[:, -2:], sides - extent)
+        box = torch.cat([corner, corner + extent], 1)
         chosen = draws.uniform(1)[:, 0] < self.p
         mask = inside(box, height, width) & rearrange(chosen, "b -> b 1 1 1")
         return _filled(images, mask, self.fill)
@@ -180,21 +185,49 @@ class ColorJitter(Augment):
         return recolor(images, gain, grey * (1 - contrast)).clamp(0, 1)
 
 
-def random_boxes(
-    u: Float[Tensor, "b 4"],
-    aspect: Numbers | float,
+def random_crops(
+    u: Float[Tensor, "b numbers"],
+    sides: Int[Tensor, "b 2"],
     scale: tuple[float, float],
     ratio: tuple[float, float],
-) -> Float[Tensor, "b 4"]:
-    """Height, width, top, left of a random box, as shares of the image's sides.
+) -> Int[Tensor, "b 4"]:
+    """Height, width, top, left of a random box in pixels, distributed as torchvision's.
 
-    u: four numbers in [0, 1). aspect: width / height of the image. scale and ratio as in
-    RandomResizedCrop.
+    u: in [0, 1), two numbers a try and two for the place. sides: height and width of each image.
+    scale and ratio as in RandomResizedCrop.
     """
-    area = scale[0] + (scale[1] - scale[0]) * u[:, 0]
-    wide = (log(ratio[0]) + (log(ratio[1]) - log(ratio[0])) * u[:, 1]).exp() / aspect
-    extent = torch.stack([(area / wide).sqrt(), (area * wide).sqrt()], 1).clamp_max(1)
-    return torch.cat([extent, u[:, 2:] * (1 - extent)], 1)
+    extent = first_fit(u[:, :-2], sides, scale, ratio)
+    height, width = sides.unbind(1)
+    widest = (height * ratio[1]).round().long().clamp(min=1)
+    highest = (width / ratio[0]).round().long().clamp(min=1)
+    central = torch.stack([height.minimum(highest), width.minimum(widest)], 1)
+    found = extent.any(dim=1, keepdim=True)
+    corner = torch.where(found, corners(u[:, -2:], sides - extent), (sides - central) // 2)
+    return torch.cat([torch.where(found, extent, central), corner], 1)
+
+
+def first_fit(
+    u: Float[Tensor, "b numbers"],
+    sides: Int[Tensor, "b 2"],
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+) -> Int[Tensor, "b 2"]:
+    """Height and width of the first of several random boxes that fits into the image; 0 if none.
+
+    u: in [0, 1), a share of the area and a ratio for every try.
+    """
+    areas, ratios = u.unflatten(1, (-1, 2)).unbind(2)
+    area = (scale[0] + (scale[1] - scale[0]) * areas) * sides.prod(dim=1, keepdim=True)
+    wide = (log(ratio[0]) + (log(ratio[1]) - log(ratio[0])) * ratios).exp()
+    extents = torch.stack([(area / wide).sqrt(), (area * wide).sqrt()], 2).round().long()  # b try 2
+    fits = ((extents > 0) & (extents <= sides[:, None])).all(dim=2)
+    first = fits.int().argmax(dim=1)
+    return extents[torch.arange(len(u), device=u.device), first] * fits.any(dim=1, keepdim=True)
+
+
+def corners(u: Float[Tensor, "b 2"], room: Int[Tensor, "b 2"]) -> Int[Tensor, "b 2"]:
+    """Whole numbers from 0 to `room`, each as likely."""
+    return (u * (room + 1)).long().minimum(room)
 
 
 def inside(box: Int[Tensor, "b 4"], height: int, width: int) -> Tensor:

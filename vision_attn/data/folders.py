@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Integer, UInt8
 from torch import Tensor
 
-from vision_attn.data.augment import checked_range, random_boxes
+from vision_attn.data.augment import TRIES, checked_range, random_crops
 from vision_attn.data.cache import CachedPixels, PixelCache
 from vision_attn.data.draws import Draws, permutation
 from vision_attn.data.images import images_below
@@ -52,10 +52,10 @@ class RandomCrop:
         self.scale, self.ratio = checked_range("scale", scale), checked_range("ratio", ratio)
 
     def __call__(self, sides: Integer[np.ndarray, "b 2"], draws: Draws) -> Float[np.ndarray, "b 4"]:
-        aspect = torch.from_numpy(sides[:, 1] / sides[:, 0]).float()
-        boxes = random_boxes(draws.uniform(4), aspect, self.scale, self.ratio).numpy()
-        extent, corner = boxes[:, :2] * sides, boxes[:, 2:] * sides
-        return np.concatenate([corner, corner + extent], 1)[:, [1, 0, 3, 2]]
+        u = draws.uniform(2 * TRIES + 2)
+        boxes = random_crops(u, torch.from_numpy(sides).long(), self.scale, self.ratio).numpy()
+        extent, corner = boxes[:, :2], boxes[:, 2:]
+        return np.concatenate([corner, corner + extent], 1)[:, [1, 0, 3, 2]].astype(float)
 
 
 class CachedSet(ImageSet):

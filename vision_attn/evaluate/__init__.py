@@ -3,7 +3,14 @@
 from typing import Any
 from warnings import warn
 
-from vision_attn.evaluate.bootstrap import Difference, paired_bootstrap
+from vision_attn.evaluate.bootstrap import (
+    Difference,
+    Interval,
+    bca,
+    paired_bootstrap,
+    paired_wilson,
+    wilson,
+)
 from vision_attn.evaluate.boxes import MaxBoxIoU
 from vision_attn.evaluate.faithfulness import (
     AverageDrop,

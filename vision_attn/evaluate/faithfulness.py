@@ -6,6 +6,7 @@ N images in all.
 
 from collections.abc import Callable
 from functools import partial
+from math import ceil
 from typing import Any, ClassVar
 
 import torch
@@ -151,31 +152,36 @@ class Perturbation(RemovalCurve):
     """Base class: mean accuracy while 0 to 90 % of the cells are removed.
 
     The area under the curve over its width, 0.9; with steps = 10 at exactly the fractions of Chefer
-    et al. 2021, section 4. Arguments: as in `RemovalCurve`.
+    et al. 2021, section 4. Where 0.9 lies between two steps, the curve ends on the straight line
+    between them. Arguments: as in `RemovalCurve`.
 
     Examples:
         >>> from vision_attn.evaluate import FilledCells
         >>> from vision_attn.evaluate.faithfulness import Perturbation
         >>> metric = Perturbation(FilledCells(lambda images: images.mean((2, 3)), (4, 4)), steps=4)
         >>> metric.fractions()
-        tensor([0.0000, 0.2500, 0.5000, 0.7500])
+        tensor([0.0000, 0.2500, 0.5000, 0.7500, 0.9000])
     """
 
     def fractions(self) -> Float[Tensor, " s"]:
-        return super().fractions()[: self._within()]
+        return torch.cat([super().fractions()[: self._below()], torch.tensor([0.9])])
 
     def curves(self) -> Float[Tensor, "N s"]:
         hits = dim_zero_cat(self.hits).cpu()
         removed = hits.flip(1) if self.best_first else hits
-        return removed[:, : self._within()]
+        below = self._below()
+        share = 0.9 * self.steps - (
+            below - 1
+        )  # of the way from the last step below 0.9 to the next
+        last = removed[:, below - 1].lerp(removed[:, below], share)
+        return torch.cat([removed[:, :below], last[:, None]], dim=1)
 
     def per_image(self) -> Float[Tensor, " N"]:
-        x = self.fractions()
-        return torch.trapezoid(self.curves(), x, dim=1) / x[-1]
+        return torch.trapezoid(self.curves(), self.fractions(), dim=1) / 0.9
 
-    def _within(self) -> int:
-        """Count the fractions that are at most 0.9."""
-        return int(0.9 * self.steps + 1e-9) + 1
+    def _below(self) -> int:
+        """Count the fractions below 0.9."""
+        return ceil(0.9 * self.steps - 1e-9)
 
 
 class PositivePerturbation(Perturbation):

@@ -78,8 +78,9 @@ class PointingGame(Localization):
     """Pointing game: 1 where the map's maximum lies on the object, else 0, Zhang et al. 2016.
 
     Several equal maxima share the point: a constant map scores the object's share of the image.
-    tolerance: pixels beside the object that count as on it, 15 in the paper's photos; ValueError
-    below 0.
+    tolerance: pixels beside the object that count as on it, 15 in the paper's photos; the object
+    grows by a square, so diagonally by as many rows and columns (a circle reaches less far there).
+    ValueError below 0.
 
     Examples:
         >>> import torch

@@ -138,9 +138,10 @@ class GradCAM(ClassActivationMap):
 class GradCAMPlusPlus(ClassActivationMap):
     """Grad-CAM++: channels weighed by their positive gradients, each place by its share.
 
-    relu(sum_c w_c A_c), w = sum_hw(a relu(G)), a = G^2 / (2 G^2 + sum_hw(A) G^3).
+    relu(sum_c w_c A_c), w = sum_hw(a relu(G)), a = 1 / (2 + G sum_hw(A)).
 
-    Chattopadhyay et al. 2018, equation 19.
+    Chattopadhyay et al. 2018, equation 19, whose G^2 / (2 G^2 + G^3 sum_hw(A)) is the same wherever
+    G is not 0, but underflows for small G. a is 0 where its denominator is.
 
     Examples:
         >>> import torch
@@ -153,7 +154,7 @@ class GradCAMPlusPlus(ClassActivationMap):
 
     def contribution(self, features: Features, gradient: Features) -> Features:
         total = features.sum(dim=(2, 3), keepdim=True)
-        alpha = gradient**2 / (2 * gradient**2 + total * gradient**3 + 1e-6)
+        alpha = inverse(2 + gradient * total)
         return (alpha * gradient.relu()).sum(dim=(2, 3), keepdim=True) * features
 
 
@@ -161,7 +162,7 @@ class GradCAMPlusPlus(ClassActivationMap):
 class XGradCAM(ClassActivationMap):
     """XGrad-CAM: channels weighed by their mean gradient, places by their activation.
 
-    relu(sum_c w_c A_c), w = sum_hw(G A) / sum_hw(A), Fu et al. 2020.
+    relu(sum_c w_c A_c), w = sum_hw(G A) / sum_hw(A), 0 where sum_hw(A) is 0. Fu et al. 2020.
 
     Examples:
         >>> import torch
@@ -173,8 +174,8 @@ class XGradCAM(ClassActivationMap):
     """
 
     def contribution(self, features: Features, gradient: Features) -> Features:
-        total = features.sum(dim=(2, 3), keepdim=True) + 1e-7
-        return (gradient * features / total).sum(dim=(2, 3), keepdim=True) * features
+        total = features.sum(dim=(2, 3), keepdim=True)
+        return (gradient * features * inverse(total)).sum(dim=(2, 3), keepdim=True) * features
 
 
 @dataclass(frozen=True)
@@ -213,6 +214,11 @@ class LayerCAM(ClassActivationMap):
 
     def contribution(self, features: Features, gradient: Features) -> Features:
         return gradient.relu() * features
+
+
+def inverse(x: Tensor) -> Tensor:
+    """1 / x, and 0 where x is 0."""
+    return torch.where(x == 0, 0, 1 / x)
 
 
 def find_layers(network: nn.Module, name: str | None) -> list[nn.Module]:

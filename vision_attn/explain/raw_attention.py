@@ -99,7 +99,7 @@ class QueryKey(AttentionExplainer):
         scores = self.kind == "scores"
         traced = trace(network, images, layout, ["scores"] if scores else [])
         chain = traced.chain.without_readout()
-        usual: Place = "cls" if traced.layout.prefix else (0.5, 0.5)
+        usual: Place = "cls" if traced.layout.class_token else (0.5, 0.5)
         where = usual if self.query is None else self.query
         with full_precision(images):
             if not scores:

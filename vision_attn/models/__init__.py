@@ -14,7 +14,16 @@ from vision_attn.models.encoders import (
 from vision_attn.models.fast_cnn import FastCNN, Whitening
 from vision_attn.models.pooled_cnn import PooledCNN
 from vision_attn.models.questions import QuestionAnswerer
-from vision_attn.models.senet import BasicBlock, Bottleneck, SEResNet, seresnet18, seresnet50
+from vision_attn.models.senet import (
+    BasicBlock,
+    Bottleneck,
+    SEResNet,
+    seresnet18,
+    seresnet34,
+    seresnet50,
+    seresnet101,
+    seresnet152,
+)
 from vision_attn.models.seq2seq import Seq2Seq
 from vision_attn.models.spatial_cnn import SpatialCNN
 from vision_attn.models.timm_model import TimmModel, vit_from_timm

@@ -4,6 +4,7 @@ Axes: b batch, c channels, h height, w width, k classes. Parameters are named as
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from vision_attn.models.checkpoint import Rebuildable
 from vision_attn.types import Images, Logits
 
 GateFactory = Callable[..., nn.Module]  # called as gate(channels=c)
+
+TIMM_GATE = partial(SqueezeExcite, divisor=8)
 
 
 def conv(c_in: int, c_out: int, kernel: int, stride: int = 1) -> nn.Conv2d:
@@ -90,7 +93,8 @@ class SEResNet(Rebuildable):
     """A residual network in four stages, each but the first halving the image.
 
     stem: "3x3" keeps the resolution (32x32 images); "7x7" divides it by 4 (64x64 and larger).
-    layers, widths: blocks and channels of each stage. gate: called as `gate(channels=c)`.
+    layers, widths: blocks and channels of each stage. gate: called as `gate(channels=c)`; timm's
+    squeeze widths are those of `partial(SqueezeExcite, divisor=8)`, as in `seresnet18` and others.
     """
 
     def __init__(
@@ -123,11 +127,26 @@ class SEResNet(Rebuildable):
         return self.fc(x.mean((2, 3)))
 
 
-def seresnet18(num_classes: int = 1000, gate: GateFactory = SqueezeExcite) -> SEResNet:
-    """SE-ResNet-18 for 224x224."""
-    return SEResNet(num_classes, stem="7x7", gate=gate)
+def seresnet18(num_classes: int = 1000, gate: GateFactory = TIMM_GATE) -> SEResNet:
+    """SE-ResNet-18 for 224x224: timm's `seresnet18` weights load strictly."""
+    return SEResNet(num_classes, BasicBlock, (2, 2, 2, 2), stem="7x7", gate=gate)
 
 
-def seresnet50(num_classes: int = 1000, gate: GateFactory = SqueezeExcite) -> SEResNet:
+def seresnet34(num_classes: int = 1000, gate: GateFactory = TIMM_GATE) -> SEResNet:
+    """SE-ResNet-34 for 224x224: timm's `seresnet34` weights load strictly."""
+    return SEResNet(num_classes, BasicBlock, (3, 4, 6, 3), stem="7x7", gate=gate)
+
+
+def seresnet50(num_classes: int = 1000, gate: GateFactory = TIMM_GATE) -> SEResNet:
     """SE-ResNet-50 for 224x224: timm's `seresnet50` weights load strictly."""
     return SEResNet(num_classes, Bottleneck, (3, 4, 6, 3), stem="7x7", gate=gate)
+
+
+def seresnet101(num_classes: int = 1000, gate: GateFactory = TIMM_GATE) -> SEResNet:
+    """SE-ResNet-101 for 224x224: timm's `seresnet101` weights load strictly."""
+    return SEResNet(num_classes, Bottleneck, (3, 4, 23, 3), stem="7x7", gate=gate)
+
+
+def seresnet152(num_classes: int = 1000, gate: GateFactory = TIMM_GATE) -> SEResNet:
+    """SE-ResNet-152 for 224x224: timm's `seresnet152` weights load strictly."""
+    return SEResNet(num_classes, Bottleneck, (3, 8, 36, 3), stem="7x7", gate=gate)

@@ -145,7 +145,7 @@ class ViT(Rebuildable):
         if norm_after_pool is None:
             norm_after_pool = pool == "mean"
         self.patch_size, self.patch_drop = patch_size, patch_drop
-        self.prefix = int(class_token) + registers
+        self.class_token, self.prefix = class_token, int(class_token) + registers
         self.pool = pool if isinstance(pool, str) else "attention"
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
         self.grid = self.layout((height, width)).grid
@@ -175,7 +175,7 @@ class ViT(Rebuildable):
                 f"got {height}x{width} (height x width)"
             )
         grid = height // self.patch_size, width // self.patch_size
-        return TokenLayout(self.prefix, grid, self.pool)
+        return TokenLayout(self.prefix, grid, self.pool, self.class_token)
 
     def forward(self, images: Images) -> Logits:
         keep = None

@@ -133,9 +133,13 @@ class Request:
         every = heatmaps.values.cpu().numpy()
         seconds = (time.perf_counter() - start) / len(images)
         for i, values in enumerate(every):
-            prefix_mass, outlier_mass = (
+            prefix_mass, outlier_mass, completeness_gap = (
                 None if each is None else float(each[i])
-                for each in (heatmaps.prefix_mass, heatmaps.outlier_mass)
+                for each in (
+                    heatmaps.prefix_mass,
+                    heatmaps.outlier_mass,
+                    heatmaps.completeness_gap,
+                )
             )
             yield Map(
                 explainer=explainer,
@@ -143,6 +147,7 @@ class Request:
                 scale=natural(values, prefix_mass),
                 prefix_mass=prefix_mass,
                 outlier_mass=outlier_mass,
+                completeness_gap=completeness_gap,
                 target=int(targets[i]) if explainer.class_specific else None,
                 against=self.against if explainer.class_specific else None,
                 seconds=seconds,
@@ -244,7 +249,7 @@ def query_place(explainer: Explainer, model: Model) -> tuple[float, float] | Non
     """Return the place (x, y) whose attention is shown, as shares of the network's input."""
     query = getattr(explainer, "query", None)
     if query is None and isinstance(explainer, QueryKey) and model.layout:
-        return None if model.layout.prefix else (0.5, 0.5)
+        return None if model.layout.class_token else (0.5, 0.5)
     if not isinstance(query, tuple):
         return None
     (x, y), (height, width) = query, model.preprocess.input_size

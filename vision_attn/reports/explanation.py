@@ -58,6 +58,7 @@ class Map:
     values: raw, on the token or feature grid. scale: what full colour stands for. target and
     against: classes, for methods that explain one. seconds: the photo's share of its batch. query:
     the place (x, y) whose attention is shown, as shares of the network's input.
+    completeness_gap: as in `Heatmaps`.
 
     Examples:
         >>> import numpy as np
@@ -74,6 +75,7 @@ class Map:
     scale: Scale
     prefix_mass: float | None = None
     outlier_mass: float | None = None
+    completeness_gap: float | None = None
     target: int | None = None
     against: int | None = None
     seconds: float = 0.0
@@ -96,6 +98,7 @@ class Map:
             None if self.target is None else torch.tensor([self.target]),
             one(self.prefix_mass),
             one(self.outlier_mass),
+            one(self.completeness_gap),
         )
 
 
@@ -241,6 +244,8 @@ class Explanation:
             record[f"{word}_index"] = index
         record["prefix_mass"] = found.prefix_mass
         record["outlier_mass"] = found.outlier_mass
+        if found.completeness_gap is not None:
+            record["completeness_gap"] = round(found.completeness_gap, 6)
         return {**record, "seconds": round(found.seconds, 6)}
 
     def _repr_png_(self) -> bytes:
@@ -296,6 +301,7 @@ class Explanations(Sequence[Explanation]):
             together("targets"),
             together("prefix_mass"),
             together("outlier_mass"),
+            together("completeness_gap"),
         )
 
     def save(self, folder: str | PathLike[str], *, style: Style | None = None) -> Path:

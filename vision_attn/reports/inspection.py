@@ -263,10 +263,11 @@ def layer_of(name: str, call: AttentionCall) -> parts.Layer:
 
 
 def prefix_names(layout: TokenLayout) -> list[str]:
-    """What the tokens before the patches are, as far as the pooling tells."""
-    if not layout.pool.startswith("cls"):
-        return [f"prefix token {at}" for at in range(layout.prefix)]
-    known = ["class token", "distillation token"][: 2 if layout.pool == "cls_dist" else 1]
+    """What the tokens before the patches are, as far as the layout tells."""
+    known = ["class token"] if layout.class_token else []
+    if not layout.pool.startswith("cls"):  # a distillation token may be among them
+        return known + [f"prefix token {at}" for at in range(len(known), layout.prefix)]
+    known += ["distillation token"] if layout.pool == "cls_dist" else []
     return known + [f"register {at}" for at in range(layout.prefix - len(known))]
 
 

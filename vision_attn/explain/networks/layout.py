@@ -54,7 +54,8 @@ def layout_of(network: nn.Module | Model, image_size: tuple[int, int]) -> TokenL
                 return layout
     raise ValueError(
         f"how the tokens of {type(network).__name__} lie on the image is not known: give "
-        "layout=TokenLayout(prefix=class and register tokens, grid=(rows, columns), pool=...)"
+        "layout=TokenLayout(prefix=class and register tokens, grid=(rows, columns), pool=..., "
+        "class_token=whether the first is one)"
     )
 
 
@@ -96,10 +97,9 @@ def _timm(module: Any, image_size: Size) -> TokenLayout | None:
         side = embed.patch_size  # an int in XCiT
         sides = (side, side) if isinstance(side, int) else side
         h, w = (size // side for size, side in zip(image_size, sides, strict=True))
-    if hasattr(module, "num_prefix_tokens"):
-        prefix = module.num_prefix_tokens
-    else:
-        prefix = int(getattr(module, "cls_token", None) is not None)
+    # NaFlexViT keeps the token with its embedding
+    class_token = any(getattr(part, "cls_token", None) is not None for part in (module, embed))
+    prefix = getattr(module, "num_prefix_tokens", int(class_token))
     if pool not in TIMM_POOLS or (pool == "avg" and getattr(module, "pool_include_prefix", False)):
         included = ", prefix tokens included" if pool == "avg" else ""
         raise ValueError(
@@ -109,7 +109,7 @@ def _timm(module: Any, image_size: Size) -> TokenLayout | None:
     found = TIMM_POOLS[pool]
     if found == "cls" and hasattr(module, "dist_token"):
         found = "cls_dist"
-    return TokenLayout(prefix, (h, w), found)
+    return TokenLayout(prefix, (h, w), found, class_token)
 
 
 def _timm_levit(module: Any, image_size: Size) -> TokenLayout | None:
@@ -124,7 +124,7 @@ def _torchvision(module: Any, image_size: Size) -> TokenLayout | None:
 
     if isinstance(module, VisionTransformer):
         h, w = (size // module.patch_size for size in image_size)
-        return TokenLayout(1, (h, w), "cls")
+        return TokenLayout(1, (h, w), "cls", class_token=True)
     if isinstance(module, SwinTransformer):
         strides = module.features[0][0].stride
         h, w = (size // stride for size, stride in zip(image_size, strides, strict=True))
@@ -148,7 +148,8 @@ def _hugging_face(module: Any, image_size: Size) -> TokenLayout | None:
     size = config.patch_size
     h, w = (size, size) if isinstance(size, int) else size
     registers = getattr(config, "num_register_tokens", 0)
-    return TokenLayout(prefix + registers, (image_size[0] // h, image_size[1] // w), pool)
+    grid = (image_size[0] // h, image_size[1] // w)
+    return TokenLayout(prefix + registers, grid, pool, class_token=prefix > 0)
 
 
 def tokens_of_pool(layout: TokenLayout, tokens: int) -> list[tuple[slice, float]]:

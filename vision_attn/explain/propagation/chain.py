@@ -217,8 +217,9 @@ class Chain:
         """
         prefix = self.layout.prefix
         if where == "cls":
-            if prefix == 0:
-                raise ValueError("this network has no class token: give a place (x, y)")
+            if not self.layout.class_token:
+                registers = f" ({prefix} prefix tokens, none known to be one)" if prefix else ""
+                raise ValueError(f"this network has no class token{registers}: give a place (x, y)")
             return 0
         assert not isinstance(where, str)
         h, w = image_size
@@ -243,7 +244,7 @@ def chain_of(calls: Sequence[AttentionCall], layout: TokenLayout, images: int) -
             links.append(SelfAttention(layer, call, prefix))
         elif prefix and i == j == n - prefix:
             links.append(PatchAttention(layer, call, prefix))
-        elif prefix and i == 1 and j == n and layout.pool != "attention":
+        elif layout.class_token and i == 1 and j == n and layout.pool != "attention":
             links.append(ClassAttention(layer, call, prefix))
         elif j == n and (i < n if prefix == 0 else last and layout.pool == "attention"):
             links.append(Resample(layer, call, prefix, 0))
