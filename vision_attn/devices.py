@@ -49,6 +49,6 @@ def find_device(name: str = "auto") -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(
-            f"device {name}: not on this machine ({reason}): expected auto, cpu, cuda or mps"
+            f"device {name!r} is not on this machine ({reason}): expected auto, cpu, cuda or mps"
         ) from None
     return device

@@ -146,7 +146,7 @@ def test_the_target_is_a_name_an_index_or_what_is_predicted(models, photos, tmp_
         ("--method", "EdgeMap(sells=3)", "EdgeMap has no option 'sells' (did you mean 'cells'?)"),
         ("--method", "ChannelGates", "ChannelGates does not fit this model"),
         ("--style", "infernal", "unknown colour map 'infernal'"),
-        ("--device", "tpu9", "--device tpu9: not on this machine"),
+        ("--device", "tpu9", "device 'tpu9' is not on this machine"),
         ("--image-size", "32x", "expected a side or HEIGHTxWIDTH, such as 224 or 160x224"),
         ("--pretrained", "maybe", "expected true or false, got 'maybe'"),
         ("--batch-size", "0", "expected a whole number of at least 1, got '0'"),

@@ -148,12 +148,14 @@ def test_a_readout_goes_in_the_pool_slot():
     vit = small(pool=First)
     assert vit(torch.randn(2, 3, 16, 16)).shape == (2, 10)
     assert vit.head.in_features == 6
-    assert vit.layout((16, 24)) == TokenLayout(prefix=1, grid=(2, 3), pool="attention")
+    assert vit.layout((16, 24)) == TokenLayout(
+        prefix=1, grid=(2, 3), pool="attention", class_token=True
+    )
 
 
 def test_layout_counts_every_prefix_token():
     vit = small(registers=2, pool="mean")
-    assert vit.layout((24, 16)) == TokenLayout(prefix=3, grid=(3, 2), pool="mean")
+    assert vit.layout((24, 16)) == TokenLayout(prefix=3, grid=(3, 2), pool="mean", class_token=True)
 
 
 @pytest.mark.parametrize(
