@@ -439,7 +439,7 @@ def test_options_that_would_be_ignored_in_silence_are_refused(word, here, capsys
         ("--model.network.dimm 3", "model.network: ViT has no option 'dimm': did you mean dim?"),
         ("--trainer.max_epochs two", "trainer.max_epochs: expected int, got two"),
         (
-            "--trainer.callbacks+=vision_attn.training.SeveralViews --trainer.callbacks.shift=-1",
+            "--trainer.callbacks+=vision_attn.training.TestTimeAugmentation --trainer.callbacks.shift=-1",
             "shift must be at least 0 pixels, got -1",
         ),
         (

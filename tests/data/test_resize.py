@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 import torch
 
-from vision_attn.data import GrowingSize
+from vision_attn.data import ProgressiveResizing
 from vision_attn.data.draws import Draws
 
 
 def test_images_grow_with_the_epochs_to_their_own_size():
-    grow = GrowingSize(sizes=[8, 12, 16], epochs=[0, 2, 5])
+    grow = ProgressiveResizing(sizes=[8, 12, 16], epochs=[0, 2, 5])
     images = torch.full((3, 3, 16, 16), 51, dtype=torch.uint8)
     for epoch, size in ((0, 8), (1, 8), (2, 12), (4, 12), (5, 16), (90, 16)):
         found = grow(images, Draws(0, epoch, np.arange(3)))
@@ -23,6 +23,6 @@ def test_images_grow_with_the_epochs_to_their_own_size():
 )
 def test_epochs_that_do_not_rise_from_zero_are_refused(sizes, epochs):
     with pytest.raises(ValueError, match="one rising epoch for each size, the first of them 0"):
-        GrowingSize(sizes, epochs)
+        ProgressiveResizing(sizes, epochs)
     with pytest.raises(ValueError, match="at least 1 pixel"):
-        GrowingSize([0], [0])
+        ProgressiveResizing([0], [0])

@@ -88,7 +88,7 @@ def test_a_run_goes_on_as_it_began(trainer, stripes, small_vit, tmp_path, monkey
     path = tmp_path / "as it was.ckpt"
     run = trainer(max_epochs=1)
     with monkeypatch.context() as patch:
-        patch.setattr("vision_attn.training.trained.fuse_on_cpu", lambda optimizer: None)
+        patch.setattr("vision_attn.training.module.fuse_on_cpu", lambda optimizer: None)
         run.fit(ImageClassifier(small_vit(), AdamW), datamodule=stripes())
     run.save_checkpoint(path)
     on = trainer(max_epochs=2, name="on")

@@ -10,17 +10,17 @@ from torch.nn import functional as F
 from torch.optim import SGD
 from torch.utils.flop_counter import FlopCounterMode
 
-from vision_attn.data import GrowingSize, ImageData, Planted, Source, Splits, TensorSet
+from vision_attn.data import ImageData, Planted, ProgressiveResizing, Source, Splits, TensorSet
 from vision_attn.models import FastCNN, SEResNet, ViT, Whitening
 from vision_attn.training import (
     BalancedCrossEntropy,
     ConstantRate,
-    FindRate,
-    FrozenTrunk,
     ImageClassifier,
+    LearningRateRangeTest,
+    LinearProbe,
     MuonAdamW,
-    SeveralViews,
     Summary,
+    TestTimeAugmentation,
     Whiten,
 )
 from vision_attn.training.flops import forward_flops, peak_flops
@@ -40,7 +40,7 @@ def test_views_are_averaged_and_their_accuracy_stands_beside_the_plain_one(
     trainer, stripes, small_vit, tmp_path
 ):
     model, data = ImageClassifier(small_vit()), stripes()
-    views, summary = SeveralViews(shift=1), Summary(tmp_path)
+    views, summary = TestTimeAugmentation(shift=1), Summary(tmp_path)
     run = trainer(callbacks=[views, summary])
     (found,) = run.test(model, datamodule=data, verbose=False)
     images, labels = data.images[:17], data.labels[:17]
@@ -59,11 +59,11 @@ def test_views_are_averaged_and_their_accuracy_stands_beside_the_plain_one(
     assert "test/top1" in found
     (found,) = run.validate(model, datamodule=data, verbose=False)
     assert "val/top1_views" in found
-    plain = trainer("fit", callbacks=[SeveralViews()], max_epochs=1)
+    plain = trainer("fit", callbacks=[TestTimeAugmentation()], max_epochs=1)
     plain.fit(ImageClassifier(small_vit()), datamodule=data)
     assert "val/top1_views" not in plain.callback_metrics
     with pytest.raises(ValueError, match="at least 0 pixels, got -1"):
-        SeveralViews(-1)
+        TestTimeAugmentation(-1)
 
 
 def test_mirrored_views_alone():
@@ -73,7 +73,9 @@ def test_mirrored_views_alone():
 
     images = torch.randn(5, 3, 4, 7)
     expected = (images[:, 0, :, 0] + images[:, 0, :, -1]) / 2
-    torch.testing.assert_close(SeveralViews(0).logits(Left(), images, Left()(images)), expected)
+    torch.testing.assert_close(
+        TestTimeAugmentation(0).logits(Left(), images, Left()(images)), expected
+    )
 
 
 def test_balanced_cross_entropy_weighs_classes_by_their_data(trainer, tmp_path):
@@ -131,17 +133,17 @@ def test_a_range_test_suggests_a_rate_and_leaves_the_run_as_it_was(
         trainer(name, callbacks=callbacks, max_epochs=2).fit(model, datamodule=data)
         return torch.load(tmp_path / name / "last.ckpt", weights_only=True)["state_dict"]
 
-    test = FindRate(steps=30)
+    test = LearningRateRangeTest(steps=30)
     plain, found = weights("plain", []), weights("found", [test])
     assert all(torch.equal(plain[name], found[name]) for name in plain)
     assert test.suggestion is None or 1e-3 < test.suggestion < 30
     assert "learning rates: suggested factor" in capsys.readouterr().out
     with pytest.raises(ValueError, match="at least 10 steps and 0 < low < high"):
-        FindRate(low=2.0, high=1.0)
+        LearningRateRangeTest(low=2.0, high=1.0)
 
 
 def test_the_suggestion_is_where_the_loss_falls_fastest():
-    test = FindRate(steps=21, low=0.01, high=1.0)
+    test = LearningRateRangeTest(steps=21, low=0.01, high=1.0)
     losses = [2.0] * 8 + [1.6, 1.0, 0.6] + [0.5] * 5 + [3.0] * 5
     assert test.factor(0) == pytest.approx(0.01)
     assert test.factor(20) == pytest.approx(1.0)
@@ -177,7 +179,9 @@ def test_the_summary_counts_operations_and_what_the_machine_could(
 
 def test_a_run_on_growing_images_counts_the_operations_of_each_size(trainer, small_vit, tmp_path):
     data = ImageData(
-        Planted(16, train=40, val=8, test=8), batch_size=20, augment=[GrowingSize([8, 16], [0, 1])]
+        Planted(16, train=40, val=8, test=8),
+        batch_size=20,
+        augment=[ProgressiveResizing([8, 16], [0, 1])],
     )
     model = ImageClassifier(small_vit(image_size=16, patch_size=4, num_classes=10))
     run = trainer(max_epochs=3, callbacks=[Summary(tmp_path)])
@@ -195,7 +199,7 @@ def test_a_frozen_trunk_keeps_weights_and_statistics_and_its_classifier_learns(t
     model = ImageClassifier(SEResNet(widths=(4, 4, 4, 4)), partial(SGD, lr=0.1))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     data = ImageData(Planted(16, train=40, val=8, test=8), batch_size=20)
-    trainer(max_epochs=1, callbacks=[FrozenTrunk()]).fit(model, datamodule=data)
+    trainer(max_epochs=1, callbacks=[LinearProbe()]).fit(model, datamodule=data)
     after = model.state_dict()
     moved = {name for name, value in before.items() if not torch.equal(after[name], value)}
     assert moved == {"network.fc.weight", "network.fc.bias"}

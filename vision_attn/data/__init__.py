@@ -23,16 +23,63 @@ from vision_attn.data.mix import CutMix, Mix, Mixup
 from vision_attn.data.planted import Planted, PlantedImages
 from vision_attn.data.preprocess import Preprocess
 from vision_attn.data.questions import PlantedQuestions, Questions
-from vision_attn.data.resize import GrowingSize
+from vision_attn.data.resize import ProgressiveResizing
 from vision_attn.data.sequences import ExampleSource, Pairs, Vocabulary
 from vision_attn.data.sources import CIFAR10, CIFAR100, DataError, Source, Splits
 from vision_attn.data.strings import PlantedStrings
 from vision_attn.data.tensors import Batch, Batches, ImageSet, InOrder, Shuffled, TensorSet
 from vision_attn.data.trivial import TrivialAugment
+from vision_attn.deprecated import old_names
 
 if TYPE_CHECKING:
     from vision_attn.data.example_data import ExampleData
     from vision_attn.data.module import ImageData
+
+
+__all__ = [
+    "CIFAR10",
+    "CIFAR100",
+    "AlternatingFlip",
+    "Augment",
+    "Batch",
+    "Batches",
+    "ColorJitter",
+    "CutMix",
+    "Cutout",
+    "DataError",
+    "Dates",
+    "ExampleData",
+    "ExampleSource",
+    "Flip",
+    "ImageData",
+    "ImageError",
+    "ImageFolder",
+    "ImageSet",
+    "InOrder",
+    "Mix",
+    "Mixup",
+    "Pairs",
+    "Planted",
+    "PlantedImages",
+    "PlantedQuestions",
+    "PlantedStrings",
+    "Preprocess",
+    "ProgressiveResizing",
+    "Questions",
+    "RandomErasing",
+    "RandomResizedCrop",
+    "Shuffled",
+    "Source",
+    "Splits",
+    "TensorSet",
+    "Translate",
+    "TrivialAugment",
+    "Vocabulary",
+    "find_images",
+    "read_image",
+]
+
+_old_name = old_names(__name__, {"GrowingSize": "ProgressiveResizing"})  # until 0.3
 
 
 def __getattr__(name: str) -> Any:
@@ -44,4 +91,4 @@ def __getattr__(name: str) -> Any:
         from vision_attn.data.example_data import ExampleData
 
         return ExampleData
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _old_name(name)

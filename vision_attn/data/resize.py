@@ -11,7 +11,7 @@ from vision_attn.data.augment import Augment, Pixels, as_float
 from vision_attn.data.draws import Draws
 
 
-class GrowingSize(Augment):
+class ProgressiveResizing(Augment):
     """Training images sizes[i] pixels high and wide from epoch epochs[i] on.
 
     Put it last among the augmentations. The last size is the data's own, at which validation and

@@ -1,8 +1,6 @@
 """Scores of heatmaps, each a `torchmetrics.Metric`: which maps to believe."""
 
-from typing import Any
-from warnings import warn
-
+from vision_attn.deprecated import old_names
 from vision_attn.evaluate.bootstrap import (
     Difference,
     Interval,
@@ -67,11 +65,6 @@ __all__ = [
     "paired_bootstrap",
 ]
 
-_RENAMED = {"EnergyInside": "EnergyPointingGame", "cascade": "cascading_randomisation"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warn(f"evaluate.{name} is now {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
-    return globals()[_RENAMED[name]]
+__getattr__ = old_names(
+    __name__, {"EnergyInside": "EnergyPointingGame", "cascade": "cascading_randomisation"}
+)  # until 0.3

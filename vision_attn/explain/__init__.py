@@ -1,8 +1,6 @@
 """Heatmaps: where a network looks, by many methods, each an `Explainer`."""
 
-import warnings
-from typing import Any
-
+from vision_attn.deprecated import old_names
 from vision_attn.explain.attribution import Attribution, IntegratedGradients, Occlusion
 from vision_attn.explain.base import Explainer
 from vision_attn.explain.baselines import Baseline, CentreGaussian, EdgeMap, RandomMap
@@ -53,12 +51,4 @@ __all__ = [
     "record_attention",
 ]
 
-_RENAMED = {"fitting": "fitting_methods"}  # kept for one version
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new = _RENAMED[name]
-    warnings.warn(f"{__name__}.{name} is now {new}", DeprecationWarning, stacklevel=2)
-    return globals()[new]
+__getattr__ = old_names(__name__, {"fitting": "fitting_methods"})  # until 0.3

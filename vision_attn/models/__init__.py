@@ -29,3 +29,38 @@ from vision_attn.models.spatial_cnn import SpatialCNN
 from vision_attn.models.timm_model import TimmModel, vit_from_timm
 from vision_attn.models.transformer import Transformer
 from vision_attn.models.vit import ConvEmbed, PatchEmbed, ViT
+
+__all__ = [
+    "BasicBlock",
+    "Bottleneck",
+    "ConvEmbed",
+    "ConvEncoder",
+    "Encoder",
+    "FastCNN",
+    "ImageEncoder",
+    "ModelError",
+    "PatchEmbed",
+    "PooledCNN",
+    "QuestionAnswerer",
+    "RecurrentEncoder",
+    "SEResNet",
+    "SelfAttentionEncoder",
+    "Seq2Seq",
+    "SequenceModel",
+    "SpatialCNN",
+    "TimmModel",
+    "Transformer",
+    "ViT",
+    "ViTEncoder",
+    "Whitening",
+    "beam",
+    "build",
+    "describe",
+    "greedy",
+    "seresnet18",
+    "seresnet34",
+    "seresnet50",
+    "seresnet101",
+    "seresnet152",
+    "vit_from_timm",
+]

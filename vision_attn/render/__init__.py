@@ -1,8 +1,6 @@
 """Pictures for people: overlays on photos, sheets of maps, figures of a run, one offline page."""
 
-from typing import Any
-from warnings import warn
-
+from vision_attn.deprecated import old_names
 from vision_attn.render.alignment import alignment, word_weights
 from vision_attn.render.figures import channel_gates, confusion_matrix, learning_curves, show
 from vision_attn.render.markdown import markdown_table
@@ -63,11 +61,4 @@ __all__ = [
     "write_page",
 ]
 
-_RENAMED = {"weighed_words": "word_weights"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warn(f"render.{name} is now {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
-    return globals()[_RENAMED[name]]
+__getattr__ = old_names(__name__, {"weighed_words": "word_weights"})  # until 0.3

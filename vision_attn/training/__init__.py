@@ -1,5 +1,6 @@
 """Training any network as an image classifier: what Lightning and torch do not bring along."""
 
+from vision_attn.deprecated import old_names
 from vision_attn.devices import native_precision
 from vision_attn.training.callbacks import (
     BestCheckpoint,
@@ -10,14 +11,15 @@ from vision_attn.training.callbacks import (
 )
 from vision_attn.training.classifier import ImageClassifier
 from vision_attn.training.compiling import Compile
-from vision_attn.training.finetuning import FrozenTrunk
+from vision_attn.training.finetuning import LinearProbe
 from vision_attn.training.fsdp import FSDP2
 from vision_attn.training.lean import LeanLoop
 from vision_attn.training.losses import BalancedCrossEntropy
 from vision_attn.training.memory import KeepMemory, kept_memory
+from vision_attn.training.module import NonFiniteLoss, TrainingModule
 from vision_attn.training.muon import MuonAdamW, MuonSGD
 from vision_attn.training.parameters import parameter_groups
-from vision_attn.training.rate import FindRate
+from vision_attn.training.rate import LearningRateRangeTest
 from vision_attn.training.report import (
     ConfusionMatrix,
     EpochLines,
@@ -31,7 +33,57 @@ from vision_attn.training.report import (
 from vision_attn.training.schedules import ConstantRate, CosineDecay, LinearDecay
 from vision_attn.training.sequences import Learner, QuestionLearner, SequenceLearner
 from vision_attn.training.threads import ThreadParallel
-from vision_attn.training.trained import NonFiniteLoss, Trained
-from vision_attn.training.views import SeveralViews
+from vision_attn.training.views import TestTimeAugmentation
 from vision_attn.training.watch import WatchHeatmaps
 from vision_attn.training.whitening import Whiten
+
+__all__ = [
+    "FSDP2",
+    "BalancedCrossEntropy",
+    "BestCheckpoint",
+    "ChannelsLast",
+    "Compile",
+    "ConfusionMatrix",
+    "ConstantRate",
+    "CosineDecay",
+    "EpochLines",
+    "ImageClassifier",
+    "KeepMemory",
+    "LastCheckpoint",
+    "LeanLoop",
+    "Learner",
+    "LearningCurves",
+    "LearningRateRangeTest",
+    "LinearDecay",
+    "LinearProbe",
+    "MuonAdamW",
+    "MuonSGD",
+    "NonFiniteLoss",
+    "PortableWeights",
+    "Predictions",
+    "QuestionLearner",
+    "SequenceLearner",
+    "Summary",
+    "TestTimeAugmentation",
+    "ThreadParallel",
+    "TrainingModule",
+    "WatchHeatmaps",
+    "Whiten",
+    "WholeFiles",
+    "best_checkpoint",
+    "faster",
+    "kept_memory",
+    "native_precision",
+    "parameter_groups",
+    "run_callbacks",
+]
+
+__getattr__ = old_names(  # until 0.3
+    __name__,
+    {
+        "FindRate": "LearningRateRangeTest",
+        "FrozenTrunk": "LinearProbe",
+        "SeveralViews": "TestTimeAugmentation",
+        "Trained": "TrainingModule",
+    },
+)

@@ -16,18 +16,18 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibratio
 
 from vision_attn.models.checkpoint import ENTRY, pack
 from vision_attn.training.losses import BalancedCrossEntropy
+from vision_attn.training.module import TrainingModule
 from vision_attn.training.schedules import CosineDecay
-from vision_attn.training.trained import Trained
 from vision_attn.types import Images, Logits
 
 Labels = Int[Tensor, " b"] | Float[Tensor, "b k"]
 Batch = Sequence[Tensor]  # images and labels
 
 
-class ImageClassifier(Trained):
+class ImageClassifier(TrainingModule):
     """Trains `network`: images (b, c, h, w) -> logits (b, k).
 
-    optimizer, schedule, layer_decay: see `Trained`.
+    optimizer, schedule, layer_decay: see `TrainingModule`.
     loss: of logits (b, k) and labels, either class indices (b,) or, with mixup, shares (b, k).
         None is cross-entropy.
 
@@ -65,8 +65,8 @@ class ImageClassifier(Trained):
         loss = self.finite(self.loss(logits, labels), "loss")
         hard = labels.argmax(1) if labels.ndim == 2 else labels
         top1 = (logits.argmax(1) == hard).float().mean()
-        self.note("loss", loss, len(images))
-        self.note("top1", top1, len(images))
+        self.log_mean("loss", loss, len(images))
+        self.log_mean("top1", top1, len(images))
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Logits:

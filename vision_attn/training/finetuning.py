@@ -4,7 +4,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
 
-class FrozenTrunk(Callback):
+class LinearProbe(Callback):
     """Trains the network's last layer; all before it keeps its weights and running statistics.
 
     (`layer_decay` of ImageClassifier is the softer way: everything learns, the deeper the slower.)

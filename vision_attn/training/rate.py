@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from vision_attn.training.parameters import parameter_groups
 
 
-class FindRate(Callback):
+class LearningRateRangeTest(Callback):
     """Prints by what factor the configured learning rates might be multiplied, then trains as told.
 
     A copy of the network is trained for `steps` steps, from `low` to `high` times the rates of the

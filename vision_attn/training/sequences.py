@@ -17,15 +17,15 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from vision_attn.models import ImageEncoder, QuestionAnswerer, SequenceModel, greedy
 from vision_attn.models.checkpoint import ENTRY, pack
+from vision_attn.training.module import TrainingModule
 from vision_attn.training.schedules import CosineDecay
-from vision_attn.training.trained import Trained
 from vision_attn.types import PAD, STOP
 
 
-class Learner(Trained, ABC):
+class Learner(TrainingModule, ABC):
     """Trains a network on the named tuples of a data module.
 
-    optimizer, schedule: see `Trained`.
+    optimizer, schedule: see `TrainingModule`.
 
     The data module's `about` (vocabularies, preprocessing) goes into the checkpoint beside the
     network's description, as plain values.
@@ -61,7 +61,7 @@ class Learner(Trained, ABC):
         measured = self.measure(batch, stage)
         for name, (value, count) in measured.items():
             if count and stage == "train":
-                self.note(name, value, count)
+                self.log_mean(name, value, count)
             elif count:
                 shown = f"{stage}/{name}" == self.monitor
                 self.log(f"{stage}/{name}", value, prog_bar=shown, batch_size=count, sync_dist=True)

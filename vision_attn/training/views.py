@@ -14,7 +14,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from vision_attn.types import Images, Logits
 
 
-class SeveralViews(Callback):
+class TestTimeAugmentation(Callback):
     """Top-1 of the mean logits over views of each image, logged as `test/top1_views`.
 
     The views are the image and its mirror image. With `shift` there are also both of these moved by
@@ -23,6 +23,8 @@ class SeveralViews(Callback):
 
     Measured by `test` and `validate`, not while a fit validates.
     """
+
+    __test__ = False  # its name begins with Test, and it is no test case of pytest's
 
     def __init__(self, shift: int = 1) -> None:
         if shift < 0:

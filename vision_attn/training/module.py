@@ -16,14 +16,14 @@ from vision_attn.training.fused import align_moments, fuse_on_cpu
 from vision_attn.training.parameters import parameter_groups
 from vision_attn.training.schedules import CosineDecay
 
-__all__ = ["NonFiniteLoss", "Trained"]
+__all__ = ["NonFiniteLoss", "TrainingModule"]
 
 
 class NonFiniteLoss(ValueError):
     """A loss that is nan or infinite; raised before the weights change."""
 
 
-class Trained(LightningModule):
+class TrainingModule(LightningModule):
     """Base of `ImageClassifier` and `Learner`: a network, its optimiser and its schedule.
 
     optimizer: called with the parameter groups (see `parameter_groups`), any torch optimiser.
@@ -47,7 +47,7 @@ class Trained(LightningModule):
         self.optimizer = optimizer
         self.schedule = schedule
         self.layer_decay = layer_decay
-        self._noted: dict[str, tuple[Tensor | float, int]] = {}  # sums over the epoch, and of what
+        self._sums: dict[str, tuple[Tensor | float, int]] = {}  # sums over the epoch, and of what
         self._shown = 0.0  # when the progress bar last got a loss
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
@@ -67,7 +67,7 @@ class Trained(LightningModule):
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},
         }
 
-    def note(self, name: str, mean: Tensor, count: int) -> None:
+    def log_mean(self, name: str, mean: Tensor, count: int) -> None:
         """Add to a training metric's mean over the epoch, which is logged as train/name.
 
         mean: over `count` things of this step.
@@ -76,8 +76,8 @@ class Trained(LightningModule):
         it, and twice a second for the progress bar: not in every step, as Lightning's `log` takes
         0.4 ms, which a small step feels.
         """
-        total, counted = self._noted.get(name, (0.0, 0))
-        self._noted[name] = (total + mean.detach() * count, counted + count)
+        total, counted = self._sums.get(name, (0.0, 0))
+        self._sums[name] = (total + mean.detach() * count, counted + count)
         if name == "loss":
             trainer, now = self.trainer, perf_counter()
             every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
@@ -91,10 +91,10 @@ class Trained(LightningModule):
             align_moments(optimizer)
 
     def on_train_epoch_start(self) -> None:
-        self._noted, self._shown = {}, 0.0
+        self._sums, self._shown = {}, 0.0
 
     def on_train_epoch_end(self) -> None:
-        for name, (total, count) in self._noted.items():
+        for name, (total, count) in self._sums.items():
             shown = f"train/{name}" in (self.monitor, "train/loss")
             mean = total / count
             self.log(f"train/{name}", mean, prog_bar=shown, batch_size=count, sync_dist=True)
