@@ -15,12 +15,24 @@ from torch import nn
 
 from vision_attn.devices import native_precision
 
+__all__ = ["BestCheckpoint", "ChannelsLast", "LastCheckpoint", "WholeFiles", "best_checkpoint"]
+
 
 class WholeFiles(TorchCheckpointIO):
-    """Writes a checkpoint beside its place, and moves it there when all of it is on the disk.
+    """Checkpoints that are written beside their place, then moved there when they are whole.
 
     A kill or a full disk leaves the earlier checkpoint as it was. Lightning's own way moves the
     file out of the folder for temporary files, which from another disk is a copy.
+
+    Raises OSError, with the path, where the file cannot be written.
+
+    Examples:
+        >>> import tempfile, torch
+        >>> from vision_attn.training import WholeFiles
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     WholeFiles().save_checkpoint({"step": 3}, f"{folder}/last.ckpt")
+        ...     torch.load(f"{folder}/last.ckpt")
+        {'step': 3}
     """
 
     def save_checkpoint(
@@ -48,7 +60,14 @@ class WholeFiles(TorchCheckpointIO):
 class BestCheckpoint(ModelCheckpoint):
     """`folder`/best.ckpt: the weights with the best `monitor` so far.
 
+    monitor: the name of a logged metric. mode: "max" where more is better, "min" where less is.
     Without validation there is nothing to compare, and the best is the newest.
+
+    Examples:
+        >>> from vision_attn.training import BestCheckpoint
+        >>> best = BestCheckpoint("outputs/run", monitor="val/loss", mode="min")
+        >>> best.monitor, best.filename
+        ('val/loss', 'best')
     """
 
     def __init__(self, folder: str | Path, monitor: str = "val/top1", mode: str = "max"):
@@ -60,7 +79,7 @@ class BestCheckpoint(ModelCheckpoint):
             self.monitor = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """A resumed run works in a fresh folder: the best of the earlier one comes along."""
+        """Take over the best checkpoint of the run that is resumed, into this run's folder."""
         earlier = Path(state_dict["best_model_path"])
         score = state_dict["best_model_score"]
         if score is None or not earlier.is_file():
@@ -75,7 +94,7 @@ class BestCheckpoint(ModelCheckpoint):
 
 
 def best_checkpoint(trainer: Trainer) -> Path | None:
-    """Where the best weights of this run lie, if there are any yet."""
+    """Find the file with the best weights of this run; None before there is one."""
     paths = [
         c.best_model_path for c in trainer.checkpoint_callbacks if isinstance(c, BestCheckpoint)
     ]
@@ -83,12 +102,19 @@ def best_checkpoint(trainer: Trainer) -> Path | None:
 
 
 class LastCheckpoint(ModelCheckpoint):
-    """`folder`/last.ckpt: where the run stands, after every epoch and when Ctrl-C stops it.
+    """`folder`/last.ckpt: the state of the run after every epoch, and when Ctrl-C stops it.
 
     Ctrl-C takes effect after the step, so that what is saved is a whole number of steps; a second
     Ctrl-C stops at once and saves nothing. The state of torch's random numbers is saved too, so
     that a resumed run (of one process) goes on to the bit as if it had not been stopped, or killed.
     With it all checkpoints of the run are written as `WholeFiles`.
+
+    Examples:
+        >>> from lightning.pytorch import Trainer
+        >>> from vision_attn.training import LastCheckpoint
+        >>> trainer = Trainer(callbacks=[LastCheckpoint("outputs/run")], logger=False)
+        >>> trainer.checkpoint_callbacks[0].filename
+        'last'
     """
 
     def __init__(self, folder: str | Path):
@@ -139,9 +165,14 @@ class LastCheckpoint(ModelCheckpoint):
 
 
 class ChannelsLast(Callback):
-    """Stores the kernels channels-last where that is faster: with native bfloat16.
+    """Kernels in channels-last memory format where that is faster: with native bfloat16.
 
     Convolutions then run channels-last from the first layer on, about twice as fast.
+
+    Examples:
+        >>> from lightning.pytorch import Trainer
+        >>> from vision_attn.training import ChannelsLast
+        >>> trainer = Trainer(callbacks=[ChannelsLast()], logger=False)
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -20,12 +20,14 @@ from vision_attn.training.module import TrainingModule
 from vision_attn.training.schedules import CosineDecay
 from vision_attn.types import Images, Logits
 
+__all__ = ["ImageClassifier", "metrics"]
+
 Labels = Int[Tensor, " b"] | Float[Tensor, "b k"]
 Batch = Sequence[Tensor]  # images and labels
 
 
 class ImageClassifier(TrainingModule):
-    """Trains `network`: images (b, c, h, w) -> logits (b, k).
+    """A network that learns to name images: (b, c, h, w) -> logits (b, k).
 
     optimizer, schedule, layer_decay: see `TrainingModule`.
     loss: of logits (b, k) and labels, either class indices (b,) or, with mixup, shares (b, k).
@@ -36,6 +38,17 @@ class ImageClassifier(TrainingModule):
     checkpoint with the network's description.
 
     Logged: loss, top-1, top-5 (of at most k), expected calibration error (15 bins, Guo 2017).
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.models import ViT
+        >>> from vision_attn.training import ImageClassifier
+        >>> vit = ViT(image_size=32, patch_size=8, dim=24, depth=1, heads=2, num_classes=10)
+        >>> module = ImageClassifier(vit)
+        >>> module(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+        >>> module.predict_step(torch.randn(2, 3, 32, 32), 0).sum(1)  # probabilities
+        tensor([1.0000, 1.0000], grad_fn=<SumBackward1>)
     """
 
     monitor: ClassVar[str] = "val/top1"
@@ -76,7 +89,7 @@ class ImageClassifier(TrainingModule):
         return self._evaluate("test", batch)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Float[Tensor, "b k"]:
-        """Class probabilities of a batch of images, or of images and whatever comes with them."""
+        """Class probabilities (b, k) of a batch of images, alone or first in a sequence."""
         images = batch if isinstance(batch, Tensor) else batch[0]
         return self(images).float().softmax(1)
 
@@ -94,7 +107,7 @@ class ImageClassifier(TrainingModule):
         checkpoint[ENTRY] = pack(self.network, about)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """The class names, for predictions without their data set."""
+        """Take over the class names, for predictions without their data set."""
         self.classes = self.classes or checkpoint.get("vision_attn", {}).get("classes", ())
 
     def _evaluate(self, stage: str, batch: Batch) -> Logits:
@@ -120,12 +133,12 @@ class ImageClassifier(TrainingModule):
 
 
 def as_it_is(network: nn.Module, images: Images) -> Logits:
-    """The network's logits; `ThreadParallel` has another way to them."""
+    """Call the network on whole batches; `ThreadParallel` calls it in parts."""
     return network(images)
 
 
 def metrics(classes: int, prefix: str) -> MetricCollection:
-    """Top-1, top-5 (of at most `classes`) and expected calibration error, of probabilities."""
+    """Make the metrics of probabilities (b, k): top-1, top-5 (of at most k), calibration error."""
     return MetricCollection(
         {
             "top1": MulticlassAccuracy(classes, average="micro"),

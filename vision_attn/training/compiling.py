@@ -8,17 +8,24 @@ from torch import nn
 
 from vision_attn.compat.torch_private import check_compiler, run_as_written, uncompile
 
+__all__ = ["Compile"]
+
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
 class Compile(Callback):
-    """Trains the network as `torch.compile` makes it: the same weights and checkpoints, fewer
-    passes over memory.
+    """Training with the network as `torch.compile` makes it, with the same weights and checkpoints.
 
     The first step takes a minute or so, and the first batch of another size once more. Validation
     and tests run as without. The inductor needs a C++ compiler on a CPU.
 
-    backend, mode: `torch.compile`'s.
+    backend, mode: `torch.compile`'s. Raises ValueError for ones that it does not know, and OSError
+    at the start of training where no compiler is found.
+
+    Examples:
+        >>> from lightning.pytorch import Trainer
+        >>> from vision_attn.training import Compile
+        >>> trainer = Trainer(callbacks=[Compile(mode="reduce-overhead")], logger=False)
     """
 
     def __init__(self, backend: str = "inductor", mode: str | None = None) -> None:
@@ -30,7 +37,7 @@ class Compile(Callback):
         self._paused = ExitStack()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raises OSError where no compiler is found."""
+        """Compile the network; OSError where no compiler is found."""
         if self.backend == "inductor" and trainer.strategy.root_device.type == "cpu":
             check_compiler()
         network_of(pl_module).compile(backend=self.backend, mode=self.mode)
@@ -42,12 +49,12 @@ class Compile(Callback):
         self._paused.close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """The network as it was, for what comes after the fit."""
+        """Give back the network as it was, for what comes after the fit."""
         self._paused.close()
         uncompile(network_of(pl_module))
 
 
 def network_of(module: LightningModule) -> nn.Module:
-    """What a learner trains; a LightningModule from elsewhere is its own network."""
+    """Find the network that a module trains; a LightningModule from elsewhere is its own."""
     network = getattr(module, "network", module)
     return network if isinstance(network, nn.Module) else module

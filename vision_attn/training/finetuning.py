@@ -3,11 +3,23 @@
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
+__all__ = ["LinearProbe", "last_layer"]
+
 
 class LinearProbe(Callback):
-    """Trains the network's last layer; all before it keeps its weights and running statistics.
+    """Training of the last layer alone; all before it keeps its weights and running statistics.
 
     (`layer_decay` of ImageClassifier is the softer way: everything learns, the deeper the slower.)
+    Alain & Bengio 2016 (arXiv:1610.01644).
+
+    Examples:
+        >>> from lightning.pytorch import Trainer
+        >>> from vision_attn.models import seresnet18
+        >>> from vision_attn.training import ImageClassifier, LinearProbe
+        >>> module = ImageClassifier(seresnet18(10))
+        >>> LinearProbe().setup(Trainer(logger=False), module, "fit")
+        >>> [name for name, p in module.network.named_parameters() if p.requires_grad]
+        ['fc.weight', 'fc.bias']
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -22,7 +34,10 @@ class LinearProbe(Callback):
 
 
 def last_layer(network: nn.Module) -> nn.Module:
-    """The module with the last weight matrix: the classifier, in every network known here."""
+    """Find the module with the last weight matrix: the classifier, in every network known here.
+
+    Raises ValueError where there is none.
+    """
     layers = [m for m in network.modules() if getattr(m, "weight", None) is not None]
     matrices = [m for m in layers if isinstance(m.weight, nn.Parameter) and m.weight.ndim >= 2]
     if not matrices:

@@ -10,6 +10,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from vision_attn.compat.lightning_private import share_among
 
+__all__ = ["FSDP2", "shard"]
+
 
 class FSDP2(ModelParallelStrategy):
     """`--trainer.strategy fsdp2`: `torch.distributed.fsdp.fully_shard` over all processes.
@@ -17,6 +19,12 @@ class FSDP2(ModelParallelStrategy):
     Weights, gradients and optimiser states lie in equal shares on the devices, and a block's
     weights are whole only while it computes (ZeRO 3, Rajbhandari et al. 2020). A checkpoint is one
     file, as of one process. On GPUs and, with gloo, on CPUs.
+
+    Examples:
+        >>> from lightning.pytorch import Trainer
+        >>> import vision_attn.training  # registers the strategy's name
+        >>> type(Trainer(strategy="fsdp2", logger=False).strategy).__name__
+        'FSDP2'
     """
 
     def __init__(self) -> None:

@@ -7,6 +7,8 @@ from contextlib import ExitStack, contextmanager
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+__all__ = ["KeepMemory", "kept_memory"]
+
 MIB = 2**20
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD, MMAP_MAX = -1, -2, -3, -4  # of glibc's malloc.h
 KEEP = {MMAP_MAX: 0, TRIM_THRESHOLD: -1, TOP_PAD: 64 * MIB}  # -1: never
@@ -16,13 +18,18 @@ USUAL = {MMAP_MAX: 65536, MMAP_THRESHOLD: 32 * MIB, TRIM_THRESHOLD: 64 * MIB, TO
 
 @contextmanager
 def kept_memory() -> Iterator[bool]:
-    """While it is open, the process keeps the memory that it frees. Gives whether it can.
+    """Keep in the process the memory that it frees; yield whether that can be had.
 
     glibc gives a block of 32 MiB or more, and what is free above 64 MiB, back to the system at
     once; the next step gets new pages, each of which the system clears at its first touch. For
     networks with large activations that is 5 to 20 % of a step on a CPU. What is kept is given back
-    at the end. Nothing happens without glibc, and where the environment has words of its own for it
+    at the end. Nothing happens without glibc, and where the environment sets it up already
     (MALLOC_..., GLIBC_TUNABLES: mallopt(3)).
+
+    Examples:
+        >>> from vision_attn.training import kept_memory
+        >>> with kept_memory() as kept:
+        ...     pass  # train here
     """
     libc = _glibc()
     if libc is None:
@@ -39,9 +46,9 @@ def kept_memory() -> Iterator[bool]:
 
 
 def _glibc() -> ctypes.CDLL | None:
-    """The C library, if its malloc can be told what to keep and nobody else has told it."""
-    told = any(name.startswith("MALLOC_") for name in os.environ)
-    if told or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+    """The C library, if its malloc has these options and the environment sets none of them."""
+    set_up = any(name.startswith("MALLOC_") for name in os.environ)
+    if set_up or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return None
     try:
         libc = ctypes.CDLL(None)
@@ -51,7 +58,13 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 class KeepMemory(Callback):
-    """Fits, tests and predicts in `kept_memory` on a CPU; the command line always adds it."""
+    """`kept_memory` while a trainer works on a CPU; the command line always adds it.
+
+    Examples:
+        >>> from lightning.pytorch import Trainer
+        >>> from vision_attn.training import KeepMemory
+        >>> trainer = Trainer(callbacks=[KeepMemory()], logger=False)
+    """
 
     def __init__(self) -> None:
         self._open = ExitStack()

@@ -20,17 +20,37 @@ __all__ = ["NonFiniteLoss", "TrainingModule"]
 
 
 class NonFiniteLoss(ValueError):
-    """A loss that is nan or infinite; raised before the weights change."""
+    """A loss that is nan or infinite; raised before the weights change.
+
+    Examples:
+        >>> from vision_attn.training import NonFiniteLoss
+        >>> issubclass(NonFiniteLoss, ValueError)
+        True
+    """
 
 
 class TrainingModule(LightningModule):
-    """Base of `ImageClassifier` and `Learner`: a network, its optimiser and its schedule.
+    """A network, its optimiser and its schedule: the base of `ImageClassifier` and `Learner`.
 
     optimizer: called with the parameter groups (see `parameter_groups`), any torch optimiser.
     schedule: called with the optimiser and the number of steps of the run; stepped every step.
     layer_decay: how much slower each layer learns than the one above it, 1: as fast.
 
     monitor: the metric that the best checkpoint has most of.
+
+    A subclass has a `training_step`. `log_mean` logs a metric once an epoch;
+    `finite` checks a loss.
+
+    Examples:
+        >>> from torch import nn
+        >>> from vision_attn.training import TrainingModule
+        >>> class Reconstruction(TrainingModule):
+        ...     def training_step(self, images, batch_idx):
+        ...         loss = nn.functional.mse_loss(self.network(images), images)
+        ...         self.log_mean("loss", loss, len(images))
+        ...         return self.finite(loss, "loss")
+        >>> Reconstruction(nn.Conv2d(3, 3, 1)).layer_decay
+        1.0
     """
 
     monitor: ClassVar[str]

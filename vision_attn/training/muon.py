@@ -11,6 +11,8 @@ from torch.optim import AdamW
 
 from vision_attn.devices import native_precision
 
+__all__ = ["Matrix", "MuonAdamW", "MuonSGD", "alike", "orthogonal"]
+
 Matrix = Float[Tensor, "rows columns"] | Float[Tensor, "k rows columns"]
 
 SMALL = 2**18  # numbers of a matrix up to which those of one shape are worked on together
@@ -25,6 +27,16 @@ class MuonAdamW(AdamW):
     lr is Muon's, adam_lr AdamW's; schedules scale both. normed: before each step W is scaled to the
     norm sqrt(rows) (Jordan's airbench94_muon), so that lr alone says how far a step goes: for
     matrices whose size means nothing, as a batch norm follows them.
+
+    Raises ValueError for a rate or a momentum below 0.
+
+    Examples:
+        >>> from torch import nn
+        >>> from vision_attn.training import MuonAdamW, parameter_groups
+        >>> network = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 5), nn.Linear(5, 2))
+        >>> muon = MuonAdamW(parameter_groups(network), lr=0.02, adam_lr=0.001)
+        >>> [(group["hidden"], group["lr"]) for group in muon.param_groups]
+        [(True, 0.02), (False, 0.001), (False, 0.001)]
     """
 
     def __init__(
@@ -106,6 +118,14 @@ class MuonSGD(MuonAdamW):
         loss that is a mean, sgd_lr is the batch size times what it would be for a sum.
     head_lr: SGD's rate for weights, the classifier's, whose decay is smaller by as much, so that
         all shrink alike; None is sgd_lr.
+
+    Examples:
+        >>> from torch import nn
+        >>> from vision_attn.training import MuonSGD, parameter_groups
+        >>> network = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 5), nn.Linear(5, 2))
+        >>> groups = MuonSGD(parameter_groups(network), lr=0.24, sgd_lr=0.05).param_groups
+        >>> [(group["hidden"], group["sgd"], group["lr"]) for group in groups]
+        [(True, False, 0.24), (False, True, 0.05), (False, True, 0.05)]
     """
 
     def __init__(
@@ -140,7 +160,7 @@ def _not_below_zero(**options: float | None) -> None:
 
 
 def alike(weights: Iterable[Tensor]) -> list[list[Tensor]]:
-    """The weights that have gradients, those together whose matrices are worked on as one stack.
+    """Sort the weights that have gradients: those together whose matrices make one stack.
 
     Those are small and of one shape: on two cores five of 128 x 128 take 1.4 ms instead of 3.7.
     Large ones keep the cores busy alone, and their products would leave the cache.
@@ -168,7 +188,7 @@ def _orthogonal(matrices: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def orthogonal(matrix: Matrix, steps: int = 5) -> Matrix:
-    """About U V' of the singular value decomposition U S V': most singular values near 1.
+    """Move the singular values of a matrix near 1: about U V' of its decomposition U S V'.
 
     Newton-Schulz iteration X <- a X + (b A + c A A) X with A = X X', in bfloat16 where that is
     native; the coefficients maximise the slope at 0. After 5 steps values of at least 0.0015 of the

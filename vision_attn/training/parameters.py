@@ -6,13 +6,16 @@ from typing import Any
 
 from torch import nn
 
+__all__ = ["layer_numbers", "parameter_groups"]
+
 
 def parameter_groups(network: nn.Module, layer_decay: float = 1.0) -> list[dict[str, Any]]:
-    """Optimiser groups: weight matrices and kernels decay; biases, norms, tokens and positions not.
+    """Sort a network's parameters into groups for its optimiser.
 
-    A parameter decays if it is named `weight` and has two axes or more: linear maps, convolutions
-    and embeddings. Tokens and position tables are bare parameters, norms have one axis. The first
-    and the last of these weights (stem and head) have a group apart, since optimisers for hidden
+    Weight matrices and kernels decay; biases, norms, tokens and positions do not. A parameter
+    decays if it is named `weight` and has two axes or more: linear maps, convolutions and
+    embeddings. Tokens and position tables are bare parameters, norms have one axis. The first and
+    the last of these weights (stem and head) have a group apart, since optimisers for hidden
     matrices such as Muon leave these out: `hidden` says which group is which. A module that says
     `orthogonal = False` of itself has groups of its own, marked `apart`.
 
@@ -20,6 +23,17 @@ def parameter_groups(network: nn.Module, layer_decay: float = 1.0) -> list[dict[
     the power of the layers above it: 1 at the head (Bao et al. 2022, BEiT, for fine-tuning).
 
     Frozen parameters are left out. Raises ValueError where nothing is left to train.
+
+    Examples:
+        >>> from vision_attn.models import ViT
+        >>> from vision_attn.training import parameter_groups
+        >>> vit = ViT(image_size=32, patch_size=8, dim=24, depth=1, heads=2, num_classes=10)
+        >>> for group in parameter_groups(vit):
+        ...     hidden, decay = group.get("hidden", False), group.get("weight_decay", "default")
+        ...     print(len(group["params"]), "parameters; hidden:", hidden, "decay:", decay)
+        4 parameters; hidden: True decay: default
+        2 parameters; hidden: False decay: default
+        14 parameters; hidden: False decay: 0.0
     """
     if not 0 < layer_decay <= 1:
         raise ValueError(f"layer_decay must be above 0 and at most 1, got {layer_decay}")
@@ -60,9 +74,14 @@ def parameter_groups(network: nn.Module, layer_decay: float = 1.0) -> list[dict[
 
 
 def layer_numbers(names: Sequence[str]) -> list[int]:
-    """The layer of each parameter: 0 the stem, then a layer a numbered block, the last the head.
+    """Number the layer of each parameter: 0 the stem, then one a numbered block, the last the head.
 
     The block of `layers.3.blocks.1.weight` is `layers.3`: the first number of a name counts.
+
+    Examples:
+        >>> from vision_attn.training.parameters import layer_numbers
+        >>> layer_numbers(["stem.weight", "blocks.0.a.weight", "blocks.1.a.weight", "head.bias"])
+        [0, 1, 2, 3]
     """
     blocks: dict[str, int] = {}
     found = []

@@ -1,4 +1,4 @@
-"""How high the learning rate may be: a range test before a run."""
+"""A learning rate range test before a run."""
 
 from copy import deepcopy
 from itertools import islice, pairwise
@@ -10,15 +10,25 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from vision_attn.training.parameters import parameter_groups
 
+__all__ = ["LearningRateRangeTest"]
+
 
 class LearningRateRangeTest(Callback):
-    """Prints by what factor the configured learning rates might be multiplied, then trains as told.
+    """A printed suggestion by what factor to multiply the learning rates; then training as usual.
 
     A copy of the network is trained for `steps` steps, from `low` to `high` times the rates of the
     config in equal ratios, all groups together, so that Muon's and AdamW's keep their proportion.
     The suggestion is where the smoothed loss falls fastest for a step in ratio (Smith 2017, as
     fastai has it). Lightning's LearningRateFinder gives every group one rate, and a schedule that
     is stepped with the batches undoes what it found.
+
+    Raises ValueError for less than 10 steps, or bounds that do not rise.
+
+    Examples:
+        >>> from vision_attn.training import LearningRateRangeTest
+        >>> test = LearningRateRangeTest(steps=61, low=1e-3, high=1e3)
+        >>> [round(test.factor(step), 3) for step in (0, 20, 30, 60)]
+        [0.001, 0.1, 1.0, 1000.0]
     """
 
     def __init__(self, steps: int = 60, low: float = 1e-3, high: float = 30.0) -> None:
@@ -34,10 +44,11 @@ class LearningRateRangeTest(Callback):
         self.suggestion = self._best(self._losses(trainer, pl_module))
         torch.set_rng_state(random)
         if trainer.is_global_zero:
-            found = "the loss never fell" if self.suggestion is None else f"{self.suggestion:.2g}"
-            print(f"learning rates: suggested factor {found}")
+            factor = "the loss never fell" if self.suggestion is None else f"{self.suggestion:.2g}"
+            print(f"learning rates: suggested factor {factor}")
 
     def factor(self, step: int) -> float:
+        """The factor of all rates at this step, 0 to `steps` - 1."""
         return self.low * (self.high / self.low) ** (step / (self.steps - 1))
 
     def _losses(self, trainer: Trainer, pl_module: Any) -> list[float]:

@@ -45,12 +45,19 @@ METRICS = {
 
 
 class Summary(Callback):
-    """Writes the run's results as a table, `folder`/summary.txt, and as numbers, summary.json.
+    """The run's results as a table, `folder`/summary.txt, and as numbers, summary.json.
 
     The speed in GF/s counts three forward passes an image, each at the size that it was trained at;
     the percentage is of what this machine reaches in a matrix product of the run's number format.
 
     A test or validation apart from training writes test.* or val.* instead.
+
+    Examples:
+        >>> from vision_attn.training import Summary
+        >>> summary = Summary("outputs/run")
+        >>> summary.rows["trained"] = "2 epochs, 80 steps"
+        >>> summary.table().row_count
+        1
     """
 
     def __init__(self, folder: str | Path):
@@ -62,6 +69,7 @@ class Summary(Callback):
         self._images: Counter[torch.Size] = Counter()  # of each shape
 
     def table(self) -> Table:
+        """The rows so far, as a table to print."""
         table = Table(str(self.folder), "")
         for row in self.rows.items():
             table.add_row(*row)
@@ -142,7 +150,13 @@ class Summary(Callback):
 
 
 class LearningCurves(Callback):
-    """Draws `folder`/learning_curves.png from the metrics.csv there when training ends."""
+    """`folder`/learning_curves.png, drawn from the metrics.csv there when training ends.
+
+    Examples:
+        >>> from lightning.pytorch import Trainer
+        >>> from vision_attn.training import LearningCurves
+        >>> trainer = Trainer(callbacks=[LearningCurves("outputs/run")], logger=False)
+    """
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -156,7 +170,13 @@ class LearningCurves(Callback):
 
 
 class ConfusionMatrix(Callback):
-    """Draws `folder`/confusion_matrix.png from the predictions for the test images."""
+    """`folder`/confusion_matrix.png, drawn from the predictions for the test images.
+
+    Examples:
+        >>> from lightning.pytorch import Trainer
+        >>> from vision_attn.training import ConfusionMatrix
+        >>> trainer = Trainer(callbacks=[ConfusionMatrix("outputs/run")], logger=False)
+    """
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -186,10 +206,16 @@ class ConfusionMatrix(Callback):
 
 
 class PortableWeights(Callback):
-    """Writes the best weights as `folder`/best.safetensors when training ends.
+    """The best weights as `folder`/best.safetensors, written when training ends.
 
     Names are the network's own; the checkpoint's entry "vision_attn" (classes, preprocessing) is in
     the metadata, as JSON.
+
+    Examples:
+        >>> from lightning.pytorch import Trainer
+        >>> from vision_attn.training import BestCheckpoint, PortableWeights
+        >>> callbacks = [BestCheckpoint("outputs/run"), PortableWeights("outputs/run")]
+        >>> trainer = Trainer(callbacks=callbacks, logger=False)
     """
 
     def __init__(self, folder: str | Path):
@@ -216,9 +242,14 @@ class PortableWeights(Callback):
 
 
 class Predictions(Callback):
-    """Writes file, most probable class and its probability as CSV; batches are (images, files).
+    """A CSV of file, most probable class and its probability; batches are (images, files).
 
     `rows` are those of all processes, in the order of the loader's paths.
+
+    Examples:
+        >>> from lightning.pytorch import Trainer
+        >>> from vision_attn.training import Predictions
+        >>> trainer = Trainer(callbacks=[Predictions("predictions.csv")], logger=False)
     """
 
     def __init__(self, path: str | Path):
@@ -254,7 +285,13 @@ class Predictions(Callback):
 
 
 class EpochLines(Callback):
-    """Prints a line of metrics an epoch, which stays on the screen."""
+    """A line of metrics an epoch, which stays on the screen.
+
+    Examples:
+        >>> from lightning.pytorch import Trainer
+        >>> from vision_attn.training import EpochLines
+        >>> trainer = Trainer(callbacks=[EpochLines()], logger=False)
+    """
 
     def __init__(self) -> None:
         self._began = perf_counter()

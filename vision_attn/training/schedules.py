@@ -10,12 +10,23 @@ from math import cos, pi
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+__all__ = ["ConstantRate", "CosineDecay", "LinearDecay", "Warmup"]
+
 
 class Warmup(LambdaLR):
     """lr * t / T, t < T = warmup * steps; then lr * (final + (1 - final) * shape(u)).
 
     u runs from 0 at the end of the warm-up to 1 at the last step. The first step already moves:
-    t counts from 1 in the warm-up.
+    t counts from 1 in the warm-up. Raises ValueError for shares outside of 0 to 1, and for a run
+    of no step.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.training.schedules import Warmup
+        >>> sgd = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+        >>> root = Warmup(sgd, steps=4, shape=lambda u: (1 - u) ** 0.5, warmup=0.25)
+        >>> root.get_last_lr()  # half of the rate: the first of one step of warm-up
+        [0.5]
     """
 
     def __init__(
@@ -43,21 +54,55 @@ class Warmup(LambdaLR):
 
 
 class CosineDecay(Warmup):
-    """Half a cosine from the full rate to `final` of it, Loshchilov & Hutter 2017 (no restarts)."""
+    """Half a cosine from the full rate to `final` of it, Loshchilov & Hutter 2017 (no restarts).
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.training import CosineDecay
+        >>> sgd = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+        >>> schedule, rates = CosineDecay(sgd, steps=4, warmup=0.0), []
+        >>> for _ in range(4):
+        ...     rates += [round(rate, 3) for rate in schedule.get_last_lr()]
+        ...     sgd.step()
+        ...     schedule.step()
+        >>> rates
+        [1.0, 0.854, 0.5, 0.146]
+    """
 
     def __init__(self, optimizer: Optimizer, steps: int, warmup: float = 0.05, final: float = 0.0):
         super().__init__(optimizer, steps, lambda u: (1 + cos(pi * u)) / 2, warmup, final)
 
 
 class LinearDecay(Warmup):
-    """A straight line from the full rate to `final` of it."""
+    """A straight line from the full rate to `final` of it.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.training import LinearDecay
+        >>> sgd = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+        >>> schedule, rates = LinearDecay(sgd, steps=4, warmup=0.0, final=0.2), []
+        >>> for _ in range(4):
+        ...     rates += [round(rate, 3) for rate in schedule.get_last_lr()]
+        ...     sgd.step()
+        ...     schedule.step()
+        >>> rates
+        [1.0, 0.8, 0.6, 0.4]
+    """
 
     def __init__(self, optimizer: Optimizer, steps: int, warmup: float = 0.05, final: float = 0.0):
         super().__init__(optimizer, steps, lambda u: 1 - u, warmup, final)
 
 
 class ConstantRate(Warmup):
-    """The full rate to the end, after the warm-up."""
+    """The full rate to the end, after the warm-up.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.training import ConstantRate
+        >>> sgd = torch.optim.SGD([torch.zeros(1)], lr=0.3)
+        >>> ConstantRate(sgd, steps=4).get_last_lr()
+        [0.3]
+    """
 
     def __init__(self, optimizer: Optimizer, steps: int, warmup: float = 0.0):
         super().__init__(optimizer, steps, lambda u: 1.0, warmup)

@@ -21,14 +21,22 @@ from vision_attn.training.module import TrainingModule
 from vision_attn.training.schedules import CosineDecay
 from vision_attn.types import PAD, STOP
 
+__all__ = ["Learner", "QuestionLearner", "SequenceLearner", "same", "top_cells"]
+
 
 class Learner(TrainingModule, ABC):
-    """Trains a network on the named tuples of a data module.
+    """A network that learns from the named tuples of a data module: base of the two below.
 
     optimizer, schedule: see `TrainingModule`.
 
     The data module's `about` (vocabularies, preprocessing) goes into the checkpoint beside the
-    network's description, as plain values.
+    network's description, as plain values. Raises ValueError where the network was built for
+    other vocabularies than the data's.
+
+    Examples:
+        >>> from vision_attn.training import Learner
+        >>> sorted(Learner.__abstractmethods__)  # what a subclass has to say
+        ['measure', 'sizes']
     """
 
     def __init__(
@@ -42,11 +50,11 @@ class Learner(TrainingModule, ABC):
 
     @abstractmethod
     def measure(self, batch: Any, stage: str) -> dict[str, tuple[Tensor, int]]:
-        """Metrics of a batch: name -> (mean, number of things it is the mean of); `loss` is one."""
+        """Metrics of a batch, one of them `loss`: name -> (mean, number it is the mean of)."""
 
     @abstractmethod
     def sizes(self) -> dict[str, int]:
-        """How many symbols the network was built for, of each vocabulary."""
+        """The number of symbols of each vocabulary that the network was built for."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self._logged(batch, "train")
@@ -93,19 +101,28 @@ class Learner(TrainingModule, ABC):
 
 
 class SequenceLearner(Learner):
-    """Trains `network` to write the target of each source; batches are `Pairs`.
+    """A network that learns to write the target of each source; batches are `Pairs`.
 
     Logged: loss (nats a symbol), token (share of symbols right, given those before them), and,
     outside training, exact (share of targets that greedy writing gets right from end to end). Of
     images with known objects also pointing and touching: the share of steps t where the map's
     largest cell has its middle in object t, and where it covers any of it.
+
+    Examples:
+        >>> from functools import partial
+        >>> from vision_attn.models import RecurrentEncoder, Seq2Seq
+        >>> from vision_attn.training import SequenceLearner
+        >>> network = Seq2Seq(symbols=7, encoder=partial(RecurrentEncoder, symbols=11), dim=8)
+        >>> learner = SequenceLearner(network)
+        >>> learner.sizes()
+        {'target': 7, 'source': 11}
     """
 
     monitor = "val/exact"
     network: SequenceModel
 
     def forward(self, source: Tensor) -> Int[Tensor, "b t"]:
-        """What the network writes, by greedy decoding."""
+        """The symbols that the network writes, by greedy decoding."""
         return greedy(self.network, source)
 
     def measure(self, batch: Any, stage: str) -> dict[str, tuple[Tensor, int]]:
@@ -135,7 +152,14 @@ class SequenceLearner(Learner):
 
 
 def same(written: Int[Tensor, "b t"], target: Int[Tensor, "b s"]) -> Bool[Tensor, " b"]:
-    """Which targets were written in full, with nothing after them."""
+    """Mark the targets that were written in full, with nothing after them.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.training.sequences import same
+        >>> same(torch.tensor([[5, 2, 0], [5, 6, 2]]), torch.tensor([[5, 2], [5, 2]]))
+        tensor([ True, False])
+    """
     longest = max(written.size(1), target.size(1))
     written, target = (F.pad(x, (0, longest - x.size(1)), value=PAD) for x in (written, target))
     return (written == target).all(1)
@@ -144,8 +168,11 @@ def same(written: Int[Tensor, "b t"], target: Int[Tensor, "b s"]) -> Bool[Tensor
 def top_cells(
     maps: Float[Tensor, "b t h w"], objects: Integer[Tensor, "b H W"]
 ) -> tuple[Bool[Tensor, "b t"], Bool[Tensor, "b t"]]:
-    """Whether the largest cell of map t has its middle in object t + 1, and whether it covers any
-    pixel of it."""
+    """Mark the steps whose map points at its object.
+
+    Returned: whether the largest cell of map t has its middle in object t + 1, and whether it
+    covers any pixel of it.
+    """
     (h, w), (height, width) = maps.shape[2:], objects.shape[1:]
     best = maps.flatten(2).argmax(2)
     rows = ((best // w + 0.5) * (height / h)).long()
@@ -158,9 +185,14 @@ def top_cells(
 
 
 class QuestionLearner(Learner):
-    """Trains `network` to answer questions about images; batches are `Questions`.
+    """A network that learns to answer questions about images; batches are `Questions`.
 
     Logged: loss, top1 and, outside training, the top1 of every kind of question by itself.
+
+    Examples:
+        >>> from vision_attn.training import QuestionLearner
+        >>> QuestionLearner.monitor
+        'val/top1'
     """
 
     monitor = "val/top1"

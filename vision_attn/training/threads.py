@@ -20,11 +20,13 @@ from vision_attn.training.classifier import ImageClassifier, as_it_is
 from vision_attn.training.flops import forward_flops
 from vision_attn.types import Images, Logits
 
+__all__ = ["InParts", "ThreadParallel", "copied"]
+
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class ThreadParallel(Callback):
-    """Runs each batch in parts, one on each core of a CPU, in training and in evaluation.
+    """Batches in parts, one on each core of a CPU, in training and in evaluation.
 
     The gradients are those of the whole batch, to rounding, and the same in every run; loss and
     optimiser see the whole batch. A network stays undivided where that would not hold, or not pay:
@@ -34,7 +36,12 @@ class ThreadParallel(Callback):
     as in distributed training.
 
     threads: how many parts; None takes as many as torch has threads. The command line always adds
-    one with these defaults.
+    one with these defaults. Raises ValueError for less than one thread or operation.
+
+    Examples:
+        >>> from lightning.pytorch import Trainer
+        >>> from vision_attn.training import ThreadParallel
+        >>> trainer = Trainer(callbacks=[ThreadParallel(threads=2)], logger=False)
     """
 
     def __init__(
@@ -66,10 +73,20 @@ class ThreadParallel(Callback):
 
 
 class InParts:
-    """Calls a network on images, each thread on its part; see `ThreadParallel`.
+    """A way to call a network on images, each thread on its part; see `ThreadParallel`.
 
     All parts use the same parameters. Each thread has a copy of everything else, since a module
     may change its buffers while it runs.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.training.threads import InParts
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(147, 2))
+        >>> images = torch.randn(5, 3, 7, 7)
+        >>> in_parts = InParts(threads=2, least=0.0)
+        >>> torch.allclose(in_parts(network, images), network(images))
+        True
+        >>> in_parts.close()
     """
 
     def __init__(self, threads: int, batch_norms: bool = False, least: float = 1e9) -> None:
@@ -83,10 +100,11 @@ class InParts:
         self._operations: dict[torch.Size, int] = {}  # of an image of this shape
 
     def __deepcopy__(self, memo: dict) -> "InParts":
-        """Itself, as it belongs to whoever runs networks and not to a network."""
+        """Itself: it belongs to the module that runs a network, and is not copied with one."""
         return self
 
     def close(self) -> None:
+        """End the threads."""
         self._pool.close()
 
     def __call__(self, network: nn.Module, images: Images) -> Logits:
@@ -212,7 +230,7 @@ class _Joined(torch.autograd.Function):
 
 
 def copied(network: nn.Module) -> nn.Module:
-    """The network with the same parameters, buffers of its own and no hooks."""
+    """Copy a network: the same parameters, buffers of its own, no hooks."""
     same: dict[int, Any] = {id(parameter): parameter for parameter in network.parameters()}
     with torch.inference_mode(False):
         return deepcopy(network, same | without_hooks(network))

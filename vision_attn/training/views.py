@@ -13,6 +13,8 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from vision_attn.types import Images, Logits
 
+__all__ = ["TestTimeAugmentation"]
+
 
 class TestTimeAugmentation(Callback):
     """Top-1 of the mean logits over views of each image, logged as `test/top1_views`.
@@ -22,6 +24,18 @@ class TestTimeAugmentation(Callback):
     much as all moved ones together (Jordan 2024, arXiv:2404.00498, section 3.5).
 
     Measured by `test` and `validate`, not while a fit validates.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from vision_attn.training import TestTimeAugmentation
+        >>> views = TestTimeAugmentation(shift=0)  # the image and its mirror image
+        >>> images = torch.tensor([0.0, 0.0, 6.0]).expand(1, 1, 3, 3)
+        >>> left = nn.Sequential(nn.Flatten(), nn.Linear(9, 1, bias=False))
+        >>> _ = nn.init.constant_(left[1].weight, 0.0)
+        >>> left[1].weight.data[0, 2] = 1.0  # reads the upper right pixel
+        >>> views.logits(left, images, plain=left(images)).item()
+        3.0
     """
 
     __test__ = False  # its name begins with Test, and it is no test case of pytest's
@@ -33,7 +47,7 @@ class TestTimeAugmentation(Callback):
         self.top1: MulticlassAccuracy | None = None
 
     def logits(self, network: nn.Module, images: Images, plain: Logits) -> Logits:
-        """The mean over the views; `plain` is what the network says of the images themselves."""
+        """The mean logits (b, k) over the views; `plain` are those of the images themselves."""
         unmoved = (plain + network(images.flip(3)).float()) / 2
         if not self.shift:
             return unmoved
@@ -78,7 +92,7 @@ class TestTimeAugmentation(Callback):
         self._log("val", pl_module)
 
     def _log(self, stage: str, pl_module: LightningModule) -> None:
-        """Of all processes."""
+        """Log the accuracy over all processes."""
         if self.top1 is not None:
             pl_module.log(f"{stage}/top1_views", self.top1.compute(), sync_dist=True)
             self.top1 = None

@@ -26,12 +26,14 @@ from vision_attn.render import (
 from vision_attn.render.picture import Picture
 from vision_attn.types import Heatmaps, Images
 
+__all__ = ["WatchHeatmaps", "log_picture"]
+
 COLUMNS = 8  # epochs that the strip shows, the first and the last among them
 WIDEST = 2400  # pixels
 
 
 class WatchHeatmaps(Callback):
-    """Draws where the network looks in the first validation images, before and after each epoch.
+    """Heatmaps of the first validation images, drawn before training and after each epoch.
 
     explainer: any of `vision_attn.explain`, or whatever maps (network, images, targets) to
         Heatmaps; the targets are the images' labels. images: how many are drawn.
@@ -39,6 +41,12 @@ class WatchHeatmaps(Callback):
     In the run's folder: heatmaps/epoch_3.png, the images and their maps after three epochs, and
     heatmaps.png, a strip of epochs for each image, all in one scale. Loggers that keep pictures
     (TensorBoard, Weights & Biases) get each epoch's too, as "heatmaps".
+
+    Examples:
+        >>> from lightning.pytorch import Trainer
+        >>> from vision_attn.explain import Rollout
+        >>> from vision_attn.training import WatchHeatmaps
+        >>> trainer = Trainer(callbacks=[WatchHeatmaps(Rollout(), images=3)], logger=False)
     """
 
     def __init__(self, explainer: Callable[[nn.Module, Images, Tensor], Heatmaps], images: int = 4):
@@ -115,7 +123,7 @@ class WatchHeatmaps(Callback):
 
 
 def log_picture(logger: Logger, picture: Picture, step: int) -> None:
-    """Where the logger keeps pictures; others are passed over."""
+    """Hand the picture to a logger that keeps pictures; pass over others."""
     if isinstance(logger, TensorBoardLogger):
         logger.experiment.add_image("heatmaps", picture, step, dataformats="HWC")
     elif callable(log_image := getattr(logger, "log_image", None)):  # Weights & Biases and its like

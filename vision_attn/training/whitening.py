@@ -6,11 +6,19 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from vision_attn.models import Whitening
 
+__all__ = ["Whiten"]
+
 
 class Whiten(Callback):
-    """Fits the network's `Whitening` layer to training images before a run starts.
+    """A `Whitening` layer fitted to training images before the run starts.
 
-    images: how many, spread evenly over the set, without augmentation.
+    images: how many, spread evenly over the set, without augmentation. Raises ValueError for a
+    network without such a layer.
+
+    Examples:
+        >>> from lightning.pytorch import Trainer
+        >>> from vision_attn.training import Whiten
+        >>> trainer = Trainer(callbacks=[Whiten(images=2000)], logger=False)
     """
 
     def __init__(self, images: int = 5000) -> None:
@@ -19,7 +27,7 @@ class Whiten(Callback):
         self.images = images
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """A checkpoint to start from is read after this, and has the layer as it was."""
+        """Fit the layer; the checkpoint of a resumed run is read later, and has its own."""
         data: Any = getattr(trainer, "datamodule", None)
         if stage != "fit" or data is None:
             return
