@@ -14,8 +14,6 @@ from vision_attn.models import PooledCNN, ViT
 IMAGES = torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(1))
 
 POOLS = {
-    "class token": att.ClassToken,
-    "mean": att.MeanPool,
     "additive": att.AttentionPool,
     "key only, heads": partial(att.AttentionPool, heads=3, score=att.KeyOnly),
     "fused": partial(att.AttentionPool, heads=2, score=att.ScaledDot),
@@ -63,6 +61,17 @@ def test_raw_attention_shows_every_look_of_a_pool(name: str) -> None:
         RawAttention(head=looks.shape[1])(network, IMAGES)
     rolled = Rollout()(network, IMAGES)
     torch.testing.assert_close(rolled.values.sum((1, 2)) + rolled.prefix_mass, torch.ones(2))
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean", att.ClassToken, att.MeanPool])
+def test_a_fixed_readout_is_no_attention(pool: Any) -> None:
+    network = vit(pool=pool)
+    tokens = given(network, network.blocks[-1].attn)
+    with torch.no_grad():
+        weights = network.blocks[-1].attn.weights(tokens).mean(1)
+    layout = network.layout((32, 48))
+    seed = weights[:, 0] if layout.pool == "cls" else weights[:, 1:].mean(1)
+    torch.testing.assert_close(RawAttention()(network, IMAGES).values, layout.to_map(seed))
 
 
 def test_a_hard_pool_is_one_patch_a_head() -> None:

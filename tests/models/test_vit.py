@@ -1,13 +1,13 @@
 """Our ViT against timm's, with weights far from the start so that every one of them counts."""
 
-import functools
+from functools import partial
 
 import pytest
 import timm
 import torch
 from torch import nn
 
-from vision_attn.attention import Additive, MultiHeadAttention
+from vision_attn.attention import Additive, ClassToken, MeanPool, MultiHeadAttention
 from vision_attn.models import ModelError, ViT, vit_from_timm
 from vision_attn.types import TokenLayout
 
@@ -124,7 +124,7 @@ def test_drop_path_rises_with_depth():
 
 
 def test_any_attention_goes_in_its_slot():
-    factory = functools.partial(MultiHeadAttention, score=Additive)
+    factory = partial(MultiHeadAttention, score=Additive)
     vit, images = small(attention=factory), torch.randn(2, 3, 16, 24)
     scores = [block.attn.attend.score for block in vit.blocks]
     assert all(isinstance(score, Additive) for score in scores)
@@ -162,6 +162,7 @@ def test_layout_counts_every_prefix_token():
     ("args", "message"),
     [
         ({"class_token": False}, "class_token is False"),
+        ({"class_token": False, "pool": ClassToken}, "class_token is False"),
         ({"patch_drop": 1.0}, "patch_drop must be at least 0 and below 1, got 1.0"),
         ({"image_size": (16, 20)}, "multiples of the patch size 8, got 16x20"),
     ],
@@ -174,3 +175,25 @@ def test_wrong_arguments_are_named(args, message):
 def test_an_image_that_does_not_fit_the_patches_is_named():
     with pytest.raises(ValueError, match=r"patch size 8, got 16x20 \(height x width\)"):
         small()(torch.zeros(1, 3, 16, 20))
+
+
+@pytest.mark.parametrize(("name", "readout"), [("cls", ClassToken), ("mean", MeanPool)])
+def test_a_pool_by_name_and_its_readout_are_one(name, readout):
+    torch.manual_seed(3)
+    by_name = small(pool=name, registers=2)
+    torch.manual_seed(3)
+    by_class = small(pool=partial(readout), registers=2)
+    assert by_name.state_dict().keys() == by_class.state_dict().keys()
+    assert by_name.layout((16, 24)) == by_class.layout((16, 24))
+    images, keep = torch.randn(2, 3, 16, 16), torch.tensor([[0, 3], [1, 2]])
+    for kept in (None, keep):  # without its neighbours a patch has no layout
+        expected = by_name.forward_kept_tokens(images, kept)
+        assert torch.equal(by_class.forward_kept_tokens(images, kept), expected)
+
+
+def test_a_mean_leaves_out_the_prefix_of_kept_patches():
+    vit = small(pool="mean", registers=2, depth=0)
+    images, keep = torch.randn(2, 3, 16, 16), torch.tensor([[0, 3], [1, 2]])
+    patches = vit.tokens(images, vit.grid, keep)[:, 3:]
+    expected = vit.head(vit.fc_norm(patches.mean(1)))
+    torch.testing.assert_close(vit.forward_kept_tokens(images, keep), expected)

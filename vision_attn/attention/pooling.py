@@ -5,7 +5,7 @@ Axes: b batch, n tokens, d width of a token, look: one of several sets of weight
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from einops import rearrange
@@ -37,7 +37,7 @@ class Readout(nn.Module, ABC):
     """Base class: tokens to one vector, `out_dim` wide; made as `Readout(dim)`.
 
     out_dim: dim if None. A subclass gives the vector in `forward` and the tokens' weights in
-    `weights`.
+    `weights`. attends: whether the weights depend on the tokens: then explainers record them.
 
     Examples:
         >>> import torch
@@ -50,6 +50,8 @@ class Readout(nn.Module, ABC):
         >>> LastToken(dim=8)(torch.randn(2, 5, 8)).shape
         torch.Size([2, 8])
     """
+
+    attends: ClassVar[bool] = True
 
     def __init__(self, dim: int, out_dim: int | None = None):
         super().__init__()
@@ -89,6 +91,8 @@ class ClassToken(Readout):
         tensor([[0., 1.]])
     """
 
+    attends = False
+
     def forward(
         self, tokens: Tokens, layout: TokenLayout | None = None, mask: Exists = None
     ) -> Float[Tensor, "b out"]:
@@ -105,7 +109,9 @@ class ClassToken(Readout):
 
 @final
 class MeanPool(Readout):
-    """Readout by the mean of the patch tokens; of all tokens where no layout is given.
+    """Readout by the mean of the patch tokens.
+
+    prefix: tokens before the patches, where no layout is given to count them.
 
     Examples:
         >>> import torch
@@ -118,9 +124,18 @@ class MeanPool(Readout):
         tensor([[3., 4.]])
     """
 
+    attends = False
+
+    def __init__(self, dim: int, prefix: int = 0):
+        super().__init__(dim)
+        self.prefix = prefix
+
     def forward(
         self, tokens: Tokens, layout: TokenLayout | None = None, mask: Exists = None
     ) -> Float[Tensor, "b out"]:
+        if mask is None:
+            not_empty(tokens=tokens)
+            return tokens[:, self._prefix(layout) :].mean(dim=1)
         return (self.weights(tokens, layout, mask) @ tokens)[:, 0]
 
     def weights(
@@ -129,9 +144,11 @@ class MeanPool(Readout):
         not_empty(tokens=tokens)
         check_exists(tokens, mask=mask)
         counted = torch.ones_like(tokens[..., 0]) if mask is None else mask.to(tokens.dtype)
-        if layout is not None:
-            counted[:, : layout.prefix] = 0
+        counted[:, : self._prefix(layout)] = 0
         return (counted / counted.sum(1, keepdim=True).clamp(min=1))[:, None]
+
+    def _prefix(self, layout: TokenLayout | None) -> int:
+        return self.prefix if layout is None else layout.prefix
 
 
 class LearnedQuery(Readout):

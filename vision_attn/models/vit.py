@@ -14,14 +14,14 @@ from timm.layers import DropPath, LayerScale, Mlp, resample_abs_pos_embed
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vision_attn.attention import MultiHeadAttention
+from vision_attn.attention import ClassToken, MeanPool, MultiHeadAttention, Readout
 from vision_attn.models.checkpoint import Rebuildable
-from vision_attn.types import Images, Logits, TokenLayout
+from vision_attn.types import Images, Logits, Pool, TokenLayout
 
 Tokens = Float[Tensor, "b n d"]
 Attention = Callable[..., nn.Module]  # attention(dim=d, heads=h), then (tokens, layout=layout)
 Embed = Callable[..., nn.Module]  # embed(dim=d, patch_size=p), then images -> (b n d)
-Readout = Callable[..., nn.Module]  # readout(dim=d), then (tokens, layout=layout) -> (b d')
+POOLS: dict[Literal["cls", "mean"], type[Readout]] = {"cls": ClassToken, "mean": MeanPool}
 
 
 class PatchEmbed(nn.Module):
@@ -109,8 +109,9 @@ class ViT(Rebuildable):
     """Patches to tokens, `depth` blocks of attention, a readout, a linear classifier (if any).
 
     image_size: (h, w) of the learned positions; any other size whose sides are multiples of
-    patch_size works too, with the positions resampled. pool: the class token, the mean over the
-    patches, or a readout factory. embed_prefix: class token and registers have positions too.
+    patch_size works too, with the positions resampled. pool: a factory of a readout, called as
+    pool(dim=dim), then (tokens, layout=layout) -> vector; "cls" is `ClassToken`, "mean" `MeanPool`.
+    embed_prefix: class token and registers have positions too.
     norm_after_pool: the last norm comes after the readout (default: where the mean is pooled).
     layer_scale: start value of a learned scale on each branch (Touvron 2021), none if None.
     drop_path: share of branches dropped in the last block, rising from 0 in the first.
@@ -126,7 +127,7 @@ class ViT(Rebuildable):
         depth: int = 6,
         heads: int = 3,
         mlp_ratio: float = 4.0,
-        pool: Literal["cls", "mean"] | Readout = "cls",
+        pool: Literal["cls", "mean"] | Callable[..., nn.Module] = "cls",
         class_token: bool = True,
         registers: int = 0,
         embed_prefix: bool = True,
@@ -138,17 +139,14 @@ class ViT(Rebuildable):
         embed: Embed = PatchEmbed,
     ):
         super().__init__()
-        if pool == "cls" and not class_token:
-            raise ValueError("pool='cls' reads the class token, but class_token is False")
         if not 0 <= patch_drop < 1:
             raise ValueError(f"patch_drop must be at least 0 and below 1, got {patch_drop}")
-        if norm_after_pool is None:
-            norm_after_pool = pool == "mean"
+        if isinstance(pool, str) and pool not in POOLS:
+            raise ValueError(f"pool must be cls, mean or the factory of a readout, got {pool!r}")
         self.patch_size, self.patch_drop = patch_size, patch_drop
         self.class_token, self.prefix = class_token, int(class_token) + registers
-        self.pool = pool if isinstance(pool, str) else "attention"
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-        self.grid = self.layout((height, width)).grid
+        self.grid = self._grid(height, width)
         positions = self.grid[0] * self.grid[1] + (self.prefix if embed_prefix else 0)
 
         self.patch_embed = embed(dim=dim, patch_size=patch_size)
@@ -159,8 +157,17 @@ class ViT(Rebuildable):
             Block(dim, heads, mlp_ratio, attention, layer_scale, drop_path * i / max(depth - 1, 1))
             for i in range(depth)
         )
+        readout = POOLS[pool](dim) if isinstance(pool, str) else pool(dim=dim)
+        if isinstance(readout, MeanPool):
+            readout.prefix = self.prefix  # also where patches are left out, and there is no layout
+        names: dict[type, Pool] = {kind: name for name, kind in POOLS.items()}
+        self.pool = names.get(type(readout), "attention")
+        if self.pool == "cls" and not class_token:
+            raise ValueError("pool='cls' reads the class token, but class_token is False")
+        if norm_after_pool is None:
+            norm_after_pool = self.pool == "mean"
         self.norm = nn.Identity() if norm_after_pool else nn.LayerNorm(dim, eps=1e-6)
-        self.readout = None if isinstance(pool, str) else pool(dim=dim)
+        self.readout = readout
         dim = getattr(self.readout, "out_dim", dim)
         self.fc_norm = nn.LayerNorm(dim, eps=1e-6) if norm_after_pool else nn.Identity()
         self.head = nn.Linear(dim, num_classes) if num_classes > 0 else nn.Identity()
@@ -168,14 +175,15 @@ class ViT(Rebuildable):
 
     def layout(self, image_size: tuple[int, int]) -> TokenLayout:
         """Where the tokens of an image of that (height, width) lie."""
-        height, width = image_size
+        return TokenLayout(self.prefix, self._grid(*image_size), self.pool, self.class_token)
+
+    def _grid(self, height: int, width: int) -> tuple[int, int]:
         if height % self.patch_size or width % self.patch_size or min(height, width) < 1:
             raise ValueError(
                 f"expected an image whose sides are multiples of the patch size {self.patch_size}, "
                 f"got {height}x{width} (height x width)"
             )
-        grid = height // self.patch_size, width // self.patch_size
-        return TokenLayout(self.prefix, grid, self.pool, self.class_token)
+        return height // self.patch_size, width // self.patch_size
 
     def forward(self, images: Images) -> Logits:
         keep = None
@@ -194,12 +202,7 @@ class ViT(Rebuildable):
         x = self.tokens(images, whole.grid, keep)
         for block in self.blocks:
             x = block(x, layout)
-        x = self.norm(x)
-        if self.readout is not None:
-            x = self.readout(x, layout=layout)
-        else:
-            x = x[:, 0] if self.pool == "cls" else x[:, self.prefix :].mean(dim=1)
-        return self.head(self.fc_norm(x))
+        return self.head(self.fc_norm(self.readout(self.norm(x), layout=layout)))
 
     def tokens(
         self, images: Images, grid: tuple[int, int], keep: Int[Tensor, "b m"] | None

@@ -62,7 +62,7 @@ def modules_of(network: nn.Module) -> dict[nn.Module, str]:
 def attends(module: nn.Module) -> bool:
     """Whether a module itself projects to queries and keys."""
     if isinstance(module, Attend | Readout):
-        return True
+        return getattr(module, "attends", True)
     return _projects(own_names(module))
 
 

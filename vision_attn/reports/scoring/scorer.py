@@ -336,6 +336,6 @@ def as_plain_vit(model: Model) -> ViT | None:
         isinstance(module, Location | Window) and not isinstance(module, Global)
         for module in network.modules()
     )
-    if asks_where or network.readout is not None:
+    if asks_where or getattr(network.readout, "attends", True):
         return None
     return network.to(model.device).eval()
