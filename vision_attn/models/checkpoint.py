@@ -54,6 +54,19 @@ class Checkpoint:
 
     about: its entry "vision_attn", plain values. weights: its tensors by name, not yet compared
     with any network.
+
+    Examples:
+        >>> import tempfile, torch
+        >>> from vision_attn.models import ViT
+        >>> from vision_attn.models.checkpoint import ENTRY, pack, unpack
+        >>> vit = ViT(image_size=16, patch_size=8, dim=12, depth=1, heads=2, num_classes=3)
+        >>> weights = {f"network.{name}": value for name, value in vit.state_dict().items()}
+        >>> with tempfile.NamedTemporaryFile(suffix=".ckpt") as file:
+        ...     entry = pack(vit, {"classes": ["a", "b", "c"]})
+        ...     torch.save({ENTRY: entry, "state_dict": weights}, file.name)
+        ...     checkpoint = unpack(file.name)
+        >>> checkpoint.about["classes"], checkpoint.build().grid
+        (['a', 'b', 'c'], (2, 2))
     """
 
     path: Path
@@ -114,6 +127,17 @@ class Rebuildable(nn.Module):
     `init_class` stays when the network is wrapped in place, as by `fully_shard`.
     `rebuilt_with` fixes the arguments that count only the first time, such as where the starting
     weights come from: a description carries these values, and `build` insists on them.
+
+    Examples:
+        >>> from torch import nn
+        >>> from vision_attn.models import build, describe
+        >>> from vision_attn.models.checkpoint import Rebuildable
+        >>> from vision_attn.models import FastCNN
+        >>> cnn = FastCNN(num_classes=3, widths=(8, 8, 8))
+        >>> cnn.init_args["widths"]
+        (8, 8, 8)
+        >>> build(describe(cnn)).init_args == cnn.init_args
+        True
     """
 
     init_class: type["Rebuildable"]
@@ -388,7 +412,7 @@ def _fault(weights: Tensor, expected: Tensor) -> str:
 
 
 def without_prefix(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights under the prefix that makes their names those expected; others are left out."""
+    """Take the weights under the prefix that makes their names those expected; leave out others."""
     probe = max(expected, key=len, default="")
     prefixes = [name.removesuffix(probe) for name in weights if name.endswith(probe)]
     prefix = min(prefixes, key=len, default="")

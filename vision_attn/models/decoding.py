@@ -14,15 +14,29 @@ from vision_attn.models.checkpoint import Rebuildable
 from vision_attn.models.encoders import Encoder
 from vision_attn.types import PAD, START, STOP
 
+__all__ = ["SequenceModel", "beam", "greedy"]
+
 Target = Int[Tensor, "b t"]
 State = dict[str, Tensor]  # what a decoder knows so far: row i of each tensor is of example i
 Written = tuple[Float[Tensor, "b t k"], Float[Tensor, "b t n"], State]
 
 
 class SequenceModel(Rebuildable, ABC):
-    """From a source to a target, whose symbols are predicted each from those before it.
+    """Base class: a network that writes a target, each symbol predicted from those before it.
 
     symbols: size of the target's vocabulary. longest: steps of the longest target, STOP included.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.models import Seq2Seq, greedy
+        >>> network = Seq2Seq(symbols=7, dim=8, longest=4).eval()
+        >>> source, target = torch.tensor([[5, 6, 2]]), torch.tensor([[3, 4, 2]])
+        >>> network(source, target).shape  # logits of each symbol
+        torch.Size([1, 3, 7])
+        >>> network.weights(source, target).shape  # where each step looks
+        torch.Size([1, 3, 3])
+        >>> greedy(network, source).size(0)
+        1
     """
 
     encoder: Encoder
@@ -35,8 +49,11 @@ class SequenceModel(Rebuildable, ABC):
 
     @abstractmethod
     def decode(self, state: State, symbols: Target, first: int = 0) -> Written:
-        """Logits of the symbols that follow these, which are number `first` and on of the target
-        (START is number 0), the weights over the memory at each step, and the state after them."""
+        """Predict the symbols that follow these, which are number `first` and on of the target.
+
+        START is number 0. Returned: the logits, the weights over the memory at each step, and the
+        state after them.
+        """
 
     def forward(self, source: Tensor, target: Target) -> Float[Tensor, "b t k"]:
         """Logits of each symbol of the target, given the source and the symbols before it."""
@@ -118,4 +135,5 @@ def writable(logits: Float[Tensor, "b k"]) -> Float[Tensor, "b k"]:
 
 
 def is_over(symbols: Int[Tensor, " b"]) -> Tensor:
+    """Mark the symbols after which nothing is written: STOP and PAD."""
     return (symbols == STOP) | (symbols == PAD)

@@ -8,6 +8,8 @@ from huggingface_hub import constants
 
 from vision_attn.compat.huggingface_private import is_offline, offline
 
+__all__ = ["hub_reached_or_left"]
+
 
 def hub_reached_or_left() -> AbstractContextManager[None]:
     """Offline, Hugging Face's client looks in its cache alone, and does not retry for a minute."""

@@ -21,14 +21,40 @@ from vision_attn.attention import MultiHeadAttention
 from vision_attn.models.vit import ViT
 from vision_attn.types import PAD, Images
 
+__all__ = [
+    "ConvEncoder",
+    "Encoder",
+    "ImageEncoder",
+    "Memory",
+    "RecurrentEncoder",
+    "SelfAttentionBlock",
+    "SelfAttentionEncoder",
+    "SymbolEmbedding",
+    "ViTEncoder",
+    "check_symbols",
+    "sinusoids",
+]
+
 Symbols = Int[Tensor, "b s"]
 Tokens = Float[Tensor, "b n d"]
 CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
 
 
 class Memory(NamedTuple):
-    """tokens (b n d), what attention reads; keys (b n d), what it finds them by; exists (b n),
-    False where there is only padding, which comes last; summary (b d), the source in one vector.
+    """What an encoder keeps of a source.
+
+    tokens (b n d): what attention reads. keys (b n d): what it finds them by. exists (b n): False
+    where there is only padding, which comes last. summary (b d): the source in one vector.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.models import RecurrentEncoder
+        >>> memory = RecurrentEncoder(dim=8, symbols=11)(torch.tensor([[5, 6, 2], [7, 2, 0]]))
+        >>> memory.tokens.shape, memory.summary.shape
+        (torch.Size([2, 3, 8]), torch.Size([2, 8]))
+        >>> memory.exists
+        tensor([[ True,  True,  True],
+                [ True,  True, False]])
     """
 
     tokens: Tensor
@@ -38,37 +64,61 @@ class Memory(NamedTuple):
 
 
 class Encoder(nn.Module, ABC):
-    """Made as `Encoder(dim, **options)`: a source to a `Memory` of tokens `dim` wide."""
+    """Base class: a source to a `Memory` of tokens `dim` wide; made as `Encoder(dim, **options)`.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.models import Encoder
+        >>> from vision_attn.models.encoders import Memory
+        >>> class Letters(Encoder):
+        ...     def __init__(self, dim):
+        ...         super().__init__()
+        ...         self.embed = torch.nn.Embedding(11, dim)
+        ...     def forward(self, source):
+        ...         tokens = self.embed(source)
+        ...         return Memory(tokens, tokens, source > 0, tokens.mean(1))
+        >>> Letters(dim=8)(torch.tensor([[5, 6, 2]])).tokens.shape
+        torch.Size([1, 3, 8])
+    """
 
     @abstractmethod
     def forward(self, source: Tensor) -> Memory: ...
 
 
 class ImageEncoder(Encoder):
-    """Reads images; the tokens lie on a grid, column by column from left to right."""
+    """Base class: encoder of images, whose tokens lie on a grid, column by column from the left.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.models import ConvEncoder
+        >>> encoder = ConvEncoder(dim=8, widths=(4, 8, 8))
+        >>> weights = torch.full((1, 2, 12), 1 / 12)  # of 2 steps over 12 tokens
+        >>> encoder.grid((24, 32)), encoder.maps(weights, (24, 32)).shape
+        ((3, 4), torch.Size([1, 2, 3, 4]))
+    """
 
     @abstractmethod
     def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of tokens for an image of that (height, width)."""
+        """The rows and columns of tokens of an image of that (height, width)."""
 
     def maps(
         self, weights: Float[Tensor, "b t n"], image_size: tuple[int, int]
     ) -> Float[Tensor, "b t h w"]:
-        """Weights over the tokens as maps on their grid."""
+        """Lay weights over the tokens on their grid, (b t h w)."""
         rows, _ = self.grid(image_size)
         return rearrange(weights, "b t (w h) -> b t h w", h=rows)
 
     def remembered(
         self, features: Float[Tensor, "b d h w"], keys: Float[Tensor, "b d h w"] | None = None
     ) -> Memory:
-        """keys: the features themselves unless given."""
+        """Make the memory of these features; keys: the features themselves unless given."""
         tokens = rearrange(features, "b d h w -> b (w h) d")
         by = tokens if keys is None else rearrange(keys, "b d h w -> b (w h) d")
         return Memory(tokens, by, torch.ones_like(tokens[..., 0], dtype=torch.bool), by.mean(1))
 
 
 def check_symbols(source: Symbols, symbols: int, longest: int) -> None:
-    """ValueError for an empty source, one that is too long, and numbers that stand for nothing."""
+    """Raise ValueError for an empty source, one too long, and numbers that stand for no symbol."""
     if source.size(1) == 0 or bool((source[:, 0] == PAD).any()):
         raise ValueError("expected at least one symbol in each source, got an empty one")
     if source.size(1) > longest:
@@ -88,6 +138,12 @@ class RecurrentEncoder(Encoder):
 
     Each token is [forward state; backward state], half of dim each; the summary is the last state
     of both. symbols: size of the vocabulary. longest: the longest source it takes.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.models import RecurrentEncoder
+        >>> RecurrentEncoder(dim=8, symbols=11)(torch.tensor([[5, 6, 2]])).tokens.shape
+        torch.Size([1, 3, 8])
     """
 
     def __init__(
@@ -119,7 +175,15 @@ class RecurrentEncoder(Encoder):
 
 
 class SelfAttentionBlock(nn.Module):
-    """x + attention(norm x), then x + mlp(norm x), where some tokens are only padding."""
+    """x + attention(norm x), then x + mlp(norm x), where some tokens are only padding.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.models.encoders import SelfAttentionBlock
+        >>> block, exists = SelfAttentionBlock(8, 2, 2.0, 0.0), torch.ones(1, 1, 1, 5).bool()
+        >>> block(torch.randn(1, 5, 8), exists).shape
+        torch.Size([1, 5, 8])
+    """
 
     def __init__(self, dim: int, heads: int, mlp_ratio: float, dropout: float):
         super().__init__()
@@ -138,6 +202,13 @@ class SelfAttentionEncoder(Encoder):
     """The encoder of a Transformer (Vaswani et al. 2017), norms first: symbols, sinusoids, blocks.
 
     The summary is the mean of the tokens.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.models import SelfAttentionEncoder
+        >>> encoder = SelfAttentionEncoder(dim=8, symbols=11, depth=1, heads=2)
+        >>> encoder(torch.tensor([[5, 6, 2]])).tokens.shape
+        torch.Size([1, 3, 8])
     """
 
     def __init__(
@@ -171,7 +242,14 @@ class SelfAttentionEncoder(Encoder):
 
 
 class SymbolEmbedding(nn.Module):
-    """A learned vector a symbol plus sinusoids of its place, Vaswani et al. 2017, section 3.5."""
+    """A learned vector a symbol plus sinusoids of its place, Vaswani et al. 2017, section 3.5.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.models.encoders import SymbolEmbedding
+        >>> SymbolEmbedding(symbols=11, dim=8, longest=16)(torch.tensor([[5, 6, 2]])).shape
+        torch.Size([1, 3, 8])
+    """
 
     places: Tensor
 
@@ -193,7 +271,7 @@ def sinusoids(length: int, dim: int) -> Float[Tensor, "length d"]:
 
 
 class ConvEncoder(ImageEncoder):
-    """Convolutions: a token is what they see at its place and just around.
+    """Encoder by convolutions: a token is what they see at its place and just around it.
 
     sizes: of their kernels; an even one halves the image, an odd one keeps it as large. context: a
     token's key also has what a bidirectional GRU along the columns says, so that it can be found by
@@ -201,6 +279,12 @@ class ConvEncoder(ImageEncoder):
     to look where a thing is. Without, the key is the token, and sinusoids of its place are in it:
     what stands beside it takes another look. span: so many columns are one step of the GRU, and
     among their tokens the keys differ by what is seen there alone.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.models import ConvEncoder
+        >>> ConvEncoder(dim=8, widths=(4, 8, 8))(torch.randn(1, 3, 24, 32)).tokens.shape
+        torch.Size([1, 12, 8])
     """
 
     def __init__(
@@ -257,7 +341,15 @@ def _each(norm: nn.Module, features: Float[Tensor, "b d h w"]) -> Float[Tensor, 
 
 
 class ViTEncoder(ImageEncoder):
-    """The trunk of a ViT: its patch tokens after the last norm."""
+    """The trunk of a ViT: its patch tokens after the last norm.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.models import ViTEncoder
+        >>> encoder = ViTEncoder(dim=8, image_size=24, patch_size=8, depth=1, heads=2)
+        >>> encoder(torch.randn(1, 3, 24, 32)).tokens.shape
+        torch.Size([1, 12, 8])
+    """
 
     def __init__(
         self,

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 
 from vision_attn.errors import ModelError
 
+__all__ = ["library_errors"]
+
 FROM_FILE = (
     "give its weights with --weights FILE (weights=FILE), or take random ones with "
     "--pretrained false (pretrained=False)"
@@ -13,7 +15,7 @@ FROM_FILE = (
 
 @contextmanager
 def library_errors(model: str, hint: str = "", offline: str = FROM_FILE) -> Iterator[None]:
-    """Whatever a library raises while it builds or downloads a model, as one ModelError.
+    """Turn whatever a library raises while it builds or downloads a model into one ModelError.
 
     hint: what to add to its own words. offline: what to do where a download fails.
     """

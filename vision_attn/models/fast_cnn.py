@@ -16,6 +16,8 @@ from vision_attn.attention import SqueezeExcite
 from vision_attn.models.checkpoint import Rebuildable
 from vision_attn.types import Images, Logits
 
+__all__ = ["FastCNN", "Whitening", "WideBlock"]
+
 
 class Whitening(nn.Module):
     """The principal axes of a patch, each scaled to variance 1, and the same negated.
@@ -23,6 +25,14 @@ class Whitening(nn.Module):
     W = [V; -V], V = diag(1 / sqrt(lambda + eps)) U' where U diag(lambda) U' is the covariance of
     all patches: `fit` computes it from images (Page 2018, Jordan 2024). W is never trained, only
     the bias is. Before `fit`, and without it, W is random.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.models import Whitening
+        >>> layer = Whitening(channels=3, kernel_size=2)
+        >>> layer.fit(torch.randn(50, 3, 8, 8))
+        >>> layer(torch.randn(1, 3, 8, 8)).shape  # 2 x 12 axes of a 3 x 2 x 2 patch
+        torch.Size([1, 24, 7, 7])
     """
 
     def __init__(self, channels: int = 3, kernel_size: int = 2):
@@ -49,6 +59,13 @@ class WideBlock(nn.Module):
     """gelu(bn(pool(conv x))), gelu(bn(conv x)), then the gate; the image is halved.
 
     The first filters of each convolution pass their channels on as they are, to start with.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import SqueezeExcite
+        >>> from vision_attn.models.fast_cnn import WideBlock
+        >>> WideBlock(8, 16, SqueezeExcite, memory=0.6)(torch.randn(2, 8, 6, 6)).shape
+        torch.Size([2, 16, 3, 3])
     """
 
     def __init__(self, c_in: int, c_out: int, gate: Callable[..., nn.Module], memory: float):
@@ -80,6 +97,12 @@ class FastCNN(Rebuildable):
 
     widths: channels of each block. gate: called as `gate(channels=c)`. memory: how much of their
     running statistics the norms keep at each step. gain: what the logits are multiplied by.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.models import FastCNN
+        >>> FastCNN(num_classes=3, widths=(8, 8, 8))(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 3])
     """
 
     def __init__(

@@ -13,6 +13,8 @@ from vision_attn.models.download import hub_reached_or_left
 from vision_attn.models.errors import library_errors
 from vision_attn.types import Images, Logits
 
+__all__ = ["HuggingFaceModel"]
+
 OFFLINE = "name a folder that holds it, or a kind of network (hf:vit) with --pretrained false"
 
 
@@ -21,6 +23,14 @@ class HuggingFaceModel(nn.Module):
 
     name: a repository, a folder, or, for random weights, a kind of network such as "vit".
     `processor` holds the options of its image processor, empty where it has none.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.models.huggingface_model import HuggingFaceModel
+        >>> size = {"image_size": 16, "patch_size": 8, "hidden_size": 8, "intermediate_size": 8}
+        >>> depth = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_labels": 3}
+        >>> HuggingFaceModel("vit", model_args=size | depth)(torch.randn(2, 3, 16, 16)).shape
+        torch.Size([2, 3])
     """
 
     def __init__(

@@ -15,6 +15,8 @@ from vision_attn.models.checkpoint import Rebuildable
 from vision_attn.models.timm_model import create_timm
 from vision_attn.types import Images, Logits, TokenLayout
 
+__all__ = ["PooledCNN"]
+
 
 class PooledCNN(Rebuildable):
     """The CNN that timm knows by this name, its last features read out by attention.
@@ -24,6 +26,15 @@ class PooledCNN(Rebuildable):
     constructor: `output_stride=8` keeps the places small.
 
     Raises ModelError for a network whose last features are not a map (b c h w).
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.models import PooledCNN
+        >>> network = PooledCNN("resnet10t", 3, model_args={"channels": [8, 8, 16, 16]})
+        >>> network(torch.randn(2, 3, 64, 64)).shape
+        torch.Size([2, 3])
+        >>> network.layout((64, 96)).grid
+        (2, 3)
     """
 
     rebuilt_with: ClassVar[dict[str, Any]] = {"pretrained": False}
@@ -45,7 +56,7 @@ class PooledCNN(Rebuildable):
         self.head = nn.Linear(readout.out_dim, num_classes)
 
     def layout(self, image_size: tuple[int, int]) -> TokenLayout:
-        """Where the places of an image of that (height, width) lie."""
+        """How the places of an image of that (height, width) lie."""
         stride = self.trunk.feature_info[-1]["reduction"]
         height, width = image_size
         return TokenLayout(0, (ceil(height / stride), ceil(width / stride)), "attention")

@@ -16,18 +16,29 @@ from vision_attn.models.checkpoint import Rebuildable
 from vision_attn.models.encoders import ConvEncoder, ImageEncoder, Memory, RecurrentEncoder
 from vision_attn.types import Images
 
+__all__ = ["Looks", "QuestionAnswerer"]
+
 Question = Int[Tensor, "q i"]
 
 
 class Looks(NamedTuple):
-    """words (q look i): of each co-attention; maps (q look h w): the same, then each memory hop."""
+    """Weights of each look at the question and at the image.
+
+    words (q look i): of each co-attention. maps (q look h w): the same, then each memory hop.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.models.questions import Looks
+        >>> Looks(words=torch.zeros(2, 1, 5), maps=torch.zeros(2, 1, 4, 4)).maps.shape
+        torch.Size([2, 1, 4, 4])
+    """
 
     words: Tensor
     maps: Tensor
 
 
 class QuestionAnswerer(Rebuildable):
-    """Words and image tokens through co-attention, memory hops over the image, or both.
+    """A network that answers questions about images by co-attention, memory hops, or both.
 
     (c_q, c_k) = coattention(words, tokens), several side by side where several are given; without
     any, c_q is the question's last state, and c_k the mean of the image. u = hops(W c_q, tokens),
@@ -36,6 +47,15 @@ class QuestionAnswerer(Rebuildable):
 
     answers: how many. The rest are factories; coattention: a list of them. Of m b questions about b
     images, the first m are about the first image, and so on.
+
+    Examples:
+        >>> import torch
+        >>> from functools import partial
+        >>> from vision_attn.models import ConvEncoder, QuestionAnswerer
+        >>> image_encoder = partial(ConvEncoder, widths=(4, 8, 8))
+        >>> network = QuestionAnswerer(answers=5, image_encoder=image_encoder, dim=8)
+        >>> network(torch.randn(2, 3, 24, 24), torch.tensor([[5, 6, 2], [7, 8, 2]])).shape
+        torch.Size([2, 5])
     """
 
     def __init__(
@@ -96,7 +116,7 @@ class QuestionAnswerer(Rebuildable):
         return self.coattention(words.tokens, seen.keys, words.exists, seen.exists)
 
     def looks(self, image: Images, question: Question) -> Looks:
-        """What the network looks at; no looks where it has neither co-attention nor hops."""
+        """The weights of each look; none where the network has neither co-attention nor hops."""
         words, seen = self._read(image, question)
         size = (image.shape[-2], image.shape[-1])
         over_words = words.tokens.new_zeros(len(question), 0, question.size(1))

@@ -14,12 +14,24 @@ from vision_attn.attention import SqueezeExcite
 from vision_attn.models.checkpoint import Rebuildable
 from vision_attn.types import Images, Logits
 
+__all__ = [
+    "BasicBlock",
+    "Bottleneck",
+    "SEResNet",
+    "seresnet18",
+    "seresnet34",
+    "seresnet50",
+    "seresnet101",
+    "seresnet152",
+]
+
 GateFactory = Callable[..., nn.Module]  # called as gate(channels=c)
 
 TIMM_GATE = partial(SqueezeExcite, divisor=8)
 
 
 def conv(c_in: int, c_out: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    """Make a convolution that keeps the size but for its stride; a batch norm brings the bias."""
     return nn.Conv2d(c_in, c_out, kernel, stride, padding=kernel // 2, bias=False)
 
 
@@ -31,7 +43,15 @@ def shortcut(c_in: int, c_out: int, stride: int) -> nn.Module | None:
 
 
 class BasicBlock(nn.Module):
-    """relu(gate(bn(conv(relu(bn(conv x))))) + x), He et al. 2016, the gate as Hu et al. 2018."""
+    """relu(gate(bn(conv(relu(bn(conv x))))) + x), He et al. 2016, the gate as Hu et al. 2018.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import SqueezeExcite
+        >>> from vision_attn.models import BasicBlock
+        >>> BasicBlock(16, 32, stride=2, gate=SqueezeExcite)(torch.randn(2, 16, 8, 8)).shape
+        torch.Size([2, 32, 4, 4])
+    """
 
     expansion = 1
 
@@ -53,7 +73,15 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 convolutions, the middle one narrow, then gate and shortcut."""
+    """1x1, 3x3, 1x1 convolutions, the middle one narrow, then gate and shortcut.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import SqueezeExcite
+        >>> from vision_attn.models import Bottleneck
+        >>> Bottleneck(16, 32, stride=1, gate=SqueezeExcite)(torch.randn(2, 16, 8, 8)).shape
+        torch.Size([2, 128, 8, 8])
+    """
 
     expansion = 4
 
@@ -95,6 +123,13 @@ class SEResNet(Rebuildable):
     stem: "3x3" keeps the resolution (32x32 images); "7x7" divides it by 4 (64x64 and larger).
     layers, widths: blocks and channels of each stage. gate: called as `gate(channels=c)`; timm's
     squeeze widths are those of `partial(SqueezeExcite, divisor=8)`, as in `seresnet18` and others.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.models import SEResNet
+        >>> network = SEResNet(num_classes=3, layers=(1, 1, 1, 1), widths=(8, 8, 16, 16))
+        >>> network(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 3])
     """
 
     def __init__(

@@ -25,15 +25,27 @@ from vision_attn.models.decoding import SequenceModel, State, Target, Written
 from vision_attn.models.encoders import CELLS, Encoder, RecurrentEncoder
 from vision_attn.types import PAD
 
+__all__ = ["Seq2Seq", "SourceAttention"]
+
 Steps = Float[Tensor, "b t d"]
 Tokens = Float[Tensor, "b n d"]
 
 
 class SourceAttention(nn.Module):
-    """Where in the source each step of the target looks.
+    """Attention of each step of the target over the source.
 
     A window goes by positions: step i of the target is position i out of `steps`, and the source
     is as long as it is without its padding.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import Attend, ScaledDot, Softmax
+        >>> from vision_attn.models.seq2seq import SourceAttention
+        >>> attention = SourceAttention(Attend(ScaledDot(head_dim=8), Softmax()), steps=4)
+        >>> exists = torch.tensor([[True, True, False]])
+        >>> weights = attention.weights(torch.randn(1, 4, 8), torch.randn(1, 3, 8), exists)
+        >>> weights.shape, weights[..., 2].sum().item()  # nothing goes to padding
+        (torch.Size([1, 4, 3]), 0.0)
     """
 
     def __init__(self, attend: Attend, steps: int):
@@ -59,8 +71,9 @@ class SourceAttention(nn.Module):
 
 
 class Seq2Seq(SequenceModel):
-    """s_t = RNN(y_(t-1), s_(t-1)); c_t = sum_j a_tj m_j; y_t ~ softmax(W tanh(W_c [c_t; s_t])).
+    """Encoder and recurrent decoder with attention over the encoder's memory.
 
+    s_t = RNN(y_(t-1), s_(t-1)); c_t = sum_j a_tj m_j; y_t ~ softmax(W tanh(W_c [c_t; s_t])).
     Luong et al. 2015, section 3; a_t are the weights of s_t over the memory m of the encoder, which
     ends with the vector that s_0 is made of. Without attention (score: None) that vector is all the
     decoder knows of the source, Sutskever et al. 2014.
@@ -68,6 +81,15 @@ class Seq2Seq(SequenceModel):
     symbols: size of the target's vocabulary. longest: steps of the longest target, STOP included.
     encoder, score, normalizer, window: factories. input_feeding: tanh(W_c [c; s]) of the last step
     is an input of the next, section 3.3; steps then run one by one in training too.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import General
+        >>> from vision_attn.models import Seq2Seq
+        >>> network = Seq2Seq(symbols=7, dim=8, longest=4, score=General)
+        >>> source, target = torch.tensor([[5, 6, 2]]), torch.tensor([[3, 4, 2]])
+        >>> network.weights(source, target).shape  # of each step over the source
+        torch.Size([1, 3, 3])
     """
 
     def __init__(

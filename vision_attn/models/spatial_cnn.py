@@ -12,9 +12,19 @@ from vision_attn.attention import SpatialMask
 from vision_attn.models.checkpoint import Rebuildable
 from vision_attn.types import Images, Logits
 
+__all__ = ["GatedConv", "SpatialCNN"]
+
 
 class GatedConv(nn.Module):
-    """t = relu(bn(conv x)), then t * gate(t): the trunk and its mask."""
+    """A convolution and its gate: t = relu(bn(conv x)), then t * gate(t).
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import SpatialMask
+        >>> from vision_attn.models.spatial_cnn import GatedConv
+        >>> GatedConv(3, 8, SpatialMask)(torch.randn(2, 3, 16, 16)).shape
+        torch.Size([2, 8, 16, 16])
+    """
 
     def __init__(self, c_in: int, c_out: int, gate: Callable[..., nn.Module]):
         super().__init__()
@@ -30,6 +40,12 @@ class SpatialCNN(Rebuildable):
     """Stages of `depth` gated convolutions, halved between stages; mean over places, linear.
 
     widths: channels of each stage. gate: called as `gate(channels=c)`.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.models import SpatialCNN
+        >>> SpatialCNN(num_classes=3, widths=(8, 8))(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 3])
     """
 
     def __init__(

@@ -17,6 +17,8 @@ from vision_attn.models.errors import library_errors
 from vision_attn.models.vit import ViT
 from vision_attn.types import Images, Logits
 
+__all__ = ["TimmModel", "create_timm", "fit_classifier", "read_timm_weights", "vit_from_timm"]
+
 # Where weights come from is said by `pretrained` and `weights`, never inside the model arguments.
 NOT_MODEL_ARGS = (
     "pretrained",
@@ -32,6 +34,14 @@ class TimmModel(Rebuildable):
 
     num_classes: a new classifier of that size (default: as timm has it). The start is random, or
     timm's own weights (`pretrained`), or those in the file `weights`.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.models import TimmModel
+        >>> small = {"embed_dim": 12, "depth": 1, "num_heads": 2}
+        >>> network = TimmModel("vit_tiny_patch16_224", num_classes=3, model_args=small)
+        >>> network(torch.randn(2, 3, 224, 224)).shape
+        torch.Size([2, 3])
     """
 
     rebuilt_with: ClassVar[dict[str, Any]] = {"pretrained": False, "weights": None}
@@ -99,7 +109,7 @@ def create_timm(
 
 
 def read_timm_weights(network: nn.Module, path: str) -> dict[str, Tensor]:
-    """The weights of a file in this network's names, its positions resampled to fit.
+    """Read the weights of a file in this network's names, its positions resampled to fit.
 
     Files in the format of a model's first publication go through timm's own converter.
     """
@@ -140,7 +150,7 @@ def _classifiers(network: Any) -> tuple[str, ...]:
 
 
 def vit_from_timm(network: nn.Module) -> ViT:
-    """Our ViT with the arguments and the weights of timm's, and so with its logits.
+    """Make our ViT of timm's: the same arguments and weights, and so the same logits.
 
     Raises ModelError for a ViT of timm that ours does not cover (pre-norm as in CLIP, attention
     pooling, query norm, gated MLPs, other activations).

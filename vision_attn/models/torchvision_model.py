@@ -10,6 +10,8 @@ from vision_attn.errors import ModelError, did_you_mean
 from vision_attn.models.checkpoint import load_weights, read_weights, without_prefix
 from vision_attn.models.errors import library_errors
 
+__all__ = ["create_torchvision"]
+
 
 def create_torchvision(
     name: str,

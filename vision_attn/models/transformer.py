@@ -14,6 +14,8 @@ from vision_attn.attention import MultiHeadAttention, causal_mask
 from vision_attn.models.decoding import SequenceModel, State, Target, Written
 from vision_attn.models.encoders import Encoder, SelfAttentionEncoder, SymbolEmbedding
 
+__all__ = ["DecoderBlock", "Transformer"]
+
 Steps = Float[Tensor, "b t d"]
 
 
@@ -22,6 +24,10 @@ class DecoderBlock(nn.Module):
 
     No step sees a later one. The block's keys and values of the steps before, and those of the
     memory, come in the state and go back to it: a step is computed once.
+
+    Examples:
+        >>> from vision_attn.models.transformer import DecoderBlock
+        >>> block = DecoderBlock(number=0, dim=8, heads=2, mlp_ratio=2.0, dropout=0.0)
     """
 
     def __init__(self, number: int, dim: int, heads: int, mlp_ratio: float, dropout: float):
@@ -70,11 +76,22 @@ def joined(
 
 
 class Transformer(SequenceModel):
-    """Self-attention over the source; causal self-attention and source-target attention over what
-    is written so far. Norms come first (Xiong et al. 2020).
+    """Encoder and decoder of attention alone, Vaswani et al. 2017, norms first (Xiong et al. 2020).
+
+    Self-attention over the source; in the decoder causal self-attention over the target so far and
+    source-target attention.
 
     symbols: size of the target's vocabulary. longest: steps of the longest target, STOP included.
     encoder: a factory. The weights are means over heads and blocks of source-target attention.
+
+    Examples:
+        >>> import torch
+        >>> from functools import partial
+        >>> from vision_attn.models import SelfAttentionEncoder, Transformer
+        >>> encoder = partial(SelfAttentionEncoder, symbols=11, depth=1, heads=2)
+        >>> network = Transformer(symbols=7, encoder=encoder, dim=8, longest=4, depth=1, heads=2)
+        >>> network(torch.tensor([[5, 6, 2]]), torch.tensor([[3, 4, 2]])).shape
+        torch.Size([1, 3, 7])
     """
 
     def __init__(

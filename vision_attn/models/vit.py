@@ -18,6 +18,8 @@ from vision_attn.attention import ClassToken, MeanPool, MultiHeadAttention, Read
 from vision_attn.models.checkpoint import Rebuildable
 from vision_attn.types import Images, Logits, Pool, TokenLayout
 
+__all__ = ["Block", "ConvEmbed", "PatchEmbed", "ViT"]
+
 Tokens = Float[Tensor, "b n d"]
 Attention = Callable[..., nn.Module]  # attention(dim=d, heads=h), then (tokens, layout=layout)
 Embed = Callable[..., nn.Module]  # embed(dim=d, patch_size=p), then images -> (b n d)
@@ -25,9 +27,15 @@ POOLS: dict[Literal["cls", "mean"], type[Readout]] = {"cls": ClassToken, "mean":
 
 
 class PatchEmbed(nn.Module):
-    """Each patch of the image to one token: a convolution whose stride is its size.
+    """One token for each patch of the image: a convolution whose stride is its size.
 
     Computed as one matrix product, several times faster on a CPU where patches are small.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.models import PatchEmbed
+        >>> PatchEmbed(dim=12, patch_size=8)(torch.randn(2, 3, 16, 24)).shape  # 2 x 3 patches
+        torch.Size([2, 6, 12])
     """
 
     def __init__(self, dim: int, patch_size: int = 4):
@@ -48,6 +56,12 @@ class ConvEmbed(nn.Module):
     out of the last convolution, half as many out of those one halving before, and so on.
 
     depth: convolutions a halving, which comes after the first. norm: each has a batch norm.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.models import ConvEmbed
+        >>> ConvEmbed(dim=12, patch_size=4)(torch.randn(2, 3, 16, 24)).shape  # 4 x 6 places
+        torch.Size([2, 24, 12])
     """
 
     def __init__(self, dim: int, patch_size: int = 4, depth: int = 1, norm: bool = False):
@@ -79,7 +93,16 @@ class ConvEmbed(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm x), then x + mlp(norm x)."""
+    """x + attention(norm x), then x + mlp(norm x).
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import MultiHeadAttention
+        >>> from vision_attn.models.vit import Block
+        >>> block = Block(12, 3, 2.0, MultiHeadAttention, layer_scale=None, drop_path=0.0)
+        >>> block(torch.randn(2, 5, 12)).shape
+        torch.Size([2, 5, 12])
+    """
 
     def __init__(
         self,
@@ -106,7 +129,7 @@ class Block(nn.Module):
 
 
 class ViT(Rebuildable):
-    """Patches to tokens, `depth` blocks of attention, a readout, a linear classifier (if any).
+    """Vision Transformer: patches to tokens, blocks of attention, a readout, a linear classifier.
 
     image_size: (h, w) of the learned positions; any other size whose sides are multiples of
     patch_size works too, with the positions resampled. pool: a factory of a readout, called as
@@ -116,6 +139,15 @@ class ViT(Rebuildable):
     layer_scale: start value of a learned scale on each branch (Touvron 2021), none if None.
     drop_path: share of branches dropped in the last block, rising from 0 in the first.
     patch_drop: share of patches dropped in training. embed: what makes tokens of the image.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.models import ViT
+        >>> vit = ViT(image_size=16, patch_size=8, num_classes=3, dim=12, depth=2, heads=2)
+        >>> vit(torch.randn(2, 3, 16, 16)).shape
+        torch.Size([2, 3])
+        >>> vit.layout((16, 24))  # another size: the positions are resampled
+        TokenLayout(prefix=1, grid=(2, 3), pool='cls', class_token=True)
     """
 
     def __init__(
@@ -174,7 +206,7 @@ class ViT(Rebuildable):
         self.init_weights()
 
     def layout(self, image_size: tuple[int, int]) -> TokenLayout:
-        """Where the tokens of an image of that (height, width) lie."""
+        """How the tokens of an image of that (height, width) lie; ValueError for odd sizes."""
         return TokenLayout(self.prefix, self._grid(*image_size), self.pool, self.class_token)
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
@@ -194,7 +226,7 @@ class ViT(Rebuildable):
         return self.forward_kept_tokens(images, keep)
 
     def forward_kept_tokens(self, images: Images, keep: Int[Tensor, "b m"] | None) -> Logits:
-        """The logits where only the patches of these indices exist (None: all of them)."""
+        """Compute the logits where only the patches of these indices exist (None: all of them)."""
         if keep is not None and keep.shape[1] == 0 and self.pool != "cls":
             raise ValueError(f"keep at least one patch: pool={self.pool!r} reads the patches")
         whole = self.layout((images.shape[-2], images.shape[-1]))
@@ -207,7 +239,7 @@ class ViT(Rebuildable):
     def tokens(
         self, images: Images, grid: tuple[int, int], keep: Int[Tensor, "b m"] | None
     ) -> Tokens:
-        """Class token, registers, then the kept patches in order, each with its position."""
+        """Make the tokens with positions: class token, registers, the kept patches in order."""
         embedded = self.pos_embed.shape[1] - self.grid[0] * self.grid[1]
         positions = resample_abs_pos_embed(self.pos_embed, grid, self.grid, embedded)
         patches = self.patch_embed(images) + positions[:, embedded:]
@@ -221,7 +253,7 @@ class ViT(Rebuildable):
         return torch.cat([first.expand(images.shape[0], -1, -1), patches], dim=1)
 
     def init_weights(self) -> None:
-        """As timm: weights and positions of deviation 0.02, prefix tokens near 0."""
+        """Draw the weights as timm does: deviation 0.02, positions too, prefix tokens near 0."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)
