@@ -8,9 +8,10 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
+from vision_attn.cli import main
 from vision_attn.data.preprocess import Preprocess
 from vision_attn.hub import LoadedModel, ModelError, load_model
-from vision_attn.models import SpatialCNN, TimmModel, ViT, describe
+from vision_attn.models import SpatialCNN, TimmModel, ViT, checkpoint, describe
 from vision_attn.models import download as download_module
 from vision_attn.types import TokenLayout
 
@@ -290,3 +291,14 @@ def test_an_input_that_no_memory_holds_is_refused_before_anything_is_built(size,
     for spec in ("timm:test_vit", str(save(tmp_path / "a.ckpt", vit()))):
         with pytest.raises(ModelError, match=message):
             load_model(spec, pretrained=False, image_size=size)
+
+
+def test_explain_opens_a_checkpoint_once(models, photos, tmp_path, monkeypatch):
+    opened = []
+    read = checkpoint.read_file
+    monkeypatch.setattr(
+        checkpoint, "read_file", lambda path: opened.append(str(path)) or read(path)
+    )
+    words = [models("vit"), photos, "--method", "EdgeMap", "--limit", 1, "-o", tmp_path / "out"]
+    assert main(["explain", *map(str, words)]) == 0
+    assert opened == [str(models("vit"))]

@@ -8,8 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vision_attn.hub import LoadedModel, LoadedSequences, load_model, load_sequences
-from vision_attn.models.checkpoint import unpack
+from vision_attn.hub import LoadedModel, LoadedSequences, load
 from vision_attn.reports.runs.run import make_run
 
 __all__ = ["FittedRun", "fit"]
@@ -50,8 +49,7 @@ class FittedRun:
     @cached_property
     def model(self) -> LoadedModel | LoadedSequences:
         """The network with its best weights, loaded on first use."""
-        sequences = unpack(self.best).of_sequences
-        return load_sequences(self.best) if sequences else load_model(self.best)
+        return load(self.best)
 
 
 def fit(

@@ -20,7 +20,7 @@ from vision_attn.data.preprocess import Preprocess
 from vision_attn.data.sequences import Vocabulary
 from vision_attn.errors import ModelError, did_you_mean
 from vision_attn.explain.base import Explainer
-from vision_attn.models.checkpoint import load_weights, read_weights, unpack
+from vision_attn.models.checkpoint import Checkpoint, load_weights, read_weights, unpack
 from vision_attn.models.huggingface_model import HuggingFaceModel
 from vision_attn.models.timm_model import (
     TimmModel,
@@ -40,9 +40,12 @@ if TYPE_CHECKING:
 Size = tuple[int, int]  # height, width
 
 
+__all__ = ["LoadedModel", "load", "load_model", "load_sequences"]
+
+
 @dataclass(frozen=True)
 class Request:
-    """What was asked for, without the word that says where it comes from."""
+    """The arguments of `load_model`, without the word that says where the model comes from."""
 
     name: str
     weights: str | None
@@ -115,6 +118,17 @@ class LoadedModel(Model):
         )
 
 
+def load(spec: str | Path, **options: Any) -> LoadedModel | LoadedSequences:
+    """Load a model of any kind: of classes, as `load_model` does, or a checkpoint of sequences.
+
+    options: those of `load_model`; a checkpoint of sequences or questions takes none of them.
+    """
+    saved = unpack(spec) if Path(spec).is_file() else None
+    if saved is not None and saved.of_sequences:
+        return _sequences(saved)
+    return _load_model(str(spec), saved, **options)
+
+
 def load_model(
     spec: str | Path,
     *,
@@ -123,7 +137,7 @@ def load_model(
     image_size: int | Size | None = None,
     **model_args: Any,
 ) -> LoadedModel:
-    """The model that `spec` names: a checkpoint's path, timm:NAME, torchvision:NAME or hf:NAME.
+    """Load the model that `spec` names: a checkpoint, timm:NAME, torchvision:NAME or hf:NAME.
 
     weights: a file (.safetensors, .pth, .ckpt) to take the weights from, so nothing is downloaded.
     pretrained: the library's own weights, downloaded once; False leaves them random.
@@ -132,7 +146,26 @@ def load_model(
 
     Raises ModelError, one line, where there is no such model or its weights do not fit.
     """
-    spec = str(spec)
+    saved = unpack(spec) if Path(spec).is_file() else None
+    return _load_model(
+        str(spec),
+        saved,
+        weights=weights,
+        pretrained=pretrained,
+        image_size=image_size,
+        **model_args,
+    )
+
+
+def _load_model(
+    spec: str,
+    saved: Checkpoint | None,
+    *,
+    weights: str | Path | None = None,
+    pretrained: bool = True,
+    image_size: int | Size | None = None,
+    **model_args: Any,
+) -> LoadedModel:
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     if size is not None and min(size) < 1:
         raise ModelError(f"image_size must be at least 1, got {image_size}")
@@ -142,24 +175,21 @@ def load_model(
         except ValueError as error:
             raise ModelError(f"image_size: {error}") from None
     source, _, name = spec.partition(":")
-    if Path(spec).is_file():
-        source, name = "checkpoint", spec
-    elif source not in LIBRARIES or not name:
+    if saved is None and (source not in LIBRARIES or not name):
         raise ModelError(_unknown(spec))
     ask = Request(name, str(weights) if weights else None, pretrained, size, model_args)
-    network, preprocess, classes = LOADERS[source](ask)
+    network, preprocess, classes = _checkpoint(saved, ask) if saved else LIBRARIES[source](ask)
     network.eval()
     layout = _layout(network, preprocess.input_size)
     return LoadedModel(network, preprocess, classes, layout, spec)
 
 
-def _checkpoint(ask: Request) -> Parts:
+def _checkpoint(saved: Checkpoint, ask: Request) -> Parts:
     """Rebuild a network from the entry "vision_attn" alone; no code of the file is run."""
-    path = ask.name
+    path = saved.path
     if ask.model_args:
         given = ", ".join(ask.model_args)
         raise ModelError(f"{path}: a checkpoint takes no model arguments, got {given}")
-    saved = unpack(path)
     about = saved.about
     try:
         if saved.of_sequences:
@@ -172,7 +202,7 @@ def _checkpoint(ask: Request) -> Parts:
         if outputs != len(classes):
             raise ValueError(f"{len(classes)} class names for {outputs} outputs")
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{path}: its network cannot be rebuilt: {_said(error)}") from error
+        raise ModelError(f"{path}: its network cannot be rebuilt: {_in_words(error)}") from error
     weights = read_weights(ask.weights) if ask.weights else saved.weights
     load_weights(network, weights, ask.weights or path)
     if ask.size is not None:
@@ -190,7 +220,11 @@ def load_sequences(path: str | Path) -> LoadedSequences:
     saved = unpack(path)
     if not saved.of_sequences:
         raise ModelError(f"{path}: expected a checkpoint of sequences or questions, got another")
-    about = saved.about
+    return _sequences(saved)
+
+
+def _sequences(saved: Checkpoint) -> LoadedSequences:
+    path, about = saved.path, saved.about
     try:
         network = saved.build()
         vocabularies: dict[str, Symbols] = {
@@ -198,24 +232,14 @@ def load_sequences(path: str | Path) -> LoadedSequences:
         }
         preprocess = Preprocess(**about["preprocess"]) if about["preprocess"] else None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{path}: its network cannot be rebuilt: {_said(error)}") from error
+        raise ModelError(f"{path}: its network cannot be rebuilt: {_in_words(error)}") from error
     load_weights(network, saved.weights, path)
     return LoadedSequences(network.eval(), vocabularies, preprocess)
 
 
-def is_of_sequences(path: str | Path) -> bool:
-    """Whether a file is a checkpoint that `load_sequences` reads."""
-    if not Path(path).is_file():
-        return False
-    try:
-        return unpack(path).of_sequences
-    except ModelError:  # another kind of file, or a damaged one: the loader says which
-        return False
-
-
-def _said(error: Exception) -> str:
-    said = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-    return " ".join(said.split())
+def _in_words(error: Exception) -> str:
+    text = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    return " ".join(text.split())
 
 
 def _check_side(size: Size) -> None:
@@ -291,8 +315,11 @@ def _huggingface(ask: Request) -> Parts:
     return network, preprocess, network.classes
 
 
-LIBRARIES = {"timm": _timm, "torchvision": _torchvision, "hf": _huggingface}
-LOADERS: dict[str, Callable[[Request], Parts]] = {"checkpoint": _checkpoint, **LIBRARIES}
+LIBRARIES: dict[str, Callable[[Request], Parts]] = {
+    "timm": _timm,
+    "torchvision": _torchvision,
+    "hf": _huggingface,
+}
 
 
 def _names(names: list[str], count: int) -> list[str]:

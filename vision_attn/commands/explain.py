@@ -4,9 +4,12 @@ Light to import, so that its help comes at once: torch comes in with `run`.
 """
 
 import argparse
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vision_attn.commands import options
+
+if TYPE_CHECKING:
+    from vision_attn.types import LoadedSequences
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,11 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 1 where an image or a video could not be explained; the others are."""
-    if Path(args.model).is_file():
-        from vision_attn.hub import is_of_sequences
+    from vision_attn.types import LoadedSequences
 
-        if is_of_sequences(args.model):
-            return explain_sequences(args)
+    model = options.load_any(args)
+    if isinstance(model, LoadedSequences):
+        return explain_sequences(model, args)
     if args.question:
         raise ValueError("--question: expected a checkpoint of questions as MODEL, got another")
     if not args.images:
@@ -51,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
     with options.as_written("masks", "output"):
         summary = gallery(
-            options.load(args),
+            model,
             args.images,
             args.method,
             output=args.output,
@@ -80,16 +83,15 @@ def run(args: argparse.Namespace) -> int:
     return 1 if summary.problems else 0
 
 
-def explain_sequences(args: argparse.Namespace) -> int:
+def explain_sequences(model: "LoadedSequences", args: argparse.Namespace) -> int:
     """Explain what a network of sequences or questions writes or answers."""
     if args.processes > 1 or args.shard != (1, 1):
         raise ValueError("--processes, --shard: expected a model of classes, got one that writes")
-    from vision_attn.hub import load_sequences
     from vision_attn.reports.alignments import explain_sequences
 
     with options.as_written("output"):
         answers = explain_sequences(
-            load_sequences(args.model),
+            model,
             args.images,
             question=args.question,
             output=args.output,

@@ -9,12 +9,14 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vision_attn.reports.progress import Bar
 
 if TYPE_CHECKING:
-    from vision_attn.hub import LoadedModel
+    import torch
+
+    from vision_attn.hub import LoadedModel, LoadedSequences
     from vision_attn.render import Style
 
 
@@ -170,22 +172,39 @@ def load(args: argparse.Namespace, spec: str | None = None) -> "LoadedModel":
 
     Random weights are drawn from the option --seed, where the command has it.
     """
+    from vision_attn.hub import load_model
+
+    with _loading(args) as (device, how):
+        model = load_model(spec or args.model, **how)
+        model.network.to(device)
+    return model
+
+
+def load_any(args: argparse.Namespace) -> "LoadedModel | LoadedSequences":
+    """Load the model that the options name: of classes, on their device, or of sequences."""
+    from vision_attn import hub
+
+    with _loading(args) as (device, how):
+        model = hub.load(args.model, **how)
+        if isinstance(model, hub.LoadedModel):
+            model.network.to(device)
+    return model
+
+
+@contextmanager
+def _loading(args: argparse.Namespace) -> "Iterator[tuple[torch.device, dict[str, Any]]]":
+    """The device and what goes to the loader, with random numbers of the option --seed."""
     import torch
 
     from vision_attn.devices import find_device
-    from vision_attn.hub import load_model
 
     with as_written("device"):
         device = find_device(args.device)
     torch.manual_seed(getattr(args, "seed", 0))
-    model = load_model(
-        spec or args.model,
-        weights=args.weights,
-        pretrained=args.pretrained,
-        image_size=args.image_size,
+    yield (
+        device,
+        {"weights": args.weights, "pretrained": args.pretrained, "image_size": args.image_size},
     )
-    model.network.to(device)
-    return model
 
 
 class Report(Bar):
