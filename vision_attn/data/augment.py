@@ -18,6 +18,17 @@ from torch.nn import functional as F
 
 from vision_attn.data.draws import Draws
 
+__all__ = [
+    "AlternatingFlip",
+    "Augment",
+    "ColorJitter",
+    "Cutout",
+    "Flip",
+    "RandomErasing",
+    "RandomResizedCrop",
+    "Translate",
+]
+
 Pixels = Float[Tensor, "b c h w"] | UInt8[Tensor, "b c h w"]
 Floats = Float[Tensor, "b c h w"]
 Numbers = Float[Tensor, " b"]
@@ -27,14 +38,40 @@ ONE_BY_ONE = 2**15  # bytes of an image above which a loop over images costs les
 
 
 class Augment(nn.Module, ABC):
-    """A random change to every image of a batch."""
+    """Base class: a random change to every image of a batch.
+
+    `draws` gives the random numbers, a function of the seed, the epoch and the image.
+
+    Examples:
+        >>> import numpy as np
+        >>> import torch
+        >>> from vision_attn.data import Augment
+        >>> from vision_attn.data.draws import Draws
+        >>> class Darken(Augment):
+        ...     def forward(self, images, draws):
+        ...         factor = draws.uniform(1).view(-1, 1, 1, 1)
+        ...         return factor * images
+        >>> draws = Draws(seed=0, epoch=0, items=np.arange(2))
+        >>> Darken()(torch.ones(2, 3, 4, 4), draws).shape
+        torch.Size([2, 3, 4, 4])
+    """
 
     @abstractmethod
     def forward(self, images: Pixels, draws: Draws) -> Pixels: ...
 
 
 class Flip(Augment):
-    """Mirrors left and right with probability `p`."""
+    """Mirror images, left and right exchanged, with probability `p`.
+
+    Examples:
+        >>> import numpy as np
+        >>> import torch
+        >>> from vision_attn.data import Flip
+        >>> from vision_attn.data.draws import Draws
+        >>> image = torch.arange(3.0).expand(1, 3, 1, 3)
+        >>> Flip(p=1.0)(image, Draws(0, 0, np.arange(1)))[0, 0]
+        tensor([[2., 1., 0.]])
+    """
 
     def __init__(self, p: float = 0.5) -> None:
         super().__init__()
@@ -45,9 +82,20 @@ class Flip(Augment):
 
 
 class AlternatingFlip(Augment):
-    """Mirrors half of the images in the first epoch, the other half in the next, and so on.
+    """Mirror images of half of the set in the first epoch, of the other half in the next.
 
     Two epochs in a row show every image both ways. Jordan 2024, arXiv:2404.00498, section 3.3.
+
+    Examples:
+        >>> import numpy as np
+        >>> import torch
+        >>> from vision_attn.data import AlternatingFlip
+        >>> from vision_attn.data.draws import Draws
+        >>> image = torch.arange(3.0).expand(1, 3, 1, 3)
+        >>> flip, item = AlternatingFlip(), np.arange(1)
+        >>> first, second = (flip(image, Draws(0, epoch, item)) for epoch in (0, 1))
+        >>> torch.equal(first, second.flip(3))
+        True
     """
 
     def forward(self, images: Pixels, draws: Draws) -> Pixels:
@@ -55,7 +103,17 @@ class AlternatingFlip(Augment):
 
 
 class Translate(Augment):
-    """Shifts by up to `pixels` whole pixels each way; what comes in is the image's reflection."""
+    """Shifts by up to `pixels` whole pixels each way; what comes in is the image's reflection.
+
+    Examples:
+        >>> import numpy as np
+        >>> import torch
+        >>> from vision_attn.data import Translate
+        >>> from vision_attn.data.draws import Draws
+        >>> images = torch.rand(5, 3, 8, 8)
+        >>> Translate(pixels=2)(images, Draws(0, 0, np.arange(5))).shape
+        torch.Size([5, 3, 8, 8])
+    """
 
     def __init__(self, pixels: int = 4) -> None:
         super().__init__()
@@ -77,11 +135,20 @@ class Translate(Augment):
 
 
 class RandomResizedCrop(Augment):
-    """Stretches a random box of the image to its full size (Szegedy 2015, Inception).
+    """A random box of the image, stretched to its full size (Szegedy 2015, Inception).
 
     The box covers a share of the area between scale[0] and scale[1], at a ratio of width to height
     between ratio[0] and ratio[1], in whole pixels. As in torchvision, a box that does not fit into
     the image is drawn again; after ten the largest central box of an allowed ratio is taken.
+
+    Examples:
+        >>> import numpy as np
+        >>> import torch
+        >>> from vision_attn.data import RandomResizedCrop
+        >>> from vision_attn.data.draws import Draws
+        >>> images = torch.rand(5, 3, 8, 8)
+        >>> RandomResizedCrop(scale=(0.5, 1.0))(images, Draws(0, 0, np.arange(5))).shape
+        torch.Size([5, 3, 8, 8])
     """
 
     def __init__(
@@ -104,7 +171,17 @@ class RandomResizedCrop(Augment):
 
 
 class Cutout(Augment):
-    """Paints a square of `size` pixels around a random pixel in `fill` (DeVries & Taylor 2017)."""
+    """A square of `size` pixels around a random pixel, painted in `fill` (DeVries & Taylor 2017).
+
+    Examples:
+        >>> import numpy as np
+        >>> import torch
+        >>> from vision_attn.data import Cutout
+        >>> from vision_attn.data.draws import Draws
+        >>> painted = Cutout(size=16, fill=0.5)(torch.ones(1, 3, 4, 4), Draws(0, 0, np.arange(1)))
+        >>> painted.unique()
+        tensor([0.5000])
+    """
 
     def __init__(self, size: int = 8, fill: float = 0.5) -> None:
         super().__init__()
@@ -121,10 +198,19 @@ class Cutout(Augment):
 
 
 class RandomErasing(Augment):
-    """With probability `p` paints a random box in `fill`: scale and ratio as in RandomResizedCrop.
+    """A random box painted in `fill`, with probability `p`; see RandomResizedCrop for its size.
 
     A box that does not fit is drawn again, ten times at most; then nothing is painted. Zhong et al.
     2020, arXiv:1708.04896.
+
+    Examples:
+        >>> import numpy as np
+        >>> import torch
+        >>> from vision_attn.data import RandomErasing
+        >>> from vision_attn.data.draws import Draws
+        >>> images = torch.ones(5, 3, 8, 8)
+        >>> RandomErasing(p=1.0, fill=0.0)(images, Draws(0, 0, np.arange(5))).mean() < 1
+        tensor(True)
     """
 
     def __init__(
@@ -155,6 +241,15 @@ class ColorJitter(Augment):
 
     The first three as torchvision defines them, in this order; hue turns the colours around the
     grey axis by up to `hue` of a turn at equal luma. All four are one 3x3 matrix a sample.
+
+    Examples:
+        >>> import numpy as np
+        >>> import torch
+        >>> from vision_attn.data import ColorJitter
+        >>> from vision_attn.data.draws import Draws
+        >>> images = torch.rand(5, 3, 8, 8)
+        >>> ColorJitter(brightness=0.4, hue=0.1)(images, Draws(0, 0, np.arange(5))).shape
+        torch.Size([5, 3, 8, 8])
     """
 
     def __init__(

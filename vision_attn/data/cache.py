@@ -25,12 +25,21 @@ from rich.progress import track
 
 from vision_attn.data.images import ImageError, read_image
 
+__all__ = ["CachedPixels", "PixelCache", "Record"]
+
 CHUNK = 64  # images decoded between two writes
 
 
 @dataclass(frozen=True)
 class Record:
-    """A line of the index: the file as it was, and its pixels in pixels.bin."""
+    """A line of the index: the file as it was, and its pixels in pixels.bin.
+
+    Examples:
+        >>> from vision_attn.data.cache import Record
+        >>> record = Record("a.png", bytes=300, changed=17, offset=100, height=4, width=5)
+        >>> record.end  # where its pixels end in pixels.bin
+        160
+    """
 
     name: str
     bytes: int
@@ -41,6 +50,7 @@ class Record:
 
     @property
     def end(self) -> int:
+        """The place in pixels.bin after the image's last byte."""
         return self.offset + self.height * self.width * 3
 
     def is_of(self, file: "Record") -> bool:
@@ -50,7 +60,16 @@ class Record:
 
 @dataclass(frozen=True, eq=False)
 class CachedPixels:
-    """Pixels of n images, each of a size of its own."""
+    """Pixels of n images, each of a size of its own.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.data.cache import CachedPixels
+        >>> pixels, one = np.zeros(36, np.uint8), np.array([0, 12])
+        >>> photos = CachedPixels(pixels, one, heights=np.array([2, 2]), widths=np.array([2, 4]))
+        >>> photos.chosen(np.array([1])).widths
+        array([4])
+    """
 
     pixels: UInt8[np.ndarray, " total"]
     offsets: Integer[np.ndarray, " n"]
@@ -66,7 +85,7 @@ class CachedPixels:
         return flat.reshape(height, width, 3)
 
     def chosen(self, items: Integer[np.ndarray, " m"]) -> "CachedPixels":
-        """The same pixels, some of the images."""
+        """Choose some of the images; the pixels are not copied."""
         return CachedPixels(
             self.pixels, self.offsets[items], self.heights[items], self.widths[items]
         )
@@ -76,6 +95,18 @@ class PixelCache:
     """The cache in the folder `place`, of images reduced to `shorter_side`; smaller ones stay.
 
     Raises OSError where the place cannot be written.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from PIL import Image
+        >>> from vision_attn.data.cache import PixelCache
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Image.new("RGB", (40, 20)).save(f"{folder}/a.png")
+        ...     cache = PixelCache(Path(folder, "cache"), shorter_side=10)
+        ...     photos, unreadable = cache.load(Path(folder), ["a.png"])
+        >>> photos.heights, photos.widths
+        (array([10]), array([20]))
     """
 
     def __init__(self, place: Path, shorter_side: int) -> None:

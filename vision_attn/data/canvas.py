@@ -13,6 +13,8 @@ from torch import Tensor
 
 from vision_attn.data import painting
 
+__all__ = ["Pose", "background", "pixels_around"]
+
 REACH = 0.8774  # from the centre to the farthest corner of any shape, in square roots of its area
 
 
@@ -39,7 +41,17 @@ def background(draw: Iterator[Tensor], size: tuple[int, int], noise: np.ndarray)
 
 @dataclass(frozen=True, eq=False)
 class Pose:
-    """Where a shape stands: its centre and scale in pixels, and its angle."""
+    """The place of shapes: centre and scale in pixels, cosine and sine of the angle.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.data.canvas import Pose
+        >>> one, zero = torch.ones(1), torch.zeros(1)
+        >>> pose = Pose(y=2 * one, x=2 * one, scale=2 * one, cos=one, sin=zero)
+        >>> across, down = pose.axes(torch.arange(4)[None], torch.arange(4)[None])
+        >>> across[0, 0]
+        tensor([-0.7500, -0.2500,  0.2500,  0.7500])
+    """
 
     y: Float[Tensor, " n"]
     x: Float[Tensor, " n"]

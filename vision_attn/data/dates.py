@@ -18,6 +18,8 @@ import numpy as np
 from vision_attn.data.draws import bits
 from vision_attn.data.sequences import ExampleSource, Pairs, Split, Vocabulary
 
+__all__ = ["Dates"]
+
 FIRST, DAYS = date(1950, 1, 1), 36_525  # up to the end of 2049
 MONTHS = [
     "January",
@@ -61,10 +63,17 @@ ISO = Vocabulary([*string.digits, "-", "/"])
 
 
 class Dates(ExampleSource):
-    """Dates in 17 forms and intervals of two -> ISO form; sources of 6 to 87 characters.
+    """Dates in 17 forms, and intervals of two, to write in ISO form; 6 to 87 characters.
 
     intervals: how many of the sources are two dates, as a share. Example i of a split is a function
     of (seed, split, i) alone.
+
+    Examples:
+        >>> from vision_attn.data import Dates
+        >>> dates = Dates(train=1, val=1, test=1)
+        >>> [(source, target)] = dates.texts("test", 0, 1)
+        >>> len(target) >= len("2026-11-24")
+        True
     """
 
     def __init__(

@@ -12,14 +12,25 @@ import torch
 from jaxtyping import Float, Integer, UInt64
 from torch import Tensor
 
+__all__ = ["Draws", "bits", "permutation", "uniforms"]
+
 Items = Integer[np.ndarray, " n"]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Draws:
-    """The random numbers of one batch: functions of (seed, epoch, item, how many asked before).
+    """The random numbers of one batch: functions of (seed, epoch, item, number of the call).
 
     `items` says which image each sample is. Every call gives fresh numbers, on `device`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.data.draws import Draws
+        >>> items = np.array([3, 5])
+        >>> first = Draws(seed=0, epoch=0, items=items).uniform(2)
+        >>> again = Draws(seed=0, epoch=0, items=items[1:]).uniform(2)
+        >>> first.shape, (first[1:] == again).all().item()  # whatever else the batch holds
+        (torch.Size([2, 2]), True)
     """
 
     def __init__(self, seed: int, epoch: int, items: Items) -> None:
@@ -40,6 +51,7 @@ class Draws:
         return (uniforms((self.seed,), self.items, 1)[:, 0] < 0.5).float().to(self.device)
 
     def to(self, device: torch.device | str) -> "Draws":
+        """Give the numbers on this device from now on; return the draws themselves."""
         self.device = torch.device(device)
         return self
 

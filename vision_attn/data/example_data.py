@@ -8,9 +8,17 @@ from vision_attn.data.sequences import ExampleBatches, ExampleSource, Split
 from vision_attn.data.sources import DataError
 from vision_attn.data.tensors import InOrder, Shuffled
 
+__all__ = ["ExampleData", "Splits"]
+
 
 class Splits(NamedTuple):
-    """The examples to learn from, to choose by, and to be looked at once."""
+    """The examples to learn from, to choose by, and to be looked at once.
+
+    Examples:
+        >>> from vision_attn.data.example_data import Splits
+        >>> Splits(train=[1, 2], val=[3], test=[4]).val
+        [3]
+    """
 
     train: Any
     val: Any
@@ -21,6 +29,13 @@ class ExampleData(LightningDataModule):
     """Batches of the named tuples that a source makes, in an order that is a function of `seed`.
 
     batch_size: examples a process.
+
+    Examples:
+        >>> from vision_attn.data import Dates, ExampleData
+        >>> data = ExampleData(Dates(train=8, val=2, test=2), batch_size=4)
+        >>> pairs = next(iter(data.in_order("val")))
+        >>> len(pairs.source), len(pairs.target)
+        (2, 2)
     """
 
     def __init__(self, source: ExampleSource, batch_size: int = 64, seed: int = 0) -> None:

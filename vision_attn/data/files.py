@@ -16,6 +16,8 @@ from vision_attn.data.images import ImageError
 from vision_attn.data.preprocess import Preprocess
 from vision_attn.data.tensors import InOrder
 
+__all__ = ["ImageFiles"]
+
 log = logging.getLogger(__name__)
 
 
@@ -24,6 +26,15 @@ class ImageFiles:
 
     A file that cannot be read is left out of its batch: an error line is logged for it, and
     `failed` keeps its message. `order` cuts the files into batches and processes.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from vision_attn.data import InOrder, Preprocess
+        >>> from vision_attn.data.files import ImageFiles
+        >>> preprocess = Preprocess((16, 16), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+        >>> batches = ImageFiles([Path("a.png")], preprocess, InOrder(1, batch_size=1))
+        >>> len(batches)
+        1
     """
 
     def __init__(self, paths: Sequence[Path], preprocess: Preprocess, order: InOrder) -> None:

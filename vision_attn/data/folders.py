@@ -24,6 +24,8 @@ from vision_attn.data.preprocess import seen_box
 from vision_attn.data.sources import DataError, Source, Splits, hold_out
 from vision_attn.data.tensors import ImageSet, Items
 
+__all__ = ["CachedSet", "CenterCrop", "ImageFolder", "RandomCrop"]
+
 log = logging.getLogger(__name__)
 
 Labels = Integer[np.ndarray, " n"]
@@ -34,7 +36,12 @@ Crop = Callable[[Integer[np.ndarray, "b 2"], Draws], Float[np.ndarray, "b 4"]]
 
 
 class CenterCrop:
-    """What a Preprocess of `size` and `crop_pct` shows."""
+    """The box that a Preprocess of `size` and `crop_pct` shows.
+
+    Examples:
+        >>> from vision_attn.data.folders import CenterCrop
+        >>> crop = CenterCrop((16, 16), crop_pct=1.0)
+    """
 
     def __init__(self, size: tuple[int, int], crop_pct: float) -> None:
         self.size, self.crop_pct = size, crop_pct
@@ -46,7 +53,12 @@ class CenterCrop:
 
 
 class RandomCrop:
-    """A random box, as in RandomResizedCrop."""
+    """A random box, as in RandomResizedCrop.
+
+    Examples:
+        >>> from vision_attn.data.folders import RandomCrop
+        >>> crop = RandomCrop(scale=(0.35, 1.0), ratio=(0.75, 4 / 3))
+    """
 
     def __init__(self, scale: tuple[float, float], ratio: tuple[float, float]) -> None:
         self.scale, self.ratio = checked_range("scale", scale), checked_range("ratio", ratio)
@@ -59,7 +71,19 @@ class RandomCrop:
 
 
 class CachedSet(ImageSet):
-    """Images of many sizes, each cropped and resized to `size` as it is fetched."""
+    """Images of many sizes, each cropped and resized to `size` as it is fetched.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.data.cache import CachedPixels
+        >>> from vision_attn.data.draws import Draws
+        >>> from vision_attn.data.folders import CachedSet, CenterCrop
+        >>> pixels, first = np.zeros(600, np.uint8), np.array([0])
+        >>> photos = CachedPixels(pixels, first, heights=np.array([10]), widths=np.array([20]))
+        >>> images = CachedSet(photos, np.array([0]), (8, 8), CenterCrop((8, 8), 1.0))
+        >>> images.fetch(np.array([0]), Draws(0, 0, np.array([0]))).shape
+        torch.Size([1, 3, 8, 8])
+    """
 
     def __init__(
         self, pixels: CachedPixels, labels: Labels, size: tuple[int, int], crop: Crop
@@ -92,6 +116,20 @@ class ImageFolder(Source):
 
     classes: only these, in this order. per_class: at most so many images of each in every part.
     corrupt: `skip` leaves unreadable images out and says which, `error` stops.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from PIL import Image
+        >>> from vision_attn.data import ImageFolder
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name in ("cat/1", "cat/2", "dog/1", "dog/2"):
+        ...         Path(folder, name).parent.mkdir(exist_ok=True)
+        ...         Image.new("RGB", (40, 30)).save(f"{folder}/{name}.png")
+        ...     photos = ImageFolder(folder, size=16, test_fraction=0.5, cache=f"{folder}/cache")
+        ...     splits = photos.load(Path(folder), val_fraction=0.0, seed=0)
+        >>> splits.classes, splits.test.labels
+        (['cat', 'dog'], tensor([0, 1]))
     """
 
     def __init__(

@@ -8,15 +8,26 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+__all__ = ["ImageError", "find_images", "images_below", "read_image", "to_rgb"]
+
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
 class ImageError(ValueError):
-    """An image file that cannot be used; the message is one line and names the file."""
+    """An image file that cannot be used; the message is one line and names the file.
+
+    Examples:
+        >>> from vision_attn.data import ImageError, read_image
+        >>> try:
+        ...     read_image("nothere.png")
+        ... except ImageError as error:
+        ...     print(error)
+        nothere.png: no such file: check the path
+    """
 
 
 def read_image(path: str | PathLike[str]) -> Image.Image:
-    """The image in RGB, 8 bits a channel, turned upright as its EXIF orientation says.
+    """Read an image as RGB, 8 bits a channel, turned upright as its EXIF orientation says.
 
     Transparent parts show white. 16-bit grey keeps its upper 8 bits. Of an animation, the first
     frame. Raises ImageError where the file is missing, is no image, or is damaged.
@@ -45,7 +56,7 @@ def read_image(path: str | PathLike[str]) -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any Pillow image in RGB: transparent parts show white, 16-bit grey keeps its upper 8 bits."""
+    """Make RGB of any Pillow image: transparent parts are white, 16-bit grey keeps its upper 8."""
     if image.mode.startswith("I"):  # 16-bit grey, in one of Pillow's several modes for it
         grey = np.asarray(image).astype(np.int64) >> 8
         return Image.fromarray(grey.clip(0, 255).astype(np.uint8)).convert("RGB")
@@ -59,7 +70,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def find_images(paths: Iterable[str | PathLike[str]]) -> list[Path]:
-    """The files among `paths`, and every image below the folders among them, in sorted order.
+    """Find the files among `paths`, and the images below the folders among them, in order.
 
     A file is taken whatever its name ends in; in a folder the suffix decides. Raises ImageError
     for a path that is not there and for a folder without images.
@@ -79,7 +90,7 @@ def find_images(paths: Iterable[str | PathLike[str]]) -> list[Path]:
 
 
 def images_below(folder: Path) -> list[Path]:
-    """Every image file below `folder`, at any depth, in sorted order; hidden ones are left out."""
+    """Find the image files below `folder`, at any depth, in order; hidden ones are left out."""
     found = []
     for place, inside, files in os.walk(folder):
         inside[:] = [name for name in inside if not name.startswith(".")]

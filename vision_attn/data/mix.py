@@ -16,12 +16,20 @@ from torch import Tensor, nn
 from vision_attn.data.augment import inside
 from vision_attn.data.draws import Draws
 
+__all__ = ["CutMix", "Mix", "Mixup"]
+
 Pixels = Float[Tensor, "b c h w"]
 Targets = Float[Tensor, "b k"]
 
 
 class Mix(nn.Module, ABC):
-    """Mixes pairs with probability `p`, in shares from the Beta(alpha, alpha) distribution."""
+    """Base class: pairs mixed with probability `p`, in shares from Beta(alpha, alpha).
+
+    Examples:
+        >>> from vision_attn.data import Mix
+        >>> sorted(Mix.__abstractmethods__)  # what a subclass has to say
+        ['weights']
+    """
 
     def __init__(self, alpha: float = 1.0, p: float = 1.0) -> None:
         super().__init__()
@@ -49,7 +57,18 @@ class Mix(nn.Module, ABC):
 
 
 class Mixup(Mix):
-    """share * image + (1 - share) * partner (Zhang et al. 2018, arXiv:1710.09412)."""
+    """Images mixed as share * image + (1 - share) * partner (Zhang 2018, arXiv:1710.09412).
+
+    Examples:
+        >>> import numpy as np
+        >>> import torch
+        >>> from vision_attn.data import Mixup
+        >>> from vision_attn.data.draws import Draws
+        >>> images, targets = torch.rand(4, 3, 8, 8), torch.eye(3)[[0, 1, 2, 0]]
+        >>> mixed, shares = Mixup(alpha=0.8)(images, targets, Draws(0, 0, np.arange(4)))
+        >>> mixed.shape, shares.sum(1)
+        (torch.Size([4, 3, 8, 8]), tensor([1., 1., 1., 1.]))
+    """
 
     def weights(
         self, share: Float[Tensor, " p"], u: Float[Tensor, "p 2"], size: tuple[int, int]
@@ -61,6 +80,16 @@ class CutMix(Mix):
     """A box of the partner, 1 - share of the area, pasted over the image (Yun 2019, 1905.04899).
 
     The box may hang over the image's border; the labels are mixed by what is really covered.
+
+    Examples:
+        >>> import numpy as np
+        >>> import torch
+        >>> from vision_attn.data import CutMix
+        >>> from vision_attn.data.draws import Draws
+        >>> images, targets = torch.rand(4, 3, 8, 8), torch.eye(3)[[0, 1, 2, 0]]
+        >>> mixed, shares = CutMix()(images, targets, Draws(0, 0, np.arange(4)))
+        >>> mixed.shape, shares.shape
+        (torch.Size([4, 3, 8, 8]), torch.Size([4, 3]))
     """
 
     def weights(

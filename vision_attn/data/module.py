@@ -23,6 +23,8 @@ from vision_attn.data.preprocess import Preprocess
 from vision_attn.data.sources import DataError, Source, Splits
 from vision_attn.data.tensors import Batch, Batches, ImageSet, InOrder, Shuffled, TensorSet
 
+__all__ = ["ImageData", "channel_statistics"]
+
 RESIDENT = 4 * 2**30  # bytes of images that may lie on the training device
 
 
@@ -40,6 +42,14 @@ class ImageData(LightningDataModule):
 
     After `setup`: `classes`, `preprocess` (input size, mean and std among it) and `splits`. A
     checkpoint keeps the first two, so `predict` needs no data set.
+
+    Examples:
+        >>> from vision_attn.data import ImageData, Planted
+        >>> data = ImageData(Planted(size=16, train=20, val=5, test=5), batch_size=4)
+        >>> data.setup("fit")
+        >>> images, labels = data.for_evaluation(next(iter(data.val_dataloader())))
+        >>> images.shape[1:], data.input_size, len(data.classes)
+        (torch.Size([3, 16, 16]), (16, 16), 10)
     """
 
     def __init__(
@@ -103,7 +113,7 @@ class ImageData(LightningDataModule):
 
     @property
     def preprocess(self) -> Preprocess:
-        """What turns a single file into what the batches hold."""
+        """The preprocessing of single files, to what the batches hold."""
         if self._preprocess is None:
             self._load()
         assert self._preprocess is not None

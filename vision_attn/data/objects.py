@@ -13,6 +13,8 @@ from vision_attn.data import painting
 from vision_attn.data.canvas import REACH, Pose, background, pixels_around, plane
 from vision_attn.data.draws import Items, bits, uniforms
 
+__all__ = ["Scene"]
+
 SHAPES = (
     painting.disk,
     painting.square,
@@ -35,6 +37,17 @@ class Scene:
 
     canvas: (n 3 h w) in 0..1. owner: (n h w), 0 the ground, else the number of the object.
     lean: how much of a turn the objects' angles cover, half of it either way.
+
+    Examples:
+        >>> import numpy as np
+        >>> import torch
+        >>> from vision_attn.data.objects import Scene
+        >>> scene = Scene(np.arange(2), (24, 24), key=(0, 1), draws=40)
+        >>> middle, zero = torch.full((2,), 12.0), torch.zeros(2).long()
+        >>> there = torch.tensor([True, False])
+        >>> scene.put(1, there, middle, middle, torch.full((2,), 8.0), shape=zero, colour=zero)
+        >>> scene.owner.flatten(1).amax(1)  # object 1 is in the first image alone
+        tensor([1, 0], dtype=torch.uint8)
     """
 
     def __init__(
@@ -97,4 +110,5 @@ class Scene:
         return painting.hsv(hue + 1, 0.75 + 0.25 * next(self.draw), 0.8 + 0.2 * next(self.draw))
 
     def images(self) -> UInt8[Tensor, "n 3 h w"]:
+        """The images so far, as bytes."""
         return (self.canvas * 255 + 0.5).clamp(0, 255).to(torch.uint8)

@@ -13,6 +13,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+__all__ = [
+    "bumps",
+    "by_kind",
+    "checks",
+    "coverage",
+    "cross",
+    "disk",
+    "dots",
+    "hsv",
+    "lattice",
+    "plain",
+    "square",
+    "star",
+    "stripes",
+    "triangle",
+    "unit_vectors",
+]
+
 Plane = Float[Tensor, "n h w"]
 Numbers = Float[Tensor, " n"]
 

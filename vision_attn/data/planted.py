@@ -25,6 +25,8 @@ from vision_attn.data.draws import bits, uniforms
 from vision_attn.data.sources import Source, Splits
 from vision_attn.data.tensors import TensorSet
 
+__all__ = ["Planted", "PlantedImages", "paint"]
+
 Cue = Literal["none", "agree", "contradict"]
 Split = Literal["train", "val", "test"]
 
@@ -47,6 +49,12 @@ class PlantedImages:
     A pixel belongs to the object where its centre lies inside the object's outline and no mark
     covers it. Edges are blended over one pixel, so a pixel just outside may carry up to half of the
     object's colour. Without a mark shortcut_mask is False everywhere.
+
+    Examples:
+        >>> from vision_attn.data import Planted
+        >>> planted = Planted(size=32, train=1, val=1, test=3).images("test")
+        >>> planted.images.shape, planted.object_mask.shape, planted.shortcut_mask.any().item()
+        (torch.Size([3, 3, 32, 32]), torch.Size([3, 32, 32]), False)
     """
 
     images: UInt8[Tensor, "n 3 h w"]
@@ -65,6 +73,13 @@ class Planted(Source):
     size: pixels, (h, w) or one number for both. train, val, test: how many images. shortcut: every
     training and validation image carries a corner mark in its class's colour. test_cue: what the
     test images carry; by default the same as the others. seed: another seed, other pictures.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from vision_attn.data import Planted
+        >>> splits = Planted(size=32, train=8, val=2, test=2).load(Path(), val_fraction=0.1, seed=0)
+        >>> len(splits.train.labels), len(splits.classes)
+        (8, 10)
     """
 
     def __init__(
@@ -109,7 +124,7 @@ def paint(
     cue: Cue = "none",
     seed: int = 0,
 ) -> PlantedImages:
-    """Images number start..stop-1 of a split, at `size` (h, w).
+    """Paint images number start..stop-1 of a split, at `size` (h, w).
 
     Image i is a function of (seed, split, i, size) alone. Its class is i modulo 10. The cue changes
     the corner mark and nothing else: `agree` shows the class's own colour there, `contradict`

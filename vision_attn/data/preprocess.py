@@ -30,6 +30,15 @@ class Preprocess:
     The input is the photo's largest centred window of the input's aspect ratio (`fit="crop"`) or
     all of it, stretched (`fit="squash"`); `crop_pct` keeps only that share of the window's height
     and width. For square inputs this is timm's evaluation transform to within one grey level.
+
+    Examples:
+        >>> from PIL import Image
+        >>> from vision_attn.data import Preprocess
+        >>> preprocess = Preprocess((16, 16), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+        >>> preprocess(Image.new("RGB", (30, 20))).shape
+        torch.Size([3, 16, 16])
+        >>> preprocess.box((30, 20))  # left, top, right, bottom of what is seen
+        (5.0, 0.0, 25.0, 20.0)
     """
 
     input_size: tuple[int, int]
@@ -80,10 +89,13 @@ class Preprocess:
         mask: a bool array, or an image whose pixels count where they are not 0. size: (W, H) of
         the photo, to check that the mask is as large.
 
-        >>> preprocess = Preprocess((2, 2), (0.5,) * 3, (0.5,) * 3)
-        >>> preprocess.mask(np.array([[False, True, True, False]] * 2))
-        tensor([[True, True],
-                [True, True]])
+        Examples:
+            >>> import numpy as np
+            >>> from vision_attn.data import Preprocess
+            >>> preprocess = Preprocess((2, 2), (0.5,) * 3, (0.5,) * 3)
+            >>> preprocess.mask(np.array([[False, True, True, False]] * 2))
+            tensor([[True, True],
+                    [True, True]])
         """
         whole = np.asarray(mask)
         if whole.ndim != 2:
@@ -107,9 +119,11 @@ class Preprocess:
         network's input, cut at its sides; a box of which less than a pixel is seen is left out.
         Raises ValueError for a box without width or height, or beyond the photo.
 
-        >>> preprocess = Preprocess((2, 2), (0.5,) * 3, (0.5,) * 3)
-        >>> preprocess.boxes([[0, 0, 2, 2], [0, 0, 1, 1]], size=(4, 2))
-        tensor([[0., 0., 1., 2.]])
+        Examples:
+            >>> from vision_attn.data import Preprocess
+            >>> preprocess = Preprocess((2, 2), (0.5,) * 3, (0.5,) * 3)
+            >>> preprocess.boxes([[0, 0, 2, 2], [0, 0, 1, 1]], size=(4, 2))
+            tensor([[0., 0., 1., 2.]])
         """
         given = torch.as_tensor(boxes, dtype=torch.float32)
         if given.ndim != 2 or given.shape[1] != 4 or (given[:, :2] >= given[:, 2:]).any():

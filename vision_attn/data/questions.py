@@ -17,6 +17,8 @@ from vision_attn.data.planted import CHUNK
 from vision_attn.data.preprocess import Preprocess
 from vision_attn.data.sequences import SPECIAL, ExampleSource, Split, Vocabulary
 
+__all__ = ["PlantedQuestions", "Questions"]
+
 SIZE, BOARD = 64, 3
 SCALE = 11.5, 13.0  # root of an object's area, in pixels
 LEAN = 1 / 12  # of a turn: what a few thousand questions about shapes can teach
@@ -35,10 +37,17 @@ REPLIES = Vocabulary(COLOUR_NAMES + SHAPE_NAMES + COUNTS + ["yes", "no"])
 
 
 class Questions(NamedTuple):
-    """image (n 3 h w), question (n i) words, answer (n) from 0, kind (n) of question, evidence
-    (n h w): the pixels of the objects that the answer rests on, words (n i): those that matter.
+    """Images, questions about them, and the answers.
 
-    Where m questions are asked about each image, all but the images are m n, image by image.
+    image (n 3 h w). question (n i): words. answer (n): from 0. kind (n): of the question. evidence
+    (n h w): the pixels of the objects that the answer rests on. words (n i): those that matter.
+    Where there are m questions about each image, all but the images are m n, image by image.
+
+    Examples:
+        >>> from vision_attn.data import PlantedQuestions
+        >>> questions = PlantedQuestions(train=1, val=1, test=2).examples("test")
+        >>> questions.image.shape[0], questions.answer.shape
+        (2, torch.Size([2]))
     """
 
     image: Tensor
@@ -49,7 +58,7 @@ class Questions(NamedTuple):
     words: Tensor
 
 
-class Asked(NamedTuple):
+class Answered(NamedTuple):
     """A question in words, its answer, the cells of its evidence and the words that matter."""
 
     question: str
@@ -67,6 +76,14 @@ class PlantedQuestions(ExampleSource):
     the question alone goes. asked: questions about each training image; those after the first are
     what the same board has to offer, not quite balanced, and repeat where it offers no more.
     Example i is a function of (seed, split, i), the kinds and asked.
+
+    Examples:
+        >>> from vision_attn.data import PlantedQuestions
+        >>> source = PlantedQuestions(train=1, val=1, test=2)
+        >>> questions = source.examples("test")
+        >>> words = source.vocabularies["question"].decode(questions.question)
+        >>> len(words)
+        2
     """
 
     def __init__(
@@ -119,7 +136,7 @@ class PlantedQuestions(ExampleSource):
 
     def paint(self, items: Items, key: tuple[int, int], asked: int = 1) -> Questions:
         """These images, and so many questions about each."""
-        boards, told = self._scenes(items, key, asked)
+        boards, questions = self._scenes(items, key, asked)
         n, cells = len(items), BOARD**2
         board = torch.from_numpy(boards)  # n cell: -1 empty, else shape * colours + colour
         scene = Scene(items, (SIZE, SIZE), key, 4 * cells, LEAN)
@@ -138,30 +155,30 @@ class PlantedQuestions(ExampleSource):
                 kind // len(COLOUR_NAMES),
                 kind % len(COLOUR_NAMES),
             )
-        sentences = [one.question.split() for _, one in told]
+        sentences = [one.question.split() for _, one in questions]
         question = WORDS.encode(sentences)
         words = torch.zeros_like(question, dtype=torch.bool)
         evidence = torch.zeros_like(scene.owner, dtype=torch.bool).repeat_interleave(asked, 0)
-        for i, (_, one) in enumerate(told):
+        for i, (_, one) in enumerate(questions):
             words[i, [j for j, word in enumerate(sentences[i]) if word in one.words]] = True
             for cell in one.cells:
                 evidence[i] |= scene.owner[i // asked] == cell + 1
-        answer = REPLIES.encode([[one.answer] for _, one in told])[:, 0] - SPECIAL
-        kind = torch.tensor([kind for kind, _ in told])
+        answer = REPLIES.encode([[one.answer] for _, one in questions])[:, 0] - SPECIAL
+        kind = torch.tensor([kind for kind, _ in questions])
         images = scene.images()
         images = torch.full_like(images, 102) if self.blind else images
         return Questions(images, question, answer, kind, evidence, words)
 
     def _scenes(
         self, items: Items, key: tuple[int, int], asked: int
-    ) -> tuple[np.ndarray, list[tuple[int, Asked]]]:
+    ) -> tuple[np.ndarray, list[tuple[int, Answered]]]:
         """Boards, and questions about each with their kinds. Kind and answer of the first come
         before the board, which is one where some question of that kind has that answer."""
         boards = np.full((len(items), BOARD**2), -1)
-        told: dict[int, list[tuple[int, Asked]]] = {}
+        questions: dict[int, list[tuple[int, Answered]]] = {}
         attempt = 0
-        while len(told) < len(items):
-            left = np.array([i for i in range(len(items)) if i not in told])
+        while len(questions) < len(items):
+            left = np.array([i for i in range(len(items)) if i not in questions])
             words = bits((*key, 3, attempt), items[left], 2 * BOARD**2 + 1) >> np.uint64(20)
             for i, row in zip(left.tolist(), words.astype(np.int64), strict=True):
                 board, item, chance = self._board(row), int(items[i]), int(row[-1])
@@ -171,29 +188,33 @@ class PlantedQuestions(ExampleSource):
                 offered = ASK[self.kinds[kind]](board)
                 if fitting := [one for one in offered if one.answer == wanted]:
                     boards[i] = board
-                    told[i] = [(kind, fitting[chance % len(fitting)])]
-                    self._ask_on(told[i], board, asked, chance)
+                    questions[i] = [(kind, fitting[chance % len(fitting)])]
+                    self._ask_on(questions[i], board, asked, chance)
             attempt += 1
-        return boards, [one for i in range(len(items)) for one in told[i]]
+        return boards, [one for i in range(len(items)) for one in questions[i]]
 
     def _ask_on(
-        self, told: list[tuple[int, Asked]], board: np.ndarray, asked: int, chance: int
+        self,
+        questions: list[tuple[int, Answered]],
+        board: np.ndarray,
+        asked: int,
+        chance: int,
     ) -> None:
         """Further questions about a board: of the kinds in turn, of no answer more than need be."""
         offered = [list(ASK[kind](board)) for kind in self.kinds] if asked > 1 else []
-        first = told[0][0]
+        first = questions[0][0]
         for number in range(1, asked):
             for step in range(len(offered)):
                 kind = (first + number + step) % len(offered)
-                new = [one for one in offered[kind] if (kind, one) not in told]
+                new = [one for one in offered[kind] if (kind, one) not in questions]
                 if new:
                     answers = sorted({one.answer for one in new})
                     wanted = answers[(chance + number) % len(answers)]
                     fitting = [one for one in new if one.answer == wanted]
-                    told.append((kind, fitting[chance // 7 % len(fitting)]))
+                    questions.append((kind, fitting[chance // 7 % len(fitting)]))
                     break
             else:
-                told.append(told[number % len(told)])
+                questions.append(questions[number % len(questions)])
 
     @staticmethod
     def _board(words: np.ndarray) -> np.ndarray:
@@ -211,21 +232,21 @@ def shapes_and_colours(board: np.ndarray) -> tuple[list[str | None], list[str | 
     return shapes, colours
 
 
-def ask_colour(board: np.ndarray) -> Iterator[Asked]:
+def ask_colour(board: np.ndarray) -> Iterator[Answered]:
     shapes, colours = shapes_and_colours(board)
     for cell, (shape, colour) in enumerate(zip(shapes, colours, strict=True)):
         if shape and colour and shapes.count(shape) == 1:
-            yield Asked(f"what colour is the {shape}", colour, (cell,), ("colour", shape))
+            yield Answered(f"what colour is the {shape}", colour, (cell,), ("colour", shape))
 
 
-def ask_shape(board: np.ndarray) -> Iterator[Asked]:
+def ask_shape(board: np.ndarray) -> Iterator[Answered]:
     shapes, colours = shapes_and_colours(board)
     for cell, (shape, colour) in enumerate(zip(shapes, colours, strict=True)):
         if shape and colour and colours.count(colour) == 1:
-            yield Asked(f"what shape is the {colour} one", shape, (cell,), ("shape", colour))
+            yield Answered(f"what shape is the {colour} one", shape, (cell,), ("shape", colour))
 
 
-def ask_count(board: np.ndarray) -> Iterator[Asked]:
+def ask_count(board: np.ndarray) -> Iterator[Answered]:
     """Of colours and of shapes."""
     shapes, colours = shapes_and_colours(board)
     for names, known in ((colours, COLOUR_NAMES), (shapes, SHAPE_NAMES)):
@@ -233,10 +254,10 @@ def ask_count(board: np.ndarray) -> Iterator[Asked]:
             cells = tuple(cell for cell, own in enumerate(names) if own == name)
             if len(cells) < len(COUNTS):
                 question = f"how many {name} ones are there"
-                yield Asked(question, COUNTS[len(cells)], cells, ("how", "many", name))
+                yield Answered(question, COUNTS[len(cells)], cells, ("how", "many", name))
 
 
-def ask_left(board: np.ndarray) -> Iterator[Asked]:
+def ask_left(board: np.ndarray) -> Iterator[Answered]:
     """Of every other shape, so that yes and no are asked in the same words."""
     shapes, _ = shapes_and_colours(board)
     for cell, shape in enumerate(shapes):
@@ -246,17 +267,17 @@ def ask_left(board: np.ndarray) -> Iterator[Asked]:
                     cells = (cell, cell - 1) if shapes[cell - 1] else (cell,)
                     answer = "yes" if shapes[cell - 1] == other else "no"
                     question = f"is there a {other} left of the {shape}"
-                    yield Asked(question, answer, cells, (other, "left", shape))
+                    yield Answered(question, answer, cells, (other, "left", shape))
 
 
-def ask_hops(board: np.ndarray) -> Iterator[Asked]:
+def ask_hops(board: np.ndarray) -> Iterator[Answered]:
     shapes, colours = shapes_and_colours(board)
     for cell, shape in enumerate(shapes):
         if shape and shapes.count(shape) == 1 and cell % BOARD:
             colour = colours[cell - 1]
             if colour:
                 question = f"what colour is the one left of the {shape}"
-                yield Asked(question, colour, (cell, cell - 1), ("colour", "left", shape))
+                yield Answered(question, colour, (cell, cell - 1), ("colour", "left", shape))
 
 
 ASK = {

@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from vision_attn.data.augment import Augment, Pixels, as_float
 from vision_attn.data.draws import Draws
 
+__all__ = ["ProgressiveResizing"]
+
 
 class ProgressiveResizing(Augment):
     """Training images sizes[i] pixels high and wide from epoch epochs[i] on.
@@ -17,6 +19,15 @@ class ProgressiveResizing(Augment):
     Put it last among the augmentations. The last size is the data's own, at which validation and
     test are done. A ViT resamples its positions: sizes are multiples of its patch size. Progressive
     resizing: Howard 2018 (DAWNBench), Tan & Le 2021 (EfficientNetV2).
+
+    Examples:
+        >>> import numpy as np
+        >>> import torch
+        >>> from vision_attn.data import ProgressiveResizing
+        >>> from vision_attn.data.draws import Draws
+        >>> resize, images = ProgressiveResizing([16, 32], epochs=[0, 10]), torch.rand(2, 3, 32, 32)
+        >>> [resize(images, Draws(0, epoch, np.arange(2))).shape[2] for epoch in (0, 9, 10)]
+        [16, 16, 32]
     """
 
     def __init__(self, sizes: list[int], epochs: list[int]) -> None:

@@ -21,12 +21,25 @@ from vision_attn.data.sources import DataError
 from vision_attn.data.tensors import InOrder
 from vision_attn.types import PAD, STOP
 
+__all__ = ["ExampleBatches", "ExampleSource", "Pairs", "Vocabulary"]
+
 Split = Literal["train", "val", "test"]
 SPECIAL = 3  # PAD, START and STOP come before the symbols
 
 
 class Vocabulary:
-    """The symbols of a language: characters, words, or the classes of objects."""
+    """The symbols of a language: characters, words, or the classes of objects.
+
+    Examples:
+        >>> from vision_attn.data import Vocabulary
+        >>> letters = Vocabulary("abc")
+        >>> rows = letters.encode(["ab", "c"], stop=True)
+        >>> rows  # 0 pads, 2 stops
+        tensor([[3, 4, 2],
+                [5, 2, 0]])
+        >>> letters.decode(rows)
+        [['a', 'b'], ['c']]
+    """
 
     def __init__(self, symbols: Iterable[str]) -> None:
         self.symbols = list(symbols)
@@ -73,6 +86,12 @@ class Pairs(NamedTuple):
 
     objects: of images, which object a pixel belongs to (n h w), counted from 1 in the order of the
     target; 0 is the ground.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.data import Pairs
+        >>> Pairs(source=torch.tensor([[3, 2]]), target=torch.tensor([[4, 2]])).objects is None
+        True
     """
 
     source: Tensor
@@ -81,7 +100,13 @@ class Pairs(NamedTuple):
 
 
 class ExampleSource(ABC):
-    """Examples that the package makes itself: what a config names under `data.source`."""
+    """Examples that the package makes itself: what a config names under `data.source`.
+
+    Examples:
+        >>> from vision_attn.data import ExampleSource
+        >>> sorted(ExampleSource.__abstractmethods__)  # what a subclass has to say
+        ['examples', 'vocabularies']
+    """
 
     def __init__(self, train: int, val: int, test: int, seed: int) -> None:
         self.counts: dict[Split, int] = {"train": train, "val": val, "test": test}
@@ -118,7 +143,17 @@ class ExampleSource(ABC):
 
 
 class ExampleBatches:
-    """The batches of an epoch. `state_dict` says how far it is; who loads it goes on from there."""
+    """The batches of an epoch. `state_dict` says how far it is; who loads it goes on from there.
+
+    Examples:
+        >>> from vision_attn.data import Dates
+        >>> from vision_attn.data.sequences import ExampleBatches
+        >>> from vision_attn.data.tensors import InOrder
+        >>> dates = Dates(train=1, val=5, test=1)
+        >>> batches = ExampleBatches(dates.examples("val"), InOrder(5, batch_size=2), None)
+        >>> [len(pairs.source) for pairs in batches]
+        [2, 2, 1]
+    """
 
     batch_sampler = None  # Lightning asks for it where there is a sampler
 
@@ -141,8 +176,10 @@ class ExampleBatches:
             yield self.batch(items)
 
     def batch(self, items: np.ndarray) -> Any:
-        """These examples: images normalised, rows of symbols cut to the longest of the batch. Of a
-        part with several rows an example, all of them."""
+        """Make the batch of these examples: images normalised, rows cut to the longest.
+
+        Of a part with several rows an example, all of them.
+        """
         rows, n = torch.from_numpy(items), len(self.examples[0])
         parts = [
             None if part is None else self._ready(part.unflatten(0, (n, -1))[rows].flatten(0, 1))
@@ -159,7 +196,9 @@ class ExampleBatches:
         return part
 
     def state_dict(self) -> dict[str, int]:
+        """The place in the epoch, as plain values."""
         return {"epoch": self.sampler.epoch, "batches": self._given}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from this place, a `state_dict`."""
         self._resume = state["epoch"], state["batches"]

@@ -16,17 +16,32 @@ from torch import Tensor
 from vision_attn.data.draws import permutation
 from vision_attn.data.tensors import ImageSet, TensorSet
 
+__all__ = ["CIFAR10", "CIFAR100", "DataError", "Source", "Splits", "hold_out"]
+
 
 class DataError(ValueError):
-    """Data that are missing or do not fit; the message says what was expected and what to do."""
+    """Data that are missing or do not fit; the message says what was expected and what to do.
+
+    Examples:
+        >>> from vision_attn.data import DataError
+        >>> issubclass(DataError, ValueError)
+        True
+    """
 
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """train to learn from, val to choose by, test to be looked at once, at the end.
+    """The parts of a data set: to learn from, to choose by, and to look at once, at the end.
 
     crop_pct: the share of a photo's shorter side that the images show, for reading single files in
     the same way.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from vision_attn.data import Planted
+        >>> splits = Planted(size=16, train=8, val=2, test=2).load(Path(), val_fraction=0.1, seed=0)
+        >>> len(splits.val.labels), splits.crop_pct
+        (2, 1.0)
     """
 
     train: ImageSet
@@ -37,7 +52,19 @@ class Splits:
 
 
 class Source(ABC):
-    """A data set. Its constructor takes plain values and touches no file."""
+    """A data set. Its constructor takes plain values and touches no file.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.data import Source, Splits, TensorSet
+        >>> class Squares(Source):
+        ...     def load(self, root, val_fraction, seed):
+        ...         images = torch.zeros(6, 3, 8, 8, dtype=torch.uint8)
+        ...         parts = [TensorSet(images[i : i + 2], torch.tensor([0, 1])) for i in (0, 2, 4)]
+        ...         return Splits(*parts, classes=["black", "white"])
+        >>> Squares().load(None, 0.1, 0).classes
+        ['black', 'white']
+    """
 
     def prepare(self, root: Path) -> None:  # noqa: B027
         """What one process does before all of them load: a download."""
@@ -55,6 +82,10 @@ class CIFAR10(Source):
     """60,000 photos of 32 x 32 pixels in 10 classes (Krizhevsky 2009), checked by their md5.
 
     Expects `cifar-10-batches-py` in the root folder; `download` fetches it.
+
+    Examples:
+        >>> from vision_attn.data import CIFAR10, ImageData
+        >>> data = ImageData(CIFAR10(download=True), root=".data")  # downloads nothing yet
     """
 
     def __init__(self, download: bool = False) -> None:
@@ -104,6 +135,10 @@ class CIFAR100(CIFAR10):
     """60,000 photos of 32 x 32 pixels in 100 classes (Krizhevsky 2009), checked by their md5.
 
     Expects `cifar-100-python` in the root folder; `download` fetches it.
+
+    Examples:
+        >>> from vision_attn.data import CIFAR100, ImageData
+        >>> data = ImageData(CIFAR100(), root=".data")  # reads nothing yet
     """
 
     @property

@@ -13,6 +13,8 @@ from vision_attn.data.preprocess import Preprocess
 from vision_attn.data.sequences import SPECIAL, ExampleSource, Pairs, Split, Vocabulary
 from vision_attn.types import PAD, STOP
 
+__all__ = ["PlantedStrings"]
+
 NAMES = Vocabulary(planted.CLASSES)
 SHAPES = torch.tensor([objects.SHAPES.index(shape) for shape in planted.SHAPES])
 TEXTURES = len(objects.TEXTURE_NAMES)
@@ -21,11 +23,18 @@ SCALE = 10.5, 12.5  # root of an object's area, in pixels
 
 
 class PlantedStrings(ExampleSource):
-    """Rows of 1 to `most` planted objects at uneven distances -> their classes in order.
+    """Rows of 1 to `most` planted objects, whose classes are to be written in order.
 
     The classes are those of `Planted`: a texture of five on a shape of two, in any colour. Images
     are 24 pixels high, and wide enough for `most` objects and one more. Image i of a split is a
     function of (seed, split, i, most) alone.
+
+    Examples:
+        >>> from vision_attn.data import PlantedStrings
+        >>> source = PlantedStrings(most=3, train=1, val=1, test=2)
+        >>> pairs = source.examples("test")
+        >>> pairs.source.shape[:3], len(source.vocabularies["target"].decode(pairs.target))
+        (torch.Size([2, 3, 24]), 2)
     """
 
     def __init__(

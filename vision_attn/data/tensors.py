@@ -15,6 +15,8 @@ from torch import Tensor
 
 from vision_attn.data.draws import Draws, permutation
 
+__all__ = ["Batch", "Batches", "ImageSet", "InOrder", "Shuffled", "TensorSet"]
+
 Items = Integer[np.ndarray, " b"]
 
 
@@ -23,6 +25,11 @@ class ImageSet(ABC):
 
     labels: (n). size: (h, w) of every batch. ahead: how many batches are fetched in threads while
     the network computes; 0 where fetching costs nothing.
+
+    Examples:
+        >>> from vision_attn.data import ImageSet
+        >>> sorted(ImageSet.__abstractmethods__)  # what a subclass has to say
+        ['fetch']
     """
 
     labels: Int[Tensor, " n"]
@@ -38,7 +45,17 @@ class ImageSet(ABC):
 
 
 class TensorSet(ImageSet):
-    """Images that all lie in one uint8 tensor, on any device."""
+    """Images that all lie in one uint8 tensor, on any device.
+
+    Examples:
+        >>> import numpy as np
+        >>> import torch
+        >>> from vision_attn.data import TensorSet
+        >>> from vision_attn.data.draws import Draws
+        >>> images = TensorSet(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), torch.arange(5))
+        >>> images.fetch(np.array([4, 0]), Draws(0, 0, np.array([4, 0]))).shape
+        torch.Size([2, 3, 8, 8])
+    """
 
     def __init__(self, images: UInt8[Tensor, "n 3 h w"], labels: Int[Tensor, " n"]) -> None:
         self.images = images
@@ -54,7 +71,16 @@ class TensorSet(ImageSet):
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """What a loader hands on: images as they are stored, and the random numbers to change them."""
+    """Images as they are stored, their labels, and the random numbers to change them.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.data import Batches, InOrder, TensorSet
+        >>> images = TensorSet(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), torch.arange(5))
+        >>> batch = next(iter(Batches(images, InOrder(5, batch_size=5))))
+        >>> len(batch), batch.labels
+        (5, tensor([0, 1, 2, 3, 4]))
+    """
 
     images: UInt8[Tensor, "b 3 h w"]
     labels: Int[Tensor, " b"]
@@ -64,18 +90,26 @@ class Batch:
         return len(self.labels)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
+        """Copy the batch to a device, where its draws give their numbers too."""
         images = self.images.to(device, non_blocking=non_blocking)
         labels = self.labels.to(device, non_blocking=non_blocking)
         return Batch(images, labels, self.draws.to(device))
 
 
 class InOrder:
-    """Cuts 0..length-1 into batches of nearly equal size, and gives a process its share of each.
+    """Batches of nearly equal size of 0..length-1 in order, and a process's share of each.
 
     No item is left out and none comes twice: an epoch has as few batches as `batch_size` allows,
     their sizes differ by at most one. Over `world` processes, one batch is world * batch_size items
     and the process number `rank` gets a slice of it, so N processes see together what one process
     sees at N times the batch size.
+
+    Examples:
+        >>> from vision_attn.data import InOrder
+        >>> [items.tolist() for items in InOrder(7, batch_size=3).batches()]
+        [[0, 1, 2], [3, 4], [5, 6]]
+        >>> [items.tolist() for items in InOrder(7, batch_size=2, rank=1, world=2).batches()]
+        [[2, 3], [6]]
     """
 
     def __init__(self, length: int, batch_size: int, rank: int = 0, world: int = 1) -> None:
@@ -90,6 +124,7 @@ class InOrder:
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
+        """Set the epoch whose order comes next."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -107,7 +142,15 @@ class InOrder:
 
 
 class Shuffled(InOrder):
-    """The same in a new order every epoch, a function of (seed, epoch)."""
+    """`InOrder` in a new order every epoch, a function of (seed, epoch).
+
+    Examples:
+        >>> from vision_attn.data import Shuffled
+        >>> order = Shuffled(7, batch_size=7, seed=0)
+        >>> order.set_epoch(1)
+        >>> sorted(order.items().tolist())
+        [0, 1, 2, 3, 4, 5, 6]
+    """
 
     def __init__(
         self, length: int, batch_size: int, rank: int = 0, world: int = 1, seed: int = 0
@@ -124,6 +167,13 @@ class Batches:
 
     Lightning numbers the epochs through `sampler`. `state_dict` says how far the epoch is: a loader
     that takes it over goes on with the next batch, and gives the batches that the first would have.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.data import Batches, Shuffled, TensorSet
+        >>> images = TensorSet(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), torch.arange(5))
+        >>> sorted(len(batch) for batch in Batches(images, Shuffled(5, batch_size=2)))
+        [1, 2, 2]
     """
 
     batch_sampler = None  # Lightning asks for it where there is a sampler
@@ -147,9 +197,11 @@ class Batches:
             yield batch
 
     def state_dict(self) -> dict[str, int]:
+        """The place in the epoch, as plain values."""
         return {"epoch": self.sampler.epoch, "batches": self._given}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from this place, a `state_dict`."""
         self._resume = state["epoch"], state["batches"]
 
     def _fetched(self, first: int) -> Iterator[Batch]:

@@ -14,6 +14,8 @@ from torch.nn import functional as F
 from vision_attn.data.augment import Augment, Pixels, as_float, luma
 from vision_attn.data.draws import Draws
 
+__all__ = ["TrivialAugment"]
+
 Floats = Float[Tensor, "b c h w"]
 Strength = Float[Tensor, " b"]
 FILL = 0.5
@@ -24,6 +26,14 @@ class TrivialAugment(Augment):
 
     Unlike torchvision's: strength is continuous instead of 31 steps, geometry is bilinear instead
     of nearest, and what comes in from outside is grey instead of black.
+
+    Examples:
+        >>> import numpy as np
+        >>> import torch
+        >>> from vision_attn.data import TrivialAugment
+        >>> from vision_attn.data.draws import Draws
+        >>> TrivialAugment()(torch.rand(5, 3, 8, 8), Draws(0, 0, np.arange(5))).shape
+        torch.Size([5, 3, 8, 8])
     """
 
     def forward(self, images: Pixels, draws: Draws) -> Pixels:

@@ -12,6 +12,8 @@ from PIL import Image
 
 from vision_attn.data.images import ImageError, find_images, read_image
 
+__all__ = ["Video", "is_video"]
+
 SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"})
 
 
@@ -22,6 +24,18 @@ class Video:
     path: a video file, or a folder of images, its frames in the order of their names.
     rate: frames a second; a video file says its own. frames: about how many there are.
     skipped: images of a folder that were left out when it was iterated, and what was wrong.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from PIL import Image
+        >>> from vision_attn.data.video import Video
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for i in range(3):
+        ...         Image.new("RGB", (8, 8)).save(f"{folder}/{i}.png")
+        ...     video = Video.folder(Path(folder), rate=5.0)
+        ...     len(list(video)), video.rate
+        (3, 5.0)
     """
 
     path: Path
@@ -31,7 +45,7 @@ class Video:
 
     @classmethod
     def file(cls, path: Path) -> "Video":
-        """Raises ImageError where OpenCV finds no frame in it."""
+        """Open a video file; ImageError where OpenCV finds no frame in it."""
         capture = _open(path)
         rate, frames = capture.get(cv2.CAP_PROP_FPS), int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
         found, _ = capture.read()
@@ -45,7 +59,7 @@ class Video:
 
     @classmethod
     def folder(cls, path: Path, rate: float) -> "Video":
-        """Raises ImageError where there is no such folder, or no image in it."""
+        """Take the images of a folder as frames; ImageError where it is none, or has none."""
         if not path.is_dir():
             raise ImageError(f"{path}: expected a folder of frames")
         return cls(path, rate, len(find_images([path])))
@@ -68,7 +82,7 @@ class Video:
 
 
 def is_video(path: str | Path) -> bool:
-    """Whether it is a file that is called a video."""
+    """Whether a file's name is that of a video."""
     return Path(path).suffix.lower() in SUFFIXES and not Path(path).is_dir()
 
 

@@ -190,8 +190,8 @@ def build(description: Any) -> nn.Module:
     except ValueError:
         raise
     except Exception as error:  # an argument this version does not have, a size below 0, too large
-        said = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ValueError(f"cannot build {description['class_path']}: {said}") from error
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ValueError(f"cannot build {description['class_path']}: {reason}") from error
 
 
 def _described(cls: type, args: dict[str, Any]) -> dict[str, Any]:

@@ -329,8 +329,8 @@ class ConvEncoder(ImageEncoder):
             places = build_sincos2d_pos_embed([h, w], features.size(1), device=features.device)
             return self.remembered(_each(self.norm, features + places.T.unflatten(1, (h, w))))
         columns = features.mean(2)  # b d w
-        said, _ = self.rnn(F.avg_pool1d(columns, self.span, ceil_mode=True).mT)
-        around = said.mT.repeat_interleave(self.span, 2)[..., : columns.size(2)]
+        context, _ = self.rnn(F.avg_pool1d(columns, self.span, ceil_mode=True).mT)
+        around = context.mT.repeat_interleave(self.span, 2)[..., : columns.size(2)]
         keys = _each(self.key_norm, features + around[:, :, None])
         return self.remembered(_each(self.norm, features), keys)
 

@@ -91,10 +91,10 @@ class QuestionAnswerer(Rebuildable):
 
     def forward(self, image: Images, question: Question) -> Float[Tensor, "q k"]:
         words, seen = self._read(image, question)
-        asked, found = self._contexts(words, seen)
-        parts = [asked] if self.looks_by_hops_alone else [asked, found]
+        of_words, of_image = self._contexts(words, seen)
+        parts = [of_words] if self.looks_by_hops_alone else [of_words, of_image]
         if self.hops is not None and self.query is not None:
-            parts.append(self.hops(self.query(asked)[:, None], seen.keys)[:, 0])
+            parts.append(self.hops(self.query(of_words)[:, None], seen.keys)[:, 0])
         return self.head(torch.cat(parts, dim=1))
 
     def _read(self, image: Images, question: Question) -> tuple[Memory, Memory]:
@@ -126,6 +126,6 @@ class QuestionAnswerer(Rebuildable):
             over_words, found = (x[:, None] if x.ndim == 2 else x for x in pair)
             over_image.append(found)
         if self.hops is not None and self.query is not None:
-            asked = self.query(self._contexts(words, seen)[0])[:, None]
-            over_image.append(self.hops.weights(asked, seen.keys)[:, :, 0])
+            query = self.query(self._contexts(words, seen)[0])[:, None]
+            over_image.append(self.hops.weights(query, seen.keys)[:, :, 0])
         return Looks(over_words, self.image_encoder.maps(torch.cat(over_image, dim=1), size))

@@ -185,10 +185,10 @@ def of_question(
     to_photo: ToPhoto,
 ) -> tuple[str, Pictures]:
     words = question.lower().rstrip("?").split()
-    asked = loaded.vocabularies["question"].encode([words])
-    best = int(network(image, asked).argmax())
+    symbols = loaded.vocabularies["question"].encode([words])
+    best = int(network(image, symbols).argmax())
     answer = loaded.vocabularies["answer"].symbols[best]
-    looks = network.looks(image, asked)
+    looks = network.looks(image, symbols)
     names = look_names(len(looks.words[0]), len(looks.maps[0]))
     pictures = {}
     if len(looks.maps[0]):
