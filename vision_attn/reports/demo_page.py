@@ -23,6 +23,8 @@ from vision_attn.reports.explanation import Explanation
 from vision_attn.reports.progress import Bar, Silent
 from vision_attn.types import Model
 
+__all__ = ["ENTRIES", "Demo", "Entry"]
+
 SCORED = 500  # test images whose maps are compared with the masks
 SHOWN = 10  # test images in the gallery, one of each class
 BATCH = 50
@@ -59,9 +61,14 @@ ENTRIES = (
 
 
 class Demo:
-    """Explains test images by the networks of the demo, and writes its page.
+    """The page of the demo: its networks, what they learned, and where they look.
 
     models: by the entries' names; their runs are in folder/NAME.
+
+    Examples:
+        >>> from vision_attn.reports.demo_page import ENTRIES, Demo
+        >>> [entry.name for entry in ENTRIES]  # Demo(folder, ENTRIES, models).write_page()
+        ['vit', 'senet', 'spatial_cnn']
     """
 
     def __init__(
@@ -130,7 +137,7 @@ class Demo:
         return rows
 
     def write_page(self) -> Path:
-        """folder/index.html."""
+        """Write the page and its pictures: folder/index.html."""
         header, *rows = self.results()
         chance = self.test.object_mask.float().mean().item()
         sections = [

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
 import numpy as np
 import PIL.Image
@@ -31,9 +31,6 @@ from vision_attn.render import natural
 from vision_attn.reports.explanation import Explanation, Explanations, Map
 from vision_attn.types import Images, Logits, Model
 
-if TYPE_CHECKING:
-    pass
-
 __all__ = ["Photo", "Request", "explain", "predict", "prepare", "query_place", "read"]
 
 Photo = Image | str | PathLike[str] | ndarray
@@ -50,7 +47,7 @@ class Request:
         >>> from vision_attn.models import SEResNet
         >>> from vision_attn.reports.explain import Request
         >>> from vision_attn.types import Model
-        >>> network = SEResNet(num_classes=2, widths=(4, 4), depths=(1, 1)).eval()
+        >>> network = SEResNet(2, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4)).eval()
         >>> preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
         >>> request = Request.of(Model(network, preprocess, ["cat", "dog"], None), target="dog")
         >>> [str(method) for method in request.explainers], request.target

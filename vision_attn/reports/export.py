@@ -24,6 +24,12 @@ class Exported:
     """A file that was written, and how far its logits are from the network's.
 
     difference: max |found - expected| / max |expected|, on random images.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from vision_attn.reports.export import Exported
+        >>> f"{Exported(Path('m.onnx'), 2e-7).difference:.0e}"
+        '2e-07'
     """
 
     path: Path
@@ -116,7 +122,7 @@ def _write(content: bytes | memoryview, path: Path) -> None:
 
 
 def relative_difference(found: Tensor, expected: Tensor) -> float:
-    """max |found - expected| / max |expected|."""
+    """Compute max |found - expected| / max |expected|."""
     return float((found.cpu() - expected.cpu()).abs().max() / expected.abs().max().cpu())
 
 

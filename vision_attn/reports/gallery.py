@@ -73,7 +73,7 @@ class Album:
         >>> from vision_attn.reports.explain import Request
         >>> from vision_attn.reports.gallery import Album, Pictures
         >>> from vision_attn.types import Model
-        >>> network = SEResNet(num_classes=2, widths=(4, 4), depths=(1, 1)).eval()
+        >>> network = SEResNet(2, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4)).eval()
         >>> preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
         >>> request = Request.of(Model(network, preprocess, ["cat", "dog"], None))
         >>> Album(request, Pictures(Path("look"))).add([(Path("nothing.png"), "nothing")]).problems

@@ -45,6 +45,8 @@ from vision_attn.reports.explanation import Map
 from vision_attn.reports.progress import Bar, Silent
 from vision_attn.types import Images, Logits, Model, TokenLayout
 
+__all__ = ["Look", "inspect"]
+
 LIKELIEST = 5  # classes shown
 EXPLAINED = 3  # of them, by the methods that explain a class
 CELLS = (14, 14)  # that are removed to score a map, where the network has no tokens
@@ -100,7 +102,19 @@ def inspect(
 
 
 class Look:
-    """A model by the name that the page gives it, and what it is asked."""
+    """A model by the name that the page gives it, with the methods and classes to show.
+
+    Examples:
+        >>> from vision_attn.data import Preprocess
+        >>> from vision_attn.models import ViT
+        >>> from vision_attn.reports.inspection import Look
+        >>> from vision_attn.types import Model
+        >>> vit = ViT(image_size=16, patch_size=8, dim=12, depth=1, heads=2, num_classes=2).eval()
+        >>> preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
+        >>> model = Model(vit, preprocess, ["cat", "dog"], vit.layout((16, 16)))
+        >>> Look("a ViT", model, ["Rollout"]).name
+        'a ViT'
+    """
 
     def __init__(
         self,
@@ -117,7 +131,7 @@ class Look:
         self.targets = [model.class_index(target) for target in targets]
 
     def at(self, photo: Photo) -> parts.Inspection:
-        """Everything that the page shows of one photo."""
+        """All that the page shows of one photo."""
         name, image = read(photo)
         layout = self.model.layout
         images = prepare(self.model, [image])

@@ -6,6 +6,8 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+__all__ = ["Bar", "Silent"]
+
 Own = TypeVar("Own", bound="Silent")  # beartype takes no Self in a single method
 
 
@@ -13,6 +15,15 @@ class Silent:
     """Show nothing; keep a line for each problem.
 
     Used as a context around one job. problems: what went wrong while the rest went on.
+
+    Examples:
+        >>> from vision_attn.reports.progress import Silent
+        >>> with Silent() as progress:
+        ...     progress.start("photos", total=2)
+        ...     progress.advance(2)
+        ...     progress.problem("c.png: no such file")
+        >>> progress.problems
+        ['c.png: no such file']
     """
 
     def __init__(self) -> None:
@@ -44,7 +55,14 @@ class Silent:
 
 
 class Bar(Silent):
-    """A progress bar on stderr where that is a terminal, else silent."""
+    """A progress bar on stderr where that is a terminal, else silent.
+
+    Examples:
+        >>> from vision_attn.reports.progress import Bar
+        >>> with Bar() as progress:  # shown on a terminal alone
+        ...     progress.start("photos", total=2)
+        ...     progress.advance(2)
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -63,8 +63,11 @@ def _object(path: str) -> Any:
 
 
 def check_yaml(path: str | Path) -> dict[str, Any]:
-    """Read a config; ValueError for one that is not YAML, too large, or has a misspelt key beside
-    class_path."""
+    """Read a config.
+
+    Raises ValueError for one that is not YAML, is too large, or has a misspelt key beside
+    class_path.
+    """
     content = _loaded(Path(path), set())
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected sections such as model, data and trainer")

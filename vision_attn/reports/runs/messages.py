@@ -23,6 +23,8 @@ from vision_attn.compat.jsonargparse_messages import (
     complaint,
 )
 
+__all__ = ["nearest", "options_of", "readable"]
+
 HOMES = (
     "vision_attn.models",
     "vision_attn.attention",
@@ -76,7 +78,7 @@ def options_of(parser: ArgumentParser) -> list[str]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """What to say after an unknown word: the names most like it, or nothing."""
+    """Name what is most like an unknown word, for the end of a message; nothing if none is."""
     close = get_close_matches(word, list(known), n=2, cutoff=0.75)
     return f": did you mean {' or '.join(close)}?" if close else ""
 

@@ -86,6 +86,15 @@ class Run(LightningCLI):
     Made by `make_run`. folder: where the run's files go; None for a fast_dev_run, which has none.
 
     any_model: the config names the model's class, one of `model_type`'s subclasses.
+
+    Examples:
+        >>> import tempfile
+        >>> from vision_attn.reports.runs.run import make_run
+        >>> words = ["--config", "vit_planted", "--data.source.train=40"]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run = make_run("fit", [*words, f"--trainer.default_root_dir={folder}"])
+        ...     type(run.model.network).__name__, run.trainer.max_epochs > 0
+        ('ViT', True)
     """
 
     model_type: ClassVar[type[LightningModule]] = ImageClassifier
@@ -369,7 +378,13 @@ class ExampleSummary(Summary):
 
 
 class ExampleRun(Run):
-    """A run of sequences or questions: its config's model names a `Learner`."""
+    """A run of sequences or questions: its config's model names a `Learner`.
+
+    Examples:
+        >>> from vision_attn.reports.runs.run import ExampleRun
+        >>> ExampleRun.any_model
+        True
+    """
 
     model_type = Learner
     data_type = ExampleData
