@@ -2,7 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,23 @@ def photos(tmp_path) -> Path:
         coarse = rng.integers(0, 256, (5, 7, 3), dtype=np.uint8)
         Image.fromarray(coarse).resize(shape[::-1], Image.Resampling.BICUBIC).save(folder / name)
     return folder
+
+
+@pytest.fixture
+def full_disk(tmp_path) -> Iterator[Path]:
+    """A file system of 64 KiB that holds one small file, a.txt."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("needs a small disk: there is no mount command")
+    if done.returncode:
+        pytest.skip(f"needs a small disk: mounting is not possible here ({done.stderr.strip()})")
+    (place / "a.txt").write_text("before")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
 
 
 @pytest.fixture(autouse=True)

@@ -157,12 +157,13 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_whole(trainer, model, strip
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(good) // 2, limit[1]))
     try:
-        with pytest.raises(OSError, match=r"(?s)last\.ckpt could not be written .*before is whole"):
+        with pytest.raises(OSError, match=r"last\.ckpt: cannot be written .*before is whole"):
             run.save_checkpoint(last)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert last.read_bytes() == good
-    assert not list(tmp_path.rglob("*.part"))
+    assert sorted(path.name for path in last.parent.glob("*.ckpt")) == ["best.ckpt", "last.ckpt"]
+    assert not [path for path in last.parent.iterdir() if path.name.startswith(".")]
 
 
 def test_a_second_ctrl_c_stops_at_once(trainer, model, stripes, tmp_path):
@@ -194,6 +195,8 @@ def test_a_run_leaves_pictures_summary_and_portable_weights(trainer, model, stri
         "best.ckpt", "best.safetensors", "confusion_matrix.png", "last.ckpt",
         "learning_curves.png", "metrics.csv", "summary.json", "summary.txt",
     }  # fmt: skip
+    modes = {(folder / name).stat().st_mode for name in ("best.safetensors", "last.ckpt")}
+    assert modes == {(folder / "metrics.csv").stat().st_mode}
     found = load_file(folder / "best.safetensors")
     saved = weights(folder / "best.ckpt")
     assert same({f"network.{k}": v for k, v in found.items()}, saved)

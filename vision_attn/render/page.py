@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from urllib.parse import quote
 
+from vision_attn.files import write_text
 from vision_attn.render.picture import Picture, save, shrunk
 
 __all__ = ["Figures", "Gallery", "Row", "Section", "Shot", "Table", "Text", "shot", "write_page"]
@@ -234,7 +235,8 @@ def write_page(folder: Path, title: str, sections: Sequence[Section], lead: str 
     )
     nav = f"<nav>{links}</nav>" if len(sections) > 1 else ""
     page = folder / "index.html"
-    page.write_text(
+    write_text(
+        page,
         f"""<!doctype html>
 <html lang="en">
 <head>
@@ -260,7 +262,6 @@ def write_page(folder: Path, title: str, sections: Sequence[Section], lead: str 
 </body>
 </html>
 """,
-        encoding="utf-8",
     )
     return page
 

@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy import ndarray
 from PIL import Image, ImageDraw
 
+from vision_attn.files import replacing
 from vision_attn.render.fonts import pil_font
 from vision_attn.render.overlay import Style, resize
 from vision_attn.render.scale import Scale
@@ -39,7 +40,8 @@ def shrunk(picture: Picture, longest: int) -> Picture:
 
 def save(picture: Picture, path: str | PathLike[str]) -> None:
     """Save as PNG or JPEG, by the path's ending; a PNG quickly rather than as small as can be."""
-    Image.fromarray(picture).save(path, compress_level=4, quality=88, subsampling=0)
+    with replacing(path) as file:
+        Image.fromarray(picture).save(file, compress_level=4, quality=88, subsampling=0)
 
 
 def mark(picture: Picture, x: float, y: float) -> Picture:

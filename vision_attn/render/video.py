@@ -4,21 +4,24 @@ OpenCV's own FFmpeg has no encoder for H.264. VP9 plays in browsers; where it is
 plays in most players and in no browser.
 """
 
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
 import cv2
 import numpy as np
 
+from vision_attn.files import replacing
 from vision_attn.render.picture import Picture
 
 __all__ = ["VideoWriter"]
 
 
 class VideoWriter:
-    """MP4 file that pictures of one size are appended to; whole once the `with` block ends.
+    """MP4 file that pictures of one size are appended to; it appears as the `with` block ends.
 
-    rate: pictures a second. Sides are made even, as the codec asks, by repeating an edge.
+    rate: pictures a second. Sides are made even, as the codec asks, by repeating an edge. Raises
+    OSError where the video could not be written whole.
 
     Examples:
         >>> from pathlib import Path
@@ -36,6 +39,8 @@ class VideoWriter:
         self.path, self.rate = path, rate
         self.writer: cv2.VideoWriter | None = None
         self.size = (0, 0)
+        self.pictures = 0
+        self._files = ExitStack()
 
     def __enter__(self) -> "VideoWriter":
         return self
@@ -46,8 +51,14 @@ class VideoWriter:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        if self.writer is not None:
-            self.writer.release()
+        if self.writer is None:
+            return
+        self.writer.release()
+        if error is None:
+            with self._files:
+                self._check()
+        else:
+            self._files.__exit__(kind, error, at)
 
     def append(self, picture: Picture) -> None:
         """Append a picture.
@@ -65,12 +76,22 @@ class VideoWriter:
                 f"as the first, got {width} x {height}"
             )
         self.writer.write(np.ascontiguousarray(even[..., ::-1]))
+        self.pictures += 1
+
+    def _check(self) -> None:
+        """OpenCV is silent about a full disk: count the pictures in the file."""
+        capture = cv2.VideoCapture(str(self._part))
+        found = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+        capture.release()
+        if found != self.pictures:
+            raise OSError(f"{found} of {self.pictures} pictures are in it")
 
     def _opened(self, size: tuple[int, ...]) -> cv2.VideoWriter:
         """Open a writer of pictures of that width and height."""
+        self._part = self._files.enter_context(replacing(self.path))
         for codec in ("vp09", "mp4v"):
             code = cv2.VideoWriter.fourcc(*codec)
-            writer = cv2.VideoWriter(str(self.path), code, self.rate, size)
+            writer = cv2.VideoWriter(str(self._part), code, self.rate, size)
             if writer.isOpened():
                 return writer
         raise OSError(f"{self.path}: OpenCV cannot write this video")

@@ -5,7 +5,7 @@ import shutil
 import signal
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -14,6 +14,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
 
 from vision_attn.devices import native_precision
+from vision_attn.files import replacing
 
 __all__ = ["BestCheckpoint", "ChannelsLast", "LastCheckpoint", "WholeFiles", "best_checkpoint"]
 
@@ -41,20 +42,23 @@ class WholeFiles(TorchCheckpointIO):
         if "://" in str(path):  # a bucket, where a file appears whole or not at all
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        part = Path(f"{path}.part")
-        part.parent.mkdir(parents=True, exist_ok=True)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         try:
-            with part.open("wb") as file:
-                torch.save(checkpoint, file)
+            with replacing(path) as part, part.open("wb") as file:
+                _save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
-            part.replace(path)
-        except (OSError, RuntimeError) as error:  # torch hides what the disk said
-            part.unlink(missing_ok=True)
+        except OSError as error:
             raise OSError(
-                f"{path} could not be written ({error}); what was there before is whole: free "
-                "space on the disk, then go on from it with --ckpt_path"
+                f"{error}; what was there before is whole: go on from it with --ckpt_path"
             ) from error
+
+
+def _save(checkpoint: dict[str, Any], file: BinaryIO) -> None:
+    try:
+        torch.save(checkpoint, file)
+    except RuntimeError as error:  # torch's words for what the disk said
+        raise OSError(str(error).splitlines()[0]) from error
 
 
 class BestCheckpoint(ModelCheckpoint):
@@ -87,7 +91,8 @@ class BestCheckpoint(ModelCheckpoint):
         best = str(Path(self.dirpath or ".") / "best.ckpt")
         if not Path(best).exists():
             Path(best).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(earlier, best)
+            with replacing(best) as copy:
+                shutil.copyfile(earlier, copy)
         self.best_model_path = self.kth_best_model_path = best
         self.best_model_score = self.kth_value = score
         self.best_k_models = {best: score}

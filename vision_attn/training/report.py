@@ -4,6 +4,7 @@ import csv
 import json
 from collections import Counter
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,10 +14,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from rich.console import Console
 from rich.table import Table
-from safetensors.torch import save_file
+from safetensors.torch import save as as_safetensors
 from torch import distributed
 from torchmetrics.classification import MulticlassConfusionMatrix
 
+from vision_attn.files import replacing, write_text
 from vision_attn.render import confusion_matrix, learning_curves, save
 from vision_attn.training.callbacks import BestCheckpoint, LastCheckpoint, best_checkpoint
 from vision_attn.training.flops import forward_flops, peak_flops
@@ -143,10 +145,11 @@ class Summary(Callback):
 
     def _write(self, trainer: Trainer, name: str) -> None:
         if trainer.is_global_zero:
-            with (self.folder / f"{name}.txt").open("w", encoding="utf-8") as file:
-                Console(file=file, width=100).print(self.table())
+            text = StringIO()
+            Console(file=text, width=100).print(self.table())
+            write_text(self.folder / f"{name}.txt", text.getvalue())
             figures = json.dumps(self.figures, indent=2)
-            (self.folder / f"{name}.json").write_text(figures + "\n", encoding="utf-8")
+            write_text(self.folder / f"{name}.json", figures + "\n")
 
 
 class LearningCurves(Callback):
@@ -232,13 +235,8 @@ class PortableWeights(Callback):
             if name.startswith("network.")
         }
         metadata = {"vision_attn": json.dumps(checkpoint["vision_attn"])}
-        path = self.folder / "best.safetensors"
-        part = path.with_name(f"{path.name}.part")
-        part.touch()
-        mode = part.stat().st_mode  # safetensors lets nobody else read its files
-        save_file(weights, part, metadata)
-        part.chmod(mode)
-        part.replace(path)
+        with replacing(self.folder / "best.safetensors") as file:
+            file.write_bytes(as_safetensors(weights, metadata))  # save_file hides a full disk
 
 
 class Predictions(Callback):
@@ -280,7 +278,7 @@ class Predictions(Callback):
             self.rows = sorted(rows, key=lambda row: order[row[0]])
         if not trainer.is_global_zero:
             return
-        with self.path.open("w", newline="", encoding="utf-8") as file:
+        with replacing(self.path) as part, part.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([("file", "class", "probability"), *self.rows])
 
 

@@ -24,6 +24,7 @@ from jaxtyping import Float, UInt8
 from numpy import ndarray
 from PIL import Image
 
+from vision_attn.files import write_text
 from vision_attn.render.inspect.coding import encode, softmax
 from vision_attn.render.inspect.parts import ChannelGate, Gate, Inspection, Layer, QueryKeys
 from vision_attn.render.overlay import AGAINST
@@ -86,7 +87,7 @@ class Page:
 
     def save(self, path: str | PathLike[str]) -> Path:
         """Write the page, one file that needs nothing beside it, and return its path."""
-        Path(path).write_text(self.html, encoding="utf-8")
+        write_text(path, self.html)
         return Path(path)
 
     def _repr_html_(self) -> str:

@@ -1,0 +1,76 @@
+"""Whole files or none: write beside the place, then rename.
+
+A full disk, an error or Ctrl-C leaves what was there before, and nothing half written.
+"""
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+
+__all__ = ["replacing", "write_text"]
+
+ADVICE = {
+    errno.ENOSPC: "free space on that disk, or write to another",
+    errno.EDQUOT: "free space in your quota, or write to another disk",
+    errno.EROFS: "write to another disk",
+}
+
+
+@contextmanager
+def replacing(path: str | PathLike[str]) -> Iterator[Path]:
+    """Give a `with` block an empty file to write to, which becomes `path` when the block ends.
+
+    It lies in the same folder and has the same suffix, and gets the mode that the umask allows,
+    whatever wrote it. If the block fails or is interrupted it is removed, and `path` stays as it
+    was. Through a symbolic link the file that it leads to is replaced; a device is written to.
+
+    Raises OSError, one line that names `path`, for an OSError of the block that names no other
+    file.
+    """
+    target = Path(os.path.realpath(path))
+    device = target.exists() and not target.is_file()  # or a folder, which says so
+    name = f".{target.stem[:32]}.{secrets.token_hex(4)}{target.suffix[-16:]}"
+    written = target if device else target.with_name(name)
+    try:
+        if device:
+            yield written
+        else:
+            yield from _renamed(written, target)
+    except OSError as error:
+        if error.filename is None or os.fspath(error.filename) == str(written):
+            raise _named(error, path) from error
+        raise  # about another file
+
+
+def write_text(path: str | PathLike[str], text: str) -> None:
+    """Write text as UTF-8 by `replacing`."""
+    with replacing(path) as file:
+        file.write_text(text, encoding="utf-8")
+
+
+def _renamed(beside: Path, target: Path) -> Iterator[Path]:
+    """Give an empty file, which is then renamed to `target`, or removed after an error."""
+    try:
+        with beside.open("xb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        yield beside
+        if stat.S_IMODE(beside.stat().st_mode) != mode:
+            beside.chmod(mode)
+        os.replace(beside, target)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _named(error: OSError, path: str | PathLike[str]) -> OSError:
+    """An error of the same kind, in words about `path`."""
+    reason = error.strerror or str(error) or type(error).__name__
+    advice = ADVICE.get(error.errno or 0, "check the disk, the folder and its permissions")
+    text = f"{os.fspath(path)}: cannot be written ({reason}): {advice}"
+    named = type(OSError(error.errno or 0, ""))(text)
+    named.errno = error.errno
+    return named
