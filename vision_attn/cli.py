@@ -85,7 +85,11 @@ def _run(words: list[str]) -> int:
         module = import_module(f".commands.{command}", __package__)
         parser = Parser(prog=f"vision-attn {command}", description=COMMANDS[command])
         module.add_arguments(parser)
-        return module.run(parser.parse_intermixed_args(rest)) or 0
+        from vision_attn.commands.options import bounded
+
+        args = parser.parse_intermixed_args(rest)
+        with bounded(args):
+            return module.run(args) or 0
     raise ValueError(f"unknown command {command!r}{nearest(command, [*TRAINING, *COMMANDS])}")
 
 

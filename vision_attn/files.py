@@ -8,11 +8,13 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 
-__all__ = ["replacing", "write_text"]
+from filelock import FileLock, Timeout
+
+__all__ = ["append_text", "claimed", "replacing", "write_text"]
 
 ADVICE = {
     errno.ENOSPC: "free space on that disk, or write to another",
@@ -48,9 +50,64 @@ def replacing(path: str | PathLike[str]) -> Iterator[Path]:
 
 
 def write_text(path: str | PathLike[str], text: str) -> None:
-    """Write text as UTF-8 by `replacing`."""
+    """Write text as UTF-8 by `replacing`; what UTF-8 has no bytes for becomes a question mark."""
     with replacing(path) as file:
-        file.write_text(text, encoding="utf-8")
+        file.write_text(text, encoding="utf-8", errors="replace")
+
+
+def append_text(path: str | PathLike[str], text: str) -> None:
+    """Add text as UTF-8 to the end of a file: all of it, or, after an error, nothing.
+
+    Raises OSError, one line that names `path`.
+    """
+    content = text.encode("utf-8", errors="replace")
+    try:
+        with open(path, "ab", buffering=0) as file:
+            end = file.seek(0, os.SEEK_END)
+            try:
+                left = memoryview(content)
+                while left:
+                    left = left[file.write(left) :]
+            except BaseException:
+                os.truncate(path, end)
+                raise
+    except OSError as error:
+        raise _named(error, path) from error
+
+
+@contextmanager
+def claimed(folder: str | PathLike[str], shard: tuple[int, int] = (1, 1)) -> Iterator[None]:
+    """Claim a folder for what a `with` block writes; only the shards of a job share one.
+
+    shard: (number, of how many). The claim ends with the block, or with the process, however that
+    ends. Raises ValueError, one line, where another job writes there, or the same shard.
+    """
+    number, shards = shard
+    whole, own = Path(folder, ".lock"), Path(folder, f".lock.{number}-of-{shards}")
+    with _locked(whole if shards == 1 else own, keep=False):
+        others = sorted(Path(folder).glob(".lock.*")) if shards == 1 else [whole]
+        for other in filter(Path.exists, others):
+            with _locked(other, keep=True):
+                pass  # left by a job that was killed
+        yield
+
+
+@contextmanager
+def _locked(path: Path, keep: bool) -> Iterator[None]:
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=1)  # others hold it for a moment to see whether it is free
+    except Timeout:
+        raise ValueError(
+            f"{path.parent}: another job is writing there: wait for it, or name another folder"
+        ) from None
+    try:
+        yield
+    finally:
+        if not keep:
+            with suppress(OSError):  # Windows keeps files that are open
+                path.unlink()
+        lock.release()
 
 
 def _renamed(beside: Path, target: Path) -> Iterator[Path]:

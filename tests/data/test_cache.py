@@ -51,7 +51,9 @@ def decoded(monkeypatch) -> list[str]:
     names = []
     read_image = cache_module.read_image
     monkeypatch.setattr(
-        cache_module, "read_image", lambda path: names.append(path.name) or read_image(path)
+        cache_module,
+        "read_image",
+        lambda path, *side: names.append(path.name) or read_image(path, *side),
     )
     return names
 
@@ -144,9 +146,9 @@ def _slow_build(place, folder) -> None:
     cache_module.CHUNK = 1
     read_image = cache_module.read_image
 
-    def slowly(path):
+    def slowly(path, side):
         time.sleep(0.02)
-        return read_image(path)
+        return read_image(path, side)
 
     cache_module.read_image = slowly
     PixelCache(place, 20).load(folder, NAMES)

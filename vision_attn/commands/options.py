@@ -47,6 +47,34 @@ def add_images(parser: argparse.ArgumentParser) -> None:
     what = "image files, and folders of them"
     parser.add_argument("images", metavar="IMAGE", nargs="*", help=what)
     parser.add_argument("--limit", type=at_least_one, metavar="N", help="only the first N images")
+    add_bound(parser)
+
+
+def add_bound(parser: argparse.ArgumentParser) -> None:
+    """The most pixels an image may have; see `bounded`."""
+    parser.add_argument(
+        "--max-pixels",
+        type=at_least_one,
+        metavar="N",
+        help="leave out images of more pixels (default: 100 million)",
+    )
+
+
+@contextmanager
+def bounded(args: argparse.Namespace) -> Iterator[None]:
+    """Read images of at most --max-pixels, in other processes too."""
+    name, most = "VISION_ATTN_MAX_PIXELS", getattr(args, "max_pixels", None)
+    before = os.environ.get(name)
+    if most is not None:
+        os.environ[name] = str(most)
+    try:
+        yield
+    finally:
+        if most is not None:
+            if before is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = before
 
 
 def add_methods(parser: argparse.ArgumentParser) -> None:

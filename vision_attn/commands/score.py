@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "images, one with boxes.json, or one with images/ and masks/"
     )
     parser.add_argument("data", metavar="DATA", help=what)
+    options.add_bound(parser)
     parser.add_argument(
         *("--limit", "--images"),
         dest="images",

@@ -197,7 +197,7 @@ class PixelCache:
     def _decode(self, path: Path) -> UInt8[np.ndarray, "h w 3"] | str:
         """The reduced image, or what is wrong with the file."""
         try:
-            image = read_image(path)
+            image = read_image(path, self.shorter_side)
         except ImageError as error:
             return str(error)
         scale = self.shorter_side / min(image.size)

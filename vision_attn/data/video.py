@@ -10,7 +10,7 @@ from pathlib import Path
 import cv2
 from PIL import Image
 
-from vision_attn.data.images import ImageError, find_images, read_image
+from vision_attn.data.images import ImageError, find_images, read_image, regular_file
 
 __all__ = ["Video", "is_video"]
 
@@ -87,6 +87,8 @@ def is_video(path: str | Path) -> bool:
 
 
 def _open(path: Path) -> cv2.VideoCapture:
-    if not path.is_file():
-        raise ImageError(f"{path}: no such file: check the path")
-    return cv2.VideoCapture(str(path))
+    try:
+        with regular_file(path):
+            return cv2.VideoCapture(str(path))
+    except OSError:
+        raise ImageError(f"{path}: no such file: check the path") from None

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vision_attn import render
+from vision_attn.files import claimed, write_text
 from vision_attn.models import ImageEncoder, QuestionAnswerer, SequenceModel, greedy
 from vision_attn.render.picture import Picture
 from vision_attn.reports.explain import Photo, read
@@ -86,7 +87,7 @@ def explain_sequences(
         raise ValueError("this model answers questions: ask one with --question 'TEXT'")
     folder = output_folder(output)
     rows, records, answers = [], [], []
-    with Bar() if progress is None else progress as shown:
+    with claimed(folder), Bar() if progress is None else progress as shown:
         shown.start("explaining", len(inputs))
         for name, source in _named(model, inputs, limit, shown):
             try:
@@ -106,7 +107,7 @@ def explain_sequences(
             rows.append(render.Row(str(source), answer.answer, shots))
             shown.advance()
         lines = "".join(map(as_line, records))
-        (folder / "results.jsonl").write_text(lines, encoding="utf-8", errors="replace")
+        write_text(folder / "results.jsonl", lines)
         written_page = None
         if page:
             title = "Where it looked"

@@ -10,6 +10,7 @@ Axes: h height, w width, k classes, H, W a photo's height and width.
 """
 
 import json
+import os
 import re
 from base64 import b64encode
 from collections import Counter
@@ -31,7 +32,9 @@ from PIL.Image import Image
 from torch import Tensor
 
 from vision_attn import render
+from vision_attn.data.images import open_image
 from vision_attn.explain import Explainer
+from vision_attn.files import replacing, write_text
 from vision_attn.render import ColorMap, Dim, Panel, Row, Scale, Shot, Style
 from vision_attn.render.picture import Picture
 from vision_attn.types import Heatmaps, Model
@@ -311,7 +314,7 @@ class Explanations(Sequence[Explanation]):
         names = file_names([Path(one.name) for one in self._all])
         entries = [pictures.write(name, one) for name, one in zip(names, self._all, strict=True)]
         lines = "".join(as_line(record) for entry in entries for record in entry.records)
-        (pictures.folder / "results.jsonl").write_text(lines, encoding="utf-8", errors="replace")
+        write_text(pictures.folder / "results.jsonl", lines)
         return pictures.folder
 
     def _repr_html_(self) -> str:
@@ -380,23 +383,24 @@ class Pictures:
             if isinstance(self.style, ColorMap):
                 picture = render.with_colorbar(picture, self.style, found.scale)
             render.save(picture, self.folder / f"{stem}.png")
-            np.save(self.folder / f"{stem}.npy", found.values)
-        file = Path(explanation.name)
-        if (mask := self._mask(file)) is not None:
+            with replacing(self.folder / f"{stem}.npy") as file:
+                np.save(file, found.values)
+        photo = Path(explanation.name)
+        if (mask := self._mask(photo)) is not None:
             covered = render.overlay(panels[0].picture, mask, style=Dim(), scale=Scale(1.0))
             panels.append(Panel("mask", covered))
             links.append(None)
         if len(explanation.maps) > 1:
-            render.save(render.heatmap_grid(panels, file.name), self.folder / f"{name}.grid.png")
+            render.save(render.heatmap_grid(panels, photo.name), self.folder / f"{name}.grid.png")
         if explanation.channels:
-            chart = render.channel_gates(explanation.channels, file.name)
+            chart = render.channel_gates(explanation.channels, photo.name)
             render.save(chart, self.folder / f"{name}.channels.png")
         row = None
         if self.page:
             shots = [
                 self._shot(panel, name, link) for panel, link in zip(panels, links, strict=True)
             ]
-            row = Row(file.name, panels[0].note, shots)
+            row = Row(photo.name, panels[0].note, shots)
         records = explanation.records(lambda found: f"{name}.{label(found.method)}.png")
         return Entry(explanation.name, records, row)
 
@@ -410,7 +414,7 @@ class Pictures:
         if self.masks is None:
             return None
         for path in sorted(self.masks.glob(f"{escape(file.stem)}.*")):
-            with PIL.Image.open(path) as mask:
+            with open_image(path) as mask:
                 values = np.asarray(mask if mask.mode in "1LP" else mask.convert("L")).astype(int)
             unsure = (values == 255) & (values == 1).any()  # as in Pascal VOC
             return ((values > 0) - 0.5 * unsure).astype(np.float32)
@@ -423,7 +427,7 @@ def file_names(files: Sequence[Path]) -> list[str]:
     Names that differ only in capitals count as the same.
     """
     names = [file.stem for file in files]
-    paths = [file.resolve().parts[1:] for file in files]
+    paths = [Path(os.path.realpath(file)).parts[1:] for file in files]
     for length in range(1, max(map(len, paths), default=0) + 1):
         count = Counter(name.casefold() for name in names)
         names = [

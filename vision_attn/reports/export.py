@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vision_attn.files import replacing
 from vision_attn.types import Model
 
 __all__ = ["Exported", "export"]
@@ -54,20 +55,17 @@ def export(model: Model, path: str | Path) -> Exported:
     network = model.network
     training = {module for module in network.modules() if module.training}
     learning = [weight for weight in network.parameters() if weight.requires_grad]
-    part = path.with_name(f".{path.stem}.part{path.suffix}")
     try:
         network.eval().requires_grad_(False)
         images = torch.randn(2, 3, *model.preprocess.input_size, device=model.device)
-        difference = WRITERS[path.suffix](network, images, part)
-        if not difference <= TOLERANCE:
-            raise ValueError(
-                f"{path}: its logits are off by {difference:.1e} of the largest: no use, not kept"
-            )
-        part.replace(path)
-    except OSError as error:
-        raise OSError(f"{path} could not be written ({error.strerror or error})") from error
+        with replacing(path) as file:
+            difference = WRITERS[path.suffix](network, images, file)
+            if not difference <= TOLERANCE:
+                raise ValueError(
+                    f"{path}: its logits are off by {difference:.1e} of the largest: "
+                    "no use, not kept"
+                )
     finally:
-        part.unlink(missing_ok=True)
         for weight in learning:
             weight.requires_grad_(True)
         for module in training:
@@ -114,7 +112,7 @@ def _write_pt2(network: nn.Module, images: Tensor, path: Path) -> float:
 
 
 def _write(content: bytes | memoryview, path: Path) -> None:
-    """Write all of it to the disk; OSError where there is no room."""
+    """Write all of it to the disk; OSError where there is no room (torch's writers abort)."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()

@@ -13,6 +13,7 @@ Axes: h height, w width.
 """
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -24,6 +25,7 @@ from vision_attn.data.images import ImageError, read_image
 from vision_attn.data.images import find_images as find
 from vision_attn.data.video import Video, is_video
 from vision_attn.explain import Explainer
+from vision_attn.files import append_text, claimed, write_text
 from vision_attn.render import ColorMap, Style
 from vision_attn.reports import workers
 from vision_attn.reports.explain import Request
@@ -160,8 +162,7 @@ class Results:
         """Keep an entry, in memory and in the file."""
         self.entries.append(entry)
         lines = map(as_line, entry.records) if self.shards == 1 else [entry.line()]
-        with self.path.open("a", encoding="utf-8", errors="replace") as file:
-            file.writelines(lines)
+        append_text(self.path, "".join(lines))
 
     def write_page(self) -> None:
         """Write the gallery of the photos so far; of shards, `end` writes it."""
@@ -170,8 +171,7 @@ class Results:
 
     def end(self) -> bool:
         """Mark this shard as done; if it was the last one, merge all of them and return True."""
-        with self.path.open("a", encoding="utf-8", errors="replace") as file:
-            file.write(self.last_line)
+        append_text(self.path, self.last_line)
         entries: list[Entry] = []
         for number in range(1, self.shards + 1):
             if not self.part(number).is_file():
@@ -183,10 +183,8 @@ class Results:
             entries += [Entry.read(json.loads(line)) for line in lines]
         order = {file: place for place, file in enumerate(self.files)}
         entries.sort(key=lambda entry: order[entry.file])
-        merged = self.folder / f"results.jsonl.{self.number}"
-        with merged.open("w", encoding="utf-8", errors="replace") as file:
-            file.writelines(as_line(record) for entry in entries for record in entry.records)
-        merged.replace(self.folder / "results.jsonl")
+        records = (record for entry in entries for record in entry.records)
+        write_text(self.folder / "results.jsonl", "".join(map(as_line, records)))
         self._gallery(entries)
         return True
 
@@ -255,7 +253,7 @@ def gallery(
 
     An image that cannot be read or explained is a line of the summary's problems, and the rest is
     done. Raises ValueError for an unknown method, class, path of masks, or an output that cannot
-    be written. Ctrl-C keeps what is done.
+    be written, or that another job writes to. Ctrl-C keeps what is done.
     """
     request = Request.of(model, methods, target, against)
     listed = [images] if isinstance(images, str | PathLike) else list(images)
@@ -264,37 +262,39 @@ def gallery(
     photos = [path for path in paths if path not in films]
     files, problems = find_images(photos, limit) if photos or not films else ([], [])
     folder = output_folder(output)
-    mask_folder = None if masks is None else _checked_masks(Path(masks), files)
-    number, shards = shard
-    every = [*files, *map(Path, films)]
-    named = list(zip(every, file_names(every), strict=True))
-    mine, filmed = (
-        some[number - 1 :: shards] for some in (named[: len(files)], named[len(files) :])
-    )
-    album = Album(request, Pictures(folder, style or ColorMap(), mask_folder, page))
-    lead = f"{album.pictures.style.meaning} What the network did not see is grey. Click to enlarge."
-    results = Results(
-        folder,
-        [str(file) for file in every],
-        shard=shard,
-        settings=_settings(request, album.pictures, limit, frames) if shards > 1 else None,
-        title=page_title(model.name or type(model.network).__name__),
-        lead=lead if page else None,
-    )
-    films_done: dict[str, int] = {}
-    with Bar() if progress is None else progress as shown:
-        for problem in problems:
-            shown.problem(problem)
-        _add_photos(album, results, mine, batch_size, processes, shown)
-        for path, name in filmed:
-            video = Film(path, name, frames, limit, batch_size)
-            if count := _add_film(video, album, results, shown):
-                films_done[str(path)] = count
-        done = sum(entry.file not in films_done for entry in results.entries)
-        merged = shards > 1 and results.end()
-        return Summary(
-            folder, len(mine), done, films_done, results.page, list(shown.problems), merged
+    with claimed(folder, shard):
+        mask_folder = None if masks is None else _checked_masks(Path(masks), files)
+        number, shards = shard
+        every = [*files, *map(Path, films)]
+        named = list(zip(every, file_names(every), strict=True))
+        mine, filmed = (
+            some[number - 1 :: shards] for some in (named[: len(files)], named[len(files) :])
         )
+        album = Album(request, Pictures(folder, style or ColorMap(), mask_folder, page))
+        meaning = album.pictures.style.meaning
+        lead = f"{meaning} What the network did not see is grey. Click to enlarge."
+        results = Results(
+            folder,
+            [str(file) for file in every],
+            shard=shard,
+            settings=_settings(request, album.pictures, limit, frames) if shards > 1 else None,
+            title=page_title(model.name or type(model.network).__name__),
+            lead=lead if page else None,
+        )
+        films_done: dict[str, int] = {}
+        with Bar() if progress is None else progress as shown:
+            for problem in problems:
+                shown.problem(problem)
+            _add_photos(album, results, mine, batch_size, processes, shown)
+            for path, name in filmed:
+                video = Film(path, name, frames, limit, batch_size)
+                if count := _add_film(video, album, results, shown):
+                    films_done[str(path)] = count
+            done = sum(entry.file not in films_done for entry in results.entries)
+            merged = shards > 1 and results.end()
+            return Summary(
+                folder, len(mine), done, films_done, results.page, list(shown.problems), merged
+            )
 
 
 def film(
@@ -441,9 +441,9 @@ def find_images(paths: Sequence[str], limit: int | None) -> tuple[list[Path], li
             files += find([path])
         except ImageError as error:
             problems.append(str(error))
-    once: dict[Path, Path] = {}
+    once: dict[str, Path] = {}
     for file in files:
-        once.setdefault(file.resolve(), file)
+        once.setdefault(os.path.realpath(file), file)
     return list(once.values())[:limit], problems
 
 

@@ -20,6 +20,7 @@ import PIL.Image
 
 from vision_attn import render
 from vision_attn.data.video import Video
+from vision_attn.files import replacing
 from vision_attn.render import ColorMap, natural
 from vision_attn.render.video import VideoWriter
 from vision_attn.reports.explain import Request
@@ -103,7 +104,8 @@ class Film:
         for at, method in enumerate(methods):
             maps = [frame.maps[at] for frame in explanations]
             values = np.stack([found.values for found in maps])
-            np.save(pictures.folder / f"{self.name}.{method}.npy", values)
+            with replacing(pictures.folder / f"{self.name}.{method}.npy") as file:
+                np.save(file, values)
             masses = [found.prefix_mass for found in maps if found.prefix_mass is not None]
             scales.append(natural(values, np.array(masses) if masses else None))
         with ExitStack() as files:

@@ -27,6 +27,7 @@ from rich.table import Table
 from vision_attn import models  # so that a config may say ViT for vision_attn.models.ViT
 from vision_attn.data import ExampleData, ImageData
 from vision_attn.errors import ModelError
+from vision_attn.files import write_text
 from vision_attn.models.checkpoint import describe, load_weights, unpack
 from vision_attn.reports.runs.configs import NEWEST, find_config, values_of, without
 from vision_attn.reports.runs.guard import check_classes, check_yaml, only_packages
@@ -411,7 +412,7 @@ class SavedConfig(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(self.text, encoding="utf-8")
+            write_text(self.path, self.text)
 
 
 class RunLogger(CSVLogger):

@@ -24,7 +24,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from vision_attn.data.draws import Draws, permutation
-from vision_attn.data.images import ImageError, find_images, images_below, read_image
+from vision_attn.data.images import ImageError, find_images, images_below, open_image, read_image
 from vision_attn.data.planted import CLASSES, Cue, paint
 from vision_attn.data.sources import CIFAR10, CIFAR100, Source
 from vision_attn.types import Model
@@ -312,16 +312,13 @@ def read_mask(
 
     size: (width, height) of the photo.
     """
-    try:
-        with PIL.Image.open(path) as image:
-            if image.mode not in ("1", "L", "P"):
-                raise ImageError(
-                    f"{path}: expected a mask with one number a pixel (a grey or palette PNG), "
-                    f"got mode {image.mode}"
-                )
-            values = np.asarray(image).astype(np.uint8)
-    except (OSError, SyntaxError) as error:
-        raise ImageError(f"{path}: the mask cannot be read ({error})") from None
+    with open_image(path) as image:
+        if image.mode not in ("1", "L", "P"):
+            raise ImageError(
+                f"{path}: expected a mask with one number a pixel (a grey or palette PNG), "
+                f"got mode {image.mode}"
+            )
+        values = np.asarray(image).astype(np.uint8)
     if values.shape != size[::-1]:
         raise ImageError(
             f"{path}: the mask is {sides(values.shape[::-1])}, its image {sides(size)}: "

@@ -34,6 +34,7 @@ from vision_attn.explain import (
     choose_methods,
     fitting_methods,
 )
+from vision_attn.files import append_text, replacing, write_text
 from vision_attn.reports import workers
 from vision_attn.reports.scoring.evidence import Data, Sample, data_name, open_data
 from vision_attn.reports.scoring.scorer import Batch, Drawn, Record, Scorer, removal
@@ -287,7 +288,7 @@ class Folder(Memory):
                 raise ValueError(
                     f"{folder}: it holds scores of other settings ({was}): name another folder"
                 )
-        about.write_text(json.dumps(settings, indent=1), encoding="utf-8")
+        write_text(about, json.dumps(settings, indent=1))
 
     def records(self) -> dict[Key, Record]:
         """Read what all processes have written; a line that was cut short is not there."""
@@ -304,18 +305,22 @@ class Folder(Memory):
     def add(self, answer: Answer) -> None:
         """Write an answer's records and maps at once."""
         if text := "".join(json.dumps(record) + "\n" for record in answer.records):
-            with self.file.open("a+b") as file:
-                if file.tell():
-                    file.seek(-1, 2)
-                    if file.read(1) != b"\n":  # the line that a killed process was writing
-                        text = "\n" + text
-                file.write(text.encode())
+            append_text(self.file, "\n" + text if self._cut_short() else text)
         for (method, image), one in answer.drawn.items():
             mass = np.nan if one.prefix_mass is None else one.prefix_mass
             path = self.folder / "maps" / f"{file_name(method, image)}.npz"
             kept = {"method": method, "image": image, "values": one.values, "prefix_mass": mass}
-            np.savez(path, **kept)  # type: ignore[arg-type]
+            with replacing(path) as file:
+                np.savez(file, **kept)  # type: ignore[arg-type]
         self.drawn |= answer.drawn
+
+    def _cut_short(self) -> bool:
+        """Whether a process was killed while it wrote the file's last line."""
+        if not self.file.is_file() or not self.file.stat().st_size:
+            return False
+        with self.file.open("rb") as file:
+            file.seek(-1, 2)
+            return file.read(1) != b"\n"
 
 
 def file_name(method: str, image: str) -> str:

@@ -1,0 +1,105 @@
+"""Every command on a disk that runs full: one line with the path, and no file that is half there."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vision_attn.cli import main
+from vision_attn.files import append_text, claimed
+
+COMMANDS = {
+    "explain": ["--method", "EdgeMap", "--page"],
+    "score": ["--method", "EdgeMap", "--sanity", "0", "--steps", "2"],
+    "inspect": ["--method", "Rollout"],
+    "export": [],
+}
+
+
+def whole(path: Path) -> None:
+    """Read a file to its end; whatever is cut short raises."""
+    if path.suffix in (".png", ".webp", ".jpg"):
+        with Image.open(path) as image:
+            image.load()
+    elif path.suffix in (".npy", ".npz"):
+        dict(np.load(path)) if path.suffix == ".npz" else np.load(path)
+    elif path.suffix in (".jsonl", ".json"):
+        for line in (
+            path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+        ):
+            json.loads(line)
+    elif path.suffix == ".html":
+        assert path.read_text().rstrip().endswith("</html>")
+    else:
+        assert path.name == "a.txt", path
+
+
+@pytest.mark.parametrize("room", [0, 20_000])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
+    full_disk, models, photos, capsys, command, room
+):
+    (full_disk / "a.txt").write_bytes(b"x" * (65_536 - 4096 - room))
+    output = {"export": "m.onnx", "inspect": "page.html"}.get(command, "out")
+    data = [] if command == "export" else [photos]
+    words = [command, models("vit"), *data, *COMMANDS[command], "-o", full_disk / output]
+    assert main([str(word) for word in words]) in (1, 2)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines
+    for line in lines:
+        assert line.startswith("vision-attn: error: ")
+        assert str(full_disk) in line
+        assert "No space left on device" in line
+    for path in full_disk.rglob("*"):
+        if path.is_file():
+            whole(path)
+
+
+def test_a_fit_on_a_full_disk_says_where(full_disk, capsys):
+    (full_disk / "a.txt").write_bytes(b"x" * (65_536 - 12_288))
+    words = ["fit", "--config", "vit_planted", "--data.source.train=8", "--data.source.val=4"]
+    words += ["--data.source.test=4", "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]
+    words += [f"--trainer.default_root_dir={full_disk}", "--trainer.enable_progress_bar=false"]
+    assert main(words) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert str(full_disk) in line
+    assert "No space left on device" in line
+    assert not list(full_disk.rglob("*.part"))
+
+
+def test_what_is_added_to_a_file_is_added_whole_or_not_at_all(full_disk):
+    path = full_disk / "results.jsonl"
+    append_text(path, "one\n")
+    with pytest.raises(OSError, match=r"results.jsonl: cannot be written \(No space left"):
+        append_text(path, "x" * 100_000)
+    append_text(path, "two\n")
+    assert path.read_text() == "one\ntwo\n"
+
+
+def test_a_folder_that_another_job_writes_to_is_refused(tmp_path, models, photos, capsys):
+    words = ["explain", models("vit"), str(photos), "--method", "EdgeMap", "-o", str(tmp_path)]
+    with claimed(tmp_path):
+        assert main(words) == 2
+    message = f"{tmp_path}: another job is writing there: wait for it, or name another folder"
+    assert capsys.readouterr().err == f"vision-attn: error: {message}\n"
+    assert main(words) == 0
+    assert not (tmp_path / ".lock").exists()
+
+
+def test_shards_share_a_folder_but_with_nobody_else(tmp_path):
+    with claimed(tmp_path, (1, 3)), claimed(tmp_path, (2, 3)):
+        for other in [(1, 1), (2, 3)]:
+            with pytest.raises(ValueError, match="another job"), claimed(tmp_path, other):
+                pass
+        with claimed(tmp_path, (3, 3)):
+            pass
+    with (
+        claimed(tmp_path),
+        pytest.raises(ValueError, match="another job"),
+        claimed(tmp_path, (1, 3)),
+    ):
+        pass
+    with claimed(tmp_path):
+        pass
