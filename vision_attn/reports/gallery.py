@@ -118,7 +118,7 @@ class Results:
 
     files: all there are, in their order. shard: (number, of how many), from 1. settings: plain
     values, which all shards must share. title and lead: of the gallery, which has no page without
-    a lead. page: the gallery, when it is written.
+    a lead; warning: added to the title. page: the gallery, when it is written.
 
     Examples:
         >>> from pathlib import Path
@@ -142,8 +142,9 @@ class Results:
         settings: dict[str, Any] | None = None,
         title: str = "Where it looks",
         lead: str | None = None,
+        warning: str = "",
     ):
-        self.folder, self.title, self.lead = folder, title, lead
+        self.folder, self.title, self.lead, self.warning = folder, title, lead, warning
         self.number, self.shards = shard
         self.files = list(files)
         self.last_line = as_line({"asked": settings or {}})
@@ -194,7 +195,9 @@ class Results:
         if self.lead is not None:
             rows = [entry.row for entry in entries if entry.row is not None]
             shown = render.Gallery("Photos", rows)
-            self.page = render.write_page(self.folder, self.title, [shown], self.lead)
+            self.page = render.write_page(
+                self.folder, self.title, [shown], self.lead, self.warning
+            )
 
 
 @dataclass(frozen=True)
@@ -279,6 +282,7 @@ def gallery(
         shard=shard,
         settings=_settings(request, album.pictures, limit, frames) if shards > 1 else None,
         title=page_title(model.name or type(model.network).__name__),
+        warning=model.warning,
         lead=lead if page else None,
     )
     films_done: dict[str, int] = {}

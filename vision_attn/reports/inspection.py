@@ -137,6 +137,7 @@ class Look:
             maps=list(self.maps(images, predictions, notes)),
             gates=list(self.gates(images)),
             notes=notes,
+            warning=self.model.warning,
         )
 
     def predictions(self, logits: Logits) -> list[parts.Prediction]:
@@ -199,7 +200,7 @@ class Look:
             for at, found in enumerate(maps):
                 mass = found.prefix_mass
                 yield parts.Map(
-                    method=found.method,
+                    method=found.title,
                     values=found.values,
                     about=" ".join(about.split()),
                     target=found.target,

@@ -143,7 +143,8 @@ class Inspection:
 
     box: the part of the photo that the model sees, (left, top, right, bottom) in 0..1 of it. grid,
     prefix: how tokens lie on the photo, and what the tokens before them are called; only needed
-    where there are layers. notes: what is not on the page and why, a line each. ValueError without
+    where there are layers. warning: a line for the page's title and the saved picture, such as that
+    the weights are random. notes: what is not on the page and why, a line each. ValueError without
     layers, maps and gates, for layers of another number of tokens and for a box beyond 0..1.
 
     Examples:
@@ -169,6 +170,7 @@ class Inspection:
     maps: Sequence[Map] = ()
     gates: Sequence[Gate] = ()
     notes: Sequence[str] = ()
+    warning: str = ""
 
     def __post_init__(self) -> None:
         tokens = len(self.prefix) + prod(self.grid)
