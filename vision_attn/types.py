@@ -23,7 +23,7 @@ Logits = Float[Tensor, "b k"]
 PAD, START, STOP = 0, 1, 2  # of every sequence of symbols; the symbols themselves follow
 Pool = Literal["cls", "cls_dist", "cls_mean", "mean", "attention"]
 Provenance = Literal["trained", "random", "unknown"]  # of a network's weights
-RANDOM_WEIGHTS = "random weights: this shows no trained model"
+RANDOM_WEIGHTS = "Random weights: this model has not been trained"
 
 
 @dataclass(frozen=True)

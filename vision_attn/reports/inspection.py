@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vision_attn.data.images import ImageError
 from vision_attn.explain import (
+    Baseline,
     CentreGaussian,
     ChannelGates,
     EdgeMap,
@@ -200,7 +201,8 @@ class Look:
             for at, found in enumerate(maps):
                 mass = found.prefix_mass
                 yield parts.Map(
-                    method=found.title,
+                    method=found.method,
+                    baseline=isinstance(explainer, Baseline),
                     values=found.values,
                     about=" ".join(about.split()),
                     target=found.target,

@@ -35,7 +35,7 @@ class ImageClassifier(Trained):
     classes and preprocess (input_size, mean, std ...) come from the data module, and go into the
     checkpoint with the network's description.
 
-    Logged: loss, top-1, top-5 (of at most k), expected calibration error (15 bins, Guo 2017).
+    Logged: loss, top-1, top-5 (where k is more than 5), expected calibration error (15 bins, Guo 2017).
     """
 
     monitor: ClassVar[str] = "val/top1"
@@ -125,12 +125,11 @@ def as_it_is(network: nn.Module, images: Images) -> Logits:
 
 
 def metrics(classes: int, prefix: str) -> MetricCollection:
-    """Top-1, top-5 (of at most `classes`) and expected calibration error, of probabilities."""
-    return MetricCollection(
-        {
-            "top1": MulticlassAccuracy(classes, average="micro"),
-            "top5": MulticlassAccuracy(classes, top_k=min(5, classes), average="micro"),
-            "ece": MulticlassCalibrationError(classes, n_bins=15),
-        },
-        prefix=prefix,
-    )
+    """Top-1, top-5 (of more than 5 classes) and expected calibration error, of probabilities."""
+    every: dict[str, Metric] = {
+        "top1": MulticlassAccuracy(classes, average="micro"),
+        "ece": MulticlassCalibrationError(classes, n_bins=15),
+    }
+    if classes > 5:
+        every["top5"] = MulticlassAccuracy(classes, top_k=5, average="micro")
+    return MetricCollection(dict(every), prefix=prefix)

@@ -65,7 +65,7 @@ class Map:
     method: as it is written on the command line, `Rollout(fusion='max')`. about: what it is, in a
     line. target: the index of the class it explains, None for methods without one. prefix_mass: the
     share that fell on tokens that are not on the photo. scores: how faithful the map is, by the
-    name of the measure.
+    name of the measure. baseline: whether it knows nothing of the network, and is marked so.
 
     Examples:
         >>> import numpy as np
@@ -82,6 +82,7 @@ class Map:
     factor: float = 1.0
     prefix_mass: float | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
+    baseline: bool = False
 
 
 @dataclass(frozen=True, eq=False)
