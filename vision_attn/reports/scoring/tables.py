@@ -10,7 +10,7 @@ from typing import Any
 from vision_attn.render import markdown_table
 from vision_attn.reports.scoring.results import METRICS, NAMES, Results, short, signed
 from vision_attn.reports.scoring.scorer import GROUPS
-from vision_attn.reports.scoring.verdict import ALIKE, FEWEST, MATTERS, judge
+from vision_attn.reports.scoring.verdict import ALIKE, FEWEST, LEAST_LEAD, MATTERS, judge
 
 __all__ = [
     *("Cell", "after", "as_csv", "as_html", "as_json", "as_markdown", "as_text", "lead"),
@@ -26,12 +26,13 @@ LEGEND = (
 TRUST = {"yes": "yes", "no": "no", "unknown": "cannot tell"}
 RULE = (
     "The rule: yes, if the method beats each baseline by deletion and by insertion, the 95 % "
-    "interval of the paired difference lying above 0; no, if it is worse than a baseline by "
-    f"either, or no better by both (the interval ends below {MATTERS}), or if its map stays the "
-    f"same with all weights lost (mean |rank correlation| certainly above {ALIKE}); otherwise, and "
-    f"from fewer than {FEWEST} images, it cannot be told. Each method is judged by itself: of 40 "
-    "that know no more than the baselines, about one at most passes by chance. A trusted map shows "
-    "where evidence lies that this model uses on these images, better than the image alone would."
+    f"interval of the paired difference lying above 0 and the lead being at least {LEAST_LEAD}; no, "
+    "if it is worse than a baseline by either, or no better by both (the interval ends below "
+    f"{MATTERS}), or if its map stays the same with all weights lost (mean |rank correlation| "
+    f"certainly above {ALIKE}); otherwise, and from fewer than {FEWEST} images, it cannot be told. "
+    "Each method is judged by itself: of 40 that are no better than a baseline, at most one on "
+    "average passes by chance. A trusted map shows where the evidence lies that this model uses on "
+    "these images better than a map of the image alone; it says nothing about other models or images."
 )
 ABOUT = {
     "deletion": "the class's mean probability as the map's largest cells are removed first; a "
@@ -77,9 +78,9 @@ def tables(results: Results) -> Iterator[tuple[str, list[str], list[list[Cell]]]
         counts = {row[m]["n"] for row in results.table.values() for m in metrics}
         n = f"n = {max(counts)}" if len(counts) == 1 else f"n = {min(counts)} to {max(counts)}"
         header = [n, *map(heading, metrics)]
-        best = {metric: results.best(metric) for metric in metrics}
+        best = {metric: winners(results, metric) for metric in metrics}
         rows = [
-            [named(results, method), *(cell(results, m, method, method == best[m]) for m in metrics)]
+            [named(results, method), *(cell(results, m, method, method in best[m]) for m in metrics)]
             for method in results.table
         ]
         yield title, header, rows
@@ -93,6 +94,17 @@ def columns(results: Results, title: str) -> list[str]:
 def named(results: Results, method: str) -> Cell:
     """A method's name, marked where it is a baseline."""
     return Cell(results.titled(method), baseline=method in results.baselines)
+
+
+def winners(results: Results, metric: str) -> set[str]:
+    """The methods with the best mean, as it is printed; the baselines only if they alone have it.
+
+    None where all have it.
+    """
+    means = {m: row[metric]["mean"] for m, row in results.table.items()}
+    printed = {m: short(mean) for m, mean in means.items() if mean is not None}
+    first = {m for m, text in printed.items() if text == printed[results.best(metric)]}
+    return set() if len(first) == len(printed) else first - results.baselines or first
 
 
 def heading(metric: str) -> str:
@@ -186,7 +198,12 @@ def as_json(results: Results) -> dict[str, Any]:
         "verdict": {
             "text": verdict.text,
             "methods": verdict.rows(),
-            "rule": {"images": FEWEST, "lead": MATTERS, "rank_correlation": ALIKE},
+            "rule": {
+                "fewest_images": FEWEST,
+                "least_lead": LEAST_LEAD,
+                "lead_that_matters": MATTERS,
+                "rank_correlation": ALIKE,
+            },
         },
         "images": len(results.images),
         "accuracy": right[0] if right else None,

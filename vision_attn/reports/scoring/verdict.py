@@ -1,12 +1,16 @@
 """Which methods to trust for a model, in words: a rule over the scores and their intervals.
 
 A method is trusted where it beats each baseline by deletion and by insertion: the 95 % interval of
-the paired difference lies above 0. It is not where it is worse than a baseline, or no better (the
-interval ends below MATTERS) by both; where it is no better by one and better by the other, the
-measures disagree, which more images may not settle. Whatever its scores, it is not to be believed
-where its map stays the same as all weights are lost: the interval of the mean |rank correlation|
-with the intact map lies above ALIKE. All else cannot be told from these images; fewer than FEWEST
-tell nothing. Localisation and sensitivity are remarks: they do not ask what the network uses.
+the paired difference lies above 0, and the lead is at least LEAST_LEAD. It is not where it is worse
+than a baseline by either, or no better (the interval ends below MATTERS) by both; where it is better
+by one and no better by the other, the measures disagree, which more images may not settle. Whatever
+its scores, it is not to be believed where its map stays the same as all weights are lost: the
+interval of the mean |rank correlation| with the intact map lies above ALIKE. All else cannot be told
+from these images; fewer than FEWEST tell nothing. Localisation and sensitivity are remarks: they do
+not ask what the network uses.
+
+A method that is no better than one of the baselines passes by chance in at most 2.5 % of cases, as
+it must beat all of them (an intersection-union test); methods are not corrected for their number.
 """
 
 from collections.abc import Sequence
@@ -18,10 +22,11 @@ import torch
 from vision_attn.evaluate import Difference, Interval, bca
 from vision_attn.reports.scoring.results import NAMES, Results, short, signed
 
-__all__ = ["ALIKE", "FEWEST", "MATTERS", "MethodVerdict", "Verdict", "judge"]
+__all__ = ["ALIKE", "FEWEST", "LEAST_LEAD", "MATTERS", "MethodVerdict", "Verdict", "judge"]
 
 FEWEST = 20  # images: intervals of fewer are not to be relied on
-MATTERS = 0.05  # a smaller lead, of scores from 0 to 1, is none
+MATTERS = 0.05  # of scores from 0 to 1: a lead that is certainly smaller is not worth having
+LEAST_LEAD = 0.005  # a smaller one is none, however certain
 ALIKE = 0.5  # |rank correlation|: maps that are more alike than this are the same map
 FAITHFUL = "deletion", "insertion"
 
@@ -102,11 +107,11 @@ class Verdict:
         if trusted:
             limit = "" if self.randomised else ", as far as deletion and insertion go"
             parts.append(f"Trust here{limit}: {', '.join(trusted)}.")
-        elif rejected and not unknown and not split:
-            parts.append("Trust none of these methods here.")
+        elif len(rejected) == len(self.methods):
+            parts.append(f"Trust none of these methods here: {', '.join(rejected)}.")
         else:
             parts.append("No method has shown here that it can be trusted.")
-        if rejected:
+        if 0 < len(rejected) < len(self.methods):
             parts.append(f"Do not trust: {', '.join(rejected)}.")
         if split:
             parts.append(f"Deletion and insertion disagree on {', '.join(split)}.")
@@ -183,16 +188,20 @@ def judge_method(results: Results, method: str) -> MethodVerdict:
 
 def compare(results: Results, metric: str, method: str) -> Compared:
     """Compare a method with each baseline by a metric."""
-    ahead = {name: results.ahead(metric, method, name) for name in NAMES}
+    ahead = results.table[method][metric]["better_than"]
     images = min(len(results.paired(metric, method, name)) for name in NAMES)
-    known = {name: one for name, one in ahead.items() if one is not None}
+    known = {
+        name: Difference(one["mean"], one["low"], one["high"])
+        for name, one in ahead.items()
+        if one is not None
+    }
     if len(known) < len(NAMES):
         return Compared("open", NAMES[0], images, None)
     hardest = min(known, key=lambda name: known[name].low)
     closest = min(known, key=lambda name: known[name].high)
-    if known[hardest].low > 0:
+    if known[hardest].low > 0 and min(one.mean for one in known.values()) >= LEAST_LEAD:
         return Compared("better", hardest, images, known[hardest])
-    if known[closest].high < 0:
+    if known[closest].high < 0 and known[closest].mean <= -LEAST_LEAD:
         return Compared("worse", closest, images, known[closest])
     if known[closest].high < MATTERS:
         return Compared("no better", closest, images, known[closest])
