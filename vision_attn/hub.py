@@ -151,9 +151,7 @@ def load_model(
     network.eval()
     layout = _layout(network, preprocess.input_size)
     drawn = source != "checkpoint" and not pretrained and weights is None
-    return LoadedModel(
-        network, preprocess, classes, layout, spec, "random" if drawn else "trained"
-    )
+    return LoadedModel(network, preprocess, classes, layout, spec, "random" if drawn else "trained")
 
 
 def _checkpoint(ask: Request) -> Parts:

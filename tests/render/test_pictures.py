@@ -49,7 +49,8 @@ def test_a_caption_stands_below_the_picture(shape):
     strip = whole[shape[0] :]
     assert strip.shape[0] > 12
     assert (strip == (180, 60, 9)).all(axis=2).any()
-    assert (strip[:, 0] == 255).all() and (strip[-1] == 255).all()
+    assert (strip[:, 0] == 255).all()
+    assert (strip[-1] == 255).all()
     assert with_caption(picture, "") is picture
 
 

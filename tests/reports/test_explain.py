@@ -248,9 +248,7 @@ def provenance(request):
     return request.param
 
 
-def test_random_weights_are_marked_wherever_their_maps_are_seen(
-    vit, photos, tmp_path, provenance
-):
+def test_random_weights_are_marked_wherever_their_maps_are_seen(vit, photos, tmp_path, provenance):
     """By a line below the picture and in the title; nothing is drawn over the picture itself."""
     model = replace(vit, weights=provenance)
     lines = 0 if provenance != "random" else 1

@@ -16,7 +16,17 @@ from vision_attn.render.fonts import fitted, pil_font
 from vision_attn.render.overlay import Style, resize
 from vision_attn.render.scale import Scale
 
-__all__ = ["bar", "enlarged", "mark", "place", "save", "shrunk", "ticks", "with_caption", "with_colorbar"]
+__all__ = [
+    "bar",
+    "enlarged",
+    "mark",
+    "place",
+    "save",
+    "shrunk",
+    "ticks",
+    "with_caption",
+    "with_colorbar",
+]
 
 Picture = UInt8[ndarray, "_ _ 3"]  # height, width, colours
 
@@ -97,10 +107,11 @@ def with_colorbar(picture: Picture, style: Style, scale: Scale) -> Picture:
     return whole
 
 
-def with_caption(picture: Picture, text: str) -> Picture:
+def with_caption(picture: Picture, text: str, size: int | None = None) -> Picture:
     """Put a line of text in a white strip below the picture, on several lines where it is narrow.
 
-    The picture itself is untouched; without text nothing is added.
+    The picture itself is untouched; without text nothing is added. size: of the letters, in pixels;
+    None takes that of `with_colorbar`.
 
     Examples:
         >>> import numpy as np
@@ -114,7 +125,7 @@ def with_caption(picture: Picture, text: str) -> Picture:
     if not text:
         return picture
     height, width = picture.shape[:2]
-    size = round(min(max(max(height, width) / 26, 12), 48))
+    size = size or round(min(max(height / 26, 12), 48))
     pad = size // 2
     lines = _lines(text, size, width - 2 * pad)
     strip = Image.new("RGB", (width, len(lines) * round(1.4 * size) + pad), PAPER)

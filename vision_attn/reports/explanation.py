@@ -400,7 +400,7 @@ class Pictures:
             render.save(sheet, self.folder / f"{name}.grid.png")
         if explanation.channels:
             chart = render.channel_gates(explanation.channels, file.name)
-            chart = render.with_caption(chart, explanation.model.warning)
+            chart = render.with_caption(chart, explanation.model.warning, size=20)
             render.save(chart, self.folder / f"{name}.channels.png")
         row = None
         if self.page:

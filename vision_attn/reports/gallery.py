@@ -195,9 +195,7 @@ class Results:
         if self.lead is not None:
             rows = [entry.row for entry in entries if entry.row is not None]
             shown = render.Gallery("Photos", rows)
-            self.page = render.write_page(
-                self.folder, self.title, [shown], self.lead, self.warning
-            )
+            self.page = render.write_page(self.folder, self.title, [shown], self.lead, self.warning)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class ImageClassifier(Trained):
     classes and preprocess (input_size, mean, std ...) come from the data module, and go into the
     checkpoint with the network's description.
 
-    Logged: loss, top-1, top-5 (where k is more than 5), expected calibration error (15 bins, Guo 2017).
+    Logged: loss, top-1, top-5 (if k is above 5), expected calibration error (15 bins, Guo 2017).
     """
 
     monitor: ClassVar[str] = "val/top1"

@@ -27,6 +27,7 @@ from vision_attn.reports.scoring.tasks import Share, Work
 from vision_attn.reports.scoring.verdict import judge
 from vision_attn.types import Model
 
+METHODS = GradCAM(), Occlusion(), Rollout()
 BASELINES = RandomMap(), CentreGaussian(), EdgeMap()
 PREPROCESS = Preprocess((32, 48), (0.5,) * 3, (0.25,) * 3)
 
@@ -41,7 +42,7 @@ class Named(Samples):
         raise NotImplementedError
 
 
-def results_of(leads, images=100, methods=(GradCAM(), Occlusion(), Rollout()), **more) -> Results:
+def results_of(leads, images=100, methods=METHODS, **more) -> Results:
     """Scores in which a method leads each baseline by {method: (deletion, insertion)} or 0.
 
     noise: of each image's score, ends: {method: rank correlation with all weights lost}.

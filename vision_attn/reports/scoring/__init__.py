@@ -91,7 +91,7 @@ class Scores:
         if ranked is not None:
             drawn["best_and_worst"] = ranked
         for name, picture in drawn.items():
-            marked = render.with_caption(picture, results.warning)
+            marked = render.with_caption(picture, results.warning, size=20)
             render.save(marked, folder / f"{name}.png")
         return folder
 

@@ -26,13 +26,14 @@ LEGEND = (
 TRUST = {"yes": "yes", "no": "no", "unknown": "cannot tell"}
 RULE = (
     "The rule: yes, if the method beats each baseline by deletion and by insertion, the 95 % "
-    f"interval of the paired difference lying above 0 and the lead being at least {LEAST_LEAD}; no, "
-    "if it is worse than a baseline by either, or no better by both (the interval ends below "
-    f"{MATTERS}), or if its map stays the same with all weights lost (mean |rank correlation| "
-    f"certainly above {ALIKE}); otherwise, and from fewer than {FEWEST} images, it cannot be told. "
-    "Each method is judged by itself: of 40 that are no better than a baseline, at most one on "
-    "average passes by chance. A trusted map shows where the evidence lies that this model uses on "
-    "these images better than a map of the image alone; it says nothing about other models or images."
+    "interval of the paired difference lying above 0 and the lead being at least "
+    f"{LEAST_LEAD}; no, if it is worse than a baseline by either, or no better by both (the "
+    f"interval ends below {MATTERS}), or if its map stays the same with all weights lost (the "
+    f"interval of the mean |rank correlation| lies above {ALIKE}); otherwise, and from fewer than "
+    f"{FEWEST} images, it cannot be told. Each method is judged by itself: of 40 that are no "
+    "better than a baseline, at most one on average passes by chance. A trusted map shows where "
+    "the evidence lies that this model uses on these images better than a map of the image alone; "
+    "it says nothing about other models or images."
 )
 ABOUT = {
     "deletion": "the class's mean probability as the map's largest cells are removed first; a "
@@ -80,7 +81,10 @@ def tables(results: Results) -> Iterator[tuple[str, list[str], list[list[Cell]]]
         header = [n, *map(heading, metrics)]
         best = {metric: winners(results, metric) for metric in metrics}
         rows = [
-            [named(results, method), *(cell(results, m, method, method in best[m]) for m in metrics)]
+            [
+                named(results, method),
+                *(cell(results, m, method, method in best[m]) for m in metrics),
+            ]
             for method in results.table
         ]
         yield title, header, rows

@@ -1,16 +1,17 @@
 """Which methods to trust for a model, in words: a rule over the scores and their intervals.
 
 A method is trusted where it beats each baseline by deletion and by insertion: the 95 % interval of
-the paired difference lies above 0, and the lead is at least LEAST_LEAD. It is not where it is worse
-than a baseline by either, or no better (the interval ends below MATTERS) by both; where it is better
-by one and no better by the other, the measures disagree, which more images may not settle. Whatever
-its scores, it is not to be believed where its map stays the same as all weights are lost: the
-interval of the mean |rank correlation| with the intact map lies above ALIKE. All else cannot be told
-from these images; fewer than FEWEST tell nothing. Localisation and sensitivity are remarks: they do
-not ask what the network uses.
+the paired difference lies above 0, and the lead is at least LEAST_LEAD. It is not trusted where it
+is worse than a baseline by either, or no better (the interval ends below MATTERS) by both; where it
+is better by one and no better by the other, the measures disagree, which more images may not
+settle. Whatever its scores, a map is not to be believed that stays the same as all weights are
+lost: the interval of the mean |rank correlation| with the intact map lies above ALIKE. All else
+cannot be told from these images; fewer than FEWEST tell nothing. Localisation and sensitivity are
+remarks: they do not ask what the network uses.
 
 A method that is no better than one of the baselines passes by chance in at most 2.5 % of cases, as
-it must beat all of them (an intersection-union test); methods are not corrected for their number.
+it must beat all of them (an intersection-union test: Berger 1982); methods are not corrected for
+their number.
 """
 
 from collections.abc import Sequence
@@ -99,7 +100,7 @@ class Verdict:
         """Which methods to trust, which not, and of which that cannot be told."""
         if not self.methods:
             return "No method was scored."
-        trusted, rejected, unknown = map(self.of, ("yes", "no", "unknown"))
+        trusted, rejected, unknown = self.of("yes"), self.of("no"), self.of("unknown")
         # A disagreement of measures is no lack of images.
         split = [one.method for one in self.methods if one.trust == "unknown" and disagree(one)]
         unknown = [method for method in unknown if method not in split]
