@@ -117,9 +117,15 @@ def table(methods: dict[str, Any]) -> str:
     known = [m for m in METRICS if any(m in row["scores"] for row in methods.values())]
     rows = [
         [f"*{name}*" if row["baseline"] else name, *(cell(row["scores"].get(m)) for m in known)]
-        for name, row in methods.items()
+        for name, row in sorted(methods.items(), key=by_deletion)
     ]
     return markdown_table(["method", *(METRICS[m] for m in known)], rows)
+
+
+def by_deletion(method: tuple[str, dict[str, Any]]) -> tuple[bool, float]:
+    """The methods by their deletion, those without one behind them, the baselines last."""
+    mean = method[1]["scores"].get("deletion", {}).get("mean")
+    return method[1]["baseline"], float("inf") if mean is None else mean
 
 
 def starred(score: dict[str, Any] | None) -> bool | None:

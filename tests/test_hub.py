@@ -92,6 +92,20 @@ def test_timm_by_name():
     assert type(model.network).__module__.startswith("timm.")
 
 
+def test_where_the_weights_come_from(tmp_path):
+    saved = save(tmp_path / "best.ckpt", vit())
+    random = load_model("timm:test_vit", pretrained=False)
+    save_file(random.network.state_dict(), tmp_path / "given.safetensors")
+    given = load_model("timm:test_vit", pretrained=False, weights=tmp_path / "given.safetensors")
+    own = LoadedModel(torch.nn.Identity(), PREPROCESS, CLASSES, None)
+    assert random.weights == load_model("hf:vit", pretrained=False).weights == "random"
+    assert load_model("torchvision:resnet18", pretrained=False).weights == "random"
+    assert load_model(saved).weights == load_model(saved, pretrained=False).weights == "trained"
+    assert (given.weights, own.weights) == ("trained", "unknown")
+    assert random.warning == "Random weights: this model has not been trained"
+    assert given.warning == own.warning == ""
+
+
 def test_timm_takes_a_size_and_arguments_of_its_own():
     model = load_model("timm:test_vit", pretrained=False, image_size=(32, 64), num_classes=3)
     assert model.classes == ["class 0", "class 1", "class 2"]

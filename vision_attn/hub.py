@@ -62,7 +62,7 @@ class LoadedModel(Model):
 
     classes: their names in the order of the logits; empty where the network has no classifier.
     layout: how its tokens lie on an image of `preprocess.input_size`; None without tokens. name:
-    what it was loaded by.
+    what it was loaded by. weights: `random` or `trained`.
 
     Examples:
         >>> import numpy as np
@@ -181,7 +181,8 @@ def _load_model(
     network, preprocess, classes = _checkpoint(saved, ask) if saved else LIBRARIES[source](ask)
     network.eval()
     layout = _layout(network, preprocess.input_size)
-    return LoadedModel(network, preprocess, classes, layout, spec)
+    drawn = saved is None and not pretrained and weights is None
+    return LoadedModel(network, preprocess, classes, layout, spec, "random" if drawn else "trained")
 
 
 def _checkpoint(saved: Checkpoint, ask: Request) -> Parts:

@@ -22,6 +22,8 @@ Images = Float[Tensor, "b c h w"]
 Logits = Float[Tensor, "b k"]
 PAD, START, STOP = 0, 1, 2  # of every sequence of symbols; the symbols themselves follow
 Pool = Literal["cls", "cls_dist", "cls_mean", "mean", "attention"]
+Provenance = Literal["trained", "random", "unknown"]  # of a network's weights
+RANDOM_WEIGHTS = "Random weights: this model has not been trained"
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,8 @@ class Model:
 
     classes: their names in the order of the logits; empty where the network has no classifier.
     layout: how its tokens lie on an image of `preprocess.input_size`; None without tokens. name:
-    what it was loaded by, for titles.
+    what it was loaded by, for titles. weights: `random` where they were drawn and never trained,
+    `trained` where they come from a file or a library, `unknown` for a network of your own.
     """
 
     network: nn.Module
@@ -174,6 +177,12 @@ class Model:
     classes: list[str]
     layout: TokenLayout | None
     name: str = ""
+    weights: Provenance = "unknown"
+
+    @property
+    def warning(self) -> str:
+        """A line for titles and captions where the weights are random; otherwise empty."""
+        return RANDOM_WEIGHTS if self.weights == "random" else ""
 
     @property
     def device(self) -> torch.device:

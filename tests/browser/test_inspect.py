@@ -422,3 +422,16 @@ def test_in_a_notebook_it_is_a_frame_that_works(show):
     picture = read(download.value.path().read_bytes())
     assert picture.format == "PNG"
     outer.wait_for_timeout(200)  # until the link would have been written
+
+
+def test_a_baseline_is_marked_zero_has_no_sign_and_random_weights_are_named(show):
+    values = RNG.random(GRID).astype("f4")
+    maps = [Map("Rollout", values, prefix_mass=-1e-9), Map("EdgeMap", values, baseline=True)]
+    page = show([inspection(maps=maps, warning="Random weights: untrained")], "tab=methods")
+    assert page.inner_text("header .warning") == "Random weights: untrained"
+    assert "off the photo 0.0\u00a0%" in page.inner_text(".readout")
+    page.get_by_role("button", name="EdgeMap").click()
+    settle(page)
+    assert page.inner_text(".readout strong") == "EdgeMap (baseline)"
+    cards = [text.replace("\u200b", "") for text in page.locator(".cards button").all_inner_texts()]
+    assert cards == ["Rollout", "EdgeMap (baseline)"]

@@ -21,10 +21,11 @@ from vision_attn.render import (
     mark,
     save,
     shrunk,
+    with_caption,
     with_colorbar,
 )
 from vision_attn.render.fonts import fitted, pil_font, printable
-from vision_attn.render.picture import bar, ticks
+from vision_attn.render.picture import _number, bar, ticks
 
 rng = np.random.default_rng(0)
 PHOTO = rng.integers(0, 256, (331, 473, 3), dtype=np.uint8)
@@ -37,6 +38,29 @@ def test_small_photos_are_enlarged_by_a_whole_factor():
     assert enlarged(tiny).shape == (160, 320, 3)
     assert enlarged(PHOTO).shape == PHOTO.shape
     assert enlarged(PHOTO[:1, :1]).shape == (320, 320, 3)
+
+
+@pytest.mark.parametrize("shape", [(331, 473), (1, 40), (7, 470), (320, 60), (1200, 300)])
+def test_a_caption_stands_below_the_picture(shape):
+    picture = rng.integers(0, 256, (*shape, 3), dtype=np.uint8)
+    whole = with_caption(picture, "Random weights: this model has not been trained")
+    assert (whole[: shape[0]] == picture).all()
+    assert whole.shape[1] == shape[1]
+    strip = whole[shape[0] :]
+    assert strip.shape[0] > 12
+    assert (strip == (180, 60, 9)).all(axis=2).any()
+    assert (strip[:, 0] == 255).all()
+    assert (strip[-1] == 255).all()
+    assert with_caption(picture, "") is picture
+
+
+def test_a_narrow_picture_has_its_caption_on_several_lines():
+    wide, narrow = (with_caption(PHOTO[:, :width], "some words to read") for width in (473, 90))
+    assert narrow.shape[0] > wide.shape[0]
+
+
+def test_ticks_have_no_minus_zero():
+    assert [_number(value) for value in (-0.0, 0.0, -0.25)] == ["0", "0", "\N{MINUS SIGN}0.25"]
 
 
 @pytest.mark.parametrize("shape", [(331, 473), (1, 1), (7, 470), (320, 3), (1200, 300)])

@@ -1,6 +1,8 @@
 """`model.explain`, `gallery` and `film`: what the command does, from Python."""
 
 import json
+from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +13,12 @@ from PIL import Image
 import vision_attn
 from vision_attn.cli import main
 from vision_attn.data.images import ImageError
+from vision_attn.data.video import Video
 from vision_attn.explain import Explainer, GradCAM, RandomMap, Rollout
 from vision_attn.render import ColorMap, Dim, Scale, natural, overlay, with_colorbar
 from vision_attn.render.video import VideoWriter
 from vision_attn.reports.explain import read
-from vision_attn.types import Heatmaps
+from vision_attn.types import RANDOM_WEIGHTS, Heatmaps
 
 
 @pytest.fixture
@@ -182,7 +185,7 @@ class Fussy(RandomMap):
 def test_a_method_that_fails_on_a_photo_costs_that_map_only(vit):
     dark, light = (np.full((50, 60, 3), value, np.uint8) for value in (10, 240))
     both = vit.explain([dark, light, dark], Fussy(), GradCAM())
-    assert [one.methods for one in both] == [["GradCAM"], ["Fussy", "GradCAM"], ["GradCAM"]]
+    assert [one.methods for one in both] == [["GradCAM"], ["GradCAM", "Fussy"], ["GradCAM"]]
     assert both.problems == ["image: Fussy: too dark"] * 2
     with pytest.raises(ValueError, match="image: Fussy: too dark"):
         vit.explain(dark, Fussy())
@@ -238,6 +241,76 @@ def test_a_film_from_python(senet, tmp_path):
         vision_attn.film(senet, tmp_path / "frames")
     with pytest.raises(ImageError, match="no such file"):
         vision_attn.film(senet, tmp_path / "none.mp4")
+
+
+@pytest.fixture(params=["trained", "unknown", "random"])
+def provenance(request):
+    return request.param
+
+
+def test_random_weights_are_marked_wherever_their_maps_are_seen(vit, photos, tmp_path, provenance):
+    """By a line below the picture and in the title; nothing is drawn over the picture itself."""
+    model = replace(vit, weights=provenance)
+    lines = 0 if provenance != "random" else 1
+    trained, found = (one.explain(photos / "dog.jpg", "Rollout", "GradCAM") for one in (vit, model))
+    assert (found.grid().size != trained.grid().size) == bool(lines)
+    assert (pixels_of(found._repr_png_()).shape != pixels_of(trained._repr_png_()).shape) == lines
+    assert (RANDOM_WEIGHTS in repr(found)) == bool(lines)
+    assert found.overlay().size == trained.overlay().size == found.photo.size
+    for name, one in (("new", model), ("old", vit)):
+        summary = vision_attn.gallery(
+            one, photos / "dog.jpg", ["Rollout", "ChannelGates"][:1], output=tmp_path / name
+        )
+    new, old = (pixels(tmp_path / name / "dog.Rollout.png") for name in ("new", "old"))
+    assert (new[: len(old)] == old).all()
+    assert (len(new) > len(old)) == bool(lines)
+    record = json.loads((tmp_path / "new" / "results.jsonl").read_text())
+    assert record["weights"] == provenance
+    page = (tmp_path / "new" / "index.html").read_text()
+    assert (f'<small class="warning">{RANDOM_WEIGHTS}</small></h1>' in page) == bool(lines)
+    assert (f"({RANDOM_WEIGHTS})</title>" in page) == bool(lines)
+    assert summary.records()[0]["weights"] == "trained"
+    inspected = vision_attn.inspect(model, photos / "dog.jpg", methods=["Rollout"]).html
+    assert (f'<p class="warning">{RANDOM_WEIGHTS}</p>' in inspected) == bool(lines)
+
+
+def pixels_of(png: bytes) -> np.ndarray:
+    return np.asarray(Image.open(BytesIO(png)))
+
+
+def test_a_film_of_random_weights_says_so_in_each_frame(senet, tmp_path):
+    frames = np.random.default_rng(0).integers(0, 256, (2, 198, 322, 3), dtype=np.uint8)
+    with VideoWriter(tmp_path / "clip.mp4", 10.0) as video:
+        for frame in frames:
+            video.append(frame)
+    heights = {}
+    for name, model in (("trained", senet), ("random", replace(senet, weights="random"))):
+        out = tmp_path / name
+        summary = vision_attn.film(model, tmp_path / "clip.mp4", "GradCAM", output=out)
+        assert {record["weights"] for record in summary.records()} == {name}
+        heights[name] = next(iter(Video.file(out / "clip.GradCAM.mp4"))).height
+    assert heights["random"] > heights["trained"]
+
+
+def test_all_methods_stand_by_kind_and_baselines_last_and_marked(vit, photos, tmp_path):
+    found = vit.explain(photos / "tiny.png", "EdgeMap", "all", "Rollout(fusion=max)")
+    baselines = ["EdgeMap", "RandomMap", "CentreGaussian"]
+    assert found.methods[-3:] == baselines
+    assert found.methods[:4] == ["RawAttention", "QueryKey", "Rollout", "WeightedRollout"]
+    cams = [found.methods.index(one) for one in ("GradCAM", "GradCAMPlusPlus", "LayerCAM")]
+    assert found.methods.index("LeGrad") < cams[0] < cams[1] < cams[2]
+    assert cams[2] < found.methods.index("Occlusion")
+    titles = [panel.title for panel in found.panels()]
+    assert titles[-3:] == [f"{name} (baseline)" for name in baselines]
+    assert not any("baseline" in title for title in titles[:-3])
+    summary = vision_attn.gallery(
+        vit, photos / "tiny.png", ["RandomMap", "GradCAM"], output=tmp_path
+    )
+    assert [record["method"] for record in summary.records()] == ["GradCAM", "RandomMap"]
+    page = summary.page.read_text()
+    assert "<figcaption>RandomMap (baseline)</figcaption>" in page
+    assert "<figcaption>GradCAM</figcaption>" in page
+    assert (tmp_path / "tiny.RandomMap.png").is_file()
 
 
 def test_an_explainer_of_ones_own_has_a_name():

@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("no image given: name image files or folders after MODEL")
     from vision_attn.reports.gallery import gallery
 
+    model = options.load(args)
     with options.as_written("masks", "output"):
         summary = gallery(
             model,
@@ -75,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"{summary.explained} of {summary.photos} images explained: {place}")
     for path, frames in summary.films.items():
         print(f"{frames} frames of {path} explained: {summary.folder}")
+    if model.warning:
+        print(model.warning)
     number, shards = args.shard
     if summary.merged:
         print(f"all {shards} shards are done; their results are merged in {summary.folder}")

@@ -168,9 +168,11 @@ def show(scores: "Scores") -> None:
         for number, column in enumerate(table.columns):
             column.justify = "right" if number else "left"
             column.no_wrap = number == 0
+        before: list[tables.Cell] = []
         for row in rows:
-            if row[0].text == tables.NAMES[0]:
+            if row[0].baseline and not (before and before[0].baseline):
                 table.add_section()
+            before = row
             table.add_row(*(Text(c.text, "bold green" if c.best else "") for c in row))
         console.print(table)
     for line in tables.after(scores.results):

@@ -9,7 +9,7 @@ from torch import nn
 
 from vision_attn.explain.attribution import IntegratedGradients, Occlusion
 from vision_attn.explain.base import Explainer
-from vision_attn.explain.baselines import CentreGaussian, EdgeMap, RandomMap
+from vision_attn.explain.baselines import Baseline, CentreGaussian, EdgeMap, RandomMap
 from vision_attn.explain.gates import ChannelGates, SpatialGates
 from vision_attn.explain.gradcam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
 from vision_attn.explain.legrad import LeGrad
@@ -23,26 +23,13 @@ from vision_attn.types import Model
 __all__ = ["choose_methods", "fitting_methods", "methods", "parse_method"]
 
 METHODS: tuple[type[Explainer], ...] = (
-    AttentionGradCAM,
-    CentreGaussian,
-    ChannelGates,
-    EdgeMap,
-    GradCAM,
-    GradCAMPlusPlus,
-    GradientRollout,
-    HiResCAM,
-    IntegratedGradients,
-    LayerCAM,
-    LeGrad,
-    Occlusion,
-    QueryKey,
-    RandomMap,
-    RawAttention,
-    Relevance,
-    Rollout,
-    SpatialGates,
-    WeightedRollout,
-    XGradCAM,
+    *(RawAttention, QueryKey, Rollout, WeightedRollout),  # attention
+    *(GradientRollout, Relevance, AttentionGradCAM, LeGrad),  # attention and its gradient
+    *(GradCAM, GradCAMPlusPlus, XGradCAM, HiResCAM, LayerCAM),  # features and their gradient
+    *(ChannelGates, SpatialGates),  # gates
+    IntegratedGradients,  # the input's gradient
+    Occlusion,  # perturbation
+    *(RandomMap, CentreGaussian, EdgeMap),  # baselines
 )
 
 CALL = re.compile(r"\s*(?P<name>\w+)\s*(?:\((?P<options>.*)\))?\s*", re.DOTALL)
@@ -55,7 +42,7 @@ CONSTANTS = {"true": True, "false": False, "none": None}
 
 
 def methods() -> dict[str, type[Explainer]]:
-    """Name every explainer that comes with `vision_attn.explain`.
+    """Name every explainer that comes with `vision_attn.explain`, kind by kind, baselines last.
 
     Examples:
         >>> from vision_attn.explain import methods
@@ -66,13 +53,13 @@ def methods() -> dict[str, type[Explainer]]:
 
 
 def fitting_methods(network: nn.Module | Model) -> list[Explainer]:
-    """List every method, with its default options, that can explain this network.
+    """List every method, with its default options, that can explain this network, kind by kind.
 
     Examples:
         >>> from torch import nn
         >>> from vision_attn.explain import fitting_methods
         >>> [str(one) for one in fitting_methods(nn.Conv2d(3, 5, 3)) if "CAM" in str(one)]
-        ['GradCAM', 'GradCAMPlusPlus', 'HiResCAM', 'LayerCAM', 'XGradCAM']
+        ['GradCAM', 'GradCAMPlusPlus', 'XGradCAM', 'HiResCAM', 'LayerCAM']
     """
     network = network_of(network)
     candidates = [method() for method in METHODS]
@@ -82,7 +69,7 @@ def fitting_methods(network: nn.Module | Model) -> list[Explainer]:
 def choose_methods(
     methods: Sequence[str | Explainer] | None, network: nn.Module | Model
 ) -> list[Explainer]:
-    """Make explainers of methods, given by name or as explainers, each once.
+    """Make explainers of methods, given by name or as explainers, each once, baselines last.
 
     None takes Rollout, or GradCAM for a network without attention; the word "all" every method
     that fits. Raises ValueError for a method that is unknown or does not fit the network.
@@ -114,7 +101,7 @@ def choose_methods(
                 f"{explainer} does not fit this model: {reason}; "
                 f"these methods do: {', '.join(map(str, fit))}"
             )
-    return list(dict.fromkeys(chosen))
+    return sorted(dict.fromkeys(chosen), key=lambda one: isinstance(one, Baseline))
 
 
 def parse_method(text: str) -> Explainer:

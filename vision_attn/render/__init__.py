@@ -16,7 +16,14 @@ from vision_attn.render.page import (
     shot,
     write_page,
 )
-from vision_attn.render.picture import enlarged, mark, save, shrunk, with_colorbar
+from vision_attn.render.picture import (
+    enlarged,
+    mark,
+    save,
+    shrunk,
+    with_caption,
+    with_colorbar,
+)
 from vision_attn.render.scale import Scale, fit, natural, times_uniform
 from vision_attn.render.scores import (
     Curves,
@@ -56,6 +63,7 @@ __all__ = [
     "show",
     "shrunk",
     "times_uniform",
+    "with_caption",
     "with_colorbar",
     "word_weights",
     "write_page",

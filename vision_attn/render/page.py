@@ -210,10 +210,12 @@ class Gallery(Section):
         return (search if len(self.rows) >= 12 else "") + rows
 
 
-def write_page(folder: Path, title: str, sections: Sequence[Section], lead: str = "") -> Path:
+def write_page(
+    folder: Path, title: str, sections: Sequence[Section], lead: str = "", warning: str = ""
+) -> Path:
     """Write folder/index.html and return its path.
 
-    lead: a line below the title.
+    lead: a line below the title. warning: added to the title, in another colour.
 
     Examples:
         >>> from pathlib import Path
@@ -234,6 +236,10 @@ def write_page(folder: Path, title: str, sections: Sequence[Section], lead: str 
         for number, section in enumerate(sections)
     )
     nav = f"<nav>{links}</nav>" if len(sections) > 1 else ""
+    marked = f"<h1>{_text(title)}"
+    if warning:
+        marked += f' <small class="warning">{_text(warning)}</small>'
+        title = f"{title} ({warning})"
     page = folder / "index.html"
     write_text(
         page,
@@ -247,7 +253,7 @@ def write_page(folder: Path, title: str, sections: Sequence[Section], lead: str 
 {(here / "page.css").read_text(encoding="utf-8")}</style>
 </head>
 <body>
-<header><h1>{_text(title)}</h1><p>{_text(lead)}</p>{nav}</header>
+<header>{marked}</h1><p>{_text(lead)}</p>{nav}</header>
 <main>{parts}</main>
 <dialog aria-label="Enlarged picture">
 <img alt="">

@@ -13,16 +13,27 @@ from numpy import ndarray
 from PIL import Image, ImageDraw
 
 from vision_attn.files import replacing
-from vision_attn.render.fonts import pil_font
+from vision_attn.render.fonts import fitted, pil_font
 from vision_attn.render.overlay import Style, resize
 from vision_attn.render.scale import Scale
 
-__all__ = ["bar", "enlarged", "mark", "place", "save", "shrunk", "ticks", "with_colorbar"]
+__all__ = [
+    "bar",
+    "enlarged",
+    "mark",
+    "place",
+    "save",
+    "shrunk",
+    "ticks",
+    "with_caption",
+    "with_colorbar",
+]
 
 Picture = UInt8[ndarray, "_ _ 3"]  # height, width, colours
 
 LEGIBLE = 320  # pixels: a photo of at most half this size is enlarged, or it could not be read
 PAPER, INK, QUIET = (255, 255, 255), (38, 38, 42), (110, 110, 118)
+WARNING = (180, 60, 9)  # dark orange: 5 to 1 on white
 
 
 def enlarged(photo: Picture) -> Picture:
@@ -98,6 +109,48 @@ def with_colorbar(picture: Picture, style: Style, scale: Scale) -> Picture:
     return whole
 
 
+def with_caption(picture: Picture, text: str, size: int | None = None) -> Picture:
+    """Put a line of text in a white strip below the picture, on several lines where it is narrow.
+
+    The picture itself is untouched; without text nothing is added. size: of the letters, in pixels;
+    None takes that of `with_colorbar`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn import render
+        >>> photo = np.zeros((60, 80, 3), np.uint8)
+        >>> render.with_caption(photo, "random weights").shape[0] > 60
+        True
+        >>> render.with_caption(photo, "") is photo
+        True
+    """
+    if not text:
+        return picture
+    height, width = picture.shape[:2]
+    size = size or round(min(max(height / 26, 12), 48))
+    pad = size // 2
+    lines = _lines(text, size, width - 2 * pad)
+    strip = Image.new("RGB", (width, len(lines) * round(1.4 * size) + pad), PAPER)
+    draw = ImageDraw.Draw(strip)
+    for number, line in enumerate(lines):
+        line = fitted(line, size, width - 2 * pad)
+        draw.text((pad, pad + number * round(1.4 * size)), line, WARNING, pil_font(line, size))
+    return np.concatenate([picture, np.asarray(strip)])
+
+
+def _lines(text: str, size: int, width: int) -> list[str]:
+    """Break text between words into lines of at most `width` pixels."""
+    font = pil_font(text, size)
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and font.getlength(longer) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
+
+
 def bar(style: Style, scale: Scale, length: int, thickness: int) -> Picture:
     """Paint the scale from its low end to its top, left to right, as on a grey photo.
 
@@ -117,7 +170,7 @@ def ticks(scale: Scale, most: int = 5) -> list[tuple[float, str]]:
 
 def _number(value: float) -> str:
     """Write a number in few signs: 0.25, −3, 2e−5."""
-    mantissa, _, exponent = f"{value:.4g}".partition("e")
+    mantissa, _, exponent = f"{value:z.4g}".partition("e")
     text = f"{mantissa}e{int(exponent)}" if exponent else mantissa
     return text.replace("-", "\N{MINUS SIGN}")
 

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 
 from vision_attn.render.fonts import fitted, pil_font
 from vision_attn.render.overlay import ColorMap, Style, overlay, resize
-from vision_attn.render.picture import INK, PAPER, QUIET, Picture, bar, place, ticks
+from vision_attn.render.picture import INK, PAPER, QUIET, WARNING, Picture, bar, place, ticks
 from vision_attn.render.scale import Scale, times_uniform
 
 __all__ = ["Panel", "heads_overview", "heatmap_grid"]
@@ -41,10 +41,13 @@ class Panel:
     style: Style | None = None
 
 
-def heatmap_grid(panels: Sequence[Panel], title: str = "", columns: int = 5) -> Picture:
+def heatmap_grid(
+    panels: Sequence[Panel], title: str = "", columns: int = 5, warning: str = ""
+) -> Picture:
     """Draw a photo and its maps (and masks) side by side, all of one size, each with its name.
 
-    columns: at most this many a row. ValueError without a panel.
+    columns: at most this many a row. warning: a line below the title, in another colour.
+    ValueError without a panel.
 
     Examples:
         >>> import numpy as np
@@ -60,7 +63,8 @@ def heatmap_grid(panels: Sequence[Panel], title: str = "", columns: int = 5) -> 
     height, width = panels[0].picture.shape[:2]
     tall = min(max(round(PANEL * height / width), 40), 3 * PANEL)
     above, below = 2 * SMALL, 3 * SMALL
-    top = GAP + (2 * LARGE if title else 0)
+    under_title = GAP + (3 * LARGE // 2 if title else 0)
+    top = GAP + (2 * LARGE if title else 0) + (2 * SMALL if warning else 0)
     sheet = Image.new(
         "RGB",
         (GAP + columns * (PANEL + GAP), top + rows * (above + tall + below) + GAP // 2),
@@ -68,6 +72,7 @@ def heatmap_grid(panels: Sequence[Panel], title: str = "", columns: int = 5) -> 
     )
     draw = ImageDraw.Draw(sheet)
     _write(draw, (GAP, GAP), title, LARGE, INK, sheet.width - 2 * GAP, bold=True)
+    _write(draw, (GAP, under_title), warning, SMALL, WARNING, sheet.width - 2 * GAP, bold=True)
     for number, panel in enumerate(panels):
         x = GAP + number % columns * (PANEL + GAP)
         y = top + number // columns * (above + tall + below)

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from vision_attn import render
 from vision_attn.data.images import open_image
-from vision_attn.explain import Explainer
+from vision_attn.explain import Baseline, Explainer
 from vision_attn.files import replacing, write_text
 from vision_attn.render import ColorMap, Dim, Panel, Row, Scale, Shot, Style
 from vision_attn.render.picture import Picture
@@ -88,6 +88,11 @@ class Map:
     def method(self) -> str:
         """The method as it is written on the command line."""
         return str(self.explainer)
+
+    @property
+    def title(self) -> str:
+        """The method, marked where it is a baseline, which knows nothing of the network."""
+        return f"{self.method} (baseline)" if isinstance(self.explainer, Baseline) else self.method
 
     def heatmaps(self) -> Heatmaps:
         """Return the raw map as a batch of one."""
@@ -204,13 +209,15 @@ class Explanation:
         style = style or ColorMap()
         photo = render.enlarged(np.asarray(self.photo))
         return [Panel("photo", photo, self.prediction)] + [
-            Panel(found.method, self.painted(photo, found, style), "", found.scale, style)
+            Panel(found.title, self.painted(photo, found, style), "", found.scale, style)
             for found in self.maps
         ]
 
     def grid(self, style: Style | None = None) -> PIL.Image.Image:
         """Draw the photo and every map with its colour bar, side by side."""
-        sheet = render.heatmap_grid(self.panels(style), Path(self.name).name)
+        sheet = render.heatmap_grid(
+            self.panels(style), Path(self.name).name, warning=self.model.warning
+        )
         return PIL.Image.fromarray(sheet)
 
     def show(self, style: Style | None = None) -> "Figure":
@@ -237,6 +244,7 @@ class Explanation:
         record: dict[str, Any] = {
             "method": type(found.explainer).__name__,
             "options": asdict(found.explainer),
+            "weights": self.model.weights,
         }
         if self.predicted is not None:
             record["predicted"] = classes[self.predicted]
@@ -257,7 +265,7 @@ class Explanation:
         return data.getvalue()
 
     def __repr__(self) -> str:
-        about = [self.name, self.prediction, ", ".join(self.methods)]
+        about = [self.name, self.prediction, ", ".join(self.methods), self.model.warning]
         return f"Explanation({'; '.join(filter(None, about))})"
 
 
@@ -382,6 +390,7 @@ class Pictures:
             links.append(f"{stem}.png")
             if isinstance(self.style, ColorMap):
                 picture = render.with_colorbar(picture, self.style, found.scale)
+            picture = render.with_caption(picture, explanation.model.warning)
             render.save(picture, self.folder / f"{stem}.png")
             with replacing(self.folder / f"{stem}.npy") as file:
                 np.save(file, found.values)
@@ -391,9 +400,11 @@ class Pictures:
             panels.append(Panel("mask", covered))
             links.append(None)
         if len(explanation.maps) > 1:
-            render.save(render.heatmap_grid(panels, photo.name), self.folder / f"{name}.grid.png")
+            sheet = render.heatmap_grid(panels, photo.name, warning=explanation.model.warning)
+            render.save(sheet, self.folder / f"{name}.grid.png")
         if explanation.channels:
             chart = render.channel_gates(explanation.channels, photo.name)
+            chart = render.with_caption(chart, explanation.model.warning, size=20)
             render.save(chart, self.folder / f"{name}.channels.png")
         row = None
         if self.page:

@@ -120,7 +120,7 @@ class Results:
 
     files: all there are, in their order. shard: (number, of how many), from 1. settings: plain
     values, which all shards must share. title and lead: of the gallery, which has no page without
-    a lead. page: the gallery, when it is written.
+    a lead; warning: added to the title. page: the gallery, when it is written.
 
     Examples:
         >>> from pathlib import Path
@@ -144,8 +144,9 @@ class Results:
         settings: dict[str, Any] | None = None,
         title: str = "Where it looks",
         lead: str | None = None,
+        warning: str = "",
     ):
-        self.folder, self.title, self.lead = folder, title, lead
+        self.folder, self.title, self.lead, self.warning = folder, title, lead, warning
         self.number, self.shards = shard
         self.files = list(files)
         self.last_line = as_line({"asked": settings or {}})
@@ -192,7 +193,7 @@ class Results:
         if self.lead is not None:
             rows = [entry.row for entry in entries if entry.row is not None]
             shown = render.Gallery("Photos", rows)
-            self.page = render.write_page(self.folder, self.title, [shown], self.lead)
+            self.page = render.write_page(self.folder, self.title, [shown], self.lead, self.warning)
 
 
 @dataclass(frozen=True)
@@ -262,7 +263,7 @@ def gallery(
     photos = [path for path in paths if path not in films]
     files, problems = find_images(photos, limit) if photos or not films else ([], [])
     folder = output_folder(output)
-    with claimed(folder, shard):
+    with claimed(folder, shard), Bar() if progress is None else progress as shown:
         mask_folder = None if masks is None else _checked_masks(Path(masks), files)
         number, shards = shard
         every = [*files, *map(Path, films)]
@@ -279,22 +280,22 @@ def gallery(
             shard=shard,
             settings=_settings(request, album.pictures, limit, frames) if shards > 1 else None,
             title=page_title(model.name or type(model.network).__name__),
+            warning=model.warning,
             lead=lead if page else None,
         )
+        for problem in problems:
+            shown.problem(problem)
+        _add_photos(album, results, mine, batch_size, processes, shown)
         films_done: dict[str, int] = {}
-        with Bar() if progress is None else progress as shown:
-            for problem in problems:
-                shown.problem(problem)
-            _add_photos(album, results, mine, batch_size, processes, shown)
-            for path, name in filmed:
-                video = Film(path, name, frames, limit, batch_size)
-                if count := _add_film(video, album, results, shown):
-                    films_done[str(path)] = count
-            done = sum(entry.file not in films_done for entry in results.entries)
-            merged = shards > 1 and results.end()
-            return Summary(
-                folder, len(mine), done, films_done, results.page, list(shown.problems), merged
-            )
+        for path, name in filmed:
+            video = Film(path, name, frames, limit, batch_size)
+            if count := _add_film(video, album, results, shown):
+                films_done[str(path)] = count
+        done = sum(entry.file not in films_done for entry in results.entries)
+        merged = shards > 1 and results.end()
+        return Summary(
+            folder, len(mine), done, films_done, results.page, list(shown.problems), merged
+        )
 
 
 def film(

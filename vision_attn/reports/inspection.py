@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vision_attn.data.images import ImageError
 from vision_attn.explain import (
+    Baseline,
     CentreGaussian,
     ChannelGates,
     EdgeMap,
@@ -151,6 +152,7 @@ class Look:
             maps=list(self.maps(images, predictions, notes)),
             gates=list(self.gates(images)),
             notes=notes,
+            warning=self.model.warning,
         )
 
     def predictions(self, logits: Logits) -> list[parts.Prediction]:
@@ -214,6 +216,7 @@ class Look:
                 mass = found.prefix_mass
                 yield parts.Map(
                     method=found.method,
+                    baseline=isinstance(explainer, Baseline),
                     values=found.values,
                     about=" ".join(about.split()),
                     target=found.target,

@@ -121,7 +121,7 @@ class Film:
                     picture = frame.painted(photo, replace(found, scale=scale), pictures.style)
                     if isinstance(pictures.style, ColorMap):
                         picture = render.with_colorbar(picture, pictures.style, scale)
-                    writer.append(picture)
+                    writer.append(render.with_caption(picture, frame.model.warning))
                 records += frame.records(self._picture, frame=number)
                 progress.advance(1)
         return records

@@ -77,6 +77,7 @@ class Page:
                 title=f"{photos} · {models}",
                 photos=photos,
                 models=models,
+                warning=_warning(inspections),
                 script=script,
                 script_hash=_hash(script),
                 style=style,
@@ -122,6 +123,7 @@ def _item(inspection: Inspection) -> dict[str, Any]:
     return {
         "model": inspection.model,
         "image": inspection.image,
+        "warning": inspection.warning,
         "photo": _photo(inspection.photo),
         "box": inspection.box,
         "predictions": [vars(prediction) for prediction in inspection.predictions],
@@ -204,6 +206,17 @@ def _named(names: Sequence[str], many: str) -> str:
     different = set(names)
     text = names[0] if len(different) == 1 else f"{len(different)} {many}"
     return html.escape(text.encode("utf-8", "replace").decode())
+
+
+def _warning(inspections: Sequence[Inspection]) -> str:
+    """Return each model's warning once, as HTML, with its name where models differ."""
+    several = len({one.model for one in inspections}) > 1
+    lines = dict.fromkeys(
+        f"{one.model}: {one.warning}" if several else one.warning
+        for one in inspections
+        if one.warning
+    )
+    return "".join(f'<p class="warning">{html.escape(line)}</p>' for line in lines)
 
 
 def _photo(photo: UInt8[ndarray, "H W 3"]) -> str:

@@ -65,7 +65,7 @@ class Map:
     method: as it is written on the command line, `Rollout(fusion='max')`. about: what it is, in a
     line. target: the index of the class it explains, None for methods without one. prefix_mass: the
     share that fell on tokens that are not on the photo. scores: how faithful the map is, by the
-    name of the measure.
+    name of the measure. baseline: whether it knows nothing of the network, and is marked so.
 
     Examples:
         >>> import numpy as np
@@ -82,6 +82,7 @@ class Map:
     factor: float = 1.0
     prefix_mass: float | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
+    baseline: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +144,8 @@ class Inspection:
 
     box: the part of the photo that the model sees, (left, top, right, bottom) in 0..1 of it. grid,
     prefix: how tokens lie on the photo, and what the tokens before them are called; only needed
-    where there are layers. notes: what is not on the page and why, a line each. ValueError without
+    where there are layers. warning: a line for the page's title and the saved picture, such as that
+    the weights are random. notes: what is not on the page and why, a line each. ValueError without
     layers, maps and gates, for layers of another number of tokens and for a box beyond 0..1.
 
     Examples:
@@ -169,6 +171,7 @@ class Inspection:
     maps: Sequence[Map] = ()
     gates: Sequence[Gate] = ()
     notes: Sequence[str] = ()
+    warning: str = ""
 
     def __post_init__(self) -> None:
         tokens = len(self.prefix) + prod(self.grid)

@@ -13,9 +13,10 @@ from vision_attn.reports.scoring.evidence import Data, Samples
 from vision_attn.reports.scoring.results import Results
 from vision_attn.reports.scoring.scorer import removal
 from vision_attn.reports.scoring.tasks import Folder, Memory, Methods, Work, answers, at_least_one
+from vision_attn.reports.scoring.verdict import MethodVerdict, Verdict, judge
 from vision_attn.types import Model
 
-__all__ = ["Scores", "removal", "score"]
+__all__ = ["MethodVerdict", "Scores", "Verdict", "removal", "score"]
 
 
 class Scores:
@@ -33,13 +34,21 @@ class Scores:
 
     @property
     def methods(self) -> list[str]:
-        """The methods, the best deletion first, and then the three baselines."""
+        """The methods in their order, and then the three baselines."""
         return list(self.results.table)
 
     @property
     def metrics(self) -> list[str]:
         """The metrics that anything was scored by."""
         return self.results.metrics
+
+    def verdict(self) -> Verdict:
+        """Say which methods to trust here, which not, and why, from the scores and their intervals.
+
+        `verdict().text` is two lines, `.methods` and `.rows()` have each method's reasons. The rule
+        is in `vision_attn.reports.scoring.verdict`, and in scores.md.
+        """
+        return judge(self.results)
 
     def table(self) -> list[dict[str, Any]]:
         """Rows of plain values, one for each method and metric, for `pandas.DataFrame`.
@@ -75,12 +84,15 @@ class Scores:
         (folder / "scores.json").write_text(json.dumps(self.to_dict(), indent=1) + "\n")
         (folder / "scores.csv").write_text(tables.as_csv(results))
         (folder / "scores.md").write_text(tables.as_markdown(results), encoding="utf-8")
-        render.save(pictures.curves(results), folder / "curves.png")
+        drawn = {"curves": pictures.curves(results)}
         if "randomisation" in results.metrics:
-            render.save(pictures.sanity(results), folder / "sanity.png")
+            drawn["sanity"] = pictures.sanity(results)
         ranked = pictures.ranked(results, self._data, self._memory.drawn)
         if ranked is not None:
-            render.save(ranked, folder / "best_and_worst.png")
+            drawn["best_and_worst"] = ranked
+        for name, picture in drawn.items():
+            marked = render.with_caption(picture, results.warning, size=20)
+            render.save(marked, folder / f"{name}.png")
         return folder
 
     def __str__(self) -> str:

@@ -23,14 +23,14 @@ __all__ = ["curves", "paint", "ranked", "sanity"]
 
 
 def curves(results: Results) -> Picture:
-    """Deletion and insertion of each method, the best deletion first."""
+    """Deletion and insertion of each method."""
     panels = {}
     for method, row in results.table.items():
         lines = {n: results.curve(n, method) for n in ("deletion", "insertion")}
         known = {n: line.numpy() for n, line in lines.items() if line is not None}
         if len(known) == 2:
             note = ", ".join(f"{n} {short(row[n]['mean'])}" for n in known)
-            panels[method] = Curves(method, known, note)
+            panels[method] = Curves(results.titled(method), known, note)
     references = [panels[name] for name in NAMES if name in panels]
     return small_curves(
         list(panels.values()),
@@ -48,7 +48,7 @@ def sanity(results: Results) -> Picture:
         known = {n: np.r_[1, line.numpy()] for n, line in lines.items() if line is not None}
         if len(known) == 2:
             note = f"mean |rank correlation| {short(results.mean('randomisation', method).value)}"
-            panels.append(Curves(method, known, note))
+            panels.append(Curves(results.titled(method), known, note))
     title = "How like itself a map stays as the weights are lost, from the top down: low is good"
     return small_curves(panels, [], title, "lost down to", ["intact", *results.layers])
 
@@ -79,7 +79,8 @@ def ranked(
                     continue
         if sides[0] or sides[1]:
             mean = results.table[method][metric]["mean"]
-            rows.append(Ranked(method, f"mean {short(mean)}", *sides))
+            kind = "baseline, " if method in results.baselines else ""
+            rows.append(Ranked(method, f"{kind}mean {short(mean)}", *sides))
     return best_and_worst(rows, f"Best and worst by {words}") if rows else None
 
 

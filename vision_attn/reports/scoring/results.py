@@ -15,10 +15,11 @@ from torch import Tensor
 
 from vision_attn.evaluate import Difference, MaxBoxIoU, paired_bootstrap
 from vision_attn.evaluate.sanity import layers_from_the_top
+from vision_attn.explain import Baseline
 from vision_attn.reports.scoring.scorer import GROUPS, Record
 from vision_attn.reports.scoring.tasks import BASELINES, Key, Share, Work
 
-__all__ = ["KIND", "METRICS", "NAMES", "Mean", "Results", "short"]
+__all__ = ["KIND", "METRICS", "NAMES", "Mean", "Results", "short", "signed"]
 
 NAMES = [str(baseline) for baseline in BASELINES]
 METRICS = {name: kind for group in GROUPS.values() for name, kind in group.items()}
@@ -43,6 +44,7 @@ class Results:
 
     def __init__(self, work: Work, records: dict[Key, Record], share: Share | None = None):
         self.settings = work.settings
+        self.weights, self.warning = work.model.weights, work.model.warning
         names = work.data.names
         chosen, sane = share or work.all
         self.images = [names[item] for item in chosen]
@@ -61,8 +63,12 @@ class Results:
         self.by_method: dict[tuple[str, str], list[Record]] = defaultdict(list)
         for (kind, method, _), record in self.records.items():
             self.by_method[kind, method].append(record)
-        known = {m: self.mean("deletion", m).value for m in work.explainers if m not in NAMES}
-        self.methods = sorted(known, key=lambda m: (math.isnan(known[m]), known[m]))
+        self.methods = [method for method in work.explainers if method not in NAMES]
+        self.baselines = {m for m, one in work.explainers.items() if isinstance(one, Baseline)}
+
+    def titled(self, method: str) -> str:
+        """The method's name, marked where it is a baseline."""
+        return f"{method} (baseline)" if method in self.baselines else method
 
     @cached_property
     def metrics(self) -> list[str]:
@@ -89,13 +95,17 @@ class Results:
 
         Of the images that both have a score of; None where these are fewer than two.
         """
-        ours, theirs = self.numbers(metric, method), self.numbers(metric, baseline)
-        both = [image for image in ours if image in theirs]
+        both = self.paired(metric, method, baseline)
         if len(both) < 2:
             return None
         sign = 1 if METRICS[metric].higher_is_better else -1
-        a, b = (torch.tensor([scores[image] for image in both]) for scores in (ours, theirs))
+        a, b = torch.tensor(both).T
         return paired_bootstrap(sign * a, sign * b)
+
+    def paired(self, metric: str, method: str, baseline: str) -> list[tuple[float, float]]:
+        """Both scores of each image that has both."""
+        ours, theirs = self.numbers(metric, method), self.numbers(metric, baseline)
+        return [(ours[image], theirs[image]) for image in ours if image in theirs]
 
     @cached_property
     def table(self) -> dict[str, dict[str, dict[str, Any]]]:
@@ -219,5 +229,10 @@ def finite(value: float) -> float | None:
 
 def short(value: float) -> str:
     """In three decimals, without the 0 before the point."""
-    text = f"{value:.3f}"
+    text = f"{value:z.3f}"
     return text.replace("0.", ".", 1) if abs(value) < 1 and not text.endswith("1.000") else text
+
+
+def signed(value: float) -> str:
+    """In three decimals with the sign, 0 as +0."""
+    return f"{value:+z.3f}"

@@ -8,8 +8,9 @@ from html import escape
 from typing import Any
 
 from vision_attn.render import markdown_table
-from vision_attn.reports.scoring.results import METRICS, NAMES, Results, short
+from vision_attn.reports.scoring.results import METRICS, NAMES, Results, short, signed
 from vision_attn.reports.scoring.scorer import GROUPS
+from vision_attn.reports.scoring.verdict import ALIKE, FEWEST, LEAST_LEAD, MATTERS, judge
 
 __all__ = [
     *("Cell", "after", "as_csv", "as_html", "as_json", "as_markdown", "as_text", "lead"),
@@ -22,13 +23,51 @@ LEGEND = (
     f"{', '.join(NAMES)}, the 95 % interval of the paired difference leaving 0 out."
 )
 
+TRUST = {"yes": "yes", "no": "no", "unknown": "cannot tell"}
+RULE = (
+    "The rule: yes, if the method beats each baseline by deletion and by insertion, the 95 % "
+    "interval of the paired difference lying above 0 and the lead being at least "
+    f"{LEAST_LEAD}; no, if it is worse than a baseline by either, or no better by both (the "
+    f"interval ends below {MATTERS}), or if its map stays the same with all weights lost (the "
+    f"interval of the mean |rank correlation| lies above {ALIKE}); otherwise, and from fewer than "
+    f"{FEWEST} images, it cannot be told. Each method is judged by itself: of 40 that are no "
+    "better than a baseline, at most one on average passes by chance. A trusted map shows where "
+    "the evidence lies that this model uses on these images better than a map of the image alone; "
+    "it says nothing about other models or images."
+)
+ABOUT = {
+    "deletion": "the class's mean probability as the map's largest cells are removed first; a "
+    "faithful map makes it fall fast",
+    "insertion": "the same as they are put back first, into an image without evidence",
+    "positive_perturbation": "accuracy as the largest cells are removed first",
+    "negative_perturbation": "accuracy as the smallest cells are removed first",
+    "average_drop": "how much of the class's probability is lost, on average, where only what the "
+    "map shows is left",
+    "average_increase": "the share of images whose class becomes more probable there",
+    "pointing_game": "the share of images in which the map's maximum lies on the object",
+    "energy_inside": "the share of the map's sum that lies on the object",
+    "average_precision": "how well the map's values tell the object's pixels from the others",
+    "mean_iou": "the overlap with the object of the map above its mean, object and background "
+    "averaged",
+    "pixel_accuracy": "the share of pixels that the map above its mean puts on the right side",
+    "box_iou": "the overlap of the best box around the map with the object's box",
+    "pointing_game_on_shortcut": "the share of images in which the maximum lies on the shortcut",
+    "energy_inside_on_shortcut": "the share of the map's sum that lies on the shortcut",
+    "randomisation": "|rank correlation| with the intact map, the mean over the steps by which the "
+    "weights are lost; 1 is a map that does not depend on them",
+    "sensitivity": "the largest relative change of the map under a little noise; a map that never "
+    "changes has 0, so that small alone proves nothing",
+    "sparseness": "how unevenly the map is spread, 0 for a constant one; not whether it is right",
+}
+
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table. best: of its column."""
+    """A cell of a table. best: of its column. baseline: in the row of one."""
 
     text: str
     best: bool = False
+    baseline: bool = False
 
 
 def tables(results: Results) -> Iterator[tuple[str, list[str], list[list[Cell]]]]:
@@ -40,12 +79,36 @@ def tables(results: Results) -> Iterator[tuple[str, list[str], list[list[Cell]]]
         counts = {row[m]["n"] for row in results.table.values() for m in metrics}
         n = f"n = {max(counts)}" if len(counts) == 1 else f"n = {min(counts)} to {max(counts)}"
         header = [n, *map(heading, metrics)]
-        best = {metric: results.best(metric) for metric in metrics}
+        best = {metric: winners(results, metric) for metric in metrics}
         rows = [
-            [Cell(method), *(cell(results, m, method, method == best[m]) for m in metrics)]
+            [
+                named(results, method),
+                *(cell(results, m, method, method in best[m]) for m in metrics),
+            ]
             for method in results.table
         ]
         yield title, header, rows
+
+
+def columns(results: Results, title: str) -> list[str]:
+    """A line for each column of a table: what it measures."""
+    return [f"{heading(m)}: {ABOUT[m]}" for m in GROUPS[title] if m in results.metrics]
+
+
+def named(results: Results, method: str) -> Cell:
+    """A method's name, marked where it is a baseline."""
+    return Cell(results.titled(method), baseline=method in results.baselines)
+
+
+def winners(results: Results, metric: str) -> set[str]:
+    """The methods with the best mean, as it is printed; the baselines only if they alone have it.
+
+    None where all have it.
+    """
+    means = {m: row[metric]["mean"] for m, row in results.table.items()}
+    printed = {m: short(mean) for m, mean in means.items() if mean is not None}
+    first = {m for m, text in printed.items() if text == printed[results.best(metric)]}
+    return set() if len(first) == len(printed) else first - results.baselines or first
 
 
 def heading(metric: str) -> str:
@@ -58,7 +121,9 @@ def cell(results: Results, metric: str, method: str, best: bool) -> Cell:
         return Cell("-")
     error = "" if score["standard_error"] is None else f" ±{short(score['standard_error'])}"
     star = "*" if results.beats_all(metric, method) else ""
-    return Cell(f"{short(score['mean'])}{error}{star}", best)
+    won = best and method in results.baselines
+    text = f"{short(score['mean'])}{error}{star}" + (" baseline won" if won else "")
+    return Cell(text, best, method in results.baselines)
 
 
 def lead(results: Results) -> str:
@@ -87,8 +152,8 @@ def verdicts(results: Results) -> list[str]:
 
 
 def after(results: Results) -> list[str]:
-    """What to read below the tables: the legend, which methods to believe, what else to know."""
-    return [LEGEND, *verdicts(results), *results.notes()]
+    """What to read below the tables: the legend, what else to know, and the verdict last."""
+    return [LEGEND, *verdicts(results), *results.notes(), *judge(results).text.splitlines()]
 
 
 def as_text(results: Results) -> str:
@@ -113,6 +178,7 @@ def as_html(results: Results) -> str:
         parts.append(
             f"<p><b>{escape(title)}</b></p>"
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in columns(results, title))}</ul>"
         )
     return "".join([*parts, *(f"<p>{escape(line)}</p>" for line in after(results))])
 
@@ -125,12 +191,24 @@ def in_html(cell: Cell) -> str:
 def as_json(results: Results) -> dict[str, Any]:
     """The settings, and the scores and curves by method, as values that JSON knows."""
     right = results.accuracy()
+    verdict = judge(results)
     names = ("deletion", "insertion", "rank correlation", "ssim")
     found = {
         method: {name: results.curve(name, method) for name in names} for method in results.table
     }
     return {
         "settings": results.settings,
+        "weights": results.weights,
+        "verdict": {
+            "text": verdict.text,
+            "methods": verdict.rows(),
+            "rule": {
+                "fewest_images": FEWEST,
+                "least_lead": LEAST_LEAD,
+                "lead_that_matters": MATTERS,
+                "rank_correlation": ALIKE,
+            },
+        },
         "images": len(results.images),
         "accuracy": right[0] if right else None,
         "layers": results.layers if "randomisation" in results.metrics else None,
@@ -138,7 +216,7 @@ def as_json(results: Results) -> dict[str, Any]:
         "notes": results.notes(),
         "methods": {
             method: {
-                "baseline": method in NAMES,
+                "baseline": method in results.baselines,
                 "scores": scores,
                 "curves": {n: c.tolist() for n, c in found[method].items() if c is not None},
             }
@@ -179,10 +257,21 @@ def as_csv(results: Results) -> str:
 
 def as_markdown(results: Results) -> str:
     """All tables, and by how much each method is ahead of the baselines, for scores.md."""
-    parts = [f"# Which heatmap to trust\n\n{lead(results)}.\n\n{LEGEND}\n"]
+    verdict = judge(results)
+    said = [plain(text) for text in (verdict.what, verdict.basis)]
+    why = [
+        [f"**{plain(one.method)}**", TRUST[one.trust], plain("; ".join([one.reason, *one.remarks]))]
+        for one in verdict.methods
+    ]
+    parts = [
+        f"# Which heatmap to trust\n\n{said[0]}\n\n{said[1]}\n",
+        markdown_table(["method", "trust it here?", "why"], why),
+        f"{plain(RULE)}\n\n{plain(lead(results))}.\n\n{plain(LEGEND)}\n",
+    ]
     for title, header, rows in tables(results):
         body = [[in_markdown(one) for one in row] for row in rows]
-        parts.append(f"## {title}\n\n{markdown_table(header, body)}")
+        about = "".join(f"- {line}\n" for line in columns(results, title))
+        parts.append(f"## {title}\n\n{markdown_table(header, body)}\n{about}")
     body = [
         [method, heading(metric), *(interval(row[metric]["better_than"][name]) for name in NAMES)]
         for metric in COMPARED
@@ -198,11 +287,16 @@ def as_markdown(results: Results) -> str:
 
 
 def in_markdown(cell: Cell) -> str:
-    text = cell.text.replace("*", "\\*").replace("|", "\\|")
+    text = plain(cell.text)
     return f"**{text}**" if cell.best else text
+
+
+def plain(text: str) -> str:
+    """Escape what Markdown would read as bold type or as the edge of a cell."""
+    return text.replace("*", "\\*").replace("|", "\\|")
 
 
 def interval(ahead: dict[str, Any] | None) -> str:
     if ahead is None:
         return "-"
-    return f"{ahead['mean']:+.3f} [{ahead['low']:+.3f}, {ahead['high']:+.3f}]"
+    return f"{signed(ahead['mean'])} [{signed(ahead['low'])}, {signed(ahead['high'])}]"

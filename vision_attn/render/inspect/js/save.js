@@ -10,7 +10,7 @@ function drawAll() {
   const [side, gap, line] = [1024, 48, 36];
   const sizes = views.map(({ scene }) => fitted(scene.item.photo, side));
   const width = gap + sizes.reduce((sum, [w]) => sum + Math.max(w, 640) + gap, 0);
-  const height = Math.max(...sizes.map(([, h]) => h)) + 2 * gap + 4 * line;
+  const height = Math.max(...sizes.map(([, h]) => h)) + 2 * gap + 5 * line;
   const canvas = make("canvas", { width, height });
   const context = canvas.getContext("2d");
   context.fillStyle = "white";
@@ -22,6 +22,7 @@ function drawAll() {
     drawPhoto(photo.getContext("2d"), w, h, scene);
     context.drawImage(photo, left, gap);
     const words = [scene.title, `${scene.item.image} \u00b7 ${scene.item.model}`];
+    if (scene.item.warning) words.push(scene.item.warning);
     let down = gap + h + line;
     if (scene.map) {
       const bar = make("canvas");

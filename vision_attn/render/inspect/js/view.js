@@ -162,7 +162,7 @@ class View {
     this.find(".notes").replaceChildren(
       ...item.notes.map((textContent) => make("li", { textContent })),
     );
-    return { map, title: map.method, facts: methodFacts(item, map) };
+    return { map, title: map.method + baselineMark(map), facts: methodFacts(item, map) };
   }
 
   showGates() {

@@ -27,9 +27,12 @@ function fill(element, children) {
 }
 
 const number = (value) => `${Number(value.toPrecision(3))}`.replace("-", "\u2212");
-const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)}\u00a0%`; // a space that does not break
+// Without a "-0.0", and with a space that does not break.
+const percent = (share) =>
+  `${(100 * share).toFixed(share < 0.0995 ? 1 : 0).replace(/^-(?=[0.]*$)/, "")}\u00a0%`;
 const headName = (head) => (head === MEAN ? "mean of heads" : `head ${head}`);
 const nameOf = (method) => method.split("(", 1)[0];
+const baselineMark = (map) => (map.baseline ? " (baseline)" : "");
 const optionsOf = (method) => method.slice(nameOf(method).length + 1, -1) || "default";
 
 /** What an item is called: only what tells it from the others. */

@@ -1,0 +1,266 @@
+"""Which methods to trust for a model, in words: a rule over the scores and their intervals.
+
+A method is trusted where it beats each baseline by deletion and by insertion: the 95 % interval of
+the paired difference lies above 0, and the lead is at least LEAST_LEAD. It is not trusted where it
+is worse than a baseline by either, or no better (the interval ends below MATTERS) by both; where it
+is better by one and no better by the other, the measures disagree, which more images may not
+settle. Whatever its scores, a map is not to be believed that stays the same as all weights are
+lost: the interval of the mean |rank correlation| with the intact map lies above ALIKE. All else
+cannot be told from these images; fewer than FEWEST tell nothing. Localisation and sensitivity are
+remarks: they do not ask what the network uses.
+
+A method that is no better than one of the baselines passes by chance in at most 2.5 % of cases, as
+it must beat all of them (an intersection-union test: Berger 1982); methods are not corrected for
+their number.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from vision_attn.evaluate import Difference, Interval, bca
+from vision_attn.reports.scoring.results import NAMES, Results, short, signed
+
+__all__ = ["ALIKE", "FEWEST", "LEAST_LEAD", "MATTERS", "MethodVerdict", "Verdict", "judge"]
+
+FEWEST = 20  # images: intervals of fewer are not to be relied on
+MATTERS = 0.05  # of scores from 0 to 1: a lead that is certainly smaller is not worth having
+LEAST_LEAD = 0.005  # a smaller one is none, however certain
+ALIKE = 0.5  # |rank correlation|: maps that are more alike than this are the same map
+FAITHFUL = "deletion", "insertion"
+
+Trust = Literal["yes", "no", "unknown"]
+Standing = Literal["better", "worse", "no better", "open"]
+
+
+class Compared(NamedTuple):
+    """A method beside the baselines by one metric.
+
+    baseline: the one that decides. images: how many both were scored on. difference: None where
+    these are fewer than two.
+    """
+
+    standing: Standing
+    baseline: str
+    images: int
+    difference: Difference | None
+
+
+@dataclass(frozen=True)
+class MethodVerdict:
+    """What the scores say of one method.
+
+    trust: `yes`, `no` or `unknown`. reason: why, in words. images: how many it rests on.
+    deletion, insertion: `better` than every baseline, `worse` or `no better` than one, or `open`.
+    randomisation: whether the map `changes` as the weights are lost, is `unchanged`, or that is
+    `open`; None where it was not measured. remarks: what else is known, and decides nothing.
+    """
+
+    method: str
+    trust: Trust
+    reason: str
+    images: int
+    deletion: Standing
+    insertion: Standing
+    randomisation: Literal["changes", "unchanged", "open"] | None
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which methods to trust for one model on some images, and why.
+
+    methods: one each, in the order of the tables, without the baselines. images: how many the
+    comparison with the baselines rests on, at most. randomised: how many the check by lost weights
+    rests on; 0 where it was not made. warning: where the model has random weights.
+    """
+
+    methods: tuple[MethodVerdict, ...]
+    images: int
+    randomised: int
+    warning: str = ""
+
+    def of(self, trust: Trust) -> list[str]:
+        """List the methods with this trust: `yes`, `no` or `unknown`."""
+        return [one.method for one in self.methods if one.trust == trust]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """List plain values of each method, ready for `pandas.DataFrame`."""
+        return [vars(one) | {"remarks": "; ".join(one.remarks)} for one in self.methods]
+
+    @property
+    def text(self) -> str:
+        """Two lines: what to trust, and on what that rests."""
+        return f"{self.what}\n{self.basis}"
+
+    @property
+    def what(self) -> str:
+        """Which methods to trust, which not, and of which that cannot be told."""
+        if not self.methods:
+            return "No method was scored."
+        trusted, rejected, unknown = self.of("yes"), self.of("no"), self.of("unknown")
+        # A disagreement of measures is no lack of images.
+        split = [one.method for one in self.methods if one.trust == "unknown" and disagree(one)]
+        unknown = [method for method in unknown if method not in split]
+        parts = [f"{self.warning}."] if self.warning else []
+        if trusted:
+            limit = "" if self.randomised else ", as far as deletion and insertion go"
+            parts.append(f"Trust here{limit}: {', '.join(trusted)}.")
+        elif len(rejected) == len(self.methods):
+            parts.append(f"Trust none of these methods here: {', '.join(rejected)}.")
+        else:
+            parts.append("No method has shown here that it can be trusted.")
+        if 0 < len(rejected) < len(self.methods):
+            parts.append(f"Do not trust: {', '.join(rejected)}.")
+        if split:
+            parts.append(f"Deletion and insertion disagree on {', '.join(split)}.")
+        if unknown:
+            parts.append(f"Cannot tell from {counted(self.images)}: {', '.join(unknown)}.")
+        return " ".join(parts)
+
+    @property
+    def basis(self) -> str:
+        """What the verdict rests on."""
+        rests = (
+            f"This rests on deletion and insertion, on {counted(self.images)}, each method beside "
+            f"{', '.join(NAMES[:-1])} and {NAMES[-1]} (95 % intervals of the paired differences)"
+        )
+        if self.randomised:
+            return f"{rests}, and on {counted(self.randomised)} with the weights randomised."
+        return f"{rests}; whether the maps depend on the weights was not measured."
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def judge(results: Results) -> Verdict:
+    """Apply the rule to each method that is no baseline."""
+    methods = [m for m in results.methods if m not in results.baselines]
+    every = tuple(judge_method(results, method) for method in methods)
+    randomised = max((len(ends_alike(results, method)) for method in methods), default=0)
+    images = max((one.images for one in every), default=0)
+    return Verdict(every, images, randomised, results.warning)
+
+
+def judge_method(results: Results, method: str) -> MethodVerdict:
+    """Apply the rule to one method."""
+    found = {metric: compare(results, metric, method) for metric in FAITHFUL}
+    images = min(one.images for one in found.values())
+    standings = [one.standing for one in found.values()]
+    alike = ends_alike(results, method)
+    lost = interval_of(alike)
+    dependence: Literal["changes", "unchanged", "open"] | None = None
+    if alike:
+        dependence = "open"
+        if lost is not None:
+            mean = sum(alike) / len(alike)
+            dependence = (
+                "unchanged" if lost.low > ALIKE else "changes" if lost.high < ALIKE else "open"
+            )
+            range_ = f"{short(mean)} [{short(lost.low)}, {short(lost.high)}]"
+    because = "; ".join(in_words(metric, one) for metric, one in found.items())
+    trust: Trust = "unknown"
+    if dependence == "unchanged":
+        trust = "no"
+        reason = (
+            "its map does not depend on the weights: with all of them lost the rank correlation "
+            f"with the intact map is still {range_}"
+        )
+    elif images < FEWEST:
+        reason = f"cannot tell from {counted(images)}: at least {FEWEST} are needed"
+    elif "worse" in standings or set(standings) == {"no better"}:
+        trust, reason = "no", because
+    elif disagree_on(standings):
+        reason = f"its measures disagree: {because}"
+    elif "open" in standings or "no better" in standings:
+        reason = f"cannot tell from {counted(images)}: {because}"
+    elif dependence == "open":
+        reason = f"cannot tell from {counted(len(alike))} whether it depends on the weights"
+        reason += f"; {because}"
+    else:
+        trust, reason = "yes", because
+    return MethodVerdict(
+        method, trust, reason, images, standings[0], standings[1], dependence,
+        tuple(remarks(results, method)),
+    )  # fmt: skip
+
+
+def compare(results: Results, metric: str, method: str) -> Compared:
+    """Compare a method with each baseline by a metric."""
+    ahead = results.table[method][metric]["better_than"]
+    images = min(len(results.paired(metric, method, name)) for name in NAMES)
+    known = {
+        name: Difference(one["mean"], one["low"], one["high"])
+        for name, one in ahead.items()
+        if one is not None
+    }
+    if len(known) < len(NAMES):
+        return Compared("open", NAMES[0], images, None)
+    hardest = min(known, key=lambda name: known[name].low)
+    closest = min(known, key=lambda name: known[name].high)
+    if known[hardest].low > 0 and min(one.mean for one in known.values()) >= LEAST_LEAD:
+        return Compared("better", hardest, images, known[hardest])
+    if known[closest].high < 0 and known[closest].mean <= -LEAST_LEAD:
+        return Compared("worse", closest, images, known[closest])
+    if known[closest].high < MATTERS:
+        return Compared("no better", closest, images, known[closest])
+    return Compared("open", hardest, images, known[hardest])
+
+
+def in_words(metric: str, found: Compared) -> str:
+    """Say how a method stands beside the baselines by a metric."""
+    by, one = metric.replace("_", " "), found.difference
+    if one is None:
+        return f"{by} has too few images"
+    lead = f"{signed(one.mean)} [{signed(one.low)}, {signed(one.high)}]"
+    return {
+        "better": f"better than every baseline by {by} (beside {found.baseline} {lead})",
+        "worse": f"worse than {found.baseline} by {by} ({lead})",
+        "no better": f"no better than {found.baseline} by {by} ({lead})",
+        "open": f"not shown to be better than {found.baseline} by {by} ({lead})",
+    }[found.standing]
+
+
+def disagree(one: MethodVerdict) -> bool:
+    return one.images >= FEWEST and disagree_on((one.deletion, one.insertion))
+
+
+def disagree_on(standings: Sequence[str]) -> bool:
+    return set(standings) == {"better", "no better"}
+
+
+def ends_alike(results: Results, method: str) -> list[float]:
+    """Measure |rank correlation| of the intact map and that with all weights lost, by image."""
+    lines = [r["rank correlation"] for r in results.by_method["sanity", method] if "scores" in r]
+    return [abs(line[-1]) for line in lines if line[-1] == line[-1]]
+
+
+def interval_of(values: Sequence[float]) -> Interval | None:
+    """Compute the 95 % interval of the mean; None of fewer than FEWEST values."""
+    return bca(torch.tensor(values, dtype=torch.float64)) if len(values) >= FEWEST else None
+
+
+def remarks(results: Results, method: str) -> list[str]:
+    """Say what else is known of a method: where it lies, and how it bears noise."""
+    said = []
+    if "energy_inside" in results.metrics:
+        found = compare(results, "energy_inside", method)
+        if found.images >= FEWEST:
+            words = {
+                "better": "it lies on the object more than every baseline's map does",
+                "worse": f"it lies on the object less than {found.baseline} does",
+                "no better": f"it lies on the object no more than {found.baseline} does",
+                "open": f"cannot tell whether it lies on the object more than {found.baseline}",
+            }
+            said.append(words[found.standing])
+    moved = interval_of(list(results.numbers("sensitivity", method).values()))
+    if moved is not None and moved.low > 1:
+        said.append("a little noise in the image changes it by more than its own size")
+    return said
+
+
+def counted(images: int) -> str:
+    """So many images, in words."""
+    return f"{images} image{'' if images == 1 else 's'}"
