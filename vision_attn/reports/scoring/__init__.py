@@ -24,6 +24,21 @@ class Scores:
 
     In a notebook it shows its tables. results: the numbers behind them. problems: a line for each
     image that could not be read and each method that failed on images.
+
+    Examples:
+        >>> import vision_attn
+        >>> from vision_attn.data import Preprocess
+        >>> from vision_attn.models import ViT
+        >>> from vision_attn.types import Model
+        >>> vit = ViT(image_size=16, patch_size=8, dim=12, depth=1, heads=2, num_classes=10).eval()
+        >>> preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
+        >>> model = Model(vit, preprocess, [f"class {i}" for i in range(10)], vit.layout((16, 16)))
+        >>> scores = vision_attn.score(model, "planted", ["Rollout"], images=3, steps=2, sanity=0)
+        >>> scores.methods
+        ['Rollout', 'RandomMap', 'CentreGaussian', 'EdgeMap']
+        >>> rows = [row for row in scores.table() if row["method"] == "Rollout"]
+        >>> sorted({row["metric"] for row in rows} & {"deletion", "insertion"})
+        ['deletion', 'insertion']
     """
 
     def __init__(self, results: Results, data: Samples, memory: Memory, problems: list[str]):

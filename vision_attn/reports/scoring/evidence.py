@@ -30,10 +30,8 @@ from vision_attn.data.sources import CIFAR10, CIFAR100, Source
 from vision_attn.types import Model
 
 __all__ = [
-    "BoxedFiles",
     "Data",
     "Files",
-    "MaskedFiles",
     "Photos",
     "PlantedSamples",
     "Sample",
@@ -57,6 +55,13 @@ class Sample:
     label: the model's class of what it shows, None where the model has no such class. masks: by
     what they are of, `object` or `shortcut`. ignore: pixels that count on neither side. boxes:
     left, top, right, bottom, in pixels of the network's input.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.reports.scoring.evidence import Sample
+        >>> mask = torch.zeros(8, 8, dtype=torch.bool)
+        >>> Sample("a.png", torch.zeros(3, 8, 8), label=3, masks={"object": mask}).boxes is None
+        True
     """
 
     name: str
@@ -68,7 +73,13 @@ class Sample:
 
 
 class Samples(ABC):
-    """A data set as `model` sees it, an image at a time."""
+    """A data set as `model` sees it, an image at a time.
+
+    Examples:
+        >>> from vision_attn.reports.scoring.evidence import Samples
+        >>> sorted(Samples.__abstractmethods__)  # what a subclass has to say
+        ['__getitem__']
+    """
 
     names: Sequence[str]
 
@@ -83,7 +94,7 @@ class Samples(ABC):
 
     @abstractmethod
     def __getitem__(self, item: int) -> Sample:
-        """Raises ImageError, one line, for an image that cannot be scored."""
+        """Read an image; ImageError, one line, for one that cannot be scored."""
 
     def chosen(self, most: int, seed: int = 0) -> list[int]:
         """The places of `most` images at most, drawn evenly; a larger number only adds to them."""
@@ -91,7 +102,20 @@ class Samples(ABC):
 
 
 class PlantedSamples(Samples):
-    """The planted test images, painted at the network's own size, with exact masks."""
+    """The planted test images, painted at the network's own size, with exact masks.
+
+    Examples:
+        >>> from vision_attn.data import Preprocess
+        >>> from vision_attn.models import ViT
+        >>> from vision_attn.reports.scoring.evidence import PlantedSamples
+        >>> from vision_attn.types import Model
+        >>> vit = ViT(image_size=16, patch_size=8, dim=12, depth=1, heads=2, num_classes=10).eval()
+        >>> preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
+        >>> model = Model(vit, preprocess, [f"class {i}" for i in range(10)], vit.layout((16, 16)))
+        >>> samples = PlantedSamples(model, "none", count=3)
+        >>> len(samples), sorted(samples[0].masks)
+        (3, ['object'])
+    """
 
     def __init__(self, model: Model, cue: Cue, count: int = 2000):
         super().__init__(model)
@@ -110,7 +134,21 @@ class PlantedSamples(Samples):
 
 
 class TestSet(Samples):
-    """The test images of a source of the data module: labels, no masks."""
+    """The test images of a source of the data module: labels, no masks.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from vision_attn.data import Planted, Preprocess
+        >>> from vision_attn.models import ViT
+        >>> from vision_attn.reports.scoring.evidence import TestSet
+        >>> from vision_attn.types import Model
+        >>> vit = ViT(image_size=16, patch_size=8, dim=12, depth=1, heads=2, num_classes=10).eval()
+        >>> preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
+        >>> model = Model(vit, preprocess, [f"class {i}" for i in range(10)], vit.layout((16, 16)))
+        >>> samples = TestSet(model, Planted(size=16, train=2, val=1, test=3), Path())
+        >>> len(samples), tuple(samples[0].image.shape)
+        (3, (3, 16, 16))
+    """
 
     __test__ = False  # to pytest
 
@@ -129,7 +167,20 @@ class TestSet(Samples):
 
 
 class Files(Samples):
-    """Image files; the folder that holds one says its class, where the model has such a class."""
+    """Image files; the folder that holds one says its class, where the model has such a class.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from vision_attn.data import Preprocess
+        >>> from vision_attn.models import ViT
+        >>> from vision_attn.reports.scoring.evidence import Files
+        >>> from vision_attn.types import Model
+        >>> vit = ViT(image_size=16, patch_size=8, dim=12, depth=1, heads=2, num_classes=10).eval()
+        >>> preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
+        >>> model = Model(vit, preprocess, [f"class {i}" for i in range(10)], vit.layout((16, 16)))
+        >>> Files(model, Path("photos"), [Path("photos/class 3/a.png")]).names
+        ['class 3/a.png']
+    """
 
     def __init__(self, model: Model, folder: Path, files: Sequence[Path]):
         super().__init__(model)
@@ -144,7 +195,21 @@ class Files(Samples):
 
 
 class Photos(Samples):
-    """Image files and PIL images in a list; the folder that holds a file says its class."""
+    """Image files and PIL images in a list; the folder that holds a file says its class.
+
+    Examples:
+        >>> from PIL import Image
+        >>> from vision_attn.data import Preprocess
+        >>> from vision_attn.models import ViT
+        >>> from vision_attn.reports.scoring.evidence import Photos
+        >>> from vision_attn.types import Model
+        >>> vit = ViT(image_size=16, patch_size=8, dim=12, depth=1, heads=2, num_classes=10).eval()
+        >>> preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
+        >>> model = Model(vit, preprocess, [f"class {i}" for i in range(10)], vit.layout((16, 16)))
+        >>> samples = Photos(model, [Image.new("RGB", (30, 20))])
+        >>> tuple(samples[0].image.shape)
+        (3, 16, 16)
+    """
 
     def __init__(self, model: Model, photos: Sequence[str | PathLike[str] | Image]):
         super().__init__(model)
@@ -195,8 +260,11 @@ class MaskedFiles(Files):
 
 
 class BoxedFiles(Files):
-    """Photos of a `boxes.json`: {"images": [{"file", "boxes": [[left, top, right, bottom], ...],
-    "wnid" or "label", "size": [width, height]}, ...]}, boxes in pixels of the photo."""
+    """Photos with boxes around their objects, of a `boxes.json`.
+
+    The file holds {"images": [{"file", "boxes": [[left, top, right, bottom], ...], "wnid" or
+    "label", "size": [width, height]}, ...]}, boxes in pixels of the photo.
+    """
 
     def __init__(self, model: Model, folder: Path):
         self.about = read_boxes(folder / "boxes.json")

@@ -19,7 +19,7 @@ from vision_attn.explain import Baseline
 from vision_attn.reports.scoring.scorer import GROUPS, Record
 from vision_attn.reports.scoring.tasks import BASELINES, Key, Share, Work
 
-__all__ = ["KIND", "METRICS", "NAMES", "Mean", "Results", "short", "signed"]
+__all__ = ["KIND", "METRICS", "NAMES", "Mean", "short", "signed"]
 
 NAMES = [str(baseline) for baseline in BASELINES]
 METRICS = {name: kind for group in GROUPS.values() for name, kind in group.items()}
@@ -32,7 +32,13 @@ KIND = {"randomisation": "sanity", "sensitivity": "sanity"}  # all others: maps
 
 
 class Mean(NamedTuple):
-    """Of n images; NaN where there are too few."""
+    """Of n images; NaN where there are too few.
+
+    Examples:
+        >>> from vision_attn.reports.scoring.results import Mean
+        >>> Mean(value=0.25, error=0.02, n=40).n
+        40
+    """
 
     value: float
     error: float
@@ -85,6 +91,7 @@ class Results:
         }
 
     def mean(self, metric: str, method: str) -> Mean:
+        """The mean score of a method over images, and its standard error."""
         values = torch.tensor(list(self.numbers(metric, method).values()), dtype=torch.float64)
         n = len(values)
         error = float(values.std()) / math.sqrt(n) if n > 1 else math.nan
@@ -137,8 +144,10 @@ class Results:
         return all(one and one["certain"] for one in ahead)
 
     def best(self, metric: str) -> str:
-        """The method, baselines among them, with the best mean. Raises ValueError for an unknown
-        metric."""
+        """Name the method, baselines among them, with the best mean.
+
+        Raises ValueError for an unknown metric.
+        """
         if metric not in self.metrics:
             raise ValueError(f"no scores by {metric!r}: expected one of {', '.join(self.metrics)}")
         sign = 1 if METRICS[metric].higher_is_better else -1

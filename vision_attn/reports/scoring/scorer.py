@@ -48,7 +48,7 @@ from vision_attn.models.timm_model import vit_from_timm
 from vision_attn.reports.scoring.evidence import Sample
 from vision_attn.types import Heatmaps, Images, Model
 
-__all__ = ["FILLS", "GROUPS", "Batch", "Drawn", "Record", "Scorer", "as_plain_vit", "removal"]
+__all__ = ["FILLS", "GROUPS", "Drawn", "Record", "as_plain_vit", "removal"]
 
 Record = dict[str, Any]
 
@@ -85,7 +85,14 @@ FILLS = {"mean": MeanFill, "blur": BlurFill, "noise": NoiseFill}
 
 
 class Drawn(NamedTuple):
-    """One image's map, raw, and its prefix mass, None where the method has none: for a picture."""
+    """One image's map, raw, and its prefix mass, None where the method has none: for a picture.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.reports.scoring.scorer import Drawn
+        >>> Drawn(np.ones((4, 4)), prefix_mass=None).values.shape
+        (4, 4)
+    """
 
     values: Float[ndarray, "y x"]
     prefix_mass: float | None
@@ -107,12 +114,13 @@ class Batch:
             yield Batch([sample], self.images[one], self.predicted[one], self.targets[one])
 
     def mask(self, of: str) -> Bool[Tensor, "b h w"] | None:
-        """None where the images have no such mask."""
+        """The masks of that kind; None where the images have none."""
         if of not in self.samples[0].masks:
             return None
         return torch.stack([sample.masks[of] for sample in self.samples]).to(self.images.device)
 
     def ignored(self) -> Bool[Tensor, "b h w"] | None:
+        """The pixels that count on neither side; None where all count."""
         given = [sample.ignore for sample in self.samples if sample.ignore is not None]
         return torch.stack(given).to(self.images.device) if given else None
 
@@ -132,7 +140,7 @@ class Scorer:
     half: bool = False
 
     def batch(self, samples: Sequence[Sample]) -> Batch:
-        """Raises ValueError where the network gives no numbers."""
+        """Make a batch of samples; ValueError where the network gives no numbers."""
         network = self.model.network
         device = self.model.device
         images = torch.stack([sample.image for sample in samples]).to(device)
@@ -292,16 +300,17 @@ def removal(model: Model, how: str = "auto", seed: int = 0) -> Removal:
     colour. Filled cells are the patches of a ViT, else 1/14 of the sides, or 1/8 of an image of
     less than 112 pixels. Raises ValueError where the network's tokens cannot be dropped.
 
-    >>> import torch, vision_attn
-    >>> model = vision_attn.load_model(
-    ...     "timm:vit_tiny_patch16_224", pretrained=False, image_size=64, depth=2
-    ... )
-    >>> images = torch.rand(2, 3, 64, 64)
-    >>> maps = vision_attn.explain.Rollout()(model.network, images)
-    >>> deletion = vision_attn.evaluate.Deletion(vision_attn.removal(model))
-    >>> deletion.update(images, maps, torch.tensor([5, 5]))
-    >>> deletion.per_image().shape
-    torch.Size([2])
+    Examples:
+        >>> import torch, vision_attn
+        >>> model = vision_attn.load_model(
+        ...     "timm:vit_tiny_patch16_224", pretrained=False, image_size=64, depth=2
+        ... )
+        >>> images = torch.rand(2, 3, 64, 64)
+        >>> maps = vision_attn.explain.Rollout()(model.network, images)
+        >>> deletion = vision_attn.evaluate.Deletion(vision_attn.removal(model))
+        >>> deletion.update(images, maps, torch.tensor([5, 5]))
+        >>> deletion.per_image().shape
+        torch.Size([2])
     """
     if how not in ("auto", "tokens", *FILLS):
         known = ", ".join(("auto", "tokens", *FILLS))

@@ -13,7 +13,7 @@ from vision_attn.reports.scoring.scorer import GROUPS
 from vision_attn.reports.scoring.verdict import ALIKE, FEWEST, LEAST_LEAD, MATTERS, judge
 
 __all__ = [
-    *("Cell", "after", "as_csv", "as_html", "as_json", "as_markdown", "as_text", "lead"),
+    *("after", "as_csv", "as_html", "as_json", "as_markdown", "as_text", "lead"),
     *("rows", "tables"),
 ]
 

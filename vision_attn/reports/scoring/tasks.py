@@ -40,7 +40,7 @@ from vision_attn.reports.scoring.evidence import Data, Sample, data_name, open_d
 from vision_attn.reports.scoring.scorer import Batch, Drawn, Record, Scorer, removal
 from vision_attn.types import Model
 
-__all__ = ["BASELINES", "Answer", "Folder", "Key", "Memory", "Share", "Task", "Work", "answers"]
+__all__ = ["BASELINES", "Key", "answers"]
 
 IMAGES = 1000  # how many are scored by default
 ALL_IMAGES, SANE = 500, 32  # and with all methods; of them, how many pass the slow checks

@@ -56,6 +56,12 @@ class MethodVerdict:
     deletion, insertion: `better` than every baseline, `worse` or `no better` than one, or `open`.
     randomisation: whether the map `changes` as the weights are lost, is `unchanged`, or that is
     `open`; None where it was not measured. remarks: what else is known, and decides nothing.
+
+    Examples:
+        >>> from vision_attn.reports.scoring import MethodVerdict
+        >>> one = MethodVerdict("Rollout", "no", "worse than EdgeMap", 200, "worse", "open", None)
+        >>> one.trust, one.reason
+        ('no', 'worse than EdgeMap')
     """
 
     method: str
@@ -75,6 +81,12 @@ class Verdict:
     methods: one each, in the order of the tables, without the baselines. images: how many the
     comparison with the baselines rests on, at most. randomised: how many the check by lost weights
     rests on; 0 where it was not made. warning: where the model has random weights.
+
+    Examples:
+        >>> from vision_attn.reports.scoring import MethodVerdict, Verdict
+        >>> one = MethodVerdict("Rollout", "no", "worse than EdgeMap", 200, "worse", "open", None)
+        >>> Verdict((one,), images=200, randomised=0).of("no")
+        ['Rollout']
     """
 
     methods: tuple[MethodVerdict, ...]
