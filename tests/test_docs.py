@@ -1,9 +1,12 @@
 """The documentation builds without a warning, and its commands are ones that exist."""
 
 import ast
+import importlib
+import json
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +37,40 @@ def test_commands_and_files_that_are_named_exist(page):
         assert (ROOT / file).is_file(), f"{page.name} names {file}"
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", text):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def imports_of(page: Path) -> list[tuple[str, str]]:
+    """The (module, name) pairs of ours that a script or a notebook imports."""
+    if page.suffix == ".ipynb":
+        cells = json.loads(page.read_text(encoding="utf-8"))["cells"]
+        sources = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+        lines = "\n".join(sources).splitlines()
+        source = "\n".join(
+            "pass" if line.lstrip().startswith(("%", "!")) else line for line in lines
+        )
+    else:
+        source = page.read_text(encoding="utf-8")
+    return [
+        (node.module, alias.name)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vision_attn")
+        for alias in node.names
+    ]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*ROOT.glob("docs/*.py"), *ROOT.glob("docs/*/*.py"), *ROOT.glob("notebooks/*.ipynb")],
+    ids=lambda page: page.name,
+)
+def test_studies_pictures_and_notebooks_use_public_names(page):
+    private = []
+    for module, name in imports_of(page):
+        home = importlib.import_module(module)
+        is_module = hasattr(home, "__path__") and find_spec(f"{module}.{name}") is not None
+        if name not in home.__all__ and not is_module:
+            private.append(f"{module}.{name}")
+    assert not private
 
 
 def walks() -> dict[str, list[str]]:
@@ -72,21 +109,33 @@ sys.exit(status)
 """
 
 
+FIT = "fit --config vit_planted --data.source.train 40 --data.source.val 20 --data.source.test 20 "
+FIT += "--trainer.max_epochs 1 --trainer.accelerator cpu --trainer.default_root_dir OUT"
+
+
 @pytest.mark.parametrize(
     ("walk", "words", "others"),
     [
-        ("A photo through `explain`", ["explain", "MODEL", "PHOTOS", "--page"], set()),
+        ("A photo through `explain`", "explain MODEL PHOTOS --page --device cpu -o OUT", set()),
+        (
+            "A config through `fit`",
+            FIT,
+            {
+                "reports/runs/messages.py",
+                "data/sources.py",
+                "data/folders.py",
+            },  # errors, others' data
+        ),
         (
             "A folder through `score`",
-            ["score", "MODEL", "PHOTOS", "--method", "Rollout", "--steps", "2", "--sanity", "1"],
+            "score MODEL PHOTOS --method Rollout --steps 2 --sanity 1 --device cpu -o OUT",
             {"evaluate/localization.py", "evaluate/boxes.py"},  # where there are masks or boxes
         ),
     ],
 )
 def test_a_walk_is_the_way_that_is_gone(walk, words, others, models, photos, tmp_path):
-    values = {"MODEL": models("vit"), "PHOTOS": str(photos)}
-    words = [values.get(word, word) for word in words]
-    words += ["--device", "cpu", "-o", str(tmp_path / "out")]
+    values = {"MODEL": models("vit"), "PHOTOS": str(photos), "OUT": str(tmp_path / "out")}
+    words = [values.get(word, word) for word in words.split()]
     done = subprocess.run(
         [sys.executable, "-c", WALKED, *words], capture_output=True, text=True, check=True
     )

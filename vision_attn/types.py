@@ -18,6 +18,23 @@ from torch.nn import functional as F
 
 from vision_attn.errors import ModelError, did_you_mean
 
+__all__ = [
+    "PAD",
+    "RANDOM_WEIGHTS",
+    "START",
+    "STOP",
+    "Heatmaps",
+    "Images",
+    "LoadedSequences",
+    "Logits",
+    "Model",
+    "Pool",
+    "Preprocessing",
+    "Provenance",
+    "Symbols",
+    "TokenLayout",
+]
+
 Images = Float[Tensor, "b c h w"]
 Logits = Float[Tensor, "b k"]
 PAD, START, STOP = 0, 1, 2  # of every sequence of symbols; the symbols themselves follow

@@ -18,7 +18,7 @@ import numpy as np
 from vision_attn.data.draws import bits
 from vision_attn.data.sequences import ExampleSource, Pairs, Split, Vocabulary
 
-__all__ = ["Dates"]
+__all__ = ["ISO", "WRITTEN", "Dates"]
 
 FIRST, DAYS = date(1950, 1, 1), 36_525  # up to the end of 2049
 MONTHS = [

@@ -17,7 +17,7 @@ from vision_attn.data.planted import CHUNK
 from vision_attn.data.preprocess import Preprocess
 from vision_attn.data.sequences import SPECIAL, ExampleSource, Split, Vocabulary
 
-__all__ = ["PlantedQuestions", "Questions"]
+__all__ = ["REPLIES", "WORDS", "PlantedQuestions", "Questions"]
 
 SIZE, BOARD = 64, 3
 SCALE = 11.5, 13.0  # root of an object's area, in pixels

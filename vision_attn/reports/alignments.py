@@ -28,7 +28,15 @@ from vision_attn.reports.gallery import find_images, output_folder
 from vision_attn.reports.progress import Bar, Silent
 from vision_attn.types import Images, LoadedSequences
 
-__all__ = ["Aligned", "Answer", "explain_sequence", "explain_sequences"]
+__all__ = [
+    "Aligned",
+    "Answer",
+    "explain_sequence",
+    "explain_sequences",
+    "of_image",
+    "of_question",
+    "of_text",
+]
 
 Pictures = dict[str, Picture]  # by what they show
 ToPhoto = Callable[[np.ndarray], np.ndarray]  # a map over the network's input -> over the photo
@@ -154,6 +162,7 @@ def explain_sequence(model: LoadedSequences, source: Photo, question: str | None
 
 
 def of_text(network: SequenceModel, loaded: LoadedSequences, text: str) -> tuple[str, Pictures]:
+    """Write what a network makes of a text: the output, and its alignment as a picture."""
     source = loaded.vocabularies["source"].encode([text])
     target = greedy(network, source)
     names = written(loaded, target)
@@ -169,6 +178,7 @@ def of_image(
     image: Images,
     to_photo: ToPhoto,
 ) -> tuple[str, Pictures]:
+    """Write what a network reads in an image: the output, and where each step looked."""
     target = greedy(network, image)
     names = written(loaded, target)
     size = (image.shape[-2], image.shape[-1])
@@ -185,6 +195,7 @@ def of_question(
     question: str,
     to_photo: ToPhoto,
 ) -> tuple[str, Pictures]:
+    """Answer a question about an image: the answer, and each look at image and words."""
     words = question.lower().rstrip("?").split()
     symbols = loaded.vocabularies["question"].encode([words])
     best = int(network(image, symbols).argmax())
