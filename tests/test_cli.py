@@ -443,8 +443,8 @@ def test_options_that_would_be_ignored_in_silence_are_refused(word, here, capsys
             "shift must be at least 0 pixels, got -1",
         ),
         (
-            "--trainer.callbacks+=vision_attn.training.SeveralView",
-            "no class 'vision_attn.training.SeveralView': did you mean",
+            "--trainer.callbacks+=vision_attn.training.TestTimeAugmentatio",
+            "no class 'vision_attn.training.TestTimeAugmentatio': did you mean",
         ),
         (
             "--data.augment+=vision_attn.data.Translate --data.augment.pixels=-1",

@@ -47,7 +47,7 @@ def test_top5_is_logged_of_more_than_five_classes(classes, logged, trainer, stri
 def test_soft_labels_train_as_their_cross_entropy(small_vit):
     model = ImageClassifier(small_vit())
     images, shares = torch.randn(5, 3, 8, 8), torch.rand(5, 3).softmax(1)
-    model.note = lambda *args: None
+    model.log_mean = lambda *args: None
     loss = model.training_step((images, shares), 0)
     expected = -(shares * model(images).log_softmax(1)).sum(1).mean()
     torch.testing.assert_close(loss, expected)

@@ -6,6 +6,7 @@ from vision_attn.render.figures import channel_gates, confusion_matrix, learning
 from vision_attn.render.markdown import markdown_table
 from vision_attn.render.overlay import ColorMap, Dim, Style, overlay
 from vision_attn.render.page import (
+    Commands,
     Figures,
     Gallery,
     Row,
@@ -36,6 +37,7 @@ from vision_attn.render.sheet import Panel, heads_overview, heatmap_grid
 
 __all__ = [
     "ColorMap",
+    "Commands",
     "Dim",
     "Figures",
     "Gallery",

@@ -5,7 +5,7 @@ be moved or sent as a whole. Every text is escaped.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -15,9 +15,23 @@ from urllib.parse import quote
 from vision_attn.files import write_text
 from vision_attn.render.picture import Picture, save, shrunk
 
-__all__ = ["Figures", "Gallery", "Row", "Section", "Shot", "Table", "Text", "shot", "write_page"]
+__all__ = [
+    "Commands",
+    "Figures",
+    "Gallery",
+    "Row",
+    "Section",
+    "Shot",
+    "Table",
+    "Text",
+    "shot",
+    "write_page",
+]
 
-THUMB, LARGE = 400, 1600  # pixels: the longer side of a picture on the page, and enlarged
+THUMB, LARGE = 400, 640  # pixels: the longer side of a picture on the page, and enlarged
+QUALITY = 78  # of these JPEGs: about 17 KB a picture
+PER_PAGE = 24  # photos of a gallery that are shown at once
+MANY = 12  # photos from which on a gallery is searched, sorted and folded
 
 
 @dataclass(frozen=True)
@@ -57,7 +71,8 @@ def shot(
 ) -> Shot:
     """Save what the page shows of a picture as folder/page/NAME.jpg.
 
-    full: the file that opens on a click, relative to the folder; a larger copy is saved if None.
+    full: the file that opens on a click, relative to the folder. None: the same, which is then
+    saved somewhat larger.
 
     Examples:
         >>> from pathlib import Path
@@ -68,16 +83,14 @@ def shot(
         ...     photo = np.zeros((30, 40, 3), np.uint8)
         ...     made = render.shot(photo, Path(folder), "cat", "Cat", "a cat")
         >>> made.thumb, made.full, made.size
-        ('page/cat.jpg', 'page/cat.large.jpg', (40, 30))
+        ('page/cat.jpg', 'page/cat.jpg', (40, 30))
     """
     pictures = folder / "page"
     pictures.mkdir(parents=True, exist_ok=True)
-    small = shrunk(picture, THUMB)
-    save(small, pictures / f"{name}.jpg")
-    if full is None:
-        full = f"page/{name}.large.jpg"
-        save(shrunk(picture, LARGE), folder / full)
-    return Shot(f"page/{name}.jpg", full, (small.shape[1], small.shape[0]), caption, alt)
+    small = shrunk(picture, LARGE if full is None else THUMB)
+    save(small, pictures / f"{name}.jpg", QUALITY)
+    file = f"page/{name}.jpg"
+    return Shot(file, full or file, (small.shape[1], small.shape[0]), caption, alt)
 
 
 @dataclass(frozen=True)
@@ -125,7 +138,7 @@ class Table(Section):
     Examples:
         >>> from vision_attn.render import Table
         >>> table = Table("Scores", ["method", "deletion"], [["Rollout", "0.21"]])
-        >>> '<th scope="row">Rollout</th><td>0.21</td>' in table.html()
+        >>> '<th scope="row">Rollout</th><td data-column="deletion">0.21</td>' in table.html()
         True
     """
 
@@ -136,7 +149,10 @@ class Table(Section):
         head = "".join(f'<th scope="col">{_text(cell)}</th>' for cell in self.header)
         body = "".join(
             f'<tr><th scope="row">{_text(first)}</th>'
-            + "".join(f"<td>{_text(cell)}</td>" for cell in rest)
+            + "".join(
+                f'<td data-column="{_text(name)}">{_text(cell)}</td>'
+                for name, cell in zip(self.header[1:], rest, strict=True)
+            )
             + "</tr>"
             for first, *rest in self.rows
         )
@@ -162,10 +178,30 @@ class Figures(Section):
 
 
 @dataclass(frozen=True)
+class Commands(Section):
+    """Section of commands to try, each under a line that says what it does.
+
+    Examples:
+        >>> from vision_attn.render import Commands
+        >>> Commands("Next", [("Again:", "make demo")]).html()
+        '<p>Again:</p><pre><code>make demo</code></pre>'
+    """
+
+    commands: Sequence[tuple[str, str]]
+
+    def html(self) -> str:
+        return "".join(
+            f"<p>{_text(what)}</p><pre><code>{_text(command)}</code></pre>"
+            for what, command in self.commands
+        )
+
+
+@dataclass(frozen=True)
 class Row:
     """Row of a gallery: a photo's name, what was predicted, and its pictures.
 
-    Every row has the same columns.
+    Every row has the same columns. predicted, label, probability: what to sort and filter by, as
+    far as it is known. groups: how many pictures stand together on a line; all, if it is empty.
 
     Examples:
         >>> from vision_attn.render import Row, Shot
@@ -177,37 +213,94 @@ class Row:
     name: str
     note: str
     shots: Sequence[Shot]
+    predicted: str = ""
+    label: str = ""
+    probability: float | None = None
+    groups: Sequence[int] = ()
 
-    def html(self) -> str:
-        """Write the row's HTML."""
-        cells = "".join(shot.html(f"{self.name} · {shot.caption}") for shot in self.shots)
+    def html(self, folded: bool = False) -> str:
+        """Write the row's HTML; folded: pictures after the first two come out on a click."""
+        cells = [shot.html(f"{self.name} · {shot.caption}") for shot in self.shots]
+        groups = self.groups or [len(cells)]
+        if folded and len(cells) > 2:
+            shown = _cells(cells[:2])
+            more = f"<summary>{len(cells) - 1} maps</summary>{_cells(cells[2:])}"
+            shown += f"<details>{more}</details>"
+        else:
+            ends = [sum(groups[: i + 1]) for i in range(len(groups))]
+            shown = "".join(
+                _cells(cells[end - size : end]) for end, size in zip(ends, groups, strict=True)
+            )
         return (
-            f'<article><header><h3>{_text(self.name)}</h3><span class="quiet">{_text(self.note)}'
-            f'</span></header><div class="cells" style="--count: {len(self.shots)}">{cells}</div>'
-            "</article>"
+            f"<article{self._facts()}><header><h3>{_text(self.name)}</h3>"
+            f'<span class="quiet">{_text(self.note)}</span></header>{shown}</article>'
         )
+
+    def _facts(self) -> str:
+        """Write what is known of the photo as attributes, for sorting and filters."""
+        facts = {"predicted": self.predicted, "label": self.label}
+        if self.probability is not None:
+            facts["probability"] = f"{self.probability:.6f}"
+        return "".join(f' data-{name}="{_text(value)}"' for name, value in facts.items() if value)
 
 
 @dataclass(frozen=True)
 class Gallery(Section):
     """Section of photos as rows, their maps as columns.
 
-    From a dozen on there is a field to find one by name.
+    From a dozen on they are shown a page at a time, can be found by name, sorted, and filtered by
+    class and by right or wrong where that is known; maps after the first come out on a click.
 
     Examples:
         >>> from vision_attn.render import Gallery, Row
         >>> rows = [Row(f"{i}.png", "", []) for i in range(12)]
         >>> ["search" in Gallery("Photos", some).html() for some in (rows, rows[:3])]
         [True, False]
+        >>> Gallery("Photos", rows * 9).html().partition("<template>")[0].count("<article")
+        24
     """
 
     rows: Sequence[Row]
 
     def html(self) -> str:
+        if len(self.rows) < MANY:
+            return "".join(row.html() for row in self.rows)
+        folded = len(self.rows) > PER_PAGE
+        rows = [row.html(folded) for row in self.rows]
+        first, rest = "".join(rows[:PER_PAGE]), "".join(rows[PER_PAGE:])
+        without = (
+            f"<noscript><p>The first {PER_PAGE} of {len(rows)} photos; the others need JavaScript."
+            "</p></noscript>"
+        )
+        return (
+            f'<div class="gallery{" many" if folded else ""}" data-per-page="{PER_PAGE}">'
+            f'<form class="tools" hidden>{self._tools()}</form>{without if rest else ""}'
+            f'<div class="rows">{first}</div><template>{rest}</template>'
+            '<nav class="pager" aria-label="Pages of photos" hidden>'
+            '<button type="button" class="back">‹ Previous</button><output></output>'
+            '<button type="button" class="on">Next ›</button></nav></div>'
+        )
+
+    def _tools(self) -> str:
+        """Write the field to search by, and the lists to sort and filter by."""
         find = "Find a photo or class"
-        search = f'<input type="search" placeholder="{find}" aria-label="{find}">'
-        rows = "".join(row.html() for row in self.rows)
-        return (search if len(self.rows) >= 12 else "") + rows
+        orders = {"": "in order", "name": "by name"}
+        if any(row.predicted for row in self.rows):
+            orders["predicted"] = "by predicted class"
+        if any(row.label for row in self.rows):
+            orders |= {"label": "by true class", "wrong": "wrong first"}
+        if any(row.probability is not None for row in self.rows):
+            orders |= {"least": "least sure first", "most": "surest first"}
+        tools = f'<input type="search" placeholder="{find}" aria-label="{find}">'
+        tools += _choice("sort", "Sort", orders)
+        classes = sorted({name for row in self.rows for name in (row.predicted, row.label) if name})
+        if len(classes) > 1:
+            names = {name: name for name in classes}
+            tools += _choice("class", "Class", {"": "all classes"} | names)
+        if any(row.label for row in self.rows):
+            verdicts = {"": "right and wrong", "right": "right", "wrong": "wrong"}
+            tools += _choice("verdict", "Right or wrong", verdicts)
+        return tools
 
 
 def write_page(
@@ -270,6 +363,19 @@ def write_page(
 """,
     )
     return page
+
+
+def _cells(cells: Sequence[str]) -> str:
+    """Lay pictures side by side."""
+    return f'<div class="cells" style="--count: {len(cells)}">{"".join(cells)}</div>'
+
+
+def _choice(name: str, about: str, options: Mapping[str, str]) -> str:
+    """Write a list to choose from: values and what each is called."""
+    listed = "".join(
+        f'<option value="{_text(value)}">{_text(text)}</option>' for value, text in options.items()
+    )
+    return f'<select name="{name}" aria-label="{about}">{listed}</select>'
 
 
 def _text(text: str) -> str:

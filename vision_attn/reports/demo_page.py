@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vision_attn import render
 from vision_attn.data import planted
+from vision_attn.data.images import open_image
 from vision_attn.evaluate import PointingGame
 from vision_attn.render import ColorMap, Dim, Row, Scale, Shot
 from vision_attn.reports.explain import Request
@@ -153,6 +154,7 @@ class Demo:
             ),
             render.Gallery("Where they look", [self._row(i) for i in range(SHOWN)]),
             render.Figures("How they learned", self._figures()),
+            render.Commands("What next", self._next()),
         ]
         title = "Attention, planted and found"
         return render.write_page(self.folder, title, sections, lead=LEAD)
@@ -187,7 +189,7 @@ class Demo:
                         picture, f"{index}.{entry.name}.{method}", caption + note, name, large
                     )
                 )
-        return Row(name, "", shots)
+        return Row(name, "", shots, groups=[2, *(len(entry.methods) for entry in self.entries)])
 
     def _shot(
         self, picture: np.ndarray, file: str, caption: str, name: str, full: str | None = None
@@ -205,16 +207,24 @@ class Demo:
                 path = self.folder / entry.name / file
                 if not path.is_file():
                     continue
-                picture = np.asarray(Image.open(path).convert("RGB"))
-                text = f"{entry.title}: {caption}"
-                shots.append(
-                    render.shot(
-                        picture,
-                        self.folder,
-                        f"{entry.name}.{path.stem}",
-                        text,
-                        text,
-                        full=f"{entry.name}/{file}",
-                    )
-                )
+                with open_image(path) as picture:
+                    size = picture.size
+                text, link = f"{entry.title}: {caption}", f"{entry.name}/{file}"
+                shots.append(Shot(link, link, size, text, text))
         return shots
+
+    def _next(self) -> list[tuple[str, str]]:
+        """What to try now, and the command for it."""
+        best = self.folder / self.entries[0].name / "best.ckpt"
+        return [
+            (
+                "See where a network that knows photos looks in yours (downloads its weights):",
+                "vision-attn explain timm:vit_small_patch16_224 photo.jpg --page",
+            ),
+            (
+                "Click through every attention of the network trained here:",
+                f"vision-attn inspect {best} photo.jpg -o inspect.html",
+            ),
+            ("Measure which of its heatmaps to trust:", f"vision-attn score {best} planted"),
+            ("Train it again, longer:", "vision-attn fit --config vit_planted"),
+        ]

@@ -37,6 +37,7 @@ from vision_attn.explain import Baseline, Explainer
 from vision_attn.files import replacing, write_text
 from vision_attn.render import ColorMap, Dim, Panel, Row, Scale, Shot, Style
 from vision_attn.render.picture import Picture
+from vision_attn.reports.labels import label_of
 from vision_attn.types import Heatmaps, Model
 
 if TYPE_CHECKING:
@@ -154,6 +155,19 @@ class Explanation:
             return ""
         name = self.model.classes[self.predicted].split(",")[0]
         return f"{name} {self.probabilities[self.predicted]:.1%}"
+
+    @property
+    def facts(self) -> tuple[str, str, float | None]:
+        """The predicted class, the one that the photo's folder is named for, the probability."""
+        if self.predicted is None:
+            return "", "", None
+        classes = self.model.classes
+        label = label_of(self.name, classes)
+        return (
+            classes[self.predicted].split(",")[0],
+            "" if label is None else classes[label].split(",")[0],
+            float(self.probabilities[self.predicted]),
+        )
 
     def classes(self, most: int = 5) -> list[tuple[str, float]]:
         """List the most probable classes, each with its probability."""
@@ -358,7 +372,7 @@ class Entry:
         row = values["row"]
         if row is not None:
             shots = [Shot(**{**shot, "size": tuple(shot["size"])}) for shot in row["shots"]]
-            row = Row(row["name"], row["note"], shots)
+            row = Row(**{**row, "shots": shots})
         return cls(values["file"], values["records"], row)
 
 
@@ -411,7 +425,12 @@ class Pictures:
             shots = [
                 self._shot(panel, name, link) for panel, link in zip(panels, links, strict=True)
             ]
-            row = Row(photo.name, panels[0].note, shots)
+            row = Row(
+                photo.name,
+                panels[0].note,
+                shots,
+                *explanation.facts,
+            )
         records = explanation.records(lambda found: f"{name}.{label(found.method)}.png")
         return Entry(explanation.name, records, row)
 

@@ -5,7 +5,6 @@ Axes: h, w the network's input, H, W a photo, b images, k boxes.
 
 import json
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -16,7 +15,6 @@ from zlib import crc32
 
 import numpy as np
 import PIL.Image
-import timm
 import torch
 from jaxtyping import Bool, Float
 from numpy import ndarray
@@ -27,6 +25,7 @@ from vision_attn.data.draws import Draws, permutation
 from vision_attn.data.images import ImageError, find_images, images_below, open_image, read_image
 from vision_attn.data.planted import CLASSES, Cue, paint
 from vision_attn.data.sources import CIFAR10, CIFAR100, Source
+from vision_attn.reports.labels import class_names
 from vision_attn.types import Model
 
 __all__ = [
@@ -37,7 +36,6 @@ __all__ = [
     "Sample",
     "Samples",
     "TestSet",
-    "class_names",
     "data_name",
     "open_data",
 ]
@@ -301,18 +299,6 @@ class BoxedFiles(Files):
         if found is None and self.classes_known == 1000:
             found = entry.get("label")
         return found
-
-
-def class_names(classes: Sequence[str]) -> dict[str, int]:
-    """Class by name in small letters, by each of its synonyms, and by ImageNet's wnid."""
-    found: dict[str, set[int]] = defaultdict(set)
-    for index, full in enumerate(classes):
-        for name in (full, *full.split(",")):
-            found[name.strip().lower()].add(index)
-    if len(classes) == 1000 and "tench" in classes[0]:
-        for index, wnid in enumerate(timm.data.ImageNetInfo().label_names()):
-            found[wnid].add(index)
-    return {name: min(places) for name, places in found.items() if len(places) == 1}
 
 
 def open_folder(path: str, model: Model) -> Samples:
