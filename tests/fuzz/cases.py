@@ -71,11 +71,13 @@ def images(draw: Random, whole: Path, here: Path) -> Case:
     model = whole / "models" / "vit.ckpt"
     if draw.random() < 0.2:
         table = here / "out" / "table.csv"
+        table.parent.mkdir()
 
         def listed(code: int) -> str | None:
             good = table.is_file() and "good.png" in table.read_text()
             return None if good else "good.png is not in the table"
 
+        model = whole / "runs/run/version_0/best.ckpt"
         words = ["predict", "--ckpt_path", model, "--images", here / "in", "--output", table]
         return command(*words, bad=3, codes=(0, 1), check=listed)
     return command(
@@ -116,6 +118,7 @@ def reading(draw: Random, whole: Path, here: Path, bad: Path) -> Case:
         words = ["explain", bad, here / "good.png", "-o", here / "out"]
         return command(*words, codes=(0, 1, 2), check=drawn(here / "out", "good"))
     table = here / "out" / "table.csv"
+    table.parent.mkdir()
     words = ["predict", "--ckpt_path", bad, "--images", here / "good.png", "--output", table]
     return command(*words)
 
