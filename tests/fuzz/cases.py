@@ -42,7 +42,9 @@ def command(*words: object, **options) -> Case:
 
 
 def chosen(draw: Random, folder: Path, ending: str = "") -> Path:
-    return draw.choice(sorted(p for p in folder.iterdir() if p.name.endswith(ending) and p.is_file()))
+    return draw.choice(
+        sorted(p for p in folder.iterdir() if p.name.endswith(ending) and p.is_file())
+    )
 
 
 def drawn(folder: Path, stem: str) -> Check:
@@ -209,7 +211,9 @@ def caches(draw: Random, whole: Path, here: Path) -> Case:
         return Case(load, codes=(0, 9), check=right, words=["PixelCache", str(place)])
     text = seeds.CONFIG.replace("vision_attn.data.Planted", "vision_attn.data.ImageFolder").replace(
         "{size: 16, train: 40, val: 20, test: 20}",
-        json.dumps({"path": str(photos), "size": 14, "shorter_side": 16, "cache": str(here / "out")}),
+        json.dumps(
+            {"path": str(photos), "size": 14, "shorter_side": 16, "cache": str(here / "out")}
+        ),
     )
     (here / "run.yaml").write_text(text.replace("image_size: 16", "image_size: 14").replace("patch_size: 8", "patch_size: 7").replace("num_classes: 10", "num_classes: 3"))  # fmt: skip
     words = ["fit", "--config", str(here / "run.yaml"), "--trainer.fast_dev_run", "true"]

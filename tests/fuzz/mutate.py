@@ -66,7 +66,9 @@ def swapped(draw: Random, data: bytes, other: bytes) -> bytes:
     size = max(1, min(len(data) // 4, draw.choice([1, 4, 32])))
     a, b = sorted(draw.choices(range(max(1, len(data) - 2 * size)), k=2))
     b = max(b, a + size)
-    return data[:a] + data[b : b + size] + data[a + size : b] + data[a : a + size] + data[b + size :]
+    return (
+        data[:a] + data[b : b + size] + data[a + size : b] + data[a : a + size] + data[b + size :]
+    )
 
 
 def zeroed(draw: Random, data: bytes, other: bytes) -> bytes:
@@ -120,9 +122,18 @@ def plain_value(draw: Random) -> Any:
     """A value of any kind, with sizes that nothing holds among them."""
     return draw.choice(
         [
-            *(None, True, False, 0, 1, -1, 2, 3, 7, 17, 10**6, 10**9, 10**12, 2**63, -(2**70)),
+            *(None, True, False, 0, 1, -1, 2, 3, 7, 17, 10**9, 10**12, 2**63, -(2**70)),
             *(0.5, -0.0, 1e-300, 1e300, float("nan"), float("inf"), float("-inf")),
-            *("", "a", "\0", "\x1b[31m", "é" * 40, "../../x", "/dev/zero", "vision_attn.models.ViT"),
+            *(
+                "",
+                "a",
+                "\0",
+                "\x1b[31m",
+                "é" * 40,
+                "../../x",
+                "/dev/zero",
+                "vision_attn.models.ViT",
+            ),
             *([], {}, [1, 2], [0], [-1, 16], [10**12, 16], {"class_path": "os.system"}, "1e999"),
             *({"class_path": "torch.nn.Linear"}, {"class_path": 3}, {"init_args": None}, "auto"),
         ]
@@ -185,7 +196,7 @@ def of_number(draw: Random, tree: Any) -> Any:
     numbers = [(inside, key) for inside, key in places(tree) if type(inside[key]) is int]
     if numbers:
         inside, key = draw.choice(numbers)
-        inside[key] = draw.choice([-1, 0, 1, inside[key] + 1, -inside[key], 10**7, 10**12])
+        inside[key] = draw.choice([-1, 0, 1, inside[key] + 1, -inside[key], 10**9, 10**12])
     return tree
 
 

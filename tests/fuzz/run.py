@@ -181,7 +181,9 @@ class Fuzzer:
         changed += sorted(before.keys() - after.keys())
         outcome, text = judged(case, ended, changed)
         if outcome not in GOOD:
-            self._keep(f"{corpus.replace(' ', '_')}-{self.seed}-{number}", case, ended, text, outcome)
+            self._keep(
+                f"{corpus.replace(' ', '_')}-{self.seed}-{number}", case, ended, text, outcome
+            )
         return outcome, text
 
     def _keep(self, name: str, case: cases.Case, ended: Ended, text: str, outcome: str) -> None:

@@ -75,7 +75,10 @@ def images(folder: Path) -> None:
         "raw.tif": (picture, {}),
         "lzw.tif": (picture, {"compression": "tiff_lzw"}),
         "jpeg.tif": (picture, {"compression": "jpeg"}),
-        "float.tiff": (Image.fromarray(np.linspace(0, 1, 768, dtype=np.float32).reshape(24, 32)), {}),
+        "float.tiff": (
+            Image.fromarray(np.linspace(0, 1, 768, dtype=np.float32).reshape(24, 32)),
+            {},
+        ),
     }
     for name, (image, options) in files.items():
         image.save(folder / name, **options)
@@ -124,9 +127,7 @@ def configs(folder: Path) -> None:
 def videos(folder: Path) -> None:
     """Eight frames each, in the codecs that OpenCV brings along."""
     for name, codec in (("plain.avi", "MJPG"), ("plain.mp4", "mp4v"), ("xvid.avi", "XVID")):
-        writer = cv2.VideoWriter(
-            str(folder / name), cv2.VideoWriter_fourcc(*codec), 8.0, (32, 24)
-        )
+        writer = cv2.VideoWriter(str(folder / name), cv2.VideoWriter_fourcc(*codec), 8.0, (32, 24))
         for i in range(8):
             writer.write(np.asarray(photo(i))[..., ::-1].copy())
         writer.release()
@@ -165,7 +166,15 @@ def runs(folder: Path) -> None:
     commands = [
         ["fit", "--config", folder / "run.yaml", "--trainer.default_root_dir", folder],
         ["score", folder / "vit.ckpt", folder / "photos", *SCORE, "-o", folder / "scored"],
-        ["explain", folder / "vit.ckpt", folder / "photos", "--shard", "1/2", "-o", folder / "half"],
+        [
+            "explain",
+            folder / "vit.ckpt",
+            folder / "photos",
+            "--shard",
+            "1/2",
+            "-o",
+            folder / "half",
+        ],
     ]
     with redirect_stdout(StringIO()):
         for words in commands:

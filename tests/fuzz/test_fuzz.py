@@ -46,7 +46,9 @@ def test_every_corpus_is_tested(summary):
     assert list(summary["cases"]) == CORPORA
 
 
-@pytest.mark.parametrize("job", ["fit a ViT", "fit a CNN", "score", "explain --shard", "build a cache"])
+@pytest.mark.parametrize(
+    "job", ["fit a ViT", "fit a CNN", "score", "explain --shard", "build a cache"]
+)
 def test_killed_work_begun_again_ends_as_if_it_had_not_been(job, tmp_path):
     done = script("kills.py", "--times", 2, "--job", job, "--output", tmp_path)
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 Axes: H, W height and width in pixels.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from PIL import Image
 
 from vision_attn.data.images import ImageError, find_images, read_image
 
+QUIET = -8  # FFmpeg's AV_LOG_QUIET: what is wrong with a video is said by ImageError
 SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"})
 
 
@@ -75,4 +77,5 @@ def is_video(path: str | Path) -> bool:
 def _open(path: Path) -> cv2.VideoCapture:
     if not path.is_file():
         raise ImageError(f"{path}: no such file: check the path")
+    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", str(QUIET))  # read at the first video
     return cv2.VideoCapture(str(path))

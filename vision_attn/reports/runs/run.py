@@ -102,6 +102,7 @@ class Run(LightningCLI):
         show: Sequence[Callback] = (),
     ):
         self.command = command
+        self.begun = Begun()
         self.folder: Path | None = None
         self.show = list(show)
         self.infer_classes = infer_classes
@@ -142,6 +143,9 @@ class Run(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Fill in what depends on the config's file, on the machine and on the data."""
         config = self.config
+        for section in ("model", "data", "trainer"):
+            if not isinstance(config.get(section), Namespace):
+                raise ValueError(f"{section}: expected options by name, got {config.get(section)}")
         config.name = _checked_name(config.name or Path(str((config.config or ["run"])[-1])).stem)
         if config.trainer.precision is None:
             config.trainer.precision = native_precision(config.trainer.accelerator)
@@ -224,6 +228,7 @@ class Run(LightningCLI):
 
     def _trainer(self, **changes: Any) -> Trainer:
         """Lightning's trainer; ValueError, with the options, for a device that is not there."""
+        changes["callbacks"] = [*(changes.get("callbacks") or []), self.begun]
         try:
             return super().instantiate_trainer(**changes)
         except ValueError:
@@ -278,9 +283,10 @@ class Run(LightningCLI):
             with _one_line():
                 if start:
                     self._check_fits(start)
-                self.trainer.fit(
-                    self.model, datamodule=self.datamodule, ckpt_path=start, weights_only=True
-                )
+                with self._restoring(start):
+                    self.trainer.fit(
+                        self.model, datamodule=self.datamodule, ckpt_path=start, weights_only=True
+                    )
         except SystemExit as stop:  # so Lightning ends a fit that Ctrl-C stopped
             raise KeyboardInterrupt(self._go_on()) from stop
         except BaseException:
@@ -324,28 +330,48 @@ class Run(LightningCLI):
 
     def _measure(self, measure: Callable[..., Any]) -> None:
         with _one_line():
-            self._check_fits(self.config.ckpt_path)
-            measure(
-                self.model,
-                datamodule=self.datamodule,
-                ckpt_path=self.config.ckpt_path,
-                verbose=False,
-                weights_only=True,
-            )
+            start = self.config.ckpt_path
+            self._check_fits(start)
+            with self._restoring(start):
+                measure(
+                    self.model,
+                    datamodule=self.datamodule,
+                    ckpt_path=start,
+                    verbose=False,
+                    weights_only=True,
+                )
 
     def predict(self) -> bool:
         """Name the class of each image; return whether all could be read."""
         with _one_line():
-            self._check_fits(self.config.ckpt_path)
-            self.trainer.predict(
-                self.model,
-                datamodule=self.datamodule,
-                ckpt_path=self.config.ckpt_path,
-                return_predictions=False,
-                weights_only=True,
-            )
+            start = self.config.ckpt_path
+            self._check_fits(start)
+            with self._restoring(start):
+                self.trainer.predict(
+                    self.model,
+                    datamodule=self.datamodule,
+                    ckpt_path=start,
+                    return_predictions=False,
+                    weights_only=True,
+                )
         files: Any = self.trainer.predict_dataloaders
         return not self.trainer.strategy.reduce_boolean_decision(bool(files.failed), all=False)
+
+    @contextmanager
+    def _restoring(self, path: str | None) -> Iterator[None]:
+        """Until the first batch, an error is the checkpoint's: a ModelError in one line."""
+        try:
+            yield
+        except (ValueError, OSError, MisconfigurationException):
+            raise
+        except Exception as error:
+            if path is None or self.begun.begun:
+                raise
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ModelError(
+                f"{path}: its training state is damaged, or of another version of Lightning "
+                f"({said}): take an earlier checkpoint"
+            ) from error
 
     def _check_fits(self, path: str) -> None:
         """Raises ModelError, in one line, where the checkpoint is damaged or of another network."""
@@ -387,6 +413,18 @@ class ExampleRun(Run):
         return []
 
 
+class Begun(Callback):
+    """Whether the trainer has got past setting up and reading the checkpoint."""
+
+    def __init__(self) -> None:
+        self.begun = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.begun = True
+
+    on_validation_start = on_test_start = on_predict_start = on_train_start
+
+
 class SavedConfig(Callback):
     """Writes the config that a run was made from as `folder`/config.yaml."""
 
@@ -424,6 +462,13 @@ def _one_line() -> Iterator[None]:
         yield
     except MisconfigurationException as error:
         raise ValueError(str(error)) from error
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):
+            raise
+        raise ValueError(
+            f"not enough memory ({' '.join(str(error).split()) or 'MemoryError'}): make the "
+            "network, its images or data.batch_size smaller"
+        ) from error
 
 
 def _writes_files() -> bool:
