@@ -19,7 +19,6 @@ import torch
 from vision_attn.cli import main
 from vision_attn.data import ImageFolder
 from vision_attn.data.cache import PixelCache
-from vision_attn.data.images import read_image
 
 Check = Callable[[int], str | None]  # of the exit status; what is wrong, or None
 

@@ -143,9 +143,6 @@ class Run(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Fill in what depends on the config's file, on the machine and on the data."""
         config = self.config
-        for section in ("model", "data", "trainer"):
-            if not isinstance(config.get(section), Namespace):
-                raise ValueError(f"{section}: expected options by name, got {config.get(section)}")
         config.name = _checked_name(config.name or Path(str((config.config or ["run"])[-1])).stem)
         if config.trainer.precision is None:
             config.trainer.precision = native_precision(config.trainer.accelerator)
@@ -359,13 +356,13 @@ class Run(LightningCLI):
 
     @contextmanager
     def _restoring(self, path: str | None) -> Iterator[None]:
-        """Until the first batch, an error is the checkpoint's: a ModelError in one line."""
+        """Until the first batch is done, an error is the checkpoint's: a ModelError in one line."""
         try:
             yield
-        except (ValueError, OSError, MisconfigurationException):
+        except (ValueError, OSError, MemoryError, MisconfigurationException):
             raise
         except Exception as error:
-            if path is None or self.begun.begun:
+            if path is None or self.begun.begun or "allocate" in str(error):
                 raise
             said = " ".join(f"{type(error).__name__}: {error}".split())
             raise ModelError(
@@ -414,15 +411,18 @@ class ExampleRun(Run):
 
 
 class Begun(Callback):
-    """Whether the trainer has got past setting up and reading the checkpoint."""
+    """Whether the trainer has read the checkpoint, and a batch has been done with it."""
 
     def __init__(self) -> None:
         self.begun = False
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_batch_end(self, *args: Any) -> None:
         self.begun = True
 
-    on_validation_start = on_test_start = on_predict_start = on_train_start
+    on_test_start = on_predict_start = on_train_batch_end
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.begun |= trainer.state.fn == "validate"
 
 
 class SavedConfig(Callback):
