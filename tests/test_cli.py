@@ -348,7 +348,7 @@ def test_a_damaged_checkpoint_is_one_line_under_test_and_predict(fitted, here, c
 
 
 def test_what_no_memory_holds_is_one_line(here, capsys):
-    assert fit("--model.network.dim", "4000000000") == 2
+    assert fit("--model.network.dim", str(10**12)) == 2
     line = capsys.readouterr().err.strip()
     assert line.startswith("vision-attn: error: not enough memory")
     assert line.endswith("make the network, its images or data.batch_size smaller")

@@ -171,7 +171,7 @@ def _checkpoint(ask: Request) -> Parts:
         outputs = about["network"]["init_args"].get("num_classes") or len(classes)
         if outputs != len(classes):
             raise ValueError(f"{len(classes)} class names for {outputs} outputs")
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: its network cannot be rebuilt: {_said(error)}") from error
     weights = read_weights(ask.weights) if ask.weights else saved.weights
     load_weights(network, weights, ask.weights or path)
@@ -197,7 +197,7 @@ def load_sequences(path: str | Path) -> LoadedSequences:
             name: Vocabulary(symbols) for name, symbols in about["vocabularies"].items()
         }
         preprocess = Preprocess(**about["preprocess"]) if about["preprocess"] else None
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: its network cannot be rebuilt: {_said(error)}") from error
     load_weights(network, saved.weights, path)
     return LoadedSequences(network.eval(), vocabularies, preprocess)

@@ -7,6 +7,7 @@ import copy
 import json
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -186,7 +187,8 @@ def of_tree(draw: Random, tree: Any, deep: bool = True) -> Any:
         else:
             there, name = draw.choice(found)
             if name in there if isinstance(there, dict) else name < len(there):
-                inside[key] = copy.deepcopy(there[name])
+                with suppress(RecursionError):  # copies go no deeper than Python's stack
+                    inside[key] = copy.deepcopy(there[name])
     return tree
 
 

@@ -267,4 +267,7 @@ def _rounds(fuzzer: Fuzzer, options: argparse.Namespace, summary: dict, console:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # native libraries complain on stderr as they are unloaded

@@ -13,7 +13,8 @@ from PIL import Image
 
 from vision_attn.data.images import ImageError, find_images, read_image
 
-QUIET = -8  # FFmpeg's AV_LOG_QUIET: ImageError says what is wrong with a video
+# AV_LOG_QUIET, which OpenCV takes over at its first video: ImageError says what is wrong with one.
+os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
 SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"})
 
 
@@ -77,6 +78,5 @@ def is_video(path: str | Path) -> bool:
 def _open(path: Path) -> cv2.VideoCapture:
     if not path.is_file():
         raise ImageError(f"{path}: no such file: check the path")
-    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", str(QUIET))  # read at the first video
-    cv2.setLogLevel(0)
+    cv2.utils.logging.setLogLevel(0)
     return cv2.VideoCapture(str(path))

@@ -23,11 +23,12 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.table import Table
+from torch import Tensor
 
 from vision_attn import models  # so that a config may say ViT for vision_attn.models.ViT
 from vision_attn.data import ExampleData, ImageData
 from vision_attn.errors import ModelError
-from vision_attn.models.checkpoint import describe, load_weights, unpack
+from vision_attn.models.checkpoint import describe, load_weights, read_file, unpack
 from vision_attn.reports.runs.configs import NEWEST, find_config, values_of, without
 from vision_attn.reports.runs.guard import check_classes, check_yaml, only_packages
 from vision_attn.reports.runs.messages import readable
@@ -45,6 +46,7 @@ from vision_attn.training import (
 
 __all__ = ["ExampleRun", "Run", "make_run"]
 
+ELEMENTWISE = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg"}
 QUIET = (  # what Lightning and jsonargparse warn of and a user need not know
     r"\s*By default only one JsonargparseDeprecationWarning per type",
     r"\s*``instantiate_classes`` was deprecated",
@@ -280,6 +282,7 @@ class Run(LightningCLI):
             with _one_line():
                 if start:
                     self._check_fits(start)
+                    self._check_resumes(start)
                 with self._restoring(start):
                     self.trainer.fit(
                         self.model, datamodule=self.datamodule, ckpt_path=start, weights_only=True
@@ -370,6 +373,19 @@ class Run(LightningCLI):
                 f"({said}): take an earlier checkpoint"
             ) from error
 
+    @staticmethod
+    def _check_resumes(path: str) -> None:
+        """Raises ModelError where a checkpoint lacks what a run needs to go on."""
+        kinds = {"epoch": int, "global_step": int, "loops": dict}
+        contents = read_file(path)
+        kinds |= {"optimizer_states": list, "lr_schedulers": list}
+        for name, kind in kinds.items():
+            if not isinstance(contents.get(name), kind):
+                raise ModelError(
+                    f"{path}: its training state is damaged: {name} is not a {kind.__name__}; "
+                    "take an earlier checkpoint"
+                )
+
     def _check_fits(self, path: str) -> None:
         """Raises ModelError, in one line, where the checkpoint is damaged or of another network."""
         load_weights(self.model, unpack(path).weights, path)
@@ -415,6 +431,19 @@ class Begun(Callback):
 
     def __init__(self) -> None:
         self.begun = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A fused optimizer writes beyond an average that is smaller than its weights."""
+        for optimizer in trainer.optimizers:
+            for weights, state in optimizer.state.items():
+                for name, value in state.items():
+                    if not isinstance(value, Tensor):
+                        continue
+                    if value.layout != torch.strided or value.is_meta:
+                        raise TypeError(f"{name} of the optimizer is a sparse or empty tensor")
+                    if name in ELEMENTWISE and value.shape != weights.shape:
+                        shapes = f"{tuple(value.shape)} for weights of {tuple(weights.shape)}"
+                        raise TypeError(f"{name} of the optimizer is of {shapes}")
 
     def on_train_batch_end(self, *args: Any) -> None:
         self.begun = True
