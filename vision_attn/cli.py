@@ -75,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     command, *rest = words or ["--help"]
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # a home without a folder for its cache
-    warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")  # odd EXIF tags
+    for library in (r"PIL\.", r"torch\.serialization"):  # on files of which there is a line of ours
+        warnings.filterwarnings("ignore", category=UserWarning, module=library)
     if command in ("-h", "--help", "help"):
         listed = {**TRAINING, **COMMANDS}
         print(HELP.format(commands="\n".join(f"  {n:<10} {text}" for n, text in listed.items())))

@@ -148,7 +148,7 @@ class Cache(Job):
 
 
 def slowly(path: Path) -> Any:
-    time.sleep(0.01)
+    time.sleep(0.05)
     return read_image(path)
 
 

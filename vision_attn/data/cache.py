@@ -47,7 +47,7 @@ class Record:
     checksum: int = 0
 
     @classmethod
-    def read(cls, line: bytes) -> "Record | None":
+    def read(cls, line: str) -> "Record | None":
         """The record of a line of the index, or None where it is not one: cut, damaged or older."""
         try:
             name, *numbers = json.loads(line)
@@ -64,7 +64,7 @@ class Record:
 
     def checksum_with(self, pixels: UInt8[np.ndarray, " total"]) -> int:
         """CRC-32 of all the other fields and of the image's pixels."""
-        return zlib.crc32(pixels, zlib.crc32(_line(replace(self, checksum=0)).encode()))
+        return zlib.crc32(pixels.data, zlib.crc32(_line(replace(self, checksum=0)).encode()))
 
     def is_whole(self, pixels: UInt8[np.ndarray, " total"]) -> bool:
         """Whether line and pixels are those that were written; `pixels` is all of pixels.bin."""
@@ -141,7 +141,7 @@ class PixelCache:
         if not (self._index.exists() and self._pixels.exists()):
             return records
         written = self._pixels.stat().st_size
-        for line in self._index.read_bytes().split(b"\n"):
+        for line in self._index.read_text(errors="replace").split("\n"):
             record = Record.read(line)
             if record and record.end <= written:
                 records[record.name] = record

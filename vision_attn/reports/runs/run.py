@@ -448,7 +448,11 @@ class Begun(Callback):
     def on_train_batch_end(self, *args: Any) -> None:
         self.begun = True
 
-    on_test_start = on_predict_start = on_train_batch_end
+    def on_test_start(self, *args: Any) -> None:
+        self.begun = True
+
+    def on_predict_start(self, *args: Any) -> None:
+        self.begun = True
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.begun |= trainer.state.fn == "validate"
