@@ -18,6 +18,8 @@ from vision_attn.attention import MultiHeadAttention
 from vision_attn.models.checkpoint import Rebuildable
 from vision_attn.types import Images, Logits, TokenLayout
 
+DEEPEST = 10_000  # blocks: more are a slip, and take memory without an end
+
 Tokens = Float[Tensor, "b n d"]
 Attention = Callable[..., nn.Module]  # attention(dim=d, heads=h), then (tokens, layout=layout)
 Embed = Callable[..., nn.Module]  # embed(dim=d, patch_size=p), then images -> (b n d)
@@ -140,6 +142,8 @@ class ViT(Rebuildable):
         super().__init__()
         if pool == "cls" and not class_token:
             raise ValueError("pool='cls' reads the class token, but class_token is False")
+        if depth > DEEPEST:
+            raise ValueError(f"depth must be at most {DEEPEST}, got {depth}")
         if not 0 <= patch_drop < 1:
             raise ValueError(f"patch_drop must be at least 0 and below 1, got {patch_drop}")
         if norm_after_pool is None:
