@@ -2,6 +2,8 @@
 #   make demo    train three networks on embedded data and look at their heatmaps
 #   make test    the tests
 #   make check   format, lint, types
+#   make fuzz    damaged files for MINUTES (30) through the commands; goes on where it stopped
+#   make kills   kill training, scores, heatmaps and caches, 20 times each, and go on
 #   make docs    the documentation, into outputs/site
 #   make pictures  the pictures of README and documentation, after make demo
 PYTHON ?= python3
@@ -9,6 +11,7 @@ CONSTRAINTS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= auto
+MINUTES ?= 30
 
 UV := $(shell command -v uv 2>/dev/null)
 ifdef UV
@@ -19,7 +22,7 @@ endif
 INSTALL += $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format docs pictures clean
+.PHONY: help demo test check fuzz kills format docs pictures clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -43,6 +46,13 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not compiled"
 	OMP_NUM_THREADS=1 VISION_ATTN_TYPECHECK=0 $(BIN)/python -m pytest -m compiled
+
+# Then $(BIN)/python tests/fuzz/report.py puts the counts of both into docs/reliability.md.
+fuzz: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py --minutes $(MINUTES)
+
+kills: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/kills.py --times 20
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -303,6 +303,57 @@ def test_ctrl_c_says_how_to_go_on_and_what_was_left_is_done_to_the_bit(
     torch.testing.assert_close(resumed, usual, rtol=0, atol=1e-3)  # bfloat16
 
 
+def damaged(name, change, run):
+    """A copy of the run's last checkpoint with one thing changed."""
+    contents = torch.load(run / "last.ckpt", weights_only=True)
+    change(contents)
+    torch.save(contents, name)
+    return name
+
+
+DAMAGES = {
+    "no loops": lambda c: c.pop("loops"),
+    "loops without fit": lambda c: c["loops"].pop("fit_loop"),
+    "loops are a number": lambda c: c.update(loops=3),
+    "no version": lambda c: c.pop("pytorch-lightning_version"),
+    "a sparse average": lambda c: c["optimizer_states"][0]["state"][0].update(
+        exp_avg=c["optimizer_states"][0]["state"][0]["exp_avg"].to_sparse()
+    ),
+    "an average of another shape": lambda c: c["optimizer_states"][0]["state"][0].update(
+        exp_avg=torch.zeros(3, 7, 2)
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_training_state_is_one_line(name, fitted, here, capsys):
+    path = damaged("bad.ckpt", DAMAGES[name], fitted)
+    assert fit("--trainer.max_epochs", "2", "--ckpt_path", path) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("vision-attn: error: bad.ckpt: its training state is damaged")
+
+
+def test_a_damaged_checkpoint_is_one_line_under_test_and_predict(fitted, here, capsys):
+    damaged("bad.ckpt", DAMAGES["no version"], fitted)
+    for words in (["test", "--config", "configs/tiny.yaml"], ["predict", "--images", str(here)]):
+        from PIL import Image
+
+        Image.new("RGB", (20, 20)).save(here / "a.png")
+        assert main([*words, "--ckpt_path", "bad.ckpt"]) == 2
+        line = capsys.readouterr().err.strip()
+        assert line.startswith("vision-attn: error: bad.ckpt: its training state is damaged")
+        assert "\n" not in line
+
+
+def test_what_no_memory_holds_is_one_line(here, capsys):
+    assert fit("--model.network.dim", str(10**12)) == 2
+    line = capsys.readouterr().err.strip()
+    assert line.startswith("vision-attn: error: not enough memory")
+    assert line.endswith("make the network, its images or data.batch_size smaller")
+
+
 KILLED = """
 import os, signal
 from vision_attn.cli import main

@@ -6,7 +6,9 @@ Errors meant for the user are ValueErrors and OSErrors: one line on stderr, exit
 """
 
 import argparse
+import logging
 import sys
+import warnings
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -72,6 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     command, *rest = words or ["--help"]
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # a home without a folder for its cache
+    for library in (r"PIL\.", r"torch\.serialization"):  # on files of which there is a line of ours
+        warnings.filterwarnings("ignore", category=UserWarning, module=library)
     if command in ("-h", "--help", "help"):
         listed = {**TRAINING, **COMMANDS}
         print(HELP.format(commands="\n".join(f"  {n:<10} {text}" for n, text in listed.items())))

@@ -202,7 +202,7 @@ def _checkpoint(saved: Checkpoint, ask: Request) -> Parts:
         outputs = about["network"]["init_args"].get("num_classes") or len(classes)
         if outputs != len(classes):
             raise ValueError(f"{len(classes)} class names for {outputs} outputs")
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: its network cannot be rebuilt: {_in_words(error)}") from error
     weights = read_weights(ask.weights) if ask.weights else saved.weights
     load_weights(network, weights, ask.weights or path)
@@ -232,7 +232,7 @@ def _sequences(saved: Checkpoint) -> LoadedSequences:
             name: Vocabulary(symbols) for name, symbols in about["vocabularies"].items()
         }
         preprocess = Preprocess(**about["preprocess"]) if about["preprocess"] else None
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: its network cannot be rebuilt: {_in_words(error)}") from error
     load_weights(network, saved.weights, path)
     return LoadedSequences(network.eval(), vocabularies, preprocess)

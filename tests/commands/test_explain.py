@@ -366,6 +366,21 @@ def test_the_last_shard_puts_all_together(alone, tmp_path, capsys):
     assert same_but_for_time(out, folder) == {f"results.{i}-of-3.jsonl" for i in (1, 2, 3)}
 
 
+@pytest.mark.parametrize(("old", "new"), [("RandomMap", "RandomMop"), ('{"', "["), ("0", "1")])
+def test_a_damaged_shard_is_named_and_done_again(alone, tmp_path, capsys, old, new):
+    words, folder = alone
+    out = tmp_path / "out"
+    assert explain(*words, "--shard", "1/2", "-o", out) == 0
+    file = out / "results.1-of-2.jsonl"
+    first, *rest = file.read_text().splitlines(keepends=True)
+    assert old in first
+    file.write_text("".join([first.replace(old, new, 1), *rest]))
+    assert explain(*words, "--shard", "2/2", "-o", out) == 2
+    assert f"{file}: damaged: run --shard 1/2 again" in capsys.readouterr().err
+    assert explain(*words, "--shard", "1/2", "-o", out) == 0
+    assert same_but_for_time(out, folder)
+
+
 def test_torchrun_says_which_shard_a_process_is(alone, tmp_path, monkeypatch):
     words, folder = alone
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -172,6 +172,39 @@ def test_a_stopped_run_goes_on(models, planted, tmp_path, monkeypatch, capsys):
     same(scores(tmp_path), scores(planted))
 
 
+def test_damaged_scores_are_made_again(models, planted, tmp_path, monkeypatch):
+    """A digit, a name, bytes that are no text, brackets without an end: each costs its image."""
+    shutil.copytree(planted, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "per_image" / "all.jsonl"
+    lines = file.read_bytes().splitlines()
+    digit = max(
+        i for i, c in enumerate(lines[0]) if chr(c).isdigit() and i < lines[0].index(b"checksum")
+    )
+    lines[0] = (
+        lines[0][:digit]
+        + (b"1" if lines[0][digit : digit + 1] != b"1" else b"2")
+        + lines[0][digit + 1 :]
+    )
+    lines[1] = lines[1].replace(b'"kind"', b'"kynd"')
+    lines[2] = b"\xff\xfe" + lines[2]
+    lines[3] = b"[" * 100_000
+    lines[4] = b"[1]"
+    file.write_bytes(b"\n".join(lines) + b"\n")
+    done = []
+    do = score_work.Work.do
+    monkeypatch.setattr(score_work.Work, "do", lambda s, task: done.append(task) or do(s, task))
+    assert score(models("vit"), "planted", *QUICK, "--images", 10, "-o", tmp_path) == 0
+    assert done
+    same(scores(tmp_path), scores(planted))
+
+
+@pytest.mark.parametrize("text", ["", "{", "3", "[1]", "[" * 100_000])
+def test_damaged_settings_are_named(models, tmp_path, capsys, text):
+    (tmp_path / "settings.json").write_text(text)
+    assert score(models("vit"), "planted", *QUICK, "--images", 2, "-o", tmp_path) == 2
+    assert "settings.json: damaged, so whose scores lie there is not known" in complaint(capsys)
+
+
 def test_more_methods_and_images_add_to_what_is_there(models, tmp_path, monkeypatch):
     words = models("vit"), "planted", "--steps", 2, "--batch-size", 4, "-o", tmp_path
     assert score(*words, "--method", "GradCAM", "--images", 4) == 0
@@ -367,7 +400,14 @@ def test_boxes_are_scored_and_bad_ones_named(photos, models, tmp_path, capsys):
         data = open_data(str(boxed(photos, [cat, entry])), model, Path("."))
         with pytest.raises(ImageError, match=re.escape(told)):
             data[1]
-    for text in ("[]", "{", '{"images": []}', '{"images": [{"file": 3, "boxes": []}]}'):
+    for text in (
+        "[]",
+        "{",
+        '{"images": []}',
+        '{"images": [{"file": 3, "boxes": []}]}',
+        '{"images": [{"file": "cat.png", "boxes": [[1, 2, 3, 4]], "size": 3}]}',
+        "[" * 9999,
+    ):
         (photos / "boxes.json").write_text(text)
         assert score(models("vit"), photos, *QUICK, "-o", tmp_path / "x") == 2
         assert "boxes.json: " in complaint(capsys)

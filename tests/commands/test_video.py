@@ -169,3 +169,14 @@ def test_ctrl_c_paints_what_was_explained(models, film, tmp_path, capsys, monkey
     assert explain(models("senet"), film, "-o", out, "--batch-size", 2) == 130
     assert f"stopped; the first 4 frames are in {out}" in capsys.readouterr().err
     assert len(list(Video.file(out / "film.GradCAM.mp4"))) == 4
+
+
+def test_opencv_and_ffmpeg_keep_quiet_about_a_damaged_video(models, film, tmp_path, capfd):
+    content = bytearray(film.read_bytes())
+    for at in range(len(content) // 4, len(content) // 2, 37):
+        content[at] ^= 255
+    film.write_bytes(content)
+    assert explain(models("vit"), film, "-o", tmp_path / "out") in (0, 1)
+    lines = capfd.readouterr().err.strip().splitlines()
+    assert all(line.startswith("vision-attn: error: ") for line in lines)
+    assert len(lines) <= 1

@@ -1,11 +1,14 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from vision_attn.data import cache as cache_module
@@ -15,7 +18,10 @@ from vision_attn.data.cache import PixelCache
 @pytest.fixture
 def photos(tmp_path):
     """Eleven images of different sizes; number 7 is small, number 8 is text."""
-    folder = tmp_path / "photos"
+    return draw_photos(tmp_path / "photos")
+
+
+def draw_photos(folder):
     folder.mkdir()
     rng = np.random.default_rng(0)
     for i in range(11):
@@ -187,5 +193,157 @@ def test_two_processes_build_one_cache(tmp_path, photos):
     lines = (place / "index.jsonl").read_text().splitlines()
     assert len(lines) == 10
     assert (place / "pixels.bin").stat().st_size == json.loads(lines[-1])[3] + np.prod(
-        json.loads(lines[-1])[4:]
+        json.loads(lines[-1])[4:6]
     ) * 3
+
+
+def lines_of(place) -> list[list]:
+    return [json.loads(line) for line in (place / "index.jsonl").read_text().splitlines()]
+
+
+def write_lines(place, lines: list[list]) -> None:
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (place / "index.jsonl").write_text(text)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5, 0.999])
+def test_a_flipped_byte_of_the_pixels_is_decoded_again(tmp_path, photos, decoded, part, caplog):
+    place = tmp_path / "cache"
+    PixelCache(place, 20).load(photos, NAMES)
+    decoded.clear()
+    pixels = bytearray((place / "pixels.bin").read_bytes())
+    at = int(part * len(pixels))
+    pixels[at] ^= 4
+    (place / "pixels.bin").write_bytes(pixels)
+    (hit,) = [
+        name for name, _, _, offset, h, w, _ in lines_of(place) if 0 <= at - offset < h * w * 3
+    ]
+    assert_whole(PixelCache(place, 20), photos)
+    assert sorted(decoded) == sorted([hit, "8.png"])
+    assert f"1 images of this cache are damaged (the first: {hit})" in caplog.text
+    decoded.clear()
+    assert_whole(PixelCache(place, 20), photos)
+    assert decoded == ["8.png"]
+
+
+@pytest.mark.parametrize("field", range(7))
+@pytest.mark.parametrize("change", [lambda value: value + 1, lambda value: value // 2])
+def test_a_changed_field_of_a_line_is_decoded_again(tmp_path, photos, decoded, field, change):
+    place = tmp_path / "cache"
+    PixelCache(place, 20).load(photos, NAMES)
+    decoded.clear()
+    lines = lines_of(place)
+    lines[4][field] = "5.png" if field == 0 else change(lines[4][field])
+    write_lines(place, lines)
+    assert_whole(PixelCache(place, 20), photos)
+    assert "4.png" in decoded
+
+
+def test_swapped_offsets_of_equal_images_are_seen(tmp_path, decoded):
+    """Two photos of one size: every number is plausible, and the pictures are exchanged."""
+    folder, place = tmp_path / "photos", tmp_path / "cache"
+    folder.mkdir()
+    for name, colour in (("a.png", (9, 0, 0)), ("b.png", (0, 9, 0))):
+        Image.new("RGB", (8, 6), colour).save(folder / name)
+    PixelCache(place, 20).load(folder, ["a.png", "b.png"])
+    (a, b) = lines_of(place)
+    a[3], b[3] = b[3], a[3]
+    write_lines(place, [a, b])
+    pixels, _ = PixelCache(place, 20).load(folder, ["a.png", "b.png"])
+    assert pixels[0][0, 0].tolist() == [9, 0, 0]
+    assert pixels[1][0, 0].tolist() == [0, 9, 0]
+
+
+def test_a_damaged_entry_whose_photo_is_gone_is_an_error_of_its_own(tmp_path, photos):
+    place = tmp_path / "cache"
+    PixelCache(place, 20).load(photos, NAMES)
+    (place / "pixels.bin").write_bytes(bytes((place / "pixels.bin").stat().st_size))
+    (photos / "2.png").unlink()
+    pixels, errors = PixelCache(place, 20).load(photos, NAMES)
+    assert sorted(errors) == [2, 8]
+    assert errors[2] == f"{photos / '2.png'}: no such file: check the path"
+    np.testing.assert_array_equal(pixels[3], expected(photos, "3.png"))
+
+
+def test_a_cache_without_checksums_is_built_anew(tmp_path, photos, decoded):
+    place = tmp_path / "cache"
+    PixelCache(place, 20).load(photos, NAMES)
+    size = (place / "pixels.bin").stat().st_size
+    write_lines(place, [line[:6] for line in lines_of(place)])
+    decoded.clear()
+    assert_whole(PixelCache(place, 20), photos)
+    assert sorted(decoded) == sorted(NAMES)
+    assert (place / "pixels.bin").stat().st_size == size
+
+
+def test_what_is_mapped_is_never_written_over(tmp_path, photos):
+    """The last image of pixels.bin changes while a run reads it."""
+    cache = PixelCache(tmp_path / "cache", 20)
+    mapped, _ = cache.load(photos, NAMES)
+    before = mapped[10].copy()
+    Image.new("RGB", (50, 40), (1, 2, 3)).save(photos / "10.png")
+    assert_whole(cache, photos)
+    np.testing.assert_array_equal(mapped[10], before)
+
+
+BYTES = st.binary(min_size=1, max_size=12)
+PLACE = st.floats(0, 1, exclude_max=True)
+VALUE = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5),
+    st.sampled_from([10**30, -1, [[]], {"a": 1}, "3.png"]),
+)  # fmt: skip
+DAMAGE = st.one_of(
+    st.tuples(st.just("write"), PLACE, BYTES),
+    st.tuples(st.just("cut"), PLACE, st.just(b"")),
+    st.tuples(st.just("insert"), PLACE, st.one_of(BYTES, st.just(b"[" * 100_000), st.just(b"\n"))),
+    st.tuples(st.just("field"), PLACE, st.tuples(st.integers(0, 6), VALUE)),
+    st.tuples(st.just("drop field"), PLACE, st.integers(0, 6)),
+    st.tuples(st.just("repeat"), PLACE, st.just(b"")),
+)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(damages=st.lists(DAMAGE, min_size=1, max_size=3), file=st.sampled_from(["index", "pixels"]))
+def test_whatever_is_damaged_the_images_are_right(tmp_path_factory, whole_cache, damages, file):
+    photos, built = whole_cache
+    place = tmp_path_factory.mktemp("damaged") / "cache"
+    shutil.copytree(built, place)
+    path = place / ("index.jsonl" if file == "index" else "pixels.bin")
+    for how, where, what in damages:
+        damage(path, how, where, what)
+    assert_whole(PixelCache(place, 20), photos)
+    assert_whole(PixelCache(place, 20), photos)
+
+
+def damage(path, how: str, where: float, what) -> None:
+    content = path.read_bytes()
+    at = int(where * len(content))
+    if how in ("field", "drop field", "repeat"):
+        lines = content.split(b"\n")
+        number = int(where * len(lines))
+        try:
+            line = json.loads(lines[number])
+            if how == "field":
+                line[what[0]] = what[1]
+            elif how == "drop field":
+                del line[what]
+            lines[number:number] = [json.dumps(line).encode()]
+        except (ValueError, IndexError, TypeError, KeyError):
+            return
+        if how != "repeat":
+            del lines[number + 1]
+        path.write_bytes(b"\n".join(lines))
+        return
+    end = {"write": at + len(what), "cut": len(content), "insert": at}[how]
+    path.write_bytes(content[:at] + what + content[end:])
+
+
+@pytest.fixture(scope="module")
+def whole_cache(tmp_path_factory):
+    """Photos and their cache, never written to."""
+    folder = tmp_path_factory.mktemp("whole")
+    draw_photos(folder / "photos")
+    PixelCache(folder / "cache", 20).load(folder / "photos", NAMES)
+    return folder / "photos", folder / "cache"

@@ -177,6 +177,8 @@ def test_source():
     assert masks.shortcut_mask.any((1, 2)).all()
     assert same(source.images("test"), paint(0, 10, size=(24, 40), split="test", cue="contradict"))
     assert same(source.images("test", "none"), paint(0, 10, size=(24, 40), split="test"))
+    with pytest.raises(ValueError, match=r"at least 1 and at most 10000000, got .*1000000000000"):
+        Planted(16, test=10**12)
     with pytest.raises(ValueError, match="train, val and test must be at least 1"):
         Planted(val=0)
     with pytest.raises(ValueError, match="at least 16 x 16 pixels, got 8 x 64"):

@@ -193,6 +193,13 @@ def test_masks_and_boxes_go_the_way_of_their_photo():
     assert preprocess.boxes([[0, 0, 2, 2]], (140, 90)).shape == (0, 4)  # beside the crop
 
 
+@pytest.mark.parametrize("boxes", [[["a", 0, 1, 1]], [[None] * 4], [[0, 0, 1], [1]], {}, 3, [{}]])
+def test_boxes_that_are_no_numbers(boxes):
+    preprocess = Preprocess((2, 2), (0.5,) * 3, (0.5,) * 3)
+    with pytest.raises(ValueError, match=r"expected boxes \[left, top, right, bottom\]"):
+        preprocess.boxes(boxes, (4, 2))
+
+
 def test_masks_and_boxes_that_do_not_fit():
     preprocess = Preprocess((32, 48), (0.0,) * 3, (1.0,) * 3)
     with pytest.raises(ValueError, match="the mask is 5 x 3, its photo 50 x 30: save it at the ph"):

@@ -133,6 +133,10 @@ DAMAGES = {
         entry(preprocess={**ABOUT["preprocess"], "input_size": (10**12, 16)}),
         "expected a side of at most 8192 pixels",
     ),
+    "a tensor for a mean": (
+        entry(preprocess={**ABOUT["preprocess"], "mean": torch.ones(2, 3)}),
+        "a.ckpt: its network cannot be rebuilt: ",
+    ),
     "text input": (
         entry(preprocess={**ABOUT["preprocess"], "input_size": "ab"}),
         "a.ckpt: its network cannot be rebuilt: ",

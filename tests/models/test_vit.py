@@ -164,6 +164,7 @@ def test_layout_counts_every_prefix_token():
         ({"class_token": False}, "class_token is False"),
         ({"class_token": False, "pool": ClassToken}, "class_token is False"),
         ({"patch_drop": 1.0}, "patch_drop must be at least 0 and below 1, got 1.0"),
+        ({"depth": 10**12}, "depth must be at most 10000, got 1000000000000"),
         ({"image_size": (16, 20)}, "multiples of the patch size 8, got 16x20"),
     ],
 )

@@ -1,19 +1,23 @@
 """Image files decoded once: their pixels in one flat file, mapped into memory ever after.
 
 A cache is a folder with `pixels.bin`, which only grows, and `index.jsonl`, one line for each image:
-its name, the file's size and time of change, and where its pixels lie. A line is written when its
-pixels are on the disk, so a build that is killed goes on where it stopped. A file whose size or
-time changed is decoded anew. A lock lets one process build while the others wait.
+its name, the file's size and time of change, where its pixels lie, and a CRC-32 of the line and of
+the pixels. A line is written when its pixels are on the disk, so a build that is killed goes on
+where it stopped. A file whose size or time changed is decoded anew, and so is an image whose line
+or pixels do not match their checksum; all are checked once, when the cache is loaded. A lock lets
+one process build while the others wait.
 
 Axes: n images, h height, w width.
 """
 
 import json
+import logging
 import os
 import sys
+import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +31,14 @@ from vision_attn.data.images import ImageError, read_image
 
 __all__ = ["CachedPixels", "PixelCache", "Record"]
 
-CHUNK = 64  # images decoded between two writes
+log = logging.getLogger(__name__)
+
+CHUNK = 64  # images decoded between two writes, or checked at once
 
 
 @dataclass(frozen=True)
 class Record:
-    """A line of the index: the file as it was, and its pixels in pixels.bin.
+    """A line of the index: the file as it was, its pixels in pixels.bin, and their checksum.
 
     Examples:
         >>> from vision_attn.data.cache import Record
@@ -47,11 +53,32 @@ class Record:
     offset: int = 0
     height: int = 0
     width: int = 0
+    checksum: int = 0
+
+    @classmethod
+    def read(cls, line: str) -> "Record | None":
+        """The record of a line of the index, or None where it is not one: cut, damaged or older."""
+        try:
+            name, *numbers = json.loads(line)
+        except (ValueError, TypeError, RecursionError):
+            return None
+        plain = all(type(number) is int and number >= 0 for number in numbers)
+        if not isinstance(name, str) or not plain or len(numbers) != len(fields(cls)) - 1:
+            return None
+        return cls(name, *numbers)
 
     @property
     def end(self) -> int:
         """The place in pixels.bin after the image's last byte."""
         return self.offset + self.height * self.width * 3
+
+    def checksum_with(self, pixels: UInt8[np.ndarray, " total"]) -> int:
+        """CRC-32 of all the other fields and of the image's pixels."""
+        return zlib.crc32(pixels.data, zlib.crc32(_line(replace(self, checksum=0)).encode()))
+
+    def is_whole(self, pixels: UInt8[np.ndarray, " total"]) -> bool:
+        """Whether line and pixels are those that were written; `pixels` is all of pixels.bin."""
+        return self.checksum == self.checksum_with(pixels[self.offset : self.end])
 
     def is_of(self, file: "Record") -> bool:
         """Whether the file is still the one that was decoded."""
@@ -123,11 +150,10 @@ class PixelCache:
         self.place.mkdir(parents=True, exist_ok=True)
         with FileLock(self.place / "lock"):
             records, errors = self._records(), {}
-            stale = []
-            for name in names:
-                file = _stat(folder, name)
-                if name not in records or not records[name].is_of(file):
-                    stale.append(file)
+            files = [_stat(folder, name) for name in names]
+            kept = [f.name for f in files if f.name in records and records[f.name].is_of(f)]
+            whole = set(kept) - self._damaged([records[name] for name in kept])
+            stale = [file for file in files if file.name not in whole]
             if stale:
                 errors = self._build(folder, stale, records)
         table = np.zeros((len(names), 3), np.int64)
@@ -143,20 +169,38 @@ class PixelCache:
     def _records(self) -> dict[str, Record]:
         """What the cache holds. It starts afresh where most of pixels.bin is out of date."""
         records: dict[str, Record] = {}
-        if self._index.exists() and self._pixels.exists():
-            written = self._pixels.stat().st_size
-            for line in self._index.read_text().splitlines():
-                try:
-                    record = Record(*json.loads(line))
-                except (ValueError, TypeError):
-                    continue  # cut short by a kill
-                if record.end <= written:
-                    records[record.name] = record
+        if not (self._index.exists() and self._pixels.exists()):
+            return records
+        written = self._pixels.stat().st_size
+        for line in self._index.read_text(errors="replace").split("\n"):
+            record = Record.read(line)
+            if record and record.end <= written:
+                records[record.name] = record
         used = sum(record.end - record.offset for record in records.values())
-        if used * 2 < _end(records):
+        if used * 2 < written:
             self._pixels.unlink()  # whoever has it mapped keeps it
             records.clear()
         return records
+
+    def _damaged(self, records: list[Record]) -> set[str]:
+        """The names of those whose line or pixels are not what was written."""
+        if not records:
+            return set()
+        pixels = np.asarray(np.memmap(self._pixels, np.uint8, "r"))
+
+        def among(chunk: list[Record]) -> list[str]:
+            return [record.name for record in chunk if not record.is_whole(pixels)]
+
+        in_order = sorted(records, key=lambda record: record.offset)
+        chunks = [in_order[i : i + CHUNK] for i in range(0, len(in_order), CHUNK)]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            damaged = {name for names in pool.map(among, chunks) for name in names}
+        if damaged:
+            log.warning(
+                "%s: %d images of this cache are damaged (the first: %s) and are decoded again",
+                *(self.place, len(damaged), min(damaged)),
+            )
+        return damaged
 
     def _build(
         self, folder: Path, stale: list[Record], records: dict[str, Record]
@@ -168,13 +212,12 @@ class PixelCache:
         fresh = self._index.with_suffix(".new")
         fresh.write_text("".join(map(_line, records.values())))
         fresh.replace(self._index)
-        end = _end(records)
         with (
             ThreadPoolExecutor(os.cpu_count()) as pool,
             self._pixels.open("ab") as pixels,
             self._index.open("a") as index,
         ):
-            pixels.truncate(end)  # what a killed build left behind
+            end = pixels.seek(0, os.SEEK_END)  # what lies before it may be mapped somewhere
             for chunk in _progress([stale[i : i + CHUNK] for i in range(0, len(stale), CHUNK)]):
                 decoded = pool.map(lambda file: self._decode(folder / file.name), chunk)
                 lines = []
@@ -185,6 +228,7 @@ class PixelCache:
                     pixels.write(image.tobytes())
                     height, width = image.shape[:2]
                     record = replace(file, offset=end, height=height, width=width)
+                    record = replace(record, checksum=record.checksum_with(image.ravel()))
                     end = record.end
                     records[file.name] = record
                     lines.append(_line(record))
@@ -217,10 +261,6 @@ def _stat(folder: Path, name: str) -> Record:
 
 def _line(record: Record) -> str:
     return json.dumps(astuple(record)) + "\n"
-
-
-def _end(records: dict[str, Record]) -> int:
-    return max((record.end for record in records.values()), default=0)
 
 
 def _progress(chunks: list[list[Record]]) -> Iterable[list[Record]]:

@@ -39,6 +39,7 @@ DISTRACTOR_SHAPES = (*SHAPES, painting.triangle, painting.square, painting.star)
 DISTRACTOR_SCALE = 0.10, 0.16
 PERIOD = 0.22  # of the texture, in square roots of the object's area
 MARK = 1 / 8  # side of the shortcut's mark, as a share of the shorter side
+MOST = 10**7  # images of a part: all of them are painted, and lie in memory
 CHUNK = 256  # images painted at once: enough that the small steps between cost little
 
 
@@ -94,8 +95,10 @@ class Planted(Source):
     ) -> None:
         self.size = (size, size) if isinstance(size, int) else size
         self.counts: dict[Split, int] = {"train": train, "val": val, "test": test}
-        if min(train, val, test) < 1:
-            raise ValueError(f"train, val and test must be at least 1, got {self.counts}")
+        if min(train, val, test) < 1 or max(train, val, test) > MOST:
+            raise ValueError(
+                f"train, val and test must be at least 1 and at most {MOST}, got {self.counts}"
+            )
         self.cue: Cue = "agree" if shortcut else "none"
         self.test_cue = test_cue or self.cue
         self.seed = seed

@@ -125,7 +125,15 @@ class Preprocess:
             >>> preprocess.boxes([[0, 0, 2, 2], [0, 0, 1, 1]], size=(4, 2))
             tensor([[0., 0., 1., 2.]])
         """
-        given = torch.as_tensor(boxes, dtype=torch.float32)
+        try:
+            given = torch.as_tensor(boxes, dtype=torch.float32)
+        except (
+            TypeError,
+            ValueError,
+            RuntimeError,
+            OverflowError,
+        ):  # not numbers, or a ragged list
+            given = torch.empty(0)
         if given.ndim != 2 or given.shape[1] != 4 or (given[:, :2] >= given[:, 2:]).any():
             raise ValueError(
                 "expected boxes [left, top, right, bottom], left < right and top < bottom, "

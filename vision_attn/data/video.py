@@ -3,6 +3,7 @@
 Axes: H, W height and width in pixels.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ from vision_attn.data.images import ImageError, find_images, read_image, regular
 
 __all__ = ["Video", "is_video"]
 
+# AV_LOG_QUIET, which OpenCV takes over at its first video: ImageError says what is wrong with one.
+os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
 SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"})
 
 
@@ -89,6 +92,7 @@ def is_video(path: str | Path) -> bool:
 def _open(path: Path) -> cv2.VideoCapture:
     try:
         with regular_file(path):
+            cv2.utils.logging.setLogLevel(0)
             return cv2.VideoCapture(str(path))
     except OSError:
         raise ImageError(f"{path}: no such file: check the path") from None

@@ -318,6 +318,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Validating sparse tensor invariants")
+            warnings.filterwarnings("ignore", "Detected pickle protocol")
             contents = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
         raise ModelError(

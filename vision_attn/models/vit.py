@@ -20,6 +20,8 @@ from vision_attn.types import Images, Logits, Pool, TokenLayout
 
 __all__ = ["Block", "ConvEmbed", "PatchEmbed", "ViT"]
 
+DEEPEST = 10_000  # blocks: more are a slip, and take memory without an end
+
 Tokens = Float[Tensor, "b n d"]
 Attention = Callable[..., nn.Module]  # attention(dim=d, heads=h), then (tokens, layout=layout)
 Embed = Callable[..., nn.Module]  # embed(dim=d, patch_size=p), then images -> (b n d)
@@ -171,6 +173,8 @@ class ViT(Rebuildable):
         embed: Embed = PatchEmbed,
     ):
         super().__init__()
+        if depth > DEEPEST:
+            raise ValueError(f"depth must be at most {DEEPEST}, got {depth}")
         if not 0 <= patch_drop < 1:
             raise ValueError(f"patch_drop must be at least 0 and below 1, got {patch_drop}")
         if isinstance(pool, str) and pool not in POOLS:

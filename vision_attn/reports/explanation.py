@@ -22,6 +22,7 @@ from io import BytesIO
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
+from zlib import crc32
 
 import numpy as np
 import PIL.Image
@@ -364,11 +365,14 @@ class Entry:
     def line(self) -> str:
         """Write the entry as one line of JSON."""
         row = None if self.row is None else asdict(self.row)
-        return as_line({"file": self.file, "records": self.records, "row": row})
+        values = {"file": self.file, "records": self.records, "row": row}
+        return as_line({**values, "checksum": _checksum(values)})
 
     @classmethod
     def read(cls, values: dict[str, Any]) -> "Entry":
-        """Read the entry from the values of a `line`."""
+        """Read the entry from the values of a `line`; ValueError where they are damaged."""
+        if values.pop("checksum", None) != _checksum(values):
+            raise ValueError("not as it was written")
         row = values["row"]
         if row is not None:
             shots = [Shot(**{**shot, "size": tuple(shot["size"])}) for shot in row["shots"]]
@@ -470,6 +474,11 @@ def file_names(files: Sequence[Path]) -> list[str]:
 def label(method: str) -> str:
     """Write a method as part of a file's name: without quotes, spaces and signs of paths."""
     return re.sub(r"[<>:/\\|?*]", "-", re.sub(r"['\"\s]", "", method))
+
+
+def _checksum(values: dict[str, Any]) -> int:
+    """CRC-32 of values as `as_line` puts them into a file."""
+    return crc32(as_line(values).encode(errors="replace"))
 
 
 def as_line(value: dict[str, Any]) -> str:

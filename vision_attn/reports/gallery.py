@@ -177,11 +177,16 @@ class Results:
         for number in range(1, self.shards + 1):
             if not self.part(number).is_file():
                 return False
-            with self.part(number).open(encoding="utf-8") as file:
+            with self.part(number).open(encoding="utf-8", errors="replace") as file:
                 *lines, last = [*file] or [""]
             if last != self.last_line:
                 return False
-            entries += [Entry.read(json.loads(line)) for line in lines]
+            try:
+                entries += [Entry.read(json.loads(line)) for line in lines]
+            except (ValueError, AttributeError, RecursionError):
+                raise ValueError(
+                    f"{self.part(number)}: damaged: run --shard {number}/{self.shards} again"
+                ) from None
         order = {file: place for place, file in enumerate(self.files)}
         entries.sort(key=lambda entry: order[entry.file])
         records = (record for entry in entries for record in entry.records)

@@ -40,7 +40,7 @@ class Warmup(LambdaLR):
         if steps < 1:
             raise ValueError(f"a schedule needs at least 1 step, got {steps}")
         for name, share in (("warmup", warmup), ("final", final)):
-            if not 0 <= share <= 1:
+            if share is None or not 0 <= share <= 1:
                 raise ValueError(f"{name} is a share of the run, from 0 to 1, got {share}")
         warmup_steps = round(warmup * steps)
 

@@ -35,6 +35,9 @@ def bomb(levels: int) -> str:
         ("a: !!python/object/apply:os.system [x]", "is not YAML: line 1: could not determine"),
         ("[1]", "expected sections such as model, data and trainer"),
         ("a: [", "is not YAML: line"),
+        ("trainer: 1", "trainer: expected options by name, got 1"),
+        ("model:", "model: expected options by name, got nothing"),
+        ("data: [a]", r"data: expected options by name, got \['a'\]"),
     ],
 )
 def test_a_config_without_an_end_is_one_line(text, message, tmp_path):

@@ -71,6 +71,11 @@ def check_yaml(path: str | Path) -> dict[str, Any]:
     content = _loaded(Path(path), set())
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected sections such as model, data and trainer")
+    for name in ("model", "data", "trainer"):
+        section = content.get(name, {})
+        if not isinstance(section, (dict, str)):  # a word is another file's name
+            got = "nothing" if section is None else repr(section)
+            raise ValueError(f"{path}: {name}: expected options by name, got {got}")
     for where, section in _classes_named(content):
         for key in section.keys() - {"class_path", "init_args", "dict_kwargs"}:
             hint = nearest(str(key), ["class_path", "init_args"])

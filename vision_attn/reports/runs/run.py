@@ -23,12 +23,13 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.table import Table
+from torch import Tensor
 
 from vision_attn import models  # so that a config may say ViT for vision_attn.models.ViT
 from vision_attn.data import ExampleData, ImageData
 from vision_attn.errors import ModelError
 from vision_attn.files import write_text
-from vision_attn.models.checkpoint import describe, load_weights, unpack
+from vision_attn.models.checkpoint import describe, load_weights, read_file, unpack
 from vision_attn.reports.runs.configs import NEWEST, find_config, values_of, without
 from vision_attn.reports.runs.guard import check_classes, check_yaml, only_packages
 from vision_attn.reports.runs.messages import readable
@@ -46,6 +47,7 @@ from vision_attn.training import (
 
 __all__ = ["ExampleRun", "Run", "make_run"]
 
+ELEMENTWISE = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg"}
 QUIET = (  # what Lightning and jsonargparse warn of and a user need not know
     r"\s*By default only one JsonargparseDeprecationWarning per type",
     r"\s*``instantiate_classes`` was deprecated",
@@ -112,6 +114,7 @@ class Run(LightningCLI):
         show: Sequence[Callback] = (),
     ):
         self.command = command
+        self.begun = Begun()
         self.folder: Path | None = None
         self.show = list(show)
         self.infer_classes = infer_classes
@@ -234,6 +237,7 @@ class Run(LightningCLI):
 
     def _trainer(self, **changes: Any) -> Trainer:
         """Lightning's trainer; ValueError, with the options, for a device that is not there."""
+        changes["callbacks"] = [*(changes.get("callbacks") or []), self.begun]
         try:
             return super().instantiate_trainer(**changes)
         except ValueError:
@@ -288,9 +292,11 @@ class Run(LightningCLI):
             with _one_line():
                 if start:
                     self._check_fits(start)
-                self.trainer.fit(
-                    self.model, datamodule=self.datamodule, ckpt_path=start, weights_only=True
-                )
+                    self._check_resumes(start)
+                with self._restoring(start):
+                    self.trainer.fit(
+                        self.model, datamodule=self.datamodule, ckpt_path=start, weights_only=True
+                    )
         except SystemExit as stop:  # so Lightning ends a fit that Ctrl-C stopped
             raise KeyboardInterrupt(self._go_on()) from stop
         except BaseException:
@@ -334,28 +340,61 @@ class Run(LightningCLI):
 
     def _measure(self, measure: Callable[..., Any]) -> None:
         with _one_line():
-            self._check_fits(self.config.ckpt_path)
-            measure(
-                self.model,
-                datamodule=self.datamodule,
-                ckpt_path=self.config.ckpt_path,
-                verbose=False,
-                weights_only=True,
-            )
+            start = self.config.ckpt_path
+            self._check_fits(start)
+            with self._restoring(start):
+                measure(
+                    self.model,
+                    datamodule=self.datamodule,
+                    ckpt_path=start,
+                    verbose=False,
+                    weights_only=True,
+                )
 
     def predict(self) -> bool:
         """Name the class of each image; return whether all could be read."""
         with _one_line():
-            self._check_fits(self.config.ckpt_path)
-            self.trainer.predict(
-                self.model,
-                datamodule=self.datamodule,
-                ckpt_path=self.config.ckpt_path,
-                return_predictions=False,
-                weights_only=True,
-            )
+            start = self.config.ckpt_path
+            self._check_fits(start)
+            with self._restoring(start):
+                self.trainer.predict(
+                    self.model,
+                    datamodule=self.datamodule,
+                    ckpt_path=start,
+                    return_predictions=False,
+                    weights_only=True,
+                )
         files: Any = self.trainer.predict_dataloaders
         return not self.trainer.strategy.reduce_boolean_decision(bool(files.failed), all=False)
+
+    @contextmanager
+    def _restoring(self, path: str | None) -> Iterator[None]:
+        """Until the first batch is done, an error is the checkpoint's: a ModelError in one line."""
+        try:
+            yield
+        except (ValueError, OSError, MemoryError, MisconfigurationException):
+            raise
+        except Exception as error:
+            if path is None or self.begun.begun or "allocate" in str(error):
+                raise
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ModelError(
+                f"{path}: its training state is damaged, or of another version of Lightning "
+                f"({said}): take an earlier checkpoint"
+            ) from error
+
+    @staticmethod
+    def _check_resumes(path: str) -> None:
+        """Raises ModelError where a checkpoint lacks what a run needs to go on."""
+        kinds = {"epoch": int, "global_step": int, "loops": dict}
+        contents = read_file(path)
+        kinds |= {"optimizer_states": list, "lr_schedulers": list}
+        for name, kind in kinds.items():
+            if not isinstance(contents.get(name), kind):
+                raise ModelError(
+                    f"{path}: its training state is damaged: {name} is not a {kind.__name__}; "
+                    "take an earlier checkpoint"
+                )
 
     def _check_fits(self, path: str) -> None:
         """Raises ModelError, in one line, where the checkpoint is damaged or of another network."""
@@ -403,6 +442,38 @@ class ExampleRun(Run):
         return []
 
 
+class Begun(Callback):
+    """Whether the trainer has read the checkpoint, and a batch has been done with it."""
+
+    def __init__(self) -> None:
+        self.begun = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A fused optimizer writes beyond an average that is smaller than its weights."""
+        for optimizer in trainer.optimizers:
+            for weights, state in optimizer.state.items():
+                for name, value in state.items():
+                    if not isinstance(value, Tensor):
+                        continue
+                    if value.layout != torch.strided or value.is_meta:
+                        raise TypeError(f"{name} of the optimizer is a sparse or empty tensor")
+                    if name in ELEMENTWISE and value.shape != weights.shape:
+                        shapes = f"{tuple(value.shape)} for weights of {tuple(weights.shape)}"
+                        raise TypeError(f"{name} of the optimizer is of {shapes}")
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.begun = True
+
+    def on_test_start(self, *args: Any) -> None:
+        self.begun = True
+
+    def on_predict_start(self, *args: Any) -> None:
+        self.begun = True
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.begun |= trainer.state.fn == "validate"
+
+
 class SavedConfig(Callback):
     """Writes the config that a run was made from as `folder`/config.yaml."""
 
@@ -440,6 +511,13 @@ def _one_line() -> Iterator[None]:
         yield
     except MisconfigurationException as error:
         raise ValueError(str(error)) from error
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):
+            raise
+        raise ValueError(
+            f"not enough memory ({' '.join(str(error).split()) or 'MemoryError'}): make the "
+            "network, its images or data.batch_size smaller"
+        ) from error
 
 
 def _writes_files() -> bool:

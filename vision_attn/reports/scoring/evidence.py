@@ -402,7 +402,10 @@ def read_boxes(path: Path) -> list[dict[str, Any]]:
         entries = json.loads(path.read_text(encoding="utf-8"))["images"]
         if not all(isinstance(e["file"], str) and isinstance(e["boxes"], list) for e in entries):
             raise TypeError("a file or its boxes are of another kind")
-    except (KeyError, TypeError, ValueError) as error:
+        sizes = [entry["size"] for entry in entries if "size" in entry]
+        if not all(isinstance(size, list) and len(size) == 2 for size in sizes):
+            raise TypeError("a size is not [width, height]")
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {expected} ({type(error).__name__}: {error})") from None
     if not entries:
         raise ValueError(f"{path}: no image in it: {expected}")

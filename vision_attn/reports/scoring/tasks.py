@@ -277,7 +277,12 @@ class Folder(Memory):
     def _check(folder: Path, settings: Record) -> None:
         about = folder / "settings.json"
         if about.is_file():
-            before = json.loads(about.read_text(encoding="utf-8"))
+            try:
+                before = dict(json.loads(about.read_bytes()))
+            except (ValueError, TypeError, RecursionError):
+                raise ValueError(
+                    f"{about}: damaged, so whose scores lie there is not known: name another folder"
+                ) from None
             differ = [
                 name for name in settings if name != "model" and before.get(name) != settings[name]
             ]
@@ -291,20 +296,23 @@ class Folder(Memory):
         write_text(about, json.dumps(settings, indent=1))
 
     def records(self) -> dict[Key, Record]:
-        """Read what all processes have written; a line that was cut short is not there."""
+        """Read what all processes have written; a line that was cut short or damaged is not there,
+        so its image is scored again."""
         found: dict[Key, Record] = {}
         for file in sorted(self.folder.glob("*.jsonl")):
-            for line in file.read_text(encoding="utf-8").splitlines():
+            for line in file.read_bytes().split(b"\n"):
                 try:
                     record = json.loads(line)
-                    found[record["kind"], record["method"], record["image"]] = record
-                except (ValueError, KeyError, TypeError):
+                    if record.pop("checksum") == _checksum(record):
+                        found[record["kind"], record["method"], record["image"]] = record
+                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                     continue
         return found
 
     def add(self, answer: Answer) -> None:
         """Write an answer's records and maps at once."""
-        if text := "".join(json.dumps(record) + "\n" for record in answer.records):
+        records = [{**record, "checksum": _checksum(record)} for record in answer.records]
+        if text := "".join(json.dumps(record) + "\n" for record in records):
             append_text(self.file, "\n" + text if self._cut_short() else text)
         for (method, image), one in answer.drawn.items():
             mass = np.nan if one.prefix_mass is None else one.prefix_mass
@@ -321,6 +329,11 @@ class Folder(Memory):
         with self.file.open("rb") as file:
             file.seek(-1, 2)
             return file.read(1) != b"\n"
+
+
+def _checksum(record: Record) -> int:
+    """CRC-32 of a record as it is written."""
+    return crc32(json.dumps(record).encode())
 
 
 def file_name(method: str, image: str) -> str:
