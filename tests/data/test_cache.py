@@ -295,7 +295,7 @@ VALUE = st.one_of(
 DAMAGE = st.one_of(
     st.tuples(st.just("write"), PLACE, BYTES),
     st.tuples(st.just("cut"), PLACE, st.just(b"")),
-    st.tuples(st.just("insert"), PLACE, st.one_of(BYTES, st.just(b"[" * 100_000), st.just(b"\n"))),
+    st.tuples(st.just("insert"), PLACE, st.one_of(BYTES, st.just(b"[" * 10_000), st.just(b"\n"))),
     st.tuples(st.just("field"), PLACE, st.tuples(st.integers(0, 6), VALUE)),
     st.tuples(st.just("drop field"), PLACE, st.integers(0, 6)),
     st.tuples(st.just("repeat"), PLACE, st.just(b"")),

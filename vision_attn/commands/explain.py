@@ -52,7 +52,6 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("no image given: name image files or folders after MODEL")
     from vision_attn.reports.gallery import gallery
 
-    model = options.load(args)
     with options.as_written("masks", "output"):
         summary = gallery(
             model,

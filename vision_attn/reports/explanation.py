@@ -353,9 +353,11 @@ class Entry:
     """One file's results: a record for each method, and its row of the gallery, if any.
 
     Examples:
+        >>> import json
         >>> from vision_attn.reports.explanation import Entry
-        >>> Entry.read({"file": "a.png", "records": [], "row": None}).file
-        'a.png'
+        >>> line = Entry("a.png", [{"method": "Rollout"}]).line()
+        >>> Entry.read(json.loads(line)).records
+        [{'method': 'Rollout'}]
     """
 
     file: str
