@@ -330,7 +330,7 @@ def damage(path, how: str, where: float, what) -> None:
             elif how == "drop field":
                 del line[what]
             lines[number:number] = [json.dumps(line).encode()]
-        except (ValueError, IndexError, TypeError, KeyError):
+        except (ValueError, IndexError, TypeError, KeyError, RecursionError):
             return
         if how != "repeat":
             del lines[number + 1]
