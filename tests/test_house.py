@@ -18,11 +18,12 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "types": {"errors"},
     "threads": set(),
+    "terminal": set(),
     "devices": {"compat"},
     "compat": set(),
     "attention": {"types"},
     "models": {"types", "errors", "compat", "attention"},
-    "data": {"types"},
+    "data": {"types", "compat"},
     "render": {"types"},
     "evaluate": {"types"},
     "explain": {"types", "threads", "compat", "attention"},
@@ -30,14 +31,14 @@ ALLOWED: dict[str, set[str]] = {
     "training": {"types", "threads", "compat", "devices", "models", "render"},
     "reports": {
         *("types", "errors", "threads", "compat", "devices", "attention", "models", "data"),
-        *("training", "explain", "evaluate", "render"),
+        *("training", "explain", "evaluate", "render", "terminal"),
     },
     "hub": {"types", "errors", "models", "data", "explain", "reports"},
     "commands": {
         *("types", "errors", "compat", "devices", "models", "data", "render", "training"),
-        *("reports", "hub"),
+        *("reports", "hub", "terminal"),
     },
-    "cli": {"compat", "commands"},
+    "cli": {"compat", "commands", "terminal"},
 }
 ALLOWED["__init__"] = set(ALLOWED) - {"cli", "commands"}
 

@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 
 from vision_attn.commands import options
+from vision_attn.terminal import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,14 +70,14 @@ def run(args: argparse.Namespace) -> int:
         )
     if summary.photos:
         place = summary.page or summary.folder
-        print(f"{summary.explained} of {summary.photos} images explained: {place}")
+        say(f"{summary.explained} of {summary.photos} images explained: {place}")
     for path, frames in summary.films.items():
-        print(f"{frames} frames of {path} explained: {summary.folder}")
+        say(f"{frames} frames of {path} explained: {summary.folder}")
     number, shards = args.shard
     if summary.merged:
-        print(f"all {shards} shards are done; their results are merged in {summary.folder}")
+        say(f"all {shards} shards are done; their results are merged in {summary.folder}")
     elif shards > 1:
-        print(f"shard {number} of {shards} is done; the last one to finish merges the results")
+        say(f"shard {number} of {shards} is done; the last one to finish merges the results")
     return 1 if summary.problems else 0
 
 
@@ -98,5 +99,5 @@ def explain_sequences(args: argparse.Namespace) -> int:
             progress=options.Report(),
         )
     for answer in answers.answers:
-        print(f"{answer.source}: {answer.answer}")
+        say(f"{answer.source}: {answer.answer}")
     return 1 if answers.problems else 0

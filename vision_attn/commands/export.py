@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 
 from vision_attn.commands import options
+from vision_attn.terminal import say
 
 __all__ = ["add_arguments", "run"]
 
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     model = options.load(args)
     exported = export(model, args.output)
     height, width = model.preprocess.input_size
-    print(
+    say(
         f"{exported.path}: any number of images of {height} x {width}, mean "
         f"{model.preprocess.mean} and std {model.preprocess.std} taken off; logits checked, within "
         f"{exported.difference:.0e}"

@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 
 from vision_attn.commands import options
+from vision_attn.terminal import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,5 +70,5 @@ def run(args: argparse.Namespace) -> int:
             score=args.score,
             progress=report,
         ).save(output)
-    print(f"{page}: {page.stat().st_size / 1e6:.1f} MB, open it in a browser")
+    say(f"{page}: {page.stat().st_size / 1e6:.1f} MB, open it in a browser")
     return 1 if report.problems else 0

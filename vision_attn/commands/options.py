@@ -202,4 +202,4 @@ class Report(Bar):
     def problem(self, text: str) -> None:
         super().problem(text)
         line = f"vision-attn: error: {self.problems[-1]}"
-        self.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        self.console.print(line, soft_wrap=True, highlight=False)

@@ -13,6 +13,7 @@ import re
 from typing import TYPE_CHECKING
 
 from vision_attn.commands import options
+from vision_attn.terminal import say
 
 if TYPE_CHECKING:
     from vision_attn.reports.scoring import Scores
@@ -138,31 +139,31 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(*(f"; {text}" for text in stop.args)) from None
     if shards > 1:
-        print(
+        say(
             f"shard {number} of {shards} is done, in {output}: when all are, the same command "
             "without --shard puts them together"
         )
     else:
         show(scores)
-        print(f"Pictures and tables: {output}")
+        say(f"Pictures and tables: {output}")
     return 1 if scores.problems else 0
 
 
 def show(scores: "Scores") -> None:
     """Print the tables to the terminal, the best of each column in green."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from vision_attn.reports.progress import Terminal
     from vision_attn.reports.scoring import tables
 
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     if not console.is_terminal:
         console.width = 140
-    console.print(tables.lead(scores.results), markup=False, soft_wrap=True)
+    console.print(tables.lead(scores.results), soft_wrap=True)
     for title, header, rows in tables.tables(scores.results):
-        console.print(f"\n[bold]{title}")
+        console.print(f"\n{title}", style="bold")
         table = Table(*header, box=box.SIMPLE_HEAD, pad_edge=False)
         for number, column in enumerate(table.columns):
             column.justify = "right" if number else "left"
@@ -173,7 +174,7 @@ def show(scores: "Scores") -> None:
             table.add_row(*(Text(c.text, "bold green" if c.best else "") for c in row))
         console.print(table)
     for line in tables.after(scores.results):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def whole(text: str) -> int:

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from vision_attn.compat.pillow_private import libtiff_errors
+
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
@@ -24,7 +26,7 @@ def read_image(path: str | PathLike[str]) -> Image.Image:
     path = Path(path)
     try:
         with Image.open(path) as image:
-            image.load()
+            _load(image)
             return to_rgb(ImageOps.exif_transpose(image))
     except FileNotFoundError:
         raise ImageError(f"{path}: no such file: check the path") from None
@@ -42,6 +44,20 @@ def read_image(path: str | PathLike[str]) -> Image.Image:
         raise ImageError(
             f"{path}: the image is cut short or damaged ({reason}): replace the file"
         ) from error
+
+
+def _load(image: Image.Image) -> None:
+    """Decode the pixels. Raises OSError with the first thing that libtiff finds wrong, if any."""
+    if image.format != "TIFF":
+        image.load()
+        return
+    try:
+        with libtiff_errors() as errors:
+            image.load()
+    except OSError as error:
+        raise OSError(errors[0] if errors else error) from error
+    if errors:  # Pillow would go on with what was decoded
+        raise OSError(errors[0])
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

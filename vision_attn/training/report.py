@@ -136,7 +136,7 @@ class Summary(Callback):
     def _write(self, trainer: Trainer, name: str) -> None:
         if trainer.is_global_zero:
             with (self.folder / f"{name}.txt").open("w", encoding="utf-8") as file:
-                Console(file=file, width=100).print(self.table())
+                Console(file=file, width=100, markup=False).print(self.table())
             figures = json.dumps(self.figures, indent=2)
             (self.folder / f"{name}.json").write_text(figures + "\n", encoding="utf-8")
 
