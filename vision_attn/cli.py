@@ -63,19 +63,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.addHandler(terminal.LogLines())
     try:
         status = _status([word for word in words if word != "--traceback"])
-        terminal.flush()
+        sys.stdout.flush()
         return status
     except KeyboardInterrupt as stop:
         print(file=sys.stderr)
         terminal.complain(f"stopped{''.join(map(str, stop.args))}")
         return 130
     except Exception as error:
-        if terminal.drop_broken() and isinstance(error, BrokenPipeError):
+        unwritable = isinstance(error, OSError) and terminal.drop_broken()
+        if unwritable and isinstance(error, BrokenPipeError):
             return 141
         if show_traceback:
             raise
         expected = isinstance(error, (ValueError, OSError))
-        text = " ".join(str(error).split())
+        text = f"stdout: {error}" if unwritable else " ".join(str(error).split())
         if not expected:
             text = f"{type(error).__name__}: {text} (--traceback shows where)"
         terminal.complain(f"error: {text}")

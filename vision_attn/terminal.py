@@ -4,8 +4,10 @@ import io
 import logging
 import os
 import re
+import select
 import sys
 from contextlib import suppress
+from typing import TextIO
 
 __all__ = ["LogLines", "complain", "printable", "say"]
 
@@ -69,24 +71,29 @@ def take_any_text() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def flush() -> None:
-    """Write out what is buffered for stdout. Raises OSError where that cannot be."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise OSError(f"stdout cannot be written: {error.strerror}") from None
-
-
 def drop_broken() -> bool:
-    """Send what stdout and stderr can no longer take to the null device; whether there was such."""
-    broken = False
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            broken = True
-            with suppress(OSError), open(os.devnull, "w") as nowhere:
-                os.dup2(nowhere.fileno(), stream.fileno())
-    return broken
+    """Send what nobody reads any more to the null device; whether stdout or stderr was such."""
+    return any([_dropped(stream) for stream in (sys.stdout, sys.stderr)])
+
+
+def _dropped(stream: TextIO) -> bool:
+    try:
+        stream.flush()
+        if not _reader_is_gone(stream.fileno()):
+            return False
+    except io.UnsupportedOperation:  # no stream of the process
+        return False
+    except OSError:
+        pass
+    with suppress(OSError), open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
+    return True
+
+
+def _reader_is_gone(number: int) -> bool:
+    """Whether the other end of a pipe is closed; where that cannot be known, it is taken to be."""
+    if not hasattr(select, "poll"):
+        return True
+    poll = select.poll()
+    poll.register(number, select.POLLERR)
+    return bool(poll.poll(0))

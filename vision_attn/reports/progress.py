@@ -91,7 +91,7 @@ class Bar(Silent):
                 console=self.console,
                 transient=True,
             )
-            self.bar.add_task(what, total=total)
+            self.bar.add_task(printable(what), total=total)
             self.bar.start()
 
     def advance(self, steps: int = 1) -> None:
