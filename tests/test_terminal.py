@@ -152,7 +152,7 @@ def test_nobody_who_reads_is_a_quiet_end(words, status, unbuffered):
 def test_a_full_stdout_is_one_line():
     done = command("vision-attn configs >/dev/full")
     assert done.returncode == 2
-    line = "vision-attn: error: stdout: [Errno 28] No space left on device\n"
+    line = "vision-attn: error: [Errno 28] No space left on device\n"
     assert done.stderr.decode() == line
 
 

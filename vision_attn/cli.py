@@ -70,13 +70,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         terminal.complain(f"stopped{''.join(map(str, stop.args))}")
         return 130
     except Exception as error:
-        unwritable = isinstance(error, OSError) and terminal.drop_broken()
-        if unwritable and isinstance(error, BrokenPipeError):
+        broken = terminal.drop_broken()
+        if broken and isinstance(error, BrokenPipeError):
             return 141
         if show_traceback:
             raise
         expected = isinstance(error, (ValueError, OSError))
-        text = f"stdout: {error}" if unwritable else " ".join(str(error).split())
+        text = " ".join(str(error).split())
         if not expected:
             text = f"{type(error).__name__}: {text} (--traceback shows where)"
         terminal.complain(f"error: {text}")

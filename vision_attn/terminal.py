@@ -7,7 +7,6 @@ import re
 import select
 import sys
 from contextlib import suppress
-from typing import TextIO
 
 __all__ = ["LogLines", "complain", "printable", "say"]
 
@@ -73,21 +72,20 @@ def take_any_text() -> None:
 
 def drop_broken() -> bool:
     """Send what nobody reads any more to the null device; whether stdout or stderr was such."""
-    return any([_dropped(stream) for stream in (sys.stdout, sys.stderr)])
-
-
-def _dropped(stream: TextIO) -> bool:
-    try:
-        stream.flush()
-        if not _reader_is_gone(stream.fileno()):
-            return False
-    except io.UnsupportedOperation:  # no stream of the process
-        return False
-    except OSError:
-        pass
-    with suppress(OSError), open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), stream.fileno())
-    return True
+    broken = False
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+            if not _reader_is_gone(stream.fileno()):
+                continue
+        except io.UnsupportedOperation:  # no stream of the process
+            continue
+        except OSError:
+            pass
+        broken = True
+        with suppress(OSError), open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
+    return broken
 
 
 def _reader_is_gone(number: int) -> bool:
