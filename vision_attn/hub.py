@@ -146,6 +146,8 @@ def load_model(
         source, name = "checkpoint", spec
     elif source not in LIBRARIES or not name:
         raise ModelError(_unknown(spec))
+    if weights is not None and not Path(weights).exists():
+        raise ModelError(f"{weights}: no such file; expected a checkpoint or a weights file")
     ask = Request(name, str(weights) if weights else None, pretrained, size, model_args)
     network, preprocess, classes = LOADERS[source](ask)
     network.eval()

@@ -24,9 +24,7 @@ MINUTES = 4.5  # of training, all three together, with the epochs below on two C
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument(
-        "-o", "--output", default="outputs/demo", metavar="DIR", help="default: outputs/demo"
-    )
+    options.add_output(parser, "outputs/demo", metavar="DIR")
     parser.add_argument(
         "--minutes",
         type=positive,
@@ -34,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"about how long to train, all three together, on two CPU cores (default: {MINUTES})",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    options.add_seed(parser)
 
 
 def run(args: argparse.Namespace) -> int:

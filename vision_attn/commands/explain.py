@@ -15,8 +15,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     options.add_images(parser)
     options.add_methods(parser)
-    options.add_run(parser, output="outputs/explain")
-    options.add_processes(parser)
+    options.add_output(parser, "outputs/explain", metavar="DIR")
+    options.add_batch_size(parser, 8)
+    options.add_seed(parser)
+    group = parser.add_argument_group("processes")
+    options.add_processes(group, 1, "1")
+    options.add_shard(
+        group,
+        options.shard_of_torchrun(),
+        "the shard that ends last puts all together",
+        "all images, or under torchrun the process's share",
+    )
     group = parser.add_argument_group("pictures")
     group.add_argument(
         "--style",
@@ -48,12 +57,18 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--question: expected a checkpoint of questions as MODEL, got another")
     if not args.images:
         raise ValueError("no image given: name image files or folders after MODEL")
+    if args.masks is not None and not Path(args.masks).is_dir():
+        raise ValueError(f"--masks {args.masks}: expected a folder")
+    report = options.Report()
+    images = options.existing(args.images, report)
+    if not images:
+        return 1
     from vision_attn.reports.gallery import gallery
 
     with options.as_written("masks", "output"):
         summary = gallery(
             options.load(args),
-            args.images,
+            images,
             args.method,
             output=args.output,
             target=args.target,
@@ -66,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
             batch_size=args.batch_size,
             processes=args.processes,
             shard=args.shard,
-            progress=options.Report(),
+            progress=report,
         )
     if summary.photos:
         place = summary.page or summary.folder

@@ -15,13 +15,7 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's words and options."""
     options.add_model(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        default="outputs/model.onnx",
-        metavar="FILE",
-        help="a name in .onnx, or in .pt2 for torch.export (default: outputs/model.onnx)",
-    )
+    options.add_output(parser, "outputs/model.onnx", "a name in .onnx, or in .pt2 for torch.export")
 
 
 def run(args: argparse.Namespace) -> int:

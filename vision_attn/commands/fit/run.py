@@ -53,7 +53,7 @@ def predict(run: Run) -> int:
 COMMANDS = {"fit": fit, "validate": validate, "test": test, "predict": predict}
 
 
-def _say(run: Run, what: RenderableType) -> None:
+def _say(run: Run, what: RenderableType | None) -> None:
     """Of several processes, one speaks."""
-    if run.trainer.is_global_zero:
+    if run.trainer.is_global_zero and what is not None:
         Terminal().print(what)
