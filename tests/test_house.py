@@ -20,11 +20,12 @@ ALLOWED: dict[str, set[str]] = {
     "files": set(),
     "types": {"errors"},
     "threads": set(),
+    "terminal": set(),
     "devices": {"compat"},
     "compat": set(),
     "attention": {"types"},
     "models": {"types", "errors", "compat", "attention"},
-    "data": {"types", "deprecated", "files"},
+    "data": {"types", "deprecated", "files", "compat"},
     "render": {"types", "deprecated", "files"},
     "evaluate": {"types", "deprecated"},
     "explain": {"types", "deprecated", "threads", "compat", "attention"},
@@ -33,15 +34,15 @@ ALLOWED: dict[str, set[str]] = {
         *("types", "deprecated", "files", "threads", "compat", "devices", "models", "render"),
     },
     "reports": {
-        *("types", "errors", "files", "threads", "compat", "devices", "attention", "models"),
-        *("data", "training", "explain", "evaluate", "render"),
+        *("types", "errors", "files", "terminal", "threads", "compat", "devices", "attention"),
+        *("models", "data", "training", "explain", "evaluate", "render"),
     },
     "hub": {"types", "errors", "models", "data", "explain", "reports"},
     "commands": {
-        *("types", "errors", "files", "compat", "devices", "models", "data", "render"),
-        *("training", "reports", "hub"),
+        *("types", "errors", "files", "terminal", "compat", "devices", "models", "data"),
+        *("render", "training", "reports", "hub"),
     },
-    "cli": {"compat", "commands"},
+    "cli": {"compat", "commands", "terminal"},
 }
 ALLOWED["__init__"] = set(ALLOWED) - {"cli", "commands"}
 

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import NoReturn
 
-from vision_attn import __version__
+from vision_attn import __version__, terminal
 from vision_attn.compat.argparse_private import options_of
 
 TRAINING = {
@@ -47,29 +47,49 @@ vision-attn --version        the version
 
 def script() -> NoReturn:
     """The console entry point."""
+    terminal.open_streams()
     sys.exit(main())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit status: 0 done, 1 failed, 2 asked wrongly, 130 stopped."""
+    """Run one command. Returns the exit status.
+
+    0 done, 1 failed, 2 asked wrongly, 130 stopped, 141 nobody reads the output any more.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     show_traceback = "--traceback" in words
+    terminal.take_any_text()
+    log = logging.getLogger(__package__)
+    if not log.handlers:
+        log.addHandler(terminal.LogLines())
     try:
-        return _run([word for word in words if word != "--traceback"])
-    except SystemExit as stop:  # a parser that printed its help
-        return int(stop.code or 0)
+        status = _status([word for word in words if word != "--traceback"])
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt as stop:
-        print(f"\nvision-attn: stopped{''.join(map(str, stop.args))}", file=sys.stderr)
+        print(file=sys.stderr)
+        terminal.complain(f"stopped{''.join(map(str, stop.args))}")
         return 130
     except Exception as error:
+        broken = terminal.drop_broken()
+        if broken and isinstance(error, BrokenPipeError):
+            return 141
         if show_traceback:
             raise
         expected = isinstance(error, (ValueError, OSError))
         text = " ".join(str(error).split())
         if not expected:
             text = f"{type(error).__name__}: {text} (--traceback shows where)"
-        print(f"vision-attn: error: {text}", file=sys.stderr)
+        terminal.complain(f"error: {text}")
         return 2 if expected else 1
+
+
+def _status(words: list[str]) -> int:
+    """Run one command; a parser that printed its help has done what was asked for."""
+    try:
+        return _run(words)
+    except SystemExit as stop:
+        return int(stop.code or 0)
 
 
 def _run(words: list[str]) -> int:

@@ -177,6 +177,8 @@ def _load_model(
     source, _, name = spec.partition(":")
     if saved is None and (source not in LIBRARIES or not name):
         raise ModelError(_unknown(spec))
+    if weights is not None and not Path(weights).exists():
+        raise ModelError(f"{weights}: no such file; expected a checkpoint or a weights file")
     ask = Request(name, str(weights) if weights else None, pretrained, size, model_args)
     network, preprocess, classes = _checkpoint(saved, ask) if saved else LIBRARIES[source](ask)
     network.eval()

@@ -131,11 +131,16 @@ def test_from_python_it_is_the_same(planted, models):
     assert found.to_dict() == json.loads((planted / "scores.json").read_text())
 
 
-def test_limit_is_another_word_for_images():
+def test_images_is_the_old_word_for_limit(capsys):
     parser = ArgumentParser()
     add_arguments(parser)
-    for word in ("--limit", "--images"):
-        assert parser.parse_args(["model", "planted", word, "3"]).images == 3
+    assert parser.parse_args(["model", "planted", "--limit", "3"]).limit == 3
+    assert capsys.readouterr().err == ""
+    assert parser.parse_args(["model", "planted", "--images", "3"]).limit == 3
+    assert capsys.readouterr().err == (
+        "vision-attn: --images is now --limit: the old spelling works until 0.3\n"
+    )
+    assert "--images" not in parser.format_help()
 
 
 def test_the_masks_are_those_of_the_planted_images(models):

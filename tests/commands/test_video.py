@@ -9,7 +9,7 @@ from PIL import Image
 
 from vision_attn.cli import main
 from vision_attn.data.images import ImageError
-from vision_attn.data.video import Video
+from vision_attn.data.video import Video, clips
 from vision_attn.explain import GradCAM
 from vision_attn.hub import load_model
 from vision_attn.render import ColorMap, natural, overlay
@@ -180,3 +180,61 @@ def test_opencv_and_ffmpeg_keep_quiet_about_a_damaged_video(models, film, tmp_pa
     lines = capfd.readouterr().err.strip().splitlines()
     assert all(line.startswith("vision-attn: error: ") for line in lines)
     assert len(lines) <= 1
+
+
+def test_numbers_of_frames_count_as_numbers(tmp_path):
+    for name in ("f10", "f9", "f2", "f100"):
+        Image.new("RGB", (16, 16)).save(tmp_path / f"{name}.png")
+    ((path, files),) = clips(tmp_path).items()
+    assert path == tmp_path
+    assert [file.stem for file in files] == ["f2", "f9", "f10", "f100"]
+
+
+def test_clips_are_told_apart_by_folder_and_by_name(tmp_path):
+    names = [
+        "a_0001",
+        "b_0001",
+        "a_0002",
+        "sub/001",
+        "sub/2",
+        "day-1_7",
+        "cover",
+        "other",
+        "x/y/c3",
+    ]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16)).save(tmp_path / f"{name}.png")
+    found = {
+        str(clip.relative_to(tmp_path)): [file.stem for file in files]
+        for clip, files in clips(tmp_path).items()
+    }
+    assert found == {
+        "a": ["a_0001", "a_0002"],
+        "b": ["b_0001"],
+        "sub": ["001", "2"],
+        "day-1": ["day-1_7"],
+        ".": ["cover", "other"],
+        "x/y/c": ["c3"],
+    }
+    with pytest.raises(ImageError, match="expected the frames of one clip, got 6"):
+        Video.folder(tmp_path, 5.0)
+
+
+def test_two_clips_of_a_folder_are_two_films(models, folder, frames, tmp_path, capsys):
+    for at, frame in enumerate(frames):
+        for clip, picture in (("a", frame), ("b", frame[::-1])):
+            Image.fromarray(picture).save(tmp_path / f"{clip}_{at}.png")
+    (tmp_path / "clips").mkdir()
+    for path in tmp_path.glob("*_*.png"):
+        path.rename(tmp_path / "clips" / path.name)
+    out = tmp_path / "out"
+    assert explain(models("senet"), tmp_path / "clips", "--frames", 5, "-o", out) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{FRAMES} frames of {tmp_path}/clips/a explained: {out}",
+        f"{FRAMES} frames of {tmp_path}/clips/b explained: {out}",
+    ]
+    assert explain(models("senet"), folder, "--frames", 5, "-o", out) == 0
+    alone, a, b = (np.load(out / f"{name}.GradCAM.npy") for name in ("still", "a", "b"))
+    np.testing.assert_array_equal(a, alone)
+    assert not np.array_equal(b, alone)

@@ -2,10 +2,11 @@
 
 import argparse
 
-from rich.console import Console
 from rich.table import Table
 
+from vision_attn.reports.progress import Terminal
 from vision_attn.reports.runs.configs import about, shipped_configs
+from vision_attn.terminal import printable
 
 __all__ = ["add_arguments", "run"]
 
@@ -23,14 +24,14 @@ def run(args: argparse.Namespace) -> int:
             from vision_attn.errors import did_you_mean
 
             raise ValueError(f"no config named {args.name!r}{did_you_mean(args.name, configs)}")
-        print(configs[args.name].read_text(encoding="utf-8"), end="")
+        print(printable(configs[args.name].read_text(encoding="utf-8")), end="")
         return 0
     table = Table("config", "what it trains", "expected", box=None, pad_edge=False)
     for name, path in configs.items():
         table.add_row(name, *about(path))
-    console = Console()
+    console = Terminal(highlight=False)
     if not console.is_terminal:
         console.width = 240
-    console.print(table, markup=False, highlight=False)
+    console.print(table)
     console.print("\nvision-attn fit --config NAME runs one; vision-attn configs NAME prints it")
     return 0

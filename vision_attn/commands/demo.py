@@ -11,10 +11,10 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
 from vision_attn.commands import options
+from vision_attn.reports.progress import Terminal
 
 if TYPE_CHECKING:
     from vision_attn.reports.demo_page import Entry
@@ -24,9 +24,7 @@ MINUTES = 4.5  # of training, all three together, with the epochs below on two C
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument(
-        "-o", "--output", default="outputs/demo", metavar="DIR", help="default: outputs/demo"
-    )
+    options.add_output(parser, "outputs/demo", metavar="DIR")
     parser.add_argument(
         "--minutes",
         type=positive,
@@ -34,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"about how long to train, all three together, on two CPU cores (default: {MINUTES})",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    options.add_seed(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,27 +41,27 @@ def run(args: argparse.Namespace) -> int:
     from vision_attn.reports.demo_page import ENTRIES, Demo
 
     folder = options.output_folder(args.output)
-    console = Console()
+    console = Terminal(highlight=False)
     for place, entry in enumerate(ENTRIES, start=1):
-        console.rule(f"[bold]{place} of {len(ENTRIES)}: {entry.title}")
+        console.rule(f"{place} of {len(ENTRIES)}: {entry.title}")
         train(console, entry, folder, entry.epochs * args.minutes / MINUTES, args.seed)
-    console.rule("[bold]Where they look")
+    console.rule("Where they look")
     models = {entry.name: load_model(folder / entry.name / "best.ckpt") for entry in ENTRIES}
     demo = Demo(folder, ENTRIES, models, options.Report())
     page = demo.write_page()
     console.print(in_terminal(demo.results()))
     checkpoint = folder / "vit" / "best.ckpt"
-    console.print(f"Open [bold]{page}[/] in a browser. Then try:\n", highlight=False)
+    console.print(f"Open {page} in a browser. Then try:\n", style="bold", soft_wrap=True)
     for line in (
         f"vision-attn explain {checkpoint} YOUR_PHOTOS --page --output outputs/look",
         f"vision-attn inspect {checkpoint} YOUR_PHOTO --output outputs/inspect.html",
         f"vision-attn score {checkpoint} planted --output outputs/score",
     ):
-        console.print(f"  {line}", highlight=False, soft_wrap=True)
+        console.print(f"  {line}", soft_wrap=True)
     return 0
 
 
-def train(console: Console, entry: "Entry", folder: Path, epochs: float, seed: int) -> None:
+def train(console: Terminal, entry: "Entry", folder: Path, epochs: float, seed: int) -> None:
     """A run of the entry's config into folder/NAME, in place of an earlier one when it is done.
 
     Less than one epoch trains on that share of the images.
@@ -79,7 +77,7 @@ def train(console: Console, entry: "Entry", folder: Path, epochs: float, seed: i
     words += ["--trainer.limit_train_batches", str(min(1.0, epochs))]
     words += ["--seed_everything", str(seed)]
     run = make_run("fit", words, show=[EpochLines()])
-    console.print(run.heading(), highlight=False)
+    console.print(run.heading())
     run.fit()
     console.print(run.table())
     place = folder / entry.name

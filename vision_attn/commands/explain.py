@@ -4,9 +4,11 @@ Light to import, so that its help comes at once: torch comes in with `run`.
 """
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vision_attn.commands import options
+from vision_attn.terminal import say
 
 if TYPE_CHECKING:
     from vision_attn.types import LoadedSequences
@@ -17,8 +19,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     options.add_images(parser)
     options.add_methods(parser)
-    options.add_run(parser, output="outputs/explain")
-    options.add_processes(parser)
+    options.add_output(parser, "outputs/explain", metavar="DIR")
+    options.add_batch_size(parser, 8)
+    options.add_seed(parser)
+    group = parser.add_argument_group("processes")
+    options.add_processes(group, 1, "1")
+    options.add_shard(
+        group,
+        options.shard_of_torchrun(),
+        "the shard that ends last puts all together",
+        "all images, or under torchrun the process's share",
+    )
     group = parser.add_argument_group("pictures")
     group.add_argument(
         "--style",
@@ -43,19 +54,22 @@ def run(args: argparse.Namespace) -> int:
     """Return 0, or 1 where an image or a video could not be explained; the others are."""
     from vision_attn.types import LoadedSequences
 
-    model = options.load_any(args)
+    report = options.Report()
+    of_library = not Path(args.model).is_file()  # whose models take photos, and time to load
+    images = photos(args, report) if of_library else []
+    model = options.load_any(args) if images or not of_library else None
     if isinstance(model, LoadedSequences):
         return explain_sequences(model, args)
-    if args.question:
-        raise ValueError("--question: expected a checkpoint of questions as MODEL, got another")
-    if not args.images:
-        raise ValueError("no image given: name image files or folders after MODEL")
+    if model is not None and not of_library:
+        images = photos(args, report)
+    if model is None or not images:
+        return 1
     from vision_attn.reports.gallery import gallery
 
     with options.as_written("masks", "output"):
         summary = gallery(
             model,
-            args.images,
+            images,
             args.method,
             output=args.output,
             target=args.target,
@@ -68,21 +82,32 @@ def run(args: argparse.Namespace) -> int:
             batch_size=args.batch_size,
             processes=args.processes,
             shard=args.shard,
-            progress=options.Report(),
+            progress=report,
         )
     if summary.photos:
         place = summary.page or summary.folder
-        print(f"{summary.explained} of {summary.photos} images explained: {place}")
+        say(f"{summary.explained} of {summary.photos} images explained: {place}")
     for path, frames in summary.films.items():
-        print(f"{frames} frames of {path} explained: {summary.folder}")
+        say(f"{frames} frames of {path} explained: {summary.folder}")
     if model.warning:
-        print(model.warning)
+        say(model.warning)
     number, shards = args.shard
     if summary.merged:
-        print(f"all {shards} shards are done; their results are merged in {summary.folder}")
+        say(f"all {shards} shards are done; their results are merged in {summary.folder}")
     elif shards > 1:
-        print(f"shard {number} of {shards} is done; the last one to finish merges the results")
+        say(f"shard {number} of {shards} is done; the last one to finish merges the results")
     return 1 if summary.problems else 0
+
+
+def photos(args: argparse.Namespace, report: options.Report) -> list[str]:
+    """The paths that are there; ValueError where the words name no photo, or masks that are not."""
+    if args.question:
+        raise ValueError("--question: expected a checkpoint of questions as MODEL, got another")
+    if not args.images:
+        raise ValueError("no image given: name image files or folders after MODEL")
+    if args.masks is not None and not Path(args.masks).is_dir():
+        raise ValueError(f"--masks {args.masks}: expected a folder")
+    return options.existing(args.images, report)
 
 
 def explain_sequences(model: "LoadedSequences", args: argparse.Namespace) -> int:
@@ -102,5 +127,5 @@ def explain_sequences(model: "LoadedSequences", args: argparse.Namespace) -> int
             progress=options.Report(),
         )
     for answer in answers.answers:
-        print(f"{answer.source}: {answer.answer}")
+        say(f"{answer.source}: {answer.answer}")
     return 1 if answers.problems else 0

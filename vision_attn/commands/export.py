@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 
 from vision_attn.commands import options
+from vision_attn.terminal import say
 
 __all__ = ["add_arguments", "run"]
 
@@ -14,13 +15,7 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's words and options."""
     options.add_model(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        default="outputs/model.onnx",
-        metavar="FILE",
-        help="a name in .onnx, or in .pt2 for torch.export (default: outputs/model.onnx)",
-    )
+    options.add_output(parser, "outputs/model.onnx", "a name in .onnx, or in .pt2 for torch.export")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     model = options.load(args)
     exported = export(model, args.output)
     height, width = model.preprocess.input_size
-    print(
+    say(
         f"{exported.path}: any number of images of {height} x {width}, mean "
         f"{model.preprocess.mean} and std {model.preprocess.std} taken off; logits checked, within "
         f"{exported.difference:.0e}"

@@ -7,29 +7,18 @@ import argparse
 from pathlib import Path
 
 from vision_attn.commands import options
+from vision_attn.terminal import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     options.add_images(parser)
     group = parser.add_argument_group("page")
-    group.add_argument(
-        "-o",
-        "--output",
-        default="outputs/inspect.html",
-        metavar="FILE",
-        help="the page (default: outputs/inspect.html)",
-    )
+    options.add_output(group, "outputs/inspect.html")
     group.add_argument(
         "--versus", metavar="MODEL", help="a second model, to compare the first one with"
     )
-    group.add_argument(
-        "--method",
-        action="append",
-        metavar="'NAME(OPTION=VALUE, ...)'",
-        help="a method to show beside attention; may be repeated; all: every method that fits "
-        "(default: those that are quick)",
-    )
+    options.add_method(group, "those that are quick; attention itself is always there")
     group.add_argument(
         "--target",
         action="append",
@@ -42,9 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also measure each map by deletion and insertion; takes minutes",
     )
-    group.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of random weights (default: 0)"
-    )
+    options.add_seed(group)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,9 +45,12 @@ def run(args: argparse.Namespace) -> int:
 
     specs = [args.model] if args.versus is None else [args.model, args.versus]
     with options.Report() as report:
-        files, problems = find_images(args.images, args.limit)
+        images = options.existing(args.images, report)
+        files, problems = find_images(images, args.limit) if images else ([], [])
         for problem in problems:
             report.problem(problem)
+        if not files:
+            return 1
         page = inspect(
             {spec: options.load(args, spec) for spec in specs},
             files,
@@ -69,5 +59,5 @@ def run(args: argparse.Namespace) -> int:
             score=args.score,
             progress=report,
         ).save(output)
-    print(f"{page}: {page.stat().st_size / 1e6:.1f} MB, open it in a browser")
+    say(f"{page}: {page.stat().st_size / 1e6:.1f} MB, open it in a browser")
     return 1 if report.problems else 0

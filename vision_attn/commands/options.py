@@ -6,18 +6,27 @@ Light to import: torch comes in with the first thing that needs it.
 import argparse
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from vision_attn.reports.progress import Bar
+from vision_attn.terminal import complain
 
 if TYPE_CHECKING:
     import torch
 
     from vision_attn.hub import LoadedModel, LoadedSequences
     from vision_attn.render import Style
+
+
+@runtime_checkable
+class Group(Protocol):
+    """A parser, or a group of its options."""
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        """Add an option; see argparse."""
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -43,10 +52,10 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def add_images(parser: argparse.ArgumentParser) -> None:
-    """IMAGE..., files and folders; see `find_images`."""
+    """IMAGE..., files and folders; see `existing`."""
     what = "image files, and folders of them"
     parser.add_argument("images", metavar="IMAGE", nargs="*", help=what)
-    parser.add_argument("--limit", type=at_least_one, metavar="N", help="only the first N images")
+    add_limit(parser, "the first ones (default: all)")
     add_bound(parser)
 
 
@@ -77,16 +86,44 @@ def bounded(args: argparse.Namespace) -> Iterator[None]:
                 os.environ[name] = before
 
 
-def add_methods(parser: argparse.ArgumentParser) -> None:
-    """Methods and classes; see `explainers` and `LoadedModel.class_index`."""
-    group = parser.add_argument_group("method")
+def add_limit(parser: argparse.ArgumentParser, which: str) -> None:
+    """--limit; which: which of the images these are."""
+    what = f"at most N images: {which}"
+    parser.add_argument("--limit", type=at_least_one, metavar="N", help=what)
+
+
+def add_output(group: Group, default: str, what: str = "", *, metavar: str = "FILE") -> None:
+    """-o, --output; what: more about the file or the folder that it names."""
+    text = f"where to write{f': {what}' if what else ''} (default: {default})"
+    group.add_argument("-o", "--output", default=default, metavar=metavar, help=text)
+
+
+def add_method(group: Group, default: str) -> None:
+    """--method; default: what is taken without it, in words."""
     group.add_argument(
         "--method",
         action="append",
         metavar="'NAME(OPTION=VALUE, ...)'",
-        help="may be repeated; all: every method that fits the model "
-        "(default: Rollout, or GradCAM for a network without attention)",
+        help=f"may be repeated; all: every method that fits the model (default: {default})",
     )
+
+
+def add_batch_size(group: Group, default: int) -> None:
+    """--batch-size."""
+    what = f"images at once (default: {default})"
+    group.add_argument("--batch-size", type=at_least_one, default=default, metavar="N", help=what)
+
+
+def add_seed(group: Group) -> None:
+    """--seed."""
+    what = "the seed of all that is random (default: 0)"
+    group.add_argument("--seed", type=int, default=0, metavar="N", help=what)
+
+
+def add_methods(parser: argparse.ArgumentParser) -> None:
+    """Methods and classes; see `explainers` and `LoadedModel.class_index`."""
+    group = parser.add_argument_group("method")
+    add_method(group, "Rollout, or GradCAM for a network without attention")
     group.add_argument(
         "--target",
         default="predicted",
@@ -98,29 +135,16 @@ def add_methods(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_run(parser: argparse.ArgumentParser, output: str) -> None:
-    """Where the files land, how many images at once, the seed."""
-    what = f"where files land (default: {output})"
-    parser.add_argument("-o", "--output", default=output, metavar="DIR", help=what)
-    what = "images at once (default: 8)"
-    parser.add_argument("--batch-size", type=at_least_one, default=8, metavar="N", help=what)
-    what = "the seed of all that is random (default: 0)"
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help=what)
+def add_processes(group: Group, default: int | None, usual: str) -> None:
+    """--processes; usual: the default in words."""
+    what = f"processes at once on this machine (default: {usual})"
+    group.add_argument("--processes", type=at_least_one, default=default, metavar="N", help=what)
 
 
-def add_processes(parser: argparse.ArgumentParser) -> None:
-    """The images shared out, here and among machines."""
-    group = parser.add_argument_group("processes")
-    what = "processes at once on this machine (default: 1)"
-    group.add_argument("--processes", type=at_least_one, default=1, metavar="N", help=what)
-    group.add_argument(
-        "--shard",
-        type=shard,
-        default=shard_of_torchrun(),
-        metavar="I/N",
-        help="only every N-th image, from the I-th on; the shard that ends last puts all together "
-        "(default: all images, or under torchrun the process's share)",
-    )
+def add_shard(group: Group, default: tuple[int, int], then: str, usual: str) -> None:
+    """--shard; then: how the shards come together. usual: the default in words."""
+    what = f"only the I-th of N parts of the images: {then} (default: {usual})"
+    group.add_argument("--shard", type=shard, default=default, metavar="I/N", help=what)
 
 
 def shard(text: str) -> tuple[int, int]:
@@ -166,6 +190,32 @@ def above_zero(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
     return number
+
+
+class Renamed(argparse.Action):
+    """An old spelling of an option, which help leaves out; `new` is how it is written now."""
+
+    def __init__(self, option_strings: Sequence[str], new: str, **given: Any):
+        super().__init__(option_strings, help=argparse.SUPPRESS, **given)
+        self.new = new
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:
+        """Store the value, and say on stderr how the option is written now."""
+        complain(f"{option_string} is now {self.new}: the old spelling works until 0.3")
+        setattr(namespace, self.dest, values)
+
+
+def existing(paths: Sequence[str], report: "Report") -> list[str]:
+    """Leave out the paths that lead nowhere, each with its line; it takes no model to see that."""
+    kept = []
+    for path in paths:
+        if not path:  # which would be the current folder
+            report.problem("IMAGE '': expected the path of an image or a folder, got an empty one")
+        elif not Path(path).exists():
+            report.problem(f"{path}: no such file or folder: check the path")
+        else:
+            kept.append(path)
+    return kept
 
 
 @contextmanager
@@ -249,4 +299,4 @@ class Report(Bar):
     def problem(self, text: str) -> None:
         super().problem(text)
         line = f"vision-attn: error: {self.problems[-1]}"
-        self.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        self.console.print(line, soft_wrap=True, highlight=False)

@@ -13,6 +13,7 @@ import re
 from typing import TYPE_CHECKING
 
 from vision_attn.commands import options
+from vision_attn.terminal import say
 
 if TYPE_CHECKING:
     from vision_attn.reports.scoring import Scores
@@ -27,12 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("data", metavar="DATA", help=what)
     options.add_bound(parser)
+    options.add_limit(parser, "drawn from all (default: 1000, with --method all 500)")
     parser.add_argument(
-        *("--limit", "--images"),
-        dest="images",
+        "--images",
+        dest="limit",
         type=options.at_least_one,
-        metavar="N",
-        help="at most N images, drawn evenly (default: 1000, with --method all 500; all if fewer)",
+        action=options.Renamed,
+        new="--limit",
     )
     parser.add_argument(
         "--data.root",
@@ -42,13 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where cifar10 and cifar100 lie (default: .data)",
     )
     group = parser.add_argument_group("method")
-    group.add_argument(
-        "--method",
-        action="append",
-        metavar="'NAME(OPTION=VALUE, ...)'",
-        help="may be repeated; all: every method that fits the model, the slow ones too "
-        "(default: those that fit and are quick); three baselines always come along",
-    )
+    options.add_method(group, "those that are quick; three baselines always come along")
     group.add_argument(
         "--target",
         choices=("label", "predicted"),
@@ -79,42 +75,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: 32 with --method all, else 0)",
     )
     group = parser.add_argument_group("run")
-    group.add_argument(
-        "-o",
-        "--output",
-        default="outputs/score",
+    options.add_output(
+        group,
+        "outputs/score",
+        "a run that was stopped goes on there",
         metavar="DIR",
-        help="where files land; a run that was stopped goes on there (default: outputs/score)",
     )
-    group.add_argument(
-        "--processes",
-        type=options.at_least_one,
-        metavar="N",
-        help="processes at once (default: one a CPU core up to 4, where there is work for them)",
+    options.add_processes(group, None, "one a CPU core up to 4, where there is work for them")
+    options.add_shard(
+        group,
+        (1, 1),
+        "when all are done, the same command without --shard puts them together",
+        "all images",
     )
-    group.add_argument(
-        "--shard",
-        type=options.shard,
-        default=(1, 1),
-        metavar="I/N",
-        help="only this part of the images; when all are done, the same command without --shard "
-        "puts them together",
-    )
-    group.add_argument(
-        "--batch-size",
-        type=options.at_least_one,
-        default=50,
-        metavar="N",
-        help="images at once (default: 50)",
-    )
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    options.add_batch_size(group, 50)
+    options.add_seed(group)
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 1 where an image or a map could not be scored; the others are."""
-    output = options.output_folder(args.output)
+    from vision_attn.reports.scoring import check_data, score
 
-    from vision_attn.reports.scoring import score
+    check_data(args.data)
+    output = options.output_folder(args.output)
 
     number, shards = args.shard
     try:
@@ -122,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
             options.load(args),
             args.data,
             args.method,
-            images=args.images,
+            images=args.limit,
             target=args.target,
             steps=args.steps,
             removal=args.removal,
@@ -139,31 +122,31 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(*(f"; {text}" for text in stop.args)) from None
     if shards > 1:
-        print(
+        say(
             f"shard {number} of {shards} is done, in {output}: when all are, the same command "
             "without --shard puts them together"
         )
     else:
         show(scores)
-        print(f"Pictures and tables: {output}")
+        say(f"Pictures and tables: {output}")
     return 1 if scores.problems else 0
 
 
 def show(scores: "Scores") -> None:
     """Print the tables to the terminal, the best of each column in green."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from vision_attn.reports.progress import Terminal
     from vision_attn.reports.scoring import tables
 
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     if not console.is_terminal:
         console.width = 140
-    console.print(tables.lead(scores.results), markup=False, soft_wrap=True)
+    console.print(tables.lead(scores.results), soft_wrap=True)
     for title, header, rows in tables.tables(scores.results):
-        console.print(f"\n[bold]{title}")
+        console.print(f"\n{title}", style="bold")
         table = Table(*header, box=box.SIMPLE_HEAD, pad_edge=False)
         for number, column in enumerate(table.columns):
             column.justify = "right" if number else "left"
@@ -176,7 +159,7 @@ def show(scores: "Scores") -> None:
             table.add_row(*(Text(c.text, "bold green" if c.best else "") for c in row))
         console.print(table)
     for line in tables.after(scores.results):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def whole(text: str) -> int:

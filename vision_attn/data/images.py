@@ -13,6 +13,8 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from vision_attn.compat.pillow_private import libtiff_errors
+
 __all__ = [
     "ImageError",
     "find_images",
@@ -114,7 +116,7 @@ def read_image(path: str | PathLike[str], shorter_side: int | None = None) -> Im
             if scale < 1:
                 width, height = (ceil(scale * side) for side in image.size)
                 image.draft(None, (width, height))  # JPEG alone; others stay as they are
-        image.load()
+        _load(image)
         return to_rgb(ImageOps.exif_transpose(image))
 
 
@@ -141,6 +143,20 @@ def _opened(file: BinaryIO) -> Image.Image:
             return Image.open(file, formats=FORMATS)
         finally:
             Image.MAX_IMAGE_PIXELS = theirs
+
+
+def _load(image: Image.Image) -> None:
+    """Decode the pixels. Raises OSError with the first thing that libtiff finds wrong, if any."""
+    if image.format != "TIFF":
+        image.load()
+        return
+    try:
+        with libtiff_errors() as errors:
+            image.load()
+    except OSError as error:
+        raise OSError(errors[0] if errors else error) from error
+    if errors:  # Pillow would go on with what was decoded
+        raise OSError(errors[0])
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

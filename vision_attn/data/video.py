@@ -4,6 +4,7 @@ Axes: H, W height and width in pixels.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from PIL import Image
 
 from vision_attn.data.images import ImageError, find_images, read_image, regular_file
 
-__all__ = ["Video", "is_video"]
+__all__ = ["Video", "clips", "is_video"]
 
 # AV_LOG_QUIET, which OpenCV takes over at its first video: ImageError says what is wrong with one.
 os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
@@ -24,7 +25,8 @@ SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", "
 class Video:
     """Frames in order, as often as they are iterated, and how many of them are a second.
 
-    path: a video file, or a folder of images, its frames in the order of their names.
+    path: a video file, or the folder of its frames, with what their names begin with where there
+    are several clips. files: the images that are its frames, in order; none for a video file.
     rate: frames a second; a video file says its own. frames: about how many there are.
     skipped: images of a folder that were left out when it was iterated, and what was wrong.
 
@@ -44,6 +46,7 @@ class Video:
     path: Path
     rate: float
     frames: int
+    files: tuple[Path, ...] = ()
     skipped: dict[Path, str] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -62,15 +65,25 @@ class Video:
 
     @classmethod
     def folder(cls, path: Path, rate: float) -> "Video":
-        """Take the images of a folder as frames; ImageError where it is none, or has none."""
-        if not path.is_dir():
-            raise ImageError(f"{path}: expected a folder of frames")
-        return cls(path, rate, len(find_images([path])))
+        """Take the images of a folder as frames.
+
+        Raises ImageError where there is no such folder, no image in it, or several clips.
+        """
+        found = clips(path)
+        if len(found) > 1:
+            names = ", ".join(str(clip) for clip in list(found)[:3])
+            raise ImageError(f"{path}: expected the frames of one clip, got {len(found)}: {names}")
+        return cls.of_frames(*next(iter(found.items())), rate)
+
+    @classmethod
+    def of_frames(cls, path: Path, files: tuple[Path, ...], rate: float) -> "Video":
+        """Make a video of images, in this order; see `clips`."""
+        return cls(path, rate, len(files), files)
 
     def __iter__(self) -> Iterator[Image.Image]:
-        """Leaves out images of a folder that cannot be read; a file that breaks off just ends."""
-        if self.path.is_dir():
-            for path in find_images([self.path]):
+        """Leaves out images that cannot be read; a file that breaks off just ends."""
+        if self.files:
+            for path in self.files:
                 try:
                     yield read_image(path)
                 except ImageError as error:
@@ -82,6 +95,35 @@ class Video:
                 yield Image.fromarray(cv2.cvtColor(read[1], cv2.COLOR_BGR2RGB))
         finally:
             capture.release()
+
+
+def clips(folder: Path) -> dict[Path, tuple[Path, ...]]:
+    """Sort the images below a folder into clips: their frames by the path that names each clip.
+
+    Images of one folder are of one clip if their names are alike up to the last number, such as
+    a_0001.png and a_0002.png; those without a number are together. Numbers count as numbers: 2
+    comes before 10. The only clip of a folder has the folder's path. Raises ImageError where there
+    is no such folder, or no image in it.
+    """
+    if not folder.is_dir():
+        raise ImageError(f"{folder}: expected a folder of frames")
+    found: dict[Path, list[Path]] = {}
+    for file in sorted(find_images([folder]), key=_natural):
+        numbered = re.fullmatch(r"(.*?)\d+", file.stem)
+        found.setdefault(file.parent / (numbered[1].rstrip(" _-.") if numbered else ""), []).append(
+            file
+        )
+    if len(found) == 1:
+        return {folder: tuple(*found.values())}
+    return {clip: tuple(files) for clip, files in found.items()}
+
+
+def _natural(path: Path) -> list[list[str | int]]:
+    """Order paths by their parts, and the numbers in these by their values."""
+    return [
+        [int(text) if text.isdecimal() else text for text in re.split(r"(\d+)", part)]
+        for part in path.parts
+    ]
 
 
 def is_video(path: str | Path) -> bool:

@@ -23,7 +23,7 @@ from typing import Any
 from vision_attn import render
 from vision_attn.data.images import ImageError, read_image
 from vision_attn.data.images import find_images as find
-from vision_attn.data.video import Video, is_video
+from vision_attn.data.video import Video, clips, is_video
 from vision_attn.explain import Explainer
 from vision_attn.files import append_text, claimed, write_text
 from vision_attn.render import ColorMap, Style
@@ -264,14 +264,16 @@ def gallery(
     request = Request.of(model, methods, target, against)
     listed = [images] if isinstance(images, str | PathLike) else list(images)
     paths = [str(path) for path in listed]
-    films = [p for p in paths if is_video(p) or (frames and p and Path(p).is_dir())]
-    photos = [path for path in paths if path not in films]
-    files, problems = find_images(photos, limit) if photos or not films else ([], [])
+    of_films = [p for p in paths if is_video(p) or (frames and p and Path(p).is_dir())]
+    photos = [path for path in paths if path not in of_films]
+    files, problems = find_images(photos, limit) if photos or not of_films else ([], [])
+    films, without_frames = _find_films(of_films)
+    problems += without_frames
     folder = output_folder(output)
     with claimed(folder, shard), Bar() if progress is None else progress as shown:
         mask_folder = None if masks is None else _checked_masks(Path(masks), files)
         number, shards = shard
-        every = [*files, *map(Path, films)]
+        every = [*files, *films]
         named = list(zip(every, file_names(every), strict=True))
         mine, filmed = (
             some[number - 1 :: shards] for some in (named[: len(files)], named[len(files) :])
@@ -293,7 +295,7 @@ def gallery(
         _add_photos(album, results, mine, batch_size, processes, shown)
         films_done: dict[str, int] = {}
         for path, name in filmed:
-            video = Film(path, name, frames, limit, batch_size)
+            video = Film(path, name, frames, limit, batch_size, films[path])
             if count := _add_film(video, album, results, shown):
                 films_done[str(path)] = count
         done = sum(entry.file not in films_done for entry in results.entries)
@@ -327,10 +329,13 @@ def film(
     path = Path(video)
     if path.is_dir() and not frames:
         raise ValueError(f"{path}: a folder: give frames=RATE, how many of its images are a second")
-    opened = Video.folder(path, frames or 0) if path.is_dir() else Video.file(path)
+    if path.is_dir():
+        clips(path)
+    else:
+        Video.file(path)
     return gallery(
         model,
-        str(opened.path),
+        str(path),
         methods or None,
         output=output,
         target=target,
@@ -451,6 +456,18 @@ def find_images(paths: Sequence[str], limit: int | None) -> tuple[list[Path], li
     for file in files:
         once.setdefault(os.path.realpath(file), file)
     return list(once.values())[:limit], problems
+
+
+def _find_films(paths: Sequence[str]) -> tuple[dict[Path, tuple[Path, ...]], list[str]]:
+    """List videos with the images that are their frames (none of a file), and folders without."""
+    films: dict[Path, tuple[Path, ...]] = {}
+    problems = []
+    for path in map(Path, paths):
+        try:
+            films |= clips(path) if path.is_dir() else {path: ()}
+        except ImageError as error:
+            problems.append(str(error))
+    return films, problems
 
 
 def output_folder(path: str | PathLike[str]) -> Path:

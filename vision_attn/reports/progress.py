@@ -1,14 +1,43 @@
 """How a report shows that it goes on: nothing, or a progress bar on the terminal."""
 
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import TypeVar
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
+
+from vision_attn.terminal import printable
 
 __all__ = ["Bar", "Silent"]
 
 Own = TypeVar("Own", bound="Silent")  # beartype takes no Self in a single method
+
+
+class Terminal(Console):
+    """rich's console, escaping what would steer the terminal; markup only where it is asked for.
+
+    A reader that is gone raises BrokenPipeError, as `print` does.
+    """
+
+    def __init__(self, *, stderr: bool = False, highlight: bool = True):
+        super().__init__(stderr=stderr, highlight=highlight, markup=False, emoji=False)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Yield the segments of a renderable, their text escaped; see rich."""
+        return self._safe(super().render(renderable, options))
+
+    @staticmethod
+    def _safe(segments: Iterable[Segment]) -> Iterator[Segment]:
+        for text, style, control in segments:
+            yield Segment(text if control else printable(text), style, control)
+
+    def on_broken_pipe(self) -> None:
+        """Let `cli.main` end the process; called while the error is handled."""
+        raise
 
 
 class Silent:
@@ -66,21 +95,21 @@ class Bar(Silent):
 
     def __init__(self) -> None:
         super().__init__()
-        self.console = Console(stderr=True)
+        self.console = Terminal(stderr=True)
         self.bar: Progress | None = None
 
     def start(self, what: str, total: int) -> None:
         self.stop()
         if self.console.is_terminal:
             self.bar = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),
                 console=self.console,
                 transient=True,
             )
-            self.bar.add_task(what, total=total)
+            self.bar.add_task(printable(what), total=total)
             self.bar.start()
 
     def advance(self, steps: int = 1) -> None:

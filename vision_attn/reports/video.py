@@ -34,7 +34,9 @@ NO_PHOTO = PIL.Image.new("RGB", (1, 1))  # frames are read again to be painted
 
 @dataclass(frozen=True)
 class Film:
-    """A video to explain. rate: frames a second, of a folder; most: frames at the most.
+    """A video to explain: a file, or `files`, the images that are its frames, in order.
+
+    rate: frames a second, of images. most: frames at the most.
 
     Examples:
         >>> from pathlib import Path
@@ -48,11 +50,12 @@ class Film:
     rate: float | None = None
     most: int | None = None
     batch_size: int = 8
+    files: tuple[Path, ...] = ()
 
     def open(self) -> Video:
         """Open the video. Raises ImageError where no frame of it can be read."""
-        if self.path.is_dir():
-            return Video.folder(self.path, self.rate or 0)
+        if self.files:
+            return Video.of_frames(self.path, self.files, self.rate or 0)
         return Video.file(self.path)
 
     def explain(

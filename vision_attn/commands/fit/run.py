@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
-from rich import print as rich_print
+from rich.console import RenderableType
+from rich.text import Text
 
+from vision_attn.reports.progress import Terminal
 from vision_attn.reports.runs.run import Run, make_run
+from vision_attn.terminal import say
 from vision_attn.training import EpochLines
 
 __all__ = ["main"]
@@ -18,7 +21,7 @@ def main(command: str, words: Sequence[str], allow: Sequence[str]) -> int:
 
 def fit(run: Run) -> int:
     """Train, test, and print where the run went and what came out."""
-    _say(run, f"[bold]{run.heading()}[/]")
+    _say(run, Text(run.heading(), style="bold"))
     run.fit()
     if table := run.table():
         _say(run, table)
@@ -43,14 +46,14 @@ def predict(run: Run) -> int:
     """Name the class of each image, and print where the names are."""
     done = run.predict()
     if run.trainer.is_global_zero:
-        print(f"{len(run.predictions.rows)} predictions: {run.predictions.path}")
+        say(f"{len(run.predictions.rows)} predictions: {run.predictions.path}")
     return 0 if done else 1
 
 
 COMMANDS = {"fit": fit, "validate": validate, "test": test, "predict": predict}
 
 
-def _say(run: Run, what: object) -> None:
+def _say(run: Run, what: RenderableType | None) -> None:
     """Of several processes, one speaks."""
-    if run.trainer.is_global_zero:
-        rich_print(what)
+    if run.trainer.is_global_zero and what is not None:
+        Terminal().print(what)

@@ -12,6 +12,7 @@ from vision_attn.reports.runs.configs import (
     values_of,
     without,
 )
+from vision_attn.terminal import printable
 
 ABOUT = {
     "fit": (
@@ -61,7 +62,7 @@ example: {example}
 def main(command: str, words: list[str]) -> int:
     """Run one of Lightning's commands; ValueError for what can be seen to be wrong at once."""
     if "-h" in words or "--help" in words:
-        print(help_text(command))
+        print(printable(help_text(command)))
         return 0
     allow = values_of(words, "--allow")
     words = without(words, "--allow")

@@ -141,7 +141,7 @@ class Run(LightningCLI):
         parser.add_argument("--ckpt_path", type=str | None, help="the checkpoint to start from")
         if self.command == "predict":
             parser.add_argument("--images", nargs="+", action="extend", help="files and folders")
-            parser.add_argument("--output", type=str | None, help="the CSV file to write")
+            parser.add_argument("-o", "--output", type=str | None, help="the CSV file to write")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         try:
@@ -164,6 +164,8 @@ class Run(LightningCLI):
             config.data.predict = config.images or config.data.predict
             if not config.data.predict:
                 raise ValueError("no image to predict: --images FILE_OR_FOLDER ...")
+            if lost := [path for path in config.data.predict if not Path(path).exists()]:
+                raise ValueError(f"--images {lost[0]}: no such file or folder: check the path")
         if self.infer_classes:
             self._infer_classes()
 

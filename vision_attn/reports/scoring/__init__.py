@@ -9,7 +9,7 @@ from typing import Any
 from vision_attn import render
 from vision_attn.reports.progress import Bar, Silent
 from vision_attn.reports.scoring import pictures, tables
-from vision_attn.reports.scoring.evidence import Data, Samples
+from vision_attn.reports.scoring.evidence import Data, Samples, check_data
 from vision_attn.reports.scoring.results import Results
 from vision_attn.reports.scoring.scorer import removal
 from vision_attn.reports.scoring.tasks import Folder, Memory, Methods, Work, answers, at_least_one

@@ -322,20 +322,10 @@ PLANTED: dict[str, Cue] = {
 SOURCES: dict[str, Callable[[], Source]] = {"cifar10": CIFAR10, "cifar100": CIFAR100}
 
 
-def open_data(data: Data, model: Model, root: Path) -> Samples:
-    """Open the images that the command's DATA or a list names; ValueError for anything else.
-
-    root: the folder in which cifar10 and cifar100 lie.
-    """
-    if not isinstance(data, str | PathLike):
-        return Photos(model, data)
-    word = fspath(data)
-    if word in PLANTED:
-        return PlantedSamples(model, PLANTED[word])
-    if word in SOURCES:
-        return TestSet(model, SOURCES[word](), root)
-    if Path(word).is_dir():
-        return open_folder(word, model)
+def check_data(word: str) -> None:
+    """Raise ValueError where the command's DATA is neither a name of data nor a folder."""
+    if word in PLANTED or word in SOURCES or Path(word).is_dir():
+        return
     if Path(word).exists():
         raise ValueError(f"{word}: expected a folder of images, got a file")
     known = [*PLANTED, *SOURCES]
@@ -344,6 +334,22 @@ def open_data(data: Data, model: Model, root: Path) -> Samples:
     raise ValueError(
         f"no data {word!r}{hint or ':'} expected {', '.join(known)} or a folder of images"
     )
+
+
+def open_data(data: Data, model: Model, root: Path) -> Samples:
+    """Open the images that the command's DATA or a list names; ValueError for anything else.
+
+    root: the folder in which cifar10 and cifar100 lie.
+    """
+    if not isinstance(data, str | PathLike):
+        return Photos(model, data)
+    word = fspath(data)
+    check_data(word)
+    if word in PLANTED:
+        return PlantedSamples(model, PLANTED[word])
+    if word in SOURCES:
+        return TestSet(model, SOURCES[word](), root)
+    return open_folder(word, model)
 
 
 def data_name(data: Data) -> str:

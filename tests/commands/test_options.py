@@ -1,0 +1,171 @@
+"""One flag, one meaning: options of the same name are alike in every command."""
+
+import argparse
+import re
+from collections import defaultdict
+from importlib import import_module
+
+import pytest
+
+from vision_attn.cli import COMMANDS, Parser, main
+from vision_attn.commands import options
+
+# Where a flag differs among commands, and why.
+EXCEPTIONS = {
+    "--target": "explain takes one class, inspect some beside the likeliest, score whose class",
+}
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    parser = Parser(prog=f"vision-attn {command}")
+    import_module(f"vision_attn.commands.{command}").add_arguments(parser)
+    return parser
+
+
+def meaning(text: str) -> str:
+    """What a flag's help says of every command: all up to a colon, without the default."""
+    return re.split(r":|;| \(default", text)[0]
+
+
+def kind(action: argparse.Action) -> tuple[object, ...]:
+    metavar = "FILE or DIR" if action.metavar in ("FILE", "DIR") else action.metavar
+    return type(action), action.type, metavar, action.nargs, tuple(action.option_strings)
+
+
+def flags() -> dict[str, dict[str, argparse.Action]]:
+    """The visible actions of each long flag, by command."""
+    found: dict[str, dict[str, argparse.Action]] = defaultdict(dict)
+    for command in COMMANDS:
+        for action in parser_of(command)._actions:
+            for option in action.option_strings:
+                if option.startswith("--") and action.help != argparse.SUPPRESS:
+                    found[option][command] = action
+    return found
+
+
+@pytest.mark.parametrize("flag", [flag for flag, used in flags().items() if len(used) > 1])
+def test_a_flag_means_the_same_in_every_command(flag):
+    actions = flags()[flag].values()
+    if flag in EXCEPTIONS:
+        assert len({(meaning(a.help), kind(a)) for a in actions}) > 1, "no exception any more"
+        return
+    assert len({meaning(action.help) for action in actions}) == 1
+    assert len({kind(action) for action in actions}) == 1
+
+
+def test_o_is_output_in_every_command_that_writes():
+    for command in COMMANDS:
+        short = {option: a for a in parser_of(command)._actions for option in a.option_strings}
+        if command != "configs":
+            assert short["-o"] is short["--output"]
+    found = flags()
+    assert {"--limit", "--output", "--method", "--seed", "--batch-size"} <= set(found)
+    assert set(found["--limit"]) == {"explain", "inspect", "score"}
+
+
+def test_a_renamed_flag_works_and_is_hidden(capsys):
+    parser = Parser(prog="x")
+    parser.add_argument("--new", type=int)
+    parser.add_argument("--old", dest="new", type=int, action=options.Renamed, new="--new")
+    assert parser.parse_args(["--old=3"]).new == 3
+    captured = capsys.readouterr()
+    assert captured.err == "vision-attn: --old is now --new: the old spelling works until 0.3\n"
+    assert "--old" not in parser.format_help()
+
+
+# before a model is built
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    """Fail where a model is built."""
+
+    def built(*args, **kwargs):
+        pytest.fail("the model was built")
+
+    monkeypatch.setattr(options, "load", built)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "line"),
+    [
+        (["explain", "MODEL", "nothere.jpg"], 1, "nothere.jpg: no such file or folder"),
+        (["explain", "timm:vit_tiny_patch16_224", "no.mp4"], 1, "no.mp4: no such file or folder"),
+        (["explain", "MODEL", "none", "--frames", "5"], 1, "none: no such file or folder"),
+        (["explain", "MODEL", ".", "--masks", "none"], 2, "--masks none: expected a folder"),
+        (["inspect", "MODEL", "nothere.jpg"], 1, "nothere.jpg: no such file or folder"),
+        (["score", "MODEL", "nothere"], 2, "no data 'nothere': expected planted"),
+        (["score", "MODEL", "planed"], 2, "no data 'planed': did you mean planted"),
+        (["fit", "--config", "nothere"], 2, "no such config file: nothere"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_one_line_before_the_model_is_built(
+    words, status, line, models, no_model, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert main([models("vit") if word == "MODEL" else word for word in words]) == status
+    (complaint,) = capsys.readouterr().err.splitlines()
+    assert complaint.startswith(f"vision-attn: error: {line}")
+
+
+def test_weights_that_are_not_there_are_missed_before_the_model_is_built(monkeypatch, capsys):
+    import timm
+
+    monkeypatch.setattr(timm, "create_model", lambda *a, **k: pytest.fail("the model was built"))
+    words = ["export", "timm:vit_tiny_patch16_224", "--weights", "none.pth", "-o", "x.onnx"]
+    assert main([*words, "--device", "cpu"]) == 2
+    assert "none.pth: no such file; expected a checkpoint" in capsys.readouterr().err
+
+
+def test_an_image_to_predict_that_is_not_there_is_missed_before_the_network_is_made(
+    models, monkeypatch, capsys
+):
+    from vision_attn.reports.runs.run import Run
+
+    monkeypatch.setattr(Run, "instantiate_classes", lambda self: pytest.fail("made"))
+    words = ["predict", "--ckpt_path", models("vit"), "--images", "nothere.jpg"]
+    assert main(words) == 2
+    assert "--images nothere.jpg: no such file or folder" in capsys.readouterr().err
+
+
+# one line each, as it was
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--device", "meta"], "device"),
+        (["--image-size", "100000"], "image_size"),
+    ],
+)
+def test_what_no_machine_has_is_one_line(words, line, models, photos, tmp_path, capsys):
+    assert main(["explain", models("vit"), str(photos), *words, "-o", str(tmp_path / "o")]) == 2
+    (complaint,) = capsys.readouterr().err.splitlines()
+    assert line in complaint
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--trainer.devices", "-3"], "-3"),
+        (["--trainer.accelerator", "tpu"], "tpu"),
+        (["--name", "../../x"], "--name '../../x': expected the name of a folder"),
+    ],
+)
+def test_what_no_run_can_be_is_one_line(words, line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--config", "vit_planted", *words]) == 2
+    lines = [x for x in capsys.readouterr().err.splitlines() if not x.startswith("Seed set")]
+    assert len(lines) == 1
+    assert line in lines[0]
+    assert not list(tmp_path.parent.glob("x"))
+
+
+def test_explain_keeps_what_is_there(models, photos, tmp_path, capsys):
+    words = [models("senet"), "gone.png", str(photos), "-o", str(tmp_path / "out")]
+    assert main(["explain", *words, "--device", "cpu"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == (
+        "vision-attn: error: gone.png: no such file or folder: check the path\n"
+    )
+    assert captured.out == f"3 of 3 images explained: {tmp_path / 'out'}\n"

@@ -1,0 +1,97 @@
+"""The terminal: lines that cannot steer it, in any encoding, on streams that may be closed."""
+
+import io
+import logging
+import os
+import re
+import select
+import sys
+from contextlib import suppress
+
+__all__ = ["LogLines", "complain", "printable", "say"]
+
+# Control characters, marks that turn the direction of writing, bytes that are no text.
+UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    r"""Escape what would steer a terminal, such as ESC in a file's name; keep \n and \t.
+
+    Examples:
+        >>> printable("a\x1b[31m.png")
+        'a\\x1b[31m.png'
+    """
+    return UNPRINTABLE.sub(_escaped, text)
+
+
+def say(text: str) -> None:
+    """Print one line to stdout, whatever names it holds; a line break in it is escaped too."""
+    print(_line(text))
+
+
+def complain(text: str) -> None:
+    """Print one line to stderr, `vision-attn: TEXT`; nothing where stderr cannot be written."""
+    with suppress(OSError):
+        print(f"vision-attn: {_line(text)}", file=sys.stderr, flush=True)
+
+
+def _line(text: str) -> str:
+    return re.sub(r"[\n\t]", _escaped, printable(text))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
+
+
+class LogLines(logging.Handler):
+    """Log records as lines on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the record's message: `vision-attn: error: TEXT`."""
+        complain(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
+def open_streams() -> None:
+    """Give the null device to stdin, stdout and stderr where they are closed.
+
+    Otherwise the next file opened would take their number, and receive what is printed.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+
+
+def take_any_text() -> None:
+    """Escape what the encoding of stdout and stderr lacks, where it would raise an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def drop_broken() -> bool:
+    """Send what nobody reads any more to the null device; whether stdout or stderr was such."""
+    broken = False
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+            if not _reader_is_gone(stream.fileno()):
+                continue
+        except io.UnsupportedOperation:  # no stream of the process
+            continue
+        except OSError:
+            pass
+        broken = True
+        with suppress(OSError), open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
+    return broken
+
+
+def _reader_is_gone(number: int) -> bool:
+    """Whether the other end of a pipe is closed; where that cannot be known, it is taken to be."""
+    if not hasattr(select, "poll"):
+        return True
+    poll = select.poll()
+    poll.register(number, select.POLLERR)
+    return bool(poll.poll(0))
