@@ -5,6 +5,7 @@ A full disk, an error or Ctrl-C leaves what was there before, and nothing half w
 
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from filelock import FileLock, Timeout
 
 __all__ = ["append_text", "claimed", "replacing", "write_text"]
 
+LEFT = re.compile(r"\..*\.[0-9a-f]{8}\.part(\..*)?")  # names of files that a kill left behind
 ADVICE = {
     errno.ENOSPC: "free space on that disk, or write to another",
     errno.EDQUOT: "free space in your quota, or write to another disk",
@@ -36,7 +38,7 @@ def replacing(path: str | PathLike[str]) -> Iterator[Path]:
     """
     target = Path(os.path.realpath(path))
     device = target.exists() and not target.is_file()  # or a folder, which says so
-    name = f".{target.stem[:32]}.{secrets.token_hex(4)}{target.suffix[-16:]}"
+    name = f".{target.stem[:32]}.{secrets.token_hex(4)}.part{target.suffix[-16:]}"
     written = target if device else target.with_name(name)
     try:
         if device:
@@ -89,6 +91,10 @@ def claimed(folder: str | PathLike[str], shard: tuple[int, int] = (1, 1)) -> Ite
         for other in filter(Path.exists, others):
             with _locked(other, keep=True):
                 pass  # left by a job that was killed
+        if shards == 1:
+            for path in Path(folder).rglob(".*.part*"):
+                if LEFT.fullmatch(path.name):
+                    path.unlink()
         yield
 
 

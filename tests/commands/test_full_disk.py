@@ -103,3 +103,16 @@ def test_shards_share_a_folder_but_with_nobody_else(tmp_path):
         pass
     with claimed(tmp_path):
         pass
+
+
+def test_what_a_killed_job_left_is_cleared_by_the_next_one(tmp_path):
+    (tmp_path / "page").mkdir()
+    left = [tmp_path / ".cat.Rollout.0123abcd.part.png", tmp_path / "page/.cat.ffffffff.part.jpg"]
+    kept = [tmp_path / ".cat.part.png", tmp_path / "cat.png", tmp_path / ".0123abcd.png"]
+    for path in [*left, *kept]:
+        path.touch()
+    with claimed(tmp_path, (1, 2)):  # the other shard may be writing
+        assert all(path.exists() for path in left)
+    with claimed(tmp_path):
+        assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in kept)

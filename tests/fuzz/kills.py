@@ -119,6 +119,8 @@ class ExplainShards(Job):
     def result(self, place: Path) -> Any:
         found: dict[str, Any] = {}
         for path in sorted((place / "out").rglob("*.*")):
+            if path.name.startswith("."):  # what a kill left of a lock or of a file not yet whole
+                continue
             name = path.relative_to(place).as_posix()
             if path.name == "results.jsonl":
                 found[name] = [without_time(json.loads(x)) for x in path.read_text().splitlines()]
@@ -147,9 +149,9 @@ class Cache(Job):
         return cache.PixelCache(place / "cache", 16).load(folder, names)
 
 
-def slowly(path: Path) -> Any:
+def slowly(path: Path, shorter_side: int) -> Any:
     time.sleep(0.05)
-    return read_image(path)
+    return read_image(path, shorter_side)
 
 
 JOBS: dict[str, type[Job]] = {

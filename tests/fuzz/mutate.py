@@ -95,13 +95,14 @@ def of_bytes(draw: Random, data: bytes, other: bytes) -> bytes:
 # and its key there.
 
 
-def places(tree: Any) -> list[tuple[Any, Any]]:
+def places(tree: Any, deepest: int = 50) -> list[tuple[Any, Any]]:
+    """Those down to so many levels, as a changed tree may hold itself."""
     found = []
     items = tree.items() if isinstance(tree, dict) else enumerate(tree)
     for key, value in items:
         found.append((tree, key))
-        if isinstance(value, (dict, list)):
-            found += places(value)
+        if isinstance(value, (dict, list)) and deepest > 0:
+            found += places(value, deepest - 1)
     return found
 
 

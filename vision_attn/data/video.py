@@ -81,13 +81,27 @@ class Video:
         return cls(path, rate, len(files), files)
 
     def __iter__(self) -> Iterator[Image.Image]:
-        """Leaves out images that cannot be read; a file that breaks off just ends."""
+        """Leave out images that cannot be read or are of another size than the first.
+
+        A file that breaks off just ends.
+        """
+        size: tuple[int, int] | None = None
         if self.files:
             for path in self.files:
                 try:
-                    yield read_image(path)
+                    image = read_image(path)
                 except ImageError as error:
                     self.skipped[path] = str(error)
+                    continue
+                size = image.size if size is None else size
+                if image.size == size:
+                    yield image
+                else:
+                    width, height = image.size
+                    self.skipped[path] = (
+                        f"{path}: {width} x {height} pixels, the first frame has "
+                        f"{size[0]} x {size[1]}: scale it to the same size"
+                    )
             return
         capture = _open(self.path)
         try:
