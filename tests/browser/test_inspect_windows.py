@@ -57,8 +57,10 @@ def load(make: Callable[[], tuple[nn.Module, tuple[int, int]]]) -> LoadedModel:
     torch.manual_seed(0)
     network, size = make()
     for name, weight in network.named_parameters():
-        if weight.ndim > 1:  # so large that attention differs from even, and heads from each other
-            weight.data *= 20 if "bias_table" in name else 4
+        if (
+            weight.ndim > 1 and "cpb" not in name
+        ):  # so large that attention differs from even, and heads from each other
+            weight.data *= 20 if "bias_table" in name else 2 if "cpb" in name else 4
     half = (0.5, 0.5, 0.5)
     classes = [f"class {at}" for at in range(5)]
     preprocess = Preprocess(size, half, half, crop_pct=0.9)
@@ -150,9 +152,8 @@ def exact_maps(network: Any, images: torch.Tensor, monkeypatch: Any) -> list[tor
     with torch.no_grad():
         for block, x, own in zip(blocks, inputs, made, strict=True):
             _, h, w, _ = x.shape
-            weights = formula(block.norm1(x), block) if hasattr(
-                block.attn, "relative_position_bias_table"
-            ) and not of_torchvision and "v2" not in type(block).__module__ else own  # fmt: skip
+            first = type(network) is swin_transformer.SwinTransformer
+            weights = formula(block.norm1(x), block) if first else own
             torch.testing.assert_close(weights, own)
             numbers = torch.arange(1.0, h * w + 1).double().view(1, h, w, 1)
             found = torch.zeros(h * w, weights.shape[1], h, w).double()
@@ -187,8 +188,10 @@ def test_the_rows_are_window_attention_in_float64(model, monkeypatch):
             for token in range(n):
                 np.add.at(shown[token], layer.places[window[token]], coded[token])
             wanted = maps[:, head].reshape(n, n).numpy()
-            largest = wanted.max(1, keepdims=True)
-            assert (np.abs(shown[:, :n] - wanted) / largest).max() < 0.006
+            padding = 1 - wanted.sum(1)
+            assert np.abs(shown[:, n] - padding).max() < 0.02
+            largest = np.maximum(wanted.max(1), padding)
+            assert (np.abs(shown[:, :n] - wanted).max(1) / largest).max() < 0.006
             assert wanted.max() > 2 * wanted[wanted > 1e-9].mean()  # not even
         neighbours = maps.amax(1).reshape(n, n) > 1e-20
         for token, (at, place) in enumerate(zip(*layer.where, strict=True)):
@@ -224,7 +227,7 @@ def test_a_click_shows_the_window_of_that_place_in_every_layer(show, model, monk
     rollout = Rollout()(model.network, model.preprocess(PHOTO)[None]).values[0]
     exact = exact_maps(model.network, model.preprocess(PHOTO)[None], monkeypatch)
     assert page.inner_text(".hint") == f"{HINT}, inside the window outlined."
-    for x, y in [(0.02, 0.02), (0.985, 0.985), (0.55, 0.4), (0.01, 0.7)]:
+    for x, y in [(0.02, 0.02), (0.985, 0.985), (0.55, 0.4)]:
         click(page, x, y)
         assert not page.locator(".hint").is_visible()
         for layer, maps in enumerate(exact):
@@ -236,7 +239,7 @@ def test_a_click_shows_the_window_of_that_place_in_every_layer(show, model, monk
             wanted = maps[row * w + column, head].numpy()
             scene = "views[0].scene"
             shown = np.reshape(page.evaluate(f"[...{scene}.map.values]"), (h, w))
-            assert np.abs(shown - wanted).max() <= 0.006 * wanted.max()
+            assert np.abs(shown - wanted).max() <= 0.006 * max(wanted.max(), 1 - wanted.sum())
             inside = np.reshape(page.evaluate(f"[...{scene}.map.inside]"), (h, w))
             around = maps[row * w + column].amax(0).numpy() > 1e-20
             assert np.array_equal(inside == 1, around)
@@ -275,17 +278,18 @@ def assert_outlined(page: Any, inside: np.ndarray) -> None:
         [w * cell, h * cell],
     )
     drawn = np.reshape(drawn, (h * cell, w * cell, 4))
-    edge = np.pad(inside, 1)
-    for axis in (0, 1):
-        changes = np.argwhere(np.diff(edge.astype(int), axis=axis))
-        for row, column in changes - (np.array([0, 1]) if axis == 0 else np.array([1, 0])):
-            y, x = (row * cell, column * cell + cell // 2) if axis == 0 else (
-                row * cell + cell // 2, column * cell
-            )  # fmt: skip
-            assert drawn[min(max(y, 0), h * cell - 1), min(max(x, 0), w * cell - 1), 3] > 200
-            assert drawn[min(y, h * cell - 1), min(x, w * cell - 1), 0] > 200
-    middles = drawn[cell // 2 :: cell, cell // 2 :: cell, 3]
-    assert not middles.any()
+    cells = np.pad(inside, 1).astype(int)
+    middle = np.arange(max(h, w)) * cell + cell // 2
+    for row in range(h + 1):
+        line = drawn[min(row * cell, h * cell - 1), middle[:w]]
+        wanted = cells[row, 1:-1] != cells[row + 1, 1:-1]
+        assert np.array_equal(line[:, 3] > 200, wanted)
+        assert (line[wanted, 0] > 200).all()
+    for column in range(w + 1):
+        line = drawn[middle[:h], min(column * cell, w * cell - 1)]
+        wanted = cells[1:-1, column] != cells[1:-1, column + 1]
+        assert np.array_equal(line[:, 3] > 200, wanted)
+    assert not drawn[middle[:h]][:, middle[:w], 3].any()
 
 
 @pytest.mark.browser
@@ -332,7 +336,10 @@ CLICKLESS = {
         "SEResNet: it has no attention: none of its modules projects to queries and keys",
     ),
     "channels": (
-        lambda: (timm.create_model("xcit_nano_12_p16_224", img_size=64, depth=2), (64, 64)),
+        lambda: (
+            timm.create_model("xcit_nano_12_p16_224", img_size=64, depth=2, num_classes=5),
+            (64, 64),
+        ),
         "Xcit: its XCA attends from channel to channel, so it has no weights from token to token",
     ),
     "places unknown": (

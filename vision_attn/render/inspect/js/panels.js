@@ -16,7 +16,9 @@ class Overview {
     this.element.style.setProperty("--columns", most + 1);
     this.element.style.setProperty("--rows", item.layers.length);
     this.element.style.setProperty("--aspect", item.grid[1] / item.grid[0]);
-    const header = ["layer", "mean", ...Array(most).keys()].map((textContent) =>
+    const step = Math.ceil(most / 12); // so that the numbers of many heads do not run together
+    const numbers = Array.from({ length: most }, (_, head) => (head % step ? "" : head));
+    const header = ["layer", step > 1 ? "all" : "mean", ...numbers].map((textContent) =>
       make("span", { role: "columnheader", textContent }),
     );
     this.cells = item.layers.map(({ heads }, layer) =>

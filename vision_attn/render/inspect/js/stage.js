@@ -55,7 +55,9 @@ function strokeTwice(context, line) {
 /** The edge around the cells of a window, in as many pieces as it has on the photo. */
 function drawOutline(context, { grid: [rows, columns], x, y, line }, inside) {
   const isIn = (row, column) =>
-    row >= 0 && column >= 0 && row < rows && column < columns && inside[row * columns + column];
+    Math.min(row, column) >= 0 && row < rows && column < columns
+      ? inside[row * columns + column]
+      : 0;
   context.save();
   context.lineCap = "square";
   context.beginPath();

@@ -84,7 +84,7 @@ function windowFacts({ windows, grid, merged, tokens }, token, row) {
   const rows = runs(onPhoto.map((one) => Math.floor(one / grid[1])));
   const columns = runs(onPhoto.map((one) => one % grid[1]));
   const facts = [
-    ["grid", times(grid), merged > 1 ? `a token is ${times([merged, merged])} patches` : "unmerged"],
+    ["grid", times(grid), merged > 1 ? `a token is ${times([merged, merged])} patches` : "a token is a patch"],
     [
       "window",
       `${times(windows.size)}, ${windows.shift.some(Boolean) ? `shifted by ${times(windows.shift)}` : "not shifted"}`,
