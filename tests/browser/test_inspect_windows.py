@@ -4,8 +4,7 @@ Axes: head, n and h w tokens of a layer, window, i queries, j keys, c channels.
 """
 
 import re
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -57,10 +56,8 @@ def load(make: Callable[[], tuple[nn.Module, tuple[int, int]]]) -> LoadedModel:
     torch.manual_seed(0)
     network, size = make()
     for name, weight in network.named_parameters():
-        if (
-            weight.ndim > 1 and "cpb" not in name
-        ):  # so large that attention differs from even, and heads from each other
-            weight.data *= 20 if "bias_table" in name else 2 if "cpb" in name else 4
+        if weight.ndim > 1 and "scale" not in name:  # so that attention differs from even
+            weight.data *= 20 if "bias_table" in name else 4
     half = (0.5, 0.5, 0.5)
     classes = [f"class {at}" for at in range(5)]
     preprocess = Preprocess(size, half, half, crop_pct=0.9)
