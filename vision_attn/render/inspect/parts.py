@@ -82,7 +82,7 @@ class Windows:
     """
 
     name: str
-    weights: Float32[ndarray, "head window i j"]
+    weights: Float32[ndarray, "head _ _ _"]  # window i j, checked below
     grid: tuple[int, int]
     window: tuple[int, int]
     places: Int[ndarray, "window j"]
