@@ -74,14 +74,6 @@ def test_a_click_is_a_query(show, name):
 
 
 OTHERS = {
-    "Swin": lambda: load_model(
-        "timm:swin_tiny_patch4_window7_224",
-        pretrained=False,
-        image_size=112,
-        embed_dim=16,
-        depths=(1, 1, 2, 1),
-        num_heads=(1, 2, 2, 2),
-    ),
     "SENet": lambda: loaded(SEResNet(10, widths=(8, 8, 16, 16), layers=(1, 1, 1, 1)), (32, 32)),
     "spatial CNN": lambda: loaded(SpatialCNN(10, widths=(8, 16)), (32, 48)),
 }
@@ -93,7 +85,7 @@ def test_networks_without_whole_attention_show_methods_and_gates(show, name):
     page = show(inspect(model, PHOTO).html)
     page.wait_for_selector("html[data-ready]")
     tabs = page.locator("[role=tab]").all_inner_texts()
-    assert tabs == (["Methods"] if name == "Swin" else ["Methods", "Gates"])
+    assert tabs == ["Methods", "Gates"]
     page.get_by_role("button", name="GradCAM", exact=True).click()
     page.evaluate("new Promise((done) => setTimeout(done, 100))")
     wanted = GradCAM()(model.network, model.preprocess(PHOTO)[None]).values[0]

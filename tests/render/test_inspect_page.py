@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import zlib
+from dataclasses import replace
 from html import unescape
 
 import numpy as np
@@ -18,6 +19,7 @@ from vision_attn.render.inspect import (
     QueryKeys,
     SpatialGate,
     Weights,
+    Windows,
 )
 from vision_attn.render.inspect.page import distance, entropy
 
@@ -138,3 +140,50 @@ def test_what_is_wrong_is_said():
         Inspection(
             "m", "i", PHOTO, box=(0.5, 0.0, 0.5, 1.0), grid=(2, 3), prefix=["c"], layers=[layer()]
         )
+
+
+def windows(weights=None, **parts) -> Windows:
+    """A grid of 3x3 in windows of 2x2, padded to 4x4."""
+    places = np.array([[0, 1, 3, 4], [2, 9, 5, 9], [6, 7, 9, 9], [8, 9, 9, 9]])
+    weights = RNG.random((2, 4, 4, 4)).astype(np.float32) if weights is None else weights
+    regions = np.zeros((4, 4), int)
+    given = {"grid": (3, 3), "window": (2, 2), "places": places, "regions": regions, **parts}
+    return Windows("5", weights, **given)
+
+
+def test_entropy_and_distance_in_windows_against_loops():
+    layer = windows()
+    page = Page.of([Inspection("m", "i", PHOTO, grid=(5, 6), layers=[replace(layer, merged=2)])])
+    [head, _] = data_of(page)["items"][0]["layers"][0]["heads"]
+    bits, reach = [], []
+    for token in range(9):
+        window, place = np.argwhere(layer.places == token)[0]
+        row = layer.weights[0, window, place]
+        bits.append(-sum(w * np.log2(w) for w in row / row.sum()))
+        keys = [(w, key) for w, key in zip(row, layer.places[window], strict=True) if key < 9]
+        apart = [w * np.hypot(token // 3 - k // 3, token % 3 - k % 3) for w, k in keys]
+        reach.append(sum(apart) / sum(w for w, _ in keys))
+    assert head["entropy"] == pytest.approx(np.mean(bits), rel=1e-5)
+    assert head["distance"] == pytest.approx(np.mean(reach), rel=1e-5)
+    assert head["error"] <= 0.004
+
+
+def test_windows_are_few_bytes():
+    """Swin-T's first layer at 224 pixels: 3136 tokens of 49 keys, not 3136 x 3136."""
+    places = np.arange(56 * 56).reshape(8, 7, 8, 7).swapaxes(1, 2).reshape(64, 49)
+    weights = RNG.random((3, 64, 49, 49)).astype(np.float32)
+    layer = Windows("0", weights, (56, 56), (7, 7), places, np.zeros_like(places))
+    page = Page.of([Inspection("m", "i", PHOTO, grid=(56, 56), layers=[layer])])
+    assert len(page.html) < 3 * 3136 * (49 + 4) * 4 / 3 + 150_000
+
+
+def test_windows_that_do_not_fit_are_named():
+    with pytest.raises(
+        ValueError, match=r"layer 5: expected each of the 9 tokens of a grid of 3x3 .* got 8 places"
+    ):
+        windows(places=np.array([[0, 1, 3, 4], [2, 9, 5, 9], [6, 7, 9, 9], [9, 9, 9, 9]]))
+    with pytest.raises(ValueError, match=r"expected weights \(head, 4 windows, 4 queries, 4 keys"):
+        windows(np.ones((2, 3, 4, 4), np.float32))
+    for grid, prefix in (((3, 4), []), ((3, 3), ["cls"])):
+        with pytest.raises(ValueError, match=r"layer 5: expected windows of a grid of 3x[34] and"):
+            Inspection("m", "i", PHOTO, grid=grid, prefix=prefix, layers=[windows()])

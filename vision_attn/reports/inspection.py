@@ -39,6 +39,8 @@ from vision_attn.explain import (
 )
 from vision_attn.explain.base import class_logits
 from vision_attn.explain.gates import channel_gates, spatial_gates
+from vision_attn.explain.networks.support import refusal_of
+from vision_attn.explain.propagation.swin import LayerWindows, layer_windows
 from vision_attn.explain.recording.calls import AttentionCall, LazyWeights
 from vision_attn.render import inspect as parts
 from vision_attn.reports.explain import Photo, Request, predict, prepare, read
@@ -140,6 +142,12 @@ class Look:
         left, top, right, bottom = self.model.preprocess.box(image.size)
         width, height = image.size
         notes: list[str] = []
+        layers: list[parts.Layer] = []
+        no_click = ""
+        try:
+            layers = self.layers(images)
+        except ValueError as error:
+            no_click = f"{type(self.model.network).__name__}: {error}"
         return parts.Inspection(
             model=self.name,
             image=Path(name).name,
@@ -148,11 +156,12 @@ class Look:
             predictions=predictions,
             grid=layout.grid if layout else (1, 1),
             prefix=prefix_names(layout) if layout else (),
-            layers=self.layers(images, notes),
+            layers=layers,
             maps=list(self.maps(images, predictions, notes)),
             gates=list(self.gates(images)),
             notes=notes,
             warning=self.model.warning,
+            no_click=no_click,
         )
 
     def predictions(self, logits: Logits) -> list[parts.Prediction]:
@@ -165,24 +174,31 @@ class Look:
             for target in dict.fromkeys([*likeliest[:EXPLAINED], *self.targets, *likeliest])
         ]
 
-    def layers(self, images: Images, notes: list[str]) -> list[parts.Layer]:
-        """The layers in which every token of the image attends to every other."""
-        layout = self.model.layout
+    def layers(self, images: Images) -> list[parts.Layer]:
+        """Layers in which the patch under a click attends: to all the others, or in its window.
+
+        Raises ValueError, with the reason, where there are none.
+        """
+        network, layout = self.model.network, self.model.layout
         if layout is None:
-            return []
-        try:
-            with torch.no_grad(), record_attention(self.model.network, keep=()) as record:
-                self.model.network(images)
-        except ValueError as error:
-            notes.append(f"Attention: {error}")
-            return []
+            reason = refusal_of(network) or "how its tokens lie on the image is not known"
+            raise ValueError(reason.partition(": give layout=")[0])  # no option of this page
+        with torch.no_grad(), record_attention(network, keep=()) as record:
+            network(images)
+        windows = layer_windows(network, record.calls, layout)
+        if windows is not None:
+            return [windows_of(str(at), one) for at, one in enumerate(windows)]
         whole = [
             layer_of(str(at), call)
             for at, call in enumerate(record.calls)
             if call.batch == 1 and call.queries == call.keys == layout.tokens
         ]
         if not whole:
-            notes.append(f"Attention: no layer attends among all {layout.tokens} tokens at once.")
+            raise ValueError(
+                refusal_of(network)
+                or f"no layer attends among all {layout.tokens} tokens at once, and where its "
+                "windows lie is not known"
+            )
         return whole
 
     def maps(
@@ -277,6 +293,20 @@ def layer_of(name: str, call: AttentionCall) -> parts.Layer:
     if isinstance(call, LazyWeights) and call.mask is None and not call.causal:
         return parts.QueryKeys(name, array(call.q[0] * call.scale), array(call.k[0]))
     return parts.Weights(name, array(call.weights()[0]))
+
+
+def windows_of(name: str, layer: LayerWindows) -> parts.Windows:
+    """The weights in windows, as the page shows them."""
+    return parts.Windows(
+        name,
+        array(layer.call.weights().transpose(0, 1)),
+        grid=layer.grid,
+        window=layer.window,
+        places=layer.places.numpy(),
+        regions=layer.regions.numpy(),
+        shift=layer.shift,
+        merged=layer.merged,
+    )
 
 
 def prefix_names(layout: TokenLayout) -> list[str]:

@@ -20,7 +20,7 @@ from vision_attn.explain.propagation.chain import Chain, Link, PatchMerging, Win
 from vision_attn.explain.recording.calls import AttentionCall
 from vision_attn.types import TokenLayout
 
-__all__ = ["Block", "swin_chain", "swin_plan"]
+__all__ = ["Block", "LayerWindows", "layer_windows", "swin_chain", "swin_plan"]
 
 Pair = tuple[int, int]
 
@@ -40,6 +40,64 @@ class Block:
     window: Pair
     shift: Pair
     pads_first: bool
+
+
+@dataclass(frozen=True, eq=False)
+class LayerWindows:
+    """Where the tokens of one layer lie, and which of them meet.
+
+    grid: the layer's tokens, (h, w). merged: each spans merged x merged patches. window, shift: in
+    tokens, (h, w). places: the token in each place of each window, the number of tokens if none.
+    regions: two places of a window attend to each other if their numbers are equal; the mask of
+    shifted windows keeps the others apart.
+
+    Examples:
+        >>> import torch
+        >>> from timm.models.swin_transformer import SwinTransformer
+        >>> from vision_attn.explain import layout_of, record_attention
+        >>> from vision_attn.explain.propagation.swin import layer_windows
+        >>> network = SwinTransformer(
+        ...     img_size=32, window_size=4, embed_dim=6, depths=(2,), num_heads=(1,)
+        ... ).eval()
+        >>> with record_attention(network, keep=()) as record:
+        ...     logits = network(torch.rand(1, 3, 32, 32))
+        >>> shifted = layer_windows(network, record.calls, layout_of(network, (32, 32)))[1]
+        >>> shifted.grid, shifted.shift, shifted.regions[3].unique().tolist()
+        ((8, 8), (2, 2), [0, 1, 2, 3])
+    """
+
+    call: AttentionCall
+    grid: Pair
+    merged: int
+    window: Pair
+    shift: Pair
+    places: Int[Tensor, "window place"]
+    regions: Int[Tensor, "window place"]
+
+
+def layer_windows(
+    network: nn.Module, calls: Sequence[AttentionCall], layout: TokenLayout
+) -> list[LayerWindows] | None:
+    """List the windows of each attention call of a Swin that ran one image; None for others.
+
+    Raises ValueError where the windows that ran are not those that the network's blocks describe.
+    """
+    plan = swin_plan(network)
+    if plan is None:
+        return None
+    chain = swin_chain(plan, calls, layout, images=1)
+    found, grid, merged = [], layout.grid, 1
+    for block, link in zip(plan, chain.links, strict=True):
+        if block is None or not isinstance(link, WindowAttention):
+            grid, merged = ((grid[0] + 1) // 2, (grid[1] + 1) // 2), 2 * merged
+            continue
+        found.append(
+            LayerWindows(
+                *(link.call, grid, merged, block.window, _shift(*grid, block)),
+                *(link.places.cpu(), window_regions(*grid, block)),
+            )
+        )
+    return found
 
 
 def swin_plan(network: nn.Module) -> list[Block | None] | None:
@@ -89,16 +147,45 @@ def swin_chain(
 def window_places(h: int, w: int, block: Block) -> Int[Tensor, "window place"]:
     """Find the token in each place of each window; h * w where there is padding."""
     numbers = torch.arange(h * w).view(h, w)
-    rows, columns = block.window
-    padding = (0, -w % columns, 0, -h % rows)
-    down, right = block.shift
+    padding, (down, right) = _padding(h, w, block), _shift(h, w, block)
     if block.pads_first:
-        numbers = F.pad(numbers, padding, value=h * w)
-        down, right = down * (rows < len(numbers)), right * (columns < len(numbers[0]))
-        numbers = numbers.roll((-down, -right), (0, 1))
+        numbers = F.pad(numbers, padding, value=h * w).roll((-down, -right), (0, 1))
     else:
         numbers = F.pad(numbers.roll((-down, -right), (0, 1)), padding, value=h * w)
+    return _partition(numbers, block)
+
+
+def window_regions(h: int, w: int, block: Block) -> Int[Tensor, "window place"]:
+    """Number the regions of each window that the mask of shifted windows keeps apart.
+
+    The seam lies where a cyclic shift joins opposite edges: a shift's length before the end of the
+    padded grid, also where timm, which shifts before it pads, has the edges meet elsewhere.
+    """
+    _, right, _, below = _padding(h, w, block)
+    down, along = (
+        torch.arange(side) >= side - shift if shift else torch.zeros(side, dtype=torch.bool)
+        for side, shift in zip((h + below, w + right), _shift(h, w, block), strict=True)
+    )
+    return _partition(2 * down[:, None].long() + along.long(), block)
+
+
+def _partition(numbers: Int[Tensor, "h w"], block: Block) -> Int[Tensor, "window place"]:
+    rows, columns = block.window
     return rearrange(numbers, "(Y y) (X x) -> (Y X) (y x)", y=rows, x=columns)
+
+
+def _padding(h: int, w: int, block: Block) -> tuple[int, int, int, int]:
+    """Return what F.pad takes: left, right, above, below."""
+    return (0, -w % block.window[1], 0, -h % block.window[0])
+
+
+def _shift(h: int, w: int, block: Block) -> Pair:
+    """Return the shift that is made: torchvision makes none along an axis of one window."""
+    (rows, columns), (down, right) = block.window, block.shift
+    if block.pads_first:
+        _, beside, _, below = _padding(h, w, block)
+        return down * (rows < h + below), right * (columns < w + beside)
+    return down, right
 
 
 def parents(h: int, w: int) -> Int[Tensor, " n"]:

@@ -11,6 +11,7 @@ from vision_attn.render.inspect.parts import (
     QueryKeys,
     SpatialGate,
     Weights,
+    Windows,
 )
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "QueryKeys",
     "SpatialGate",
     "Weights",
+    "Windows",
 ]

@@ -48,7 +48,7 @@ class Coded(ABC):
         """Pack into bytes, little-endian, in the order that attention.js reads."""
 
     @final
-    def error(self, exact: Float[ndarray, "n n"]) -> float:
+    def error(self, exact: Float[ndarray, "i j"]) -> float:
         """Measure the largest deviation from `exact`, as a share of the row's largest weight."""
         queries = slice(None, None, -(-len(exact) // CHECKED))
         exact = exact[queries]
@@ -103,11 +103,11 @@ class Rows(Coded):
         array([[1., 0.]], dtype=float32)
     """
 
-    largest: Float32[ndarray, " n"]
-    codes: UInt8[ndarray, "n n"]
+    largest: Float32[ndarray, " i"]
+    codes: UInt8[ndarray, "i j"]
 
     @classmethod
-    def of(cls, weights: Float[ndarray, "n n"]) -> "Rows":
+    def of(cls, weights: Float[ndarray, "i j"]) -> "Rows":
         """Code the rows of weights that are at least 0."""
         largest = weights.max(axis=1).astype(np.float32)
         share = weights / np.where(largest > 0, largest, 1)[:, None]

@@ -25,8 +25,15 @@ from numpy import ndarray
 from PIL import Image
 
 from vision_attn.files import write_text
-from vision_attn.render.inspect.coding import encode, softmax
-from vision_attn.render.inspect.parts import ChannelGate, Gate, Inspection, Layer, QueryKeys
+from vision_attn.render.inspect.coding import Coded, Rows, encode, softmax
+from vision_attn.render.inspect.parts import (
+    ChannelGate,
+    Gate,
+    Inspection,
+    Layer,
+    QueryKeys,
+    Windows,
+)
 from vision_attn.render.overlay import AGAINST
 
 __all__ = ["Page", "distance", "entropy"]
@@ -141,6 +148,7 @@ def _item(inspection: Inspection) -> dict[str, Any]:
         ],
         "gates": [_gate(gate, numbers) for gate in inspection.gates],
         "notes": list(inspection.notes),
+        "noClick": inspection.no_click,
         "bytes": numbers.text(),
     }
 
@@ -157,21 +165,48 @@ def _gate(gate: Gate, numbers: _Numbers) -> dict[str, Any]:
 
 
 def _layer(layer: Layer, inspection: Inspection, numbers: _Numbers) -> dict[str, Any]:
+    if isinstance(layer, Windows):
+        return _windows(layer, numbers)
     known = (layer.q, layer.k) if isinstance(layer, QueryKeys) else (layer.weights,)
     heads = []
     for arrays in zip(*known, strict=True):
         exact = softmax(arrays[0] @ arrays[1].T) if isinstance(layer, QueryKeys) else arrays[0]
         coded = encode(exact, *(arrays if isinstance(layer, QueryKeys) else ()))
-        heads.append(
-            {
-                "code": coded.code,
-                "at": numbers.add(coded.tobytes()),
-                "error": coded.error(exact),
-                "entropy": entropy(exact),
-                "distance": distance(exact, inspection.grid),
-            }
-        )
+        heads.append(_head(coded, exact, distance(exact, inspection.grid), numbers))
     return {"name": layer.name, "width": known[0].shape[-1], "heads": heads}
+
+
+def _windows(layer: Windows, numbers: _Numbers) -> dict[str, Any]:
+    """Code rows over the keys of a window, and once for all heads where the windows lie."""
+    apart = _apart_in_windows(layer)
+    return {
+        "name": layer.name,
+        "heads": [
+            _head(Rows.of(rows), rows, _mean_distance(rows * (apart >= 0), apart), numbers)
+            for rows in layer.rows()
+        ],
+        "windows": {
+            "grid": layer.grid,
+            "merged": layer.merged,
+            "size": layer.window,
+            "shift": layer.shift,
+            "places": numbers.add(np.ascontiguousarray(layer.places, "<i4").tobytes()),
+            "regions": numbers.add(np.ascontiguousarray(layer.regions, "u1").tobytes()),
+            "count": len(layer.places),
+        },
+    }
+
+
+def _head(
+    coded: Coded, exact: Float[ndarray, "i j"], reach: float, numbers: _Numbers
+) -> dict[str, Any]:
+    return {
+        "code": coded.code,
+        "at": numbers.add(coded.tobytes()),
+        "error": coded.error(exact),
+        "entropy": entropy(exact),
+        "distance": reach,
+    }
 
 
 def entropy(weights: Float[ndarray, "i j"]) -> float:
@@ -190,8 +225,21 @@ def distance(weights: Float[ndarray, "i j"], grid: tuple[int, int]) -> float:
     """
     apart = _apart(grid)
     among = weights[-len(apart) :, -len(apart) :]
-    total = np.maximum(among.sum(axis=1), np.finfo(np.float32).tiny)
-    return float(((among * apart).sum(axis=1) / total).mean())
+    return _mean_distance(among, apart)
+
+
+def _mean_distance(weights: Float[ndarray, "i j"], apart: Float[ndarray, "i j"]) -> float:
+    total = np.maximum(weights.sum(axis=1), np.finfo(np.float32).tiny)
+    return float(((weights * apart).sum(axis=1) / total).mean())
+
+
+def _apart_in_windows(layer: Windows) -> Float[ndarray, "n j"]:
+    """Measure how far each token is from each place of its window, in tokens; -1 of padding."""
+    keys = layer.places[layer.where[0]]
+    rows, columns = np.divmod(np.arange(len(keys)), layer.grid[1])
+    key_rows, key_columns = np.divmod(keys, layer.grid[1])
+    apart = np.hypot(key_rows - rows[:, None], key_columns - columns[:, None])
+    return np.where(keys == len(keys), -1, apart).astype(np.float32)
 
 
 @lru_cache(maxsize=1)

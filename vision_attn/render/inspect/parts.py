@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from jaxtyping import Float, Float32, UInt8
+import numpy as np
+from jaxtyping import Float, Float32, Int, UInt8
 from numpy import ndarray
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "QueryKeys",
     "SpatialGate",
     "Weights",
+    "Windows",
 ]
 
 
@@ -55,7 +57,68 @@ class Weights:
     weights: Float32[ndarray, "head n n"]
 
 
-Layer = QueryKeys | Weights
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """Layer in which tokens attend inside windows alone (Swin).
+
+    grid: the tokens of this layer, each of which spans merged x merged patches of the inspection's
+    grid. window, shift: in tokens, (h, w). places: the token in each place of each window, counted
+    row by row, the number of tokens where there is padding. regions: two places of a window attend
+    to each other where these numbers are equal. ValueError where a token is not in one place.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.render.inspect import Windows
+        >>> layer = Windows(
+        ...     "0",
+        ...     np.full((3, 2, 4, 4), 0.25, np.float32),  # head, window, query, key
+        ...     grid=(2, 4),
+        ...     window=(2, 2),
+        ...     places=np.array([[0, 1, 4, 5], [2, 3, 6, 7]]),
+        ...     regions=np.zeros((2, 4), int),
+        ... )
+        >>> layer.rows().shape  # head, token, place
+        (3, 8, 4)
+    """
+
+    name: str
+    weights: Float32[ndarray, "head _ _ _"]  # window i j, checked below
+    grid: tuple[int, int]
+    window: tuple[int, int]
+    places: Int[ndarray, "window j"]
+    regions: Int[ndarray, "window j"]
+    shift: tuple[int, int] = (0, 0)
+    merged: int = 1
+
+    def __post_init__(self) -> None:
+        tokens = prod(self.grid)
+        inside = np.sort(self.places[self.places != tokens])
+        if not np.array_equal(inside, np.arange(tokens)):
+            raise ValueError(
+                f"layer {self.name}: expected each of the {tokens} tokens of a grid of "
+                f"{self.grid[0]}x{self.grid[1]} in one place of a window (and {tokens} for "
+                f"padding), got {len(inside)} places from {self.places.min()} to "
+                f"{self.places.max()}"
+            )
+        if self.weights.shape[1:] != (*self.places.shape, prod(self.window)):
+            raise ValueError(
+                f"layer {self.name}: expected weights (head, {len(self.places)} windows, "
+                f"{prod(self.window)} queries, {prod(self.window)} keys), got {self.weights.shape}"
+            )
+
+    @property
+    def where(self) -> tuple[Int[ndarray, " n"], Int[ndarray, " n"]]:
+        """The window of each token, and its place there."""
+        order = self.places.ravel().argsort(kind="stable")[: prod(self.grid)]
+        return np.divmod(order, self.places.shape[1])
+
+    def rows(self) -> Float32[ndarray, "head n j"]:
+        """List each token's weights for the places of its window."""
+        window, place = self.where
+        return self.weights[:, window, place]
+
+
+Layer = QueryKeys | Weights | Windows
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,8 +208,9 @@ class Inspection:
     box: the part of the photo that the model sees, (left, top, right, bottom) in 0..1 of it. grid,
     prefix: how tokens lie on the photo, and what the tokens before them are called; only needed
     where there are layers. warning: a line for the page's title and the saved picture, such as that
-    the weights are random. notes: what is not on the page and why, a line each. ValueError without
-    layers, maps and gates, for layers of another number of tokens and for a box beyond 0..1.
+    the weights are random. notes: what is not on the page and why, a line each. no_click: why a
+    click on the photo shows no attention, where there are no layers. ValueError without layers,
+    maps and gates, for layers of another number of tokens and for a box beyond 0..1.
 
     Examples:
         >>> import numpy as np
@@ -172,10 +236,21 @@ class Inspection:
     gates: Sequence[Gate] = ()
     notes: Sequence[str] = ()
     warning: str = ""
+    no_click: str = ""
 
     def __post_init__(self) -> None:
         tokens = len(self.prefix) + prod(self.grid)
         for layer in self.layers:
+            if isinstance(layer, Windows):
+                grid = tuple(-(-side // layer.merged) for side in self.grid)
+                if layer.grid != grid or self.prefix:
+                    raise ValueError(
+                        f"layer {layer.name}: expected windows of a grid of {grid[0]}x{grid[1]} "
+                        f"and no prefix, as {layer.merged}x{layer.merged} of "
+                        f"{self.grid[0]}x{self.grid[1]} patches are a token, got "
+                        f"{layer.grid[0]}x{layer.grid[1]} and {len(self.prefix)} prefix tokens"
+                    )
+                continue
             length = (layer.q if isinstance(layer, QueryKeys) else layer.weights).shape[1]
             if length != tokens:
                 raise ValueError(

@@ -53,49 +53,89 @@ class Rows {
   }
 }
 
+/** One head of a layer in windows: the same, for the keys of each token's own window alone. */
+class WindowRows {
+  constructor(buffer, at, tokens, windows) {
+    this.largest = new Float32Array(buffer, at, tokens);
+    this.codes = new Uint8Array(buffer, at + 4 * tokens, tokens * windows.area);
+    this.windows = windows;
+  }
+
+  /** Over all tokens, and after them over the places of the window that are padding. */
+  row(i) {
+    const { area, tokens } = this.windows;
+    const row = new Float32Array(tokens + area);
+    this.windows.of(i).forEach((token, place) => {
+      const share = (this.codes[i * area + place] / 255) ** 2;
+      row[token < tokens ? token : tokens + place] = this.largest[i] * share;
+    });
+    return row;
+  }
+}
+
+/** Where the windows of a layer lie: the token in each place, `tokens` where there is padding. */
+class Windows {
+  constructor(buffer, { places, regions, count, size, shift }, tokens) {
+    Object.assign(this, { size, shift, tokens, area: size[0] * size[1] });
+    this.places = new Int32Array(buffer, places, count * this.area);
+    this.regions = new Uint8Array(buffer, regions, count * this.area);
+    this.at = new Int32Array(tokens + 1);
+    this.places.forEach((token, place) => (this.at[token] = place));
+  }
+
+  /** The tokens in the places of a token's window. */
+  of(token) {
+    const first = this.at[token] - (this.at[token] % this.area);
+    return this.places.subarray(first, first + this.area);
+  }
+
+  /** Those of them that it attends to: the mask of a shifted window leaves the others out. */
+  neighbours(token) {
+    const here = this.at[token];
+    const first = here - (here % this.area);
+    return this.of(token).filter((_, at) => this.regions[first + at] === this.regions[here]);
+  }
+}
+
 const CODES = {
   int8: (...where) => new Factors(...where, Int8Array),
   int16: (...where) => new Factors(...where, Int16Array),
   rows: (...where) => new Rows(...where),
 };
 
-/** One photo as one model sees it, its numbers inflated. */
-class Item {
-  static async open(data) {
-    const [buffer, photo] = await Promise.all([inflate(data.bytes), picture(data.photo)]);
-    return new Item(data, buffer, photo);
-  }
-
-  constructor(data, buffer, photo) {
-    Object.assign(this, data);
-    this.photo = photo;
-    this.tokens = data.prefix.length + data.grid[0] * data.grid[1];
-    this.heads = data.layers.map((layer) =>
-      layer.heads.map(({ code, at }) => CODES[code](buffer, at, this.tokens, layer.width)),
+/** One layer: its heads, and how its tokens lie on the photo. */
+class Layer {
+  constructor(buffer, { name, heads, width, windows }, { prefix, grid, box }) {
+    Object.assign(this, { name, prefix, seen: box, grid, box, merged: 1 });
+    this.averages = heads; // {entropy, distance} of each head over all queries
+    if (windows) {
+      const [left, top, right, bottom] = box;
+      const { merged } = windows;
+      this.merged = merged;
+      this.grid = windows.grid;
+      // the last row and column may reach beyond the photo, where an odd number was merged
+      const [down, along] = this.grid.map((side, axis) => (side * merged) / grid[axis]);
+      this.box = [left, top, left + (right - left) * along, top + (bottom - top) * down];
+    }
+    this.tokens = prefix.length + this.grid[0] * this.grid[1];
+    this.windows = windows ? new Windows(buffer, windows, this.tokens) : null;
+    this.heads = heads.map(({ code, at }) =>
+      windows
+        ? new WindowRows(buffer, at, this.tokens, this.windows)
+        : CODES[code](buffer, at, this.tokens, width),
     );
-    this.maps = data.maps.map((map) => ({ ...map, values: floats(buffer, map.values, map.grid) }));
-    this.gates = data.gates.map((gate) => ({
-      ...gate,
-      values: floats(buffer, gate.values, gate.shape),
-      map: gate.grid && {
-        method: gate.shape.length === 1 ? "ChannelGates" : "SpatialGates",
-        values: floats(buffer, gate.where, gate.grid),
-        grid: gate.grid,
-        factor: 1,
-        unit: gate.shape.length === 1 ? "" : OPEN,
-      },
-    }));
   }
 
   /** The token of a point (x, y) in 0..1 of the photo, or null outside what was seen. */
   tokenAt(point) {
-    const cell = cellAt(this.box, this.grid, point);
+    const cell = cellAt(this.seen, [1, 1], point) && cellAt(this.box, this.grid, point);
     return cell && this.prefix.length + cell[0] * this.grid[1] + cell[1];
   }
 
-  /** The same, or the token of the nearest patch. */
-  tokenNear([x, y]) {
-    const [left, top, right, bottom] = this.box;
+  /** The token of a query {token, point}: one that is not on the photo, or the nearest patch. */
+  tokenOf({ token, point: [x, y] }) {
+    if (token !== null && this.prefix.length) return Math.min(token, this.prefix.length - 1);
+    const [left, top, right, bottom] = this.seen;
     const between = (low, at, high) => Math.min(Math.max(low, at), high - 1e-9);
     return this.tokenAt([between(left, x, right), between(top, y, bottom)]);
   }
@@ -106,25 +146,35 @@ class Item {
     return patch < 0 ? null : [Math.floor(patch / this.grid[1]), patch % this.grid[1]];
   }
 
-  /** What a token gives to every token in one layer: {heads, mean}. The last query is kept. */
-  attention(token, layer) {
-    if (this.asked !== token) this.answers = [];
-    this.asked = token;
-    if (!this.answers[layer]) {
-      const heads = this.heads[layer].map((head) => head.row(token));
-      this.answers[layer] = { heads, mean: mean(heads) };
+  /** What a query gives to every token: {token, heads, mean}. The last answer is kept. */
+  answer(query) {
+    const token = this.tokenOf(query);
+    if (this.answered?.token !== token) {
+      const heads = this.heads.map((head) => head.row(token));
+      this.answered = { token, heads, mean: mean(heads) };
     }
-    return this.answers[layer];
+    return this.answered;
   }
 
   /** The part of a row that lies on the photo. */
   onPhoto(row) {
-    return row.subarray(this.prefix.length);
+    return row.subarray(this.prefix.length, this.tokens);
   }
 
-  mapOf(row) {
+  /** A row as a map; inside: 1 for the tokens of the query's window, where there are windows. */
+  mapOf(row, token) {
     const values = this.onPhoto(row);
-    return { values, grid: this.grid, unit: UNIFORM, factor: values.length };
+    const map = { values, grid: this.grid, box: this.box, unit: UNIFORM, factor: values.length };
+    if (!this.windows) return map;
+    const neighbours = this.windows.neighbours(token);
+    const inside = new Uint8Array(this.tokens);
+    for (const one of neighbours) if (one < this.tokens) inside[one] = 1;
+    return { ...map, inside, factor: neighbours.length };
+  }
+
+  /** How many keys a query has. */
+  keys(token) {
+    return this.windows ? this.windows.neighbours(token).length : this.tokens;
   }
 
   /** Bits, of the row made to sum to 1. */
@@ -147,6 +197,38 @@ class Item {
       total += weight;
     });
     return total ? reach / total : 0;
+  }
+
+  /** The most that each measure can be, or is worth showing. */
+  get most() {
+    const { area, size } = this.windows ?? { area: this.tokens, size: this.grid };
+    return { entropy: Math.log2(area), distance: Math.hypot(...size) / 1.8 };
+  }
+}
+
+/** One photo as one model sees it, its numbers inflated. */
+class Item {
+  static async open(data) {
+    const [buffer, photo] = await Promise.all([inflate(data.bytes), picture(data.photo)]);
+    return new Item(data, buffer, photo);
+  }
+
+  constructor(data, buffer, photo) {
+    Object.assign(this, data);
+    this.photo = photo;
+    this.layers = data.layers.map((layer) => new Layer(buffer, layer, data));
+    this.maps = data.maps.map((map) => ({ ...map, values: floats(buffer, map.values, map.grid) }));
+    this.gates = data.gates.map((gate) => ({
+      ...gate,
+      values: floats(buffer, gate.values, gate.shape),
+      map: gate.grid && {
+        method: gate.shape.length === 1 ? "ChannelGates" : "SpatialGates",
+        values: floats(buffer, gate.where, gate.grid),
+        grid: gate.grid,
+        factor: 1,
+        unit: gate.shape.length === 1 ? "" : OPEN,
+      },
+    }));
   }
 }
 

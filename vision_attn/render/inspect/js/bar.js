@@ -25,7 +25,7 @@ class ColourBar {
   probe(point) {
     const mark = this.find(".probe");
     const { map, item } = this.scene ?? {};
-    const cell = point && map && cellAt(item.box, map.grid, point);
+    const cell = point && map && cellAt(map.box ?? item.box, map.grid, point);
     mark.hidden = !cell;
     if (!cell) return;
     const value = map.values[cell[0] * map.grid[1] + cell[1]] * map.factor;

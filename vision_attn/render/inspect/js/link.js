@@ -2,7 +2,7 @@
 
 const USUAL = {
   look: { colours: "inferno", style: "colour", opacity: 0.9, smooth: true, scale: "each", top: 10 },
-  query: { token: null, point: [0.5, 0.5] },
+  query: { token: null, point: [0.5, 0.5], asked: false }, // asked: by a person
   chart: "maps",
 };
 
@@ -46,6 +46,7 @@ function restore() {
       token: whole(link.get("token"), 0, 999),
       point:
         point.length === 2 && point.every((at) => at >= 0 && at <= 1) ? point : USUAL.query.point,
+      asked: link.has("query") || link.has("token"),
     },
     look: {
       colours: Object.hasOwn(palette.tables, link.get("colours"))
@@ -79,7 +80,7 @@ function linkOf({ views, query, look, chart }) {
     put(`class${last}`, view.target, null);
   });
   put("token", query.token, null);
-  put("query", query.point.join(), USUAL.query.point.join());
+  put("query", query.asked ? query.point.join() : null, null);
   put("colours", look.colours, USUAL.look.colours);
   put("style", look.style, USUAL.look.style);
   put("opacity", Math.round(100 * look.opacity), 100 * USUAL.look.opacity);

@@ -31,7 +31,7 @@ function changeView(at, parts) {
 function changeQuery(query) {
   const onPhoto = Array.isArray(query);
   const point = onPhoto ? query.map((at) => Number(at.toFixed(4))) : state.query.point;
-  change({ query: { token: onPhoto ? null : query, point } });
+  change({ query: { token: onPhoto ? null : query, point, asked: true } });
 }
 
 /** Where a page has an address, the link in it; and the words for those who listen. */
@@ -144,7 +144,7 @@ const errors = data.items.flatMap(({ layers }) =>
 );
 if (errors.length) {
   document.querySelector(".exact").textContent =
-    "Attention is computed here, from queries and keys as they were recorded; " +
+    "Attention is computed here, from queries, keys and weights as they were recorded; " +
     `no map is off by more than ${percent(Math.max(...errors))} of its largest value.`;
 }
 control("colours").append(...Object.keys(palette.tables).map((name) => new Option(name)));

@@ -30,10 +30,11 @@ function quantile(values, share) {
 }
 
 /** What full colour stands for, in the map's unit: `fixed`, or the 99th percentile of the map. */
-function scaleOf({ values, factor, unit }, fixed) {
+function scaleOf({ values, factor, unit, inside }, fixed) {
   let top = fixed;
   if (!top) {
-    top = quantile(values, 0.99) * factor;
+    const among = inside ? values.filter((_, cell) => inside[cell]) : values;
+    top = quantile(among, 0.99) * factor;
     if (top < TINIEST)
       top = values.reduce((most, value) => Math.max(most, Math.abs(value)), 0) * factor;
     if (unit === UNIFORM) top = Math.max(top, LEAST);
@@ -73,7 +74,7 @@ function paintCells(canvas, { values, grid }, scale, table) {
 }
 
 /** A canvas of width x height pixels with the map as a see-through layer, bilinear or in cells. */
-function paintLayer({ values, grid: [h, w] }, scale, look, width, height) {
+function paintLayer({ values, grid: [h, w], inside }, scale, look, width, height) {
   const canvas = document.createElement("canvas");
   if (!look.smooth) [width, height] = [w, h];
   [canvas.width, canvas.height] = [width, height];
@@ -83,13 +84,32 @@ function paintLayer({ values, grid: [h, w] }, scale, look, width, height) {
     const [above, below, down] = between(y, height, h);
     for (let x = 0; x < width; x++, at += 4) {
       const [left, right, along] = columns[x];
-      const upper = values[above * w + left] * (1 - along) + values[above * w + right] * along;
-      const lower = values[below * w + left] * (1 - along) + values[below * w + right] * along;
-      blend(image.data, at, heat(upper * (1 - down) + lower * down, scale), look);
+      const cells = [above * w + left, above * w + right, below * w + left, below * w + right];
+      const value = mix(values, cells, along, down, inside);
+      blend(image.data, at, heat(value, scale), look);
     }
   }
   canvas.getContext("2d").putImageData(image, 0, 0);
   return canvas;
+}
+
+/** Bilinear between four cells; where some lie in a window, of those on the nearest one's side. */
+function mix(values, cells, along, down, inside) {
+  const shares = [
+    (1 - down) * (1 - along),
+    (1 - down) * along,
+    down * (1 - along),
+    down * along,
+  ];
+  const side = inside?.[cells[(down >= 0.5 ? 2 : 0) + (along >= 0.5 ? 1 : 0)]];
+  let sum = 0;
+  let total = 0;
+  for (let at = 0; at < 4; at++) {
+    if (inside?.[cells[at]] !== side) continue;
+    sum += shares[at] * values[cells[at]];
+    total += shares[at];
+  }
+  return sum / total;
 }
 
 /** The two cells whose centres a pixel lies between, and how far along it lies. */

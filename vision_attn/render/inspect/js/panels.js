@@ -12,14 +12,16 @@ class Overview {
   build(item) {
     if (this.item === item) return;
     this.item = item;
-    const most = Math.max(...item.heads.map((heads) => heads.length));
+    const most = Math.max(...item.layers.map(({ heads }) => heads.length));
     this.element.style.setProperty("--columns", most + 1);
-    this.element.style.setProperty("--rows", item.heads.length);
+    this.element.style.setProperty("--rows", item.layers.length);
     this.element.style.setProperty("--aspect", item.grid[1] / item.grid[0]);
-    const header = ["layer", "mean", ...Array(most).keys()].map((textContent) =>
+    const step = Math.ceil(most / 12); // so that the numbers of many heads do not run together
+    const numbers = Array.from({ length: most }, (_, head) => (head % step ? "" : head));
+    const header = ["layer", step > 1 ? "all" : "mean", ...numbers].map((textContent) =>
       make("span", { role: "columnheader", textContent }),
     );
-    this.cells = item.heads.map((heads, layer) =>
+    this.cells = item.layers.map(({ heads }, layer) =>
       [MEAN, ...heads.keys()].map((head) =>
         make(
           "div",
@@ -41,7 +43,8 @@ class Overview {
     this.cells.forEach((cells, l) =>
       cells.forEach((cell, column) => {
         const h = column + MEAN;
-        const map = item.mapOf(h === MEAN ? answers[l].mean : answers[l].heads[h]);
+        const { token, heads, mean } = answers[l];
+        const map = item.layers[l].mapOf(h === MEAN ? mean : heads[h], token);
         paintCells(cell.firstChild, map, scaleFor(map), table);
         const selected = l === layer && h === head;
         cell.setAttribute("aria-selected", selected);

@@ -2,21 +2,80 @@
 
 const FINEST = 384; // pixels: the map is painted at most this large, the rest is the canvas's own work
 
-/** Draws the photo, what the model did not see in grey, the map, and the query's frame. */
+/** Draws the photo, what the model did not see in grey, the map, the query's window and frame. */
 function drawPhoto(context, width, height, { item, map, scale, look, place }) {
-  const [left, top, right, bottom] = item.box;
-  const seen = [left * width, top * height, (right - left) * width, (bottom - top) * height];
+  const onCanvas = ([left, top, right, bottom]) => [
+    ...[left * width, top * height],
+    ...[(right - left) * width, (bottom - top) * height],
+  ];
+  const seen = onCanvas(item.box);
   context.imageSmoothingQuality = "high";
   context.drawImage(item.photo, 0, 0, width, height);
   drawUnseen(context, width, height, seen);
   if (map) {
-    const finest = Math.min(1, FINEST / Math.max(seen[2], seen[3]));
-    const size = [seen[2], seen[3]].map((side) => Math.max(1, Math.round(side * finest)));
+    const covered = onCanvas(map.box ?? item.box);
+    const finest = Math.min(1, FINEST / Math.max(covered[2], covered[3]));
+    const size = [covered[2], covered[3]].map((side) => Math.max(1, Math.round(side * finest)));
+    context.save();
+    context.beginPath();
+    context.rect(...seen);
+    context.clip();
     context.imageSmoothingEnabled = look.smooth;
-    context.drawImage(paintLayer(map, scale, look, ...size), ...seen);
-    context.imageSmoothingEnabled = true;
+    context.drawImage(paintLayer(map, scale, look, ...size), ...covered);
+    context.restore();
+    const cells = new Cells(map.grid, covered, seen);
+    if (map.inside) drawOutline(context, cells, map.inside);
+    if (place) drawFrame(context, cells, place);
   }
-  if (place) drawFrame(context, item, seen, place);
+}
+
+/** Where the cells of a grid begin on a canvas, in pixels; none reaches beyond what was seen. */
+class Cells {
+  constructor(grid, [left, top, width, height], seen) {
+    this.grid = grid;
+    this.x = (column) => Math.min(left + (column * width) / grid[1], seen[0] + seen[2]);
+    this.y = (row) => Math.min(top + (row * height) / grid[0], seen[1] + seen[3]);
+    const cell = Math.min(width / grid[1], height / grid[0], width / 12, height / 12);
+    this.line = Math.max(2, cell / 10);
+  }
+}
+
+/** Strokes a path so that it shows on every photo. */
+function strokeTwice(context, line) {
+  for (const [colour, thick] of [
+    ["rgb(0 0 0 / 0.75)", 2 * line],
+    ["white", line],
+  ]) {
+    context.strokeStyle = colour;
+    context.lineWidth = thick;
+    context.stroke();
+  }
+}
+
+/** The edge around the cells of a window, in as many pieces as it has on the photo. */
+function drawOutline(context, { grid: [rows, columns], x, y, line }, inside) {
+  const isIn = (row, column) =>
+    Math.min(row, column) >= 0 && row < rows && column < columns
+      ? inside[row * columns + column]
+      : 0;
+  context.save();
+  context.lineCap = "square";
+  context.beginPath();
+  for (let row = 0; row <= rows; row++) {
+    for (let column = 0; column <= columns; column++) {
+      const here = isIn(row, column);
+      if (here !== isIn(row - 1, column)) {
+        context.moveTo(x(column), y(row));
+        context.lineTo(x(column + 1), y(row));
+      }
+      if (here !== isIn(row, column - 1)) {
+        context.moveTo(x(column), y(row));
+        context.lineTo(x(column), y(row + 1));
+      }
+    }
+  }
+  strokeTwice(context, 0.75 * line);
+  context.restore();
 }
 
 function drawUnseen(context, width, height, seen) {
@@ -36,20 +95,11 @@ function drawUnseen(context, width, height, seen) {
   context.restore();
 }
 
-function drawFrame(context, { grid }, [left, top, width, height], [row, column]) {
-  const [cellWidth, cellHeight] = [width / grid[1], height / grid[0]];
-  const line = Math.max(2, Math.min(cellWidth, cellHeight, width / 12, height / 12) / 10);
-  const frame = [left + column * cellWidth, top + row * cellHeight, cellWidth, cellHeight];
-  for (const [colour, thick] of [
-    ["rgb(0 0 0 / 0.75)", 2 * line],
-    ["white", line],
-  ]) {
-    context.beginPath();
-    context.roundRect(...frame, line);
-    context.strokeStyle = colour;
-    context.lineWidth = thick;
-    context.stroke();
-  }
+function drawFrame(context, { x, y, line }, [row, column]) {
+  const [left, top] = [x(column), y(row)];
+  context.beginPath();
+  context.roundRect(left, top, x(column + 1) - left, y(row + 1) - top, line);
+  strokeTwice(context, line);
 }
 
 /** The element that is pointed at. onQuery gets a point (x, y) in 0..1 of the photo or a token. */
@@ -60,7 +110,7 @@ class Stage {
     this.onQuery = onQuery;
     new ResizeObserver(() => this.draw()).observe(element);
     element.addEventListener("pointerdown", (event) => {
-      if (event.button || !this.picture?.asks) return;
+      if (event.button || !this.picture?.layer) return;
       element.setPointerCapture(event.pointerId);
       this.dragging = true;
       this.point(event);
@@ -76,10 +126,10 @@ class Stage {
     element.addEventListener("keydown", (event) => this.key(event));
   }
 
-  /** What is shown: {item, map, scale, look, place, asks}; asks: whether pointing asks a query. */
+  /** What is shown: {item, map, scale, look, place, layer}; layer: the one that a click asks. */
   show(picture) {
     this.picture = picture;
-    const { item, asks } = picture;
+    const asks = Boolean(picture.layer);
     this.element.classList.toggle("asks", asks);
     this.element.setAttribute("role", asks ? "application" : "img");
     this.draw();
@@ -101,25 +151,27 @@ class Stage {
 
   point(event) {
     const point = this.pointOf(event);
-    if (this.picture.item.tokenAt(point) !== null) this.onQuery(point);
+    if (this.picture.layer.tokenAt(point) !== null) this.onQuery(point);
   }
 
   key(event) {
     const step = ARROWS[event.key];
-    if (!step || !this.picture?.asks) return;
+    if (!step || !this.picture?.layer) return;
     event.preventDefault();
-    const { item, place } = this.picture;
-    const [row, column] = place ?? item.grid.map((side) => Math.floor(side / 2));
+    const { layer, place } = this.picture;
+    const [row, column] = place ?? layer.grid.map((side) => Math.floor(side / 2));
     const next = place ? [row + step[0], column + step[1]] : [row, column];
-    if (next.every((at, axis) => at >= 0 && at < item.grid[axis]))
-      this.onQuery(centreOf(item, next));
+    if (next.every((at, axis) => at >= 0 && at < layer.grid[axis]))
+      this.onQuery(centreOf(layer, next));
   }
 }
 
-/** The middle of a patch, in 0..1 of the photo. */
-function centreOf({ box: [left, top, right, bottom], grid }, [row, column]) {
+/** The middle of what the model sees of a patch, in 0..1 of the photo. */
+function centreOf({ box: [left, top, right, bottom], grid, seen }, [row, column]) {
+  const middle = (low, size, at, end) =>
+    (low + size * at + Math.min(low + size * (at + 1), end)) / 2;
   return [
-    left + ((column + 0.5) / grid[1]) * (right - left),
-    top + ((row + 0.5) / grid[0]) * (bottom - top),
+    middle(left, (right - left) / grid[1], column, seen[2]),
+    middle(top, (bottom - top) / grid[0], row, seen[3]),
   ];
 }

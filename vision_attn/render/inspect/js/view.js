@@ -3,7 +3,7 @@
 const TABS = { attention: "Attention", methods: "Methods", gates: "Gates" };
 const CHARTS = {
   entropy: "Entropy in bits: low looks at little, high at everything alike.",
-  distance: "How far attention reaches, in patches.",
+  distance: "How far attention reaches, in patches of the layer.",
 };
 const AT_ONCE = 50_000; // numbers: a larger overview waits until the query rests
 
@@ -49,14 +49,13 @@ class View {
     this.shared = shared;
     const tabs = tabsOf(item);
     this.tab = tabs.includes(view.tab) ? view.tab : tabs[0];
-    this.token = this.tab === "attention" ? tokenOf(item, shared.query) : null;
     this.look = { ...shared.look, table: shared.palette.tables[shared.look.colours] };
     this.find(".item").value = view.item;
     this.element.style.setProperty("--aspect", item.photo.naturalWidth / item.photo.naturalHeight);
     this.element.classList.toggle("no-tabs", tabs.length < 2);
     this.showTabs(tabs);
     const shown = this[`show${TABS[this.tab]}`]();
-    this.scene = { item, look: this.look, place: null, asks: false, ...shown };
+    this.scene = { item, look: this.look, place: null, layer: null, ...shown };
     this.showScene();
     this.showPredictions();
   }
@@ -87,32 +86,37 @@ class View {
   }
 
   showAttention() {
-    const { item, token, view } = this;
-    const layer = Math.min(view.layer, item.heads.length - 1);
-    const head = Math.min(view.head, item.heads[layer].length - 1);
-    this.showSliders(layer, head);
-    const showOverview = () => this.showOverview(layer, head);
-    if (item.tokens * item.heads.flat().length < AT_ONCE) showOverview();
+    const { item, view } = this;
+    const at = Math.min(view.layer, item.layers.length - 1);
+    const layer = item.layers[at];
+    const head = Math.min(view.head, layer.heads.length - 1);
+    this.showSliders(at, head);
+    const showOverview = () => this.showOverview(at, head);
+    const numbers = item.layers.reduce((sum, { tokens, heads }) => sum + tokens * heads.length, 0);
+    if (numbers < AT_ONCE) showOverview();
     else this.overviewDue = setTimeout(showOverview, 40);
-    const answer = item.attention(token, layer);
-    const row = head === MEAN ? answer.mean : answer.heads[head];
-    const { name, heads } = item.layers[layer];
+    const { token, heads, mean } = layer.answer(this.shared.query);
+    const row = head === MEAN ? mean : heads[head];
     return {
-      map: item.mapOf(row),
+      map: layer.mapOf(row, token),
       row,
-      place: item.placeOf(token),
-      asks: true,
-      title: `Layer ${name} \u00b7 ${headName(head)}`,
-      method: spelled(item, token, name, head),
-      facts: attentionFacts(item, token, row, heads[head]),
+      token,
+      place: layer.placeOf(token),
+      layer,
+      title: `Layer ${layer.name} \u00b7 ${headName(head)}`,
+      method: spelled(layer, token, head),
+      facts: [
+        ...attentionFacts(layer, token, row, layer.averages[head]),
+        ...windowFacts(layer, token, row),
+      ],
     };
   }
 
   showSliders(layer, head) {
-    const { heads, layers } = this.item;
+    const { layers } = this.item;
     for (const [name, value, last, text] of [
-      ["layer", layer, heads.length - 1, layers[layer].name],
-      ["head", head, heads[layer].length - 1, head === MEAN ? "mean" : head],
+      ["layer", layer, layers.length - 1, layers[layer].name],
+      ["head", head, layers[layer].heads.length - 1, head === MEAN ? "mean" : head],
     ]) {
       const slider = this.find(`[name=${name}]`);
       slider.max = last;
@@ -124,29 +128,29 @@ class View {
 
   /** Every layer and head, as small maps or as a chart. */
   showOverview(layer, head) {
-    const { item, token, look } = this;
+    const { item, look } = this;
     const measure = this.shared.chart;
     for (const button of this.element.querySelectorAll(".kinds button")) {
       button.setAttribute("aria-pressed", button.value === measure);
     }
     this.find(".overview").hidden = measure !== "maps";
     this.find(".chart").hidden = measure === "maps";
-    const answers = item.heads.map((_, at) => item.attention(token, at));
+    const answers = item.layers.map((one) => one.answer(this.shared.query));
     if (measure === "maps") {
       const scaleFor = (map) => this.scaleFor(map);
       this.overview.show({ item, answers, layer, head, scaleFor, table: look.table });
       return;
     }
-    const points = answers.flatMap(({ heads }, l) =>
+    const points = answers.flatMap(({ token, heads }, l) =>
       heads.map((row, h) => ({
         layer: l,
         head: h,
-        here: item[measure](row, token),
-        everywhere: item.layers[l].heads[h][measure],
+        here: item.layers[l][measure](row, token),
+        everywhere: item.layers[l].averages[h][measure],
       })),
     );
     const names = item.layers.map(({ name }) => name);
-    const most = measure === "entropy" ? Math.log2(item.tokens) : Math.hypot(...item.grid) / 1.8;
+    const most = Math.max(...item.layers.map((one) => one.most[measure]));
     this.chart.show({ points, names, layer, head, most, title: CHARTS[measure] });
     this.find(".chart figcaption").textContent =
       `${CHARTS[measure]} Dots: this query. Rings: the mean over all queries.`;
@@ -192,7 +196,7 @@ class View {
     scene.scale = scene.map && this.scaleFor(scene.map);
     const sentence = scene.facts.map((fact) => fact.filter(Boolean).join(", ")).join("; ");
     this.sentence = `${scene.title}: ${sentence}`;
-    const how = scene.asks ? ". Click, drag or use the arrow keys to move the query." : "";
+    const how = scene.layer ? ". Click, drag or use the arrow keys to move the query." : "";
     this.find(".stage").setAttribute("aria-label", `${item.image}, ${scene.title}${how}`);
     this.stage.show(scene);
     const facts = scene.facts.map(([name, ...values]) => {
@@ -205,13 +209,16 @@ class View {
       title: "the same for vision-attn explain",
     });
     this.find(".readout").replaceChildren(title, ...facts, method);
+    const hint = hintOf(item, scene.layer, this.shared.query);
+    this.find(".hint").textContent = hint;
+    this.find(".hint").hidden = !hint;
     this.bar.show(scene);
     this.showTokens();
   }
 
   /** The tokens that are not on the photo: what each gets, and a way to ask it. */
   showTokens() {
-    const { item, token, scene } = this;
+    const { item, scene } = this;
     const tokens = this.tab === "attention" ? item.prefix : [];
     fill(
       this.find(".tokens"),
@@ -219,7 +226,7 @@ class View {
         const share = make("span", { textContent: percent(scene.row[at]) });
         const button = make(
           "button",
-          { type: "button", "aria-pressed": at === token },
+          { type: "button", "aria-pressed": at === scene.token },
           `${name} `,
           share,
         );
@@ -252,12 +259,6 @@ class View {
       }),
     );
   }
-}
-
-/** The token that is asked: one that is not on the photo, or the patch nearest a point. */
-function tokenOf(item, { token, point }) {
-  if (token !== null && item.prefix.length) return Math.min(token, item.prefix.length - 1);
-  return item.tokenNear(point);
 }
 
 /** The map of a method for a class, or the nearest there is. */

@@ -41,22 +41,30 @@ function labelOf({ image, model }, items) {
   return one("model") ? image : one("image") ? model : `${image} \u00b7 ${model}`;
 }
 
+/** What to do until a place was asked, or why no place can be. */
+function hintOf({ layers, noClick }, layer, { asked }) {
+  if (!layers.length) return noClick && `Nothing to click here. ${noClick}.`;
+  if (!layer || asked) return "";
+  const where = layer.windows ? ", inside the window outlined" : "";
+  return `Click the photo to see what that place attends to${where}.`;
+}
+
 /** [name, value, more] of what one token gives to all; `known`: of that head over all queries. */
-function attentionFacts(item, token, row, known) {
+function attentionFacts(layer, token, row, known) {
   const place = (cell) => `row ${cell[0]}, column ${cell[1]}`;
-  const here = item.placeOf(token);
-  const onPhoto = item.onPhoto(row);
-  const most = onPhoto.reduce((best, value, at) => (value > onPhoto[best] ? at : best), 0);
-  const reach = item.distance(row, token);
+  const here = layer.placeOf(token);
+  const { values, factor } = layer.mapOf(row, token);
+  const most = values.reduce((best, value, at) => (value > values[best] ? at : best), 0);
+  const reach = layer.distance(row, token);
   return [
-    ["from", here ? place(here) : item.prefix[token]],
+    ["from", here ? place(here) : layer.prefix[token]],
     [
       "most",
-      `${number(onPhoto[most] * onPhoto.length)} ${UNIFORM} at ${place(item.placeOf(most + item.prefix.length))}`,
+      `${number(values[most] * factor)} ${UNIFORM} at ${place(layer.placeOf(most + layer.prefix.length))}`,
     ],
     [
       "entropy",
-      `${item.entropy(row).toFixed(2)} of ${Math.log2(item.tokens).toFixed(2)} bits`,
+      `${layer.entropy(row).toFixed(2)} of ${Math.log2(layer.keys(token)).toFixed(2)} bits`,
       known && `all queries ${known.entropy.toFixed(2)}`,
     ],
     [
@@ -67,14 +75,51 @@ function attentionFacts(item, token, row, known) {
   ];
 }
 
+/** [name, value, more] of the window that a token attends in; nothing where there are none. */
+function windowFacts({ windows, grid, merged, tokens }, token, row) {
+  if (!windows) return [];
+  const times = (sides) => sides.join(" \u00d7 ");
+  const neighbours = windows.neighbours(token);
+  const onPhoto = [...neighbours].filter((one) => one < tokens);
+  const masked = windows.area - neighbours.length;
+  const padding = neighbours.length - onPhoto.length;
+  const share = row.subarray(tokens).reduce((sum, weight) => sum + weight, 0);
+  const rows = runs(onPhoto.map((one) => Math.floor(one / grid[1])));
+  const columns = runs(onPhoto.map((one) => one % grid[1]));
+  const facts = [
+    ["grid", times(grid), merged > 1 ? `a token is ${times([merged, merged])} patches` : "a token is a patch"],
+    [
+      "window",
+      `${times(windows.size)}, ${windows.shift.some(Boolean) ? `shifted by ${times(windows.shift)}` : "not shifted"}`,
+      `rows ${rows}, columns ${columns}`,
+    ],
+  ];
+  if (masked) facts.push(["masked", `${masked} of ${windows.area}`, "from across the edge of the photo"]);
+  if (padding) facts.push(["padding", percent(share), `on ${padding} of ${windows.area}`]);
+  return facts;
+}
+
+/** Whole numbers in words: "0\u20132, 7". */
+function runs(numbers) {
+  const sorted = [...new Set(numbers)].sort((a, b) => a - b);
+  const starts = sorted.filter((one, at) => at === 0 || one !== sorted[at - 1] + 1);
+  return starts
+    .map((start) => {
+      let end = start;
+      while (sorted.includes(end + 1)) end++;
+      return end === start ? `${start}` : `${start}\u2013${end}`;
+    })
+    .join(", ");
+}
+
 /** The same map in Python and on the command line; nothing for tokens that have no name there. */
-function spelled(item, token, layer, head) {
-  const [row, column] = item.placeOf(token) ?? [];
-  if (row === undefined && !(token === 0 && item.prefix[0] === "class token")) return "";
+function spelled(layer, token, head) {
+  const { grid, prefix, windows } = layer;
+  const [row, column] = layer.placeOf(token) ?? [];
+  if (windows || (row === undefined && !(token === 0 && prefix[0] === "class token"))) return "";
   const share = (cell, cells) => ((cell + 0.5) / cells).toFixed(3);
-  const query =
-    row === undefined ? "'cls'" : `(${share(column, item.grid[1])}, ${share(row, item.grid[0])})`;
-  return `QueryKey(query=${query}, layer=${layer}${head === MEAN ? "" : `, head=${head}`})`;
+  const query = row === undefined ? "'cls'" : `(${share(column, grid[1])}, ${share(row, grid[0])})`;
+  return `QueryKey(query=${query}, layer=${layer.name}${head === MEAN ? "" : `, head=${head}`})`;
 }
 
 /** [name, value, more] of a method's map. */
