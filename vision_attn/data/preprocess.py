@@ -4,8 +4,9 @@ Axes: h, w the network's input; H, W the photo.
 """
 
 from dataclasses import dataclass
-from math import floor
+from math import floor, isfinite
 from os import PathLike
+from reprlib import repr as short
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,12 @@ class Preprocess:
     def __post_init__(self) -> None:
         if len(self.input_size) != 2 or min(self.input_size) < 1:
             raise ValueError(f"input_size must be (height, width) >= 1, got {self.input_size}")
+        numbers = [*self.mean, *self.std]
+        if not all(isinstance(number, (int, float)) and isfinite(number) for number in numbers):
+            raise ValueError(
+                f"expected finite means and stds, got mean {short(self.mean)} and std "
+                f"{short(self.std)}"
+            )
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
             raise ValueError(
                 f"expected 3 means and 3 positive stds, got mean {self.mean} and std {self.std}"

@@ -33,6 +33,7 @@ def bomb(levels: int) -> str:
         ("a: " + "[" * 500 + "]" * 500, "more than 100 lists or mappings in one another"),
         ("a: *b", "is not YAML: line 1: found undefined alias"),
         ("a: !!python/object/apply:os.system [x]", "is not YAML: line 1: could not determine"),
+        ("a: !!timestamp x", "is not YAML: a value is not what its tag"),
         ("[1]", "expected sections such as model, data and trainer"),
         ("a: [", "is not YAML: line"),
         ("trainer: 1", "trainer: expected options by name, got 1"),

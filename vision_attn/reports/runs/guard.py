@@ -95,6 +95,8 @@ def _loaded(path: Path, seen: set[Path]) -> Any:
         raise ValueError(f"{path} is not YAML: line {line}: {error.problem}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
+    except AttributeError as error:  # of its regular expressions
+        raise ValueError(f"{path} is not YAML: a value is not what its tag (!!) says") from error
     for name in _strings(content):
         if name.lower().endswith((".yaml", ".yml", ".json")):
             for part in (Path(name), path.parent / name):
