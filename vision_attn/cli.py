@@ -6,7 +6,6 @@ Errors meant for the user are ValueErrors and OSErrors: one line on stderr, exit
 """
 
 import argparse
-import logging
 import sys
 import warnings
 from collections.abc import Sequence
@@ -59,9 +58,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     show_traceback = "--traceback" in words
     terminal.take_any_text()
-    log = logging.getLogger(__package__)
-    if not log.handlers:
-        log.addHandler(terminal.LogLines())
     try:
         status = _status([word for word in words if word != "--traceback"])
         sys.stdout.flush()
@@ -94,7 +90,6 @@ def _status(words: list[str]) -> int:
 
 def _run(words: list[str]) -> int:
     command, *rest = words or ["--help"]
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # a home without a folder for its cache
     for library in (r"PIL\.", r"torch\.serialization"):  # on files of which there is a line of ours
         warnings.filterwarnings("ignore", category=UserWarning, module=library)
     if command in ("-h", "--help", "help"):
@@ -104,6 +99,8 @@ def _run(words: list[str]) -> int:
     if command in ("-V", "--version"):
         print(f"vision-attn {__version__}")
         return 0
+    if not {"-h", "--help"} & set(rest):  # which need not wait for this
+        terminal.log_lines()
     if command in TRAINING:
         return import_module(".commands.fit.words", __package__).main(command, rest)
     if command in COMMANDS:

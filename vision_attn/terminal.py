@@ -1,14 +1,13 @@
 """The terminal: lines that cannot steer it, in any encoding, on streams that may be closed."""
 
 import io
-import logging
 import os
 import re
 import select
 import sys
 from contextlib import suppress
 
-__all__ = ["LogLines", "complain", "printable", "say"]
+__all__ = ["complain", "log_lines", "printable", "say"]
 
 # Control characters, marks that turn the direction of writing, bytes that are no text.
 UNPRINTABLE = re.compile(
@@ -45,12 +44,19 @@ def _escaped(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode()
 
 
-class LogLines(logging.Handler):
-    """Log records as lines on stderr."""
+def log_lines() -> None:
+    """Print what the package logs as lines on stderr: `vision-attn: error: TEXT`."""
+    import logging
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print the record's message: `vision-attn: error: TEXT`."""
-        complain(f"{record.levelname.lower()}: {record.getMessage()}")
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            complain(f"{record.levelname.lower()}: {record.getMessage()}")
+
+    log = logging.getLogger("vision_attn")
+    if not log.handlers:
+        log.addHandler(Lines())
+    # It warns where there is no home for its cache.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 
 def open_streams() -> None:

@@ -2,11 +2,15 @@
 
 import json
 import re
+import shlex
+from html import unescape
 from pathlib import Path
+from urllib.parse import unquote
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from PIL import Image
 
 from vision_attn.cli import main
 from vision_attn.hub import load_model
@@ -40,6 +44,44 @@ def test_the_page_shows_every_map_beside_its_mask(demo: Path):
     missing = [source for source in sources if not (demo / source).is_file()]
     assert not missing
     assert page.count("the object") >= 10
+
+
+LITTLE = {
+    "explain": "--device cpu",
+    "inspect": "--device cpu",
+    "score": "--device cpu --images 2 --steps 2 --sanity 0",
+    "fit": "--trainer.max_epochs 1 --data.source.train 40 --data.source.val 20 "
+    "--data.source.test 20",
+}
+
+
+def test_the_next_steps_work_as_they_are_written(
+    demo: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    section = (demo / "index.html").read_text().partition("<h2>What next</h2>")[2]
+    commands = re.findall(r"<code>(.*?)</code>", section)
+    words = [shlex.split(unescape(re.sub(r"</?span>", "", line))) for line in commands]
+    assert [line[1] for line in words] == ["explain", "explain", "inspect", "score", "fit"]
+    (photos / "cat.png").rename(tmp_path / "photo.jpg")
+    monkeypatch.chdir(tmp_path)
+    for line in words:
+        assert line[0] == "vision-attn"
+        random = ["--pretrained", "false"] if line[2].startswith("timm:") else []  # no download
+        assert main([*line[1:], *shlex.split(LITTLE[line[1]]), *random]) == 0
+    for made in ("look/index.html", "explain/index.html", "inspect.html", "score/scores.md"):
+        assert (tmp_path / "outputs" / made).is_file()
+
+
+def test_each_network_has_its_learning_curves_on_the_page(demo: Path):
+    page = (demo / "index.html").read_text()
+    for name, title in (("vit", "Vision Transformer"), ("senet", "SENet")):
+        section = page.partition(f"<h2>How the {title} learned</h2>")[2].partition("</section>")[0]
+        figures = re.findall(r'src="\./([^"]+)" width="(\d+)"', section)
+        curves = [f"page/{name}.loss.png", f"page/{name}.top-1_accuracy.png"]
+        assert [file for file, _ in figures[:2]] == curves
+        for file, width in figures:
+            with Image.open(demo / unquote(file)) as picture:
+                assert picture.width == int(width)
 
 
 def test_minutes_must_be_a_positive_number(capsys: pytest.CaptureFixture[str]):

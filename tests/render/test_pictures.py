@@ -17,6 +17,7 @@ from vision_attn.render import (
     enlarged,
     heads_overview,
     heatmap_grid,
+    learning_curve_panels,
     learning_curves,
     mark,
     save,
@@ -161,9 +162,14 @@ def test_learning_curves_read_what_lightning_writes(tmp_path):
         "top1": {"val": {1: 0.25, 2: 0.5}},
     }
     assert learning_curves(path).shape[1] > 1000
+    panels = learning_curve_panels(path)
+    assert list(panels) == ["loss", "top-1 accuracy"]
+    assert {picture.shape for picture in panels.values()} == {(480, 630, 3)}
     path.write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match=r"metrics\.csv: expected columns such as train/loss"):
         learning_curves(path)
+    with pytest.raises(ValueError, match=r"metrics\.csv: expected columns such as train/loss"):
+        learning_curve_panels(path)
 
 
 def test_figures_leave_matplotlib_as_it_was():

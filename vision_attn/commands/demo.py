@@ -50,13 +50,8 @@ def run(args: argparse.Namespace) -> int:
     demo = Demo(folder, ENTRIES, models, options.Report())
     page = demo.write_page()
     console.print(in_terminal(demo.results()))
-    checkpoint = folder / "vit" / "best.ckpt"
     console.print(f"Open {page} in a browser. Then try:\n", style="bold", soft_wrap=True)
-    for line in (
-        f"vision-attn explain {checkpoint} YOUR_PHOTOS --page --output outputs/look",
-        f"vision-attn inspect {checkpoint} YOUR_PHOTO --output outputs/inspect.html",
-        f"vision-attn score {checkpoint} planted --output outputs/score",
-    ):
+    for _, line in demo.next_steps():
         console.print(f"  {line}", soft_wrap=True)
     return 0
 

@@ -2,7 +2,13 @@
 
 from vision_attn.deprecated import old_names
 from vision_attn.render.alignment import alignment, word_weights
-from vision_attn.render.figures import channel_gates, confusion_matrix, learning_curves, show
+from vision_attn.render.figures import (
+    channel_gates,
+    confusion_matrix,
+    learning_curve_panels,
+    learning_curves,
+    show,
+)
 from vision_attn.render.markdown import markdown_table
 from vision_attn.render.overlay import ColorMap, Dim, Style, overlay
 from vision_attn.render.page import (
@@ -21,6 +27,7 @@ from vision_attn.render.picture import (
     enlarged,
     mark,
     save,
+    save_within,
     shrunk,
     with_caption,
     with_colorbar,
@@ -56,6 +63,7 @@ __all__ = [
     "fit",
     "heads_overview",
     "heatmap_grid",
+    "learning_curve_panels",
     "learning_curves",
     "mark",
     "markdown_table",
@@ -63,6 +71,7 @@ __all__ = [
     "outlined",
     "overlay",
     "save",
+    "save_within",
     "shot",
     "show",
     "shrunk",

@@ -14,6 +14,7 @@ from os import PathLike
 import matplotlib
 import numpy as np
 from jaxtyping import Float, Shaped
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -22,7 +23,13 @@ from numpy import ndarray
 from vision_attn.render.fonts import families, printable
 from vision_attn.render.picture import Picture
 
-__all__ = ["channel_gates", "confusion_matrix", "learning_curves", "show"]
+__all__ = [
+    "channel_gates",
+    "confusion_matrix",
+    "learning_curve_panels",
+    "learning_curves",
+    "show",
+]
 
 INK, QUIET, RULE = "#26262a", "#6e6e76", "#dedee3"
 RED, BLUE = "#c2410c", "#1d4ed8"
@@ -48,26 +55,55 @@ def learning_curves(metrics: str | PathLike[str]) -> Picture:
         (3, dtype('uint8'))
     """
     curves = _read_curves(metrics)
-    if not curves:
-        raise ValueError(f"{metrics}: expected columns such as train/loss or val/top1, found none")
     with _look():
         figure = _figure(4.2 * len(curves), 3.2)
         for place, (metric, stages) in enumerate(curves.items(), start=1):
-            axes = figure.add_subplot(1, len(curves), place)
-            axes.set_title(printable(NAMES.get(metric, metric)))
-            axes.grid(True)
-            axes.set_xlabel("epoch")
-            axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-            for stage, points in stages.items():
-                epochs, values = zip(*sorted(points.items()), strict=True)
-                dot = "o" if len(epochs) == 1 else "-"
-                axes.plot(epochs, values, dot, label=stage, color=COLOURS[stage])
-            axes.legend()
+            _draw_curve(figure.add_subplot(1, len(curves), place), metric, stages)
         return _drawn(figure)
 
 
+def learning_curve_panels(metrics: str | PathLike[str]) -> dict[str, Picture]:
+    r"""Draw the panels of `learning_curves` as a picture each, by the metric's name.
+
+    Side by side they fill a wide page, one below the other a narrow one.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from vision_attn import render
+        >>> with TemporaryDirectory() as folder:
+        ...     metrics = Path(folder, "metrics.csv")
+        ...     _ = metrics.write_text("epoch,train/loss,val/top1\n0,2.3,0.1\n1,1.9,0.3\n")
+        ...     list(render.learning_curve_panels(metrics))
+        ['loss', 'top-1 accuracy']
+    """
+    panels = {}
+    with _look():
+        for metric, stages in _read_curves(metrics).items():
+            figure = _figure(4.2, 3.2)
+            _draw_curve(figure.add_subplot(), metric, stages)
+            panels[NAMES.get(metric, metric)] = _drawn(figure)
+    return panels
+
+
+def _draw_curve(axes: Axes, metric: str, stages: Mapping[str, Mapping[int, float]]) -> None:
+    """Draw one metric over the epochs, a line a stage."""
+    axes.set_title(printable(NAMES.get(metric, metric)))
+    axes.grid(True)
+    axes.set_xlabel("epoch")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+    for stage, points in stages.items():
+        epochs, values = zip(*sorted(points.items()), strict=True)
+        dot = "o" if len(epochs) == 1 else "-"
+        axes.plot(epochs, values, dot, label=stage, color=COLOURS[stage])
+    axes.legend()
+
+
 def _read_curves(path: str | PathLike[str]) -> dict[str, dict[str, dict[int, float]]]:
-    """Read metric -> stage -> epoch -> the last value logged in it."""
+    """Read metric -> stage -> epoch -> the last value logged in it.
+
+    ValueError where the file holds no such column.
+    """
     curves: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     with open(path, newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -76,6 +112,8 @@ def _read_curves(path: str | PathLike[str]) -> dict[str, dict[str, dict[int, flo
                 if stage in COLOURS and metric and text and not metric.endswith("_step"):
                     epoch = int(float(row.get("epoch") or 0)) + 1
                     curves[metric.removesuffix("_epoch")][stage][epoch] = float(text)
+    if not curves:
+        raise ValueError(f"{path}: expected columns such as train/loss or val/top1, found none")
     return curves
 
 

@@ -37,7 +37,10 @@ dialog.addEventListener("keydown", (event) => {
   event.preventDefault();
   step(...moves[event.key]);
 });
-dialog.addEventListener("close", () => current?.focus());
+dialog.addEventListener("close", () => {
+  const there = !current?.closest("details:not([open])");
+  (there ? current : current.closest("details").querySelector("summary"))?.focus();
+});
 dialog.querySelector(".back").onclick = () => step(-1, 0);
 dialog.querySelector(".on").onclick = () => step(1, 0);
 dialog.querySelector(".close").onclick = () => dialog.close();
@@ -46,30 +49,45 @@ large.onclick = () => dialog.close();
 // A gallery of many photos: those that the tools choose, in their order, a page at a time.
 const name = (row) => row.querySelector("h3").textContent;
 const wrong = (row) => row.dataset.label !== undefined && row.dataset.label !== row.dataset.predicted;
-const by = (value) => (a, b) => (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0);
+const sureness = (row, unknown) => Number(row.dataset.probability ?? unknown);
+const text = (a, b) => (a ?? "").localeCompare(b ?? "", undefined, { numeric: true });
 const orders = {
-  name: (a, b) => name(a).localeCompare(name(b), undefined, { numeric: true }),
-  predicted: by((row) => row.dataset.predicted ?? ""),
-  label: by((row) => row.dataset.label ?? ""),
-  wrong: by((row) => (wrong(row) ? 0 : 1)),
-  least: by((row) => Number(row.dataset.probability ?? 2)),
-  most: by((row) => -Number(row.dataset.probability ?? -1)),
+  name: (a, b) => text(name(a), name(b)),
+  predicted: (a, b) => text(a.dataset.predicted, b.dataset.predicted),
+  label: (a, b) => text(a.dataset.label, b.dataset.label),
+  wrong: (a, b) => wrong(b) - wrong(a) || (wrong(a) ? sureness(b, 0) - sureness(a, 0) : 0),
+  least: (a, b) => sureness(a, 2) - sureness(b, 2),
+  most: (a, b) => sureness(b, -1) - sureness(a, -1),
 };
 
+// Put the map of that caption beside the photo, in the place of the one that stands there.
+function bring(row, caption) {
+  const figures = [...row.querySelectorAll("figure")];
+  const wanted = figures.slice(2).find((figure) => figure.textContent === caption);
+  if (!wanted) return;
+  const place = document.createComment("");
+  wanted.replaceWith(place);
+  figures[1].replaceWith(wanted);
+  place.replaceWith(figures[1]);
+}
+
 for (const gallery of document.querySelectorAll(".gallery")) {
-  const [tools, pager] = [gallery.querySelector(".tools"), gallery.querySelector(".pager")];
+  const tools = gallery.querySelector(".tools");
+  const pagers = [...gallery.querySelectorAll(".pager")];
   const [list, rest] = [gallery.querySelector(".rows"), gallery.querySelector("template")];
   const rows = [...list.children, ...rest.content.children];
-  const size = Number(gallery.dataset.perPage);
+  const narrow = matchMedia("(max-width: 600px)").matches;
+  const size = Number(gallery.dataset.perPage) / (narrow ? 2 : 1);
   let page = 0;
 
   const choose = () => {
-    const { sort, class: named, verdict } = tools.elements;
+    const { sort, predicted, label, verdict } = tools.elements;
     const words = tools.querySelector("input").value.toLowerCase().split(/\s+/);
     const chosen = rows.filter((row) => {
-      const text = row.querySelector("header").textContent.toLowerCase();
-      if (!words.every((word) => text.includes(word))) return false;
-      if (named?.value && ![row.dataset.predicted, row.dataset.label].includes(named.value)) return false;
+      const header = row.querySelector("header").textContent.toLowerCase();
+      if (!words.every((word) => header.includes(word))) return false;
+      if (predicted?.value && row.dataset.predicted !== predicted.value) return false;
+      if (label?.value && row.dataset.label !== label.value) return false;
       return !verdict?.value || (row.dataset.label !== undefined && wrong(row) === (verdict.value === "wrong"));
     });
     return sort.value ? chosen.sort(orders[sort.value]) : chosen;
@@ -79,27 +97,39 @@ for (const gallery of document.querySelectorAll(".gallery")) {
     const last = Math.max(0, Math.ceil(chosen.length / size) - 1);
     page = Math.min(Math.max(page, 0), last);
     const shownNow = chosen.slice(page * size, (page + 1) * size);
+    if (tools.elements.map) for (const row of shownNow) bring(row, tools.elements.map.value);
     list.replaceChildren(...shownNow);
-    const first = chosen.length ? page * size + 1 : 0;
-    pager.querySelector("output").textContent =
-      `${first}–${page * size + shownNow.length} of ${chosen.length}` +
-      (chosen.length < rows.length ? ` (${rows.length} in all)` : "");
-    pager.hidden = rows.length <= size && chosen.length === rows.length;
-    pager.querySelector(".back").disabled = page === 0;
-    pager.querySelector(".on").disabled = page === last;
+    const range = chosen.length
+      ? `${page * size + 1}–${page * size + shownNow.length} of ${chosen.length}` +
+        (chosen.length < rows.length ? ` (${rows.length} in all)` : "")
+      : `No photo fits, of ${rows.length}`;
+    for (const pager of pagers) {
+      pager.hidden = pager.matches(".below") && last === 0;
+      pager.querySelector(".range").textContent = range;
+      for (const [button, end] of [[".back", 0], [".on", last]]) {
+        pager.querySelector(button).disabled = page === end;
+        pager.querySelector(button).hidden = last === 0;
+      }
+    }
   };
-  const turn = (by) => {
-    page += by;
-    draw();
-    gallery.scrollIntoView();
-  };
-  tools.addEventListener("input", () => {
+  for (const pager of pagers) {
+    const turn = (by) => {
+      page += by;
+      draw();
+      if (!pager.matches(".below")) return;
+      list.focus({ preventScroll: true });
+      gallery.scrollIntoView();
+    };
+    pager.querySelector(".back").onclick = () => turn(-1);
+    pager.querySelector(".on").onclick = () => turn(1);
+  }
+  const restart = () => {
     page = 0;
     draw();
-  });
+  };
+  tools.addEventListener("input", restart);
   tools.addEventListener("submit", (event) => event.preventDefault());
-  pager.querySelector(".back").onclick = () => turn(-1);
-  pager.querySelector(".on").onclick = () => turn(1);
+  tools.addEventListener("reset", () => setTimeout(restart));
   tools.hidden = false;
   draw();
 }

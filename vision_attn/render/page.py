@@ -5,15 +5,17 @@ be moved or sent as a whole. Every text is escaped.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 from urllib.parse import quote
 
 from vision_attn.files import write_text
-from vision_attn.render.picture import Picture, save, shrunk
+from vision_attn.render.picture import Picture, save, save_within, shrunk
 
 __all__ = [
     "Commands",
@@ -31,7 +33,7 @@ __all__ = [
 THUMB, LARGE = 400, 640  # pixels: the longer side of a picture on the page, and enlarged
 QUALITY = 78  # of these JPEGs: about 17 KB a picture
 PER_PAGE = 24  # photos of a gallery that are shown at once
-MANY = 12  # photos from which on a gallery is searched, sorted and folded
+MANY = 12  # from so many photos on a gallery is searched, sorted and folded
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,18 @@ class Shot:
 
 
 def shot(
-    picture: Picture, folder: Path, name: str, caption: str, alt: str, full: str | None = None
+    picture: Picture,
+    folder: Path,
+    name: str,
+    caption: str,
+    alt: str,
+    full: str | None = None,
+    most: int | None = None,
 ) -> Shot:
     """Save what the page shows of a picture as folder/page/NAME.jpg.
 
     full: the file that opens on a click, relative to the folder. None: the same, which is then
-    saved somewhat larger.
+    saved somewhat larger. most: how many bytes the picture may take; it is shrunk until it does.
 
     Examples:
         >>> from pathlib import Path
@@ -88,7 +96,10 @@ def shot(
     pictures = folder / "page"
     pictures.mkdir(parents=True, exist_ok=True)
     small = shrunk(picture, LARGE if full is None else THUMB)
-    save(small, pictures / f"{name}.jpg", QUALITY)
+    if most is None:
+        save(small, pictures / f"{name}.jpg", QUALITY)
+    else:
+        small = save_within(small, pictures / f"{name}.jpg", most)
     file = f"page/{name}.jpg"
     return Shot(file, full or file, (small.shape[1], small.shape[0]), caption, alt)
 
@@ -184,14 +195,14 @@ class Commands(Section):
     Examples:
         >>> from vision_attn.render import Commands
         >>> Commands("Next", [("Again:", "make demo")]).html()
-        '<p>Again:</p><pre><code>make demo</code></pre>'
+        '<p>Again:</p><pre><code><span>make</span> <span>demo</span></code></pre>'
     """
 
     commands: Sequence[tuple[str, str]]
 
     def html(self) -> str:
         return "".join(
-            f"<p>{_text(what)}</p><pre><code>{_text(command)}</code></pre>"
+            f"<p>{_text(what)}</p><pre><code>{_words(command)}</code></pre>"
             for what, command in self.commands
         )
 
@@ -216,25 +227,45 @@ class Row:
     predicted: str = ""
     label: str = ""
     probability: float | None = None
-    groups: Sequence[int] = ()
+    groups: Sequence[tuple[str, int]] = ()
 
     def html(self, folded: bool = False) -> str:
         """Write the row's HTML; folded: pictures after the first two come out on a click."""
-        cells = [shot.html(f"{self.name} · {shot.caption}") for shot in self.shots]
-        groups = self.groups or [len(cells)]
-        if folded and len(cells) > 2:
-            shown = _cells(cells[:2])
-            more = f"<summary>{len(cells) - 1} maps</summary>{_cells(cells[2:])}"
-            shown += f"<details>{more}</details>"
+        if self.groups:
+            shown = f'<div class="groups">{"".join(self._groups())}</div>'
         else:
-            ends = [sum(groups[: i + 1]) for i in range(len(groups))]
-            shown = "".join(
-                _cells(cells[end - size : end]) for end, size in zip(ends, groups, strict=True)
-            )
+            cells = [shot.html(f"{self.name} · {shot.caption}") for shot in self.shots]
+            front = 2 if folded and len(cells) > 2 else len(cells)
+            shown = _cells(cells[:front])
+            if cells[front:]:
+                more = f"<summary>{len(cells) - front} more</summary>{_cells(cells[front:])}"
+                shown += f"<details>{more}</details>"
         return (
             f"<article{self._facts()}><header><h3>{_text(self.name)}</h3>"
-            f'<span class="quiet">{_text(self.note)}</span></header>{shown}</article>'
+            f'<span class="quiet">{_text(self.note)}</span>{self._verdict()}</header>{shown}'
+            "</article>"
         )
+
+    def _groups(self) -> Iterator[str]:
+        """Write each group under its heading."""
+        shots = iter(self.shots)
+        for heading, count in self.groups:
+            cells = [
+                shot.html(f"{self.name} · {heading} · {shot.caption}")
+                for shot in islice(shots, count)
+            ]
+            yield (
+                f'<div class="group" style="--count: {count}"><h4>{_text(heading)}</h4>'
+                f"{_cells(cells)}</div>"
+            )
+
+    def _verdict(self) -> str:
+        """Write whether the prediction is right, where the true class is known."""
+        if not self.label:
+            return ""
+        if self.label == self.predicted:
+            return '<span class="right">✓ right</span>'
+        return f'<span class="wrong">✗ true class: {_text(self.label)}</span>'
 
     def _facts(self) -> str:
         """Write what is known of the photo as attributes, for sorting and filters."""
@@ -250,6 +281,7 @@ class Gallery(Section):
 
     From a dozen on they are shown a page at a time, can be found by name, sorted, and filtered by
     class and by right or wrong where that is known; maps after the first come out on a click.
+    Without JavaScript the first page stays as it is.
 
     Examples:
         >>> from vision_attn.render import Gallery, Row
@@ -265,42 +297,49 @@ class Gallery(Section):
     def html(self) -> str:
         if len(self.rows) < MANY:
             return "".join(row.html() for row in self.rows)
-        folded = len(self.rows) > PER_PAGE
-        rows = [row.html(folded) for row in self.rows]
+        rows = [row.html(folded=True) for row in self.rows]
         first, rest = "".join(rows[:PER_PAGE]), "".join(rows[PER_PAGE:])
         without = (
             f"<noscript><p>The first {PER_PAGE} of {len(rows)} photos; the others need JavaScript."
             "</p></noscript>"
         )
         return (
-            f'<div class="gallery{" many" if folded else ""}" data-per-page="{PER_PAGE}">'
+            f'<div class="gallery many" data-per-page="{PER_PAGE}">'
             f'<form class="tools" hidden>{self._tools()}</form>{without if rest else ""}'
-            f'<div class="rows">{first}</div><template>{rest}</template>'
-            '<nav class="pager" aria-label="Pages of photos" hidden>'
-            '<button type="button" class="back">‹ Previous</button><output></output>'
-            '<button type="button" class="on">Next ›</button></nav></div>'
+            f"{_pager('above', 'output')}"
+            f'<div class="rows" tabindex="-1">{first}</div><template>{rest}</template>'
+            f"{_pager('below', 'span')}</div>"
         )
 
     def _tools(self) -> str:
         """Write the field to search by, and the lists to sort and filter by."""
         find = "Find a photo or class"
+        tools = f'<input type="search" placeholder="{find}" aria-label="{find}">'
         orders = {"": "in order", "name": "by name"}
-        if any(row.predicted for row in self.rows):
+        predicted = Counter(row.predicted for row in self.rows if row.predicted)
+        labels = Counter(row.label for row in self.rows if row.label)
+        if predicted:
             orders["predicted"] = "by predicted class"
-        if any(row.label for row in self.rows):
+        if labels:
             orders |= {"label": "by true class", "wrong": "wrong first"}
         if any(row.probability is not None for row in self.rows):
             orders |= {"least": "least sure first", "most": "surest first"}
-        tools = f'<input type="search" placeholder="{find}" aria-label="{find}">'
         tools += _choice("sort", "Sort", orders)
-        classes = sorted({name for row in self.rows for name in (row.predicted, row.label) if name})
-        if len(classes) > 1:
-            names = {name: name for name in classes}
-            tools += _choice("class", "Class", {"": "all classes"} | names)
-        if any(row.label for row in self.rows):
-            verdicts = {"": "right and wrong", "right": "right", "wrong": "wrong"}
-            tools += _choice("verdict", "Right or wrong", verdicts)
-        return tools
+        for name, about, counts in (
+            ("predicted", "Predicted class", predicted),
+            ("label", "True class", labels),
+        ):
+            if counts:
+                texts = {value: f"{value} ({counts[value]})" for value in sorted(counts)}
+                tools += _choice(name, about, {"": f"{about}: any"} | texts)
+        if labels:
+            wrong = sum(row.label not in ("", row.predicted) for row in self.rows)
+            verdicts = {"": "right and wrong", "right": f"right ({labels.total() - wrong})"}
+            tools += _choice("verdict", "Right or wrong", verdicts | {"wrong": f"wrong ({wrong})"})
+        captions = dict.fromkeys(shot.caption for row in self.rows for shot in row.shots[1:])
+        if len(captions) > 1:
+            tools += _choice("map", "Map shown", {caption: caption for caption in captions})
+        return tools + '<button type="reset">Reset</button>'
 
 
 def write_page(
@@ -365,9 +404,23 @@ def write_page(
     return page
 
 
+def _words(command: str) -> str:
+    """Write each word of a command by itself, so that a narrow page breaks it between words."""
+    return " ".join(f"<span>{_text(word)}</span>" for word in command.split(" "))
+
+
 def _cells(cells: Sequence[str]) -> str:
     """Lay pictures side by side."""
     return f'<div class="cells" style="--count: {len(cells)}">{"".join(cells)}</div>'
+
+
+def _pager(place: str, element: str) -> str:
+    """Write the buttons that turn pages; element: what says which photos are shown."""
+    return (
+        f'<nav class="pager {place}" aria-label="Pages of photos, {place}" hidden>'
+        f'<button type="button" class="back">‹ Previous</button><{element} class="range">'
+        f'</{element}><button type="button" class="on">Next ›</button></nav>'
+    )
 
 
 def _choice(name: str, about: str, options: Mapping[str, str]) -> str:

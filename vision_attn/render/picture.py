@@ -3,6 +3,8 @@
 Axes: H, W height and width in pixels.
 """
 
+from io import BytesIO
+from itertools import product
 from os import PathLike
 
 import cv2
@@ -23,6 +25,7 @@ __all__ = [
     "mark",
     "place",
     "save",
+    "save_within",
     "shrunk",
     "ticks",
     "with_caption",
@@ -32,6 +35,7 @@ __all__ = [
 Picture = UInt8[ndarray, "_ _ 3"]  # height, width, colours
 
 LEGIBLE = 320  # pixels: a photo of at most half this size is enlarged, or it could not be read
+SIDES, QUALITIES = (640, 480, 400, 320, 240, 160, 120, 80), (78, 60)  # largest and best first
 PAPER, INK, QUIET = (255, 255, 255), (38, 38, 42), (110, 110, 118)
 WARNING = (180, 60, 9)  # dark orange: 5 to 1 on white
 
@@ -59,6 +63,32 @@ def save(picture: Picture, path: str | PathLike[str], quality: int = 88) -> None
         Image.fromarray(picture).save(
             file, compress_level=4, quality=quality, subsampling=subsampling
         )
+
+
+def save_within(picture: Picture, path: str | PathLike[str], most: int) -> Picture:
+    """Save as the largest JPEG of at most `most` bytes; return the picture at that size.
+
+    A picture that is too large even at 80 pixels is saved at 80.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import numpy as np
+        >>> from vision_attn import render
+        >>> noise = np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8)
+        >>> with TemporaryDirectory() as folder:
+        ...     small = render.save_within(noise, Path(folder, "noise.jpg"), 9000)
+        ...     Path(folder, "noise.jpg").stat().st_size <= 9000 and small.shape < noise.shape
+        True
+    """
+    for side, quality in product(SIDES, QUALITIES):
+        small, data = shrunk(picture, side), BytesIO()
+        Image.fromarray(small).save(data, "JPEG", quality=quality, optimize=True)
+        if data.tell() <= most:
+            break
+    with replacing(path) as file:
+        file.write_bytes(data.getvalue())
+    return small
 
 
 def mark(picture: Picture, x: float, y: float) -> Picture:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 import torch
@@ -153,8 +154,8 @@ class Demo:
                 ],
             ),
             render.Gallery("Where they look", [self._row(i) for i in range(SHOWN)]),
-            render.Figures("How they learned", self._figures()),
-            render.Commands("What next", self._next()),
+            *(render.Figures(f"How the {e.title} learned", self._figures(e)) for e in self.entries),
+            render.Commands("What next", self.next_steps()),
         ]
         title = "Attention, planted and found"
         return render.write_page(self.folder, title, sections, lead=LEAD)
@@ -172,9 +173,12 @@ class Demo:
                 name,
             ),
         ]
+        groups = [("The image", 2)]
         for entry in self.entries:
             explained = self.shown[entry.name][index]
             called = self.test.classes[int(explained.probabilities.argmax())]
+            verdict = "✓" if called == name else "✗"
+            groups.append((f"{entry.title}: {verdict} {called}", len(explained.maps)))
             for found in explained.maps:
                 style = ColorMap()
                 picture = render.overlay(photo, found.values, style=style, scale=found.scale)
@@ -182,49 +186,58 @@ class Demo:
                 large = f"{entry.name}/maps/{index}.{method}.png"
                 (self.folder / large).parent.mkdir(exist_ok=True)
                 render.save(render.with_colorbar(picture, style, found.scale), self.folder / large)
-                caption = f"{entry.title}: {method}"
-                note = "" if called == name else f" (says {called})"
                 shots.append(
-                    self._shot(
-                        picture, f"{index}.{entry.name}.{method}", caption + note, name, large
-                    )
+                    self._shot(picture, f"{index}.{entry.name}.{method}", method, name, large)
                 )
-        return Row(name, "", shots, groups=[2, *(len(entry.methods) for entry in self.entries)])
+        return Row(name, "", shots, groups=groups)
 
     def _shot(
         self, picture: np.ndarray, file: str, caption: str, name: str, full: str | None = None
     ) -> Shot:
         return render.shot(picture, self.folder, file, caption, f"{name}: {caption}", full=full)
 
-    def _figures(self) -> list[Shot]:
+    def _figures(self, entry: Entry) -> list[Shot]:
+        """Draw the learning curves of one network, and show what its run drew."""
         shots = []
-        for entry in self.entries:
-            for file, caption in (
-                ("heatmaps.png", "attention as it forms"),
-                ("learning_curves.png", "learning curves"),
-                ("confusion_matrix.png", "confusion matrix on the test images"),
-            ):
-                path = self.folder / entry.name / file
-                if not path.is_file():
-                    continue
-                with open_image(path) as picture:
-                    size = picture.size
-                text, link = f"{entry.title}: {caption}", f"{entry.name}/{file}"
-                shots.append(Shot(link, link, size, text, text))
+        run = self.folder / entry.name
+        panels = render.learning_curve_panels(run / "metrics.csv")
+        for metric in ("loss", "top-1 accuracy"):
+            picture = panels[metric]
+            file = f"page/{entry.name}.{metric}.png".replace(" ", "_")
+            render.save(picture, self.folder / file)
+            size = picture.shape[1], picture.shape[0]
+            shots.append(Shot(file, file, size, metric, f"{entry.title}: {metric} by epoch"))
+        for file, caption in (
+            ("confusion_matrix.png", "confusion matrix on the test images"),
+            ("heatmaps.png", "attention as it forms"),
+        ):
+            if not (run / file).is_file():
+                continue
+            with open_image(run / file) as opened:
+                size = opened.size
+            link = f"{entry.name}/{file}"
+            shots.append(Shot(link, link, size, caption, f"{entry.title}: {caption}"))
         return shots
 
-    def _next(self) -> list[tuple[str, str]]:
-        """What to try now, and the command for it."""
-        best = self.folder / self.entries[0].name / "best.ckpt"
+    def next_steps(self) -> list[tuple[str, str]]:
+        """List what to try now, each with the command for it."""
+        best = quote(str(self.folder / self.entries[0].name / "best.ckpt"))
         return [
             (
-                "See where a network that knows photos looks in yours (downloads its weights):",
+                "See where the network trained here looks in photos of yours (a file or a folder):",
+                f"vision-attn explain {best} photo.jpg --page --output outputs/look",
+            ),
+            (
+                "See where a network that knows photos looks (its weights are downloaded):",
                 "vision-attn explain timm:vit_small_patch16_224 photo.jpg --page",
             ),
             (
                 "Click through every attention of the network trained here:",
-                f"vision-attn inspect {best} photo.jpg -o inspect.html",
+                f"vision-attn inspect {best} photo.jpg --output outputs/inspect.html",
             ),
-            ("Measure which of its heatmaps to trust:", f"vision-attn score {best} planted"),
+            (
+                "Measure which of its heatmaps to trust:",
+                f"vision-attn score {best} planted --output outputs/score",
+            ),
             ("Train it again, longer:", "vision-attn fit --config vit_planted"),
         ]

@@ -55,6 +55,9 @@ __all__ = [
     "label",
 ]
 
+PAGE_BYTES = 58_000  # of a photo on the page: all its pictures, and HTML_BYTES of text for each
+HTML_BYTES = 600
+
 
 @dataclass(frozen=True, eq=False)
 class Map:
@@ -164,11 +167,11 @@ class Explanation:
             return "", "", None
         classes = self.model.classes
         label = label_of(self.name, classes)
-        return (
-            classes[self.predicted].split(",")[0],
-            "" if label is None else classes[label].split(",")[0],
-            float(self.probabilities[self.predicted]),
-        )
+        predicted = classes[self.predicted].split(",")[0]
+        true = "" if label is None else classes[label].split(",")[0]
+        if true == predicted and label != self.predicted:  # ImageNet has two classes named crane
+            true = f"{true} (class {label})"
+        return predicted, true, float(self.probabilities[self.predicted])
 
     def classes(self, most: int = 5) -> list[tuple[str, float]]:
         """List the most probable classes, each with its probability."""
@@ -429,7 +432,8 @@ class Pictures:
         row = None
         if self.page:
             shots = [
-                self._shot(panel, name, link) for panel, link in zip(panels, links, strict=True)
+                self._shot(panel, name, link, most)
+                for panel, link, most in zip(panels, links, page_bytes(links), strict=True)
             ]
             row = Row(
                 photo.name,
@@ -440,10 +444,10 @@ class Pictures:
         records = explanation.records(lambda found: f"{name}.{label(found.method)}.png")
         return Entry(explanation.name, records, row)
 
-    def _shot(self, panel: Panel, name: str, link: str | None) -> Shot:
+    def _shot(self, panel: Panel, name: str, link: str | None, most: int) -> Shot:
         file = f"{name}.{label(panel.title)}"
         alt = f"{name}, {panel.title}"
-        return render.shot(panel.picture, self.folder, file, panel.title, alt, full=link)
+        return render.shot(panel.picture, self.folder, file, panel.title, alt, link, most)
 
     def _mask(self, file: Path) -> Float[ndarray, "h w"] | None:
         """Read the mask of the photo's stem: 1 on the object, 0 beside it, 0.5 where unsure."""
@@ -455,6 +459,17 @@ class Pictures:
             unsure = (values == 255) & (values == 1).any()  # as in Pascal VOC
             return ((values > 0) - 0.5 * unsure).astype(np.float32)
         return None
+
+
+def page_bytes(links: Sequence[str | None]) -> list[int]:
+    """Divide what the page may take for one photo among its pictures.
+
+    links: what each picture enlarges to; one without a link is all that there is of it and gets
+    twice as much.
+    """
+    parts = [1 if link else 2 for link in links]
+    whole = PAGE_BYTES - HTML_BYTES * len(parts)
+    return [part * whole // sum(parts) for part in parts]
 
 
 def file_names(files: Sequence[Path]) -> list[str]:

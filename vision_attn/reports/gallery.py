@@ -6,7 +6,7 @@
     NAME.grid.png      all methods side by side, where there are several
     NAME.channels.png  how far each channel's gate is open, for ChannelGates
     results.jsonl      a line for each photo (or frame) and method
-    index.html, page/  the gallery and its thumbnails
+    index.html, page/  the gallery and its pictures, JPEG: less than 60 KB a photo
     results.I-of-N.jsonl  of one shard: a line for each photo, and one more when it has ended
 
 Axes: h height, w width.
@@ -252,7 +252,8 @@ def gallery(
 
     images: files, folders of images, and videos. methods, target and against: as `explain` takes
     them. style: `ColorMap()` unless given. masks: a folder of masks of the images' stems, shown
-    beside the maps. limit: at most so many photos, and frames of each video. frames: each folder
+    beside the maps. page: the gallery; where a photo's folder is named for a class, that is its
+    true class there. limit: at most so many photos, and frames of each video. frames: each folder
     is a video, its images the frames, so many a second. processes: at once on this machine.
     shard: (number, of how many), only every N-th image; the last shard to finish merges the
     results. progress: `Bar()` unless given.
