@@ -195,7 +195,8 @@ def place(tmp_path, models, photos, monkeypatch):
         shutil.copytree(photos, here / name)
     (here / "YOUR_FOLDER/masks").mkdir()
     for photo in photos.iterdir():
-        mask = np.zeros(Image.open(photo).size[::-1], np.uint8)
+        with Image.open(photo) as image:
+            mask = np.zeros(image.size[::-1], np.uint8)
         mask[: len(mask) // 2] = 255
         Image.fromarray(mask).save(here / "YOUR_FOLDER/masks" / f"{photo.stem}.png")
     for folder in ("path/to/images", "YOUR_SET"):
@@ -207,7 +208,7 @@ def place(tmp_path, models, photos, monkeypatch):
                         here / folder / part / kind / f"{at}.png"
                     )
     for name in ("photo.jpg", "YOUR_PHOTO"):
-        Image.open(photos / "cat.png").convert("RGB").save(here / name, "JPEG")
+        Image.new("RGB", (120, 90), "green").save(here / name, "JPEG")
     Image.new("RGB", (64, 64), "red").save(here / "board.png")
     with VideoWriter(here / "film.mp4", 10.0) as film:
         for at in range(3):
