@@ -99,7 +99,7 @@ class Score(Job):
     """The scores of two methods on planted images."""
 
     def begin(self, place: Path) -> int:
-        words = ["--method", "GradCAM", "--method", "Rollout", "--steps", "3", "--images", "30"]
+        words = ["--method", "GradCAM", "--method", "Rollout", "--steps", "3", "--limit", "30"]
         words += ["--batch-size", "5", "--processes", "1", "-o", str(place / "out")]
         return run_command(["score", str(self.whole / "models" / "vit.ckpt"), "planted", *words])
 

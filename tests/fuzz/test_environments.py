@@ -77,7 +77,7 @@ COMMANDS = {
     "help": ["--help"],
     "configs": ["configs"],
     "explain": ["explain", "../vit.ckpt", "../photo.png", "-o", "out"],
-    "score": ["score", "../vit.ckpt", "planted", "--images", "2", "--steps", "2", "--method", "GradCAM",
+    "score": ["score", "../vit.ckpt", "planted", "--limit", "2", "--steps", "2", "--method", "GradCAM",
               "--processes", "1", "-o", "out"],
 }  # fmt: skip
 ASKED = [
