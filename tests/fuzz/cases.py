@@ -79,7 +79,7 @@ def images(draw: Random, whole: Path, here: Path) -> Case:
             return None if good else "good.png is not in the table"
 
         model = whole / "runs/run/version_0/best.ckpt"
-        words = ["predict", "--ckpt_path", model, "--limit", here / "in", "--output", table]
+        words = ["predict", "--ckpt_path", model, "--images", here / "in", "--output", table]
         return command(*words, bad=3, codes=(0, 1), check=listed)
     return command(
         *("explain", model, here / "in", "-o", here / "out"),
@@ -120,7 +120,7 @@ def reading(draw: Random, whole: Path, here: Path, bad: Path) -> Case:
         return command(*words, codes=(0, 1, 2), check=drawn(here / "out", "good"))
     table = here / "out" / "table.csv"
     table.parent.mkdir()
-    words = ["predict", "--ckpt_path", bad, "--limit", here / "good.png", "--output", table]
+    words = ["predict", "--ckpt_path", bad, "--images", here / "good.png", "--output", table]
     return command(*words)
 
 
