@@ -72,7 +72,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_half_file(model, tmp_path, monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(module, "_write", full)
-    with pytest.raises(OSError, match=r"m\.pt2 could not be written \(No space left on device\)"):
+    with pytest.raises(OSError, match=r"m\.pt2: cannot be written \(No space left on device\)"):
         vision_attn.export(model, tmp_path / "m.pt2")
     assert not list(tmp_path.iterdir())
 
