@@ -49,9 +49,10 @@ METRICS = {
 class Summary(Callback):
     """The run's results as a table, `folder`/summary.txt, and as numbers, summary.json.
 
-    The work in PFLOP (10^15 operations) is that of all forward and backward passes of this run, counted
-    at the sizes that it trained at; test and validation are not in it. The speed in GF/s counts three forward passes an image, each at the size that it was trained at;
-    the percentage is of what this machine reaches in a matrix product of the run's number format.
+    The work in PFLOP (10^15 operations) is that of all forward and backward passes of this run,
+    counted at the sizes that it trained at; test and validation are not in it. The speed in GF/s
+    counts three forward passes an image, each at the size that it was trained at; the percentage is
+    of what this machine reaches in a matrix product of the run's number format.
 
     A test or validation apart from training writes test.* or val.* instead.
 
