@@ -49,14 +49,14 @@ SHORT = (
 LIMITS = {
     r"^(fit|validate|test) ": SHORT,
     r"^predict ": "--trainer.accelerator=cpu --trainer.enable_progress_bar=false",
-    r"^(fit|validate|test) .*(planted|dates|strings|questions)": SMALL_DATA,
+    r"^(fit|validate|test) (?!.*finetune).*(planted|dates|strings|questions)": SMALL_DATA,
     r"^(fit|test) .*senet_cifar10": "--data.batch_size=8",
     r"^fit .*finetune_timm": "--model.network.pretrained=false --data.batch_size=2",
     r"^(explain|inspect|score|export) ": "--device cpu",
     r"^(explain|inspect) (?!.*(dates|questions))": "--limit 1",
     r"^explain timm:": "--pretrained false --image-size 64",
     r"^score ": "--limit 3 --steps 2 --sanity 1 --processes 1",
-    r"^configs|--help$": "",
+    r"^configs|^models|--help$": "",
 }
 # Commands that other tests run, in processes of their own or with what they need.
 ELSEWHERE = {
@@ -155,7 +155,8 @@ def elsewhere(found: Found) -> bool:
 
 
 OURS = [found for found in commands() if found.words[0] == "vision-attn"]
-RUN = [f for f in OURS if f.words[1:] == ["configs"] or not (is_name(f.words) or elsewhere(f))]
+WHOLE = ["configs"], ["models"]  # commands that need no more than their name
+RUN = [f for f in OURS if f.words[1:] in WHOLE or not (is_name(f.words) or elsewhere(f))]
 RUN = list({tuple(found.words): found for found in reversed(RUN)}.values())[::-1]
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "RANDOM_WEIGHTS",
     "START",
     "STOP",
+    "Calibration",
     "Heatmaps",
     "Images",
     "LoadedSequences",
@@ -179,6 +180,44 @@ class Preprocessing(Protocol):
         """Lay a map over the network's input on the photo of `size` (W, H); NaN beside it."""
 
 
+@dataclass(frozen=True)
+class Calibration:
+    """What a network's logits are worth as probabilities, from photos that it did not learn from.
+
+    temperature: the logits are divided by it before the softmax (Guo et al. 2017); above 1 for a
+    network that is too sure. threshold: the probability of the surest class that 95 % of those
+    photos reach; None where that is not known.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.types import Calibration
+        >>> Calibration(temperature=2.0).probabilities(torch.tensor([[0.0, 4.0]]))
+        tensor([[0.1192, 0.8808]])
+    """
+
+    temperature: float = 1.0
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < float("inf"):
+            raise ValueError(f"temperature must be above 0 and finite, got {self.temperature}")
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise ValueError(f"threshold must be a probability or None, got {self.threshold}")
+
+    def probabilities(self, logits: Logits) -> Float[Tensor, "b k"]:
+        """Make probabilities of logits; the order of the classes stays."""
+        return (logits / self.temperature).softmax(dim=1)
+
+    def unlike(self, probability: float) -> str:
+        """Say that a photo is unlike what the network knows, if its surest class has so little."""
+        if self.threshold is None or probability >= self.threshold:
+            return ""
+        return (
+            f"Unlike what the network knows: its surest class has {probability:.1%}, where 95% of "
+            f"held-out photos have at least {self.threshold:.1%}"
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Model:
     """A network in eval mode, and what it takes to use it on photos.
@@ -187,6 +226,7 @@ class Model:
     layout: how its tokens lie on an image of `preprocess.input_size`; None without tokens. name:
     what it was loaded by, for titles. weights: `random` where they were drawn and never trained,
     `trained` where they come from a file or a library, `unknown` for a network of your own.
+    calibration: of its probabilities, as they are shown; logits and heatmaps are the network's own.
     """
 
     network: nn.Module
@@ -195,6 +235,7 @@ class Model:
     layout: TokenLayout | None
     name: str = ""
     weights: Provenance = "unknown"
+    calibration: Calibration = Calibration()
 
     @property
     def warning(self) -> str:

@@ -213,6 +213,7 @@ class Row:
 
     Every row has the same columns. predicted, label, probability: what to sort and filter by, as
     far as it is known. groups: how many pictures stand together on a line; all, if it is empty.
+    warning: a line above the pictures, in another colour.
 
     Examples:
         >>> from vision_attn.render import Row, Shot
@@ -228,6 +229,7 @@ class Row:
     label: str = ""
     probability: float | None = None
     groups: Sequence[tuple[str, int]] = ()
+    warning: str = ""
 
     def html(self, folded: bool = False) -> str:
         """Write the row's HTML; folded: pictures after the first two come out on a click."""
@@ -242,8 +244,8 @@ class Row:
                 shown += f"<details>{more}</details>"
         return (
             f"<article{self._facts()}><header><h3>{_text(self.name)}</h3>"
-            f'<span class="quiet">{_text(self.note)}</span>{self._verdict()}</header>{shown}'
-            "</article>"
+            f'<span class="quiet">{_text(self.note)}</span>{self._verdict()}</header>'
+            f"{self._warning()}{shown}</article>"
         )
 
     def _groups(self) -> Iterator[str]:
@@ -258,6 +260,9 @@ class Row:
                 f'<div class="group" style="--count: {count}"><h4>{_text(heading)}</h4>'
                 f"{_cells(cells)}</div>"
             )
+
+    def _warning(self) -> str:
+        return f'<p class="wrong">{_text(self.warning)}</p>' if self.warning else ""
 
     def _verdict(self) -> str:
         """Write whether the prediction is right, where the true class is known."""

@@ -161,6 +161,18 @@ class Explanation:
         return f"{name} {self.probabilities[self.predicted]:.1%}"
 
     @property
+    def unlike(self) -> str:
+        """A sentence where the photo is unlike what the network knows (`Calibration`); or empty."""
+        if self.predicted is None:
+            return ""
+        return self.model.calibration.unlike(float(self.probabilities[self.predicted]))
+
+    @property
+    def warning(self) -> str:
+        """What titles and captions warn of: random weights, or a photo unlike what is known."""
+        return self.model.warning or self.unlike
+
+    @property
     def facts(self) -> tuple[str, str, float | None]:
         """The predicted class, the one that the photo's folder is named for, the probability."""
         if self.predicted is None:
@@ -233,9 +245,7 @@ class Explanation:
 
     def grid(self, style: Style | None = None) -> PIL.Image.Image:
         """Draw the photo and every map with its colour bar, side by side."""
-        sheet = render.heatmap_grid(
-            self.panels(style), Path(self.name).name, warning=self.model.warning
-        )
+        sheet = render.heatmap_grid(self.panels(style), Path(self.name).name, warning=self.warning)
         return PIL.Image.fromarray(sheet)
 
     def show(self, style: Style | None = None) -> "Figure":
@@ -268,6 +278,8 @@ class Explanation:
             record["predicted"] = classes[self.predicted]
             record["predicted_index"] = self.predicted
             record["probability"] = round(float(self.probabilities[self.predicted]), 6)
+            if self.model.calibration.threshold is not None:
+                record["unlike"] = self.unlike
         for word, index in (("target", found.target), ("against", found.against)):
             record[word] = classes[index] if classes and index is not None else None
             record[f"{word}_index"] = index
@@ -283,7 +295,7 @@ class Explanation:
         return data.getvalue()
 
     def __repr__(self) -> str:
-        about = [self.name, self.prediction, ", ".join(self.methods), self.model.warning]
+        about = [self.name, self.prediction, ", ".join(self.methods), self.warning]
         return f"Explanation({'; '.join(filter(None, about))})"
 
 
@@ -413,7 +425,7 @@ class Pictures:
             links.append(f"{stem}.png")
             if isinstance(self.style, ColorMap):
                 picture = render.with_colorbar(picture, self.style, found.scale)
-            picture = render.with_caption(picture, explanation.model.warning)
+            picture = render.with_caption(picture, explanation.warning)
             render.save(picture, self.folder / f"{stem}.png")
             with replacing(self.folder / f"{stem}.npy") as file:
                 np.save(file, found.values)
@@ -423,11 +435,11 @@ class Pictures:
             panels.append(Panel("mask", covered))
             links.append(None)
         if len(explanation.maps) > 1:
-            sheet = render.heatmap_grid(panels, photo.name, warning=explanation.model.warning)
+            sheet = render.heatmap_grid(panels, photo.name, warning=explanation.warning)
             render.save(sheet, self.folder / f"{name}.grid.png")
         if explanation.channels:
             chart = render.channel_gates(explanation.channels, photo.name)
-            chart = render.with_caption(chart, explanation.model.warning, size=20)
+            chart = render.with_caption(chart, explanation.warning, size=20)
             render.save(chart, self.folder / f"{name}.channels.png")
         row = None
         if self.page:
@@ -440,6 +452,7 @@ class Pictures:
                 panels[0].note,
                 shots,
                 *explanation.facts,
+                warning=explanation.unlike,
             )
         records = explanation.records(lambda found: f"{name}.{label(found.method)}.png")
         return Entry(explanation.name, records, row)
