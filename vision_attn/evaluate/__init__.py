@@ -21,6 +21,7 @@ from vision_attn.evaluate.faithfulness import (
 from vision_attn.evaluate.localization import (
     AveragePrecision,
     EnergyPointingGame,
+    GridPointingGame,
     MeanIoU,
     PixelAccuracy,
     PointingGame,
@@ -47,6 +48,7 @@ __all__ = [
     "DroppedTokens",
     "EnergyPointingGame",
     "FilledCells",
+    "GridPointingGame",
     "ImageScore",
     "Insertion",
     "MaxBoxIoU",
