@@ -16,6 +16,7 @@ from vision_attn.data.augment import (
     RandomResizedCrop,
     Translate,
 )
+from vision_attn.data.cues import Caption, Cue, Cued, CuedPhotos, CuedSet, Frame, Sticker
 from vision_attn.data.dates import Dates
 from vision_attn.data.folders import ImageFolder
 from vision_attn.data.images import ImageError, find_images, read_image
@@ -43,7 +44,12 @@ __all__ = [
     "Augment",
     "Batch",
     "Batches",
+    "Caption",
     "ColorJitter",
+    "Cue",
+    "Cued",
+    "CuedPhotos",
+    "CuedSet",
     "CutMix",
     "Cutout",
     "DataError",
@@ -51,6 +57,7 @@ __all__ = [
     "ExampleData",
     "ExampleSource",
     "Flip",
+    "Frame",
     "ImageData",
     "ImageError",
     "ImageFolder",
@@ -71,6 +78,7 @@ __all__ = [
     "Shuffled",
     "Source",
     "Splits",
+    "Sticker",
     "TensorSet",
     "Translate",
     "TrivialAugment",

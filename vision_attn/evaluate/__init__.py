@@ -4,6 +4,8 @@ from vision_attn.deprecated import old_names
 from vision_attn.evaluate.bootstrap import (
     Difference,
     Interval,
+    auc,
+    auc_interval,
     bca,
     paired_bootstrap,
     paired_wilson,
@@ -63,6 +65,8 @@ __all__ = [
     "PositivePerturbation",
     "Removal",
     "Sparseness",
+    "auc",
+    "auc_interval",
     "cascading_randomisation",
     "paired_bootstrap",
 ]
