@@ -334,7 +334,7 @@ def test_what_cannot_be_made_is_said_in_a_line(model, folder, tmp_path):
     )
 
 
-def test_on_the_command_line(models, folder, tmp_path, capsys):
+def test_on_the_command_line(models, model, folder, tmp_path, capsys, monkeypatch):
     parser = ArgumentParser()
     add_arguments(parser)
     args = parser.parse_args(["m", "d", "--mosaic", "2", "--mosaic", "3"])
@@ -346,5 +346,10 @@ def test_on_the_command_line(models, folder, tmp_path, capsys):
         f"vision-attn: error: {folder}: the model knows no class named blue, cyan, "
     )
     assert "\n" not in said
+    monkeypatch.setattr("vision_attn.commands.options.load", lambda args: model)
+    limits = ["--limit", "5", "--steps", "1", "--method", "RandomMap", "-o", str(tmp_path / "ok")]
+    assert main([*command, *limits, "--processes", "1"]) == 0
+    assert "grid pointing 2x2 ↑" in capsys.readouterr().out
+    assert "class-blind" in (tmp_path / "ok" / "scores.md").read_text()
     assert main(["score", "m", "d", "--mosaic", "two"]) == 2
     assert "--mosaic: expected a whole number, 0 or more, got 'two'" in capsys.readouterr().err
