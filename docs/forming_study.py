@@ -54,7 +54,7 @@ A row a photo and method; the maps of a row share their scale.
 
 {table}
 *Insertion - deletion* says how much more of the class's probability the map's first patches carry
-than its last: 0 for a map that knows nothing. *In the mosaic*: the share of the map of a class that
+than its last: about 0 for a random map. *In the mosaic*: the share of the map of a class that
 lies on its photo among four, .25 by chance. Each number has its 95 % interval.
 
 {verdict}
@@ -177,7 +177,7 @@ def verdict(epochs: list[Epoch]) -> str:
         late = [i for i, gap in enumerate(gaps) if gap.low <= 0]
         first = late[-1] + 1 if late else 0
         if first == len(epochs):
-            said.append(f"`{method}` never shows more than a map that knows nothing.")
+            said.append(f"`{method}` never shows more than a random map.")
         else:
             said.append(
                 f"`{method}` shows what the network uses from {epochs[first].number} epochs on "

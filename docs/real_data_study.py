@@ -1,6 +1,6 @@
 """Writes docs/real_data.md: every method's heatmaps on photos, by networks that know these photos.
 
-    python docs/real_data_study.py [MODEL ...] [--data .data/imagenette160/val] [--images 400]
+    python docs/real_data_study.py [MODEL ...] [--data .data/imagenette160/val] [--images 300]
 
 Scores the Imagenette networks that come along, or the models that are named, on photos of a folder
 with a folder a class. Methods that need many passes for a map are asked about fewer photos. What is
@@ -86,13 +86,13 @@ def study() -> None:
     parser.add_argument("models", nargs="*", default=list(SHELF), metavar="MODEL")
     parser.add_argument("--data", default=".data/imagenette160/val", metavar="FOLDER")
     parser.add_argument("--scores", type=Path, default=Path("outputs/real"), metavar="DIR")
-    parser.add_argument("--images", type=int, default=400, help="photos for quick methods")
-    parser.add_argument("--slow", type=int, default=40, help="photos for slow methods")
+    parser.add_argument("--images", type=int, default=300, help="photos for quick methods")
+    parser.add_argument("--slow", type=int, default=32, help="photos for slow methods")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--output", type=Path, default=HERE, help="where the page is written")
     parser.add_argument("--quick", action="store_true", help="small, to see that it runs")
     args = parser.parse_args()
-    quick, slow = Effort(args.images, 32, (2, 3)), Effort(args.slow, 8, (2,))
+    quick, slow = Effort(args.images, 32, (2, 3)), Effort(args.slow, 4, (2,))
     if args.quick:
         quick, slow = Effort(4, 2, (2, 3)), Effort(2, 1, (2,))
     studied = [studied_network(spec, args, quick, slow) for spec in args.models]

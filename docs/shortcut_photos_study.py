@@ -208,7 +208,7 @@ def scored(
     return vision_attn.score(
         model,
         Marked(model, folder / "val" / pasted.wnid, pasted),
-        "all",
+        None if args.quick else "all",
         images=args.images,
         steps=4,
         sanity=0,

@@ -195,6 +195,12 @@ def test_the_verdict_knows_what_answers_for_a_class(model, folder):
     assert not remarks["Blind"]
 
 
+def test_mosaics_of_a_side_hold_so_many_photos(model, folder, monkeypatch):
+    monkeypatch.setattr("vision_attn.reports.scoring.mosaics.PHOTOS", 19)
+    scores = vision_attn.score(model, folder, "RandomMap", **FEW, mosaic=[2, 3])
+    assert [row["mosaics"] for row in scores.to_dict()["mosaics"]] == [4, 2]
+
+
 def test_a_network_of_one_size_sees_shrunk_photos(folder):
     scores = vision_attn.score(model_of(Colours((24, 36))), folder, Oracle(), **FEW, mosaic=2)
     row = scores.to_dict()["mosaics"][0]

@@ -156,7 +156,7 @@ def score(
     insertion. removal: see `vision_attn.removal`. sanity: on how many images the weights are
     randomised and noise is added (None: 32 with "all", else 0). mosaic: photos a side, 2 to 4, one
     number or several, of mosaics in which each method is asked for the class of each photo, of data
-    with labels; at most 100, with "all" 32, and no more than `images`.
+    with labels; at most `images` (with "all" 32) of each side, and no more than 400 photos fill.
 
     processes: how many at once; None takes as many as pay. Above one, a script needs its
     `if __name__ == "__main__":`. shard: (number, of how many) measures that part of the images.

@@ -35,6 +35,7 @@ from vision_attn.types import Images, Model
 __all__ = ["FRAMES", "Mosaic", "Mosaics", "check_sides", "paste"]
 
 CANDIDATES = 3000  # photos at most, drawn evenly, of which the surest are taken
+PHOTOS = 400  # in the mosaics of one side together, at most
 FRAMES = "full", "shrunk"
 Key = tuple[str, str, str]  # kind, method, image
 
@@ -91,9 +92,9 @@ class Row(NamedTuple):
 class Mosaics:
     """The mosaics of a data set for one model, once they are composed; they can be pickled.
 
-    name: what the data are called. sides: photos a side. most: how many mosaics of each. Three
-    kinds of work make and use them, each of which needs what came before: `named` photos, `framed`
-    mosaics, `mosaic`, maps of them.
+    name: what the data are called. sides: photos a side. most: how many mosaics of each, as far as
+    PHOTOS go. Three kinds of work make and use them, each of which needs what came before: `named`
+    photos, `framed` mosaics, `mosaic`, maps of them.
 
     Examples:
         >>> from vision_attn.data import Preprocess
@@ -162,7 +163,7 @@ class Mosaics:
     def _of_side(self, side: int) -> list[Mosaic]:
         left = {label: [item for _, item in found] for label, found in self.sure.items()}
         found: list[Mosaic] = []
-        while len(found) < self.most:
+        while len(found) < min(self.most, PHOTOS // side**2):
             labels = sorted(label for label, items in left.items() if items)
             if len(labels) < side**2:
                 break

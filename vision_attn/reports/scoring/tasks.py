@@ -45,7 +45,6 @@ __all__ = ["BASELINES", "SCORED", "Key", "answers"]
 
 IMAGES = 1000  # how many are scored by default
 ALL_IMAGES, SANE = 500, 32  # and with all methods; of them, how many pass the slow checks
-MOSAICS = 100  # of a side by default, and with all methods as many as pass the slow checks
 PROCESSES, A_PROCESS = 4, 500  # at most, by default; maps that are worth one of their own
 FEW = 8  # images of a task that takes many maps an image
 BASELINES: tuple[Explainer, ...] = (RandomMap(), CentreGaussian(), EdgeMap())
@@ -135,7 +134,7 @@ class Work:
         usual = SANE if everything else 0
         self.all = Share(chosen, chosen[: usual if sanity is None else sanity])
         self.batch_size = batch_size
-        most = min(self.asked, SANE if everything else MOSAICS)
+        most = min(self.asked, SANE) if everything else self.asked
         sides = check_sides(mosaic)
         self.mosaics = Mosaics(data_name(data), model, self.data, sides, most, seed)
         if sides:
