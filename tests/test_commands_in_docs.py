@@ -62,6 +62,7 @@ LIMITS = {
 ELSEWHERE = {
     "vision-attn demo": ("tests/commands/test_demo.py", '"demo"'),
     "--trainer.strategy ddp": ("tests/test_cli.py", '"ddp"'),
+    "--mosaic 2": ("tests/reports/scoring/test_mosaics.py", '"--mosaic", "2"'),
 }
 NOT_OURS = ("source", "jupyter")
 
