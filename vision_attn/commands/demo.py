@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 def knows_photos() -> list[str]:
     """List the networks that come along and know the classes of the photos that do."""
-    return [row["name"] for row in list_models() if row["data"] == "Imagenette"]
+    return [row["name"] for row in list_models() if row["data"] == "imagenette160"]
 
 
 def train(console: Terminal, entry: "Entry", folder: Path, epochs: float, seed: int) -> None:
