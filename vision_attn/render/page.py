@@ -33,7 +33,7 @@ __all__ = [
 THUMB, LARGE = 400, 640  # pixels: the longer side of a picture on the page, and enlarged
 QUALITY = 78  # of these JPEGs: about 17 KB a picture
 PER_PAGE = 24  # photos of a gallery that are shown at once
-MANY = 12  # from so many photos on a gallery is searched, sorted and folded
+MANY = 13  # from so many photos on a gallery is searched, sorted and folded
 
 
 @dataclass(frozen=True)
@@ -284,13 +284,13 @@ class Row:
 class Gallery(Section):
     """Section of photos as rows, their maps as columns.
 
-    From a dozen on they are shown a page at a time, can be found by name, sorted, and filtered by
+    More than a dozen are shown a page at a time, can be found by name, sorted, and filtered by
     class and by right or wrong where that is known; maps after the first come out on a click.
     Without JavaScript the first page stays as it is.
 
     Examples:
         >>> from vision_attn.render import Gallery, Row
-        >>> rows = [Row(f"{i}.png", "", []) for i in range(12)]
+        >>> rows = [Row(f"{i}.png", "", []) for i in range(13)]
         >>> ["search" in Gallery("Photos", some).html() for some in (rows, rows[:3])]
         [True, False]
         >>> Gallery("Photos", rows * 9).html().partition("<template>")[0].count("<article")
