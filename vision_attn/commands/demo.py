@@ -37,10 +37,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, test, explain; returns 0."""
+    from vision_attn.files import claimed
+
+    folder = options.output_folder(args.output)
+    with claimed(folder):
+        return show(folder, args)
+
+
+def show(folder: Path, args: argparse.Namespace) -> int:
+    """Train into the folder, which no other job writes to, and write the page."""
     from vision_attn.hub import load_model
     from vision_attn.reports.demo_page import ENTRIES, Demo
 
-    folder = options.output_folder(args.output)
     console = Terminal(highlight=False)
     for place, entry in enumerate(ENTRIES, start=1):
         console.rule(f"{place} of {len(ENTRIES)}: {entry.title}")
