@@ -30,6 +30,7 @@ from vision_attn.data import ExampleData, ImageData
 from vision_attn.errors import ModelError
 from vision_attn.files import write_text
 from vision_attn.models.checkpoint import describe, load_weights, read_file, unpack
+from vision_attn.models.errors import no_empty_layers
 from vision_attn.reports.runs.configs import NEWEST, find_config, values_of, without
 from vision_attn.reports.runs.guard import check_classes, check_yaml, only_packages
 from vision_attn.reports.runs.messages import readable
@@ -184,7 +185,8 @@ class Run(LightningCLI):
             return
         parser = ArgumentParser(exit_on_error=False)
         parser.add_class_arguments(self.data_type, "data")
-        data = parser.instantiate_classes(Namespace(data=self.config.data)).data
+        with _made():
+            data = parser.instantiate_classes(Namespace(data=self.config.data)).data
         if _writes_files():
             data.prepare_data()
         options.num_classes = len(data.classes)
@@ -205,7 +207,8 @@ class Run(LightningCLI):
     def instantiate_classes(self) -> None:
         """Options are judged by their classes here, in lists within jsonargparse's own words."""
         try:
-            super().instantiate_classes()
+            with _made():
+                super().instantiate_classes()
         except ValueError as error:
             raise ValueError(readable(str(error), self.parser)) from error
 
@@ -522,6 +525,19 @@ def _one_line() -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def _made() -> Iterator[None]:
+    """Whatever a class says of the options that it is made with, as ValueError."""
+    try:
+        with _one_line(), no_empty_layers():
+            yield
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # of a library: a size below 0, a division by 0
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"the classes cannot be made with these options: {said}") from error
+
+
 def _writes_files() -> bool:
     """Whether this process is the first of the run's, before there is a trainer that knows."""
     return getattr(rank_zero_only, "rank", 0) == 0 and os.environ.get("NODE_RANK", "0") == "0"
@@ -575,6 +591,7 @@ def _from_checkpoint(command: str, words: Sequence[str]) -> dict[str, Any]:
     except ValueError as error:
         raise ModelError(f"{paths[-1]}: its network cannot be rebuilt: {error}") from error
     network = describe(built)  # whose values are plain, whatever the file holds
+    network["init_args"] = _as_options(network["init_args"])
     if saved.of_sequences:
         answers = isinstance(built, models.QuestionAnswerer)
         path = f"vision_attn.training.{'QuestionLearner' if answers else 'SequenceLearner'}"
@@ -583,6 +600,22 @@ def _from_checkpoint(command: str, words: Sequence[str]) -> dict[str, Any]:
     if not has_source:  # predict reads no data set, yet its data module is made with one
         config["data"] = {"source": {"class_path": "vision_attn.data.Planted"}}
     return config
+
+
+def _as_options(value: Any) -> Any:
+    """A description's values as a config writes them: of a class without options, its path alone.
+
+    An option that takes a class itself, such as a block, takes no more than that.
+    """
+    match value:
+        case {"class_path": path, "init_args": {}} if not value["init_args"]:
+            return path
+        case dict():
+            return {key: _as_options(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_as_options(item) for item in value]
+        case _:
+            return value
 
 
 def _names(content: Any, key: str) -> bool:
