@@ -30,7 +30,7 @@ from vision_attn.models.timm_model import (
 )
 from vision_attn.models.torchvision_model import create_torchvision
 from vision_attn.models.vit import ViT
-from vision_attn.types import LoadedSequences, Model, Symbols, TokenLayout
+from vision_attn.types import LoadedSequences, Model, Provenance, Symbols, TokenLayout
 
 LARGEST_SIDE = 8192  # pixels of a network's input
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class LoadedModel(Model):
 
     classes: their names in the order of the logits; empty where the network has no classifier.
     layout: how its tokens lie on an image of `preprocess.input_size`; None without tokens. name:
-    what it was loaded by. weights: `random` or `trained`.
+    what it was loaded by. weights: `random`, `random classifier` or `trained`.
 
     Examples:
         >>> import numpy as np
@@ -183,8 +183,22 @@ def _load_model(
     network, preprocess, classes = _checkpoint(saved, ask) if saved else LIBRARIES[source](ask)
     network.eval()
     layout = _layout(network, preprocess.input_size)
-    drawn = saved is None and not pretrained and weights is None
-    return LoadedModel(network, preprocess, classes, layout, spec, "random" if drawn else "trained")
+    provenance = "trained" if saved else _provenance(network, ask)
+    return LoadedModel(network, preprocess, classes, layout, spec, provenance)
+
+
+def _provenance(network: Any, ask: Request) -> Provenance:
+    """Where the weights of a library's network come from.
+
+    A library leaves a classifier random where the weights that it has are of other classes.
+    """
+    if ask.weights is not None:
+        return "trained"
+    if not ask.pretrained:
+        return "random"
+    own = getattr(network, "pretrained_cfg", {}).get("num_classes")  # timm's
+    other = own is not None and network.num_classes not in (0, own)
+    return "random classifier" if other or getattr(network, "missing", None) else "trained"
 
 
 def _checkpoint(saved: Checkpoint, ask: Request) -> Parts:
