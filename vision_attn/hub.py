@@ -69,8 +69,9 @@ class LoadedModel(Model):
 
     classes: their names in the order of the logits; empty where the network has no classifier.
     layout: how its tokens lie on an image of `preprocess.input_size`; None without tokens. name:
-    what it was loaded by. weights: `random` or `trained`. calibration: what makes probabilities of
-    its logits; a network that comes along was calibrated on photos that it did not learn from.
+    what it was loaded by. weights: `random`, `random classifier` or `trained`. calibration: what
+    makes probabilities of its logits; a network that comes along was calibrated on photos that it
+    did not learn from.
 
     Examples:
         >>> import numpy as np
@@ -194,8 +195,7 @@ def _load_model(
     )
     network.eval()
     layout = _layout(network, preprocess.input_size)
-    drawn = saved is None and not pretrained and weights is None
-    provenance: Provenance = "random" if drawn else "trained"
+    provenance = "trained" if saved else _provenance(network, ask)
     return LoadedModel(network, preprocess, classes, layout, spec, provenance, calibration)
 
 
@@ -206,6 +206,20 @@ def _shelf(ask: Request) -> Parts:
     own_size = ask.size in (None, saved.about["preprocess"]["input_size"])
     own = ask.pretrained and ask.weights is None and own_size
     return found if own else found._replace(calibration=Calibration())
+
+
+def _provenance(network: Any, ask: Request) -> Provenance:
+    """Where the weights of a library's network come from.
+
+    A library leaves a classifier random where the weights that it has are of other classes.
+    """
+    if ask.weights is not None:
+        return "trained"
+    if not ask.pretrained:
+        return "random"
+    own = getattr(network, "pretrained_cfg", {}).get("num_classes")  # timm's
+    other = own is not None and network.num_classes not in (0, own)
+    return "random classifier" if other or getattr(network, "missing", None) else "trained"
 
 
 def _checkpoint(saved: Checkpoint, ask: Request) -> Parts:

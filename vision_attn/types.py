@@ -20,6 +20,7 @@ from vision_attn.errors import ModelError, did_you_mean
 
 __all__ = [
     "PAD",
+    "RANDOM_CLASSIFIER",
     "RANDOM_WEIGHTS",
     "START",
     "STOP",
@@ -40,8 +41,9 @@ Images = Float[Tensor, "b c h w"]
 Logits = Float[Tensor, "b k"]
 PAD, START, STOP = 0, 1, 2  # of every sequence of symbols; the symbols themselves follow
 Pool = Literal["cls", "cls_dist", "cls_mean", "mean", "attention"]
-Provenance = Literal["trained", "random", "unknown"]  # of a network's weights
+Provenance = Literal["trained", "random", "random classifier", "unknown"]  # of a network's weights
 RANDOM_WEIGHTS = "Random weights: this model has not been trained"
+RANDOM_CLASSIFIER = "Random classifier: this model has not been trained for these classes"
 
 
 @dataclass(frozen=True)
@@ -225,7 +227,8 @@ class Model:
     classes: their names in the order of the logits; empty where the network has no classifier.
     layout: how its tokens lie on an image of `preprocess.input_size`; None without tokens. name:
     what it was loaded by, for titles. weights: `random` where they were drawn and never trained,
-    `trained` where they come from a file or a library, `unknown` for a network of your own.
+    `random classifier` where only those of the last layer were, `trained` where they come from a
+    file or a library, `unknown` for a network of your own.
     calibration: of its probabilities, as they are shown; logits and heatmaps are the network's own.
     """
 
@@ -239,8 +242,9 @@ class Model:
 
     @property
     def warning(self) -> str:
-        """A line for titles and captions where the weights are random; otherwise empty."""
-        return RANDOM_WEIGHTS if self.weights == "random" else ""
+        """A line for titles and captions where weights are random; otherwise empty."""
+        random = {"random": RANDOM_WEIGHTS, "random classifier": RANDOM_CLASSIFIER}
+        return random.get(self.weights, "")
 
     @property
     def device(self) -> torch.device:

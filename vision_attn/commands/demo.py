@@ -39,11 +39,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Explain photos, then train, test and explain; returns 0."""
+    from vision_attn.files import claimed
+
+    folder = options.output_folder(args.output)
+    with claimed(folder):
+        return show(folder, args)
+
+
+def show(folder: Path, args: argparse.Namespace) -> int:
+    """Explain photos, train into the folder, which no other job writes to, and write the page."""
     from vision_attn.hub import load_model
     from vision_attn.reports.demo_page import ENTRIES, Demo, write_first_page
     from vision_attn.reports.demo_photos import PhotoWall
 
-    folder = options.output_folder(args.output)
     console = Terminal(highlight=False)
     console.rule("Where trained networks look in photos")
     walls = {name: load_model(f"vision_attn:{name}") for name in knows_photos()}

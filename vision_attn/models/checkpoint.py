@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from vision_attn import __version__
 from vision_attn.errors import ModelError
+from vision_attn.models.errors import no_empty_layers
 from vision_attn.shelf import is_shelved, shelved
 
 __all__ = [
@@ -208,7 +209,8 @@ def build(description: Any) -> nn.Module:
     if not issubclass(cls, Rebuildable):
         raise ValueError(f"{description['class_path']} is a part of a network, not a network")
     try:
-        return factory(**cls.rebuilt_with)
+        with no_empty_layers():
+            return factory(**cls.rebuilt_with)
     except ValueError:
         raise
     except Exception as error:  # an argument this version does not have, a size below 0, too large

@@ -33,6 +33,7 @@ from vision_attn.errors import ModelError
 from vision_attn.files import write_text
 from vision_attn.models.checkpoint import ENTRY, describe, load_weights, read_file, unpack
 from vision_attn.models.checkpoint import Checkpoint as Saved
+from vision_attn.models.errors import no_empty_layers
 from vision_attn.reports.runs.configs import NEWEST, find_config, values_of, without
 from vision_attn.reports.runs.guard import check_classes, check_yaml, only_packages
 from vision_attn.reports.runs.messages import readable
@@ -194,7 +195,8 @@ class Run(LightningCLI):
             return
         parser = ArgumentParser(exit_on_error=False)
         parser.add_class_arguments(self.data_type, "data")
-        data = parser.instantiate_classes(Namespace(data=self.config.data)).data
+        with _made():
+            data = parser.instantiate_classes(Namespace(data=self.config.data)).data
         if _writes_files():
             data.prepare_data()
         options.num_classes = len(data.classes)
@@ -215,7 +217,8 @@ class Run(LightningCLI):
     def instantiate_classes(self) -> None:
         """Options are judged by their classes here, in lists within jsonargparse's own words."""
         try:
-            super().instantiate_classes()
+            with _made():
+                super().instantiate_classes()
         except ValueError as error:
             raise ValueError(readable(str(error), self.parser)) from error
 
@@ -564,6 +567,19 @@ def _one_line() -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def _made() -> Iterator[None]:
+    """Whatever a class says of the options that it is made with, as ValueError."""
+    try:
+        with _one_line(), no_empty_layers():
+            yield
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # of a library: a size below 0, a division by 0
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"the classes cannot be made with these options: {said}") from error
+
+
 def _writes_files() -> bool:
     """Whether this process is the first of the run's, before there is a trainer that knows."""
     return getattr(rank_zero_only, "rank", 0) == 0 and os.environ.get("NODE_RANK", "0") == "0"
@@ -622,7 +638,7 @@ def _from_checkpoint(command: str, words: Sequence[str]) -> dict[str, Any]:
         built = saved.build()
     except ValueError as error:
         raise ModelError(f"{paths[-1]}: its network cannot be rebuilt: {error}") from error
-    network = _as_config(describe(built))  # whose values are plain, whatever the file holds
+    network = _described(built)
     if saved.of_sequences:
         answers = isinstance(built, models.QuestionAnswerer)
         path = f"vision_attn.training.{'QuestionLearner' if answers else 'SequenceLearner'}"
@@ -633,13 +649,26 @@ def _from_checkpoint(command: str, words: Sequence[str]) -> dict[str, Any]:
     return config
 
 
-def _as_config(value: Any) -> Any:
-    """A description as jsonargparse reads it: of a class without arguments, its path alone."""
-    if isinstance(value, dict):
-        if value.get("class_path") and not value.get("init_args"):
-            return value["class_path"]
-        return {key: _as_config(item) for key, item in value.items()}
-    return value
+def _described(network: Any) -> dict[str, Any]:
+    """A network as a config writes it: its values are plain, whatever a file held."""
+    described = describe(network)
+    return described | {"init_args": _as_options(described["init_args"])}
+
+
+def _as_options(value: Any) -> Any:
+    """A description's values as a config writes them: of a class without options, its path alone.
+
+    An option that takes a class itself, such as a block, takes no more than that.
+    """
+    match value:
+        case {"class_path": path, "init_args": {}} if not value["init_args"]:
+            return path
+        case dict():
+            return {key: _as_options(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_as_options(item) for item in value]
+        case _:
+            return value
 
 
 def _from_weights(contents: Sequence[dict[str, Any]], words: Sequence[str]) -> dict[str, Any]:
@@ -656,7 +685,7 @@ def _from_weights(contents: Sequence[dict[str, Any]], words: Sequence[str]) -> d
         )
     saved = unpack(given[-1])
     try:
-        network = _as_config(describe(saved.build()))
+        network = _described(saved.build())
     except ValueError as error:
         raise ModelError(f"{given[-1]}: its network cannot be rebuilt: {error}") from error
     network["init_args"].pop("num_classes", None)

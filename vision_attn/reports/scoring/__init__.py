@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vision_attn import render
+from vision_attn.files import write_text
 from vision_attn.reports.progress import Bar, Silent
 from vision_attn.reports.scoring import pictures, tables
 from vision_attn.reports.scoring.evidence import Data, Samples, check_data
@@ -105,9 +106,9 @@ class Scores:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         results = self.results
-        (folder / "scores.json").write_text(json.dumps(self.to_dict(), indent=1) + "\n")
-        (folder / "scores.csv").write_text(tables.as_csv(results))
-        (folder / "scores.md").write_text(tables.as_markdown(results), encoding="utf-8")
+        write_text(folder / "scores.json", json.dumps(self.to_dict(), indent=1) + "\n")
+        write_text(folder / "scores.csv", tables.as_csv(results))
+        write_text(folder / "scores.md", tables.as_markdown(results))
         drawn = {"curves": pictures.curves(results)}
         if "randomisation" in results.metrics:
             drawn["sanity"] = pictures.sanity(results)
