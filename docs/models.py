@@ -18,6 +18,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import timm
 import torch
 import yaml
 from safetensors.torch import save
@@ -42,6 +43,7 @@ from vision_attn.types import Calibration
 
 HERE = Path(__file__).parent
 LARGEST = 6_000_000  # bytes of one file of weights
+MAY_COST = 0.001  # of the accuracy: what rounding to float16 may take
 BINS = 15  # of the calibration error
 LICENCES = {
     "planted": "the images are drawn by vision_attn: MIT, as the code",
@@ -113,12 +115,13 @@ def add(args: argparse.Namespace) -> Card:
         raise SystemExit(f"{len(file)} bytes of weights: expected at most {LARGEST}")
     interval = wilson(test.hits)
     about = {
-        "classes": list(saved.about["classes"]),
+        "classes": named(saved.about["classes"]),
         "preprocess": saved.about["preprocess"],
         "calibration": vars(calibration),
     }
     source = config["data"]["source"]
-    name = source["init_args"].get("path") or source["class_path"].rpartition(".")[2].lower()
+    folder = source["init_args"].get("path")
+    name = Path(folder).name if folder else source["class_path"].rpartition(".")[2].lower()
     config_name = args.config or args.run.resolve().parent.name
     values = {
         "sha256": hashlib.sha256(file).hexdigest(),
@@ -132,6 +135,7 @@ def add(args: argparse.Namespace) -> Card:
         "data": {
             "name": name,
             "config": {k: config["data"][k] for k in ("source", "val_fraction", "seed")},
+            "classes": list(saved.about["classes"]),
             "train": len(data.splits.train),
             "held_out": len(data.splits.val),
             "test": len(data.splits.test),
@@ -185,35 +189,52 @@ def opened(best: Path, saved: Checkpoint, config: dict[str, Any], root: str) -> 
     return data
 
 
+def named(classes: list[str]) -> list[str]:
+    """Names for people, where the folders are called by ImageNet's numbers, which stay synonyms."""
+    imagenet = timm.data.ImageNetInfo()
+    numbers = set(imagenet.label_names())
+    return [
+        f"{imagenet.label_name_to_description(name)}, {name}" if name in numbers else name
+        for name in classes
+    ]
+
+
 def rounded(
     network: nn.Module, saved: Checkpoint, data: ImageData
 ) -> tuple[dict[str, Tensor], str, float]:
-    """The weights in half the bytes, the number format, and the accuracy of those of the run."""
+    """The weights in half the bytes, the number format, and the test accuracy of those of the run.
+
+    float16, unless it costs more than bfloat16 does on the images that were held out.
+    """
     whole = without_prefix(saved.weights, network.state_dict())
-    load_weights(network, whole, saved.path)
-    exact = measured(network, data, data.test_dataloader()).top1
-    found = {}
+    held_out = data.val_dataloader() if len(data.splits.val) else data.test_dataloader()
+
+    def accuracy(weights: dict[str, Tensor], batches: Any) -> float:
+        load_weights(network, weights, saved.path)
+        return measured(network, data, batches).top1
+
+    found: dict[torch.dtype, tuple[float, dict[str, Tensor]]] = {}
+    needed = accuracy(whole, held_out) - MAY_COST
     for dtype in (torch.float16, torch.bfloat16):
         half = {
             name: (weight.to(dtype) if weight.is_floating_point() else weight).contiguous()
             for name, weight in whole.items()
         }
-        if not all(weight.isfinite().all() for weight in half.values()):
-            continue  # beyond the largest number of float16
-        load_weights(network, half, saved.path)
-        found[dtype] = measured(network, data, data.test_dataloader()).top1, half
-        if found[dtype][0] >= exact:
-            break
-    dtype = max(found, key=lambda one: found[one][0])
-    return found[dtype][1], str(dtype).removeprefix("torch."), exact
+        if all(weight.isfinite().all() for weight in half.values()):  # float16 ends at 65504
+            found[dtype] = accuracy(half, held_out), half
+            if found[dtype][0] >= needed:
+                break
+    best = max(found, key=lambda dtype: found[dtype][0])
+    return found[best][1], str(best).removeprefix("torch."), accuracy(whole, data.test_dataloader())
 
 
 @torch.no_grad()
 def measured(network: nn.Module, data: ImageData, batches: Any) -> Measured:
+    """What the network says of a loader's images."""
     logits, labels = [], []
     for batch in batches:
-        images, truth = data.for_evaluation(batch)
-        logits.append(network(images).float())
+        normalised, truth = data.for_evaluation(batch)
+        logits.append(network(normalised).float())
         labels.append(truth)
     return Measured(torch.cat(logits), torch.cat(labels))
 
@@ -274,7 +295,7 @@ def write_page(shelf: Shelf, docs: Path) -> Path:
     pictures.mkdir(parents=True, exist_ok=True)
     for card in cards:
         counts = torch.tensor(card.values["test"]["confusion"]).numpy()
-        classes = card.values["checkpoint"]["classes"]
+        classes = [name.split(",")[0] for name in card.values["checkpoint"]["classes"]]
         save_picture(confusion_matrix(counts, classes), pictures / f"{card.name}.png")
     return page
 

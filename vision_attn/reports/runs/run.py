@@ -171,6 +171,11 @@ class Run(LightningCLI):
             config.trainer.precision = native_precision(config.trainer.accelerator)
         if config.ckpt_path in NEWEST:
             config.ckpt_path = str(self._newest(f"{config.ckpt_path}.ckpt"))
+        if self.command == "fit" and is_shelved(config.ckpt_path):
+            raise ValueError(
+                f"--ckpt_path {config.ckpt_path}: it has no training state to go on from: start "
+                f"from its weights with --model.weights {config.ckpt_path}"
+            )
         if self.command == "predict":
             config.data.predict = config.images or config.data.predict
             if not config.data.predict:
@@ -315,11 +320,6 @@ class Run(LightningCLI):
         start = self.config.ckpt_path
         try:
             with _one_line():
-                if is_shelved(start):
-                    raise ValueError(
-                        f"--ckpt_path {start}: it has no training state to go on from; start from "
-                        f"its weights with --model.weights {start}"
-                    )
                 if start:
                     self._check_fits(start)
                     self._check_resumes(start)
@@ -427,7 +427,8 @@ class Run(LightningCLI):
     def _check_fits(self, path: str) -> Saved:
         """Raises ModelError, in one line, where the checkpoint is damaged or of another network."""
         saved = unpack(path)
-        load_weights(self.model, saved.weights, path)
+        module: Any = self.model
+        load_weights(module.network if is_shelved(path) else module, saved.weights, path)
         return saved
 
     def _restored(self) -> str | None:
@@ -442,8 +443,9 @@ class Run(LightningCLI):
         if self.command != "predict":
             self.datamodule.prepare_data()
             self.datamodule.setup(self.command)
-        state = {name: saved.about[name] for name in ("classes", "preprocess")}
-        self.datamodule.load_state_dict({**state, "place": None})
+        classes = shelved(path).values["data"].get("classes", saved.about["classes"])
+        state = {"classes": classes, "preprocess": saved.about["preprocess"], "place": None}
+        self.datamodule.load_state_dict(state)
         self.model.on_load_checkpoint({ENTRY: saved.about})
         return None
 
