@@ -17,7 +17,7 @@ import torch
 
 import vision_attn
 from vision_attn import load_model
-from vision_attn.evaluate import bca
+from vision_attn.evaluate.bootstrap import bca
 from vision_attn.explain import Explainer, fitting_methods
 from vision_attn.explain.attribution import Attribution
 from vision_attn.render import markdown_table
