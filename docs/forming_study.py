@@ -25,7 +25,7 @@ from PIL import Image
 
 import vision_attn
 from vision_attn import LoadedModel, load_model, render
-from vision_attn.evaluate import bca
+from vision_attn.evaluate.bootstrap import bca
 from vision_attn.explain import parse_method
 from vision_attn.render import markdown_table
 from vision_attn.reports.scoring import Scores

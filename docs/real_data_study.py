@@ -17,7 +17,7 @@ import torch
 
 import vision_attn
 from vision_attn import load_model
-from vision_attn.evaluate import bca
+from vision_attn.evaluate.bootstrap import bca
 from vision_attn.explain import Explainer, fitting_methods
 from vision_attn.explain.attribution import Attribution
 from vision_attn.render import markdown_table
@@ -92,7 +92,7 @@ def study() -> None:
     parser.add_argument("--output", type=Path, default=HERE, help="where the page is written")
     parser.add_argument("--quick", action="store_true", help="small, to see that it runs")
     args = parser.parse_args()
-    quick, slow = Effort(args.images, 32, (2, 3)), Effort(args.slow, 4, (2,))
+    quick, slow = Effort(args.images, 32, (2, 3)), Effort(args.slow, 20, (2,))
     if args.quick:
         quick, slow = Effort(4, 2, (2, 3)), Effort(2, 1, (2,))
     studied = [studied_network(spec, args, quick, slow) for spec in args.models]
