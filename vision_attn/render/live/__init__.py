@@ -1,0 +1,5 @@
+"""Page that runs a network in the browser: drop a photo, cover parts of it, see what changes."""
+
+from vision_attn.render.live.program import Program
+
+__all__ = ["Program"]
