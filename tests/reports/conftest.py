@@ -8,6 +8,7 @@ from base64 import b64decode
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,18 @@ from vision_attn.types import Model
 
 HERE = Path(__file__).parent
 LIVE = Path(str(files("vision_attn.render.live")))
-SCRIPTS = [str(LIVE / "js" / name) for name in ("kernels.js", "network.js")]
 
-RunInPage = Callable[..., dict]
+InNode = Callable[..., Any]
+
+RUN_NETWORK = """
+const kernels = job.plain ? new PlainKernels() : await openKernels(read("kernels.wasm"));
+const network = new Network(kernels, job.program, read("weights.bin"));
+const run = network.run(new Float32Array(read("pixels.bin").buffer), job.options);
+const layers = run.layers.map((layer) => ({ ...layer, fused: run.read(layer.fused) }));
+const cams = job.program.cam && [...run.logits].map((_, target) => run.cam(target).values);
+const { logits, gates } = run;
+return { kernels: kernels.constructor.name, logits, layers, gates, rollout: run.rollout(), cams };
+"""
 
 
 def node() -> str:
@@ -33,24 +43,16 @@ def node() -> str:
 
 
 @pytest.fixture
-def run_in_page(tmp_path: Path) -> RunInPage:
-    """Translates a model, and runs it on an input (3 h w) as the page does."""
+def in_node(tmp_path: Path) -> InNode:
+    """Runs code after the page's scripts; what goes in are files and names, and out comes JSON."""
 
-    def run(model: Model, image, plain: bool = False, **options) -> dict:
-        program = translate(model)
-        (tmp_path / "weights.bin").write_bytes(b64decode(program.text()))
-        pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy(), "<f4")
-        (tmp_path / "pixels.bin").write_bytes(pixels.tobytes())
-        job = {
-            "scripts": SCRIPTS,
-            "wasm": str(LIVE / "kernels.wasm"),
-            "program": program.data(),
-            "plain": plain,
-            "options": options,
-        }
+    def run(scripts: list[str], code: str, contents: dict[str, bytes], **job: Any) -> Any:
+        for name, content in contents.items():
+            (tmp_path / name).write_bytes(content)
+        job |= {"scripts": [str(LIVE / "js" / name) for name in scripts], "code": code}
         (tmp_path / "job.json").write_text(json.dumps(job))
         done = subprocess.run(
-            [node(), str(HERE / "run_network.js"), str(tmp_path)],
+            [node(), str(HERE / "page_in_node.js"), str(tmp_path)],
             capture_output=True,
             text=True,
             check=False,
@@ -61,5 +63,19 @@ def run_in_page(tmp_path: Path) -> RunInPage:
     return run
 
 
-def inflate(text: str) -> bytes:
-    return zlib.decompress(b64decode(text))
+@pytest.fixture
+def run_in_page(in_node: InNode) -> InNode:
+    """Translates a model, and runs it on an input (3 h w) as the page does."""
+
+    def run(model: Model, image, plain: bool = False, **options: Any) -> dict:
+        program = translate(model)
+        contents = {
+            "kernels.wasm": (LIVE / "kernels.wasm").read_bytes(),
+            "weights.bin": zlib.decompress(b64decode(program.text())),
+            "pixels.bin": np.ascontiguousarray(image.permute(1, 2, 0).numpy(), "<f4").tobytes(),
+        }
+        scripts = ["kernels.js", "network.js"]
+        data = program.data()
+        return in_node(scripts, RUN_NETWORK, contents, program=data, plain=plain, options=options)
+
+    return run
