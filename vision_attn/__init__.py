@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .reports.export import export
     from .reports.gallery import film, gallery
     from .reports.inspection import inspect
+    from .reports.live import live
     from .reports.scoring import removal, score
     from .types import Heatmaps, TokenLayout
 
@@ -48,6 +49,7 @@ _NAMES = {
     "fit": "fitting",
     "gallery": "reports.gallery",
     "inspect": "reports.inspection",
+    "live": "reports.live",
     "load_model": "hub",
     "removal": "reports.scoring",
     "score": "reports.scoring",

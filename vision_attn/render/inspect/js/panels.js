@@ -176,13 +176,13 @@ class Methods {
 function drawSeen(scene, side) {
   const { photo, box } = scene.item;
   const [left, top, right, bottom] = box;
-  const [wide, high] = [(right - left) * photo.naturalWidth, (bottom - top) * photo.naturalHeight];
+  const [wide, high] = [(right - left) * photo.width, (bottom - top) * photo.height];
   const share = side / Math.max(wide, high);
   const canvas = make("canvas", {
     width: Math.round(wide * share),
     height: Math.round(high * share),
   });
-  const [width, height] = [photo.naturalWidth * share, photo.naturalHeight * share];
+  const [width, height] = [photo.width * share, photo.height * share];
   const context = canvas.getContext("2d");
   context.translate(-left * width, -top * height);
   drawPhoto(context, width, height, scene);
