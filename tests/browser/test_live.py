@@ -1,6 +1,7 @@
 """The page that runs networks, in a browser: what it shows is what Python computes."""
 
 import io
+import time
 
 import numpy as np
 import pytest
@@ -71,10 +72,19 @@ def assert_chances(page, model: Model, logits: torch.Tensor, tolerance=2e-3) -> 
         assert chance == pytest.approx(wanted[name], abs=tolerance)
 
 
+def until(page, condition: str, seconds: float = 60) -> None:
+    """Waits for a condition; the page's policy forbids what Playwright's own waiting does."""
+    end = time.monotonic() + seconds
+    while not page.evaluate(condition):
+        assert time.monotonic() < end, condition
+        page.wait_for_timeout(20)
+
+
 def settle(page) -> None:
     """Until all that was asked for is on the screen."""
-    page.wait_for_function(
-        "!live.busy && state.views.every(({ item }) => live.shown[item] === live.wanted(item))"
+    until(
+        page,
+        "!live.busy && state.views.every(({ item }) => live.shown[item] === live.wanted(item))",
     )
     page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
@@ -229,20 +239,18 @@ def test_photos_are_dropped_and_compared(show):
     OTHER.save(file, "PNG")
     files = {"name": "other.png", "mimeType": "image/png", "buffer": file.getvalue()}
     page.set_input_files("[name=files]", [files])
-    page.wait_for_function("live.photos.length === 2 && views[0]?.item.image === 'other.png'")
+    until(page, "live.photos.length === 2 && views[0]?.item.image === 'other.png'")
     settle(page)
     assert_chances(page, first, logits_of(first, first.preprocess(OTHER)))
     page.get_by_role("button", name="Compare").click()
-    page.wait_for_function("views.length === 2 && views[1].item?.model === 'a senet'")
+    until(page, "views.length === 2 && views[1].item?.model === 'a senet'")
     wanted = logits_of(second, second.preprocess(OTHER)).softmax(0)
     for name, chance in chances(page, 1).items():
         assert chance == pytest.approx(float(wanted[second.classes.index(name)]), abs=2e-3)
     page.set_input_files(
         "[name=files]", [{"name": "x.png", "mimeType": "image/png", "buffer": b"no"}]
     )
-    page.wait_for_function(
-        "document.querySelector('.note').textContent.includes('x.png cannot be read')"
-    )
+    until(page, "document.querySelector('.note').textContent.includes('x.png cannot be read')")
 
 
 def test_curves_are_those_of_the_scores(show):
@@ -251,7 +259,7 @@ def test_curves_are_those_of_the_scores(show):
     image = model.preprocess(PHOTO)
     target = int(logits_of(model, image).argmax())
     page.get_by_role("button", name="Deletion and insertion").click()
-    page.wait_for_function("document.querySelectorAll('.curves .point').length === 34")
+    until(page, "document.querySelectorAll('.curves .point').length === 34")
     values = torch.from_numpy(shown_map(page)).float()[None]
     removal = FilledCells(model.network, (4, 6))
     shown = page.evaluate("views[0].curves.points")

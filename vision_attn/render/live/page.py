@@ -81,7 +81,7 @@ def live_page(networks: Sequence[LiveNetwork], photos: Sequence[LivePhoto]) -> P
     kernels = base64.b64encode(zlib.compress((_here() / "kernels.wasm").read_bytes())).decode()
     return Page(
         document(
-            "What if? The network runs in this page",
+            "What if?",
             html.escape(models),
             warning="".join(f'<p class="warning">{html.escape(line)}</p>' for line in lines),
             source=_scripts(PAGE_SCRIPTS),
@@ -94,7 +94,7 @@ def live_page(networks: Sequence[LiveNetwork], photos: Sequence[LivePhoto]) -> P
                 above=_text("live.html"),
                 below=f'<script type="text/plain" id="worker">{worker}</script>\n'
                 f'<script type="text/plain" id="kernels">{kernels}</script>\n{weights}',
-                script=_text("js/controls.js"),
+                script=_scripts(("curves", "controls")),
                 style=_text("live.css"),
                 images=" blob:",
                 code=" 'wasm-unsafe-eval'",

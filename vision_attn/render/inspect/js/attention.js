@@ -138,12 +138,25 @@ class Layer {
     return cell && this.prefix.length + cell[0] * this.grid[1] + cell[1];
   }
 
-  /** The token of a query {token, point}: one that is not on the photo, or the nearest patch. */
+  /** The token of a query {token, point}: one not on the photo, or the nearest patch there is. */
   tokenOf({ token, point: [x, y] }) {
     if (token !== null && this.prefix.length) return Math.min(token, this.prefix.length - 1);
     const [left, top, right, bottom] = this.seen;
     const between = (low, at, high) => Math.min(Math.max(low, at), high - 1e-9);
-    return this.tokenAt([between(left, x, right), between(top, y, bottom)]);
+    const nearest = this.tokenAt([between(left, x, right), between(top, y, bottom)]);
+    return this.exists ? this.existing(nearest) : nearest;
+  }
+
+  /** The nearest patch that was not left out; the token itself where all were. */
+  existing(token) {
+    const here = this.placeOf(token);
+    let [found, least] = [token, Infinity];
+    this.exists.forEach((there, patch) => {
+      const [row, column] = this.placeOf(this.prefix.length + patch);
+      const far = Math.hypot(row - here[0], column - here[1]);
+      if (there && far < least) [found, least] = [this.prefix.length + patch, far];
+    });
+    return found;
   }
 
   /** [row, column] of a token on the photo, null of one that is not on it. */

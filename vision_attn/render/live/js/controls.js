@@ -9,6 +9,9 @@ function photoNow() {
   return { ...live.photos[photo], photo, model };
 }
 
+/** The cells of the first view's network on its photo. */
+const boardNow = () => items[state.views[0].item].cells;
+
 /** Shows another photo in every view, by the network that the view shows. */
 function showPhoto(photo) {
   const count = live.networks.length;
@@ -90,16 +93,32 @@ function setTool(tool) {
   showControls();
 }
 
-const beginStroke = () => photoNow().cover.begin();
+let lastPoint = null; // of the stroke
+
+function beginStroke() {
+  lastPoint = null;
+  photoNow().cover.begin(boardNow());
+}
+
 const endStroke = () => {
   photoNow().cover.end();
   changed();
 };
 
-/** Covers, or uncovers, the cells around a point (x, y) in 0..1 of the photo. */
+/** Covers, or uncovers, what lies between the last point of the stroke and this one. */
 function paint(point) {
+  const from = lastPoint ?? point;
+  const steps = 1 + Math.ceil(100 * Math.hypot(point[0] - from[0], point[1] - from[1]));
+  for (let step = 1; step <= steps; step++)
+    dab(point.map((at, axis) => from[axis] + ((at - from[axis]) * step) / steps));
+  lastPoint = point;
+  changed();
+}
+
+/** Covers, or uncovers, the cells around a point (x, y) in 0..1 of the photo. */
+function dab(point) {
   const { cover } = photoNow();
-  const { box, grid } = items[state.views[0].item].cells;
+  const { box, grid } = boardNow();
   const cell = cellAt(box, grid, point);
   if (!cell) return;
   const reach = live.brushSize;
@@ -110,17 +129,16 @@ function paint(point) {
       if (live.tool === "uncover") cover.cells.delete(row * grid[1] + column);
       else cover.cells.add(row * grid[1] + column);
     }
-  changed();
 }
 
 /** Covers the cell of the query, or uncovers it. */
 function toggleCell() {
   const { cover } = photoNow();
-  const { box, grid } = items[state.views[0].item].cells;
+  const { box, grid } = boardNow();
   const cell = cellAt(box, grid, state.query.point);
   if (!cell) return;
   const number = cell[0] * grid[1] + cell[1];
-  cover.begin();
+  cover.begin(boardNow());
   if (!cover.cells.delete(number)) cover.cells.add(number);
   changed();
 }
@@ -132,7 +150,7 @@ function undo() {
 
 function clear() {
   const { cover, model } = photoNow();
-  cover.begin();
+  cover.begin(boardNow());
   cover.cells = new Set();
   cover.end();
   live.off[model].clear();
@@ -211,5 +229,9 @@ addEventListener("paste", ({ clipboardData }) => {
   if (clipboardData.files.length) addFiles(clipboardData.files);
 });
 
-onRendered = showControls;
+onRendered = () => {
+  for (const view of views) (view.curves ??= new Curves(view)).show();
+  showControls();
+  live.refresh(); // of an item that was opened before something changed
+};
 showStrip();

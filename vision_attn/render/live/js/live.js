@@ -1,6 +1,5 @@
 // Where the page's items come from: a worker runs the networks on photos, as they are or covered.
 
-const STEPS = 16; // of the curves
 const ROLLOUT = "Where the class comes from: attention of all layers, one after the other.";
 const CAM = "Channels of the last features, weighed by what they give to the class.";
 
@@ -33,13 +32,31 @@ class Engine {
   }
 }
 
-/** What a brush has covered on one photo, stroke by stroke. */
+/** What a brush has covered on one photo, stroke by stroke: cells of a board, {grid, box}. */
 class Cover {
   cells = new Set();
   past = [];
+  board = null; // that was painted on last
 
-  begin() {
-    this.past.push(new Set(this.cells));
+  /** The cells of another board whose middles are covered. */
+  on(board) {
+    if (!this.board || JSON.stringify(this.board) === JSON.stringify(board)) return this.cells;
+    const found = new Set();
+    for (let cell = 0; cell < board.grid[0] * board.grid[1]; cell++) {
+      const place = [Math.floor(cell / board.grid[1]), cell % board.grid[1]];
+      const there = cellAt(this.board.box, this.board.grid, centreOf({ ...board, seen: board.box }, place));
+      if (there && this.cells.has(there[0] * this.board.grid[1] + there[1])) found.add(cell);
+    }
+    return found;
+  }
+
+  /** Before a stroke on a board; strokes on another one can no longer be undone. */
+  begin({ grid, box }) {
+    const cells = this.on({ grid, box });
+    if (cells !== this.cells) this.past = [];
+    this.cells = new Set(cells);
+    this.board = { grid, box };
+    this.past.push(new Set(cells));
   }
 
   /** Drops the stroke just begun where it changed nothing. */
@@ -64,24 +81,19 @@ class LiveHead {
     if (!this.keep) return this.factors.row(token);
     const { prefix, tokens } = this.layer;
     const whole = new Float32Array(tokens);
-    const at = token < prefix.length ? token : this.place(token - prefix.length);
-    if (at < 0) return whole; // nothing is asked by what does not exist
-    const row = this.factors.row(at);
+    const patch = this.keep.indexOf(token - prefix.length);
+    if (token >= prefix.length && patch < 0) return whole; // where no patch is left to ask
+    const row = this.factors.row(token < prefix.length ? token : prefix.length + patch);
     whole.set(row.subarray(0, prefix.length));
-    this.keep.forEach((patch, i) => (whole[prefix.length + patch] = row[prefix.length + i]));
+    this.keep.forEach((one, at) => (whole[prefix.length + one] = row[prefix.length + at]));
     return whole;
-  }
-
-  place(patch) {
-    const found = this.keep.indexOf(patch);
-    return found < 0 ? -1 : this.layer.prefix.length + found;
   }
 }
 
 class Live {
   /** items: descriptions, photo by photo and in it network by network. */
-  constructor({ networks, photos, names }) {
-    Object.assign(this, { networks, names });
+  constructor({ networks, photos }) {
+    this.networks = networks;
     const text = (id) => document.getElementById(id).textContent;
     this.engine = new Engine(text("worker"));
     this.opened = this.engine.ask("open", {
@@ -151,14 +163,16 @@ class Live {
     }
     const { answer: before, chances } = known.pristine[model];
     const word = this.wanted(at);
-    const cover = { cells: [...known.cover.cells], fill: this.fillOf(model) };
+    const board = { grid: this.networks[model].grid, box: boxes[model] };
+    const cover = { cells: [...known.cover.on(board)], fill: this.fillOf(model) };
     const off = [...this.off[model]];
     const targets = likeliest(chances);
     const changed = cover.cells.length || off.length;
     const run = { photo: id, model, cover, off, targets };
     const answer = changed ? await this.engine.ask("run", run) : before;
     this.shown[at] = word;
-    return this.item(at, { answer, before: changed ? chances : null, cover, shown, box: boxes[model] });
+    const box = boxes[model];
+    return this.item(at, { answer, before: changed ? chances : null, cover, shown, box });
   }
 
   /** An item as a view shows it. */
@@ -211,6 +225,7 @@ class Live {
         const stale = state.views.find(({ item }) => items[item] && this.shown[item] !== this.wanted(item));
         if (!stale) break;
         items[stale.item] = await this.open(stale.item);
+        this.say("");
         change({});
       }
     } catch (error) {

@@ -63,18 +63,17 @@ const HANDLERS = {
     };
   },
 
-  /** Probability of a class as the cells of a map go, or come, in the order of their values. */
+  /** Probability of a class as cells go, or come, in an order: the most important ones first. */
   async curves({ id, photo, model, order, target, steps }) {
     latestCurves = id;
     const { network, how } = networks[model];
     const { image } = photos.get(photo).inputs[model];
     for (let step = 0; step <= steps; step++) {
-      const count = roundEven((order.length * step) / steps);
-      const first = new Set(order.slice(0, count));
-      const others = new Set(order.slice(count));
-      const [deletion, insertion] = [first, others].map((cells) => {
-        const { logits } = network.run(withCells(image, how.input, how.grid, cells, null));
-        return softmaxOf(logits)[target];
+      const kept = [steps - step, step].map((part) => roundEven((order.length * part) / steps));
+      const gone = [order.slice(0, order.length - kept[0]), order.slice(kept[1])];
+      const [deletion, insertion] = gone.map((cells) => {
+        const removed = withCells(image, how.input, how.grid, new Set(cells), null);
+        return softmaxOf(network.run(removed).logits)[target];
       });
       postMessage({ id, point: { share: step / steps, deletion, insertion } });
       await new Promise((done) => setTimeout(done)); // what came meanwhile goes first
@@ -92,7 +91,10 @@ function covered(photo, model, { cells, fill }) {
   const gone = new Set(cells);
   if (fill === "drop") {
     const patches = Array.from({ length: how.grid[0] * how.grid[1] }, (_, at) => at);
-    return { image: input.image, keep: patches.filter((at) => !gone.has(at)) };
+    const keep = patches.filter((at) => !gone.has(at));
+    if (!keep.length && networks[model].network.program.layout.pool !== "cls")
+      throw new Error("Leave at least one patch: this network reads the patches.");
+    return { image: input.image, keep };
   }
   input.blurred ??= fill === "blur" ? blurred(input.image, how.input) : undefined;
   const filling = fill === "blur" ? input.blurred : null;
