@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "evaluate": {"types", "deprecated"},
     "explain": {"types", "deprecated", "threads", "compat", "attention"},
     "fitting": {"hub", "models", "reports"},
+    "distillation": {"types", "data", "training", "hub"},
     "training": {
         *("types", "deprecated", "files", "threads", "compat", "devices", "models", "render"),
     },

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import attention, data, evaluate, explain, models, render, reports, training
+    from .distillation import Distillation
     from .fitting import FittedRun, fit
     from .hub import LoadedModel, load_model
     from .reports.explanation import Explanation, Explanations
@@ -38,6 +39,7 @@ _PARTS = [
     "types",
 ]
 _NAMES = {
+    "Distillation": "distillation",
     "Explanation": "reports.explanation",
     "Explanations": "reports.explanation",
     "FittedRun": "fitting",

@@ -594,6 +594,11 @@ def test_classes_by_name_synonym_and_wnid():
     assert names["bird"] == 2
     many = class_names(["tench, Tinca tinca", *(f"class {i}" for i in range(1, 1000))])
     assert many["n01440764"] == 0
+    few = class_names(["golf ball", "tench", "crane"])
+    assert few["n01440764"] == 1
+    assert few["n03445777"] == 0
+    assert few["n02012849"] == few["n03126707"] == 2  # the bird and the machine
+    assert "n02102040" not in few
 
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "06_which_heatmap_to_trust.ipynb"

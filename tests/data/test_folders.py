@@ -1,3 +1,4 @@
+import json
 import logging
 
 import numpy as np
@@ -7,6 +8,7 @@ from PIL import Image
 
 from vision_attn.data import DataError, ImageFolder, Preprocess
 from vision_attn.data.draws import Draws
+from vision_attn.data.folders import imagenet_names
 
 
 def write(folder, count: int, colour: tuple[int, int, int], size=(60, 44)) -> None:
@@ -160,3 +162,33 @@ def test_imagenette(data_root, tmp_path):
     images = splits.test.fetch(items, Draws(0, 0, items))
     assert images.shape == (40, 3, 64, 64)
     assert images.float().std() > 40
+
+
+def test_classes_of_imagenets_folders_have_names(tmp_path, data_root):
+    write(tmp_path / "set" / "n03888257", 5, (50, 99, 0))
+    write(tmp_path / "set" / "n02102040", 5, (0, 99, 0))
+    splits = ImageFolder("set", size=32, names="imagenet").load(tmp_path, 0.2, 0)
+    assert splits.classes == ["English springer", "parachute"]
+    content(splits.train)
+    index = json.loads((data_root / "imagenet_class_index.json").read_text())
+    wnids, names = zip(*index.values(), strict=True)
+    ours = imagenet_names(wnids)
+    assert len(set(ours)) == 1000
+    alike = [
+        a.split(",")[0].lower() == b.replace("_", " ").lower()
+        for a, b in zip(ours, names, strict=True)
+    ]
+    assert sum(alike) > 980  # the file spells some of them anew
+
+
+def test_ids_that_share_a_name_are_told_apart():
+    assert imagenet_names(["n03126707"]) == ["crane"]
+    both = ["n02012849", "n03126707", "n03445777"]
+    assert imagenet_names(both) == ["crane (n02012849)", "crane (n03126707)", "golf ball"]
+
+
+def test_a_folder_that_is_no_imagenet_id_is_named(flat):
+    with pytest.raises(DataError, match="ant: expected a folder named by a WordNet id of ImageNet"):
+        ImageFolder("set", size=32, names="imagenet").load(flat, 0.25, 0)
+    with pytest.raises(DataError, match=r"n0144076: .* \(such as n01440764"):
+        imagenet_names(["n0144076"])

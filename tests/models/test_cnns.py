@@ -3,12 +3,14 @@
 import pytest
 import timm
 import torch
+from timm.models import resnet as timm_blocks
 from torch import nn
 from torch.nn import functional as F
 
 from vision_attn import models
 from vision_attn.attention import CBAM, NoGate, SpatialMask, SqueezeExcite
-from vision_attn.models import Bottleneck, SEResNet, SpatialCNN, seresnet18
+from vision_attn.models import BasicBlock, Bottleneck, SEResNet, SpatialCNN, seresnet18
+from vision_attn.models.senet import TIMM_GATE
 
 
 @torch.no_grad()
@@ -29,6 +31,40 @@ def test_timm_seresnet_weights_give_timm_logits(name):
     print(f"{name}: max difference {(ours(images) - expected).abs().max():.1e}")
     assert expected.std() > 0.1
     torch.testing.assert_close(ours(images), expected, rtol=0, atol=1e-4 * float(expected.std()))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(BasicBlock, timm_blocks.BasicBlock), (Bottleneck, timm_blocks.Bottleneck)]
+)
+def test_a_deep_stem_and_pooled_shortcuts_are_timms_resnet_d(ours, theirs):
+    reference = timm_blocks.ResNet(
+        theirs,
+        (1, 2, 1, 2),
+        num_classes=7,
+        channels=(16, 24, 32, 40),
+        stem_type="deep",
+        stem_width=8,
+        avg_down=True,
+        block_args={"attn_layer": "se"},
+    ).eval()
+    for parameter in reference.parameters():
+        parameter += 0.02 * torch.randn_like(parameter)
+    network = SEResNet(7, ours, (1, 2, 1, 2), (16, 24, 32, 40), stem="deep", gate=TIMM_GATE)
+    network.load_state_dict(reference.state_dict(), strict=True)
+    images = torch.randn(2, 3, 96, 71)
+    expected = reference(images)
+    assert expected.std() > 0.01
+    torch.testing.assert_close(network.eval()(images), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_strides_say_by_how_much_each_stage_shrinks():
+    network = SEResNet(5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4), strides=(1, 2, 2, 1))
+    shapes = []
+    for stage in stages(network):
+        stage.register_forward_hook(lambda _m, _args, out: shapes.append(tuple(out.shape[2:])))
+    network.eval()(torch.zeros(1, 3, 64, 96))
+    assert shapes == [(64, 96), (32, 48), (16, 24), (16, 24)]
 
 
 def test_a_checkpoint_from_before_the_squeeze_was_rounded_is_built_as_it_was():

@@ -23,7 +23,7 @@ from vision_attn.training import (
     TestTimeAugmentation,
     Whiten,
 )
-from vision_attn.training.flops import forward_flops, peak_flops
+from vision_attn.training.flops import forward_flops, peak_flops, training_flops
 
 
 class Uneven(Source):
@@ -158,7 +158,22 @@ def test_operations_are_those_of_the_formula():
     expected = 2 * n * 48 * d + 2 * block + 2 * d * 3
     assert forward_flops(vit, torch.randn(1, 3, 8, 8)) == expected
     assert vit.training
+    patches, again = 2 * n * 48 * d, 2 * n * n * d  # fused attention computes q k' again
+    whole = 3 * expected - patches + 2 * again
+    assert training_flops(vit, torch.randn(1, 3, 8, 8)) == whole
+    assert all(parameter.grad is None for parameter in vit.parameters())
+    vit.blocks.requires_grad_(False)  # gradients pass through, none are made
+    kernels = block - 4 * n * n * d
+    assert training_flops(vit, torch.randn(1, 3, 8, 8)) == whole - 2 * kernels
     assert peak_flops(torch.device("cpu"), torch.float32, size=64, rounds=1) > 1e6
+
+
+def test_counting_draws_no_random_numbers(small_vit):
+    vit = small_vit(drop_path=0.5, patch_drop=0.5)
+    before = torch.get_rng_state()
+    dropped = training_flops(vit, torch.randn(2, 3, 8, 8, generator=torch.Generator()))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert dropped < training_flops(small_vit(), torch.zeros(2, 3, 8, 8))
 
 
 def test_the_summary_counts_operations_and_what_the_machine_could(
@@ -170,10 +185,13 @@ def test_the_summary_counts_operations_and_what_the_machine_could(
     with FlopCounterMode(display=False) as counter:
         model.network(torch.randn(1, 3, 8, 8))
     assert figures["flops"] == counter.get_total_flops()
+    one = training_flops(model.network, torch.zeros(1, 3, 8, 8))
+    assert figures["pflop"] == pytest.approx(48 * one / 1e15)
     assert figures["flops/s"] == pytest.approx(3 * figures["flops"] * figures["images/s"])
     assert 0 < figures["flops/s"] < figures["peak flops/s"]
     text = (tmp_path / "summary.txt").read_text()
     assert "GFLOP an image" in text
+    assert "PFLOP" in text
     assert "GF/s" in text
 
 
@@ -191,6 +209,8 @@ def test_a_run_on_growing_images_counts_the_operations_of_each_size(trainer, sma
     small, full = (forward_flops(model.network, torch.zeros(1, 3, s, s)) for s in (8, 16))
     assert figures["flops"] == full > small
     mean = (small + 2 * full) / 3
+    steps = [training_flops(model.network, torch.zeros(1, 3, s, s)) for s in (8, 16, 16)]
+    assert figures["pflop"] == pytest.approx(40 * sum(steps) / 1e15)
     assert figures["flops/s"] == pytest.approx(3 * mean * figures["images/s"])
 
 

@@ -17,6 +17,7 @@ from vision_attn.data.augment import (
     Translate,
 )
 from vision_attn.data.dates import Dates
+from vision_attn.data.example_photos import example_photos
 from vision_attn.data.folders import ImageFolder
 from vision_attn.data.images import ImageError, find_images, read_image
 from vision_attn.data.mix import CutMix, Mix, Mixup
@@ -75,6 +76,7 @@ __all__ = [
     "Translate",
     "TrivialAugment",
     "Vocabulary",
+    "example_photos",
     "find_images",
     "read_image",
 ]

@@ -5,7 +5,8 @@ Axes: n images, b batch, h height, w width.
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
@@ -24,7 +25,7 @@ from vision_attn.data.preprocess import seen_box
 from vision_attn.data.sources import DataError, Source, Splits, hold_out
 from vision_attn.data.tensors import ImageSet, Items
 
-__all__ = ["CachedSet", "CenterCrop", "ImageFolder", "RandomCrop"]
+__all__ = ["CachedSet", "CenterCrop", "ImageFolder", "RandomCrop", "imagenet_names"]
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,9 @@ class ImageFolder(Source):
     root folder (or in the folder `cache`). Training shows random boxes of `scale` of the area and
     `ratio` of width to height, all else the centre, at `size` (h, w, or one number for both).
 
-    classes: only these, in this order. per_class: at most so many images of each in every part.
+    classes: only these folders, in this order. names: what the classes are called; "imagenet": the
+    folders are WordNet ids as in ImageNet (n01440764), and a class has the first name of its id
+    ("tench"). per_class: at most so many images of each in every part.
     corrupt: `skip` leaves unreadable images out and says which, `error` stops.
 
     Examples:
@@ -144,6 +147,7 @@ class ImageFolder(Source):
         ratio: tuple[float, float] = (0.75, 4 / 3),
         corrupt: Literal["skip", "error"] = "skip",
         cache: str | None = None,
+        names: Literal["folders", "imagenet"] = "folders",
     ) -> None:
         self.path = path
         self.size = (size, size) if isinstance(size, int) else size
@@ -163,6 +167,7 @@ class ImageFolder(Source):
         self.test_crop = CenterCrop(self.size, self.crop_pct)
         self.corrupt = corrupt
         self.cache = cache
+        self.names = names
 
     def load(self, root: Path, val_fraction: float, seed: int) -> Splits:
         folder = root / self.path
@@ -182,7 +187,7 @@ class ImageFolder(Source):
             train=CachedSet(pixels.chosen(rest), labels[rest], self.size, self.train_crop),
             val=CachedSet(*read["val"], self.size, self.test_crop),
             test=CachedSet(*read["test"], self.size, self.test_crop),
-            classes=classes,
+            classes=imagenet_names(classes) if self.names == "imagenet" else classes,
             crop_pct=self.crop_pct,
         )
 
@@ -239,6 +244,35 @@ class ImageFolder(Source):
         address = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]
         name = f"{folder.name}-{address}-{self.shorter_side}px"
         return Path(self.cache or root / ".cache") / name
+
+
+def imagenet_names(wnids: Sequence[str]) -> list[str]:
+    """Name each WordNet id of ImageNet: its first name, with the id where two of them share it.
+
+    Raises DataError for another id, with the nearest.
+
+    Examples:
+        >>> from vision_attn.data.folders import imagenet_names
+        >>> imagenet_names(["n01440764", "n03445777"])
+        ['tench', 'golf ball']
+    """
+    from timm.data import ImageNetInfo
+
+    known = ImageNetInfo()
+    described = dict(zip(known.label_names(), known.label_descriptions(), strict=True))
+    for wnid in wnids:
+        if wnid not in described:
+            near = ", ".join(get_close_matches(wnid, described, 2)) or "n01440764"
+            raise DataError(
+                f"{wnid}: expected a folder named by a WordNet id of ImageNet (such as {near}): "
+                "rename it, or leave out the option `names` of this source"
+            )
+    firsts = [described[wnid].split(",")[0] for wnid in wnids]
+    count = Counter(firsts)
+    return [
+        name if count[name] == 1 else f"{name} ({wnid})"
+        for name, wnid in zip(firsts, wnids, strict=True)
+    ]
 
 
 def _stretch(image: np.ndarray, box: list[int], out: np.ndarray) -> None:

@@ -35,11 +35,32 @@ def conv(c_in: int, c_out: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(c_in, c_out, kernel, stride, padding=kernel // 2, bias=False)
 
 
-def shortcut(c_in: int, c_out: int, stride: int) -> nn.Module | None:
-    """The way past a block: 1x1 convolution where the block changes the shape, else none."""
+def shortcut(c_in: int, c_out: int, stride: int, pooled: bool) -> nn.Module | None:
+    """The way past a block: 1x1 convolution where the block changes the shape, else none.
+
+    pooled: halve by means of 2x2 pixels, so that none is left out, instead of by the convolution.
+    """
     if stride == 1 and c_in == c_out:
         return None
+    if pooled:
+        means = nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False)
+        pool = means if stride > 1 else nn.Identity()
+        return nn.Sequential(pool, conv(c_in, c_out, 1), nn.BatchNorm2d(c_out))
     return nn.Sequential(conv(c_in, c_out, 1, stride), nn.BatchNorm2d(c_out))
+
+
+def deep_stem(width: int) -> nn.Sequential:
+    """Three 3x3 convolutions, the first of stride 2, instead of one of 7x7."""
+    half = width // 2
+    return nn.Sequential(
+        conv(3, half, 3, stride=2),
+        nn.BatchNorm2d(half),
+        nn.ReLU(inplace=True),
+        conv(half, half, 3),
+        nn.BatchNorm2d(half),
+        nn.ReLU(inplace=True),
+        conv(half, width, 3),
+    )
 
 
 class BasicBlock(nn.Module):
@@ -55,14 +76,14 @@ class BasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(self, c_in: int, width: int, stride: int, gate: GateFactory):
+    def __init__(self, c_in: int, width: int, stride: int, gate: GateFactory, pooled: bool = False):
         super().__init__()
         self.conv1 = conv(c_in, width, 3, stride)
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = conv(width, width, 3)
         self.bn2 = nn.BatchNorm2d(width)
         self.se = gate(channels=width)
-        self.downsample = shortcut(c_in, width, stride)
+        self.downsample = shortcut(c_in, width, stride, pooled)
         nn.init.zeros_(self.bn2.weight)  # a block starts as the identity
 
     def forward(self, x: Tensor) -> Tensor:
@@ -85,7 +106,7 @@ class Bottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(self, c_in: int, width: int, stride: int, gate: GateFactory):
+    def __init__(self, c_in: int, width: int, stride: int, gate: GateFactory, pooled: bool = False):
         super().__init__()
         c_out = self.expansion * width
         self.conv1 = conv(c_in, width, 1)
@@ -95,7 +116,7 @@ class Bottleneck(nn.Module):
         self.conv3 = conv(width, c_out, 1)
         self.bn3 = nn.BatchNorm2d(c_out)
         self.se = gate(channels=c_out)
-        self.downsample = shortcut(c_in, c_out, stride)
+        self.downsample = shortcut(c_in, c_out, stride, pooled)
         nn.init.zeros_(self.bn3.weight)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -106,23 +127,33 @@ class Bottleneck(nn.Module):
         return F.relu(self.se(x) + past, inplace=True)
 
 
+STEMS: dict[str, Callable[[int], nn.Module]] = {
+    "3x3": lambda width: conv(3, width, 3),
+    "7x7": lambda width: conv(3, width, 7, stride=2),
+    "deep": deep_stem,
+}
 Block = type[BasicBlock] | type[Bottleneck]
 
 
 def stage(
-    block: Block, depth: int, c_in: int, width: int, stride: int, gate: GateFactory
+    block: Block, depth: int, c_in: int, width: int, stride: int, gate: GateFactory, pooled: bool
 ) -> nn.Sequential:
     """`depth` blocks, the first of which changes resolution and channels."""
     rest = [block(block.expansion * width, width, 1, gate) for _ in range(depth - 1)]
-    return nn.Sequential(block(c_in, width, stride, gate), *rest)
+    return nn.Sequential(block(c_in, width, stride, gate, pooled), *rest)
 
 
 class SEResNet(Rebuildable):
-    """A residual network in four stages, each but the first halving the image.
+    """A residual network in four stages, each but the first halving the feature map.
 
-    stem: "3x3" keeps the resolution (32x32 images); "7x7" divides it by 4 (64x64 and larger).
-    layers, widths: blocks and channels of each stage. gate: called as `gate(channels=c)`; timm's
-    squeeze widths are those of `partial(SqueezeExcite, divisor=8)`, as in `seresnet18` and others.
+    stem: "3x3" keeps the resolution (32x32 images); "7x7" divides it by 4 (64x64 and larger);
+    "deep" divides it by 4 too, by three 3x3 convolutions, and shortcuts halve by means instead of
+    leaving pixels out (ResNet-D, He et al. 2019, arXiv:1812.01187; timm's `stem_type="deep",
+    avg_down=True`).
+    layers, widths: blocks and channels of each stage. strides: by how much each stage shrinks the
+    feature map; (1, 2, 2, 1) leaves the last one, and heatmaps of it, twice as fine.
+    gate: called as `gate(channels=c)`; timm's squeeze widths are those of
+    `partial(SqueezeExcite, divisor=8)`, as in `seresnet18` and others.
 
     Examples:
         >>> import torch
@@ -138,18 +169,18 @@ class SEResNet(Rebuildable):
         block: Block = BasicBlock,
         layers: tuple[int, int, int, int] = (2, 2, 2, 2),
         widths: tuple[int, int, int, int] = (64, 128, 256, 512),
-        stem: Literal["3x3", "7x7"] = "3x3",
+        stem: Literal["3x3", "7x7", "deep"] = "3x3",
         gate: GateFactory = SqueezeExcite,
+        strides: tuple[int, int, int, int] = (1, 2, 2, 2),
     ):
         super().__init__()
-        small = stem == "3x3"
-        self.conv1 = conv(3, widths[0], 3) if small else conv(3, widths[0], 7, stride=2)
+        self.conv1 = STEMS[stem](widths[0])
         self.bn1 = nn.BatchNorm2d(widths[0])
-        self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1)
+        self.maxpool = nn.Identity() if stem == "3x3" else nn.MaxPool2d(3, stride=2, padding=1)
         starts = (widths[0], *(block.expansion * width for width in widths[:3]))
         self.layer1, self.layer2, self.layer3, self.layer4 = (
-            stage(block, depth, c_in, width, stride, gate)
-            for depth, c_in, width, stride in zip(layers, starts, widths, (1, 2, 2, 2), strict=True)
+            stage(block, depth, c_in, width, stride, gate, pooled=stem == "deep")
+            for depth, c_in, width, stride in zip(layers, starts, widths, strides, strict=True)
         )
         self.fc = nn.Linear(block.expansion * widths[3], num_classes)
         for module in self.modules():

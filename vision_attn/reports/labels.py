@@ -11,14 +11,26 @@ __all__ = ["class_names", "label_of"]
 
 
 def class_names(classes: Sequence[str]) -> dict[str, int]:
-    """Class by name in small letters, by each of its synonyms, and by ImageNet's wnid."""
+    """Number each class by its name in small letters, by each synonym, and by ImageNet's wnid.
+
+    A wnid stands for the one class that shares a synonym with it. A name of several is left out.
+
+    Examples:
+        >>> from vision_attn.reports.labels import class_names
+        >>> found = class_names(["tench", "golf ball"])
+        >>> found["golf ball"], found["n01440764"]  # the latter: tench, Tinca tinca
+        (1, 0)
+    """
     found: dict[str, set[int]] = defaultdict(set)
     for index, full in enumerate(classes):
         for name in (full, *full.split(",")):
             found[name.strip().lower()].add(index)
-    if len(classes) == 1000 and "tench" in classes[0]:
-        for index, wnid in enumerate(timm.data.ImageNetInfo().label_names()):
-            found[wnid].add(index)
+    imagenet = timm.data.ImageNetInfo()
+    of_imagenet = len(classes) == 1000 and "tench" in classes[0]
+    named = [description.lower().split(",") for description in imagenet.label_descriptions()]
+    for place, wnid in enumerate(imagenet.label_names()):
+        meant = {index for name in named[place] for index in found.get(name.strip(), ())}
+        found[wnid] |= {place} if of_imagenet else meant
     return {name: min(places) for name, places in found.items() if len(places) == 1}
 
 

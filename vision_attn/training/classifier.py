@@ -33,7 +33,8 @@ class ImageClassifier(TrainingModule):
     loss: of logits (b, k) and labels, either class indices (b,) or, with mixup, shares (b, k).
         None is cross-entropy.
 
-    run: how the network is called, as run(network, images).
+    run: how the network is called, as run(network, images). teaching: what a training step makes of
+    its loss, as teaching(loss, logits, images); None leaves it as it is.
     classes and preprocess (input_size, mean, std ...) come from the data module, and go into the
     checkpoint with the network's description.
 
@@ -64,6 +65,7 @@ class ImageClassifier(TrainingModule):
         super().__init__(network, optimizer, schedule, layer_decay)
         self.loss = nn.CrossEntropyLoss() if loss is None else loss
         self.run: Callable[[nn.Module, Images], Logits] = as_it_is
+        self.teaching: Callable[[Tensor, Logits, Images], Tensor] | None = None
         self.metrics = nn.ModuleDict()
         self.classes: Sequence[str] = ()
         self.preprocess: dict[str, Any] = {}
@@ -75,7 +77,10 @@ class ImageClassifier(TrainingModule):
         images, labels = batch
         logits = self(images).float()
         self._check_classes(logits)
-        loss = self.finite(self.loss(logits, labels), "loss")
+        loss = self.loss(logits, labels)
+        if self.teaching is not None:
+            loss = self.teaching(loss, logits, images)
+        loss = self.finite(loss, "loss")
         hard = labels.argmax(1) if labels.ndim == 2 else labels
         top1 = (logits.argmax(1) == hard).float().mean()
         self.log_mean("loss", loss, len(images))

@@ -21,7 +21,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from vision_attn.files import replacing, write_text
 from vision_attn.render import confusion_matrix, learning_curves, save
 from vision_attn.training.callbacks import BestCheckpoint, LastCheckpoint, best_checkpoint
-from vision_attn.training.flops import forward_flops, peak_flops
+from vision_attn.training.flops import forward_flops, peak_flops, training_flops
 from vision_attn.training.lean import LeanLoop
 from vision_attn.training.memory import KeepMemory
 from vision_attn.training.threads import ThreadParallel
@@ -49,8 +49,10 @@ METRICS = {
 class Summary(Callback):
     """The run's results as a table, `folder`/summary.txt, and as numbers, summary.json.
 
-    The speed in GF/s counts three forward passes an image, each at the size that it was trained at;
-    the percentage is of what this machine reaches in a matrix product of the run's number format.
+    The work in PFLOP (10^15 operations) is that of all forward and backward passes of this run,
+    counted at the sizes that it trained at; test and validation are not in it. The speed in GF/s
+    counts three forward passes an image, each at the size that it was trained at; the percentage is
+    of what this machine reaches in a matrix product of the run's number format.
 
     A test or validation apart from training writes test.* or val.* instead.
 
@@ -128,6 +130,13 @@ class Summary(Callback):
                 shape: forward_flops(pl_module.network, torch.zeros(1, *shape, device=device))
                 for shape in self._images
             }
+            pairs = {
+                shape: training_flops(pl_module.network, torch.zeros(2, *shape, device=device))
+                for shape in self._images
+            }
+        work = sum(pairs[shape] * count for shape, count in self._images.items()) / 2
+        self.rows["work"] = f"{work / 1e15:.3g} PFLOP"
+        self.figures["pflop"] = work / 1e15
         peak = peak_flops(device, torch.bfloat16 if low else torch.float32) * trainer.world_size
         rate = 3 * sum(flops[shape] * count for shape, count in self._images.items()) / seconds
         full = flops[max(self._images, key=torch.Size.numel)]

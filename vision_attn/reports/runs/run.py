@@ -26,6 +26,7 @@ from rich.table import Table
 from torch import Tensor
 
 from vision_attn import models  # so that a config may say ViT for vision_attn.models.ViT
+from vision_attn.compat.jsonargparse_private import whole_numbers_first
 from vision_attn.data import ExampleData, ImageData
 from vision_attn.errors import ModelError
 from vision_attn.files import write_text
@@ -137,6 +138,7 @@ class Run(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        whole_numbers_first(parser)
         parser.add_argument("--name", type=str | None, help="of the run's folder")
         parser.add_argument("--ckpt_path", type=str | None, help="the checkpoint to start from")
         if self.command == "predict":

@@ -1,0 +1,31 @@
+"""A whole number stays one, in whichever order Python keeps a union's types."""
+
+from typing import Optional, Union
+
+from jsonargparse import ArgumentParser
+
+from vision_attn.compat.jsonargparse_private import whole_numbers_first
+
+FLOAT_FIRST = Optional[Union[float, int]]  # noqa: UP007, UP045 (the type that the cache keeps)
+
+
+def parsed(kind, *words):
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--most", type=kind)
+    before = parser.parse_args(words).most
+    whole_numbers_first(parser)
+    return before, parser.parse_args(words).most
+
+
+def test_one_is_a_whole_number_where_float_comes_first():
+    (before, after) = parsed(FLOAT_FIRST, "--most", "1")
+    assert isinstance(before, float)  # what goes wrong without it
+    assert isinstance(after, int)
+    assert after == 1
+
+
+def test_shares_and_nothing_are_as_they_were():
+    assert parsed(FLOAT_FIRST, "--most", "0.5") == (0.5, 0.5)
+    assert parsed(FLOAT_FIRST, "--most", "null") == (None, None)
+    assert [type(value) for value in parsed(FLOAT_FIRST, "--most", "1.0")] == [float, float]
+    assert parsed(int, "--most", "3") == (3, 3)

@@ -1,0 +1,24 @@
+"""The photos that come along."""
+
+import hashlib
+
+from vision_attn.data import example_photos, read_image
+
+
+def test_each_is_a_small_photo():
+    for name, path in example_photos().items():
+        photo = read_image(path)
+        assert min(photo.size) == 160, name
+        assert path.stat().st_size < 12_000, name
+    assert sum(path.stat().st_size for path in example_photos().values()) < 100_000
+
+
+def test_none_is_a_training_photo(data_root):
+    root = data_root / "imagenette160"
+
+    def digests(paths):
+        return {hashlib.sha256(path.read_bytes()).digest() for path in paths}
+
+    ours = digests(example_photos().values())
+    assert len(ours & digests(root.glob("val/*/*.JPEG"))) == len(ours) == 12
+    assert not ours & digests(root.glob("train/*/*.JPEG"))

@@ -1,0 +1,188 @@
+"""Distillation: a network learns from the answers of a trained one as well as from the labels.
+
+Axes: b batch, c channels, h height, w width, k classes.
+"""
+
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.nn import functional as F
+
+from vision_attn.data import Preprocess
+from vision_attn.hub import load_model
+from vision_attn.training import ImageClassifier
+from vision_attn.training.threads import InParts
+from vision_attn.types import Images, Logits, Model
+
+__all__ = ["Distillation", "hard_distillation", "soft_distillation"]
+
+
+class Distillation(Callback):
+    """A teacher's answers beside the labels: (1 - share) * loss + share * distillation.
+
+    Of logits z of the network and t of the teacher, for the same images as augmented:
+    soft: T^2 KL(softmax(t / T) || softmax(z / T)), T the temperature (Hinton 2015,
+    arXiv:1503.02531); hard: the cross-entropy with the teacher's class, argmax t (DeiT, Touvron
+    2021, arXiv:2012.12877, equation 3, without its distillation token).
+
+    teacher: whatever `load_model` takes (a checkpoint, vision_attn:NAME, timm:NAME ...), or a
+    loaded model. It sees the images in its own normalisation; one of tokens sees them at its own
+    input size, one of convolutions at the size at which the network learns. Its classes may be in
+    another order, and more.
+    share: of the distillation in the loss, 0 to 1. temperature: of soft distillation. hard: use the
+    teacher's class instead of its probabilities.
+    cache: keep the teacher's logits of each image that comes again to the bit, as without
+    augmentation, or with flips alone. If none has come again after two epochs, nothing is kept.
+
+    Validation and test have the plain loss. Raises ValueError for a share outside of 0 to 1, a
+    temperature of 0 or less, a module that is not an ImageClassifier, and a teacher that lacks one
+    of the data's classes; ModelError for a teacher that cannot be loaded.
+
+    Examples:
+        >>> from vision_attn.distillation import Distillation
+        >>> Distillation("timm:resnet18", share=0.5, hard=True).teacher
+        'timm:resnet18'
+    """
+
+    def __init__(
+        self,
+        teacher: str | Path | Model,
+        share: float = 0.5,
+        temperature: float = 1.0,
+        hard: bool = False,
+        cache: bool = True,
+    ) -> None:
+        if not 0 <= share <= 1:
+            raise ValueError(f"share must be in 0..1, got {share}")
+        if not temperature > 0:
+            raise ValueError(f"temperature must be above 0, got {temperature}")
+        self.teacher = teacher
+        self.share, self.temperature, self.hard, self.cache = share, temperature, hard, cache
+        self._answers: _Answers | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not isinstance(pl_module, ImageClassifier):
+            raise ValueError(
+                "distillation needs an ImageClassifier, whose loss it adds to, "
+                f"got {type(pl_module).__name__}"
+            )
+        whole = isinstance(self.teacher, Model)
+        model: Any = self.teacher if whole else load_model(self.teacher)  # type: ignore[arg-type]
+        self._answers = _Answers(
+            model,
+            Preprocess(**pl_module.preprocess),
+            pl_module.classes,
+            pl_module.run if isinstance(pl_module.run, InParts) else None,
+            self.cache,
+        ).to(pl_module.device)
+        pl_module.teaching = self._loss
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._answers and trainer.current_epoch >= 2:
+            self._answers.forget_unless_used()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if isinstance(pl_module, ImageClassifier):
+            pl_module.teaching = None
+        if self._answers:
+            self._answers.close()
+            self._answers = None
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        self.on_fit_end(trainer, pl_module)
+
+    def _loss(self, loss: Tensor, logits: Logits, images: Images) -> Tensor:
+        assert self._answers is not None
+        answers = self._answers(images)
+        if self.hard:
+            distilled = hard_distillation(logits, answers)
+        else:
+            distilled = soft_distillation(logits, answers, self.temperature)
+        return (1 - self.share) * loss + self.share * distilled
+
+
+def soft_distillation(logits: Logits, answers: Logits, temperature: float = 1.0) -> Tensor:
+    """T^2 KL(softmax(answers / T) || softmax(logits / T)), the mean over the batch."""
+    ours, theirs = (F.log_softmax(z.float() / temperature, 1) for z in (logits, answers))
+    return temperature**2 * F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+
+
+def hard_distillation(logits: Logits, answers: Logits) -> Tensor:
+    """Cross-entropy of the logits with the classes of the answers, argmax; the batch's mean."""
+    return F.cross_entropy(logits.float(), answers.argmax(1))
+
+
+class _Answers(torch.nn.Module):
+    """A teacher's logits, in the order of the data's classes, of images normalised for the data."""
+
+    gain: Tensor
+    offset: Tensor
+
+    def __init__(
+        self,
+        model: Model,
+        given: Preprocess,
+        classes: Any,
+        parts: InParts | None,
+        cache: bool,
+    ) -> None:
+        super().__init__()
+        self.network = model.network.eval().requires_grad_(False)
+        self.size = model.preprocess.input_size if model.layout else None
+        self.places = _places(model, list(classes))
+        mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (given.mean, given.std))
+        wanted = model.preprocess
+        own_mean, own_std = (torch.tensor(n)[:, None, None] for n in (wanted.mean, wanted.std))
+        self.register_buffer("gain", std / own_std)
+        self.register_buffer("offset", (mean - own_mean) / own_std)
+        self.parts = InParts(parts.threads, least=parts.least) if parts else None
+        self.kept: dict[bytes, Tensor] | None = {} if cache else None
+        self.used = False
+
+    @torch.no_grad()
+    def forward(self, images: Images) -> Float[Tensor, "b k"]:
+        if self.kept is None:
+            return self._of(images)
+        keys = [blake2b(i.contiguous().numpy(), digest_size=16).digest() for i in images.cpu()]
+        new = [i for i, key in enumerate(keys) if key not in self.kept]
+        self.used |= len(new) < len(keys)
+        if new:
+            self.kept |= zip((keys[i] for i in new), self._of(images[new]).cpu(), strict=True)
+        return torch.stack([self.kept[key] for key in keys]).to(images.device)
+
+    def forget_unless_used(self) -> None:
+        """Stop keeping answers where no image has come twice."""
+        if not self.used:
+            self.kept = None
+
+    def close(self) -> None:
+        """End the threads."""
+        if self.parts:
+            self.parts.close()
+
+    def _of(self, images: Images) -> Float[Tensor, "b k"]:
+        images = torch.addcmul(self.offset, images, self.gain)
+        if self.size and tuple(images.shape[2:]) != self.size:
+            images = F.interpolate(images, self.size, mode="bilinear", antialias=True)
+        run = self.parts or torch.nn.Module.__call__
+        return run(self.network, images)[:, self.places].float()
+
+
+def _places(model: Model, classes: list[str]) -> list[int]:
+    """Where the teacher has each of the classes; ValueError, with its names, where it lacks one."""
+    if model.classes == classes:
+        return list(range(len(classes)))
+    if lost := [name for name in classes if name not in model.classes]:
+        have = ", ".join(model.classes[:5]) + (", ..." if len(model.classes) > 5 else "")
+        raise ValueError(
+            f"the teacher {model.name} has no class {lost[0]!r}: expected a teacher that knows the "
+            f"data's classes, its own are {have}"
+        )
+    return [model.classes.index(name) for name in classes]
