@@ -190,6 +190,12 @@ CNNS = {
         lambda: SEResNet(7, Bottleneck, (1, 1, 1, 1), (4, 4, 8, 8), stem="7x7", gate=CBAM),
         (64, 96),
     ),
+    "ResNet-D, a last stage that keeps its size": (
+        lambda: SEResNet(
+            7, widths=(8, 8, 12, 20), layers=(1, 1, 1, 1), stem="deep", strides=(1, 2, 2, 1)
+        ),
+        (60, 84),
+    ),
     "residual without gates": (
         lambda: SEResNet(7, widths=(4, 4, 4, 4), layers=(1, 1, 1, 1), gate=NoGate),
         (32, 40),

@@ -11,8 +11,8 @@ from pathlib import Path
 import PIL.Image
 from PIL.Image import Image
 
+from vision_attn.data.example_photos import example_photos
 from vision_attn.data.images import ImageError, open_image
-from vision_attn.data.planted import Planted
 from vision_attn.models.timm_model import TimmModel
 from vision_attn.render.inspect import Page
 from vision_attn.render.live import LiveNetwork, LivePhoto, live_page
@@ -27,7 +27,6 @@ __all__ = ["live"]
 MOST_BYTES = 600_000  # of a file that goes into the page as it is
 LARGEST = 1024  # pixels of the longer side, of any other
 TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
-DRAWN = 3  # planted images, where no photo is given
 
 
 def live(
@@ -39,8 +38,9 @@ def live(
     """Make a page that runs the model: drop a photo, cover parts of it, see what changes.
 
     model: one, or several by the names that the page gives them. images: photos to begin with, PIL
-    images or files; a few drawn ones if there are none. Files of at most 600 kB go in as they are,
-    metadata too, others at most 1024 pixels high and wide. progress: `Bar()` unless given.
+    images or files; those that come along (`example_photos`) if there are none. Files of at most
+    600 kB go in as they are, metadata too, others at most 1024 pixels high and wide. progress:
+    `Bar()` unless given.
 
         vision_attn.live(model, ["dog_cat.png"]).save("page.html")
 
@@ -50,7 +50,8 @@ def live(
     can be read.
     """
     models = model if isinstance(model, Mapping) else {name_of(model): model}
-    given = [images] if not isinstance(images, Sequence) or isinstance(images, str) else images
+    several = isinstance(images, Sequence) and not isinstance(images, str)
+    given = (images or list(example_photos().values())) if several else [images]
     networks = [network_of(name, one) for name, one in models.items()]
     photos: list[LivePhoto] = []
     with Bar() if progress is None else progress as shown:
@@ -61,9 +62,9 @@ def live(
             except ImageError as error:
                 shown.problem(str(error))
             shown.advance()
-    if given and not photos:
+    if not photos:
         raise ValueError("none of the images could be read: there is nothing to begin with")
-    return live_page(networks, photos or drawn())
+    return live_page(networks, photos)
 
 
 def network_of(name: str, model: Model) -> LiveNetwork:
@@ -124,14 +125,3 @@ def encoded(name: str, image: Image) -> LivePhoto:
     file = io.BytesIO()
     image.save(file, "PNG" if small else "JPEG", **({} if small else {"quality": 92}))
     return LivePhoto(name, file.getvalue(), "image/png" if small else "image/jpeg")
-
-
-def drawn() -> list[LivePhoto]:
-    """Draw a few planted images."""
-    found = Planted(size=160, train=1, test=DRAWN).images()
-    return [
-        encoded(
-            f"drawn {found.classes[label]}", PIL.Image.fromarray(image.permute(1, 2, 0).numpy())
-        )
-        for image, label in zip(found.images, found.labels.tolist(), strict=True)
-    ]

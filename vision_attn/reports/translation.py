@@ -6,7 +6,7 @@ subclass nobody knows what it computes.
 Axes: b batch, c channels, d width of a token, n tokens, k inputs, out outputs of a layer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -267,10 +267,44 @@ class Translation:
 
     # Convolutional networks
 
+    def sequence(self, x: int, modules: Sequence[nn.Module]) -> int:
+        """Add modules one after the other; a batch norm is folded into a convolution before it."""
+        rest = list(modules)
+        while rest:
+            module: Any = rest.pop(0)
+            if type(module) is nn.Conv2d:
+                norm = rest.pop(0) if rest and type(rest[0]) is nn.BatchNorm2d else None
+                x = self.conv(x, module, norm)
+            elif type(module) is not nn.Identity:
+                x = choose(self.simple, module)(x, module)
+        return x
+
+    @property
+    def simple(self) -> dict[type, Callable[[int, Any], int]]:
+        """Layers that need nothing but their sizes."""
+        return {
+            nn.ReLU: lambda x, _layer: self.add("relu", x),
+            nn.MaxPool2d: self.max_pool_layer,
+            nn.AvgPool2d: self.mean_pool_layer,
+        }
+
+    def max_pool_layer(self, x: int, layer: nn.MaxPool2d) -> int:
+        sizes = layer.kernel_size, layer.stride, layer.padding
+        if not all(isinstance(size, int) for size in sizes) or layer.ceil_mode:
+            raise ModelError(f"{layer} is not translated")
+        return self.max_pool(x, *sizes)  # type: ignore[arg-type]
+
+    def mean_pool_layer(self, x: int, layer: nn.AvgPool2d) -> int:
+        """Add means of squares side by side, the last ones of what is left of them."""
+        whole = layer.ceil_mode and not layer.count_include_pad and layer.padding == 0
+        if not whole or layer.kernel_size != layer.stride or not isinstance(layer.stride, int):
+            raise ModelError(f"{layer} is not translated")
+        return self.add("meanpool", x, size=layer.stride)
+
     def senet(self, network: SEResNet) -> None:
-        x = self.add("relu", self.conv(self.program.image, network.conv1, network.bn1))
-        if type(network.maxpool) is not nn.Identity:
-            x = self.max_pool(x, 3, 2, 1)
+        stem = network.conv1
+        convs = [*stem] if isinstance(stem, nn.Sequential) else [stem]
+        x = self.sequence(self.program.image, [*convs, network.bn1, nn.ReLU(), network.maxpool])
         for stage in (network.layer1, network.layer2, network.layer3, network.layer4):
             for block in stage:
                 x = self.residual(x, block)
@@ -278,7 +312,7 @@ class Translation:
 
     def residual(self, x: int, block: nn.Module) -> int:
         known: Any = expect(block, BasicBlock, Bottleneck)
-        past = x if known.downsample is None else self.conv(x, *known.downsample)
+        past = x if known.downsample is None else self.sequence(x, known.downsample)
         convs = 2 if type(known) is BasicBlock else 3
         for i in range(1, convs + 1):
             x = self.conv(x, getattr(known, f"conv{i}"), getattr(known, f"bn{i}"))

@@ -19,6 +19,7 @@ from vision_attn.render.live.program import Program
 __all__ = ["LiveNetwork", "LivePhoto", "live_page"]
 
 PAGE_SCRIPTS = ("chances", "live")
+LAST_SCRIPTS = ("curves", "controls", "tour")
 WORKER_SCRIPTS = ("chances", "kernels", "network", "photo", "worker")
 
 
@@ -94,7 +95,7 @@ def live_page(networks: Sequence[LiveNetwork], photos: Sequence[LivePhoto]) -> P
                 above=_text("live.html"),
                 below=f'<script type="text/plain" id="worker">{worker}</script>\n'
                 f'<script type="text/plain" id="kernels">{kernels}</script>\n{weights}',
-                script=_scripts(("curves", "controls")),
+                script=_scripts(LAST_SCRIPTS),
                 style=_text("live.css"),
                 images=" blob:",
                 code=" 'wasm-unsafe-eval'",

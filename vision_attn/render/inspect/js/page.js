@@ -125,7 +125,7 @@ const KEYS = {
   d: () => changeLook({ style: state.look.style === "dim" ? "colour" : "dim" }),
   v: compare,
   s: save,
-  "?": () => document.querySelector("dialog").showModal(),
+  "?": () => document.querySelector("dialog.keys").showModal(),
 };
 
 /** Moves the slider of the first view. */

@@ -197,6 +197,16 @@ KEYS.z = undo;
 KEYS.b = () => setTool(live.tool === "cover" ? "ask" : "cover");
 KEYS.o = ablate;
 
+for (const [key, words] of [
+  ["b", "brush, or ask again"],
+  ["x", "cover the patch that asks, or uncover it"],
+  ["z", "undo"],
+  ["o", "switch the head off, or on"],
+]) {
+  const about = make("div", {}, make("dt", {}, make("kbd", { textContent: key })), make("dd", { textContent: words }));
+  document.querySelector(".keys dl").append(about);
+}
+
 for (const tool of ["ask", "cover", "uncover"]) part(tool).onclick = () => setTool(tool);
 part("fill").onchange = ({ target }) => {
   live.fill = target.value;

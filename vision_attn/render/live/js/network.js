@@ -284,6 +284,25 @@ const OPERATIONS = {
     return out;
   },
 
+  /** The mean of each square of `size` pixels, at the edges of what is left of it. */
+  meanpool(run, x, { size }) {
+    const [height, width] = x.grid;
+    const grid = x.grid.map((side) => Math.ceil(side / size));
+    const out = run.matrix(grid[0] * grid[1], x.columns, grid);
+    const { heap } = run;
+    const c = x.columns;
+    heap.fill(0, out.at, out.at + out.rows * c);
+    for (let y = 0, from = x.at; y < height; y++)
+      for (let column = 0; column < width; column++) {
+        const [row, place] = [Math.floor(y / size), Math.floor(column / size)];
+        const high = Math.min(size, height - row * size);
+        const wide = Math.min(size, width - place * size);
+        const at = out.at + (row * grid[1] + place) * c;
+        for (let i = 0; i < c; i++, from++) heap[at + i] += heap[from] / (high * wide);
+      }
+    return out;
+  },
+
   /** The prefix tokens, and after them the patches that exist, with their positions. */
   tokens(run, x, { prefix, positions }) {
     const first = prefix === null ? { at: 0, rows: 0 } : run.weights[prefix];
