@@ -20,7 +20,7 @@ from vision_attn.reports.explain import Photo, read
 from vision_attn.reports.inspection import CELLS, prefix_names
 from vision_attn.reports.progress import Bar, Silent
 from vision_attn.reports.translation import translate
-from vision_attn.types import Model
+from vision_attn.types import Model, TokenLayout
 
 __all__ = ["live"]
 
@@ -70,7 +70,8 @@ def live(
 def network_of(name: str, model: Model) -> LiveNetwork:
     """Translate a model for the page. Raises ModelError where a page cannot run it."""
     program = translate(model)
-    layout = model.layout if program.layout else None
+    known = program.layout
+    layout = None if known is None else TokenLayout(**known)
     preprocess = model.preprocess
     how = {
         "input": preprocess.input_size,

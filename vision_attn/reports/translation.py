@@ -6,7 +6,7 @@ subclass nobody knows what it computes.
 Axes: b batch, c channels, d width of a token, n tokens, k inputs, out outputs of a layer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -160,7 +160,7 @@ class Translation:
             "prefix": layout.prefix,
             "grid": layout.grid,
             "pool": layout.pool,
-            "classToken": layout.class_token,
+            "class_token": layout.class_token,
         }
         embeds = {PatchEmbed: self.patches, ConvEmbed: self.convolutions}
         x = self.tokens(choose(embeds, network.patch_embed)(network.patch_embed), network)
@@ -267,7 +267,7 @@ class Translation:
 
     # Convolutional networks
 
-    def sequence(self, x: int, modules: Sequence[nn.Module]) -> int:
+    def sequence(self, x: int, modules: Iterable[nn.Module]) -> int:
         """Add modules one after the other; a batch norm is folded into a convolution before it."""
         rest = list(modules)
         while rest:

@@ -73,7 +73,10 @@ def live_page(networks: Sequence[LiveNetwork], photos: Sequence[LivePhoto]) -> P
         what = "network" if not networks else "photo"
         raise ValueError(f"expected at least one {what} for the page, got none")
     models = ", ".join(dict.fromkeys(one.name for one in networks))
-    lines = dict.fromkeys(one.warning for one in networks if one.warning)
+    several = len({one.name for one in networks}) > 1
+    lines = dict.fromkeys(
+        f"{one.name}: {one.warning}" if several else one.warning for one in networks if one.warning
+    )
     weights = "".join(
         f'<script type="text/plain" id="weights-{at}">{one.program.text()}</script>\n'
         for at, one in enumerate(networks)
