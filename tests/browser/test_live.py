@@ -269,6 +269,47 @@ def test_curves_are_those_of_the_scores(show):
         np.testing.assert_allclose([point[name] for point in shown], wanted, atol=3e-3)
 
 
+def test_a_jpeg_is_decoded_as_by_pillow(show):
+    model = vit()
+    file = io.BytesIO()
+    PHOTO.save(file, "JPEG", quality=85)
+    page = opened(show, model, [PHOTO])
+    picture = {"name": "a.jpg", "mimeType": "image/jpeg", "buffer": file.getvalue()}
+    page.set_input_files("[name=files]", [picture])
+    until(page, "live.photos.length === 2 && views[0]?.item.image === 'a.jpg'")
+    pixels = page.evaluate(
+        """async () => {
+          const { shown } = await live.photos[1].loaded;
+          const canvas = make("canvas", { width: shown.width, height: shown.height });
+          const context = canvas.getContext("2d");
+          context.drawImage(shown, 0, 0);
+          return [...context.getImageData(0, 0, shown.width, shown.height).data];
+        }"""
+    )
+    shown = np.reshape(pixels, (*PHOTO.size[::-1], 4))[..., :3]
+    with Image.open(file) as image:
+        assert np.abs(shown - np.asarray(image).astype(int)).mean() <= 0.5
+        assert_chances(page, model, logits_of(model, model.preprocess(image)), tolerance=0.02)
+
+
+def test_the_tour_in_two_languages(show):
+    page = opened(show, vit(), [PHOTO])
+    page.get_by_role("button", name="Tour").click()
+    box = page.locator(".tour")
+    for step in range(1, 6):
+        assert box.inner_text().startswith(f"{step}/5")
+        assert page.locator(".toured").count() == 1
+        if step == 3:
+            page.get_by_role("button", name="日本語").click()
+            assert "ネットワーク" in box.inner_text()
+        page.locator("[name=next]").click()
+    assert not box.is_visible()
+    page.get_by_role("button", name="Tour").click()
+    page.keyboard.press("Escape")
+    assert not box.is_visible()
+    assert page.locator(".toured").count() == 0
+
+
 @pytest.mark.parametrize("width", [320, 1280])
 def test_it_fits_and_nothing_serious_is_found(show, width):
     page = show(

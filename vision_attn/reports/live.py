@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 
 import PIL.Image
+from numpy import ndarray
 from PIL.Image import Image
 
 from vision_attn.data.example_photos import example_photos
@@ -50,8 +51,9 @@ def live(
     can be read.
     """
     models = model if isinstance(model, Mapping) else {name_of(model): model}
-    several = isinstance(images, Sequence) and not isinstance(images, str)
-    given = (images or list(example_photos().values())) if several else [images]
+    given: Sequence[Photo]
+    given = [images] if isinstance(images, Image | str | PathLike | ndarray) else images
+    given = given or list(example_photos().values())
     networks = [network_of(name, one) for name, one in models.items()]
     photos: list[LivePhoto] = []
     with Bar() if progress is None else progress as shown:

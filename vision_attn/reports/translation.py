@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from numpy import ndarray
-from timm.layers import Mlp, resample_abs_pos_embed
-from timm.layers.layer_scale import LayerScale
+from timm.layers import LayerScale, Mlp, resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 

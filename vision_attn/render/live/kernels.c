@@ -57,8 +57,8 @@ static inline four exponential(four x) {
   y = add(mul(y, r), all(0.5f));
   y = add(mul(y, r), all(1));
   y = add(mul(y, r), all(1));
-  four power = wasm_i32x4_shl(wasm_i32x4_add(wasm_i32x4_trunc_sat_f32x4(n), wasm_i32x4_splat(127)), 23);
-  return mul(y, power);
+  four exponent = wasm_i32x4_add(wasm_i32x4_trunc_sat_f32x4(n), wasm_i32x4_splat(127));
+  return mul(y, wasm_i32x4_shl(exponent, 23));
 }
 
 // out (m n) = x (m k) w (k n) + bias. w lies in panels of 8 columns, [panel][k][8], the last one
@@ -99,8 +99,8 @@ void matmul(const float *x, int ldx, const float *w, const float *bias, float *o
   }
 }
 
-// Each row s of scores (m n) becomes w = softmax(scale s). With x_j = scale s_j - max_j (scale s_j),
-// totals (m) get sum_j exp(x_j) and means (m) sum_j w_j x_j: the row's entropy is log(total) - mean.
+// Each row s of scores (m n) becomes w = softmax(scale s). With x_j = scale s_j - max (scale s),
+// totals (m) get sum_j exp(x_j) and means (m) sum_j w_j x_j: a row's entropy is log(total) - mean.
 EXPORT(softmax)
 void softmax(float *scores, float *totals, float *means, float scale, int m, int n) {
   four factor = all(scale);
@@ -131,7 +131,8 @@ void softmax(float *scores, float *totals, float *means, float scale, int m, int
 
 // Layer norm of each row of x (m n).
 EXPORT(norm)
-void norm(const float *x, const float *weight, const float *bias, float *out, float eps, int m, int n) {
+void norm(const float *x, const float *weight, const float *bias, float *out, float eps, int m,
+          int n) {
   for (int i = 0; i < m; i++, x += n, out += n) {
     four total = all(0), squares = all(0);
     for (int j = 0; j < n; j += 4) total = add(total, load(x + j, n - j, 0));

@@ -184,7 +184,8 @@ class Layer {
   mapOf(row, token) {
     const values = this.onPhoto(row);
     const map = { values, grid: this.grid, box: this.box, unit: UNIFORM, factor: values.length };
-    if (this.exists) return { ...map, inside: this.exists, factor: this.keys() - this.prefix.length };
+    if (this.exists)
+      return { ...map, inside: this.exists, factor: this.keys() - this.prefix.length };
     if (!this.windows) return map;
     const neighbours = this.windows.neighbours(token);
     const inside = new Uint8Array(this.tokens);
@@ -195,7 +196,8 @@ class Layer {
   /** How many keys a query has. */
   keys(token) {
     if (this.windows) return this.windows.neighbours(token).length;
-    return this.exists ? this.exists.reduce((sum, one) => sum + one, this.prefix.length) : this.tokens;
+    const { exists, prefix, tokens } = this;
+    return exists ? exists.reduce((sum, one) => sum + one, prefix.length) : tokens;
   }
 
   /** Bits, of the row made to sum to 1. */

@@ -34,7 +34,9 @@ async function addFiles(files) {
       showPhoto(live.show(name, Promise.resolve(loaded)));
       showStrip();
     } catch {
-      live.say(`${name} cannot be read: it is damaged, or no kind of image that this browser knows.`);
+      live.say(
+        `${name} cannot be read: it is damaged, or no kind of image that this browser knows.`,
+      );
     }
   }
 }
@@ -49,7 +51,13 @@ async function showStrip() {
       const [left, top] = [(known.shown.width - side) / 2, (known.shown.height - side) / 2];
       canvas.getContext("2d").drawImage(known.shown, left, top, side, side, 0, 0, 112, 112);
       const onclick = () => showPhoto(photo);
-      const attributes = { type: "button", "aria-label": name, title: name, "data-photo": photo, onclick };
+      const attributes = {
+        type: "button",
+        "aria-label": name,
+        title: name,
+        "data-photo": photo,
+        onclick,
+      };
       return make("button", attributes, canvas);
     }),
   );
@@ -73,7 +81,10 @@ function showControls() {
   part("ablate").hidden = !layers.length;
   part("ablate").disabled = head === MEAN || (views[0]?.tab ?? tab) !== "attention";
   part("ablate").setAttribute("aria-pressed", off.has(`${at}.${head}`));
-  part("ablate").textContent = head === MEAN ? "Switch a head off" : `Layer ${at}, head ${head}: ${off.has(`${at}.${head}`) ? "off" : "on"}`;
+  part("ablate").textContent =
+    head === MEAN
+      ? "Switch a head off"
+      : `Layer ${at}, head ${head}: ${off.has(`${at}.${head}`) ? "off" : "on"}`;
   const share = cover.cells.size ? `${cover.cells.size} cells covered` : "";
   const heads = off.size ? `heads off: ${[...off].sort().join(", ")}` : "";
   panel.querySelector(".facts").textContent = [share, heads].filter(Boolean).join(" \u00b7 ");
@@ -203,7 +214,12 @@ for (const [key, words] of [
   ["z", "undo"],
   ["o", "switch the head off, or on"],
 ]) {
-  const about = make("div", {}, make("dt", {}, make("kbd", { textContent: key })), make("dd", { textContent: words }));
+  const about = make(
+    "div",
+    {},
+    make("dt", {}, make("kbd", { textContent: key })),
+    make("dd", { textContent: words }),
+  );
   document.querySelector(".keys dl").append(about);
 }
 

@@ -11,7 +11,9 @@ class Curves {
     this.words = make("p", { className: "about" });
     const run = make("button", { type: "button", textContent: "Deletion and insertion" });
     run.onclick = () => this.run();
-    view.find(".methods").append(make("div", { className: "curves" }, run, this.words, this.figure));
+    view
+      .find(".methods")
+      .append(make("div", { className: "curves" }, run, this.words, this.figure));
   }
 
   /** Forgets the curves of another map. */
@@ -54,7 +56,11 @@ class Curves {
     const [width, height, left, bottom] = [520, 220, 34, 26];
     const x = (share) => left + share * (width - left - 24);
     const y = (chance) => height - bottom - chance * (height - bottom - 12);
-    const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Curves" });
+    const svg = draw("svg", {
+      viewBox: `0 0 ${width} ${height}`,
+      role: "img",
+      "aria-label": "Curves",
+    });
     for (const mark of [0, 0.5, 1]) {
       svg.append(draw("line", { class: "rule", x1: x(0), x2: x(1), y1: y(mark), y2: y(mark) }));
       svg.append(draw("text", { class: "end", x: left - 6, y: y(mark) + 4 }, mark));

@@ -107,7 +107,8 @@ class PlainKernels {
       const t = 1 / (1 + 0.3275911 * z);
       const series =
         ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t +
-          0.254829592) * t;
+          0.254829592) *
+        t;
       heap[out + j] = Math.max(value, 0) - Math.abs(value) * 0.5 * series * Math.exp(-z * z);
     }
   }

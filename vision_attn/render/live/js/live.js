@@ -44,7 +44,11 @@ class Cover {
     const found = new Set();
     for (let cell = 0; cell < board.grid[0] * board.grid[1]; cell++) {
       const place = [Math.floor(cell / board.grid[1]), cell % board.grid[1]];
-      const there = cellAt(this.board.box, this.board.grid, centreOf({ ...board, seen: board.box }, place));
+      const there = cellAt(
+        this.board.box,
+        this.board.grid,
+        centreOf({ ...board, seen: board.box }, place),
+      );
       if (there && this.cells.has(there[0] * this.board.grid[1] + there[1])) found.add(cell);
     }
     return found;
@@ -127,7 +131,9 @@ class Live {
     const photo = this.photos.length;
     this.photos.push({ name, loaded, cover: new Cover(), pristine: [] });
     for (const { model, warning, program, prefix, grid } of this.networks) {
-      const layers = program.ops.filter(([kind]) => kind === "attention").map(() => ({ heads: [] }));
+      const layers = program.ops
+        .filter(([kind]) => kind === "attention")
+        .map(() => ({ heads: [] }));
       const maps = [{ method: layers.length ? "Rollout" : "GradCAM" }];
       this.items.push({ image: name, model, warning, prefix, grid, layers, maps });
     }
@@ -189,7 +195,8 @@ class Live {
       probability: chances[target],
       ...(before ? { before: before[target] } : {}),
     }));
-    const exists = keep && Uint8Array.from({ length: grid[0] * grid[1] }, (_, at) => Number(keep.includes(at)));
+    const exists =
+      keep && Uint8Array.from({ length: grid[0] * grid[1] }, (_, at) => Number(keep.includes(at)));
     item.layers = answer.layers.map((layer) => layerOf(layer, item, keep, exists));
     item.maps = cams.map((cam) => ({
       ...{ method: "GradCAM", about: CAM, unit: "", factor: 1, prefix_mass: null, scores: {} },
@@ -198,8 +205,14 @@ class Live {
     if (rollout)
       item.maps.unshift({
         ...{ method: "Rollout", about: ROLLOUT, target: null, unit: UNIFORM, scores: {}, grid },
-        ...{ values: rollout.values, prefix_mass: program.layout.prefix ? rollout.prefixMass : null },
-        ...{ factor: keep ? keep.length : grid[0] * grid[1], ...(exists ? { inside: exists } : {}) },
+        ...{
+          values: rollout.values,
+          prefix_mass: program.layout.prefix ? rollout.prefixMass : null,
+        },
+        ...{
+          factor: keep ? keep.length : grid[0] * grid[1],
+          ...(exists ? { inside: exists } : {}),
+        },
       });
     item.gates = gates.map((gate) => ({
       ...gate,
@@ -222,7 +235,9 @@ class Live {
     this.busy = true;
     try {
       for (;;) {
-        const stale = state.views.find(({ item }) => items[item] && this.shown[item] !== this.wanted(item));
+        const stale = state.views.find(
+          ({ item }) => items[item] && this.shown[item] !== this.wanted(item),
+        );
         if (!stale) break;
         items[stale.item] = await this.open(stale.item);
         this.say("");
@@ -240,7 +255,8 @@ class Live {
   }
 }
 
-const SLOW = "This browser has no WebAssembly with SIMD: networks run in plain JavaScript, several times slower.";
+const SLOW =
+  "This browser has no WebAssembly with SIMD: networks run in plain JavaScript, several times slower.";
 
 function layerOf({ name, heads, width, tokens, q, k, averages }, item, keep, exists) {
   const layer = new Layer({ name, averages }, item);
@@ -249,7 +265,11 @@ function layerOf({ name, heads, width, tokens, q, k, averages }, item, keep, exi
   layer.exists = exists;
   layer.heads = Array.from({ length: heads }, (_, head) => {
     const [from, to] = [head * size, (head + 1) * size];
-    return new LiveHead(new Factors(ones, q.subarray(from, to), k.subarray(from, to), width), layer, keep);
+    return new LiveHead(
+      new Factors(ones, q.subarray(from, to), k.subarray(from, to), width),
+      layer,
+      keep,
+    );
   });
   return layer;
 }
@@ -261,7 +281,10 @@ function drawCovered(shown, { box, grid, how, cover: { cells, fill } }) {
   const context = canvas.getContext("2d");
   context.drawImage(shown, 0, 0);
   const [left, top] = [box[0] * width, box[1] * height];
-  const [wide, high] = [((box[2] - box[0]) * width) / grid[1], ((box[3] - box[1]) * height) / grid[0]];
+  const [wide, high] = [
+    ((box[2] - box[0]) * width) / grid[1],
+    ((box[3] - box[1]) * height) / grid[0],
+  ];
   context.beginPath();
   for (const cell of cells) {
     const [row, column] = [Math.floor(cell / grid[1]), cell % grid[1]];

@@ -53,7 +53,10 @@ class Network {
       for (const one of new Set(inputs)) if (this.last[one] === id) run.release(values[one]);
     });
     run.values = values;
-    run.logits = this.kernels.heap.slice(values.at(-1).at, values.at(-1).at + values.at(-1).columns);
+    run.logits = this.kernels.heap.slice(
+      values.at(-1).at,
+      values.at(-1).at + values.at(-1).columns,
+    );
     return run;
   }
 }
@@ -109,7 +112,8 @@ class Run {
     let at = 0;
     for (const i of places) {
       const [y, x] = [Math.floor(i / columns), i % columns];
-      for (const j of places) far[at++] = Math.hypot(Math.floor(j / columns) - y, (j % columns) - x);
+      for (const j of places)
+        far[at++] = Math.hypot(Math.floor(j / columns) - y, (j % columns) - x);
     }
     return (this.apartKnown = far);
   }
@@ -372,7 +376,10 @@ const OPERATIONS = {
     const sums = new Float64Array(x.columns);
     for (let row = skip, at = x.at + skip * x.columns; row < x.rows; row++)
       for (let c = 0; c < x.columns; c++, at++) sums[c] += run.heap[at];
-    run.heap.set(sums.map((sum) => sum / (x.rows - skip)), out.at);
+    run.heap.set(
+      sums.map((sum) => sum / (x.rows - skip)),
+      out.at,
+    );
     return out;
   },
 
@@ -411,7 +418,10 @@ const OPERATIONS = {
     run.pool = new Float64Array(x.rows);
     heap.fill(0, out.at, out.at + x.columns);
     for (let head = 0; head < heads; head++) {
-      const column = Float64Array.from({ length: x.rows }, (_, row) => heap[scores.at + row * heads + head]);
+      const column = Float64Array.from(
+        { length: x.rows },
+        (_, row) => heap[scores.at + row * heads + head],
+      );
       const most = column.reduce((largest, value) => Math.max(largest, value), -Infinity);
       const weights = column.map((value) => Math.exp(value - most));
       const total = weights.reduce((sum, value) => sum + value, 0);
@@ -522,5 +532,7 @@ const HALVES = Float32Array.from({ length: 65536 }, (_, bits) => {
   const exponent = (bits >> 10) & 31;
   const fraction = bits & 1023;
   if (exponent === 31) return fraction ? NaN : sign * Infinity;
-  return exponent ? sign * 2 ** (exponent - 15) * (1 + fraction / 1024) : sign * 2 ** -24 * fraction;
+  return exponent
+    ? sign * 2 ** (exponent - 15) * (1 + fraction / 1024)
+    : sign * 2 ** -24 * fraction;
 });

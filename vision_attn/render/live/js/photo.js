@@ -138,7 +138,9 @@ function prepare(pixels, size, how) {
   const bytes = resize(pixels, size, seenBox(size, how), how.input, how.interpolation);
   const tables = how.mean.map((mean, c) =>
     Float32Array.from({ length: 256 }, (_, value) =>
-      Math.fround(Math.fround(Math.fround(value / 255) - Math.fround(mean)) / Math.fround(how.std[c])),
+      Math.fround(
+        Math.fround(Math.fround(value / 255) - Math.fround(mean)) / Math.fround(how.std[c]),
+      ),
     ),
   );
   return Float32Array.from(bytes, (value, at) => tables[at % 3][value]);

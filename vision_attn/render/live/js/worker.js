@@ -17,7 +17,10 @@ const HANDLERS = {
     for (const { program, weights, how } of given) {
       const own = await openKernels(wasm); // a memory each
       kind = own.constructor.name;
-      networks.push({ how, network: new Network(own, program, new Uint8Array(await inflate(weights))) });
+      networks.push({
+        how,
+        network: new Network(own, program, new Uint8Array(await inflate(weights))),
+      });
     }
     return kind;
   },
@@ -40,7 +43,11 @@ const HANDLERS = {
     photos.set(photo, { inputs });
     const share = Math.min(1, LARGEST_SHOWN / Math.max(width, height));
     const [resizeWidth, resizeHeight] = size.map((side) => Math.max(1, Math.round(side * share)));
-    const shown = await createImageBitmap(canvas, { resizeWidth, resizeHeight, resizeQuality: "high" });
+    const shown = await createImageBitmap(canvas, {
+      resizeWidth,
+      resizeHeight,
+      resizeQuality: "high",
+    });
     return { shown, boxes: inputs.map(({ box }) => box) };
   },
 
