@@ -244,15 +244,16 @@ class Item {
     this.gates = data.gates.map((gate) => ({
       ...gate,
       values: floats(buffer, gate.values, gate.shape),
-      map: gate.grid && {
-        method: gate.shape.length === 1 ? "ChannelGates" : "SpatialGates",
-        values: floats(buffer, gate.where, gate.grid),
-        grid: gate.grid,
-        factor: 1,
-        unit: gate.shape.length === 1 ? "" : OPEN,
-      },
+      map: gate.grid && mapOfGate(gate, floats(buffer, gate.where, gate.grid)),
     }));
   }
+}
+
+/** Where a gate's channels are, or the gate itself, as a map. */
+function mapOfGate({ shape, grid }, values) {
+  const ofChannels = shape.length === 1;
+  const method = ofChannels ? "ChannelGates" : "SpatialGates";
+  return { method, values, grid, factor: 1, unit: ofChannels ? "" : OPEN };
 }
 
 /** [row, column] of the cell at a point, for a grid that lies on a box of the photo, or null. */

@@ -85,7 +85,8 @@ function showControls() {
     head === MEAN
       ? "Switch a head off"
       : `Layer ${at}, head ${head}: ${off.has(`${at}.${head}`) ? "off" : "on"}`;
-  const share = cover.cells.size ? `${cover.cells.size} cells covered` : "";
+  const { size } = cover.cells;
+  const share = size ? `${size} ${size > 1 ? "cells" : "cell"} covered` : "";
   const heads = off.size ? `heads off: ${[...off].sort().join(", ")}` : "";
   panel.querySelector(".facts").textContent = [share, heads].filter(Boolean).join(" \u00b7 ");
 }

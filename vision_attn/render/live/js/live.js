@@ -2,6 +2,7 @@
 
 const ROLLOUT = "Where the class comes from: attention of all layers, one after the other.";
 const CAM = "Channels of the last features, weighed by what they give to the class.";
+const PLAIN = { target: null, unit: "", factor: 1, prefix_mass: null, scores: {} }; // a map
 
 /** The worker, by questions and answers. */
 class Engine {
@@ -198,32 +199,20 @@ class Live {
     const exists =
       keep && Uint8Array.from({ length: grid[0] * grid[1] }, (_, at) => Number(keep.includes(at)));
     item.layers = answer.layers.map((layer) => layerOf(layer, item, keep, exists));
-    item.maps = cams.map((cam) => ({
-      ...{ method: "GradCAM", about: CAM, unit: "", factor: 1, prefix_mass: null, scores: {} },
-      ...cam,
-    }));
+    item.maps = cams.map((cam) => ({ ...PLAIN, method: "GradCAM", about: CAM, ...cam }));
     if (rollout)
       item.maps.unshift({
-        ...{ method: "Rollout", about: ROLLOUT, target: null, unit: UNIFORM, scores: {}, grid },
-        ...{
-          values: rollout.values,
-          prefix_mass: program.layout.prefix ? rollout.prefixMass : null,
-        },
-        ...{
-          factor: keep ? keep.length : grid[0] * grid[1],
-          ...(exists ? { inside: exists } : {}),
-        },
+        ...PLAIN,
+        method: "Rollout",
+        about: ROLLOUT,
+        unit: UNIFORM,
+        factor: keep ? keep.length : grid[0] * grid[1],
+        values: rollout.values,
+        grid,
+        inside: exists,
+        prefix_mass: program.layout.prefix ? rollout.prefixMass : null,
       });
-    item.gates = gates.map((gate) => ({
-      ...gate,
-      map: {
-        method: gate.shape.length === 1 ? "ChannelGates" : "SpatialGates",
-        values: gate.where,
-        grid: gate.grid,
-        factor: 1,
-        unit: gate.shape.length === 1 ? "" : OPEN,
-      },
-    }));
+    item.gates = gates.map((gate) => ({ ...gate, map: mapOfGate(gate, gate.where) }));
     item.photo = cover.cells.length ? drawCovered(shown, { box, grid, how, cover }) : shown;
     item.cells = { grid, box, seen: box };
     return item;
