@@ -4,6 +4,7 @@
 #   make check   format, lint, types
 #   make fuzz    damaged files for MINUTES (30) through the commands; goes on where it stopped
 #   make kills   kill training, scores, heatmaps and caches, 20 times each, and go on
+#   make wasm    the live page's kernels, from C, by clang
 #   make docs    the documentation, into outputs/site
 #   make pictures  the pictures of README and documentation, after make demo
 PYTHON ?= python3
@@ -22,7 +23,7 @@ endif
 INSTALL += $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fuzz kills format docs pictures clean
+.PHONY: help demo test check fuzz kills format wasm docs pictures clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -62,6 +63,11 @@ check: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+LIVE := vision_attn/render/live
+wasm:
+	clang --target=wasm32 -O3 -msimd128 -nostdlib -ffreestanding -Wl,--no-entry -Wl,--export=__heap_base \
+	  -Wl,--strip-all -o $(LIVE)/kernels.wasm $(LIVE)/kernels.c
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/mkdocs build --strict

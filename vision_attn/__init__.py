@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .reports.export import export
     from .reports.gallery import film, gallery
     from .reports.inspection import inspect
+    from .reports.live import live
     from .reports.scoring import removal, score
     from .shelf import list_models
     from .types import Heatmaps, TokenLayout
@@ -53,6 +54,7 @@ _NAMES = {
     "gallery": "reports.gallery",
     "inspect": "reports.inspection",
     "list_models": "shelf",
+    "live": "reports.live",
     "load_model": "hub",
     "removal": "reports.scoring",
     "score": "reports.scoring",

@@ -62,6 +62,7 @@ def test_the_page_begins_with_photos(demo: Path):
 LITTLE = {
     "explain": "--device cpu",
     "inspect": "--device cpu",
+    "live": "--device cpu",
     "score": "--device cpu --images 2 --steps 2 --sanity 0",
     "fit": "--trainer.max_epochs 1 --data.source.train 40 --data.source.val 20 "
     "--data.source.test 20",
@@ -74,14 +75,20 @@ def test_the_next_steps_work_as_they_are_written(
     section = (demo / "index.html").read_text().partition("<h2>What next</h2>")[2]
     commands = re.findall(r"<code>(.*?)</code>", section)
     words = [shlex.split(unescape(re.sub(r"</?span>", "", line))) for line in commands]
-    assert [line[1] for line in words] == ["explain", "explain", "inspect", "score", "fit"]
+    assert [line[1] for line in words] == ["explain", "explain", "inspect", "live", "score", "fit"]
     (photos / "cat.png").rename(tmp_path / "photo.jpg")
     monkeypatch.chdir(tmp_path)
     for line in words:
         assert line[0] == "vision-attn"
         random = ["--pretrained", "false"] if line[2].startswith("timm:") else []  # no download
         assert main([*line[1:], *shlex.split(LITTLE[line[1]]), *random]) == 0
-    for made in ("look/index.html", "explain/index.html", "inspect.html", "score/scores.md"):
+    for made in (
+        "look/index.html",
+        "explain/index.html",
+        "inspect.html",
+        "live.html",
+        "score/scores.md",
+    ):
         assert (tmp_path / "outputs" / made).is_file()
 
 

@@ -17,6 +17,7 @@ COMMANDS = {
     "explain": ["--method", "EdgeMap", "--page"],
     "score": ["--method", "EdgeMap", "--sanity", "0", "--steps", "2"],
     "inspect": ["--method", "Rollout"],
+    "live": [],
     "export": [],
 }
 
@@ -45,7 +46,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
     full_disk, models, photos, capsys, command, room
 ):
     (full_disk / "a.txt").write_bytes(b"x" * (65_536 - 4096 - room))
-    output = {"export": "m.onnx", "inspect": "page.html"}.get(command, "out")
+    output = {"export": "m.onnx", "inspect": "page.html", "live": "live.html"}.get(command, "out")
     data = [] if command == "export" else [photos]
     words = [command, models("vit"), *data, *COMMANDS[command], "-o", full_disk / output]
     assert main([str(word) for word in words]) in (1, 2)

@@ -242,6 +242,10 @@ class Demo:
                 f"vision-attn inspect {best} photo.jpg --output outputs/inspect.html",
             ),
             (
+                "Run the network in a page, cover parts of a photo and watch the class change:",
+                f"vision-attn live {best} photo.jpg --output outputs/live.html",
+            ),
+            (
                 "Measure which of its heatmaps to trust:",
                 f"vision-attn score {best} planted --output outputs/score",
             ),

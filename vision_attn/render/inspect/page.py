@@ -36,11 +36,11 @@ from vision_attn.render.inspect.parts import (
 )
 from vision_attn.render.overlay import AGAINST
 
-__all__ = ["Page", "distance", "entropy"]
+__all__ = ["Additions", "Page", "asset", "distance", "document", "entropy", "in_script"]
 
-SCRIPTS = (  # in the order they are joined
-    *("words", "attention", "paint", "stage", "bar", "panels", "view"),
-    *("link", "save", "page"),
+SCRIPTS = (  # in the order they are joined; then comes where the items are from, then page.js
+    *("inflate", "words", "attention", "paint", "stage", "bar", "panels", "view"),
+    *("link", "save"),
 )
 COLOUR_MAPS = ("inferno", "magma", "viridis", "cividis")
 LARGEST = 1024  # pixels: a larger photo is made smaller for the page
@@ -72,24 +72,13 @@ class Page:
             raise ValueError("expected at least one inspection, got none")
         photos = _named([one.image for one in inspections], "photos")
         models = _named([one.model for one in inspections], "models")
-        script = "\n".join(_text(f"js/{name}.js") for name in SCRIPTS)
-        style = _text("inspect.css")
-        data = {
-            "colours": {name: _base64(_colours(name).tobytes()) for name in COLOUR_MAPS},
-            "against": AGAINST,
-            "items": [_item(inspection) for inspection in inspections],
-        }
         return cls(
-            Template(_text("inspect.html")).substitute(
-                title=f"{photos} · {models}",
-                photos=photos,
-                models=models,
+            document(
+                photos,
+                models,
                 warning=_warning(inspections),
-                script=script,
-                script_hash=_hash(script),
-                style=style,
-                style_hash=_hash(style),
-                data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
+                source=asset("js/recorded.js"),
+                data={"items": [_item(inspection) for inspection in inspections]},
             )
         )
 
@@ -104,6 +93,73 @@ class Page:
             f'<iframe srcdoc="{html.escape(self.html)}" sandbox="allow-scripts allow-downloads" '
             'title="Attention" style="width: 100%; height: 820px; border: 0"></iframe>'
         )
+
+
+@dataclass(frozen=True)
+class Additions:
+    """What a page has beyond the inspector's.
+
+    above, below: HTML before the views and before the script. script: runs last. images, code,
+    policy: more of the content security policy.
+
+    Examples:
+        >>> from vision_attn.render.inspect.page import Additions
+        >>> Additions(images=" blob:").above
+        ''
+    """
+
+    above: str = ""
+    below: str = ""
+    script: str = ""
+    style: str = ""
+    images: str = ""
+    code: str = ""
+    policy: str = ""
+
+
+def document(
+    heading: str,
+    models: str,
+    *,
+    warning: str,
+    source: str,
+    data: dict[str, Any],
+    added: Additions | None = None,
+) -> str:
+    """Put the page together: the inspector's parts, and a script that says where items are from.
+
+    heading, models, warning: HTML. source: JavaScript that defines openSource(data), whose result
+    has `items`, descriptions of them, and open(at), a promise of an Item.
+    """
+    added = added or Additions()
+    scripts = [asset(f"js/{name}.js") for name in SCRIPTS]
+    script = "\n".join([*scripts, source, asset("js/page.js"), added.script])
+    style = asset("inspect.css") + added.style
+    shared = {
+        "colours": {name: _base64(_colours(name).tobytes()) for name in COLOUR_MAPS},
+        "against": AGAINST,
+    }
+    return Template(asset("inspect.html")).substitute(
+        title=f"{heading} · {models}",
+        photos=heading,
+        models=models,
+        warning=warning,
+        script=script,
+        script_hash=_hash(script),
+        style=style,
+        style_hash=_hash(style),
+        data=in_script(shared | data),
+        above=added.above,
+        below=added.below,
+        images=added.images,
+        code=added.code,
+        policy=added.policy,
+    )
+
+
+def in_script(data: dict[str, Any]) -> str:
+    """Write JSON that nothing in it can end the script element of."""
+    return json.dumps(data, allow_nan=False).replace("<", "\\u003c")
 
 
 class _Numbers:
@@ -289,5 +345,6 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _text(name: str) -> str:
+def asset(name: str) -> str:
+    """Read one of the page's own files."""
     return (files("vision_attn.render.inspect") / name).read_text(encoding="utf-8")

@@ -1,23 +1,21 @@
 // The numbers of one inspection, and attention made from them: what one query gives to every key.
 
-/** Bytes from base64 of deflated bytes. */
-async function inflate(text) {
-  const packed = atob(text);
-  const bytes = new Uint8Array(packed.length);
-  for (let at = 0; at < packed.length; at++) bytes[at] = packed.charCodeAt(at);
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Response(stream).arrayBuffer();
-}
-
-/** One head as queries and keys in whole numbers, each token with a scale of its own. */
+/** One head as queries and keys, each token with a scale of its own. */
 class Factors {
-  constructor(buffer, at, tokens, width, Whole) {
+  constructor(scales, q, k, width) {
+    Object.assign(this, { scales, q, k, width, tokens: scales.length / 2 });
+  }
+
+  /** Of whole numbers, as coding.py packs them. */
+  static read(buffer, at, tokens, width, Whole) {
     const size = tokens * width;
-    this.scales = new Float32Array(buffer, at, 2 * tokens);
-    this.q = new Whole(buffer, at + 8 * tokens, size);
-    this.k = new Whole(buffer, at + 8 * tokens + size * Whole.BYTES_PER_ELEMENT, size);
-    this.tokens = tokens;
-    this.width = width;
+    const q = at + 8 * tokens;
+    return new Factors(
+      new Float32Array(buffer, at, 2 * tokens),
+      new Whole(buffer, q, size),
+      new Whole(buffer, q + size * Whole.BYTES_PER_ELEMENT, size),
+      width,
+    );
   }
 
   /** softmax_j(q_i . k_j) */
@@ -98,16 +96,16 @@ class Windows {
 }
 
 const CODES = {
-  int8: (...where) => new Factors(...where, Int8Array),
-  int16: (...where) => new Factors(...where, Int16Array),
+  int8: (...where) => Factors.read(...where, Int8Array),
+  int16: (...where) => Factors.read(...where, Int16Array),
   rows: (...where) => new Rows(...where),
 };
 
 /** One layer: its heads, and how its tokens lie on the photo. */
 class Layer {
-  constructor(buffer, { name, heads, width, windows }, { prefix, grid, box }) {
-    Object.assign(this, { name, prefix, seen: box, grid, box, merged: 1 });
-    this.averages = heads; // {entropy, distance} of each head over all queries
+  /** averages: {entropy, distance} of each head over all queries. */
+  constructor({ name, averages, windows }, { prefix, grid, box }) {
+    Object.assign(this, { name, averages, prefix, seen: box, grid, box, merged: 1 });
     if (windows) {
       const [left, top, right, bottom] = box;
       const { merged } = windows;
@@ -118,12 +116,20 @@ class Layer {
       this.box = [left, top, left + (right - left) * along, top + (bottom - top) * down];
     }
     this.tokens = prefix.length + this.grid[0] * this.grid[1];
-    this.windows = windows ? new Windows(buffer, windows, this.tokens) : null;
-    this.heads = heads.map(({ code, at }) =>
+    this.windows = null;
+    this.exists = null; // or 1 for each patch that is there, 0 for each that was left out
+  }
+
+  /** As page.py packs it. */
+  static read(buffer, { name, heads, width, windows }, item) {
+    const layer = new Layer({ name, averages: heads, windows }, item);
+    layer.windows = windows ? new Windows(buffer, windows, layer.tokens) : null;
+    layer.heads = heads.map(({ code, at }) =>
       windows
-        ? new WindowRows(buffer, at, this.tokens, this.windows)
-        : CODES[code](buffer, at, this.tokens, width),
+        ? new WindowRows(buffer, at, layer.tokens, layer.windows)
+        : CODES[code](buffer, at, layer.tokens, width),
     );
+    return layer;
   }
 
   /** The token of a point (x, y) in 0..1 of the photo, or null outside what was seen. */
@@ -132,12 +138,25 @@ class Layer {
     return cell && this.prefix.length + cell[0] * this.grid[1] + cell[1];
   }
 
-  /** The token of a query {token, point}: one that is not on the photo, or the nearest patch. */
+  /** The token of a query {token, point}: one not on the photo, or the nearest patch there is. */
   tokenOf({ token, point: [x, y] }) {
     if (token !== null && this.prefix.length) return Math.min(token, this.prefix.length - 1);
     const [left, top, right, bottom] = this.seen;
     const between = (low, at, high) => Math.min(Math.max(low, at), high - 1e-9);
-    return this.tokenAt([between(left, x, right), between(top, y, bottom)]);
+    const nearest = this.tokenAt([between(left, x, right), between(top, y, bottom)]);
+    return this.exists ? this.existing(nearest) : nearest;
+  }
+
+  /** The nearest patch that was not left out; the token itself where all were. */
+  existing(token) {
+    const here = this.placeOf(token);
+    let [found, least] = [token, Infinity];
+    this.exists.forEach((there, patch) => {
+      const [row, column] = this.placeOf(this.prefix.length + patch);
+      const far = Math.hypot(row - here[0], column - here[1]);
+      if (there && far < least) [found, least] = [this.prefix.length + patch, far];
+    });
+    return found;
   }
 
   /** [row, column] of a token on the photo, null of one that is not on it. */
@@ -165,6 +184,8 @@ class Layer {
   mapOf(row, token) {
     const values = this.onPhoto(row);
     const map = { values, grid: this.grid, box: this.box, unit: UNIFORM, factor: values.length };
+    if (this.exists)
+      return { ...map, inside: this.exists, factor: this.keys() - this.prefix.length };
     if (!this.windows) return map;
     const neighbours = this.windows.neighbours(token);
     const inside = new Uint8Array(this.tokens);
@@ -174,7 +195,9 @@ class Layer {
 
   /** How many keys a query has. */
   keys(token) {
-    return this.windows ? this.windows.neighbours(token).length : this.tokens;
+    if (this.windows) return this.windows.neighbours(token).length;
+    const { exists, prefix, tokens } = this;
+    return exists ? exists.reduce((sum, one) => sum + one, prefix.length) : tokens;
   }
 
   /** Bits, of the row made to sum to 1. */
@@ -216,20 +239,21 @@ class Item {
   constructor(data, buffer, photo) {
     Object.assign(this, data);
     this.photo = photo;
-    this.layers = data.layers.map((layer) => new Layer(buffer, layer, data));
+    this.layers = data.layers.map((layer) => Layer.read(buffer, layer, data));
     this.maps = data.maps.map((map) => ({ ...map, values: floats(buffer, map.values, map.grid) }));
     this.gates = data.gates.map((gate) => ({
       ...gate,
       values: floats(buffer, gate.values, gate.shape),
-      map: gate.grid && {
-        method: gate.shape.length === 1 ? "ChannelGates" : "SpatialGates",
-        values: floats(buffer, gate.where, gate.grid),
-        grid: gate.grid,
-        factor: 1,
-        unit: gate.shape.length === 1 ? "" : OPEN,
-      },
+      map: gate.grid && mapOfGate(gate, floats(buffer, gate.where, gate.grid)),
     }));
   }
+}
+
+/** Where a gate's channels are, or the gate itself, as a map. */
+function mapOfGate({ shape, grid }, values) {
+  const ofChannels = shape.length === 1;
+  const method = ofChannels ? "ChannelGates" : "SpatialGates";
+  return { method, values, grid, factor: 1, unit: ofChannels ? "" : OPEN };
 }
 
 /** [row, column] of the cell at a point, for a grid that lies on a box of the photo, or null. */

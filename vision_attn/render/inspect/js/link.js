@@ -8,7 +8,7 @@ const USUAL = {
 
 /** One view as the page opens: deep in the network, all heads. */
 function viewOf(item) {
-  const { layers, maps } = data.items[item];
+  const { layers, maps } = source.items[item];
   return {
     item,
     tab: "attention",
@@ -26,7 +26,7 @@ function restore() {
   const count = link.has("item2") ? 2 : 1;
   const wanted = Array.from({ length: count }, (_, at) => {
     const read = (name) => link.get(name + (at ? at + 1 : ""));
-    const item = whole(read("item"), 0, data.items.length - 1) ?? 0;
+    const item = whole(read("item"), 0, source.items.length - 1) ?? 0;
     const usual = viewOf(item);
     return {
       item,

@@ -2,6 +2,7 @@
 
 const started = performance.now();
 const data = JSON.parse(document.getElementById("data").textContent);
+const source = openSource(data);
 const palette = new Palette(data);
 const toolbar = document.querySelector(".toolbar");
 const control = (name) => toolbar.querySelector(`[name=${name}]`);
@@ -9,6 +10,7 @@ const items = []; // as they are opened
 const views = [];
 let state = restore();
 
+let onRendered = () => {}; // after every frame, for a page that has more to show
 let due = 0;
 let remembering = 0;
 
@@ -47,7 +49,7 @@ async function render() {
   const missing = state.views.filter(({ item }) => !items[item]);
   if (missing.length) {
     await Promise.all(
-      missing.map(async ({ item }) => (items[item] = await Item.open(data.items[item]))),
+      missing.map(async ({ item }) => (items[item] = await source.open(item))),
     );
     if (due) return; // the state changed meanwhile and will be shown
   }
@@ -58,6 +60,7 @@ async function render() {
     view.show(opened[at], state.views[at], { ...state, palette, opened }),
   );
   showToolbar();
+  onRendered();
   performance.measure("render", "render");
   document.documentElement.dataset.ready = Math.round(performance.now() - started);
 }
@@ -68,7 +71,7 @@ function arrange() {
   while (views.length > state.views.length) views.pop().element.remove();
   while (views.length < state.views.length) {
     const at = views.length;
-    const view = new View(data.items, {
+    const view = new View(source.items, {
       onChange: (parts) => changeView(at, parts),
       onQuery: changeQuery,
       onShared: change,
@@ -90,7 +93,7 @@ function showToolbar() {
 
 function compare() {
   const [first, second] = state.views;
-  const other = (first.item + 1) % data.items.length;
+  const other = (first.item + 1) % source.items.length;
   change({ views: second ? [first] : [first, { ...first, item: other }] });
 }
 
@@ -122,7 +125,7 @@ const KEYS = {
   d: () => changeLook({ style: state.look.style === "dim" ? "colour" : "dim" }),
   v: compare,
   s: save,
-  "?": () => document.querySelector("dialog").showModal(),
+  "?": () => document.querySelector("dialog.keys").showModal(),
 };
 
 /** Moves the slider of the first view. */
@@ -139,7 +142,7 @@ document.addEventListener("keydown", (event) => {
   KEYS[event.key]();
 });
 
-const errors = data.items.flatMap(({ layers }) =>
+const errors = source.items.flatMap(({ layers }) =>
   layers.flatMap(({ heads }) => heads.map(({ error }) => error)),
 );
 if (errors.length) {

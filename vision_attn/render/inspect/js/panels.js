@@ -68,6 +68,14 @@ class Overview {
   }
 }
 
+/** An element of SVG. */
+function draw(tag, attributes, text) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
+
 /** A measure of every head against its layer: dots for this query, rings for the mean of all. */
 class Chart {
   constructor(element, onChoose) {
@@ -81,12 +89,6 @@ class Chart {
   /** points: {layer, head, here, everywhere}, `here` null where it means nothing. */
   show({ points, names, layer, head, title, most }) {
     const [width, height, left, bottom] = [520, 320, 34, 36];
-    const draw = (tag, attributes, text) => {
-      const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-      for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-      if (text !== undefined) element.textContent = text;
-      return element;
-    };
     const x = (at) => left + ((at + 0.5) / names.length) * (width - left - 8);
     const y = (value) => height - bottom - Math.min(value / most, 1) * (height - bottom - 14);
     const svg = draw("svg", {
@@ -176,13 +178,13 @@ class Methods {
 function drawSeen(scene, side) {
   const { photo, box } = scene.item;
   const [left, top, right, bottom] = box;
-  const [wide, high] = [(right - left) * photo.naturalWidth, (bottom - top) * photo.naturalHeight];
+  const [wide, high] = [(right - left) * photo.width, (bottom - top) * photo.height];
   const share = side / Math.max(wide, high);
   const canvas = make("canvas", {
     width: Math.round(wide * share),
     height: Math.round(high * share),
   });
-  const [width, height] = [photo.naturalWidth * share, photo.naturalHeight * share];
+  const [width, height] = [photo.width * share, photo.height * share];
   const context = canvas.getContext("2d");
   context.translate(-left * width, -top * height);
   drawPhoto(context, width, height, scene);

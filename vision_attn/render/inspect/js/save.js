@@ -1,7 +1,7 @@
 // What is shown as one picture: photos with their maps, scales and words.
 
 /** The size of a photo made to fit a square of `side` pixels. */
-function fitted({ naturalWidth: width, naturalHeight: height }, side) {
+function fitted({ width, height }, side) {
   const share = side / Math.max(width, height);
   return [width, height].map((length) => Math.max(1, Math.round(length * share)));
 }

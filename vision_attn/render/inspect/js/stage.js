@@ -3,7 +3,7 @@
 const FINEST = 384; // pixels: the map is painted at most this large, the rest is the canvas's own work
 
 /** Draws the photo, what the model did not see in grey, the map, the query's window and frame. */
-function drawPhoto(context, width, height, { item, map, scale, look, place }) {
+function drawPhoto(context, width, height, { item, map, scale, look, place, cursor }) {
   const onCanvas = ([left, top, right, bottom]) => [
     ...[left * width, top * height],
     ...[(right - left) * width, (bottom - top) * height],
@@ -27,6 +27,7 @@ function drawPhoto(context, width, height, { item, map, scale, look, place }) {
     if (map.inside) drawOutline(context, cells, map.inside);
     if (place) drawFrame(context, cells, place);
   }
+  if (cursor) drawFrame(context, new Cells(item.cells.grid, seen, seen), cursor);
 }
 
 /** Where the cells of a grid begin on a canvas, in pixels; none reaches beyond what was seen. */
@@ -110,9 +111,10 @@ class Stage {
     this.onQuery = onQuery;
     new ResizeObserver(() => this.draw()).observe(element);
     element.addEventListener("pointerdown", (event) => {
-      if (event.button || !this.picture?.layer) return;
+      if (event.button || !this.board) return;
       element.setPointerCapture(event.pointerId);
       this.dragging = true;
+      this.picture.brush?.begin();
       this.point(event);
     });
     element.addEventListener("pointermove", (event) => {
@@ -120,16 +122,23 @@ class Stage {
       onProbe(this.pointOf(event));
     });
     for (const end of ["pointerup", "pointercancel"]) {
-      element.addEventListener(end, () => (this.dragging = false));
+      element.addEventListener(end, () => {
+        if (this.dragging) this.picture.brush?.end();
+        this.dragging = false;
+      });
     }
     element.addEventListener("pointerleave", () => onProbe(null));
     element.addEventListener("keydown", (event) => this.key(event));
   }
 
-  /** What is shown: {item, map, scale, look, place, layer}; layer: the one that a click asks. */
+  /**
+   * What is shown: {item, map, scale, look, place, layer, cursor, brush}. layer: the one that a
+   * click asks. brush: what gets the points, if one is in the hand; it covers item.cells, {grid,
+   * box, seen}, and cursor is the one of these that keys move.
+   */
   show(picture) {
     this.picture = picture;
-    const asks = Boolean(picture.layer);
+    const asks = Boolean(this.board);
     this.element.classList.toggle("asks", asks);
     this.element.setAttribute("role", asks ? "application" : "img");
     this.draw();
@@ -144,6 +153,11 @@ class Stage {
     drawPhoto(this.canvas.getContext("2d"), width, height, this.picture);
   }
 
+  /** What is pointed at: the layer's grid, or the brush's. */
+  get board() {
+    return this.picture?.brush ? this.picture.item.cells : this.picture?.layer;
+  }
+
   pointOf(event) {
     const { left, top, width, height } = this.element.getBoundingClientRect();
     return [(event.clientX - left) / width, (event.clientY - top) / height];
@@ -151,18 +165,23 @@ class Stage {
 
   point(event) {
     const point = this.pointOf(event);
-    if (this.picture.layer.tokenAt(point) !== null) this.onQuery(point);
+    const { seen, box, grid } = this.board;
+    if (!cellAt(seen, [1, 1], point) || !cellAt(box, grid, point)) return;
+    if (this.picture.brush) this.picture.brush.paint(point);
+    else this.onQuery(point);
   }
 
   key(event) {
     const step = ARROWS[event.key];
-    if (!step || !this.picture?.layer) return;
+    const { item, layer, cursor } = this.picture ?? {};
+    const board = layer ?? item?.cells;
+    const place = layer ? this.picture.place : cursor;
+    if (!step || !board) return;
     event.preventDefault();
-    const { layer, place } = this.picture;
-    const [row, column] = place ?? layer.grid.map((side) => Math.floor(side / 2));
+    const [row, column] = place ?? board.grid.map((side) => Math.floor(side / 2));
     const next = place ? [row + step[0], column + step[1]] : [row, column];
-    if (next.every((at, axis) => at >= 0 && at < layer.grid[axis]))
-      this.onQuery(centreOf(layer, next));
+    if (next.every((at, axis) => at >= 0 && at < board.grid[axis]))
+      this.onQuery(centreOf(board, next));
   }
 }
 

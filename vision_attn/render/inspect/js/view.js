@@ -29,8 +29,7 @@ class View {
     this.chart = new Chart(this.find(".chart div"), choose);
     this.methods = new Methods(this.find(".methods"), (method) => onChange({ method }));
     this.gates = new Gates(this.find(".gates .list"), (gate) => onChange({ gate }));
-    this.find(".item").append(...items.map((item, at) => new Option(labelOf(item, items), at)));
-    this.find(".item").hidden = items.length < 2;
+    this.items = items;
     this.find(".item").onchange = ({ target }) => onChange({ item: Number(target.value) });
     for (const name of ["layer", "head"]) {
       this.find(`[name=${name}]`).oninput = ({ target }) =>
@@ -50,14 +49,28 @@ class View {
     const tabs = tabsOf(item);
     this.tab = tabs.includes(view.tab) ? view.tab : tabs[0];
     this.look = { ...shared.look, table: shared.palette.tables[shared.look.colours] };
-    this.find(".item").value = view.item;
-    this.element.style.setProperty("--aspect", item.photo.naturalWidth / item.photo.naturalHeight);
+    this.showItems();
+    this.element.style.setProperty("--aspect", item.photo.width / item.photo.height);
     this.element.classList.toggle("no-tabs", tabs.length < 2);
     this.showTabs(tabs);
     const shown = this[`show${TABS[this.tab]}`]();
-    this.scene = { item, look: this.look, place: null, layer: null, ...shown };
+    const { query, brush } = shared;
+    this.scene = { item, look: this.look, place: null, layer: null, brush, ...shown };
+    const { cells } = item; // that a brush covers, on a page that has one
+    if (cells && !this.scene.layer && query.asked)
+      this.scene.cursor = cellAt(cells.box, cells.grid, query.point);
     this.showScene();
     this.showPredictions();
+  }
+
+  /** What can be chosen, which may have become more. */
+  showItems() {
+    const { items } = this;
+    const choice = this.find(".item");
+    if (choice.length !== items.length)
+      choice.replaceChildren(...items.map((item, at) => new Option(labelOf(item, items), at)));
+    choice.hidden = items.length < 2;
+    choice.value = this.view.item;
   }
 
   showTabs(tabs) {
@@ -243,7 +256,7 @@ class View {
     this.find(".predictions").hidden = !item.predictions.length;
     fill(
       this.find(".predictions ol"),
-      item.predictions.map(({ target, name, probability }) => {
+      item.predictions.map(({ target, name, probability, before }) => {
         const able =
           chosen !== null &&
           item.maps.some((map) => map.method === this.scene.map.method && map.target === target);
@@ -251,6 +264,7 @@ class View {
           "button",
           { type: "button", disabled: !able, "aria-pressed": target === chosen },
           make("span", { className: "name", textContent: name }),
+          ...(before === undefined ? [] : [changeOf(probability - before)]),
           make("span", { className: "share", textContent: percent(probability) }),
         );
         button.onclick = () => this.onChange({ target });

@@ -30,6 +30,12 @@ const number = (value) => `${Number(value.toPrecision(3))}`.replace("-", "\u2212
 // Without a "-0.0", and with a space that does not break.
 const percent = (share) =>
   `${(100 * share).toFixed(share < 0.0995 ? 1 : 0).replace(/^-(?=[0.]*$)/, "")}\u00a0%`;
+/** How much more or less, in percent. */
+function changeOf(change) {
+  const words = `${change < 0 ? "\u2212" : "+"}${percent(Math.abs(change))}`;
+  const textContent = Math.abs(change) < 5e-4 ? "" : words; // which would say 0.0 %
+  return make("span", { className: change < 0 ? "change less" : "change", textContent });
+}
 const headName = (head) => (head === MEAN ? "mean of heads" : `head ${head}`);
 const nameOf = (method) => method.split("(", 1)[0];
 const baselineMark = (map) => (map.baseline ? " (baseline)" : "");

@@ -1,0 +1,329 @@
+"""The page that runs networks, in a browser: what it shows is what Python computes."""
+
+import io
+import time
+
+import numpy as np
+import pytest
+import torch
+from axe_playwright_python.base import AXE_SCRIPT
+from PIL import Image
+from torch import nn
+
+from vision_attn.data import Preprocess
+from vision_attn.evaluate import BlurFill, Deletion, FilledCells, Insertion, MeanFill
+from vision_attn.explain import GradCAM, QueryKey, Rollout
+from vision_attn.models import SEResNet, ViT
+from vision_attn.reports.live import live
+from vision_attn.types import Model
+
+pytestmark = pytest.mark.browser
+
+RNG = np.random.default_rng(0)
+MEAN, STD = (0.5, 0.45, 0.4), (0.25, 0.25, 0.25)
+PHOTO = Image.fromarray(RNG.integers(0, 256, (5, 9, 3), dtype=np.uint8)).resize((180, 100))
+OTHER = Image.fromarray(RNG.integers(0, 256, (7, 4, 3), dtype=np.uint8)).resize((80, 140))
+
+
+def sharp(network: nn.Module, size: tuple[int, int], tokens: bool) -> Model:
+    """A network with opinions, and attention that differs from even."""
+    torch.manual_seed(0)
+    for module in network.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            fan_in = module.weight[0].numel()
+            module.weight.data = 1.5 * torch.randn_like(module.weight) * fan_in**-0.5
+        if isinstance(module, nn.BatchNorm2d):
+            module.weight.data.uniform_(0.5, 1.5)
+    classes = [f"class {letter}" for letter in "abcdefg"]
+    layout = network.layout(size) if tokens else None
+    return Model(network.eval(), Preprocess(size, MEAN, STD, crop_pct=0.9), classes, layout)
+
+
+def vit(**options) -> Model:
+    usual = {
+        "image_size": (32, 48),
+        "patch_size": 8,
+        "num_classes": 7,
+        "dim": 24,
+        "depth": 3,
+        "heads": 2,
+    }
+    return sharp(ViT(**{**usual, **options}), (32, 48), tokens=True)
+
+
+def senet() -> Model:
+    network = SEResNet(7, widths=(8, 8, 16, 16), layers=(1, 1, 1, 1))
+    return sharp(network, (40, 40), tokens=False)
+
+
+def chances(page, view=0) -> dict[str, float]:
+    """The classes on the screen with their probabilities."""
+    found = page.evaluate(
+        f"views[{view}].item.predictions.map(({{ name, probability }}) => [name, probability])"
+    )
+    return dict(found)
+
+
+def assert_chances(page, model: Model, logits: torch.Tensor, tolerance=2e-3) -> None:
+    wanted = dict(zip(model.classes, logits.softmax(0).tolist(), strict=True))
+    shown = chances(page)
+    assert max(shown, key=shown.get) == max(wanted, key=wanted.get)
+    for name, chance in shown.items():
+        assert chance == pytest.approx(wanted[name], abs=tolerance)
+
+
+def until(page, condition: str, seconds: float = 60) -> None:
+    """Waits for a condition; the page's policy forbids what Playwright's own waiting does."""
+    end = time.monotonic() + seconds
+    while not page.evaluate(condition):
+        assert time.monotonic() < end, condition
+        page.wait_for_timeout(20)
+
+
+def settle(page) -> None:
+    """Until all that was asked for is on the screen."""
+    until(
+        page,
+        "!live.busy && state.views.every(({ item }) => live.shown[item] === live.wanted(item))",
+    )
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def opened(show, models, images, link=""):
+    page = show(live(models, images).html, link)
+    page.wait_for_selector("html[data-ready]")
+    page.wait_for_selector(".photos button")
+    return page
+
+
+def logits_of(model: Model, image: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return model.network(image[None])[0]
+
+
+def shown_map(page, view=0) -> np.ndarray:
+    values, grid = page.evaluate(
+        f"[[...views[{view}].scene.map.values], views[{view}].scene.map.grid]"
+    )
+    return np.reshape(values, grid)
+
+
+def stroke(page, *cells: tuple[int, int]) -> None:
+    """Draws with what is in the hand over these cells of the first view."""
+    box, grid = page.evaluate("[views[0].item.cells.box, views[0].item.cells.grid]")
+    size = page.locator(".stage").first.bounding_box()
+    for at, (row, column) in enumerate(cells):
+        x = box[0] + (column + 0.5) / grid[1] * (box[2] - box[0])
+        y = box[1] + (row + 0.5) / grid[0] * (box[3] - box[1])
+        page.mouse.move(size["x"] + x * size["width"], size["y"] + y * size["height"])
+        if at == 0:
+            page.mouse.down()
+    page.mouse.up()
+    settle(page)
+
+
+def covered(model: Model, image: torch.Tensor, cells: list[int], fill, grid) -> torch.Tensor:
+    """The logits in Python, with cells removed as the scores do it."""
+    kept = [cell for cell in range(grid[0] * grid[1]) if cell not in cells]
+    removal = FilledCells(model.network, grid, fill)
+    with torch.no_grad():
+        return removal.logits(image[None], torch.tensor([kept + cells]), [len(kept)])[0, 0]
+
+
+def test_a_photo_is_seen_as_in_python(show):
+    model = vit()
+    page = opened(show, model, [PHOTO])
+    image = model.preprocess(PHOTO)
+    assert_chances(page, model, logits_of(model, image))
+    assert page.evaluate("live.opened") == "WasmKernels"
+    query = QueryKey(query=(0.5 / 6, 0.5 / 4), layer=1)
+    page.evaluate("changeQuery([views[0].item.box[0] + 0.001, views[0].item.box[1] + 0.001])")
+    page.evaluate("changeView(0, { layer: 1 })")
+    settle(page)
+    wanted = query(model.network, image[None]).values[0].numpy()
+    assert np.abs(shown_map(page) - wanted).max() <= 0.02 * wanted.max()
+    page.get_by_role("tab", name="Methods").click()
+    settle(page)
+    wanted = Rollout()(model.network, image[None])
+    assert np.abs(shown_map(page) - wanted.values[0].numpy()).max() <= 0.02 * wanted.values.max()
+
+
+@pytest.mark.parametrize("fill", ["grey", "blur", "drop"])
+def test_a_covered_photo_is_pythons(show, fill):
+    model = vit()
+    page = opened(show, model, [PHOTO])
+    image, cells = model.preprocess(PHOTO), [7, 8, 9]
+    page.select_option("[name=fill]", fill)
+    page.get_by_role("button", name="Cover", exact=True).click()
+    stroke(page, (1, 1), (1, 2), (1, 3))
+    if fill == "drop":
+        kept = torch.tensor([[cell for cell in range(24) if cell not in cells]])
+        with torch.no_grad():
+            wanted = model.network.forward_kept_tokens(image[None], kept)[0]
+    else:
+        wanted = covered(model, image, cells, MeanFill() if fill == "grey" else BlurFill(), (4, 6))
+    assert_chances(page, model, wanted)
+    assert float((wanted - logits_of(model, image)).abs().max()) > 0.05
+    before = dict(
+        page.evaluate("views[0].item.predictions.map(({ name, before }) => [name, before])")
+    )
+    real = logits_of(model, image).softmax(0)
+    for name, chance in before.items():
+        assert chance == pytest.approx(float(real[model.classes.index(name)]), abs=2e-3)
+    assert page.inner_text(".facts") == "3 cells covered"
+
+
+def test_covering_erasing_undoing_by_mouse_and_by_key(show):
+    model = vit()
+    page = opened(show, model, [PHOTO])
+    now = lambda: sorted(page.evaluate("[...live.photos[0].cover.cells]"))  # noqa: E731
+    page.get_by_role("button", name="Cover", exact=True).click()
+    stroke(page, (0, 0), (0, 1))
+    stroke(page, (3, 5))
+    assert now() == [0, 1, 23]
+    page.get_by_role("button", name="Uncover").click()
+    stroke(page, (0, 1))
+    assert now() == [0, 23]
+    page.get_by_role("button", name="Undo").click()
+    page.keyboard.press("z")
+    settle(page)
+    assert now() == [0, 1]
+    page.get_by_role("button", name="Ask").click()
+    page.locator(".stage").focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("x")
+    settle(page)
+    row, column = page.evaluate("cellAt(views[0].item.box, [4, 6], state.query.point)")
+    assert now() == sorted([0, 1, row * 6 + column])
+    page.get_by_role("button", name="Clear").click()
+    settle(page)
+    assert now() == []
+    assert_chances(page, model, logits_of(model, model.preprocess(PHOTO)))
+
+
+def test_a_head_switched_off(show):
+    model = vit()
+    page = opened(show, model, [PHOTO], "layer=2&head=1")
+    page.locator("[name=ablate]").click()
+    settle(page)
+
+    def silence(_module, inputs):
+        return (inputs[0] * torch.tensor([1.0, 0.0]).repeat_interleave(12),)
+
+    hook = model.network.blocks[2].attn.proj.register_forward_pre_hook(silence)
+    wanted = logits_of(model, model.preprocess(PHOTO))
+    hook.remove()
+    assert_chances(page, model, wanted)
+    assert page.inner_text(".facts") == "heads off: 2.1"
+
+
+def test_a_cnn_with_its_map_and_gates(show):
+    model = senet()
+    page = opened(show, model, [PHOTO])
+    image = model.preprocess(PHOTO)
+    assert_chances(page, model, logits_of(model, image))
+    assert page.locator("[role=tab]").all_inner_texts() == ["Methods", "Gates"]
+    target = int(logits_of(model, image).argmax())
+    wanted = GradCAM()(model.network, image[None], target).values[0].numpy()
+    assert np.abs(shown_map(page) - wanted).max() <= 0.02 * wanted.max()
+    page.get_by_role("button", name="Cover", exact=True).click()
+    stroke(page, (6, 6), (7, 7))
+    cells = [6 * 14 + 6, 7 * 14 + 7]
+    assert_chances(page, model, covered(model, image, cells, MeanFill(), (14, 14)))
+
+
+def test_photos_are_dropped_and_compared(show):
+    first, second = vit(), senet()
+    page = opened(show, {"a vit": first, "a senet": second}, [PHOTO])
+    file = io.BytesIO()
+    OTHER.save(file, "PNG")
+    files = {"name": "other.png", "mimeType": "image/png", "buffer": file.getvalue()}
+    page.set_input_files("[name=files]", [files])
+    until(page, "live.photos.length === 2 && views[0]?.item.image === 'other.png'")
+    settle(page)
+    assert_chances(page, first, logits_of(first, first.preprocess(OTHER)))
+    page.get_by_role("button", name="Compare").click()
+    until(page, "views.length === 2 && views[1].item?.model === 'a senet'")
+    wanted = logits_of(second, second.preprocess(OTHER)).softmax(0)
+    for name, chance in chances(page, 1).items():
+        assert chance == pytest.approx(float(wanted[second.classes.index(name)]), abs=2e-3)
+    page.set_input_files(
+        "[name=files]", [{"name": "x.png", "mimeType": "image/png", "buffer": b"no"}]
+    )
+    until(page, "document.querySelector('.note').textContent.includes('x.png cannot be read')")
+
+
+def test_curves_are_those_of_the_scores(show):
+    model = vit()
+    page = opened(show, model, [PHOTO], "tab=methods")
+    image = model.preprocess(PHOTO)
+    target = int(logits_of(model, image).argmax())
+    page.get_by_role("button", name="Deletion and insertion").click()
+    until(page, "document.querySelectorAll('.curves .point').length === 34")
+    values = torch.from_numpy(shown_map(page)).float()[None]
+    removal = FilledCells(model.network, (4, 6))
+    shown = page.evaluate("views[0].curves.points")
+    for name, metric in (("deletion", Deletion(removal)), ("insertion", Insertion(removal))):
+        metric.update(image[None], values, torch.tensor([target]))
+        wanted = metric.curves()[0].numpy()
+        np.testing.assert_allclose([point[name] for point in shown], wanted, atol=3e-3)
+
+
+def test_a_jpeg_is_decoded_as_by_pillow(show):
+    model = vit()
+    file = io.BytesIO()
+    PHOTO.save(file, "JPEG", quality=85)
+    page = opened(show, model, [PHOTO])
+    picture = {"name": "a.jpg", "mimeType": "image/jpeg", "buffer": file.getvalue()}
+    page.set_input_files("[name=files]", [picture])
+    until(page, "live.photos.length === 2 && views[0]?.item.image === 'a.jpg'")
+    pixels = page.evaluate(
+        """async () => {
+          const { shown } = await live.photos[1].loaded;
+          const canvas = make("canvas", { width: shown.width, height: shown.height });
+          const context = canvas.getContext("2d");
+          context.drawImage(shown, 0, 0);
+          return [...context.getImageData(0, 0, shown.width, shown.height).data];
+        }"""
+    )
+    shown = np.reshape(pixels, (*PHOTO.size[::-1], 4))[..., :3]
+    with Image.open(file) as image:
+        assert np.abs(shown - np.asarray(image).astype(int)).mean() <= 0.5
+        assert_chances(page, model, logits_of(model, model.preprocess(image)), tolerance=0.02)
+
+
+def test_the_tour_in_two_languages(show):
+    page = opened(show, vit(), [PHOTO])
+    page.get_by_role("button", name="Tour").click()
+    box = page.locator(".tour")
+    for step in range(1, 6):
+        assert box.inner_text().startswith(f"{step}/5")
+        assert page.locator(".toured").count() == 1
+        if step == 3:
+            page.get_by_role("button", name="日本語").click()
+            assert "ネットワーク" in box.inner_text()
+        page.locator("[name=next]").click()
+    assert not box.is_visible()
+    page.get_by_role("button", name="Tour").click()
+    page.keyboard.press("Escape")
+    assert not box.is_visible()
+    assert page.locator(".toured").count() == 0
+
+
+@pytest.mark.parametrize("width", [320, 1280])
+def test_it_fits_and_nothing_serious_is_found(show, width):
+    page = show(
+        live({"a vit": vit(), "a senet": senet()}, [PHOTO, OTHER]).html,
+        viewport={"width": width, "height": 844},
+    )
+    page.wait_for_selector(".photos button")
+    page.get_by_role("button", name="Cover", exact=True).click()
+    stroke(page, (1, 1), (1, 2))
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.evaluate(AXE_SCRIPT)
+    found = [
+        (one["id"], one["nodes"][0]["html"], one["nodes"][0]["failureSummary"])
+        for one in page.evaluate("axe.run()")["violations"]
+        if one["impact"] in ("serious", "critical")
+    ]
+    assert found == []

@@ -1,0 +1,42 @@
+"""`vision-attn live MODEL [IMAGE...]`: one page that runs the network in the browser.
+
+Light to import, as every command is: torch comes in when it runs.
+"""
+
+import argparse
+from pathlib import Path
+
+from vision_attn.commands import options
+from vision_attn.terminal import say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_model(parser)
+    options.add_images(parser)
+    group = parser.add_argument_group("page")
+    options.add_output(group, "outputs/live.html")
+    group.add_argument(
+        "--versus", metavar="MODEL", help="a second model, to compare the first with"
+    )
+    options.add_seed(group)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0, or 1 where an image could not be read; the page begins with the others."""
+    output = Path(args.output)
+    options.output_folder(str(output.parent))
+    from vision_attn.reports.gallery import find_images
+    from vision_attn.reports.live import live
+
+    specs = [args.model] if args.versus is None else [args.model, args.versus]
+    with options.Report() as report:
+        images = options.existing(args.images, report)
+        files, problems = find_images(images, args.limit) if images else ([], [])
+        for problem in problems:
+            report.problem(problem)
+        if args.images and not files:
+            return 1
+        models = {spec: options.load(args, spec) for spec in specs}
+        page = live(models, files, progress=report).save(output)
+    say(f"{page}: {page.stat().st_size / 1e6:.1f} MB, open it in a browser")
+    return 1 if report.problems else 0

@@ -1,0 +1,14 @@
+// From logits to classes, for the page and for its worker.
+
+const LIKELIEST = 5; // classes that are shown
+
+function softmaxOf(logits) {
+  const most = logits.reduce((largest, one) => Math.max(largest, one), -Infinity);
+  const shares = Float64Array.from(logits, (one) => Math.exp(one - most));
+  const total = shares.reduce((sum, share) => sum + share, 0);
+  return shares.map((share) => share / total);
+}
+
+/** The classes with the largest numbers, the largest first. */
+const likeliest = (chances) =>
+  [...chances.keys()].sort((a, b) => chances[b] - chances[a]).slice(0, LIKELIEST);
