@@ -214,7 +214,7 @@ def test_hugging_face_from_a_folder(tmp_path):
         ("outputs/none/best.ckpt", "outputs/none/best.ckpt: no such file; expected a checkpoint"),
         ("vit_small_patch16_224", "the network of that name is timm:vit_small_patch16_224"),
         ("tim:vit_small_patch16_224", "no source of models named 'tim'; did you mean timm?"),
-        ("timm:", "expected a checkpoint file, timm:NAME"),
+        ("timm:", "expected a checkpoint file, vision_attn:NAME"),
         ("timm:vit_smal_patch16_224", "no network named .*; did you mean vit_small_patch16_224"),
         ("torchvision:resnet19", "no classifier 'resnet19'; did you mean resnet"),
         ("torchvision:fcn_resnet50", "no classifier 'fcn_resnet50'"),

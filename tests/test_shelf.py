@@ -253,9 +253,13 @@ def test_a_damaged_file_is_named_by_its_checksum(shelf, spec):
     ("text", "message"),
     [
         ("{", "damaged: expected a card in JSON"),
-        ("[]", "damaged: a card without 'sha256'"),
-        ('{"sha256": 3}', "damaged: a card without 'sha256'"),
-        ('{"sha256": "3"}', "damaged: a card without 'checkpoint'"),
+        ("[]", "damaged: a card without sha256"),
+        ('{"sha256": 3}', "damaged: a card without sha256"),
+        ('{"sha256": "3", "bytes": 3, "checkpoint": []}', "damaged: a card without checkpoint"),
+        (
+            '{"sha256": "3", "bytes": 3, "checkpoint": {}, "data": 4}',
+            "damaged: a card without data.name: install vision-attn again",
+        ),
     ],
 )
 def test_a_damaged_card_is_one_line(text, message, shelf, spec):
@@ -399,7 +403,7 @@ def test_a_network_learns_a_new_task_from_its_weights(
     model = load_model(folder / "best.ckpt")
     assert model.classes == ["blue", "green", "red"]
     assert model.preprocess.mean == pytest.approx(load_model(spec).preprocess.mean)
-    assert told["test/top1"] >= 0.8
+    assert told["test/top1"] > 0.5  # by chance a third
 
 
 def test_what_does_not_fit_is_one_line(spec, models, task, tmp_path, capsys, monkeypatch):

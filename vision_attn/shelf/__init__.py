@@ -21,13 +21,15 @@ __all__ = ["PREFIX", "Card", "Shelf", "is_shelved", "list_models", "shelved"]
 
 PREFIX = "vision_attn:"  # of the spec of a network on a shelf
 REPAIR = "install vision-attn again, or take the file from a whole copy"
-SECTIONS = {
+NEEDED = {  # of a card, by the names on the way
     "sha256": str,
+    "bytes": int,
     "checkpoint": dict,
-    "data": dict,
-    "test": dict,
-    "network": dict,
-    "training": dict,
+    "data.name": str,
+    "data.config": dict,
+    "test.top1": float,
+    "network.class": str,
+    "network.parameters": int,
 }
 
 
@@ -59,9 +61,12 @@ class Card:
             raise ModelError(f"{path}: cannot be read ({error.strerror})") from error
         except (ValueError, RecursionError) as error:
             raise ModelError(f"{path}: damaged: expected a card in JSON: {REPAIR}") from error
-        for name, kind in SECTIONS.items():
-            if not isinstance(values, dict) or not isinstance(values.get(name), kind):
-                raise ModelError(f"{path}: damaged: a card without {name!r}: {REPAIR}")
+        for name, kind in NEEDED.items():
+            value = values
+            for part in name.split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            if not isinstance(value, kind):
+                raise ModelError(f"{path}: damaged: a card without {name}: {REPAIR}")
         return cls(path, values)
 
     @property
@@ -94,11 +99,11 @@ class Card:
         values = self.values
         return {
             "name": self.name,
-            "network": values["network"].get("class"),
-            "data": values["data"].get("name"),
-            "accuracy": values["test"].get("top1"),
-            "parameters": values["network"].get("parameters"),
-            "size": values.get("bytes"),
+            "network": values["network"]["class"],
+            "data": values["data"]["name"],
+            "accuracy": values["test"]["top1"],
+            "parameters": values["network"]["parameters"],
+            "size": values["bytes"],
         }
 
 
