@@ -1,181 +1,278 @@
-"""Writes docs/real_data.md: every method's heatmaps on photos, by networks trained on few of them.
+"""Writes docs/real_data.md: every method's heatmaps on photos, by networks that know these photos.
 
-    python docs/real_data_study.py [--runs outputs] [--scores outputs/real] [--images 100]
+    python docs/real_data_study.py [MODEL ...] [--data .data/imagenette160/val] [--images 300]
 
-Scores the networks of configs/{vit,senet,spatial_cnn}_{cifar10,imagefolder}.yaml, as they lie in
-the folder of runs after `vision-attn fit`. What is scored already is taken as it is.
+Scores the Imagenette networks that come along, or the models that are named, on photos of a folder
+with a folder a class. Methods that need many passes for a map are asked about fewer photos. What is
+scored already is taken as it is, and a stopped run goes on. --quick makes it all small, to see that
+it runs.
 """
 
 import argparse
-import json
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+
+import torch
 
 import vision_attn
+from vision_attn import load_model
+from vision_attn.evaluate.bootstrap import bca
+from vision_attn.explain import Explainer, fitting_methods
+from vision_attn.explain.attribution import Attribution
 from vision_attn.render import markdown_table
+from vision_attn.reports.scoring import MethodVerdict, Scores
+from vision_attn.types import Model
 
 HERE = Path(__file__).parent
-NETWORKS = ("vit", "senet", "spatial_cnn")
+SHELF = tuple(
+    f"vision_attn:{name}_imagenette" for name in ("compact_vit", "vit", "senet", "spatial_cnn")
+)
 METRICS = {
-    "deletion": "deletion",
-    "insertion": "insertion",
-    "pointing_game": "pointing game",
-    "energy_inside": "energy inside",
-    "box_iou": "box IoU",
-    "randomisation": "randomisation",
-    "sensitivity": "sensitivity",
+    "deletion": "deletion ↓",
+    "insertion": "insertion ↑",
+    "grid_pointing_2x2": "mosaic 2x2 ↑",
+    "grid_pointing_3x3": "mosaic 3x3 ↑",
+    "randomisation": "randomisation ↓",
+    "sensitivity": "sensitivity ↓",
 }
+RANKED = "deletion", "insertion", "grid_pointing_2x2"
+FAMILIES = {True: "a Vision Transformer", False: "a CNN"}  # by whether it is made of tokens
 
 
-class Study(NamedTuple):
-    """Networks of configs/NAME_`config`.yaml on DATA, and what the page says of it."""
+@dataclass(frozen=True)
+class Effort:
+    """On how many photos methods are measured. sanity: those with lost weights and with noise."""
 
-    title: str
-    config: str
-    data: str
     images: int
-    options: dict[str, Any]
-    about: str
+    sanity: int
+    mosaics: tuple[int, ...]
 
 
-def studies(root: str, images: int) -> list[Study]:
-    everything = {"methods": "all", "sanity": 8}
-    return [
-        Study(
-            "CIFAR-10", "cifar10", "cifar10", images, {**everything, "root": root},
-            "No masks: only what the network itself says, and the sanity check.",
-        ),
-        Study(
-            "Imagenette, held-out photos", "imagefolder", f"{root}/imagenette", images, everything,
-            "Likewise.",
-        ),
-        Study(
-            "ImageNet photos with boxes", "imagefolder", f"{root}/imagenet_boxes", images, {},
-            "Photos of a thousand classes, most of which the network does not know: its predicted "
-            "class is explained, and the question is whether it looks at the object at all.",
-        ),
-        Study(
-            "Pets with masks", "imagefolder", f"{root}/pet_masks", images, {},
-            "26 photos of cats and dogs.",
-        ),
-    ]  # fmt: skip
+@dataclass(frozen=True, eq=False)
+class Studied:
+    """A network and its scores, those of the quick methods and those of the slow ones."""
+
+    spec: str
+    model: Model
+    quick: Scores
+    slow: Scores
+
+    def scores(self, method: str) -> Scores:
+        """The scores that a method is in; the baselines are in both, and taken with the quick."""
+        return self.quick if method in self.quick.methods else self.slow
+
+    @property
+    def methods(self) -> list[str]:
+        """All methods, the baselines last."""
+        names = [*self.quick.methods, *self.slow.methods]
+        return sorted(dict.fromkeys(names), key=self.is_baseline)
+
+    def is_baseline(self, method: str) -> bool:
+        return method in self.quick.results.baselines
+
+    def verdicts(self) -> dict[str, MethodVerdict]:
+        """What the scores say of each method."""
+        every = (*self.quick.verdict().methods, *self.slow.verdict().methods)
+        return {one.method: one for one in every}
+
+    def mean(self, metric: str, method: str) -> float:
+        """The mean of a method by a metric, NaN without one."""
+        return self.scores(method).results.mean(metric, method).value
 
 
 def study() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=Path, default=Path("outputs"), metavar="DIR")
+    parser.add_argument("models", nargs="*", default=list(SHELF), metavar="MODEL")
+    parser.add_argument("--data", default=".data/imagenette160/val", metavar="FOLDER")
     parser.add_argument("--scores", type=Path, default=Path("outputs/real"), metavar="DIR")
-    parser.add_argument("--data", default=".data", metavar="DIR", help="where the data sets lie")
-    parser.add_argument("--images", type=int, default=100)
+    parser.add_argument("--images", type=int, default=300, help="photos for quick methods")
+    parser.add_argument("--slow", type=int, default=32, help="photos for slow methods")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--output", type=Path, default=HERE, help="where the page is written")
+    parser.add_argument("--quick", action="store_true", help="small, to see that it runs")
     args = parser.parse_args()
-    page = [PAGE, markdown_table(["network", "trained for", "test top-1"], trained(args.runs))]
-    all_told: list[dict[str, Any]] = []
-    for each in studies(args.data, args.images):
-        page.append(f"\n## {each.title}\n\n{each.about}\n")
-        for network in NETWORKS:
-            run = args.runs / f"{network}_{each.config}" / "version_0"
-            folder = args.scores / f"{network}-{each.config}-{Path(each.data).name}"
-            if not (folder / "scores.json").is_file():
-                checkpoint = run / "best.ckpt"
-                vision_attn.score(
-                    vision_attn.load_model(checkpoint),
-                    each.data,
-                    images=each.images,
-                    processes=args.processes,
-                    output=folder,
-                    name=str(checkpoint),
-                    **each.options,
-                )
-            told = json.loads((folder / "scores.json").read_text())
-            all_told.append(told["methods"])
-            page.append(f"\n### {network}\n\n{table(told['methods'])}")
-    page.append(f"\n## In how many of these tables\n\n{IN_ALL}\n\n{in_all(all_told)}")
+    quick, slow = Effort(args.images, 32, (2, 3)), Effort(args.slow, 20, (2,))
+    if args.quick:
+        quick, slow = Effort(4, 2, (2, 3)), Effort(2, 1, (2,))
+    studied = [studied_network(spec, args, quick, slow) for spec in args.models]
+    page = [
+        PAGE.format(verdict=verdict(studied), rule=RULE, n=effort(quick, slow), data=args.data),
+        markdown_table(["network", "named right", "mosaics"], [about(one) for one in studied]),
+    ]
+    for one in studied:
+        page += [f"\n## {one.spec}\n", f"{one.quick.verdict().what}\n", table(one)]
     (args.output / "real_data.md").write_text("\n".join(page), encoding="utf-8")
     print(args.output / "real_data.md")
 
 
-def trained(runs: Path) -> list[list[str]]:
-    rows = []
-    for config in ("cifar10", "imagefolder"):
-        for network in NETWORKS:
-            folder = runs / f"{network}_{config}" / "version_0"
-            told = json.loads((folder / "summary.json").read_text())
-            rows.append(
-                [
-                    f"`{network}_{config}`",
-                    f"{told['epochs']} epochs, {told['minutes']:.1f} minutes",
-                    f"{told['test/top1']:.1%}",
-                ]
-            )
-    return rows
+def studied_network(spec: str, args: argparse.Namespace, quick: Effort, slow: Effort) -> Studied:
+    """Score a network, or take its scores as they are."""
+    model = load_model(spec)
+    every = fitting_methods(model)
+    heavy = [one for one in every if isinstance(one, Attribution)]
+    light = [one for one in every if not isinstance(one, Attribution)]
+    name = spec.partition(":")[2] or Path(spec).resolve().parent.parent.name
+
+    def scored(methods: list[Explainer], effort: Effort, part: str) -> Scores:
+        return vision_attn.score(
+            model,
+            args.data,
+            methods,
+            images=effort.images,
+            sanity=effort.sanity,
+            mosaic=effort.mosaics,
+            steps=2 if args.quick else 16,
+            processes=args.processes,
+            output=args.scores / name / part,
+            name=spec,
+        )
+
+    return Studied(spec, model, scored(light, quick, "quick"), scored(heavy, slow, "slow"))
 
 
-def table(methods: dict[str, Any]) -> str:
+def effort(quick: Effort, slow: Effort) -> str:
+    """On how many photos, in a sentence."""
+    return (
+        f"Methods of a few passes a map on {quick.images} photos, drawn evenly (randomisation and "
+        f"sensitivity on {quick.sanity}); IntegratedGradients and Occlusion, which take hundreds, "
+        f"on {slow.images} ({slow.sanity}), without mosaics of 3x3. The last column says on how "
+        "many photos, mosaics and photos with lost weights each number rests."
+    )
+
+
+def about(one: Studied) -> list[str]:
+    """A network's row: its accuracy on what was scored, and what it makes of mosaics."""
+    right = one.quick.results.accuracy()
+    named = "" if right is None else f"{right[0]:.1%} of {right[1]} photos"
+    mosaics = "; ".join(
+        f"{row.side}x{row.side}: {row.mosaics}, photos {row.frame}, "
+        f"{row.named[row.frame]:.0%} of their classes among the first {row.side**2}"
+        for row in one.quick.results.mosaics
+    )
+    return [f"`{one.spec}`", named, mosaics]
+
+
+def table(one: Studied) -> str:
     """A row a method, best deletion first, the baselines last; starred as the page says."""
-    known = [m for m in METRICS if any(m in row["scores"] for row in methods.values())]
-    rows = [
-        [f"*{name}*" if row["baseline"] else name, *(cell(row["scores"].get(m)) for m in known)]
-        for name, row in sorted(methods.items(), key=by_deletion)
-    ]
-    return markdown_table(["method", *(METRICS[m] for m in known)], rows)
-
-
-def by_deletion(method: tuple[str, dict[str, Any]]) -> tuple[bool, float]:
-    """The methods by their deletion, those without one behind them, the baselines last."""
-    mean = method[1]["scores"].get("deletion", {}).get("mean")
-    return method[1]["baseline"], float("inf") if mean is None else mean
-
-
-def starred(score: dict[str, Any] | None) -> bool | None:
-    """Whether better than every baseline with certainty; None where it was not measured."""
-    if score is None or score["mean"] is None:
-        return None
-    ahead = (score.get("better_than") or {}).values()
-    return bool(ahead) and all(one and one["certain"] for one in ahead)
-
-
-def in_all(told: list[dict[str, Any]]) -> str:
-    """Of the tables a method is in, how many have its star."""
-    names = {name for methods in told for name, row in methods.items() if not row["baseline"]}
+    known = [m for m in METRICS if m in one.quick.metrics]
+    methods = sorted(one.methods, key=lambda m: (one.is_baseline(m), one.mean("deletion", m)))
     rows = []
-    for name in names:
-        cells, stars = [], 0
-        for metric in ("deletion", "insertion", "pointing_game", "energy_inside", "box_iou"):
-            found = [starred(m[name]["scores"].get(metric)) for m in told if name in m]
-            known = [star for star in found if star is not None]
-            cells.append(f"{sum(known)} of {len(known)}" if known else "")
-            stars += sum(known)
-        rows.append((-stars, [name, *cells]))
-    head = ["method", "deletion", "insertion", "pointing game", "energy inside", "box IoU"]
-    return markdown_table(head, [row for _, row in sorted(rows)])
+    for method in methods:
+        results = one.scores(method).results
+        counts = [
+            str(results.mean(metric, method).n)
+            for metric in ("deletion", "grid_pointing_2x2", "randomisation")
+        ]
+        name = f"*{method}*" if one.is_baseline(method) else method
+        rows.append([name, *(cell(one, m, method) for m in known), " / ".join(counts)])
+    return markdown_table(["method", *(METRICS[m] for m in known), "n"], rows)
 
 
-def cell(score: dict[str, Any] | None) -> str:
-    if score is None or score["mean"] is None:
+def cell(one: Studied, metric: str, method: str) -> str:
+    """A mean with its 95 % interval, and a star where it is better than every baseline."""
+    scores = one.scores(method)
+    values = torch.tensor(list(scores.results.numbers(metric, method).values())).double()
+    if not len(values):
         return ""
-    star = " ★" if starred(score) else ""
-    error = "" if score["standard_error"] is None else f" ± {score['standard_error']:.3f}"
-    return f"{score['mean']:.3f}{error}{star}"
+    if scores.results.is_blind(metric, method):
+        return f"{values.mean():.3f} class-blind"
+    star = " ★" if scores.results.beats_all(metric, method) else ""
+    if len(values) < 2:
+        return f"{values.mean():.3f}"
+    low, high = bca(values)
+    return f"{values.mean():.3f} [{low:.3f}, {high:.3f}]{star}"
 
+
+def verdict(studied: list[Studied]) -> str:
+    """What the numbers say of each family, by RULE."""
+    parts = []
+    for tokens, family in FAMILIES.items():
+        mine = [one for one in studied if (one.model.layout is not None) == tokens]
+        if mine:
+            parts.append(f"**For {family}** ({counted(mine)}): {of_family(mine)}")
+    return "\n\n".join(parts)
+
+
+def of_family(mine: list[Studied]) -> str:
+    """Which method to use, which not to believe, and which cannot answer for a class."""
+    told = [one.verdicts() for one in mine]
+    common = [m for m in told[0] if all(m in one for one in told)]
+    use = [
+        m for m in common if all(t[m].trust == "yes" and t[m].pointing == "points" for t in told)
+    ]
+    use.sort(key=lambda m: mean_rank(m, mine, use))
+    where = [
+        m
+        for m in common
+        if all(t[m].trust == "yes" and t[m].pointing == "class-blind" for t in told)
+    ]
+    not_believed = [m for m in common if any(t[m].trust == "no" for t in told)]
+    blind = [m for m in common if all(t[m].pointing == "class-blind" for t in told)]
+    rest = [m for m in common if m not in (*use, *where, *not_believed)]
+    if use:
+        said = [f"use {use[0]}."]
+        if use[1:]:
+            said.append(f"Next to it, in this order: {listed(use[1:])}.")
+    else:
+        said = ["no method has shown on every network here that it is to be used."]
+    if where:
+        said.append(f"For where it looks, whatever the class: {listed(where)}.")
+    if not_believed:
+        said.append(f"Do not believe {listed(not_believed)}.")
+    if blind:
+        said.append(f"Not to be asked why this class and not another: {listed(blind)}.")
+    if rest:
+        said.append(f"Undecided: {listed(rest)}.")
+    return " ".join(said)
+
+
+def mean_rank(method: str, mine: list[Studied], among: list[str]) -> float:
+    """The mean place of a method among others, over RANKED and networks; 0 is always first."""
+    places = []
+    for one in mine:
+        for metric in RANKED:
+            sign = 1 if metric == "deletion" else -1
+            order = sorted(among, key=lambda m: sign * one.mean(metric, m))
+            places.append(order.index(method))
+    return sum(places) / len(places)
+
+
+def listed(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def counted(mine: list[Studied]) -> str:
+    return listed(f"`{one.spec}`" for one in mine)
+
+
+RULE = """\
+The rule: a method is used where, by every network of the kind, it is better than each of three maps
+that know nothing of the network by deletion and by insertion (the 95 % interval of the paired
+difference leaves 0 out), its map changes as the weights are lost, and in mosaics it lies on the
+photo of the class asked for more than these maps do; those are ordered by their mean rank in
+deletion, insertion and mosaics of 2x2. It is not believed where by one network it is worse than
+one of these maps, no better by both measures, or the same without the weights. A class-blind map is
+the same whatever class is asked for. `vision-attn score` says the same of your model."""
 
 PAGE = """\
 # Heatmaps on photos, scored
 
-Small networks that were trained on little, and every method that fits them. ★: better than each of
-the three maps that know nothing of the network (in italics) by the 95 % paired bootstrap interval.
-Deletion is better low, as is sensitivity; randomisation is the rank correlation of a map with that
-of the same network whose weights were lost, and should be near 0; all else is better high. A method
-that is best by one measure is often not by another: read a column for the question you have.
+{verdict}
 
-How this page was made: `python docs/real_data_study.py`, after the six `vision-attn fit` of the
-configs named here, on two CPU cores.
+{rule}
+
+**How to read the tables.** Each number has its 95 % interval; ★: better than each of the maps that
+know nothing of the network (in italics). *Deletion* and *insertion*: the class's mean probability
+as a map's first cells are taken away, or put back. *Mosaic*: photos of different classes pasted
+together, those that the network is surest of; the share of the map of a class that lies on its
+photo, 1/4 and 1/9 by chance. *Randomisation*: the rank correlation with the map of the same network
+without its weights. *Sensitivity*: how much a little noise changes the map.
+
+{n} The photos are those of `{data}`, which no network was trained on.
+
+How this page was made: `python docs/real_data_study.py`.
 """
-
-IN_ALL = """\
-How many of the tables above have a method's star, of those that it is in. What follows is said in
-[what was measured](results.md)."""
 
 if __name__ == "__main__":
     study()

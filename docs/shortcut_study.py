@@ -6,7 +6,8 @@
         --cheat outputs/vit_planted_shortcut/version_0/best.ckpt
 
 Scores both networks on the same images, which carry a mark that gives the class away, and compares
-where their maps lie. The scoring goes on where it was stopped.
+where their maps lie. The scoring goes on where it was stopped. The section on photos, which
+shortcut_photos_study.py writes, stays as it is.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from vision_attn.render import markdown_table, outlined
 
 HERE = Path(__file__).parent
 CUES = {"agree": "names the class", "none": "is not there", "contradict": "names another class"}
+PHOTOS = "\n## On photos\n"
 SHOWN = "Rollout", "LeGrad", "GradCAM", "Relevance", "EdgeMap"
 
 PAGE = """\
@@ -87,7 +89,11 @@ def study() -> None:
         verdict=verdict(told),
         tables=" and ".join(f"`{Path(args.scores) / name}/scores.md`" for name in networks),
     )
-    (args.output / "shortcut.md").write_text(page, encoding="utf-8")
+    file = args.output / "shortcut.md"
+    if file.is_file():
+        _, heading, photos = file.read_text(encoding="utf-8").partition(PHOTOS)
+        page += heading + photos
+    file.write_text(page, encoding="utf-8")
     print(f"{args.output / 'shortcut.md'}")
 
 

@@ -106,6 +106,30 @@ def test_where_the_weights_come_from(tmp_path):
     assert given.warning == own.warning == ""
 
 
+@pytest.mark.parametrize(("classes", "weights"), [(7, "random classifier"), (1000, "trained")])
+def test_a_classifier_of_other_classes_than_the_weights_is_random(classes, weights, monkeypatch):
+    from vision_attn import hub
+
+    made = hub.create_timm  # what timm would download is not what is asked here
+    monkeypatch.setattr(
+        hub, "create_timm", lambda name, pretrained, **args: made(name, pretrained=False, **args)
+    )
+    model = load_model("timm:test_vit", num_classes=classes)
+    assert model.weights == weights
+    assert model.warning.startswith("Random classifier: ") == (classes == 7)
+    assert load_model("timm:test_vit", num_classes=0).weights == "trained"  # there is none
+
+
+def test_a_pretrained_network_without_a_classifier_has_a_random_one(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"image_size": 16, "patch_size": 8, "hidden_size": 8, "intermediate_size": 8}
+    config = transformers.ViTConfig(num_hidden_layers=1, num_attention_heads=2, **sizes)
+    transformers.ViTModel(config).save_pretrained(tmp_path / "trunk")
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "whole")
+    assert load_model(f"hf:{tmp_path / 'trunk'}").weights == "random classifier"
+    assert load_model(f"hf:{tmp_path / 'whole'}").weights == "trained"
+
+
 def test_timm_takes_a_size_and_arguments_of_its_own():
     model = load_model("timm:test_vit", pretrained=False, image_size=(32, 64), num_classes=3)
     assert model.classes == ["class 0", "class 1", "class 2"]

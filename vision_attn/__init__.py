@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import attention, data, evaluate, explain, models, render, reports, training
+    from . import attention, data, evaluate, explain, models, render, reports, shelf, training
     from .distillation import Distillation
     from .fitting import FittedRun, fit
     from .hub import LoadedModel, load_model
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .reports.inspection import inspect
     from .reports.live import live
     from .reports.scoring import removal, score
+    from .shelf import list_models
     from .types import Heatmaps, TokenLayout
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ _PARTS = [
     "models",
     "render",
     "reports",
+    "shelf",
     "training",
     "types",
 ]
@@ -51,6 +53,7 @@ _NAMES = {
     "fit": "fitting",
     "gallery": "reports.gallery",
     "inspect": "reports.inspection",
+    "list_models": "shelf",
     "live": "reports.live",
     "load_model": "hub",
     "removal": "reports.scoring",

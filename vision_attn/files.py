@@ -15,7 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-__all__ = ["append_text", "claimed", "replacing", "write_text"]
+__all__ = ["append_text", "claimed", "kept_together", "replacing", "write_text"]
 
 LEFT = re.compile(r"\..*\.[0-9a-f]{8}\.part(\..*)?")  # names of files that a kill left behind
 ADVICE = {
@@ -75,6 +75,18 @@ def append_text(path: str | PathLike[str], text: str) -> None:
                 raise
     except OSError as error:
         raise _named(error, path) from error
+
+
+@contextmanager
+def kept_together() -> Iterator[list[Path]]:
+    """Give a `with` block a list for the files that it writes; if it fails, they are removed."""
+    files: list[Path] = []
+    try:
+        yield files
+    except BaseException:
+        for file in files:
+            file.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""Any model by one word: a checkpoint of ours, or a network of timm, torchvision, Hugging Face.
+"""Any model by one word: one that comes along, a checkpoint, or one of timm, torchvision, HF.
 
-    model = load_model("timm:vit_small_patch16_224")
+    model = load_model("vision_attn:vit_planted")
     logits = model.network(model.preprocess("photo.jpg")[None])
 
 Axes: b batch, k classes.
@@ -9,7 +9,7 @@ Axes: b batch, k classes.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import timm
 import torchvision
@@ -30,7 +30,8 @@ from vision_attn.models.timm_model import (
 )
 from vision_attn.models.torchvision_model import create_torchvision
 from vision_attn.models.vit import ViT
-from vision_attn.types import LoadedSequences, Model, Symbols, TokenLayout
+from vision_attn.shelf import PREFIX
+from vision_attn.types import Calibration, LoadedSequences, Model, Provenance, Symbols, TokenLayout
 
 LARGEST_SIDE = 8192  # pixels of a network's input
 if TYPE_CHECKING:
@@ -54,7 +55,13 @@ class Request:
     model_args: dict[str, Any]
 
 
-Parts = tuple[nn.Module, Preprocess, list[str]]
+class Parts(NamedTuple):
+    """What a source gives: `LoadedModel` is made of it."""
+
+    network: nn.Module
+    preprocess: Preprocess
+    classes: list[str]
+    calibration: Calibration = Calibration()
 
 
 class LoadedModel(Model):
@@ -62,7 +69,9 @@ class LoadedModel(Model):
 
     classes: their names in the order of the logits; empty where the network has no classifier.
     layout: how its tokens lie on an image of `preprocess.input_size`; None without tokens. name:
-    what it was loaded by. weights: `random` or `trained`.
+    what it was loaded by. weights: `random`, `random classifier` or `trained`. calibration: what
+    makes probabilities of its logits; a network that comes along was calibrated on photos that it
+    did not learn from.
 
     Examples:
         >>> import numpy as np
@@ -137,8 +146,9 @@ def load_model(
     image_size: int | Size | None = None,
     **model_args: Any,
 ) -> LoadedModel:
-    """Load the model that `spec` names: a checkpoint, timm:NAME, torchvision:NAME or hf:NAME.
+    """Load a model: vision_attn:NAME, a checkpoint, timm:NAME, torchvision:NAME or hf:NAME.
 
+    vision_attn:NAME is a network that comes along (`list_models`), calibrated at its input size.
     weights: a file (.safetensors, .pth, .ckpt) to take the weights from, so nothing is downloaded.
     pretrained: the library's own weights, downloaded once; False leaves them random.
     image_size: another input size than the model's own, one side or (height, width).
@@ -180,11 +190,36 @@ def _load_model(
     if weights is not None and not Path(weights).exists():
         raise ModelError(f"{weights}: no such file; expected a checkpoint or a weights file")
     ask = Request(name, str(weights) if weights else None, pretrained, size, model_args)
-    network, preprocess, classes = _checkpoint(saved, ask) if saved else LIBRARIES[source](ask)
+    network, preprocess, classes, calibration = (
+        _checkpoint(saved, ask) if saved else LIBRARIES[source](ask)
+    )
     network.eval()
     layout = _layout(network, preprocess.input_size)
-    drawn = saved is None and not pretrained and weights is None
-    return LoadedModel(network, preprocess, classes, layout, spec, "random" if drawn else "trained")
+    provenance = "trained" if saved else _provenance(network, ask)
+    return LoadedModel(network, preprocess, classes, layout, spec, provenance, calibration)
+
+
+def _shelf(ask: Request) -> Parts:
+    """A network that comes along; without its own weights, or at another size, not calibrated."""
+    saved = unpack(f"{PREFIX}{ask.name}")
+    found = _checkpoint(saved if ask.pretrained else replace(saved, weights={}), ask)
+    own_size = ask.size in (None, saved.about["preprocess"]["input_size"])
+    own = ask.pretrained and ask.weights is None and own_size
+    return found if own else found._replace(calibration=Calibration())
+
+
+def _provenance(network: Any, ask: Request) -> Provenance:
+    """Where the weights of a library's network come from.
+
+    A library leaves a classifier random where the weights that it has are of other classes.
+    """
+    if ask.weights is not None:
+        return "trained"
+    if not ask.pretrained:
+        return "random"
+    own = getattr(network, "pretrained_cfg", {}).get("num_classes")  # timm's
+    other = own is not None and network.num_classes not in (0, own)
+    return "random classifier" if other or getattr(network, "missing", None) else "trained"
 
 
 def _checkpoint(saved: Checkpoint, ask: Request) -> Parts:
@@ -204,15 +239,17 @@ def _checkpoint(saved: Checkpoint, ask: Request) -> Parts:
         outputs = about["network"]["init_args"].get("num_classes") or len(classes)
         if outputs != len(classes):
             raise ValueError(f"{len(classes)} class names for {outputs} outputs")
+        calibration = Calibration(**about.get("calibration") or {})
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: its network cannot be rebuilt: {_in_words(error)}") from error
     weights = read_weights(ask.weights) if ask.weights else saved.weights
-    load_weights(network, weights, ask.weights or path)
+    if weights:  # else they stay as they are drawn
+        load_weights(network, weights, ask.weights or path)
     if ask.size is not None:
         preprocess = replace(preprocess, input_size=ask.size)
         if isinstance(network, TimmModel):
             network.set_image_size(ask.size)
-    return network, preprocess, classes
+    return Parts(network, preprocess, classes, calibration)
 
 
 def load_sequences(path: str | Path) -> LoadedSequences:
@@ -274,7 +311,7 @@ def _timm(ask: Request) -> Parts:
     )
     subset = timm.data.infer_imagenet_subset({"num_classes": network.num_classes})
     names = timm.data.ImageNetInfo(subset).label_descriptions() if subset else []
-    return network, preprocess, _names(list(names), network.num_classes)
+    return Parts(network, preprocess, _names(list(names), network.num_classes))
 
 
 def _torchvision(ask: Request) -> Parts:
@@ -296,7 +333,7 @@ def _torchvision(ask: Request) -> Parts:
         interpolation=transform.interpolation.value,
     )
     classes = _names(about.meta["categories"], ask.model_args.get("num_classes", 1000))
-    return network, preprocess, classes
+    return Parts(network, preprocess, classes)
 
 
 def _huggingface(ask: Request) -> Parts:
@@ -315,10 +352,11 @@ def _huggingface(ask: Request) -> Parts:
         interpolation=Image.Resampling(options.get("resample", 2)).name.lower(),
         fit="crop" if edge else "squash",
     )
-    return network, preprocess, network.classes
+    return Parts(network, preprocess, network.classes)
 
 
 LIBRARIES: dict[str, Callable[[Request], Parts]] = {
+    "vision_attn": _shelf,
     "timm": _timm,
     "torchvision": _torchvision,
     "hf": _huggingface,
@@ -343,7 +381,9 @@ def _layout(network: nn.Module, size: Size) -> TokenLayout | None:
 
 def _unknown(spec: str) -> str:
     """What to say where a spec is neither a file nor SOURCE:NAME."""
-    expected = "expected a checkpoint file, timm:NAME, torchvision:NAME or hf:NAME"
+    expected = (
+        "expected a checkpoint file, vision_attn:NAME, timm:NAME, torchvision:NAME or hf:NAME"
+    )
     path = Path(spec)
     if path.is_dir():
         found = ", ".join(map(str, sorted(path.rglob("*.ckpt"))[:3]))

@@ -20,9 +20,11 @@ from vision_attn.errors import ModelError, did_you_mean
 
 __all__ = [
     "PAD",
+    "RANDOM_CLASSIFIER",
     "RANDOM_WEIGHTS",
     "START",
     "STOP",
+    "Calibration",
     "Heatmaps",
     "Images",
     "LoadedSequences",
@@ -39,8 +41,9 @@ Images = Float[Tensor, "b c h w"]
 Logits = Float[Tensor, "b k"]
 PAD, START, STOP = 0, 1, 2  # of every sequence of symbols; the symbols themselves follow
 Pool = Literal["cls", "cls_dist", "cls_mean", "mean", "attention"]
-Provenance = Literal["trained", "random", "unknown"]  # of a network's weights
+Provenance = Literal["trained", "random", "random classifier", "unknown"]  # of a network's weights
 RANDOM_WEIGHTS = "Random weights: this model has not been trained"
+RANDOM_CLASSIFIER = "Random classifier: this model has not been trained for these classes"
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,44 @@ class Preprocessing(Protocol):
         """Lay a map over the network's input on the photo of `size` (W, H); NaN beside it."""
 
 
+@dataclass(frozen=True)
+class Calibration:
+    """What a network's logits are worth as probabilities, from photos that it did not learn from.
+
+    temperature: the logits are divided by it before the softmax (Guo et al. 2017); above 1 for a
+    network that is too sure. threshold: the probability of the surest class that 95 % of those
+    photos reach; None where that is not known.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.types import Calibration
+        >>> Calibration(temperature=2.0).probabilities(torch.tensor([[0.0, 4.0]]))
+        tensor([[0.1192, 0.8808]])
+    """
+
+    temperature: float = 1.0
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < float("inf"):
+            raise ValueError(f"temperature must be above 0 and finite, got {self.temperature}")
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise ValueError(f"threshold must be a probability or None, got {self.threshold}")
+
+    def probabilities(self, logits: Logits) -> Float[Tensor, "b k"]:
+        """Make probabilities of logits; the order of the classes stays."""
+        return (logits / self.temperature).softmax(dim=1)
+
+    def unlike(self, probability: float) -> str:
+        """Say that a photo is unlike what the network knows, if its surest class has so little."""
+        if self.threshold is None or probability >= self.threshold:
+            return ""
+        return (
+            f"Unlike what the network knows: its surest class has {probability:.1%}, where 95% of "
+            f"held-out photos have at least {self.threshold:.1%}"
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Model:
     """A network in eval mode, and what it takes to use it on photos.
@@ -186,7 +227,9 @@ class Model:
     classes: their names in the order of the logits; empty where the network has no classifier.
     layout: how its tokens lie on an image of `preprocess.input_size`; None without tokens. name:
     what it was loaded by, for titles. weights: `random` where they were drawn and never trained,
-    `trained` where they come from a file or a library, `unknown` for a network of your own.
+    `random classifier` where only those of the last layer were, `trained` where they come from a
+    file or a library, `unknown` for a network of your own.
+    calibration: of its probabilities, as they are shown; logits and heatmaps are the network's own.
     """
 
     network: nn.Module
@@ -195,11 +238,13 @@ class Model:
     layout: TokenLayout | None
     name: str = ""
     weights: Provenance = "unknown"
+    calibration: Calibration = Calibration()
 
     @property
     def warning(self) -> str:
-        """A line for titles and captions where the weights are random; otherwise empty."""
-        return RANDOM_WEIGHTS if self.weights == "random" else ""
+        """A line for titles and captions where weights are random; otherwise empty."""
+        random = {"random": RANDOM_WEIGHTS, "random classifier": RANDOM_CLASSIFIER}
+        return random.get(self.weights, "")
 
     @property
     def device(self) -> torch.device:

@@ -13,6 +13,8 @@ from nbclient import NotebookClient
 from PIL import Image
 
 from vision_attn.cli import main
+from vision_attn.commands.demo import knows_photos
+from vision_attn.data import example_photos
 from vision_attn.hub import load_model
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
@@ -44,6 +46,17 @@ def test_the_page_shows_every_map_beside_its_mask(demo: Path):
     missing = [source for source in sources if not (demo / source).is_file()]
     assert not missing
     assert page.count("the object") >= 10
+
+
+def test_the_page_begins_with_photos(demo: Path):
+    page = (demo / "index.html").read_text()
+    headings = re.findall(r"<h2[^>]*>(.*?)</h2>", page)
+    assert headings[:2] == ["Where they look in photos", "Trained here"]
+    section = page.partition("<h2>Where they look in photos</h2>")[2].partition("</section>")[0]
+    for name in example_photos():
+        assert f"photos.{name}.jpg" in section
+    for model in knows_photos():
+        assert f"photos.church.{model}.GradCAM" in section
 
 
 LITTLE = {

@@ -1,5 +1,6 @@
 """Every command on a disk that runs full: one line with the path, and no file that is half there."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from PIL import Image
 
 from vision_attn.cli import main
 from vision_attn.files import append_text, claimed
+from vision_attn.hub import load_model
+from vision_attn.render.video import VideoWriter
 
 COMMANDS = {
     "explain": ["--method", "EdgeMap", "--page"],
@@ -56,6 +59,80 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
     for path in full_disk.rglob("*"):
         if path.is_file():
             whole(path)
+    assert unexplained(full_disk / "out") == []
+
+
+def unexplained(folder: Path) -> list[str]:
+    """Files of `explain` in a folder, by name, whose photo has no line in results.jsonl."""
+    results = folder / "results.jsonl"
+    lines = results.read_text().splitlines() if results.is_file() else []
+    done = [json.loads(line)["picture"].split(".")[0] for line in lines]
+    drawn = [p for p in folder.rglob("*") if p.suffix in (".png", ".npy", ".jpg", ".mp4")]
+    return sorted(path.name for path in drawn if path.name.split(".")[0] not in done)
+
+
+@pytest.fixture
+def results_full(monkeypatch) -> None:
+    """A disk that has room for pictures, but for the lines of no more than one file."""
+    from vision_attn.reports import gallery
+
+    def once(path, text):
+        if path.is_file():
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        append_text(path, text)
+
+    monkeypatch.setattr(gallery, "append_text", once)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("data", ["photos", "film"])
+def test_no_picture_without_its_line(
+    results_full, models, photos, tmp_path, data, processes, capsys
+):
+    paths = [photos]
+    if data == "film":
+        paths = [photos / "cat.png", tmp_path / "film.mp4"]
+        with VideoWriter(tmp_path / "film.mp4", 10.0) as film:
+            film.append(np.zeros((32, 48, 3), np.uint8))
+    words = ["explain", models("vit"), *paths, "--method", "EdgeMap", "--method", "Rollout"]
+    words += ["--page", "--batch-size", 1, "--processes", processes, "-o", tmp_path / "out"]
+    assert main([str(word) for word in words]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == (2 if data == "photos" else 1)
+    assert all("No space left on device" in line for line in lines)
+    assert unexplained(tmp_path / "out") == []
+    assert len((tmp_path / "out/results.jsonl").read_text().splitlines()) == 2
+    assert len(list((tmp_path / "out").rglob("cat.*"))) == 8  # 2 maps, 2 pictures, grid, 3 thumbs
+
+
+def test_a_photo_is_drawn_whole_or_not_at_all(models, photos, tmp_path, monkeypatch, capsys):
+    from vision_attn.reports import explanation
+
+    def full(sheet, path, *more):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(explanation.render, "heatmap_grid", lambda *args, **more: None)
+    saved = explanation.render.save
+    monkeypatch.setattr(
+        explanation.render, "save", lambda image, path: full(image, path) if image is None else saved(image, path)
+    )  # fmt: skip
+    words = ["explain", models("vit"), str(photos), "--method", "EdgeMap", "--method", "Rollout"]
+    assert main([*words, "-o", str(tmp_path / "out")]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 3
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_saved_from_python_it_is_whole_or_not_there(models, photos, tmp_path, monkeypatch):
+    from vision_attn.reports import explanation
+
+    def full(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    found = load_model(models("vit")).explain([photos / "cat.png"], "Rollout")
+    monkeypatch.setattr(explanation, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        found.save(tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_a_fit_on_a_full_disk_says_where(full_disk, capsys):
@@ -70,6 +147,39 @@ def test_a_fit_on_a_full_disk_says_where(full_disk, capsys):
     assert not list(full_disk.rglob("*.part"))
 
 
+def test_measuring_on_a_full_disk_says_where(full_disk, photos, tmp_path, capsys):
+    small = ["--data.source.train=8", "--data.source.val=4", "--data.source.test=4"]
+    small += ["--model.network.depth=1", "--trainer.accelerator=cpu"]
+    quiet = ["--trainer.max_epochs=1", "--trainer.enable_progress_bar=false"]
+    words = ["fit", "--config", "vit_planted", *small, *quiet]
+    assert main([*words, f"--trainer.default_root_dir={tmp_path}"]) == 0
+    (full_disk / "best.ckpt").symlink_to(tmp_path / "vit_planted/version_0/best.ckpt")
+    (full_disk / "a.txt").write_bytes(b"x" * 65_536)
+    start = ["--ckpt_path", f"{full_disk}/best.ckpt"]
+    table = ["--trainer.accelerator=cpu", "--images", str(photos), "--output", f"{full_disk}/t.csv"]
+    for words in (
+        ["validate", "--config", "vit_planted", *small, *start],
+        ["test", "--config", "vit_planted", *small, *start],
+        ["predict", *start, *table],
+    ):
+        capsys.readouterr()
+        assert main([*words, "--trainer.enable_progress_bar=false"]) == 2
+        (line,) = [x for x in capsys.readouterr().err.splitlines() if not x.startswith("Seed set")]
+        assert line.startswith(f"vision-attn: error: {full_disk}/")
+        assert "No space left on device" in line
+        assert {path.name for path in full_disk.iterdir()} == {"best.ckpt", "a.txt"}
+
+
+def test_the_demo_on_a_full_disk_says_where(full_disk, capsys):
+    (full_disk / "a.txt").write_bytes(b"x" * 65_536)
+    assert main(["demo", "--minutes", "0.02", "-o", str(full_disk / "demo")]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    (line,) = [line for line in lines if not line.startswith("Seed set")]
+    assert line.startswith("vision-attn: error: ")
+    assert str(full_disk) in line
+    assert "No space left on device" in line
+
+
 def test_what_is_added_to_a_file_is_added_whole_or_not_at_all(full_disk):
     path = full_disk / "results.jsonl"
     append_text(path, "one\n")
@@ -82,6 +192,8 @@ def test_what_is_added_to_a_file_is_added_whole_or_not_at_all(full_disk):
 def test_a_folder_that_another_job_writes_to_is_refused(tmp_path, models, photos, capsys):
     words = ["explain", models("vit"), str(photos), "--method", "EdgeMap", "-o", str(tmp_path)]
     with claimed(tmp_path):
+        assert main(["demo", "-o", str(tmp_path)]) == 2
+        assert "another job is writing there" in capsys.readouterr().err
         assert main(words) == 2
     message = f"{tmp_path}: another job is writing there: wait for it, or name another folder"
     assert capsys.readouterr().err == f"vision-attn: error: {message}\n"

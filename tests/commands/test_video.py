@@ -1,8 +1,10 @@
 """`vision-attn explain` on videos and on folders of frames."""
 
 import json
+import os
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
@@ -172,6 +174,9 @@ def test_ctrl_c_paints_what_was_explained(models, film, tmp_path, capsys, monkey
 
 
 def test_opencv_and_ffmpeg_keep_quiet_about_a_damaged_video(models, film, tmp_path, capfd):
+    (tmp_path / "bad.avi").write_bytes(b"RIFF\0\1\0\0AVI gen." + bytes(300))
+    assert explain(models("vit"), tmp_path / "bad.avi", "-o", tmp_path / "out") == 1
+    assert len(capfd.readouterr().err.splitlines()) == 1
     content = bytearray(film.read_bytes())
     for at in range(len(content) // 4, len(content) // 2, 37):
         content[at] ^= 255
@@ -180,6 +185,63 @@ def test_opencv_and_ffmpeg_keep_quiet_about_a_damaged_video(models, film, tmp_pa
     lines = capfd.readouterr().err.strip().splitlines()
     assert all(line.startswith("vision-attn: error: ") for line in lines)
     assert len(lines) <= 1
+
+
+def test_a_playlist_named_as_a_video_opens_no_other_file(film, tmp_path):
+    """FFmpeg goes by content, whatever the name: it would show the film that the list names."""
+    lists = {
+        "concat": "ffconcat version 1.0\nfile film.mp4\n",
+        "hls": "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfilm.mp4\n#EXT-X-ENDLIST\n",
+    }
+    for name, text in lists.items():
+        (tmp_path / f"{name}.mp4").write_text(text)
+        with pytest.raises(ImageError, match=f"{name}.mp4: expected a video"):
+            Video.file(tmp_path / f"{name}.mp4")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "codec"),
+    [
+        *(("mp4", "mp4v"), ("m4v", "mp4v"), ("mov", "mp4v"), ("ts", "mp4v"), ("avi", "MJPG")),
+        *(("mkv", "MJPG"), ("webm", "VP80"), ("ogv", "VP80"), ("flv", "FLV1"), ("wmv", "WMV1")),
+    ],
+)
+def test_every_container_that_opencv_writes_is_known(tmp_path, frames, suffix, codec):
+    path = tmp_path / f"film.{suffix}"
+    written = cv2.VideoWriter(
+        str(path), cv2.CAP_FFMPEG, cv2.VideoWriter.fourcc(*codec), 25.0, (320, 198)
+    )
+    for frame in frames:
+        written.write(frame[:198, :320].copy())
+    written.release()
+    assert len(list(Video.file(path))) >= FRAMES - 1  # a transport stream may lose its last one
+
+
+def test_images_are_no_video_whatever_their_names(tmp_path):
+    """OpenCV takes 0.mp4, 1.mp4 ... for the frames of a film if they are images."""
+    for number in range(3):
+        Image.new("RGB", (32, 24)).save(tmp_path / f"{number}.mp4", "PNG")
+    with pytest.raises(ImageError, match=r"0\.mp4: expected a video"):
+        Video.file(tmp_path / "0.mp4")
+
+
+def test_frames_of_a_video_are_bounded_like_images(film, monkeypatch):
+    monkeypatch.setenv("VISION_ATTN_MAX_PIXELS", str(322 * 200 - 1))
+    with pytest.raises(ImageError, match=r"film\.mp4: 322 x 200 pixels are more than the 64,399"):
+        Video.file(film)
+    monkeypatch.setenv("VISION_ATTN_MAX_PIXELS", str(322 * 200))
+    assert len(list(Video.file(film))) == FRAMES
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("folder", "expected a file, got a folder"), ("pipe", "expected a file, got a named pipe")],
+)
+def test_what_is_no_file_is_said_to_be_what_it_is(tmp_path, kind, message):
+    path = tmp_path / "odd.mp4"
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    with pytest.raises(ImageError, match=message):
+        Video.file(path)
 
 
 def test_numbers_of_frames_count_as_numbers(tmp_path):

@@ -1,13 +1,16 @@
 """What may be opened as an image, and what must not: other formats, pipes, loops, giants."""
 
 import os
+import re
 import socket
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import EpsImagePlugin, Image
 
+import vision_attn
 from vision_attn.cli import main
 from vision_attn.data.images import (
     MOST_PIXELS,
@@ -31,6 +34,15 @@ def test_postscript_starts_no_program(tmp_path, monkeypatch, name):
     (tmp_path / name).write_bytes(POSTSCRIPT)
     with pytest.raises(ImageError, match=rf"{name}: expected an image \(JPEG, PNG, .*\), got text"):
         read_image(tmp_path / name)
+
+
+def test_images_are_opened_in_one_place():
+    """By the list of formats; Pillow's own `open` would try every format that it knows."""
+    package = Path(vision_attn.__file__).parent
+    opening = [
+        p for p in package.rglob("*.py") if re.search(r"\bImage\.open\(|imread", p.read_text())
+    ]
+    assert [path.relative_to(package).as_posix() for path in opening] == ["data/images.py"]
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
@@ -83,14 +95,18 @@ def test_a_loop_given_by_name_is_one_line(odd):
 
 @linux
 @pytest.mark.parametrize("command", ["explain", "score"])
-def test_odd_files_cost_a_line_each_and_the_rest_is_done(odd, models, tmp_path, capsys, command):
+def test_odd_files_cost_a_line_each_and_the_rest_is_done(
+    odd, models, tmp_path, capsys, command, monkeypatch
+):
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *args, **more: pytest.fail("started"))
+    (odd / "script.png").write_bytes(POSTSCRIPT)
     words = [command, models("vit"), odd, "--method", "EdgeMap", "-o", tmp_path / "out"]
     words += ["--sanity", 0, "--steps", 2] if command == "score" else []
     main([str(word) for word in words])
     error = capsys.readouterr().err
-    for name in ("pipe", "socket", "a-loop", "b-loop", "dead", "device"):
+    for name in ("pipe", "socket", "a-loop", "b-loop", "dead", "device", "script"):
         assert sum(f"{name}.png: " in line for line in error.splitlines()) == 1
-    assert len(error.splitlines()) == 6
+    assert len(error.splitlines()) == 7
     if command == "explain":
         assert len(list((tmp_path / "out").glob("*.EdgeMap.png"))) == 3
 

@@ -1,13 +1,15 @@
 """Confidence intervals against scipy's, published numbers, and how often they hold the truth."""
 
 from math import sqrt
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
+from sklearn.metrics import roc_auc_score
 
-from vision_attn.evaluate import bca, paired_bootstrap, paired_wilson, wilson
+from vision_attn.evaluate import auc, auc_interval, bca, paired_bootstrap, paired_wilson, wilson
 from vision_attn.evaluate.bootstrap import t_quantile
 
 
@@ -116,3 +118,26 @@ def test_errors():
             call(a.round(), b.round(), level=95.0)
     with pytest.raises(ValueError, match=r"level must be between 0 and 1, got 0"):
         bca(a, level=0.0)
+
+
+def test_auc_is_sklearns_with_ties():
+    a, b = torch.randint(7, (31,)).float() + 1, torch.randint(7, (23,)).float()
+    known = torch.cat([torch.ones(31), torch.zeros(23)])
+    assert auc(a, b) == pytest.approx(roc_auc_score(known, torch.cat([a, b])))
+    assert auc(a, b) + auc(b, a) == pytest.approx(1)
+    assert auc(a, a) == 0.5
+
+
+def test_the_interval_of_an_auc_holds_it_as_often_as_it_says():
+    """Of normal scores one deviation apart, alike by 0.6: AUC = Phi(1 / sqrt 2)."""
+    truth, inside = NormalDist().cdf(0.5**0.5), 0
+    for seed in range(300):
+        generator = torch.Generator().manual_seed(seed)
+        common, one, two = torch.randn(3, 60, generator=generator)
+        a, b = (0.6**0.5 * common + 0.4**0.5 * own for own in (one, two))
+        low, high = auc_interval(a + 1, b, resamples=400)
+        inside += low <= truth <= high
+    assert 0.91 <= inside / 300 <= 0.98
+    assert auc_interval(torch.rand(20) + 2, torch.rand(20)) == pytest.approx((1, 1))
+    with pytest.raises(ValueError, match="expected two scores of the same images, at least 2, got"):
+        auc_interval(torch.rand(3), torch.rand(4))

@@ -4,7 +4,8 @@
 
 Each job runs once unbroken. Then, as often as `--times` says, it runs in a process that SIGKILL ends
 at a moment drawn evenly from the time that the job takes; the job is begun again, killed once more
-in every second round, and left to end. What it leaves is compared with the unbroken run's: weights,
+in every second round, and left to end. Counts of jobs that are not asked for (--job) are kept from
+earlier runs. What it leaves is compared with the unbroken run's: weights,
 optimizer and averages to the bit, scores and heatmaps by value, pictures and pixels byte for byte.
 """
 
@@ -32,8 +33,6 @@ from rich.console import Console
 from vision_attn.cli import main as run_command
 from vision_attn.data import cache
 from vision_attn.data.images import read_image
-
-LIMIT = 120  # seconds for one run of a job
 
 
 class Job(ABC):
@@ -184,7 +183,7 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a == b
 
 
-def attempt(work: Callable[[], int], place: Path, after: float | None = None) -> int | None:
+def attempt(work: Callable[[], int], place: Path, after: float) -> int | None:
     """Run in a forked process; the exit status, or None where SIGKILL came `after` seconds."""
     pid = os.fork()
     if pid == 0:
@@ -197,7 +196,7 @@ def attempt(work: Callable[[], int], place: Path, after: float | None = None) ->
         finally:
             sys.stdout.flush()
             os._exit(code)
-    end = time.monotonic() + (LIMIT if after is None else after)
+    end = time.monotonic() + after
     while not (found := os.waitpid(pid, os.WNOHANG))[0]:
         if time.monotonic() >= end:
             with suppress(ProcessLookupError):
@@ -211,7 +210,9 @@ def attempt(work: Callable[[], int], place: Path, after: float | None = None) ->
     return None if code == -signal.SIGKILL else code
 
 
-def trial(job: Job, place: Path, moments: list[float], unbroken: Any) -> tuple[int, str | None]:
+def trial(
+    job: Job, place: Path, moments: list[float], unbroken: Any, limit: float
+) -> tuple[int, str | None]:
     """Kill it at these moments of its runs, then let it end; the kills that struck, what is wrong."""
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
@@ -220,14 +221,14 @@ def trial(job: Job, place: Path, moments: list[float], unbroken: Any) -> tuple[i
         if attempt(lambda: job.begin(place), place, moment) is not None:
             break
         struck += 1
-    code = attempt(lambda: job.begin(place), place)
+    code = attempt(lambda: job.begin(place), place, limit)
     if code != 0:
         said = (place / "said").read_text().strip().splitlines()
         return struck, f"ended with {code}: {said[-1] if said else ''}"
     return struck, None if same(job.result(place), unbroken) else "another result than unbroken"
 
 
-def warm(whole: Path) -> None:
+def warm(whole: Path, limit: float) -> None:
     """Import what the jobs import, so that a kill strikes the work."""
     modules = whole / "modules"
 
@@ -235,7 +236,7 @@ def warm(whole: Path) -> None:
         seeds.make(whole / "files")
         return 0 if modules.write_text("\n".join(sys.modules)) else 1
 
-    assert attempt(listed, whole) == 0, (whole / "said").read_text()
+    assert attempt(listed, whole, limit) == 0, (whole / "said").read_text()
     for name in modules.read_text().split():
         if not name.startswith("triton"):
             with suppress(Exception):
@@ -247,17 +248,18 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=20, help="of each job (default: 20)")
     parser.add_argument("--job", action="append", choices=JOBS, help="only these")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit", type=float, default=120, help="seconds for one run of a job")
     parser.add_argument("--output", type=Path, default=Path("outputs/fuzz"))
     options = parser.parse_args()
     console, draw, table, failed = Console(stderr=True), Random(options.seed), {}, 0
     with tempfile.TemporaryDirectory(prefix="kills") as name:
         scratch = Path(name)
-        warm(scratch)
+        warm(scratch, options.limit)
         for title in options.job or JOBS:
             job, first = JOBS[title](scratch / "files"), scratch / "unbroken" / title
             first.mkdir(parents=True)
             start = time.monotonic()
-            code = attempt(lambda job=job, first=first: job.begin(first), first)
+            code = attempt(lambda job=job, first=first: job.begin(first), first, options.limit)
             seconds = time.monotonic() - start
             if code != 0:
                 raise RuntimeError(f"{title} ended with {code}: {(first / 'said').read_text()}")
@@ -265,7 +267,7 @@ def main() -> int:
             right = kills = 0
             for round_ in range(options.times):
                 moments = [draw.uniform(0.02, 1) * seconds for _ in range(1 + round_ % 2)]
-                struck, wrong = trial(job, scratch / "trial", moments, unbroken)
+                struck, wrong = trial(job, scratch / "trial", moments, unbroken, options.limit)
                 kills += struck
                 right += wrong is None
                 if wrong:
@@ -274,7 +276,9 @@ def main() -> int:
             table[title] = {"rounds": options.times, "kills": kills, "right": right}
             console.print(f"{title:16} {right} of {options.times} right, {kills} kills")
     options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "kills.json").write_text(json.dumps(table, indent=1) + "\n")
+    path = options.output / "kills.json"
+    earlier = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps(earlier | table, indent=1) + "\n")
     return 1 if failed else 0
 
 

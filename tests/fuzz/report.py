@@ -55,7 +55,7 @@ def counts(summary: dict) -> str:
         *rows,
     ]
     for failure in summary["failures"]:
-        text = failure["text"].replace("`", "'")[:160]
+        text = re.sub(r"\S*/site-packages/", "", failure["text"]).replace("`", "'")[:160]
         lines.append(f"\n- {failure['corpus']} {failure['number']}, {failure['outcome']}: `{text}`")
     return "\n".join(lines)
 

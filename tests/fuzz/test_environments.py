@@ -71,6 +71,7 @@ SURROUNDINGS = {
     "no home": {"without": HOMES},
     "a home that is not there": {"HOME": "/nonexistent", "without": HOMES[1:]},
     "a dumb terminal": {"TERM": "dumb"},
+    "a C locale": {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
     "another user without a home": {"without": HOMES, "other_user": True},
 }
 COMMANDS = {

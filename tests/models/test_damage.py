@@ -10,7 +10,7 @@ from torch import nn
 from vision_attn.errors import ModelError
 from vision_attn.hub import load_model, load_sequences
 from vision_attn.models import ViT, describe
-from vision_attn.models.checkpoint import FORMAT, pack, unpack
+from vision_attn.models.checkpoint import FORMAT, build, pack, unpack
 
 VIT = {"image_size": 16, "patch_size": 8, "num_classes": 3, "dim": 12, "depth": 1, "heads": 2}
 ABOUT = {
@@ -64,6 +64,13 @@ def test_a_checkpoint_is_opened_once(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "load", counted)
     load_model(path)
     assert len(opened) == 1
+
+
+def test_a_network_with_an_empty_layer_is_not_built():
+    """torch only warns of it, in three lines that name no file."""
+    sizes = {"num_classes": 3, "layers": (1, 1, 1, 1), "widths": (8, 0, 8, 8)}
+    with pytest.raises(ValueError, match="a layer would have no weights: a size is 0"):
+        build({"class_path": "vision_attn.models.SEResNet", "init_args": sizes})
 
 
 def entry(**changes):

@@ -42,7 +42,7 @@ def page(tmp_path) -> Reader:
     sections = [
         Text(EVIL, [EVIL]),
         Table("Accuracy", ["model", EVIL], [["ViT", EVIL], ["SENet", "97 %"]]),
-        Gallery("Heatmaps", [Row(EVIL, EVIL, shots)] * 12),
+        Gallery("Heatmaps", [Row(EVIL, EVIL, shots)] * 13),
         Figures("Training", shots[:1]),
     ]
     return Reader(write_page(tmp_path, EVIL, sections, lead=EVIL))
@@ -51,14 +51,14 @@ def page(tmp_path) -> Reader:
 def test_every_text_stays_text(page):
     assert {tag for tag, attributes in page.tags if "onerror" in attributes} == set()
     assert page.text.count(EVIL) >= 8
-    assert len(page.all("img")) == 12 * 2 + 1 + 1
+    assert len(page.all("img")) == 13 * 2 + 1 + 1
     assert len(page.all("script")) == len(page.all("style")) == 1
 
 
 def test_every_link_is_a_file_beside_the_page(page, tmp_path):
     links = [a["href"] for a in page.all("a")]
     links += [image["src"] for image in page.all("img") if "src" in image]
-    assert len(links) == 4 + 25 + 25
+    assert len(links) == 4 + 27 + 27
     for link in links:
         if not link.startswith("#part"):
             assert link.startswith("./")

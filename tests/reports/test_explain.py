@@ -18,7 +18,7 @@ from vision_attn.explain import Explainer, GradCAM, RandomMap, Rollout
 from vision_attn.render import ColorMap, Dim, Scale, natural, overlay, with_colorbar
 from vision_attn.render.video import VideoWriter
 from vision_attn.reports.explain import read
-from vision_attn.types import RANDOM_WEIGHTS, Heatmaps
+from vision_attn.types import RANDOM_CLASSIFIER, RANDOM_WEIGHTS, Heatmaps
 
 
 @pytest.fixture
@@ -243,7 +243,7 @@ def test_a_film_from_python(senet, tmp_path):
         vision_attn.film(senet, tmp_path / "none.mp4")
 
 
-@pytest.fixture(params=["trained", "unknown", "random"])
+@pytest.fixture(params=["trained", "unknown", "random", "random classifier"])
 def provenance(request):
     return request.param
 
@@ -251,11 +251,12 @@ def provenance(request):
 def test_random_weights_are_marked_wherever_their_maps_are_seen(vit, photos, tmp_path, provenance):
     """By a line below the picture and in the title; nothing is drawn over the picture itself."""
     model = replace(vit, weights=provenance)
-    lines = 0 if provenance != "random" else 1
+    lines = int(provenance.startswith("random"))
+    words = RANDOM_CLASSIFIER if provenance == "random classifier" else RANDOM_WEIGHTS
     trained, found = (one.explain(photos / "dog.jpg", "Rollout", "GradCAM") for one in (vit, model))
     assert (found.grid().size != trained.grid().size) == bool(lines)
     assert (pixels_of(found._repr_png_()).shape != pixels_of(trained._repr_png_()).shape) == lines
-    assert (RANDOM_WEIGHTS in repr(found)) == bool(lines)
+    assert (words in repr(found)) == bool(lines)
     assert found.overlay().size == trained.overlay().size == found.photo.size
     for name, one in (("new", model), ("old", vit)):
         summary = vision_attn.gallery(
@@ -267,11 +268,11 @@ def test_random_weights_are_marked_wherever_their_maps_are_seen(vit, photos, tmp
     record = json.loads((tmp_path / "new" / "results.jsonl").read_text())
     assert record["weights"] == provenance
     page = (tmp_path / "new" / "index.html").read_text()
-    assert (f'<small class="warning">{RANDOM_WEIGHTS}</small></h1>' in page) == bool(lines)
-    assert (f"({RANDOM_WEIGHTS})</title>" in page) == bool(lines)
+    assert (f'<small class="warning">{words}</small></h1>' in page) == bool(lines)
+    assert (f"({words})</title>" in page) == bool(lines)
     assert summary.records()[0]["weights"] == "trained"
     inspected = vision_attn.inspect(model, photos / "dog.jpg", methods=["Rollout"]).html
-    assert (f'<p class="warning">{RANDOM_WEIGHTS}</p>' in inspected) == bool(lines)
+    assert (f'<p class="warning">{words}</p>' in inspected) == bool(lines)
 
 
 def pixels_of(png: bytes) -> np.ndarray:

@@ -51,7 +51,7 @@ def test_a_photo_takes_less_than_60_kilobytes_of_the_page(model, methods, tmp_pa
 
 
 def test_a_card_knows_the_predicted_and_the_true_class(model, tmp_path):
-    summary = gallery(model, fill(tmp_path / "in", 12, (40, 30)), ["EdgeMap"], output=tmp_path)
+    summary = gallery(model, fill(tmp_path / "in", 13, (40, 30)), ["EdgeMap"], output=tmp_path)
     source, records = summary.page.read_text(), summary.records()
     for record in records:
         name, folder = Path(record["file"]).name, Path(record["file"]).parent.name

@@ -1,7 +1,8 @@
-"""`vision-attn demo`: three networks trained from scratch on planted images, and where they look.
+"""`vision-attn demo`: where trained networks look in photos, then three that are trained here.
 
+    DIR/index.html                 the page to open, at once with photos, at the end with all of it:
+                                   accuracies, scores of the maps, the gallery
     DIR/{vit,senet,spatial_cnn}/   each run: best.ckpt, metrics, learning curves, confusion matrix
-    DIR/index.html                 the page to open: accuracies, scores of the maps, the gallery
 
 Light to import, so that its help comes at once.
 """
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from vision_attn.commands import options
 from vision_attn.reports.progress import Terminal
+from vision_attn.shelf import list_models
 
 if TYPE_CHECKING:
     from vision_attn.reports.demo_page import Entry
@@ -36,24 +38,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, test, explain; returns 0."""
-    from vision_attn.hub import load_model
-    from vision_attn.reports.demo_page import ENTRIES, Demo
+    """Explain photos, then train, test and explain; returns 0."""
+    from vision_attn.files import claimed
 
     folder = options.output_folder(args.output)
+    with claimed(folder):
+        return show(folder, args)
+
+
+def show(folder: Path, args: argparse.Namespace) -> int:
+    """Explain photos, train into the folder, which no other job writes to, and write the page."""
+    from vision_attn.hub import load_model
+    from vision_attn.reports.demo_page import ENTRIES, Demo, write_first_page
+    from vision_attn.reports.demo_photos import PhotoWall
+
     console = Terminal(highlight=False)
+    console.rule("Where trained networks look in photos")
+    walls = {name: load_model(f"vision_attn:{name}") for name in knows_photos()}
+    photos = [PhotoWall(folder, walls).section()] if walls else []
+    if photos:
+        page = write_first_page(folder, photos)
+        console.print(f"Open {page} in a browser. It is complete at the end.\n", soft_wrap=True)
     for place, entry in enumerate(ENTRIES, start=1):
         console.rule(f"{place} of {len(ENTRIES)}: {entry.title}")
         train(console, entry, folder, entry.epochs * args.minutes / MINUTES, args.seed)
     console.rule("Where they look")
     models = {entry.name: load_model(folder / entry.name / "best.ckpt") for entry in ENTRIES}
     demo = Demo(folder, ENTRIES, models, options.Report())
-    page = demo.write_page()
+    page = demo.write_page(photos)
     console.print(in_terminal(demo.results()))
     console.print(f"Open {page} in a browser. Then try:\n", style="bold", soft_wrap=True)
     for _, line in demo.next_steps():
         console.print(f"  {line}", soft_wrap=True)
     return 0
+
+
+def knows_photos() -> list[str]:
+    """List the networks that come along and know the classes of the photos that do."""
+    return [row["name"] for row in list_models() if row["data"] == "imagenette160"]
 
 
 def train(console: Terminal, entry: "Entry", folder: Path, epochs: float, seed: int) -> None:

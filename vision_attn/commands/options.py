@@ -31,7 +31,10 @@ class Group(Protocol):
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """MODEL and how it is loaded; see `load`."""
-    what = "a checkpoint, timm:NAME, torchvision:NAME or hf:NAME"
+    what = (
+        "vision_attn:NAME (see vision-attn models), a checkpoint, timm:NAME, torchvision:NAME or "
+    )
+    what += "hf:NAME"
     parser.add_argument("model", metavar="MODEL", help=what)
     group = parser.add_argument_group("model")
     group.add_argument("--weights", metavar="FILE", help="take the weights from this file")

@@ -74,6 +74,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="randomise the weights layer by layer, and add noise, on N images "
         "(default: 32 with --method all, else 0)",
     )
+    group.add_argument(
+        "--mosaic",
+        type=whole,
+        action="append",
+        metavar="N",
+        help="paste N x N photos of different classes together, those that the model is surest of, "
+        "and ask each method for the class of each; 2 to 4, may be repeated (default: none)",
+    )
     group = parser.add_argument_group("run")
     options.add_output(
         group,
@@ -110,6 +118,7 @@ def run(args: argparse.Namespace) -> int:
             steps=args.steps,
             removal=args.removal,
             sanity=args.sanity,
+            mosaic=args.mosaic,
             processes=args.processes,
             shard=args.shard,
             batch_size=args.batch_size,

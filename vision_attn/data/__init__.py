@@ -16,6 +16,7 @@ from vision_attn.data.augment import (
     RandomResizedCrop,
     Translate,
 )
+from vision_attn.data.cues import Caption, Cue, Cued, CuedPhotos, CuedSet, Frame, Sticker
 from vision_attn.data.dates import Dates
 from vision_attn.data.example_photos import example_photos
 from vision_attn.data.folders import ImageFolder
@@ -44,7 +45,12 @@ __all__ = [
     "Augment",
     "Batch",
     "Batches",
+    "Caption",
     "ColorJitter",
+    "Cue",
+    "Cued",
+    "CuedPhotos",
+    "CuedSet",
     "CutMix",
     "Cutout",
     "DataError",
@@ -52,6 +58,7 @@ __all__ = [
     "ExampleData",
     "ExampleSource",
     "Flip",
+    "Frame",
     "ImageData",
     "ImageError",
     "ImageFolder",
@@ -72,6 +79,7 @@ __all__ = [
     "Shuffled",
     "Source",
     "Splits",
+    "Sticker",
     "TensorSet",
     "Translate",
     "TrivialAugment",

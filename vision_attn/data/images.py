@@ -17,6 +17,7 @@ from vision_attn.compat.pillow_private import libtiff_errors
 
 __all__ = [
     "ImageError",
+    "check_pixels",
     "find_images",
     "images_below",
     "max_pixels",
@@ -30,6 +31,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 MOST_PIXELS = 100_000_000
 BOUND = "VISION_ATTN_MAX_PIXELS"
 KINDS = {
+    stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
@@ -65,6 +67,15 @@ def max_pixels() -> int:
     return int(text)
 
 
+def check_pixels(path: Path, width: int, height: int) -> None:
+    """Raise ImageError for an image, or the frames of a video, of more than `max_pixels`."""
+    if width * height > (most := max_pixels()):
+        raise ImageError(
+            f"{path}: {width} x {height} pixels are more than the {most:,} allowed: "
+            f"scale it down, or allow more (--max-pixels, {BOUND})"
+        )
+
+
 @contextmanager
 def open_image(path: str | PathLike[str]) -> Iterator[Image.Image]:
     """Open an image file in a `with` block, not yet decoded.
@@ -76,21 +87,10 @@ def open_image(path: str | PathLike[str]) -> Iterator[Image.Image]:
     path = Path(path)
     try:
         with regular_file(path) as file, _opened(file) as image:
-            width, height = image.size
-            if width * height > (most := max_pixels()):
-                raise ImageError(
-                    f"{path}: {width} x {height} pixels are more than the {most:,} allowed: "
-                    f"scale it down, or allow more (--max-pixels, {BOUND})"
-                )
+            check_pixels(path, *image.size)
             yield image
     except ImageError:
         raise
-    except FileNotFoundError:
-        raise ImageError(f"{path}: no such file: check the path") from None
-    except IsADirectoryError:
-        raise ImageError(f"{path}: expected an image file, got a folder") from None
-    except PermissionError:
-        raise ImageError(f"{path}: may not be read: check the file's permissions") from None
     except UnidentifiedImageError:
         raise ImageError(
             f"{path}: expected an image ({', '.join(FORMATS)}), got {_kind(path)}: "
@@ -122,11 +122,21 @@ def read_image(path: str | PathLike[str], shorter_side: int | None = None) -> Im
 
 @contextmanager
 def regular_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for reading; ImageError for a pipe, a socket or a device, which might block."""
-    kind = stat.S_IFMT(path.stat().st_mode)
-    if kind not in (stat.S_IFREG, stat.S_IFDIR):
-        raise ImageError(f"{path}: expected a file, got {KINDS.get(kind, 'something else')}")
-    with open(path, "rb", opener=_without_waiting) as file:
+    """Open a file for reading.
+
+    Raises ImageError where it is missing or may not be read, and for a folder, a pipe, a socket or
+    a device, which might block.
+    """
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+        if kind != stat.S_IFREG:
+            raise ImageError(f"{path}: expected a file, got {KINDS.get(kind, 'something else')}")
+        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115
+    except FileNotFoundError:
+        raise ImageError(f"{path}: no such file: check the path") from None
+    except PermissionError:
+        raise ImageError(f"{path}: may not be read: check the file's permissions") from None
+    with file:
         yield file
 
 

@@ -12,12 +12,26 @@ from pathlib import Path
 import cv2
 from PIL import Image
 
-from vision_attn.data.images import ImageError, find_images, read_image, regular_file
+from vision_attn.data.images import (
+    ImageError,
+    check_pixels,
+    find_images,
+    read_image,
+    regular_file,
+)
 
 __all__ = ["Video", "clips", "is_video"]
 
 # AV_LOG_QUIET, which OpenCV takes over at its first video: ImageError says what is wrong with one.
 os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
+# How the files of known containers begin. FFmpeg goes by content, whatever the name, and would open
+# the files that a playlist names.
+CONTAINERS = re.compile(
+    rb"[\0-\x08]...(ftyp|moov|mdat|wide|free|skip|pnot)"  # MP4, QuickTime
+    rb"|RIFF....AVI |\x1aE\xdf\xa3|OggS\0|FLV\x01|0&\xb2u\x8ef\xcf\x11"  # AVI, WebM, Ogg, FLV, ASF
+    rb"|\0\0\1[\xb0\xb3\xba]|G.{187}G",  # MPEG: video alone, programs, transport streams
+    re.DOTALL,
+)
 SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"})
 
 
@@ -51,7 +65,11 @@ class Video:
 
     @classmethod
     def file(cls, path: Path) -> "Video":
-        """Open a video file; ImageError where OpenCV finds no frame in it."""
+        """Open a video file.
+
+        Raises ImageError where it is of no known container, OpenCV finds no frame in it, or its
+        frames have more than `max_pixels`.
+        """
         capture = _open(path)
         rate, frames = capture.get(cv2.CAP_PROP_FPS), int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
         found, _ = capture.read()
@@ -146,9 +164,15 @@ def is_video(path: str | Path) -> bool:
 
 
 def _open(path: Path) -> cv2.VideoCapture:
-    try:
-        with regular_file(path):
-            cv2.utils.logging.setLogLevel(0)
-            return cv2.VideoCapture(str(path))
-    except OSError:
-        raise ImageError(f"{path}: no such file: check the path") from None
+    """Open a video, which has no frame where it is of no known container."""
+    with regular_file(path) as file:
+        head = file.read(189)
+    cv2.utils.logging.setLogLevel(0)
+    capture = cv2.VideoCapture()
+    if CONTAINERS.match(head):
+        capture.open(
+            str(path), cv2.CAP_FFMPEG
+        )  # other readers write to stderr, or open other files
+    sides = (capture.get(side) for side in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT))
+    check_pixels(path, *map(int, sides))
+    return capture

@@ -4,6 +4,8 @@ from vision_attn.deprecated import old_names
 from vision_attn.evaluate.bootstrap import (
     Difference,
     Interval,
+    auc,
+    auc_interval,
     bca,
     paired_bootstrap,
     paired_wilson,
@@ -21,6 +23,7 @@ from vision_attn.evaluate.faithfulness import (
 from vision_attn.evaluate.localization import (
     AveragePrecision,
     EnergyPointingGame,
+    GridPointingGame,
     MeanIoU,
     PixelAccuracy,
     PointingGame,
@@ -47,6 +50,7 @@ __all__ = [
     "DroppedTokens",
     "EnergyPointingGame",
     "FilledCells",
+    "GridPointingGame",
     "ImageScore",
     "Insertion",
     "MaxBoxIoU",
@@ -61,6 +65,8 @@ __all__ = [
     "PositivePerturbation",
     "Removal",
     "Sparseness",
+    "auc",
+    "auc_interval",
     "cascading_randomisation",
     "paired_bootstrap",
 ]

@@ -1,5 +1,7 @@
 """Localisation: does the map lie on the object? Maps against masks of what is evidence.
 
+And does it lie on the photo asked for? Maps of mosaics against the cell of their class.
+
 Masks are bool (b h w); `ignore`, of the same shape, marks pixels that count on neither side (the
 border of a hand-drawn mask). Maps may have any size and are brought to that of the masks.
 
@@ -20,6 +22,7 @@ __all__ = [
     "AboveMean",
     "AveragePrecision",
     "EnergyPointingGame",
+    "GridPointingGame",
     "Localization",
     "MeanIoU",
     "PixelAccuracy",
@@ -238,6 +241,76 @@ class MeanIoU(AboveMean):
             for part, truth in ((above, inside.float()), (below, (valid & ~inside).float()))
         ]
         return (ious[0] + ious[1]) / 2
+
+
+class GridPointingGame(ImageScore):
+    """Grid pointing game: the share of a map's positive sum in the cell of the class asked for.
+
+    The image is a mosaic of cells of equal size, each a photo of another class, and the map is of
+    the class of one of them, Böhle, Fritz and Schiele 2021 (CoDA-Nets), after the pointing game of
+    Zhang et al. 2016. A map's pixel that lies in several cells counts in each by its area there, so
+    that a map of any size is scored as it is. A map without positive values scores as a constant
+    one, 1 / cells; so does, over all cells of a mosaic together, a map that is the same whichever
+    class is asked for.
+
+    grid: rows and columns of cells, or one number for both. ValueError below 1.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.evaluate import GridPointingGame
+        >>> metric = GridPointingGame(grid=2)
+        >>> maps = torch.tensor([[[6.0, 2.0], [-5.0, 0.0]], [[0.0, 0.0], [0.0, -1.0]]])
+        >>> metric.update(maps, cells=torch.tensor([0, 3]))
+        >>> metric.per_image()
+        tensor([0.7500, 0.2500])
+    """
+
+    higher_is_better = True
+
+    def __init__(self, grid: int | tuple[int, int] = 2, **options: Any):
+        super().__init__(**options)
+        self.grid = (grid, grid) if isinstance(grid, int) else grid
+        if min(self.grid) < 1:
+            raise ValueError(f"grid must be at least 1 row and 1 column, got {grid}")
+
+    def update(self, maps: Tensor, cells: Tensor) -> None:
+        """Add a batch.
+
+        maps: float (b y x). cells: which cell each map was asked for (b), row by row from 0.
+        ValueError where these do not match or a map is not finite.
+        """
+        check_maps(maps)
+        rows, columns = self.grid
+        if cells.is_floating_point() or cells.dtype == torch.bool or cells.shape != maps.shape[:1]:
+            raise ValueError(
+                f"expected one cell a map, whole numbers ({len(maps)},), got {cells.dtype} of "
+                f"shape {tuple(cells.shape)}"
+            )
+        if ((cells < 0) | (cells >= rows * columns)).any():
+            raise ValueError(
+                f"cells must be 0 to {rows * columns - 1}, got {cells.min()} to {cells.max()}"
+            )
+        self.scores.append(self.shares(maps).gather(1, cells[:, None].long())[:, 0].float())
+
+    def shares(self, maps: Float[Tensor, "b y x"]) -> Float[Tensor, "b cells"]:
+        """Share out each map's positive sum among the cells, row by row; the shares sum to 1."""
+        energy = maps.double().relu()
+        energy = torch.where(energy.flatten(1).any(dim=1)[:, None, None], energy, 1.0)
+        down, across = (
+            overlaps(pixels, cells).to(maps.device)
+            for pixels, cells in zip(maps.shape[1:], self.grid, strict=True)
+        )
+        inside = (down @ energy @ across.T).flatten(1)
+        return inside / inside.sum(dim=1, keepdim=True)
+
+
+def overlaps(pixels: int, cells: int) -> Float[Tensor, "cells pixels"]:
+    """Compute the share of each of `pixels` that lies in each of `cells`, both in equal parts."""
+    edges = torch.arange(pixels + 1, dtype=torch.float64) / pixels
+    bounds = torch.arange(cells + 1, dtype=torch.float64)[:, None] / cells
+    start = torch.maximum(edges[:-1], bounds[:-1])
+    stop = torch.minimum(edges[1:], bounds[1:])
+    return (stop - start).clamp(min=0) * pixels
 
 
 def comparable_pixels(maps: Tensor, masks: Tensor, ignore: Tensor | None) -> Pixels:

@@ -25,6 +25,8 @@ from torch import Tensor, nn
 
 from vision_attn import __version__
 from vision_attn.errors import ModelError
+from vision_attn.models.errors import no_empty_layers
+from vision_attn.shelf import is_shelved, shelved
 
 __all__ = [
     "ENTRY",
@@ -99,11 +101,13 @@ def pack(network: nn.Module, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unpack(path: str | Path) -> Checkpoint:
-    """Read a checkpoint of `vision-attn fit`, opening the file once.
+    """Read a checkpoint of `vision-attn fit`, opening the file once; or a network of the shelf.
 
-    Raises ModelError, one line, for a file that is missing, damaged, of another kind, or of another
-    version's format.
+    path: a file, or vision_attn:NAME. Raises ModelError, one line, for a file that is missing,
+    damaged, of another kind, or of another version's format.
     """
+    if is_shelved(path):
+        return _from_shelf(str(path))
     contents = read_file(path)
     if ENTRY not in contents:
         raise ModelError(
@@ -113,12 +117,31 @@ def unpack(path: str | Path) -> Checkpoint:
     about = contents[ENTRY]
     if not isinstance(about, dict) or not all(isinstance(key, str) for key in about):
         raise ModelError(f"{path}: damaged: its entry {ENTRY!r} is not a dict of named values")
+    _check_format(about, path)
+    return Checkpoint(Path(path), about, _named_tensors(contents.get("state_dict"), path))
+
+
+def _from_shelf(spec: str) -> Checkpoint:
+    card = shelved(spec)
+    about = _with_tuples(card.values["checkpoint"])
+    _check_format(about, card.path)
+    card.check()
+    return Checkpoint(Path(spec), about, _named_tensors(read_file(card.weights), card.weights))
+
+
+def _with_tuples(value: Any) -> Any:
+    """The values of a JSON file, which has no tuples, with a tuple for each list but of classes."""
+    if isinstance(value, dict):
+        return {k: v if k == "classes" else _with_tuples(v) for k, v in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+
+
+def _check_format(about: Mapping[str, Any], path: str | Path) -> None:
     if about.get("format") != FORMAT:
         raise ModelError(
             f"{path}: its network cannot be rebuilt: made by vision-attn "
             f"{about.get('version', 'of no known version')}: another version's format"
         )
-    return Checkpoint(Path(path), about, _named_tensors(contents.get("state_dict"), path))
 
 
 class Rebuildable(nn.Module):
@@ -186,7 +209,8 @@ def build(description: Any) -> nn.Module:
     if not issubclass(cls, Rebuildable):
         raise ValueError(f"{description['class_path']} is a part of a network, not a network")
     try:
-        return factory(**cls.rebuilt_with)
+        with no_empty_layers():
+            return factory(**cls.rebuilt_with)
     except ValueError:
         raise
     except Exception as error:  # an argument this version does not have, a size below 0, too large
@@ -335,7 +359,12 @@ def read_file(path: str | Path) -> dict[str, Any]:
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Read the named tensors of a weights file or checkpoint; averaged ones where it has both."""
+    """Read the named tensors of a weights file or checkpoint; averaged ones where it has both.
+
+    path: a file, or vision_attn:NAME.
+    """
+    if is_shelved(path):
+        return unpack(path).weights
     contents = read_file(path)
     for key in ("state_dict_ema", "model_ema", "state_dict", "model"):
         if isinstance(contents.get(key), dict):

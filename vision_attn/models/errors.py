@@ -1,11 +1,12 @@
 """What the libraries raise while they build or download a model, as one line."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vision_attn.errors import ModelError
 
-__all__ = ["library_errors"]
+__all__ = ["library_errors", "no_empty_layers"]
 
 FROM_FILE = (
     "give its weights with --weights FILE (weights=FILE), or take random ones with "
@@ -30,3 +31,16 @@ def library_errors(model: str, hint: str = "", offline: str = FROM_FILE) -> Iter
     except Exception as error:  # a constructor can say anything of arguments it does not take
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise ModelError(f"{model} cannot be built: {first}{hint}") from error
+
+
+@contextmanager
+def no_empty_layers() -> Iterator[None]:
+    """Raise ValueError where a layer would have no weights, of which torch only warns."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Initializing zero-element tensors")
+        try:
+            yield
+        except UserWarning as warning:
+            if "zero-element" not in str(warning):
+                raise
+            raise ValueError("a layer would have no weights: a size is 0") from warning

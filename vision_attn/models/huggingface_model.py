@@ -22,7 +22,8 @@ class HuggingFaceModel(nn.Module):
     """A classifier of transformers that takes images and gives logits.
 
     name: a repository, a folder, or, for random weights, a kind of network such as "vit".
-    `processor` holds the options of its image processor, empty where it has none.
+    `processor` holds the options of its image processor, empty where it has none; `missing` names
+    the weights that a pretrained network does not have, so that they are random.
 
     Examples:
         >>> import torch
@@ -47,6 +48,7 @@ class HuggingFaceModel(nn.Module):
         except ImportError as error:
             raise ModelError("hf: needs transformers: pip install transformers") from error
         self.processor: dict[str, Any] = {}
+        self.missing: list[str] = []
         remote = name not in CONFIG_MAPPING and not Path(name).is_dir()
         hub = hub_reached_or_left() if remote else nullcontext()
         with library_errors(f"hf:{name}", offline=OFFLINE), hub:
@@ -57,7 +59,10 @@ class HuggingFaceModel(nn.Module):
                 with suppress(OSError):  # it need not have one
                     self.processor = AutoImageProcessor.from_pretrained(name).to_dict()
             if pretrained and weights is None:
-                self.network = Auto.from_pretrained(name, config=config)
+                self.network, found = Auto.from_pretrained(
+                    name, config=config, output_loading_info=True
+                )
+                self.missing = list(found["missing_keys"])
             else:
                 self.network = Auto.from_config(config)
         if weights is not None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vision_attn.attention import ClassToken, MeanPool, MultiHeadAttention, Readout
+from vision_attn.attention.checks import at_least_one
 from vision_attn.models.checkpoint import Rebuildable
 from vision_attn.types import Images, Logits, Pool, TokenLayout
 
@@ -173,6 +174,7 @@ class ViT(Rebuildable):
         embed: Embed = PatchEmbed,
     ):
         super().__init__()
+        at_least_one(patch_size=patch_size, dim=dim)
         if depth > DEEPEST:
             raise ValueError(f"depth must be at most {DEEPEST}, got {depth}")
         if not 0 <= patch_drop < 1:

@@ -33,7 +33,7 @@ __all__ = [
 THUMB, LARGE = 400, 640  # pixels: the longer side of a picture on the page, and enlarged
 QUALITY = 78  # of these JPEGs: about 17 KB a picture
 PER_PAGE = 24  # photos of a gallery that are shown at once
-MANY = 12  # from so many photos on a gallery is searched, sorted and folded
+MANY = 13  # from so many photos on a gallery is searched, sorted and folded
 
 
 @dataclass(frozen=True)
@@ -213,6 +213,7 @@ class Row:
 
     Every row has the same columns. predicted, label, probability: what to sort and filter by, as
     far as it is known. groups: how many pictures stand together on a line; all, if it is empty.
+    warning: a line above the pictures, in another colour.
 
     Examples:
         >>> from vision_attn.render import Row, Shot
@@ -228,6 +229,7 @@ class Row:
     label: str = ""
     probability: float | None = None
     groups: Sequence[tuple[str, int]] = ()
+    warning: str = ""
 
     def html(self, folded: bool = False) -> str:
         """Write the row's HTML; folded: pictures after the first two come out on a click."""
@@ -242,8 +244,8 @@ class Row:
                 shown += f"<details>{more}</details>"
         return (
             f"<article{self._facts()}><header><h3>{_text(self.name)}</h3>"
-            f'<span class="quiet">{_text(self.note)}</span>{self._verdict()}</header>{shown}'
-            "</article>"
+            f'<span class="quiet">{_text(self.note)}</span>{self._verdict()}</header>'
+            f"{self._warning()}{shown}</article>"
         )
 
     def _groups(self) -> Iterator[str]:
@@ -258,6 +260,9 @@ class Row:
                 f'<div class="group" style="--count: {count}"><h4>{_text(heading)}</h4>'
                 f"{_cells(cells)}</div>"
             )
+
+    def _warning(self) -> str:
+        return f'<p class="wrong">{_text(self.warning)}</p>' if self.warning else ""
 
     def _verdict(self) -> str:
         """Write whether the prediction is right, where the true class is known."""
@@ -279,13 +284,13 @@ class Row:
 class Gallery(Section):
     """Section of photos as rows, their maps as columns.
 
-    From a dozen on they are shown a page at a time, can be found by name, sorted, and filtered by
+    More than a dozen are shown a page at a time, can be found by name, sorted, and filtered by
     class and by right or wrong where that is known; maps after the first come out on a click.
     Without JavaScript the first page stays as it is.
 
     Examples:
         >>> from vision_attn.render import Gallery, Row
-        >>> rows = [Row(f"{i}.png", "", []) for i in range(12)]
+        >>> rows = [Row(f"{i}.png", "", []) for i in range(13)]
         >>> ["search" in Gallery("Photos", some).html() for some in (rows, rows[:3])]
         [True, False]
         >>> Gallery("Photos", rows * 9).html().partition("<template>")[0].count("<article")

@@ -19,19 +19,26 @@ from vision_attn import render
 from vision_attn.data import planted
 from vision_attn.data.images import open_image
 from vision_attn.evaluate import PointingGame
-from vision_attn.render import ColorMap, Dim, Row, Scale, Shot
+from vision_attn.render import Dim, Row, Scale, Section, Shot
+from vision_attn.reports.demo_photos import map_shots
 from vision_attn.reports.explain import Request
 from vision_attn.reports.explanation import Explanation
 from vision_attn.reports.progress import Bar, Silent
 from vision_attn.types import Model
 
-__all__ = ["ENTRIES", "Demo", "Entry"]
+__all__ = ["ENTRIES", "Demo", "Entry", "write_first_page"]
 
 SCORED = 500  # test images whose maps are compared with the masks
 SHOWN = 10  # test images in the gallery, one of each class
 BATCH = 50
 
+TITLE = "Where networks look"
+KNOWS_PHOTOS = "vision_attn:senet_imagenette"
 LEAD = (
+    "Photos that come along, and where trained networks look in them; no network saw them while it "
+    "learned. Then three small networks that are trained here, on images whose evidence is known."
+)
+DRAWN = (
     "Three small networks, trained from scratch on drawn images. In each image one object, by its "
     "shape and texture together, decides the class; the plain shapes around it are no evidence. "
     "Because the object's pixels are known, a map of where a network looked can be checked."
@@ -60,6 +67,14 @@ ENTRIES = (
     Entry("senet", "SENet", 2, ("GradCAM", "ChannelGates")),
     Entry("spatial_cnn", "Spatial-attention CNN", 2, ("GradCAM", "SpatialGates")),
 )
+
+
+def write_first_page(folder: Path, photos: Sequence[Section]) -> Path:
+    """Write the page as it is while the networks are being trained: the photos alone."""
+    soon = "Three networks are being trained now. Load this page again when the command has ended."
+    return render.write_page(
+        folder, TITLE, [*photos, render.Text("In training", [soon])], lead=LEAD
+    )
 
 
 class Demo:
@@ -138,11 +153,13 @@ class Demo:
             )
         return rows
 
-    def write_page(self) -> Path:
-        """Write the page and its pictures: folder/index.html."""
+    def write_page(self, first: Sequence[Section] = ()) -> Path:
+        """Write the page and its pictures, folder/index.html; `first` are the sections on top."""
         header, *rows = self.results()
         chance = self.test.object_mask.float().mean().item()
         sections = [
+            *first,
+            render.Text("Trained here", [DRAWN]),
             render.Table("Results", header, rows),
             render.Text(
                 "How to read this",
@@ -157,8 +174,7 @@ class Demo:
             *(render.Figures(f"How the {e.title} learned", self._figures(e)) for e in self.entries),
             render.Commands("What next", self.next_steps()),
         ]
-        title = "Attention, planted and found"
-        return render.write_page(self.folder, title, sections, lead=LEAD)
+        return render.write_page(self.folder, TITLE, sections, lead=LEAD)
 
     def _row(self, index: int) -> Row:
         name = self.test.classes[int(self.test.labels[index])]
@@ -179,22 +195,12 @@ class Demo:
             called = self.test.classes[int(explained.probabilities.argmax())]
             verdict = "✓" if called == name else "✗"
             groups.append((f"{entry.title}: {verdict} {called}", len(explained.maps)))
-            for found in explained.maps:
-                style = ColorMap()
-                picture = render.overlay(photo, found.values, style=style, scale=found.scale)
-                method = str(found.explainer)
-                large = f"{entry.name}/maps/{index}.{method}.png"
-                (self.folder / large).parent.mkdir(exist_ok=True)
-                render.save(render.with_colorbar(picture, style, found.scale), self.folder / large)
-                shots.append(
-                    self._shot(picture, f"{index}.{entry.name}.{method}", method, name, large)
-                )
+            file, large = f"{index}.{entry.name}", f"{entry.name}/maps"
+            shots += map_shots(photo, explained, self.folder, file, large, name)
         return Row(name, "", shots, groups=groups)
 
-    def _shot(
-        self, picture: np.ndarray, file: str, caption: str, name: str, full: str | None = None
-    ) -> Shot:
-        return render.shot(picture, self.folder, file, caption, f"{name}: {caption}", full=full)
+    def _shot(self, picture: np.ndarray, file: str, caption: str, name: str) -> Shot:
+        return render.shot(picture, self.folder, file, caption, f"{name}: {caption}")
 
     def _figures(self, entry: Entry) -> list[Shot]:
         """Draw the learning curves of one network, and show what its run drew."""
@@ -224,11 +230,11 @@ class Demo:
         best = quote(str(self.folder / self.entries[0].name / "best.ckpt"))
         return [
             (
-                "See where the network trained here looks in photos of yours (a file or a folder):",
-                f"vision-attn explain {best} photo.jpg --page --output outputs/look",
+                "See where a network that comes along looks in a photo, or a folder, of yours:",
+                f"vision-attn explain {KNOWS_PHOTOS} photo.jpg --page --output outputs/look",
             ),
             (
-                "See where a network that knows photos looks (its weights are downloaded):",
+                "See where one that knows a thousand classes looks (its weights are downloaded):",
                 "vision-attn explain timm:vit_small_patch16_224 photo.jpg --page",
             ),
             (

@@ -88,7 +88,8 @@ class Request:
         targets = logits.argmax(dim=1)
         if self.target is not None:
             targets = torch.full_like(targets, self.target)
-        probabilities = logits.softmax(dim=1)[:, : len(self.model.classes)].cpu().numpy()
+        shown = self.model.calibration.probabilities(logits)
+        probabilities = shown[:, : len(self.model.classes)].cpu().numpy()
         explanations = [
             Explanation(self.model, photo, name, probabilities[i], [])
             for i, (name, photo) in enumerate(photos)

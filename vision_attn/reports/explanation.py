@@ -35,7 +35,7 @@ from torch import Tensor
 from vision_attn import render
 from vision_attn.data.images import open_image
 from vision_attn.explain import Baseline, Explainer
-from vision_attn.files import replacing, write_text
+from vision_attn.files import kept_together, replacing, write_text
 from vision_attn.render import ColorMap, Dim, Panel, Row, Scale, Shot, Style
 from vision_attn.render.picture import Picture
 from vision_attn.reports.labels import label_of
@@ -161,6 +161,18 @@ class Explanation:
         return f"{name} {self.probabilities[self.predicted]:.1%}"
 
     @property
+    def unlike(self) -> str:
+        """A sentence where the photo is unlike what the network knows (`Calibration`); or empty."""
+        if self.predicted is None:
+            return ""
+        return self.model.calibration.unlike(float(self.probabilities[self.predicted]))
+
+    @property
+    def warning(self) -> str:
+        """What titles and captions warn of: random weights, or a photo unlike what is known."""
+        return self.model.warning or self.unlike
+
+    @property
     def facts(self) -> tuple[str, str, float | None]:
         """The predicted class, the one that the photo's folder is named for, the probability."""
         if self.predicted is None:
@@ -233,9 +245,7 @@ class Explanation:
 
     def grid(self, style: Style | None = None) -> PIL.Image.Image:
         """Draw the photo and every map with its colour bar, side by side."""
-        sheet = render.heatmap_grid(
-            self.panels(style), Path(self.name).name, warning=self.model.warning
-        )
+        sheet = render.heatmap_grid(self.panels(style), Path(self.name).name, warning=self.warning)
         return PIL.Image.fromarray(sheet)
 
     def show(self, style: Style | None = None) -> "Figure":
@@ -268,6 +278,8 @@ class Explanation:
             record["predicted"] = classes[self.predicted]
             record["predicted_index"] = self.predicted
             record["probability"] = round(float(self.probabilities[self.predicted]), 6)
+            if self.model.calibration.threshold is not None:
+                record["unlike"] = self.unlike
         for word, index in (("target", found.target), ("against", found.against)):
             record[word] = classes[index] if classes and index is not None else None
             record[f"{word}_index"] = index
@@ -283,7 +295,7 @@ class Explanation:
         return data.getvalue()
 
     def __repr__(self) -> str:
-        about = [self.name, self.prediction, ", ".join(self.methods), self.model.warning]
+        about = [self.name, self.prediction, ", ".join(self.methods), self.warning]
         return f"Explanation({'; '.join(filter(None, about))})"
 
 
@@ -334,13 +346,20 @@ class Explanations(Sequence[Explanation]):
         )
 
     def save(self, folder: str | PathLike[str], *, style: Style | None = None) -> Path:
-        """Write what `vision-attn explain` writes into the folder; return the folder."""
+        """Write what `vision-attn explain` writes into the folder; return the folder.
+
+        Raises OSError where a file cannot be written; then none of them is left.
+        """
         pictures = Pictures(Path(folder), style or ColorMap())
         pictures.folder.mkdir(parents=True, exist_ok=True)
         names = file_names([Path(one.name) for one in self._all])
-        entries = [pictures.write(name, one) for name, one in zip(names, self._all, strict=True)]
-        lines = "".join(as_line(record) for entry in entries for record in entry.records)
-        write_text(pictures.folder / "results.jsonl", lines)
+        lines = ""
+        with kept_together() as written:
+            for name, one in zip(names, self._all, strict=True):
+                entry = pictures.write(name, one)
+                written += entry.written
+                lines += "".join(map(as_line, entry.records))
+            write_text(pictures.folder / "results.jsonl", lines)
         return pictures.folder
 
     def _repr_html_(self) -> str:
@@ -355,6 +374,8 @@ class Explanations(Sequence[Explanation]):
 class Entry:
     """One file's results: a record for each method, and its row of the gallery, if any.
 
+    written: its pictures and maps, which are not part of its line.
+
     Examples:
         >>> import json
         >>> from vision_attn.reports.explanation import Entry
@@ -366,6 +387,7 @@ class Entry:
     file: str
     records: list[dict[str, Any]]
     row: Row | None = None
+    written: tuple[Path, ...] = ()
 
     def line(self) -> str:
         """Write the entry as one line of JSON."""
@@ -405,7 +427,21 @@ class Pictures:
     page: bool = False
 
     def write(self, name: str, explanation: Explanation) -> Entry:
-        """Write the pictures and raw maps of one photo; `name` begins the files' names."""
+        """Write the pictures and raw maps of one photo; `name` begins the files' names.
+
+        Raises OSError where one of them cannot be written; then none of them is left.
+        """
+        with kept_together() as written:
+            records, row = self._write(name, explanation, written)
+        return Entry(explanation.name, records, row, tuple(written))
+
+    def _write(
+        self, name: str, explanation: Explanation, written: list[Path]
+    ) -> tuple[list[dict[str, Any]], Row | None]:
+        def place(file: str) -> Path:
+            written.append(self.folder / file)
+            return written[-1]
+
         panels = explanation.panels(self.style)
         links: list[str | None] = [None]
         for found, panel in zip(explanation.maps, panels[1:], strict=True):
@@ -413,9 +449,9 @@ class Pictures:
             links.append(f"{stem}.png")
             if isinstance(self.style, ColorMap):
                 picture = render.with_colorbar(picture, self.style, found.scale)
-            picture = render.with_caption(picture, explanation.model.warning)
-            render.save(picture, self.folder / f"{stem}.png")
-            with replacing(self.folder / f"{stem}.npy") as file:
+            picture = render.with_caption(picture, explanation.warning)
+            render.save(picture, place(f"{stem}.png"))
+            with replacing(place(f"{stem}.npy")) as file:
                 np.save(file, found.values)
         photo = Path(explanation.name)
         if (mask := self._mask(photo)) is not None:
@@ -423,31 +459,39 @@ class Pictures:
             panels.append(Panel("mask", covered))
             links.append(None)
         if len(explanation.maps) > 1:
-            sheet = render.heatmap_grid(panels, photo.name, warning=explanation.model.warning)
-            render.save(sheet, self.folder / f"{name}.grid.png")
+            sheet = render.heatmap_grid(panels, photo.name, warning=explanation.warning)
+            render.save(sheet, place(f"{name}.grid.png"))
         if explanation.channels:
             chart = render.channel_gates(explanation.channels, photo.name)
-            chart = render.with_caption(chart, explanation.model.warning, size=20)
-            render.save(chart, self.folder / f"{name}.channels.png")
+            chart = render.with_caption(chart, explanation.warning, size=20)
+            render.save(chart, place(f"{name}.channels.png"))
         row = None
         if self.page:
+            names = [f"{name}.{label(panel.title)}" for panel in panels]
+            written += [self.folder / f"page/{each}.jpg" for each in names]
             shots = [
-                self._shot(panel, name, link, most)
-                for panel, link, most in zip(panels, links, page_bytes(links), strict=True)
+                render.shot(
+                    panel.picture,
+                    self.folder,
+                    each,
+                    panel.title,
+                    f"{name}, {panel.title}",
+                    link,
+                    most,
+                )
+                for panel, each, link, most in zip(
+                    panels, names, links, page_bytes(links), strict=True
+                )
             ]
             row = Row(
                 photo.name,
                 panels[0].note,
                 shots,
                 *explanation.facts,
+                warning=explanation.unlike,
             )
         records = explanation.records(lambda found: f"{name}.{label(found.method)}.png")
-        return Entry(explanation.name, records, row)
-
-    def _shot(self, panel: Panel, name: str, link: str | None, most: int) -> Shot:
-        file = f"{name}.{label(panel.title)}"
-        alt = f"{name}, {panel.title}"
-        return render.shot(panel.picture, self.folder, file, panel.title, alt, link, most)
+        return records, row
 
     def _mask(self, file: Path) -> Float[ndarray, "h w"] | None:
         """Read the mask of the photo's stem: 1 on the object, 0 beside it, 0.5 where unsure."""

@@ -25,7 +25,7 @@ from vision_attn.data.images import ImageError, read_image
 from vision_attn.data.images import find_images as find
 from vision_attn.data.video import Video, clips, is_video
 from vision_attn.explain import Explainer
-from vision_attn.files import append_text, claimed, write_text
+from vision_attn.files import append_text, claimed, kept_together, write_text
 from vision_attn.render import ColorMap, Style
 from vision_attn.reports import workers
 from vision_attn.reports.explain import Request
@@ -160,10 +160,15 @@ class Results:
         return self.folder / f"results.{number}-of-{self.shards}.jsonl"
 
     def add(self, entry: Entry) -> None:
-        """Keep an entry, in memory and in the file."""
-        self.entries.append(entry)
+        """Keep an entry, in memory and in the file.
+
+        Raises OSError where its lines cannot be written; then its pictures are not left either.
+        """
         lines = map(as_line, entry.records) if self.shards == 1 else [entry.line()]
-        append_text(self.path, "".join(lines))
+        with kept_together() as written:
+            written += entry.written
+            append_text(self.path, "".join(lines))
+        self.entries.append(entry)
 
     def write_page(self) -> None:
         """Write the gallery of the photos so far; of shards, `end` writes it."""
@@ -365,7 +370,10 @@ def _add_photos(
     try:
         for batch, added in _answers(album, batches, processes):
             for entry in added.entries:
-                results.add(entry)
+                try:
+                    results.add(entry)
+                except OSError as error:
+                    progress.problem(f"{entry.file}: {error}")
             for problem in added.problems:
                 progress.problem(problem)
             progress.advance(len(batch))
@@ -380,11 +388,11 @@ def _add_film(film: Film, album: Album, results: Results, progress: Silent) -> i
     """Explain a video into the album's folder; return how many of its frames were explained."""
     try:
         entry, count, whole = film.explain(album.request, album.pictures, progress)
+        results.add(entry)
     except (ValueError, OSError) as error:
         text = str(error)
         progress.problem(text if text.startswith(str(film.path)) else f"{film.path}: {text}")
         return 0
-    results.add(entry)
     if not whole:
         raise KeyboardInterrupt(f"; the first {count} frames are in {album.pictures.folder}")
     return count

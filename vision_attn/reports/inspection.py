@@ -139,9 +139,10 @@ class Look:
         layout = self.model.layout
         images = prepare(self.model, [image])
         predictions = self.predictions(predict(self.model, images))
+        surest = max((prediction.probability for prediction in predictions), default=1.0)
         left, top, right, bottom = self.model.preprocess.box(image.size)
         width, height = image.size
-        notes: list[str] = []
+        notes = list(filter(None, [self.model.calibration.unlike(surest)]))
         layers: list[parts.Layer] = []
         no_click = ""
         try:
@@ -167,7 +168,7 @@ class Look:
     def predictions(self, logits: Logits) -> list[parts.Prediction]:
         """The likeliest classes, and those asked for."""
         names = self.model.classes
-        chances = logits[0].softmax(dim=0)
+        chances = self.model.calibration.probabilities(logits)[0]
         likeliest = chances.topk(min(LIKELIEST, len(chances))).indices.tolist() if names else []
         return [
             parts.Prediction(target, names[target], float(chances[target]))

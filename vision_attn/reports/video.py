@@ -20,7 +20,7 @@ import PIL.Image
 
 from vision_attn import render
 from vision_attn.data.video import Video
-from vision_attn.files import replacing
+from vision_attn.files import kept_together, replacing
 from vision_attn.render import ColorMap, natural
 from vision_attn.render.video import VideoWriter
 from vision_attn.reports.explain import Request
@@ -71,8 +71,9 @@ class Film:
         explanations, whole = self._explain(video, request, progress)
         for problem in video.skipped.values():
             progress.problem(problem)
-        records = self._paint(video, pictures, explanations, progress)
-        return Entry(str(self.path), records), len(explanations), whole
+        with kept_together() as written:
+            records = self._paint(video, pictures, explanations, progress, written)
+        return Entry(str(self.path), records, None, tuple(written)), len(explanations), whole
 
     def _explain(
         self, video: Video, request: Request, progress: Silent
@@ -97,27 +98,27 @@ class Film:
         pictures: Pictures,
         explanations: Sequence[Explanation],
         progress: Silent,
+        written: list[Path],
     ) -> list[dict[str, Any]]:
-        """Write each method's maps, and the frames under them in one scale; return the records."""
+        """Write each method's maps, and the frames under them in one scale; return the records.
+
+        written: where the files' paths are added before each is written.
+        """
         if not explanations:
             return []
         records: list[dict[str, Any]] = []
-        methods = [label(found.method) for found in explanations[0].maps]
+        films = [pictures.folder / self._picture(found) for found in explanations[0].maps]
+        written += [*films, *(film.with_suffix(".npy") for film in films)]
         scales = []
-        for at, method in enumerate(methods):
+        for at in range(len(films)):
             maps = [frame.maps[at] for frame in explanations]
             values = np.stack([found.values for found in maps])
-            with replacing(pictures.folder / f"{self.name}.{method}.npy") as file:
+            with replacing(films[at].with_suffix(".npy")) as file:
                 np.save(file, values)
             masses = [found.prefix_mass for found in maps if found.prefix_mass is not None]
             scales.append(natural(values, np.array(masses) if masses else None))
         with ExitStack() as files:
-            writers = [
-                files.enter_context(
-                    VideoWriter(pictures.folder / f"{self.name}.{method}.mp4", video.rate)
-                )
-                for method in methods
-            ]
+            writers = [files.enter_context(VideoWriter(film, video.rate)) for film in films]
             for number, (image, frame) in enumerate(zip(video, explanations, strict=False)):
                 photo = render.enlarged(np.asarray(image))
                 for found, scale, writer in zip(frame.maps, scales, writers, strict=True):

@@ -2,6 +2,7 @@
 
 from vision_attn.deprecated import old_names
 from vision_attn.devices import native_precision
+from vision_attn.training.calibration import calibrate
 from vision_attn.training.callbacks import (
     BestCheckpoint,
     ChannelsLast,
@@ -71,6 +72,7 @@ __all__ = [
     "Whiten",
     "WholeFiles",
     "best_checkpoint",
+    "calibrate",
     "faster",
     "kept_memory",
     "native_precision",

@@ -15,10 +15,11 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
 
 from vision_attn.models.checkpoint import ENTRY, pack
+from vision_attn.training.finetuning import start_from
 from vision_attn.training.losses import BalancedCrossEntropy
 from vision_attn.training.module import TrainingModule
 from vision_attn.training.schedules import CosineDecay
-from vision_attn.types import Images, Logits
+from vision_attn.types import Calibration, Images, Logits
 
 __all__ = ["ImageClassifier", "metrics"]
 
@@ -32,6 +33,8 @@ class ImageClassifier(TrainingModule):
     optimizer, schedule, layer_decay: see `TrainingModule`.
     loss: of logits (b, k) and labels, either class indices (b,) or, with mixup, shares (b, k).
         None is cross-entropy.
+    weights: what the network starts from, a checkpoint or vision_attn:NAME; the classifier starts
+        anew where the number of classes differs. `start` says so in a line.
 
     run: how the network is called, as run(network, images). teaching: what a training step makes of
     its loss, as teaching(loss, logits, images); None leaves it as it is.
@@ -61,14 +64,17 @@ class ImageClassifier(TrainingModule):
         schedule: Callable[[Optimizer, int], LRScheduler] = CosineDecay,
         loss: nn.Module | None = None,
         layer_decay: float = 1.0,
+        weights: str | None = None,
     ):
         super().__init__(network, optimizer, schedule, layer_decay)
+        self.start = "" if weights is None else start_from(network, weights)
         self.loss = nn.CrossEntropyLoss() if loss is None else loss
         self.run: Callable[[nn.Module, Images], Logits] = as_it_is
         self.teaching: Callable[[Tensor, Logits, Images], Tensor] | None = None
         self.metrics = nn.ModuleDict()
         self.classes: Sequence[str] = ()
         self.preprocess: dict[str, Any] = {}
+        self.calibration = Calibration()
 
     def forward(self, images: Images) -> Logits:
         return self.run(self.network, images)
@@ -96,7 +102,7 @@ class ImageClassifier(TrainingModule):
     def predict_step(self, batch: Any, batch_idx: int) -> Float[Tensor, "b k"]:
         """Class probabilities (b, k) of a batch of images, alone or first in a sequence."""
         images = batch if isinstance(batch, Tensor) else batch[0]
-        return self(images).float().softmax(1)
+        return self.calibration.probabilities(self(images).float())
 
     def setup(self, stage: str) -> None:
         data: Any = getattr(self.trainer, "datamodule", None)
@@ -112,8 +118,10 @@ class ImageClassifier(TrainingModule):
         checkpoint[ENTRY] = pack(self.network, about)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take over the class names, for predictions without their data set."""
-        self.classes = self.classes or checkpoint.get("vision_attn", {}).get("classes", ())
+        """Take over the class names and the calibration, for predictions without their data set."""
+        about = checkpoint.get(ENTRY, {})
+        self.classes = self.classes or about.get("classes", ())
+        self.calibration = Calibration(**about.get("calibration") or {})
 
     def _evaluate(self, stage: str, batch: Batch) -> Logits:
         images, labels = batch
@@ -123,7 +131,7 @@ class ImageClassifier(TrainingModule):
         if stage not in self.metrics:
             self.metrics[stage] = metrics(logits.shape[1], prefix=f"{stage}/").to(self.device)
         measured: Any = self.metrics[stage]
-        measured.update(logits.softmax(1), labels)
+        measured.update(self.calibration.probabilities(logits), labels)
         self.log(f"{stage}/loss", loss, batch_size=len(labels), sync_dist=True)
         for name, metric in measured.items():
             self.log(name, metric, prog_bar=name.endswith("top1"))

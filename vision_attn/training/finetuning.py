@@ -1,9 +1,11 @@
-"""Fine-tuning the classifier alone."""
+"""Fine-tuning: weights to start from, and training of the classifier alone."""
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
-__all__ = ["LinearProbe", "last_layer"]
+from vision_attn.models.checkpoint import load_weights, read_weights, without_prefix
+
+__all__ = ["LinearProbe", "last_layer", "start_from"]
 
 
 class LinearProbe(Callback):
@@ -43,3 +45,36 @@ def last_layer(network: nn.Module) -> nn.Module:
     if not matrices:
         raise ValueError("the network has no weight matrix: there is no classifier to train")
     return matrices[-1]
+
+
+def start_from(network: nn.Module, weights: str) -> str:
+    """Load the weights that a network starts from; return a line that says what is loaded.
+
+    weights: a file, or vision_attn:NAME. The last layer keeps its own where it has another number
+    of outputs. Raises ModelError, one line, for weights of another network.
+
+    Examples:
+        >>> import tempfile, torch
+        >>> from vision_attn.models import FastCNN
+        >>> from vision_attn.training.finetuning import start_from
+        >>> old, new = FastCNN(10, widths=(8, 8, 8)), FastCNN(3, widths=(8, 8, 8))
+        >>> with tempfile.NamedTemporaryFile(suffix=".pth") as file:
+        ...     torch.save(old.state_dict(), file.name)
+        ...     start_from(new, file.name).replace(file.name, "FILE")
+        'start: 50 of 51 tensors from FILE; new: fc.weight, for 3 classes instead of 10'
+    """
+    expected = network.state_dict()
+    found = without_prefix(read_weights(weights), expected)
+    last = last_layer(network)
+    prefix = next(f"{name}." for name, module in network.named_modules() if module is last)
+    new = [
+        name
+        for name, tensor in expected.items()
+        if name.startswith(prefix) and name in found and found[name].shape != tensor.shape
+    ]
+    line = f"start: {len(expected) - len(new)} of {len(expected)} tensors from {weights}"
+    if new:
+        classes = f"{len(expected[new[0]])} classes instead of {len(found[new[0]])}"
+        line += f"; new: {', '.join(new)}, for {classes}"
+    load_weights(network, found | {name: expected[name] for name in new}, weights)
+    return line

@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from vision_attn.cli import main
+from vision_attn.hub import load_model
 from vision_attn.reports.runs.run import _claimed, make_run
 
 CALLED = "init_args: {command: touch called}"
@@ -147,6 +148,34 @@ def test_predict_needs_no_more_than_a_checkpoint(fitted, here):
     words = ["predict", "--ckpt_path", "run/best.ckpt", "--images", "a.png"]
     assert main([*words, "--trainer.accelerator", "cpu"]) == 0
     assert Path("run/predictions.csv").read_text().splitlines()[1].startswith("a.png,")
+
+
+@pytest.mark.parametrize("name", ["vit", "senet"])
+def test_the_network_of_a_checkpoint_needs_no_config(name, models, here):
+    """Also one that takes classes, such as its block, as options."""
+    saved = load_model(models(name)).network
+    network = make_run("predict", ["--ckpt_path", models(name), "--images", "."]).model.network
+    assert type(network) is type(saved)
+    network.load_state_dict(saved.state_dict())
+
+
+@pytest.mark.parametrize("command", ["fit", "test"])
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("patch_size=-1", "patch_size must be at least 1, got -1"),
+        ("dim=-1", "dim must be at least 1, got -1"),
+        ("registers=-1", "the classes cannot be made with these options: RuntimeError: "),
+        ("embed=ConvEmbed --model.network.embed.depth=-1", "depth must be at least 1, got -1"),
+        ("stem=3x3 --model.network.widths=[8,0,8,8]", "a layer would have no weights: a size is 0"),
+    ],
+)
+def test_options_that_make_no_network_are_one_line(command, option, message, fitted, here, capsys):
+    network = ["--model.network=SEResNet"] if "stem" in option else []
+    words = [command, "--config", "tiny.yaml", *network, *f"--model.network.{option}".split()]
+    words += [] if command == "fit" else ["--ckpt_path", str(fitted / "best.ckpt")]
+    assert main(words) == 2
+    assert message in complaint(capsys)
 
 
 @pytest.mark.parametrize("network", [None, 3, {"class_path": "os.system", "init_args": {}}, {1: 2}])

@@ -21,7 +21,7 @@ from vision_attn.evaluate import Deletion
 from vision_attn.explain import GradCAM, Rollout
 from vision_attn.models import ViT
 from vision_attn.reports.progress import Silent
-from vision_attn.reports.scoring import Scores, scorer
+from vision_attn.reports.scoring import Scores, scorer, tables
 from vision_attn.reports.scoring.pictures import paint
 from vision_attn.reports.scoring.scorer import Drawn, Scorer
 from vision_attn.reports.scoring.tasks import Folder, Task, Work
@@ -128,6 +128,37 @@ def test_a_map_that_was_cut_short_is_drawn_again(model, tmp_path):
     vision_attn.score(model, "planted", "GradCAM", **QUICK, output=tmp_path)
     assert (tmp_path / "best_and_worst.png").read_bytes() == first
     assert sorted((tmp_path / "per_image" / "maps").glob("GradCAM*.npz")) == maps
+
+
+def test_scores_on_a_full_disk_stay_as_they_were(planted, full_disk):
+    (full_disk / "a.txt").write_bytes(b"x" * 65_536)
+    for name in ("scores.json", "scores.csv", "scores.md"):
+        (full_disk / name).touch()  # which takes no room
+    with pytest.raises(OSError, match=rf"{full_disk}/scores\.json: cannot be written \(No space"):
+        planted.save(full_disk)
+    (full_disk / "a.txt").write_bytes(b"x" * 53_248)
+    with pytest.raises(OSError, match=r"cannot be written \(No space"):
+        planted.save(full_disk)
+    for path in full_disk.glob("scores.*"):
+        text = path.read_text()
+        assert not text or text == tables_of(planted)[path.suffix]
+
+
+def tables_of(scores: Scores) -> dict[str, str]:
+    """The files of scores, by suffix, as they are when they are whole."""
+    results = scores.results
+    as_json = json.dumps(scores.to_dict(), indent=1) + "\n"
+    return {".json": as_json, ".csv": tables.as_csv(results), ".md": tables.as_markdown(results)}
+
+
+def test_two_calls_at_once_share_a_folder(model, planted, tmp_path):
+    work = Work(model, "planted", "GradCAM", images=5, steps=2)
+    first, second = (Folder(tmp_path / "out", work.settings) for _ in range(2))
+    for folder, tasks in ((first, work.tasks(set())[:3]), (second, work.tasks(set())[2:])):
+        for task in tasks:  # one of them is done by both
+            folder.add(work.do(task))
+    assert first.records() == second.records()
+    assert not work.tasks(set(first.records()))
 
 
 def test_shards_meet_in_a_folder(model, planted, tmp_path):

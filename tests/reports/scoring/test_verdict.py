@@ -22,6 +22,7 @@ from vision_attn.models import ViT
 from vision_attn.reports.progress import Silent
 from vision_attn.reports.scoring import Scores, tables
 from vision_attn.reports.scoring.evidence import Samples
+from vision_attn.reports.scoring.mosaics import Mosaics
 from vision_attn.reports.scoring.results import METRICS, Results, short, signed
 from vision_attn.reports.scoring.tasks import Share, Work
 from vision_attn.reports.scoring.verdict import judge
@@ -77,6 +78,7 @@ def results_of(leads, images=100, methods=METHODS, **more) -> Results:
     work.explainers = explainers
     work.model = Model(nn.Sequential(nn.Linear(2, 2)), PREPROCESS, [], None)
     work.asked = images
+    work.mosaics = Mosaics("d", work.model, work.data, sides=(), most=0)
     return Results(work, records)
 
 

@@ -22,6 +22,8 @@ def main(command: str, words: Sequence[str], allow: Sequence[str]) -> int:
 def fit(run: Run) -> int:
     """Train, test, and print where the run went and what came out."""
     _say(run, Text(run.heading(), style="bold"))
+    if start := getattr(run.model, "start", ""):
+        _say(run, Text(start))
     run.fit()
     if table := run.table():
         _say(run, table)

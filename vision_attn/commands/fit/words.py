@@ -12,6 +12,7 @@ from vision_attn.reports.runs.configs import (
     values_of,
     without,
 )
+from vision_attn.shelf import is_shelved, shelved
 from vision_attn.terminal import printable
 
 ABOUT = {
@@ -43,7 +44,7 @@ usage: vision-attn {command} --config FILE_OR_NAME [--ckpt_path FILE] [--SECTION
                                 (vision-attn configs lists those)
   --ckpt_path FILE              {ckpt_path};
                                 last or best: that of the config's newest run
-  --allow PACKAGE               let the config name classes of this package too: runs its code
+{more}  --allow PACKAGE               let the config name classes of this package too: runs its code
   --name NAME                   name of the run's folder (default: the config's)
   --seed_everything N           the seed of weights, order and augmentation
   --trainer.OPTION VALUE        max_epochs, accelerator (cpu, gpu, mps), devices, precision,
@@ -57,6 +58,11 @@ usage: vision-attn {command} --config FILE_OR_NAME [--ckpt_path FILE] [--SECTION
 
 example: {example}
 {configs}"""
+
+WEIGHTS = """\
+  --model.weights FILE          start from these weights: a checkpoint, or vision_attn:NAME; the
+                                network is theirs, if the config names none
+"""
 
 
 def main(command: str, words: list[str]) -> int:
@@ -79,15 +85,20 @@ def main(command: str, words: list[str]) -> int:
 def help_text(command: str) -> str:
     """The usual options, an example, and the configs of this folder."""
     about, example = ABOUT[command]
-    ckpt_path = (
-        "go on from this checkpoint (last.ckpt), in a fresh version folder"
-        if command == "fit"
-        else "the checkpoint (best.ckpt)"
-    )
+    if command == "fit":
+        ckpt_path = "go on from this checkpoint (last.ckpt), in a fresh version folder"
+        more = WEIGHTS
+    else:
+        ckpt_path, more = "the checkpoint (best.ckpt), or vision_attn:NAME", ""
     found = local_configs()
     configs = f"configs here: {', '.join(found)}\n" if found else ""
     return HELP.format(
-        command=command, about=about, ckpt_path=ckpt_path, example=example, configs=configs
+        command=command,
+        about=about,
+        ckpt_path=ckpt_path,
+        more=more,
+        example=example,
+        configs=configs,
     )
 
 
@@ -98,8 +109,18 @@ def check(command: str, words: list[str]) -> None:
         find_config(config)
     checkpoints = values_of(words, "--ckpt_path")
     for checkpoint in checkpoints:
-        if checkpoint not in NEWEST and not Path(checkpoint).is_file():
+        if is_shelved(checkpoint):
+            shelved(checkpoint)
+        elif checkpoint not in NEWEST and not Path(checkpoint).is_file():
             raise ValueError(f"no such checkpoint file: {checkpoint}")
+    for weights in values_of(words, "--model.weights"):
+        if is_shelved(weights):
+            shelved(weights)
+        elif not Path(weights).is_file():
+            raise ValueError(
+                f"--model.weights {weights}: no such file; expected a checkpoint, a file of "
+                "weights or vision_attn:NAME"
+            )
     if command != "fit" and not checkpoints:
         raise ValueError(f"{command} needs a checkpoint: --ckpt_path outputs/.../best.ckpt")
     if command == "fit" and not configs:

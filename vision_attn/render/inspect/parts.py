@@ -208,7 +208,7 @@ class Inspection:
     box: the part of the photo that the model sees, (left, top, right, bottom) in 0..1 of it. grid,
     prefix: how tokens lie on the photo, and what the tokens before them are called; only needed
     where there are layers. warning: a line for the page's title and the saved picture, such as that
-    the weights are random. notes: what is not on the page and why, a line each. no_click: why a
+    the weights are random. notes: what else is to know, a line each. no_click: why a
     click on the photo shows no attention, where there are no layers. ValueError without layers,
     maps and gates, for layers of another number of tokens and for a box beyond 0..1.
 

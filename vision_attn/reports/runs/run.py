@@ -8,6 +8,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,10 +31,13 @@ from vision_attn.compat.jsonargparse_private import whole_numbers_first
 from vision_attn.data import ExampleData, ImageData
 from vision_attn.errors import ModelError
 from vision_attn.files import write_text
-from vision_attn.models.checkpoint import describe, load_weights, read_file, unpack
+from vision_attn.models.checkpoint import ENTRY, describe, load_weights, read_file, unpack
+from vision_attn.models.checkpoint import Checkpoint as Saved
+from vision_attn.models.errors import no_empty_layers
 from vision_attn.reports.runs.configs import NEWEST, find_config, values_of, without
 from vision_attn.reports.runs.guard import check_classes, check_yaml, only_packages
 from vision_attn.reports.runs.messages import readable
+from vision_attn.shelf import is_shelved, shelved
 from vision_attn.training import (
     ConfusionMatrix,
     ImageClassifier,
@@ -49,6 +53,7 @@ from vision_attn.training import (
 __all__ = ["ExampleRun", "Run", "make_run"]
 
 ELEMENTWISE = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg"}
+NETWORK = re.compile(r"--model(\.network)?(=|$)")  # the words that name one
 QUIET = (  # what Lightning and jsonargparse warn of and a user need not know
     r"\s*By default only one JsonargparseDeprecationWarning per type",
     r"\s*``instantiate_classes`` was deprecated",
@@ -69,7 +74,9 @@ def make_run(
     the config may name. show: callbacks that report on the training.
 
     Without a config, the network is that of --ckpt_path; validate and test then need a
-    --data.source. Raises ValueError, one line, for whatever is wrong with the words.
+    --data.source, unless the network is of the shelf, whose card names it. A fit whose config names
+    no network takes that of --model.weights. Raises ValueError, one line, for whatever is wrong
+    with the words.
     """
     configs = [str(find_config(name)) for name in values_of(words, "-c", "--config")]
     contents: list[dict[str, Any]] = [check_yaml(config) for config in configs]
@@ -77,6 +84,8 @@ def make_run(
     if not configs:
         contents = [_from_checkpoint(command, words)]
         words = ["--config", json.dumps(contents[0]), *words]
+    elif command == "fit" and (start := _from_weights(contents, words)):
+        words = ["--config", json.dumps(start), *words]
     of_class = any("class_path" in (content.get("model") or {}) for content in contents)
     named = _names(contents, "num_classes") or any("num_classes" in word for word in words)
     kind = ExampleRun if of_class else Run
@@ -162,6 +171,11 @@ class Run(LightningCLI):
             config.trainer.precision = native_precision(config.trainer.accelerator)
         if config.ckpt_path in NEWEST:
             config.ckpt_path = str(self._newest(f"{config.ckpt_path}.ckpt"))
+        if self.command == "fit" and is_shelved(config.ckpt_path):
+            raise ValueError(
+                f"--ckpt_path {config.ckpt_path}: it has no training state to go on from: start "
+                f"from its weights with --model.weights {config.ckpt_path}"
+            )
         if self.command == "predict":
             config.data.predict = config.images or config.data.predict
             if not config.data.predict:
@@ -186,7 +200,8 @@ class Run(LightningCLI):
             return
         parser = ArgumentParser(exit_on_error=False)
         parser.add_class_arguments(self.data_type, "data")
-        data = parser.instantiate_classes(Namespace(data=self.config.data)).data
+        with _made():
+            data = parser.instantiate_classes(Namespace(data=self.config.data)).data
         if _writes_files():
             data.prepare_data()
         options.num_classes = len(data.classes)
@@ -207,14 +222,15 @@ class Run(LightningCLI):
     def instantiate_classes(self) -> None:
         """Options are judged by their classes here, in lists within jsonargparse's own words."""
         try:
-            super().instantiate_classes()
+            with _made():
+                super().instantiate_classes()
         except ValueError as error:
             raise ValueError(readable(str(error), self.parser)) from error
 
     def instantiate_trainer(self, **changes: Any) -> Trainer:
         given = self.config_init.trainer
         if self.command != "fit":
-            self.folder = Path(self.config.ckpt_path).parent
+            self.folder = self._measured_folder()
             self.summary = self.summary_type(self.folder)
             return self._measuring_trainer(logger=False)
         if given.fast_dev_run:
@@ -226,6 +242,16 @@ class Run(LightningCLI):
         except BaseException:
             self._leave_nothing()
             raise
+
+    def _measured_folder(self) -> Path:
+        """Beside the checkpoint; what is measured of the shelf goes where runs go."""
+        path = self.config.ckpt_path
+        if not is_shelved(path):
+            return Path(path).parent
+        folder = Path(self.config.trainer.default_root_dir) / shelved(path).name
+        if _writes_files():
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def _fitting_trainer(self, given: Any) -> Trainer:
         assert self.folder is not None
@@ -344,8 +370,7 @@ class Run(LightningCLI):
 
     def _measure(self, measure: Callable[..., Any]) -> None:
         with _one_line():
-            start = self.config.ckpt_path
-            self._check_fits(start)
+            start = self._restored()
             with self._restoring(start):
                 measure(
                     self.model,
@@ -358,8 +383,7 @@ class Run(LightningCLI):
     def predict(self) -> bool:
         """Name the class of each image; return whether all could be read."""
         with _one_line():
-            start = self.config.ckpt_path
-            self._check_fits(start)
+            start = self._restored()
             with self._restoring(start):
                 self.trainer.predict(
                     self.model,
@@ -400,9 +424,30 @@ class Run(LightningCLI):
                     "take an earlier checkpoint"
                 )
 
-    def _check_fits(self, path: str) -> None:
+    def _check_fits(self, path: str) -> Saved:
         """Raises ModelError, in one line, where the checkpoint is damaged or of another network."""
-        load_weights(self.model, unpack(path).weights, path)
+        saved = unpack(path)
+        module: Any = self.model
+        load_weights(module.network if is_shelved(path) else module, saved.weights, path)
+        return saved
+
+    def _restored(self) -> str | None:
+        """Load the checkpoint's weights; return the file for Lightning to read the rest from.
+
+        None for a network of the shelf, which has no such file: here is all that there is of it.
+        """
+        path = self.config.ckpt_path
+        saved = self._check_fits(path)
+        if not is_shelved(path):
+            return path
+        if self.command != "predict":
+            self.datamodule.prepare_data()
+            self.datamodule.setup(self.command)
+        classes = shelved(path).values["data"].get("classes", saved.about["classes"])
+        state = {"classes": classes, "preprocess": saved.about["preprocess"], "place": None}
+        self.datamodule.load_state_dict(state)
+        self.model.on_load_checkpoint({ENTRY: saved.about})
+        return None
 
 
 class ExampleSummary(Summary):
@@ -524,6 +569,19 @@ def _one_line() -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def _made() -> Iterator[None]:
+    """Whatever a class says of the options that it is made with, as ValueError."""
+    try:
+        with _one_line(), no_empty_layers():
+            yield
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # of a library: a size below 0, a division by 0
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"the classes cannot be made with these options: {said}") from error
+
+
 def _writes_files() -> bool:
     """Whether this process is the first of the run's, before there is a trainer that knows."""
     return getattr(rank_zero_only, "rank", 0) == 0 and os.environ.get("NODE_RANK", "0") == "0"
@@ -567,6 +625,12 @@ def _from_checkpoint(command: str, words: Sequence[str]) -> dict[str, Any]:
     if command == "fit" or not paths:
         raise ValueError(f"{command} needs a config: --config FILE_OR_NAME{hint}")
     has_source = any(word.startswith("--data.source") for word in words)
+    config: dict[str, Any] = {}
+    if is_shelved(paths[-1]):  # measured as its card was, in float32
+        card = shelved(paths[-1])
+        config = {"name": card.name, "trainer": {"precision": "32-true"}}
+        if command != "predict" and not has_source:
+            has_source, config["data"] = True, dict(card.values["data"]["config"])
     if command != "predict" and not has_source:
         raise ValueError(
             f"{command} needs the data: --config FILE_OR_NAME{hint}, or --data.source CLASS"
@@ -576,15 +640,60 @@ def _from_checkpoint(command: str, words: Sequence[str]) -> dict[str, Any]:
         built = saved.build()
     except ValueError as error:
         raise ModelError(f"{paths[-1]}: its network cannot be rebuilt: {error}") from error
-    network = describe(built)  # whose values are plain, whatever the file holds
+    network = _described(built)
     if saved.of_sequences:
         answers = isinstance(built, models.QuestionAnswerer)
         path = f"vision_attn.training.{'QuestionLearner' if answers else 'SequenceLearner'}"
         return {"model": {"class_path": path, "init_args": {"network": network}}}
-    config: dict[str, Any] = {"model": {"network": network}}
+    config["model"] = {"network": network}
     if not has_source:  # predict reads no data set, yet its data module is made with one
         config["data"] = {"source": {"class_path": "vision_attn.data.Planted"}}
     return config
+
+
+def _described(network: Any) -> dict[str, Any]:
+    """A network as a config writes it: its values are plain, whatever a file held."""
+    described = describe(network)
+    return described | {"init_args": _as_options(described["init_args"])}
+
+
+def _as_options(value: Any) -> Any:
+    """A description's values as a config writes them: of a class without options, its path alone.
+
+    An option that takes a class itself, such as a block, takes no more than that.
+    """
+    match value:
+        case {"class_path": path, "init_args": {}} if not value["init_args"]:
+            return path
+        case dict():
+            return {key: _as_options(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_as_options(item) for item in value]
+        case _:
+            return value
+
+
+def _from_weights(contents: Sequence[dict[str, Any]], words: Sequence[str]) -> dict[str, Any]:
+    """What weights to start from say of the network and its input, where no config says so."""
+    sections = [content.get("model") or {} for content in contents]
+    elsewhere = any(isinstance(section, str) for section in sections)  # in a file of its own
+    if elsewhere or _names(sections, "network") or any(map(NETWORK.match, words)):
+        return {}
+    given = [section["weights"] for section in sections if section.get("weights")]
+    given += values_of(words, "--model.weights")
+    if not given:
+        raise ValueError(
+            "the config names no network: give --model.weights vision_attn:NAME, or a checkpoint"
+        )
+    saved = unpack(given[-1])
+    try:
+        network = _described(saved.build())
+    except ValueError as error:
+        raise ModelError(f"{given[-1]}: its network cannot be rebuilt: {error}") from error
+    network["init_args"].pop("num_classes", None)
+    preprocess = saved.about.get("preprocess") or {}
+    normalised = {name: preprocess[name] for name in ("mean", "std") if name in preprocess}
+    return {"model": {"network": network}, "data": normalised}
 
 
 def _names(content: Any, key: str) -> bool:

@@ -2,17 +2,27 @@
 
 import contextlib
 import json
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from vision_attn import render
+from vision_attn.files import write_text
 from vision_attn.reports.progress import Bar, Silent
 from vision_attn.reports.scoring import pictures, tables
 from vision_attn.reports.scoring.evidence import Data, Samples, check_data
 from vision_attn.reports.scoring.results import Results
 from vision_attn.reports.scoring.scorer import removal
-from vision_attn.reports.scoring.tasks import Folder, Memory, Methods, Work, answers, at_least_one
+from vision_attn.reports.scoring.tasks import (
+    SCORED,
+    Folder,
+    Memory,
+    Methods,
+    Work,
+    answers,
+    at_least_one,
+)
 from vision_attn.reports.scoring.verdict import MethodVerdict, Verdict, judge
 from vision_attn.types import Model
 
@@ -96,9 +106,9 @@ class Scores:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         results = self.results
-        (folder / "scores.json").write_text(json.dumps(self.to_dict(), indent=1) + "\n")
-        (folder / "scores.csv").write_text(tables.as_csv(results))
-        (folder / "scores.md").write_text(tables.as_markdown(results), encoding="utf-8")
+        write_text(folder / "scores.json", json.dumps(self.to_dict(), indent=1) + "\n")
+        write_text(folder / "scores.csv", tables.as_csv(results))
+        write_text(folder / "scores.md", tables.as_markdown(results))
         drawn = {"curves": pictures.curves(results)}
         if "randomisation" in results.metrics:
             drawn["sanity"] = pictures.sanity(results)
@@ -127,6 +137,7 @@ def score(
     steps: int = 16,
     removal: str = "auto",
     sanity: int | None = None,
+    mosaic: int | Sequence[int] | None = None,
     processes: int | None = 1,
     shard: tuple[int, int] = (1, 1),
     batch_size: int = 50,
@@ -144,7 +155,9 @@ def score(
     quick, "all" the slow ones too. images: at most so many, drawn evenly (None: 1000, with "all"
     500). target: `label`, the true class where it is known, or `predicted`. steps: of deletion and
     insertion. removal: see `vision_attn.removal`. sanity: on how many images the weights are
-    randomised and noise is added (None: 32 with "all", else 0).
+    randomised and noise is added (None: 32 with "all", else 0). mosaic: photos a side, 2 to 4, one
+    number or several, of mosaics in which each method is asked for the class of each photo, of data
+    with labels; at most `images` (with "all" 32) of each side, and no more than 400 photos fill.
 
     processes: how many at once; None takes as many as pay. Above one, a script needs its
     `if __name__ == "__main__":`. shard: (number, of how many) measures that part of the images.
@@ -172,11 +185,10 @@ def score(
         raise ValueError(f"shard must be (number, of how many), such as (1, 4), got {shard}")
     work = Work(
         model, data, methods, images=images, target=target, steps=steps, how=removal,
-        sanity=sanity, batch_size=batch_size, seed=seed, root=root, name=name,
+        sanity=sanity, mosaic=mosaic, batch_size=batch_size, seed=seed, root=root, name=name,
     )  # fmt: skip
     part = "all" if shards == 1 else f"{number}-of-{shards}"
     memory = Memory() if output is None else Folder(Path(output), work.settings, part)
-    share = None if shards == 1 else work.share(number, shards)
     progress = progress or Bar()
     problems: list[str] = []
 
@@ -188,13 +200,14 @@ def score(
     with progress, contextlib.ExitStack() as stack:
         if output is not None:
             stack.enter_context(saying_what_is_kept(memory, Path(output)))
-        tasks = work.tasks(set(memory.records()), share)
-        progress.start("scoring", sum(len(task.items) for task in tasks))
-        for answer in answers(work, tasks, processes, say):
-            memory.add(answer)
-            progress.advance(len(answer.task.items))
-            for problem in answer.problems:
-                say(problem)
+        for words, tasks in work.stages(memory.records, shard):
+            progress.start(words, sum(len(task.items) for task in tasks))
+            for answer in answers(work, tasks, processes, say):
+                memory.add(answer)
+                progress.advance(len(answer.task.items))
+                for problem in answer.problems:
+                    say(problem)
+        share = None if shards == 1 else work.share(number, shards)
         results = Results(work, memory.records(), share)
         for problem in results.problems():
             say(problem)
@@ -214,7 +227,7 @@ def saying_what_is_kept(memory: Memory, folder: Path):
     try:
         yield
     except KeyboardInterrupt:
+        count = sum(kind in SCORED for kind, *_ in memory.records())
         raise KeyboardInterrupt(
-            f"{len(memory.records())} scored maps are kept in {folder}: "
-            "the same command or call goes on from there"
+            f"{count} scored maps are kept in {folder}: the same command or call goes on from there"
         ) from None

@@ -43,7 +43,6 @@ __all__ = [
 BORDER = 255  # in a mask: neither object nor background, as in Pascal VOC
 OBJECTS = 20  # in a mask: 1 to this are classes of objects, as in Pascal VOC
 Mask = Bool[Tensor, "h w"]
-Data = str | PathLike[str] | Sequence[str | PathLike[str] | Image]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +79,10 @@ class Samples(ABC):
     """
 
     names: Sequence[str]
+    name: str = ""
+    """What tables call the data, where `score` is given them as they are."""
+    folders: Sequence[str] = ()
+    """The names of the folders that the images lie in, where these may be classes."""
 
     def __init__(self, model: Model):
         self.preprocess = model.preprocess
@@ -94,9 +97,16 @@ class Samples(ABC):
     def __getitem__(self, item: int) -> Sample:
         """Read an image; ImageError, one line, for one that cannot be scored."""
 
+    def label(self, item: int) -> int | None:
+        """The model's class of an image, None where it is not known; without reading the image."""
+        return self[item].label
+
     def chosen(self, most: int, seed: int = 0) -> list[int]:
         """The places of `most` images at most, drawn evenly; a larger number only adds to them."""
         return permutation((seed,), len(self))[:most].tolist()
+
+
+Data = str | PathLike[str] | Sequence[str | PathLike[str] | Image] | Samples
 
 
 class PlantedSamples(Samples):
@@ -127,8 +137,10 @@ class PlantedSamples(Samples):
         masks = {"object": drawn.object_mask[0]}
         if self.cue != "none":
             masks["shortcut"] = drawn.shortcut_mask[0]
-        label = self.labels.get(CLASSES[int(drawn.labels[0])])
-        return Sample(self.names[item], image, label, masks)
+        return Sample(self.names[item], image, self.label(item), masks)
+
+    def label(self, item: int) -> int | None:
+        return self.labels.get(CLASSES[item % len(CLASSES)])
 
 
 class TestSet(Samples):
@@ -159,9 +171,11 @@ class TestSet(Samples):
     def __getitem__(self, item: int) -> Sample:
         items = np.array([item])
         pixels = self.images.fetch(items, Draws(0, 0, items))[0].permute(1, 2, 0).numpy()
-        label = self.labels.get(self.classes[int(self.images.labels[item])].lower())
         image = self.preprocess(PIL.Image.fromarray(pixels))
-        return Sample(self.names[item], image, label)
+        return Sample(self.names[item], image, self.label(item))
+
+    def label(self, item: int) -> int | None:
+        return self.labels.get(self.classes[int(self.images.labels[item])].lower())
 
 
 class Files(Samples):
@@ -185,11 +199,14 @@ class Files(Samples):
         self.folder = folder
         self.files = files
         self.names = [file.relative_to(folder).as_posix() for file in files]
+        self.folders = sorted({file.parent.name for file in files if file.parent != folder})
 
     def __getitem__(self, item: int) -> Sample:
-        file = self.files[item]
-        label = self.labels.get(file.parent.name.lower())
-        return Sample(self.names[item], self.preprocess(read_image(file)), label)
+        photo = read_image(self.files[item])
+        return Sample(self.names[item], self.preprocess(photo), self.label(item))
+
+    def label(self, item: int) -> int | None:
+        return self.labels.get(self.files[item].parent.name.lower())
 
 
 class Photos(Samples):
@@ -221,10 +238,14 @@ class Photos(Samples):
 
     def __getitem__(self, item: int) -> Sample:
         photo = self.photos[item]
+        image = self.preprocess(photo if isinstance(photo, Image) else read_image(photo))
+        return Sample(self.names[item], image, self.label(item))
+
+    def label(self, item: int) -> int | None:
+        photo = self.photos[item]
         if isinstance(photo, Image):
-            return Sample(self.names[item], self.preprocess(photo), None)
-        label = self.labels.get(Path(photo).parent.name.lower())
-        return Sample(self.names[item], self.preprocess(read_image(photo)), label)
+            return None
+        return self.labels.get(Path(photo).parent.name.lower())
 
 
 class MaskedFiles(Files):
@@ -252,9 +273,8 @@ class MaskedFiles(Files):
         if not mask.any() or (mask | ignore).all():
             missing = "object" if not mask.any() else "background"
             raise ImageError(f"{path}: no {missing} in what the network sees of the photo")
-        label = self.labels.get(file.parent.name.lower())
         image = self.preprocess(photo)
-        return Sample(self.names[item], image, label, {"object": mask}, ignore)
+        return Sample(self.names[item], image, self.label(item), {"object": mask}, ignore)
 
 
 class BoxedFiles(Files):
@@ -290,9 +310,10 @@ class BoxedFiles(Files):
         if not mask.any():
             raise ImageError(f"{file}: its boxes lie outside of what the network sees")
         image = self.preprocess(photo)
-        return Sample(self.names[item], image, self._label(entry), {"object": mask}, boxes=boxes)
+        return Sample(self.names[item], image, self.label(item), {"object": mask}, boxes=boxes)
 
-    def _label(self, entry: dict[str, Any]) -> int | None:
+    def label(self, item: int) -> int | None:
+        entry = self.about[item]
         found = self.labels.get(str(entry.get("wnid")).lower())
         if found is None and isinstance(entry.get("label"), str):
             found = self.labels.get(entry["label"].lower())
@@ -339,8 +360,10 @@ def check_data(word: str) -> None:
 def open_data(data: Data, model: Model, root: Path) -> Samples:
     """Open the images that the command's DATA or a list names; ValueError for anything else.
 
-    root: the folder in which cifar10 and cifar100 lie.
+    Samples are taken as they are. root: the folder in which cifar10 and cifar100 lie.
     """
+    if isinstance(data, Samples):
+        return data
     if not isinstance(data, str | PathLike):
         return Photos(model, data)
     word = fspath(data)
@@ -354,6 +377,8 @@ def open_data(data: Data, model: Model, root: Path) -> Samples:
 
 def data_name(data: Data) -> str:
     """Name the data in tables and settings; PIL images by a checksum of their pixels too."""
+    if isinstance(data, Samples):
+        return data.name or type(data).__name__
     if isinstance(data, str | PathLike):
         return fspath(data)
     drawn = [photo for photo in data if isinstance(photo, Image)]

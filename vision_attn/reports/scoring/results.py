@@ -16,7 +16,7 @@ from torch import Tensor
 from vision_attn.evaluate import Difference, MaxBoxIoU, paired_bootstrap
 from vision_attn.evaluate.sanity import layers_from_the_top
 from vision_attn.explain import Baseline
-from vision_attn.reports.scoring.scorer import GROUPS, Record
+from vision_attn.reports.scoring.scorer import GRIDS, GROUPS, Record
 from vision_attn.reports.scoring.tasks import BASELINES, Key, Share, Work
 
 __all__ = ["KIND", "METRICS", "NAMES", "Mean", "short", "signed"]
@@ -29,6 +29,7 @@ RANKINGS = {
 }
 SHOWN = 3  # best images of a method, and as many of the worst
 KIND = {"randomisation": "sanity", "sensitivity": "sanity"}  # all others: maps
+KIND |= dict.fromkeys(GRIDS.values(), "mosaic")
 
 
 class Mean(NamedTuple):
@@ -52,14 +53,18 @@ class Results:
         self.settings = work.settings
         self.weights, self.warning = work.model.weights, work.model.warning
         names = work.data.names
-        chosen, sane = share or work.all
+        chosen, sane, mosaics = share or work.all
         self.images = [names[item] for item in chosen]
         asked = {"maps": set(self.images), "sanity": {names[item] for item in sane}}
+        if mosaics:
+            made = work.mosaics.names()
+            asked["mosaic"] = {made[number] for number in mosaics}
         self.records = {
             key: record
             for key, record in records.items()
-            if key[1] in work.explainers and key[2] in asked[key[0]]
+            if key[1] in work.explainers and key[2] in asked.get(key[0], ())
         }
+        self.mosaics = work.mosaics.known
         add_box_ious(self.records.values(), list(work.explainers))
         if share is None and not any("scores" in record for record in self.records.values()):
             first = next((r["problem"] for r in self.records.values()), "no image can be used")
@@ -71,6 +76,7 @@ class Results:
             self.by_method[kind, method].append(record)
         self.methods = [method for method in work.explainers if method not in NAMES]
         self.baselines = {m for m, one in work.explainers.items() if isinstance(one, Baseline)}
+        self.blind = {m for m, one in work.explainers.items() if not one.class_specific}
 
     def titled(self, method: str) -> str:
         """The method's name, marked where it is a baseline."""
@@ -190,6 +196,10 @@ class Results:
                 return metric, words
         return "insertion", "insertion"
 
+    def is_blind(self, metric: str, method: str) -> bool:
+        """Whether a score is what it is because the method's map is the same for every class."""
+        return metric in GRIDS.values() and method in self.blind
+
     def _short_of(self, work: Work, chosen: list[int]) -> str:
         scored = len({image for kind, _, image in self.records if kind == "maps"})
         if scored == len(chosen) and work.asked <= len(work.data):
@@ -199,6 +209,7 @@ class Results:
     def notes(self) -> list[str]:
         """What to know before the numbers are believed."""
         said = [self.short] if self.short else []
+        said += [str(row) for row in self.mosaics]
         for method in [*self.methods, *NAMES]:
             mine = self.by_method["maps", method]
             constant = sum(r.get("constant", False) for r in mine)

@@ -26,6 +26,7 @@ from vision_attn.evaluate import (
     DroppedTokens,
     EnergyPointingGame,
     FilledCells,
+    GridPointingGame,
     ImageScore,
     Insertion,
     MaxBoxIoU,
@@ -48,7 +49,7 @@ from vision_attn.models.timm_model import vit_from_timm
 from vision_attn.reports.scoring.evidence import Sample
 from vision_attn.types import Heatmaps, Images, Model
 
-__all__ = ["FILLS", "GROUPS", "Drawn", "Record", "as_plain_vit", "removal"]
+__all__ = ["FILLS", "GRIDS", "GROUPS", "Drawn", "Record", "as_plain_vit", "removal"]
 
 Record = dict[str, Any]
 
@@ -62,6 +63,8 @@ ON_PIXELS: dict[str, type[ImageScore]] = {
     "pixel_accuracy": PixelAccuracy,
 }
 ON_SHORTCUT = {f"{name}_on_shortcut": metric for name, metric in ON_OBJECT.items()}
+GRIDS = {side: f"grid_pointing_{side}x{side}" for side in (2, 3, 4)}  # by photos a side
+ON_CELLS: dict[str, type[ImageScore]] = dict.fromkeys(GRIDS.values(), GridPointingGame)
 NEAR = 1 / 16  # of the shorter side: how far from the small mark a maximum still points at it
 GROUPS: dict[str, dict[str, type[ImageScore]]] = {
     "Does it show what the network uses?": {
@@ -74,6 +77,7 @@ GROUPS: dict[str, dict[str, type[ImageScore]]] = {
     },
     "Does it lie on the object?": {**ON_OBJECT, **ON_PIXELS, "box_iou": MaxBoxIoU},
     "Does it lie on the shortcut?": {**ON_SHORTCUT},
+    "Asked for a class in a mosaic, does it lie on its photo?": {**ON_CELLS},
     "Does it follow the weights, and not the noise? Is it sparse?": {
         "randomisation": ModelRandomisation,
         "sensitivity": MaxSensitivity,

@@ -9,7 +9,7 @@ from typing import Any
 
 from vision_attn.render import markdown_table
 from vision_attn.reports.scoring.results import METRICS, NAMES, Results, short, signed
-from vision_attn.reports.scoring.scorer import GROUPS
+from vision_attn.reports.scoring.scorer import GRIDS, GROUPS
 from vision_attn.reports.scoring.verdict import ALIKE, FEWEST, LEAST_LEAD, MATTERS, judge
 
 __all__ = [
@@ -17,7 +17,10 @@ __all__ = [
     *("rows", "tables"),
 ]
 
-COMPARED = ("deletion", "insertion", "pointing_game", "energy_inside", "energy_inside_on_shortcut")
+COMPARED = (
+    *("deletion", "insertion", "pointing_game", "energy_inside", "energy_inside_on_shortcut"),
+    *GRIDS.values(),
+)
 LEGEND = (
     "mean ± standard error; ↓ small is good, ↑ large is good; * better than each of "
     f"{', '.join(NAMES)}, the 95 % interval of the paired difference leaving 0 out."
@@ -53,6 +56,12 @@ ABOUT = {
     "box_iou": "the overlap of the best box around the map with the object's box",
     "pointing_game_on_shortcut": "the share of images in which the maximum lies on the shortcut",
     "energy_inside_on_shortcut": "the share of the map's sum that lies on the shortcut",
+    **{
+        name: f"the share of the map's positive sum in the cell of the class asked for, of "
+        f"{side}x{side} photos, the mean over a mosaic's cells; class-blind: the same map for "
+        f"every class, which has 1/{side**2}"
+        for side, name in GRIDS.items()
+    },
     "randomisation": "|rank correlation| with the intact map, the mean over the steps by which the "
     "weights are lost; 1 is a map that does not depend on them",
     "sensitivity": "the largest relative change of the map under a little noise; a map that never "
@@ -121,6 +130,8 @@ def cell(results: Results, metric: str, method: str, best: bool) -> Cell:
         return Cell("-")
     error = "" if score["standard_error"] is None else f" ±{short(score['standard_error'])}"
     star = "*" if results.beats_all(metric, method) else ""
+    if results.is_blind(metric, method):
+        error = " class-blind"
     won = best and method in results.baselines
     text = f"{short(score['mean'])}{error}{star}" + (" baseline won" if won else "")
     return Cell(text, best, method in results.baselines)
@@ -212,11 +223,13 @@ def as_json(results: Results) -> dict[str, Any]:
         "images": len(results.images),
         "accuracy": right[0] if right else None,
         "layers": results.layers if "randomisation" in results.metrics else None,
+        "mosaics": [row._asdict() for row in results.mosaics],
         "higher_is_better": {m: METRICS[m].higher_is_better for m in results.metrics},
         "notes": results.notes(),
         "methods": {
             method: {
                 "baseline": method in results.baselines,
+                "class_specific": method not in results.blind,
                 "scores": scores,
                 "curves": {n: c.tolist() for n, c in found[method].items() if c is not None},
             }
@@ -258,13 +271,13 @@ def as_csv(results: Results) -> str:
 def as_markdown(results: Results) -> str:
     """All tables, and by how much each method is ahead of the baselines, for scores.md."""
     verdict = judge(results)
-    said = [plain(text) for text in (verdict.what, verdict.basis)]
+    said = "\n\n".join(map(plain, verdict.text.splitlines()))
     why = [
         [f"**{plain(one.method)}**", TRUST[one.trust], plain("; ".join([one.reason, *one.remarks]))]
         for one in verdict.methods
     ]
     parts = [
-        f"# Which heatmap to trust\n\n{said[0]}\n\n{said[1]}\n",
+        f"# Which heatmap to trust\n\n{said}\n",
         markdown_table(["method", "trust it here?", "why"], why),
         f"{plain(RULE)}\n\n{plain(lead(results))}.\n\n{plain(LEGEND)}\n",
     ]

@@ -37,10 +37,11 @@ from vision_attn.explain import (
 from vision_attn.files import append_text, replacing, write_text
 from vision_attn.reports import workers
 from vision_attn.reports.scoring.evidence import Data, Sample, data_name, open_data
+from vision_attn.reports.scoring.mosaics import FRAMES, Mosaics, check_sides
 from vision_attn.reports.scoring.scorer import Batch, Drawn, Record, Scorer, removal
 from vision_attn.types import Model
 
-__all__ = ["BASELINES", "Key", "answers"]
+__all__ = ["BASELINES", "SCORED", "Key", "answers"]
 
 IMAGES = 1000  # how many are scored by default
 ALL_IMAGES, SANE = 500, 32  # and with all methods; of them, how many pass the slow checks
@@ -48,6 +49,7 @@ PROCESSES, A_PROCESS = 4, 500  # at most, by default; maps that are worth one of
 FEW = 8  # images of a task that takes many maps an image
 BASELINES: tuple[Explainer, ...] = (RandomMap(), CentreGaussian(), EdgeMap())
 TARGETS = "label", "predicted"
+SCORED = "maps", "sanity", "mosaic"  # kinds of records whose maps were scored
 
 Key = tuple[str, str, str]  # kind, method, image
 Place = tuple[str, str]  # method, image
@@ -55,7 +57,11 @@ Methods = str | Explainer | Sequence[str | Explainer]
 
 
 class Task(NamedTuple):
-    """One method on some images. kind: `maps`, `sanity`, or `drawn`, the maps of pictures."""
+    """One method on some images, or mosaics.
+
+    kind: `maps`, `sanity`, `mosaic`; `drawn`, the maps of pictures; or what mosaics take before any
+    map, without a method: `named` of photos, `framed` of mosaics in a frame.
+    """
 
     kind: str
     method: str
@@ -63,10 +69,11 @@ class Task(NamedTuple):
 
 
 class Share(NamedTuple):
-    """The images that are to be scored, and those that also pass the slow checks."""
+    """The images that are to be scored, those that also pass the slow checks, and the mosaics."""
 
     chosen: list[int]
     sane: list[int]
+    mosaics: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -75,8 +82,8 @@ class Answer:
 
     task: Task
     records: list[Record] = field(default_factory=list)
-    drawn: dict[Place, Drawn] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    drawn: dict[Place, Drawn] = field(default_factory=dict)
 
 
 class Work:
@@ -96,6 +103,7 @@ class Work:
         steps: int = 16,
         how: str = "auto",
         sanity: int | None = None,
+        mosaic: int | Sequence[int] | None = None,
         batch_size: int = 50,
         seed: int = 0,
         root: str | Path = ".data",
@@ -126,6 +134,11 @@ class Work:
         usual = SANE if everything else 0
         self.all = Share(chosen, chosen[: usual if sanity is None else sanity])
         self.batch_size = batch_size
+        most = min(self.asked, SANE) if everything else self.asked
+        sides = check_sides(mosaic)
+        self.mosaics = Mosaics(data_name(data), model, self.data, sides, most, seed)
+        if sides:
+            self.mosaics.check()
         self.settings = {
             "model": name or type(model.network).__name__,
             "weights": f"{workers.checksum(model.network):08x}",
@@ -141,27 +154,58 @@ class Work:
 
     def share(self, number: int, shards: int) -> Share:
         """The images of one shard of several, by batches; `number` runs from 1."""
+
+        def mine(batches: Sequence[Sequence[int]]) -> list[int]:
+            return [item for batch in batches[number - 1 :: shards] for item in batch]
+
+        chosen, sane, mosaics = self.all
         few = min(self.batch_size, FEW)
-        parts = []
-        for items, size in ((self.all.chosen, self.batch_size), (self.all.sane, few)):
-            starts = range(0, len(items), size)[number - 1 :: shards]
-            parts.append([item for start in starts for item in items[start : start + size]])
-        return Share(*parts)
+        return Share(
+            mine(batches(chosen, self.batch_size)),
+            mine(batches(sane, few)),
+            mine(self._of_one_side(mosaics)),
+        )
+
+    def stages(
+        self, records: Callable[[], dict[Key, Record]], shard: tuple[int, int] = (1, 1)
+    ) -> Iterator[tuple[str, list[Task]]]:
+        """Yield what is left to do, in words and tasks, stage by stage.
+
+        records: gives what is known by then, which the next stage may need. Raises
+        ValueError where no mosaic can be made.
+        """
+        if self.mosaics.sides:
+            photos = batches(self.mosaics.candidates(), self.batch_size)
+            yield "naming photos", left("named", [""], photos, self.data.names, set(records()))
+            self.mosaics.compose(records())
+            every = range(len(self.mosaics.made))
+            names, cut = [one.name for one in self.mosaics.made], self._of_one_side(every)
+            yield "naming mosaics", left("framed", FRAMES, cut, names, set(records()))
+            self.mosaics.choose_frames(records())
+            self.all = self.all._replace(mosaics=every)
+        yield "scoring", self.tasks(set(records()), self.share(*shard))
 
     def tasks(self, done: set[Key], share: Share | None = None) -> list[Task]:
         """What is left to measure, image by image for all methods."""
-        names = self.data.names
-        chosen, sane = share or self.all
-        few = min(self.batch_size, FEW)
-        left = []
-        for kind, items, size in (("maps", chosen, self.batch_size), ("sanity", sane, few)):
-            for start in range(0, len(items), size):
-                batch = items[start : start + size]
-                for method in self.explainers:
-                    rest = [i for i in batch if (kind, method, names[i]) not in done]
-                    if rest:
-                        left.append(Task(kind, method, tuple(rest)))
-        return left
+        chosen, sane, mosaics = share or self.all
+        names, methods, few = self.data.names, list(self.explainers), min(self.batch_size, FEW)
+        tasks = left("maps", methods, batches(chosen, self.batch_size), names, done)
+        tasks += left("sanity", methods, batches(sane, few), names, done)
+        if mosaics:
+            cut = self._of_one_side(mosaics)
+            tasks += left("mosaic", methods, cut, self.mosaics.names(), done)
+        return tasks
+
+    def _of_one_side(self, numbers: Sequence[int]) -> list[Sequence[int]]:
+        """Cut mosaics into batches of one side, with about as many photos as a batch of images."""
+        return [
+            batch
+            for side in self.mosaics.sides
+            for batch in batches(
+                [i for i in numbers if self.mosaics.made[i].side == side],
+                max(1, self.batch_size // side**2),
+            )
+        ]
 
     def drawings(self, wanted: Mapping[str, Iterable[str]], done: set[Place]) -> list[Task]:
         """The maps that are wanted for pictures, by method, and not kept yet."""
@@ -174,6 +218,12 @@ class Work:
 
     def do(self, task: Task) -> Answer:
         """Do one task. Raises ValueError where the network itself gives no numbers."""
+        if task.kind == "named":
+            return Answer(task, *self.mosaics.named(task.items))
+        if task.kind == "framed":
+            return Answer(task, *self.mosaics.framed(task.method, task.items))
+        if task.kind == "mosaic":
+            return Answer(task, *self.mosaics.pointed(self.explainers[task.method], task.items))
         batch, problems = self.read(task.items)
         if batch is None:
             return Answer(task, problems=problems)
@@ -181,7 +231,7 @@ class Work:
         if task.kind == "drawn":
             drawn = self.scorer.drawn(explainer, batch)
             return Answer(task, drawn={(task.method, name): one for name, one in drawn.items()})
-        return Answer(task, self.scorer.records(task.kind, explainer, batch), problems=problems)
+        return Answer(task, self.scorer.records(task.kind, explainer, batch), problems)
 
     def read(self, items: tuple[int, ...]) -> tuple[Batch | None, list[str]]:
         """Read the images that can be read, None if none can; and a line for each of the others."""
@@ -202,6 +252,27 @@ class Work:
             return 1
         maps = sum(len(task.items) for task in tasks)
         return max(1, min(torch.get_num_threads(), PROCESSES, maps // A_PROCESS))
+
+
+def batches(items: Sequence[int], size: int) -> list[Sequence[int]]:
+    """Cut items into batches of that size, the last of what is left."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def left(
+    kind: str,
+    methods: Iterable[str],
+    cut: Iterable[Sequence[int]],
+    names: Sequence[str],
+    done: set[Key],
+) -> list[Task]:
+    """What is left to do of each batch for each method."""
+    tasks = [
+        Task(kind, method, tuple(i for i in batch if (kind, method, names[i]) not in done))
+        for batch in cut
+        for method in methods
+    ]
+    return [task for task in tasks if task.items]
 
 
 def at_least_one(**given: int | None) -> None:

@@ -7,7 +7,9 @@ is better by one and no better by the other, the measures disagree, which more i
 settle. Whatever its scores, a map is not to be believed that stays the same as all weights are
 lost: the interval of the mean |rank correlation| with the intact map lies above ALIKE. All else
 cannot be told from these images; fewer than FEWEST tell nothing. Localisation and sensitivity are
-remarks: they do not ask what the network uses.
+remarks: they do not ask what the network uses. So are mosaics, of the smallest side that was asked
+for: they say which maps answer for one class rather than another, compared with the baselines in
+the same way.
 
 A method that is no better than one of the baselines passes by chance in at most 2.5 % of cases, as
 it must beat all of them (an intersection-union test: Berger 1982); methods are not corrected for
@@ -22,6 +24,7 @@ import torch
 
 from vision_attn.evaluate import Difference, Interval, bca
 from vision_attn.reports.scoring.results import NAMES, Results, short, signed
+from vision_attn.reports.scoring.scorer import GRIDS
 
 __all__ = ["ALIKE", "FEWEST", "LEAST_LEAD", "MATTERS", "MethodVerdict", "Verdict", "judge"]
 
@@ -33,6 +36,7 @@ FAITHFUL = "deletion", "insertion"
 
 Trust = Literal["yes", "no", "unknown"]
 Standing = Literal["better", "worse", "no better", "open"]
+Pointing = Literal["points", "class-blind", "does not", "open"]
 
 
 class Compared(NamedTuple):
@@ -56,6 +60,8 @@ class MethodVerdict:
     deletion, insertion: `better` than every baseline, `worse` or `no better` than one, or `open`.
     randomisation: whether the map `changes` as the weights are lost, is `unchanged`, or that is
     `open`; None where it was not measured. remarks: what else is known, and decides nothing.
+    pointing: whether it `points` at the photo of the class asked for in a mosaic, is `class-blind`,
+    `does not`, or that is `open`; None where it was not measured.
 
     Examples:
         >>> from vision_attn.reports.scoring import MethodVerdict
@@ -72,6 +78,7 @@ class MethodVerdict:
     insertion: Standing
     randomisation: Literal["changes", "unchanged", "open"] | None
     remarks: tuple[str, ...] = ()
+    pointing: Pointing | None = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,8 @@ class Verdict:
 
     methods: one each, in the order of the tables, without the baselines. images: how many the
     comparison with the baselines rests on, at most. randomised: how many the check by lost weights
-    rests on; 0 where it was not made. warning: where the model has random weights.
+    rests on; 0 where it was not made. warning: where the model has random weights. mosaics: photos
+    a side of the mosaics that methods were asked about, 0 without any, and how many there were.
 
     Examples:
         >>> from vision_attn.reports.scoring import MethodVerdict, Verdict
@@ -93,6 +101,7 @@ class Verdict:
     images: int
     randomised: int
     warning: str = ""
+    mosaics: tuple[int, int] = (0, 0)
 
     def of(self, trust: Trust) -> list[str]:
         """List the methods with this trust: `yes`, `no` or `unknown`."""
@@ -104,8 +113,8 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """Two lines: what to trust, and on what that rests."""
-        return f"{self.what}\n{self.basis}"
+        """Two lines: what to trust, and on what that rests; and one on mosaics, where there are."""
+        return "\n".join(filter(None, (self.what, self.basis, self.pointing)))
 
     @property
     def what(self) -> str:
@@ -143,6 +152,25 @@ class Verdict:
             return f"{rests}, and on {counted(self.randomised)} with the weights randomised."
         return f"{rests}; whether the maps depend on the weights was not measured."
 
+    @property
+    def pointing(self) -> str:
+        """Which methods answer for one class rather than another; empty without mosaics."""
+        side, count = self.mosaics
+        if not side:
+            return ""
+        words = {
+            "points": "these lie on its photo more than every baseline's map",
+            "does not": "these do not",
+            "class-blind": "these cannot, being the same for every class",
+            "open": f"cannot tell from {count} mosaic{'' if count == 1 else 's'}",
+        }
+        found = {
+            said: [one.method for one in self.methods if one.pointing == pointing]
+            for pointing, said in words.items()
+        }
+        parts = [f"{said}: {', '.join(names)}" for said, names in found.items() if names]
+        return f"Asked for one class of a {side}x{side} mosaic, {'; '.join(parts)}."
+
     def __str__(self) -> str:
         return self.text
 
@@ -153,7 +181,9 @@ def judge(results: Results) -> Verdict:
     every = tuple(judge_method(results, method) for method in methods)
     randomised = max((len(ends_alike(results, method)) for method in methods), default=0)
     images = max((one.images for one in every), default=0)
-    return Verdict(every, images, randomised, results.warning)
+    side = min((row.side for row in results.mosaics), default=0)
+    count = max((results.mean(GRIDS[side], m).n for m in methods), default=0) if side else 0
+    return Verdict(every, images, randomised, results.warning, (side, count))
 
 
 def judge_method(results: Results, method: str) -> MethodVerdict:
@@ -195,8 +225,21 @@ def judge_method(results: Results, method: str) -> MethodVerdict:
         trust, reason = "yes", because
     return MethodVerdict(
         method, trust, reason, images, standings[0], standings[1], dependence,
-        tuple(remarks(results, method)),
+        tuple(remarks(results, method)), pointing(results, method),
     )  # fmt: skip
+
+
+def pointing(results: Results, method: str) -> Pointing | None:
+    """Say whether a method points at the class asked for, in mosaics of the smallest side."""
+    metric = next((name for name in GRIDS.values() if name in results.metrics), None)
+    if metric is None:
+        return None
+    if method in results.blind:
+        return "class-blind"
+    found = compare(results, metric, method)
+    if found.images < FEWEST or found.standing == "open":
+        return "open"
+    return "points" if found.standing == "better" else "does not"
 
 
 def compare(results: Results, metric: str, method: str) -> Compared:
@@ -257,6 +300,15 @@ def interval_of(values: Sequence[float]) -> Interval | None:
 def remarks(results: Results, method: str) -> list[str]:
     """Say what else is known of a method: where it lies, and how it bears noise."""
     said = []
+    for side, metric in GRIDS.items():
+        if metric in results.metrics and method not in results.blind:
+            mean = results.mean(metric, method)
+            inside = interval_of(list(results.numbers(metric, method).values()))
+            range_ = f" [{short(inside.low)}, {short(inside.high)}]" if inside else ""
+            said.append(
+                f"in mosaics of {side}x{side}, {short(mean.value)}{range_} of it lies on the photo "
+                f"of the class asked for, {short(1 / side**2)} by chance"
+            )
     if "energy_inside" in results.metrics:
         found = compare(results, "energy_inside", method)
         if found.images >= FEWEST:

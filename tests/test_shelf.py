@@ -1,0 +1,427 @@
+"""The shelf: what ships is small and whole; a network of it is built, tested, shown, fine-tuned."""
+
+import csv
+import hashlib
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import vision_attn
+from vision_attn import load_model
+from vision_attn.cli import main
+from vision_attn.errors import ModelError
+from vision_attn.models.checkpoint import unpack
+from vision_attn.shelf import Shelf
+
+ROOT = Path(__file__).parent.parent
+TINY = """
+seed_everything: 3
+model:
+  network:
+    class_path: vision_attn.models.SEResNet
+    init_args: {num_classes: 10, layers: [1, 1, 1, 1], widths: [4, 6, 8, 10]}
+data:
+  source:
+    class_path: vision_attn.data.Planted
+    init_args: {size: 16, train: 60, val: 41, test: 37}
+  batch_size: 20
+trainer:
+  max_epochs: 1
+  accelerator: cpu
+  enable_progress_bar: false
+"""
+
+
+def script():
+    """docs/models.py as a module."""
+    spec = importlib.util.spec_from_file_location("models_page", ROOT / "docs/models.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "tiny.yaml").write_text(TINY)
+    return vision_attn.fit(folder / "tiny.yaml", output=folder).folder
+
+
+@pytest.fixture(scope="module")
+def made(run, tmp_path_factory) -> Path:
+    """A shelf with one network of 10 classes of 16 x 16 images, and its page."""
+    folder = tmp_path_factory.mktemp("made")
+    words = ["--shelf", str(folder), "--docs", str(folder), "add", str(run), "tiny"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "sys.argv", ["models.py", *words, "--command", "vision-attn fit", "--licence", "MIT"]
+        )
+        script().main()
+    return folder
+
+
+@pytest.fixture
+def shelf(made, tmp_path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(made, tmp_path / "shelf"))
+
+
+@pytest.fixture
+def spec(shelf) -> str:
+    return f"vision_attn:{shelf / 'tiny.json'}"
+
+
+def change(shelf: Path, **values) -> None:
+    """Put other values into the card's checkpoint."""
+    card = json.loads((shelf / "tiny.json").read_text())
+    card["checkpoint"] |= values
+    (shelf / "tiny.json").write_text(json.dumps(card))
+
+
+# what ships
+
+
+def test_the_files_of_the_shelf_are_small():
+    sizes = [path.stat().st_size for path in Shelf().folder.glob("*.safetensors")]
+    assert all(size <= 6e6 for size in sizes)
+    assert sum(sizes) <= 24e6
+
+
+@pytest.mark.parametrize("card", list(Shelf()), ids=lambda card: card.name)
+def test_what_ships_is_whole(card):
+    card.check()
+    assert card.weights.stat().st_size == card.values["bytes"]
+    model = load_model(f"vision_attn:{card.name}")
+    assert (
+        sum(p.numel() for p in model.network.parameters()) == card.values["network"]["parameters"]
+    )
+    photo = np.random.default_rng(0).integers(0, 256, (50, 70, 3), dtype=np.uint8)
+    assert len(model.explain(photo).classes(99)) == len(model.classes)
+    confusion = np.array(card.values["test"]["confusion"])
+    assert confusion.sum() == card.values["test"]["images"] == card.values["data"]["test"]
+    assert confusion.trace() / confusion.sum() == pytest.approx(card.values["test"]["top1"])
+
+
+def test_the_page_is_that_of_the_cards(tmp_path):
+    page = script().write_page(Shelf(), tmp_path)
+    assert page.read_text() == (ROOT / "docs/models.md").read_text(), "run python docs/models.py"
+    drawn = {path.name for path in (ROOT / "docs/pictures/models").glob("*.png")}
+    assert drawn == {f"{card.name}.png" for card in Shelf()}
+
+
+# a network put on a shelf
+
+
+def test_the_weights_are_those_of_the_run_rounded(made, run):
+    whole = unpack(run / "best.ckpt").weights
+    shipped = load_file(made / "tiny.safetensors")
+    assert {f"network.{name}" for name in shipped} == {n for n in whole if n.startswith("network.")}
+    for name, weight in shipped.items():
+        exact = whole[f"network.{name}"].numpy()
+        half = exact.astype(np.float16) if exact.dtype == np.float32 else exact
+        np.testing.assert_array_equal(weight.numpy(), half)
+    digest = hashlib.sha256((made / "tiny.safetensors").read_bytes()).hexdigest()
+    assert Shelf(made)["tiny"].values["sha256"] == digest
+
+
+def test_the_card_says_what_was_measured(made):
+    """Against the planted images themselves, through the model as a person loads it."""
+    from vision_attn.data import planted
+
+    values = Shelf(made)["tiny"].values
+    model = load_model(f"vision_attn:{made / 'tiny.json'}")
+    splits = planted.Planted(size=16, train=60, val=41, test=37).load(Path(), 0.1, 0)
+    mean, std = (np.array(v)[:, None, None] for v in (model.preprocess.mean, model.preprocess.std))
+
+    def logits_of(part):
+        pixels = (part.images.numpy() / 255 - mean) / std
+        return model.network(torch.from_numpy(pixels).float()).detach()
+
+    logits, labels = logits_of(splits.test), splits.test.labels
+    assert values["test"]["top1"] == pytest.approx((logits.argmax(1) == labels).double().mean())
+    assert values["test"]["low"] < values["test"]["top1"] < values["test"]["high"]
+    cells = np.zeros((10, 10), int)
+    np.add.at(cells, (labels.numpy(), logits.argmax(1).numpy()), 1)
+    assert values["test"]["confusion"] == cells.tolist()
+    found = vision_attn.training.calibrate(logits_of(splits.val), splits.val.labels)
+    assert model.calibration.temperature == pytest.approx(found.temperature, rel=1e-3)
+    assert model.calibration.threshold == pytest.approx(found.threshold, rel=1e-3)
+    assert values["data"] | {"config": 0} == {
+        **{"name": "planted", "config": 0, "train": 60, "held_out": 41, "test": 37},
+        **{"licence": "MIT", "classes": model.classes},
+    }
+    assert values["training"]["flops"] > 3 * 60 * values["network"]["flops"] * 0.99
+    assert values["heatmap"] == "not scored yet"
+    page = (made / "models.md").read_text()
+    assert values["sha256"] in page
+    assert (made / "pictures/models/tiny.png").is_file()
+
+
+def test_folders_with_imagenets_numbers_are_classes_with_names():
+    from vision_attn.reports.labels import label_of
+
+    names = script().named(["n01440764", "church", "n03888257"])
+    assert names == ["tench, Tinca tinca, n01440764", "church", "parachute, chute, n03888257"]
+    assert label_of("val/n03888257/1.JPEG", names) == 2
+
+
+def test_the_method_that_a_verdict_trusts_most(tmp_path):
+    def scores(insertion, deletion):
+        return {"scores": {"insertion": {"mean": insertion}, "deletion": {"mean": deletion}}}
+
+    told = {
+        "images": 300,
+        "methods": {"A": scores(0.6, 0.3), "B": scores(0.5, 0.1), "C": scores(0.9, 0.0)},
+        "verdict": {
+            "methods": [
+                {"method": m, "trust": t} for m, t in (("A", "yes"), ("B", "yes"), ("C", "no"))
+            ]
+        },
+    }
+    (tmp_path / "scores.json").write_text(json.dumps(told))
+    assert script().best_method(tmp_path) == "B, of 3 scored, on 300 images"
+    told["verdict"]["methods"] = [{"method": "C", "trust": "no"}]
+    (tmp_path / "scores.json").write_text(json.dumps(told))
+    assert script().best_method(tmp_path) == "none of 1 scored, on 300 images"
+
+
+def test_its_row_and_the_command_that_lists_it(made, capsys):
+    (row,) = vision_attn.list_models(made)
+    size = (made / "tiny.safetensors").stat().st_size
+    assert row["name"], row["size"] == ("tiny", size)
+    assert (row["network"], row["data"]) == ("SEResNet", "planted")
+    assert main(["models", "--shelf", str(made)]) == 0
+    printed = capsys.readouterr().out
+    assert "tiny" in printed
+    assert f"{row['accuracy']:.1%}" in printed
+
+
+# loaded
+
+
+def test_random_weights_and_another_size_are_not_calibrated(spec):
+    own = load_model(spec)
+    assert own.weights == "trained"
+    assert own.calibration.threshold is not None
+    assert load_model(spec, image_size=16).calibration == own.calibration
+    larger = load_model(spec, image_size=(24, 40))
+    assert larger.preprocess.input_size == (24, 40)
+    assert larger.calibration.threshold is None
+    drawn = load_model(spec, pretrained=False)
+    assert (drawn.weights, drawn.calibration.threshold) == ("random", None)
+    assert not torch.equal(drawn.network.fc.weight, own.network.fc.weight)
+
+
+def test_it_takes_no_arguments_of_the_network(spec):
+    with pytest.raises(ModelError, match="takes no model arguments, got depth"):
+        load_model(spec, depth=3)
+
+
+def test_an_unknown_name_offers_the_nearest(made):
+    with pytest.raises(ModelError, match="named 'tniy'; did you mean tiny"):
+        Shelf(made)["tniy"]
+    with pytest.raises(ModelError, match="named 'xyz'; there are tiny"):
+        Shelf(made)["xyz"]
+    with pytest.raises(ModelError, match="no pretrained network named 'nothing_like_it'"):
+        load_model("vision_attn:nothing_like_it")
+
+
+def test_a_damaged_file_is_named_by_its_checksum(shelf, spec):
+    path = shelf / "tiny.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    found = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    expected = hashlib.sha256(whole).hexdigest()[:12]
+    said = (
+        rf"tiny.safetensors: damaged: its SHA-256 checksum is {found}..., the card says {expected}"
+    )
+    with pytest.raises(ModelError, match=f"{said}.*install vision-attn again"):
+        load_model(spec)
+    path.unlink()
+    with pytest.raises(ModelError, match=f"no such file; expected .* checksum {expected}.*install"):
+        load_model(spec)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "damaged: expected a card in JSON"),
+        ("[]", "damaged: a card without 'sha256'"),
+        ('{"sha256": 3}', "damaged: a card without 'sha256'"),
+        ('{"sha256": "3"}', "damaged: a card without 'checkpoint'"),
+    ],
+)
+def test_a_damaged_card_is_one_line(text, message, shelf, spec):
+    (shelf / "tiny.json").write_text(text)
+    with pytest.raises(ModelError, match=message):
+        load_model(spec)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"format": 99}, "another version's format"),
+        ({"network": {"class_path": "os.system", "init_args": {}}}, "refused to build 'os.system'"),
+        ({"calibration": {"temperature": -1.0}}, "temperature must be above 0"),
+        ({"calibration": {"threshold": "high"}}, "cannot be rebuilt"),
+        ({"classes": ["a"]}, "1 class names for 10 outputs"),
+    ],
+)
+def test_a_card_that_asks_for_what_may_not_be_is_refused(values, message, shelf, spec):
+    change(shelf, **values)
+    with pytest.raises(ModelError, match=message):
+        load_model(spec)
+
+
+# tested, and asked
+
+
+def test_the_test_command_prints_the_cards_accuracy(shelf, spec, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
+    change(shelf, classes=[f"class {i}" for i in range(10)])  # other names than the data's
+    assert main(["test", "--ckpt_path", spec, *words]) == 0
+    card = json.loads((shelf / "tiny.json").read_text())
+    assert f"{card['test']['top1']:.4f}" in capsys.readouterr().out
+    told = json.loads(Path("outputs/tiny/test.json").read_text())
+    assert told["test/top1"] == pytest.approx(card["test"]["top1"])
+    assert told["test/ece"] == pytest.approx(card["test"]["calibration_error"], abs=1e-6)
+    assert not list(shelf.glob("*.txt"))
+
+
+def test_predictions_are_calibrated(shelf, spec, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
+    change(shelf, calibration={"temperature": 7.0, "threshold": 0.5})
+    assert main(["predict", "--ckpt_path", spec, "--images", str(photos), *words]) == 0
+    with Path("outputs/tiny/predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    model = load_model(spec)
+    assert len(rows) == 3
+    for row in rows:
+        logits = model.network(model.preprocess(row["file"])[None])[0] / 7.0
+        assert float(row["probability"]) == pytest.approx(logits.softmax(0).max().item(), abs=1e-4)
+
+
+def test_a_photo_unlike_what_is_known_is_said_to_be(shelf, spec, photos, tmp_path):
+    folder = tmp_path / "out"
+    for threshold, said in ((1.0, True), (0.0, False)):
+        change(shelf, calibration={"temperature": 3.0, "threshold": threshold})
+        summary = vision_attn.gallery(
+            load_model(spec), str(photos), ["GradCAM", "EdgeMap"], output=folder
+        )
+        for record in summary.records():
+            sentence = (
+                "Unlike what the network knows: its surest class has "
+                f"{record['probability']:.1%}, where 95% of held-out photos have at least 100.0%"
+            )
+            assert record["unlike"] == (sentence if said else "")
+            assert (sentence in summary.page.read_text()) == said
+        with (
+            Image.open(folder / "cat.GradCAM.png") as picture,
+            Image.open(folder / "cat.grid.png") as grid,
+        ):
+            sizes = picture.size, grid.size
+        if said:
+            warned = sizes
+    assert warned[0][1] > sizes[0][1]  # a line below the picture, and one above the grid
+    assert warned[1][1] > sizes[1][1]
+
+
+def test_an_explanation_says_so_and_shows_calibrated_probabilities(shelf, spec, photos):
+    change(shelf, calibration={"temperature": 3.0, "threshold": 1.0})
+    model = load_model(spec)
+    found = model.explain(photos / "cat.png", "GradCAM")
+    logits = model.network(model.preprocess(photos / "cat.png")[None])[0].detach()
+    np.testing.assert_allclose(found.probabilities, (logits / 3).softmax(0).numpy(), rtol=1e-5)
+    assert found.predicted == logits.argmax()
+    assert found.unlike.startswith("Unlike what the network knows")
+    assert found.unlike in repr(found)
+    raw = unpack(spec)
+    change(shelf, calibration={})
+    plain = load_model(spec).explain(photos / "cat.png", "GradCAM")
+    np.testing.assert_array_equal(plain[0].values, found[0].values)  # of the raw network
+    assert plain.unlike == ""
+    assert raw.about["calibration"]["temperature"] == 3.0
+
+
+def test_a_model_without_a_threshold_says_nothing(models, photos, tmp_path):
+    summary = vision_attn.gallery(load_model(models("vit")), str(photos), output=tmp_path / "out")
+    assert all("unlike" not in record for record in summary.records())
+
+
+# fine-tuned
+
+
+@pytest.fixture
+def task(tmp_path) -> Path:
+    """Ten photos of each of three kinds, apart in colour."""
+    rng = np.random.default_rng(0)
+    for kind, colour in (("red", (200, 40, 40)), ("green", (40, 200, 40)), ("blue", (40, 40, 200))):
+        folder = tmp_path / "task" / kind
+        folder.mkdir(parents=True)
+        for at in range(10):
+            pixels = np.clip(np.array(colour) + rng.normal(0, 40, (48, 64, 3)), 0, 255)
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{at}.png")
+    return tmp_path / "task"
+
+
+FIT = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
+
+
+@pytest.mark.parametrize("source", ["shelf", "checkpoint"])
+def test_a_network_learns_a_new_task_from_its_weights(
+    source, spec, run, task, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    weights = spec if source == "shelf" else str(run / "best.ckpt")
+    words = [
+        "--model.weights",
+        weights,
+        "--data.source.path",
+        str(task),
+        "--data.source.size",
+        "32",
+    ]
+    assert main(["fit", "--config", "finetune_shelf_imagefolder", *words, *FIT]) == 0
+    printed = "".join(capsys.readouterr().out.split())  # lines are broken at the terminal's width
+    assert f"start: 88 of 90 tensors from {weights}".replace(" ", "") in printed
+    assert "new: fc.weight, fc.bias, for 3 classes instead of 10".replace(" ", "") in printed
+    folder = Path("outputs/finetune_shelf_imagefolder/version_0")
+    told = json.loads((folder / "summary.json").read_text())
+    model = load_model(folder / "best.ckpt")
+    assert model.classes == ["blue", "green", "red"]
+    assert model.preprocess.mean == pytest.approx(load_model(spec).preprocess.mean)
+    assert told["test/top1"] >= 0.8
+
+
+def test_what_does_not_fit_is_one_line(spec, models, task, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(TINY)
+
+    def said(*words) -> str:
+        assert main(["fit", *words, *FIT]) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert not Path("outputs").exists()
+        return line
+
+    shelf = ["--config", "finetune_shelf_imagefolder", "--data.source.path", str(task)]
+    assert "no pretrained network named 'nothing_like_it'" in said(
+        *shelf, "--model.weights", "vision_attn:nothing_like_it"
+    )
+    assert "none.ckpt: no such file; expected a checkpoint" in said(
+        *shelf, "--model.weights", "none.ckpt"
+    )
+    assert "the config names no network: give --model.weights" in said(*shelf)
+    tiny = ["--config", "tiny.yaml"]
+    assert "weights do not fit SEResNet" in said(*tiny, "--model.weights", models("vit"))
+    assert "no training state to go on from: start from its weights with --model.weights" in said(
+        *tiny, "--ckpt_path", spec
+    )
