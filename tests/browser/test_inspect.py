@@ -142,6 +142,31 @@ def test_dragging_follows_and_what_was_not_seen_cannot_be_asked(show):
     assert_shown(page, shown, 1, -1, 2 + 6)
 
 
+def test_several_queries_are_held_at_once(show):
+    shown = inspection()
+    page = show([shown])
+    tokens = [2 + row * 7 + column for row, column in [(0, 0), (4, 6), (2, 3)]]
+    mean = lambda: np.mean([weights_of(shown, 1, -1, token) for token in tokens], axis=0)  # noqa: E731
+    click_patch(page, 0, 0)
+    page.keyboard.down("Shift")
+    click_patch(page, 4, 6)
+    click_patch(page, 2, 3)
+    page.keyboard.up("Shift")
+    assert np.abs(shown_map(page) - mean()).max() <= 0.01 * mean().max()
+    assert "row 2, column 3 · and 2 held, their mean" in page.inner_text(".readout")
+    page.locator(".stage").focus()
+    page.keyboard.press("h")
+    page.keyboard.press("ArrowRight")
+    settle(page)
+    tokens.append(2 + 2 * 7 + 4)
+    assert np.abs(shown_map(page) - mean()).max() <= 0.01 * mean().max()
+    page.wait_for_timeout(300)  # until the link is written
+    again = show([shown], page.url.split("#")[1])
+    np.testing.assert_allclose(shown_map(again), shown_map(page), rtol=1e-6)
+    click_patch(page, 1, 1)
+    assert_shown(page, shown, 1, -1, 2 + 8)
+
+
 def test_touch_asks_too(show):
     shown = inspection()
     page = show([shown], has_touch=True, viewport={"width": 390, "height": 844})

@@ -165,12 +165,17 @@ class Layer {
     return patch < 0 ? null : [Math.floor(patch / this.grid[1]), patch % this.grid[1]];
   }
 
-  /** What a query gives to every token: {token, heads, mean}. The last answer is kept. */
+  /**
+   * What a query gives to every token: {token, held, heads, mean}; where others are held with it, the
+   * mean of them all, but for windows, of which one is shown. The last answer is kept.
+   */
   answer(query) {
     const token = this.tokenOf(query);
-    if (this.answered?.token !== token) {
-      const heads = this.heads.map((head) => head.row(token));
-      this.answered = { token, heads, mean: mean(heads) };
+    const held = this.windows ? [] : query.held.map((point) => this.tokenOf({ token: null, point }));
+    const key = [token, ...held].join();
+    if (this.answered?.key !== key) {
+      const heads = this.heads.map((head) => mean([token, ...held].map((one) => head.row(one))));
+      this.answered = { key, token, held, heads, mean: mean(heads) };
     }
     return this.answered;
   }

@@ -2,7 +2,7 @@
 
 const USUAL = {
   look: { colours: "inferno", style: "colour", opacity: 0.9, smooth: true, scale: "each", top: 10 },
-  query: { token: null, point: [0.5, 0.5], asked: false }, // asked: by a person
+  query: { token: null, point: [0.5, 0.5], held: [], asked: false }, // asked: by a person
   chart: "maps",
 };
 
@@ -38,14 +38,14 @@ function restore() {
       gate: whole(read("gate"), 0, 9999) ?? 0,
     };
   });
-  const point = (link.get("query") ?? "").split(",").map(Number);
+  const [point, ...held] = pairs(link.get("query"));
   const { look } = USUAL;
   return {
     views: wanted,
     query: {
       token: whole(link.get("token"), 0, 999),
-      point:
-        point.length === 2 && point.every((at) => at >= 0 && at <= 1) ? point : USUAL.query.point,
+      point: point ?? USUAL.query.point,
+      held,
       asked: link.has("query") || link.has("token"),
     },
     look: {
@@ -60,6 +60,13 @@ function restore() {
     },
     chart: Object.hasOwn(CHARTS, link.get("chart")) ? link.get("chart") : "maps",
   };
+}
+
+/** Points (x, y) from 0 to 1 of "x,y,x,y": none where anything else is among them. */
+function pairs(text) {
+  const numbers = (text ?? "").split(",").map(Number);
+  const right = numbers.length % 2 === 0 && numbers.every((at) => at >= 0 && at <= 1);
+  return right ? numbers.flatMap((x, at) => (at % 2 ? [] : [[x, numbers[at + 1]]])) : [];
 }
 
 function whole(text, least, most) {
@@ -80,7 +87,7 @@ function linkOf({ views, query, look, chart }) {
     put(`class${last}`, view.target, null);
   });
   put("token", query.token, null);
-  put("query", query.asked ? query.point.join() : null, null);
+  put("query", query.asked ? [query.point, ...query.held].join() : null, null);
   put("colours", look.colours, USUAL.look.colours);
   put("style", look.style, USUAL.look.style);
   put("opacity", Math.round(100 * look.opacity), 100 * USUAL.look.opacity);

@@ -30,11 +30,15 @@ function changeView(at, parts) {
   });
 }
 
-function changeQuery(query) {
+/** Asks a point or a token. held: the points that are asked with it; none unless given. */
+function changeQuery(query, held = []) {
   const onPhoto = Array.isArray(query);
   const point = onPhoto ? query.map((at) => Number(at.toFixed(4))) : state.query.point;
-  change({ query: { token: onPhoto ? null : query, point, asked: true } });
+  change({ query: { token: onPhoto ? null : query, point, held, asked: true } });
 }
+
+/** Holds the point that is asked, so that the next one is asked with it. */
+const hold = () => changeQuery(state.query.point, [...state.query.held, state.query.point]);
 
 /** Where a page has an address, the link in it; and the words for those who listen. */
 function remember() {
@@ -73,7 +77,10 @@ function arrange() {
     const at = views.length;
     const view = new View(source.items, {
       onChange: (parts) => changeView(at, parts),
-      onQuery: changeQuery,
+      onQuery: (query, { holds = false, keeps = false } = {}) => {
+        if (holds) hold();
+        changeQuery(query, holds || keeps ? state.query.held : []);
+      },
       onShared: change,
     });
     views.push(view);
@@ -108,6 +115,7 @@ function turnTheme() {
 // What the keys do, to the first view.
 let lastHead = 0;
 const KEYS = {
+  h: hold,
   c: () => changeQuery(state.query.token === null ? 0 : state.query.point),
   "[": () => turn("layer", -1),
   "]": () => turn("layer", 1),

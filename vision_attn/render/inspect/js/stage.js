@@ -3,7 +3,7 @@
 const FINEST = 384; // pixels: the map is painted at most this large, the rest is the canvas's own work
 
 /** Draws the photo, what the model did not see in grey, the map, the query's window and frame. */
-function drawPhoto(context, width, height, { item, map, scale, look, place, cursor }) {
+function drawPhoto(context, width, height, { item, map, scale, look, place, held, cursor }) {
   const onCanvas = ([left, top, right, bottom]) => [
     ...[left * width, top * height],
     ...[(right - left) * width, (bottom - top) * height],
@@ -25,6 +25,7 @@ function drawPhoto(context, width, height, { item, map, scale, look, place, curs
     context.restore();
     const cells = new Cells(map.grid, covered, seen);
     if (map.inside) drawOutline(context, cells, map.inside);
+    for (const one of held ?? []) if (one) drawFrame(context, cells, one);
     if (place) drawFrame(context, cells, place);
   }
   if (cursor) drawFrame(context, new Cells(item.cells.grid, seen, seen), cursor);
@@ -168,7 +169,11 @@ class Stage {
     const { seen, box, grid } = this.board;
     if (!cellAt(seen, [1, 1], point) || !cellAt(box, grid, point)) return;
     if (this.picture.brush) this.picture.brush.paint(point);
-    else this.onQuery(point);
+    else
+      this.onQuery(point, {
+        holds: event.shiftKey && event.type === "pointerdown",
+        keeps: event.shiftKey,
+      });
   }
 
   key(event) {
@@ -181,7 +186,7 @@ class Stage {
     const [row, column] = place ?? board.grid.map((side) => Math.floor(side / 2));
     const next = place ? [row + step[0], column + step[1]] : [row, column];
     if (next.every((at, axis) => at >= 0 && at < board.grid[axis]))
-      this.onQuery(centreOf(board, next));
+      this.onQuery(centreOf(board, next), { keeps: true });
   }
 }
 

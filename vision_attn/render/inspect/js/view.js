@@ -108,18 +108,19 @@ class View {
     const numbers = item.layers.reduce((sum, { tokens, heads }) => sum + tokens * heads.length, 0);
     if (numbers < AT_ONCE) showOverview();
     else this.overviewDue = setTimeout(showOverview, 40);
-    const { token, heads, mean } = layer.answer(this.shared.query);
+    const { token, held, heads, mean } = layer.answer(this.shared.query);
     const row = head === MEAN ? mean : heads[head];
     return {
       map: layer.mapOf(row, token),
       row,
       token,
       place: layer.placeOf(token),
+      held: held.map((one) => layer.placeOf(one)),
       layer,
       title: `Layer ${layer.name} \u00b7 ${headName(head)}`,
-      method: spelled(layer, token, head),
+      method: held.length ? "" : spelled(layer, token, head),
       facts: [
-        ...attentionFacts(layer, token, row, layer.averages[head]),
+        ...attentionFacts(layer, token, held, row, layer.averages[head]),
         ...windowFacts(layer, token, row),
       ],
     };

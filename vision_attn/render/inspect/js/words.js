@@ -56,14 +56,15 @@ function hintOf({ layers, noClick }, layer, { asked }) {
 }
 
 /** [name, value, more] of what one token gives to all; `known`: of that head over all queries. */
-function attentionFacts(layer, token, row, known) {
+function attentionFacts(layer, token, held, row, known) {
   const place = (cell) => `row ${cell[0]}, column ${cell[1]}`;
   const here = layer.placeOf(token);
   const { values, factor } = layer.mapOf(row, token);
   const most = values.reduce((best, value, at) => (value > values[best] ? at : best), 0);
   const reach = layer.distance(row, token);
+  const others = held.length && `and ${held.length} held, their mean`;
   return [
-    ["from", here ? place(here) : layer.prefix[token]],
+    ["from", here ? place(here) : layer.prefix[token], others],
     [
       "most",
       `${number(values[most] * factor)} ${UNIFORM} at ${place(layer.placeOf(most + layer.prefix.length))}`,
@@ -75,7 +76,7 @@ function attentionFacts(layer, token, row, known) {
     ],
     [
       "distance",
-      reach === null ? "\u2013" : `${reach.toFixed(1)} patches`,
+      reach === null || held.length ? "\u2013" : `${reach.toFixed(1)} patches`,
       known && `all queries ${known.distance.toFixed(1)}`,
     ],
   ];
