@@ -65,6 +65,8 @@ class Explainer(ABC):
     """Whether the map is of one class, so that `targets` matters."""
     needs_gradients: ClassVar[bool] = False
     """Whether `explain` runs with gradients on (parameters frozen) or under no_grad."""
+    why_empty: ClassVar[str] = "no place counts for anything"
+    """What it means where a map is 0 everywhere, for pictures and records."""
 
     def __post_init__(self) -> None:
         for name in self.options():
@@ -155,8 +157,6 @@ class Explainer(ABC):
         """
         layout = layout or layout_for(network, images)
         network = network_of(network)
-        if reason := self.refusal(network):
-            raise ValueError(f"{self} does not fit {type(network).__name__}: {reason}")
         check_images(network, images)
         if reason := self.refusal_for(network, images):
             raise ValueError(f"{self} does not fit {type(network).__name__}: {reason}")
@@ -169,7 +169,9 @@ class Explainer(ABC):
                 yield network, outside_inference(images.detach()), classes, layout
             except NotImplementedError as error:  # FlexAttention's gradient on a CPU, say
                 reason = str(error).partition("\n")[0]
-                raise ValueError(f"{self} does not fit {type(network).__name__}: {reason}") from error
+                raise ValueError(
+                    f"{self} does not fit {type(network).__name__}: {reason}"
+                ) from error
 
 
 def layout_for(model: nn.Module | Model, images: Tensor) -> TokenLayout | None:

@@ -48,6 +48,7 @@ class RawAttention(AttentionExplainer):
     head: int | None = None
 
     class_specific = False
+    why_empty = "the query attends to nothing on the image in this layer"
 
     def explain(
         self,
@@ -88,6 +89,7 @@ class QueryKey(AttentionExplainer):
     head: int | None = None
 
     class_specific = False
+    why_empty = "the query attends to nothing on the image in this layer"
 
     def explain(
         self,

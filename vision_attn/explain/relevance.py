@@ -53,6 +53,7 @@ class Relevance(ChainExplainer):
     class_specific = True
     needs_gradients = True
     keeps_seed = False
+    why_empty = "no attention weight raises the class's logit"
 
     def run(
         self,
@@ -63,7 +64,9 @@ class Relevance(ChainExplainer):
     ) -> tuple[Trace, PropagationRule, Int[Tensor, " b"]]:
         traced, gradients, targets = trace_gradients(network, images, targets, layout)
 
-        def step(layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches) -> Tensor:
+        def step(
+            layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches
+        ) -> Tensor:
             fuse = weights_and_gradients(gradients[layer], lambda both: both.clamp_(min=0).mean(1))
             return apply_raw_transpose(call, r, fuse)
 
@@ -91,6 +94,7 @@ class AttentionGradCAM(AttentionExplainer):
 
     class_specific = True
     needs_gradients = True
+    why_empty = "the heads together do not raise the class's logit in this layer"
 
     def explain(
         self,
@@ -102,7 +106,9 @@ class AttentionGradCAM(AttentionExplainer):
         traced, gradients, targets = trace_gradients(network, images, targets, layout)
         index = layer_index(traced.chain.layers, self.layer)
 
-        def step(layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches) -> Tensor:
+        def step(
+            layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches
+        ) -> Tensor:
             if layer != index:
                 return apply_transpose(call, r)
             rows = torch.einsum("bsi,bhie->bhse", r, gradients[layer].to(call.dtype)).sum(2, True)

@@ -149,7 +149,9 @@ class WeightedRollout(ChainExplainer):
             for call, gradient in zip(traced.calls, gradients, strict=True)
         ]
 
-        def step(layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches) -> Tensor:
+        def step(
+            layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches
+        ) -> Tensor:
             share = shares[layer].repeat_interleave(windows, 0)
             if call.sums_to_one:
                 return check_sums(apply_transpose(call, r, share), r, call)
@@ -206,7 +208,9 @@ class GradientRollout(ChainExplainer):
     ) -> tuple[Trace, PropagationRule, Int[Tensor, " b"]]:
         traced, gradients, targets = trace_gradients(network, images, targets, layout)
 
-        def step(layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches) -> Tensor:
+        def step(
+            layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches
+        ) -> Tensor:
             fuse = weights_and_gradients(gradients[layer], lambda both: both.mean(1).clamp_(min=0))
             return apply_fused_transpose(call, r, fuse, self.discard, windows, patches)
 

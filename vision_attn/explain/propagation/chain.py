@@ -32,8 +32,8 @@ class PropagationRule:
     """What one attention call does to the rows (b s i) -> (b s j): the part methods differ in.
 
     step(layer, call, rows, windows, patches): `windows` in a row belong to one image; `patches` are
-    the keys that are places of it, None: all. Queries keep `residual` of their share and pass on `attention`
-    times what the step gives.
+    the keys that are places of it, None: all. Queries keep `residual` of their share and pass on
+    `attention` times what the step gives.
 
     Examples:
         >>> import torch

@@ -352,7 +352,9 @@ class ChainExplainer(AttentionExplainer):
         return shares if self.keeps_seed else shares - chain.back(seed, RESIDUALS, layers)
 
 
-def _no_attention(layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches) -> Tensor:
+def _no_attention(
+    layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches
+) -> Tensor:
     return r.new_zeros(*r.shape[:2], call.keys)
 
 

@@ -9,6 +9,7 @@ Axes: b images, n tokens, i queries, j keys, lead images times windows or heads.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -17,15 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from vision_attn.explain.base import in_eval_mode
+from vision_attn.explain.contrast import Contrast
 from vision_attn.explain.networks.layout import layout_of
 from vision_attn.explain.networks.modules import attends, modules_of
 from vision_attn.explain.propagation.chain import Attention, Chain, Link, Regroup
 from vision_attn.explain.recording.calls import AttentionCall
 from vision_attn.explain.recording.origins import Origins, Tracer
-from vision_attn.explain.recording.recorder import Recorder
+from vision_attn.explain.recording.recorder import Recorder, RecordError
 from vision_attn.types import Images, Pool, TokenLayout
 
-__all__ = ["Path", "Step", "find_path"]
+__all__ = ["Path", "Step", "find_path", "found_layout"]
 
 
 class UnknownPathError(ValueError):
@@ -89,7 +91,9 @@ class Path:
         notes = self._notes()
         for at, step in enumerate(self.steps):
             _, heads, queries, keys = step.shape
-            line = f"{at:>6}  {step.module:{width}}  {heads * step.heads:>5}  {queries:>7}  {keys:>4}"
+            line = (
+                f"{at:>6}  {step.module:{width}}  {heads * step.heads:>5}  {queries:>7}  {keys:>4}"
+            )
             lines.append(f"{line}  {notes[at]}".rstrip())
         lines.append(f"no map: {self.refusal}" if self.refusal else self._read())
         return "\n".join(lines)
@@ -154,7 +158,7 @@ class Path:
                     f"attention call 0 ({call.module}) is {call.queries} x {call.keys}, but "
                     f"{layout.tokens} tokens reach it ({len(layout.beside)} beside the image + a "
                     f"grid of {layout.grid[0]}x{layout.grid[1]}) by the layout, and {first} by the "
-                    "network's run: give another layout="
+                    "network's run: give layout= of so many tokens"
                 )
             pooled = any(isinstance(link, Attention) and link.new is not None
                 for link in chain.links)  # fmt: skip
@@ -218,6 +222,8 @@ def find_path(network: nn.Module, images: Images) -> Path:
     It is remembered for the network as it is; a network whose modules or their plain attributes
     have changed is run again.
     """
+    if isinstance(network, Contrast):  # a new one for each pair of classes
+        network = network.network
     key = (tuple(images.shape[1:]), images.dtype, images.device, state_of(network))
     known = _PATHS.setdefault(network, {})
     if key not in known:
@@ -225,31 +231,48 @@ def find_path(network: nn.Module, images: Images) -> Path:
     return known[key]
 
 
+def found_layout(network: nn.Module, images: Images, tokens: int | None = None) -> TokenLayout:
+    """Find how the tokens of images of this size lie on them: as the network's kind says, or a run.
+
+    tokens: how many there are, where that is known. Raises ValueError where nothing tells.
+    """
+    layout = find_path(network, images).layout
+    if layout is None or tokens not in (None, layout.tokens):
+        layout = layout_of(network, (images.shape[2], images.shape[3]))
+    return layout
+
+
 def state_of(network: nn.Module) -> int:
     """Hash the modules of a network and their plain attributes."""
     plain = (bool, int, float, str, type(None))
     return hash(
         tuple(
-            (id(module), *((n, str(v)) for n, v in vars(module).items()
-                           if isinstance(v, plain) and n != "training"))
+            (id(module), name, str(value))
             for module in modules_of(network)
+            for name, value in vars(module).items()
+            if isinstance(value, plain) and name not in PASSING
         )
-    )  # fmt: skip
+    )
 
 
 def run_path(network: nn.Module, images: Images) -> Path:
+    """Find a path by a run, of which nothing is remembered."""
     tracer = Tracer()
     with torch.inference_mode(False), torch.no_grad(), in_eval_mode(network):
-        if not any(attends(module) for module in modules_of(network)):
-            recorder = Recorder(frozenset())  # to follow convolutions in vain takes long
-            with recorder.watching(network):
-                network(images[:1].clone())
-            if not recorder.record.calls:
-                return Path([], None, None, NO_ATTENTION)
-        two = tracer.image(images[:1].clone().repeat(2, 1, 1, 1))
-        recorder = Recorder(frozenset(), None, tracer)
-        with recorder.watching(network), tracer:
-            out = network(two)
+        image = images[:1].clone()
+        try:
+            if not any(attends(module) for module in modules_of(network)):
+                alone = Recorder(frozenset())  # to follow convolutions in vain takes long
+                with alone.watching(network):
+                    network(image)
+                if not alone.record.calls:
+                    return Path([], None, None, NO_ATTENTION)
+            recorder = Recorder(frozenset(), None, tracer)
+            two = tracer.image(image.repeat(2, 1, 1, 1))
+            with recorder.watching(network), tracer:
+                out = network(two)
+        except RecordError as error:
+            return Path([], None, None, str(error))
     size = (images.shape[2], images.shape[3])
     return Derivation(network, tracer, recorder.record.calls, out, size).path()
 
@@ -278,6 +301,8 @@ class Derivation:
         for at, call in tracer.calls.items():
             if at < len(calls):
                 self.owner |= dict.fromkeys(call.outputs.flatten().tolist(), at)
+        for one in self.origins.residual.nonzero()[:, 0].tolist():
+            self.origins.residual[self.origins.members(one)] = True  # of branches side by side
         logits = getattr(out, "logits", out)
         self.read: list[int] | None = None
         results = [x for x in everything(out) if isinstance(x, Tensor)]
@@ -306,8 +331,10 @@ class Derivation:
                 raise UnknownPathError("the logits depend on no attention call")
             initial = self._walk(None)
             initial = self._walk(initial) if initial else None
-            layout, patch = self._layout(initial)
-            links, reads = self.links, self.reads
+            self._unite_streams()
+            layout, patch = self._layout()
+            reads = self.reads
+            links = self.links
             chain = Chain(links, layout or UNPLACED, len(self.state), reads)
         except UnknownPathError as error:
             refusal = str(error)
@@ -385,7 +412,7 @@ class Derivation:
         return f"attention call {at} ({self.calls[at].module or 'of the network itself'})"
 
     def _walk(self, initial: list[int] | None) -> list[int] | None:
-        """Go through the calls in order; return a better order of the first tokens, if there is one.
+        """Go through the calls in order; return a better order of the first tokens, if any.
 
         initial: the origins of the first tokens; None: as they come.
         """
@@ -397,6 +424,9 @@ class Derivation:
         self.state: list[Token] = [Token(one, one) for one in initial or ()]
         self.place: dict[int, int] = {one: at for at, one in enumerate(initial or ())}
         self.before: dict[int, int] = {}  # the call that replaced an origin
+        self.was: dict[int, int] = {}  # where it was in the state, while places do not change
+        self.link_of: dict[int, int] = {}  # by the call
+        self.stream = [0] * len(initial or ())  # of each first token: 0, or of a later run
         self.links: list[Link] = []
         self.first: list[int] = list(initial or ())
         late: list[int] | None = None
@@ -404,7 +434,13 @@ class Derivation:
             rows = self.keys[at] + self.queries[at]
             ids = list(dict.fromkeys(one for row in rows for one in row if one))
             joined = self._join(layer, at, ids)
-            if joined and initial is None and len(self.keys[at]) == 1:
+            apart = len(set(self.stream)) > 1 and any(
+                self.origins.box[one, 2] >= 0 and stream
+                for one, stream in zip(self.first, self.stream, strict=True)
+            )
+            if apart:
+                late = None
+            elif joined and initial is None and len(self.keys[at]) == 1:
                 order = [self.state[self.place[one]].first for one in self.keys[at][0] if one]
                 if set(order) == set(self.first) and len(order) == len(self.first):
                     late = order if order != self.first else late
@@ -424,20 +460,46 @@ class Derivation:
         unknown = [one for one in ids if one not in self.place]
         if not unknown:
             return False
+        if again := [one for one in unknown if one in self.was]:
+            self._copy(layer, again)
+            unknown = [one for one in unknown if one not in again]
         first = {one for one in unknown if self.origins.call[one] < 0} | set(self.first)
         sources = [
             one for one in unknown if self.origins.call[one] < 0 and not self._made_of(one, first)
         ]
-        for one in sources:
-            self.place[one] = len(self.state)
-            self.state.append(Token(one, one))
-            self.first.append(one)
         if sources and self.links:
             self._widen(len(sources))
+        self._add(sources)
+        self.first += sources
+        self.stream += [int(bool(self.links))] * len(sources)
         groups = [one for one in unknown if one not in sources]
         if groups:
             self._regroup(layer, at, groups)
         return bool(sources)
+
+    def _add(self, origins: Iterable[int]) -> None:
+        for one in origins:
+            self.place[one] = len(self.state)
+            self.state.append(Token(one, one))
+
+    def _copy(self, layer: int, again: Sequence[int]) -> None:
+        """Tokens that a call has changed and another reads as they were: branches side by side.
+
+        The other has copies, made before the first. What comes of both is one token again, to which
+        each adds a half.
+        """
+        since = min(self.link_of[self.before[one]] for one in again)
+        n = len(self.state)
+        places = [self.was[one] for one in again]
+        self._widen(len(again), since)
+        made = torch.arange(n + len(again))
+        of = torch.cat([made[:n], torch.tensor(places)])
+        part = torch.ones(len(made), dtype=torch.float64)
+        self.links.insert(since, Regroup(self.links[since].layer, n, made, of, part))
+        self.link_of = {at: link + (link >= since) for at, link in self.link_of.items()}
+        self._add(again)
+        for one in again:
+            del self.was[one]
 
     def _made_of(self, origin: int, tokens: set[int]) -> bool:
         """Whether one of these tokens, another one, went into an origin before any attention."""
@@ -451,17 +513,11 @@ class Derivation:
             seen.update(more)
         return False
 
-    def _widen(self, more: int) -> None:
-        """First tokens that come later wait from the beginning, after those that came before."""
-        if any(link.always for link in self.links):
+    def _widen(self, more: int, since: int = 0) -> None:
+        """Let tokens that come later wait, after those that came before, from a link on."""
+        if any(link.always and link.before != len(self.state) for link in self.links[since:]):
             raise UnknownPathError("tokens join after others were merged or pooled")
-        self.links = [
-            replace(link, before=link.before + more,
-                    queries=padded(link.queries, link.before, more),
-                    keys=padded(link.keys, link.before, more))
-            if isinstance(link, Attention) else link
-            for link in self.links
-        ]  # fmt: skip
+        self.links[since:] = [widened(link, more) for link in self.links[since:]]
 
     def _regroup(self, layer: int, at: int, groups: Sequence[int]) -> None:
         """Make new tokens of old ones between two calls."""
@@ -493,6 +549,7 @@ class Derivation:
             Regroup(max(0, layer - 1), len(self.state), torch.tensor(new), torch.tensor(old),
                     torch.tensor(part, dtype=torch.float64))
         )  # fmt: skip
+        self.was = {}
         self.state = state
         self.place = {token.origin: place for place, token in enumerate(state)}
 
@@ -558,9 +615,11 @@ class Derivation:
                     if place < before:
                         old = self.state[place]
                         self.before[old.origin] = at
+                        self.was[old.origin] = place
                         self.place.pop(old.origin)
                         self.place[one] = place
                         self.state[place] = Token(one, old.first)
+            self.link_of[at] = len(self.links)
             self.links.append(link)
             return
         alive = [token for token in self.state if self._later(token.origin, at)]
@@ -569,10 +628,8 @@ class Derivation:
         self.links.append(replace(link, new=new, kept=bool(alive)))
         if not alive:
             self.before |= {token.origin: at for token in self.state}
-            self.state, self.place = [], {}
-        for one in flat:
-            self.place[one] = len(self.state)
-            self.state.append(Token(one, one))
+            self.state, self.place, self.was = [], {}, {}
+        self._add(flat)
 
     def _with_aliases(self, at: int) -> Tensor:
         """All origins of a call's outputs, those of its other heads too."""
@@ -592,9 +649,28 @@ class Derivation:
                 reads[place] += part / len(of_classes)
         return reads
 
-    def _layout(
-        self, initial: list[int] | None
-    ) -> tuple[TokenLayout | None, tuple[int, int] | None]:
+    def _unite_streams(self) -> None:
+        """Let the patches of a later run lie where those of the first do (a flipped image, say)."""
+        boxes = [tuple(box) for box in self.origins.box[self.first, :4].tolist()]
+        there = {
+            box: at
+            for at, (box, stream) in enumerate(zip(boxes, self.stream, strict=True))
+            if stream == 0 and box[2] >= 0
+        }
+        kept, of = [], []
+        for at, (box, stream) in enumerate(zip(boxes, self.stream, strict=True)):
+            if stream and box in there:
+                of.append(there[box])
+            else:
+                of.append(len(kept))
+                kept.append(at)
+        if len(kept) < len(of):
+            made, part = torch.arange(len(of)), torch.ones(len(of), dtype=torch.float64)
+            layer = self.links[0].layer
+            self.links.insert(0, Regroup(layer, len(kept), made, torch.tensor(of), part))
+            self.first = [self.first[at] for at in kept]
+
+    def _layout(self) -> tuple[TokenLayout | None, tuple[int, int] | None]:
         """How the first tokens lie on the image, by the pixels that each was computed from."""
         first = self.links[0].before
         boxes = self.origins.box[self.first[:first], :4]
@@ -602,10 +678,8 @@ class Derivation:
         patches = [place for place in range(first) if place not in set(beside)]
         grid, patch = grid_of(boxes[patches])
         hint: TokenLayout | None = None
-        try:
+        with suppress(ValueError):
             hint = layout_of(self.network, self.size)
-        except ValueError:
-            pass
         if hint is not None and hint.tokens != first:
             hint = None
         if grid is None:
@@ -643,9 +717,33 @@ class Derivation:
         return "mean", named
 
 
+# Attributes that change how a network runs, and not where its tokens go.
+PASSING = frozenset({"training", "grad_checkpointing", "gradient_checkpointing"})
 FAR = 50  # origins that are looked through for tokens that went into others
 NO_ATTENTION = "it has no attention: no softmax of scores weighs its values"
 UNPLACED = TokenLayout(0, (1, 1), "mean")
+
+
+def widened(link: Link, more: int) -> Link:
+    """Let so many tokens pass a link by, after the others."""
+    n = link.before
+    if isinstance(link, Attention):
+        if link.new is not None:
+            raise UnknownPathError("tokens join after others were pooled")
+        places = padded(link.queries, n, more), padded(link.keys, n, more)
+        return replace(link, before=n + more, queries=places[0], keys=places[1])
+    assert isinstance(link, Regroup)
+    after = int(link.made.max()) + 1
+    if after != n + (len(link.made) - n):
+        raise UnknownPathError("tokens join after others were merged")
+    waiting = torch.arange(more)
+    return replace(
+        link,
+        before=n + more,
+        made=torch.cat([link.made, after + waiting]),
+        of=torch.cat([link.of, n + waiting]),
+        part=torch.cat([link.part, torch.ones(more, dtype=torch.float64)]),
+    )
 
 
 def padded(places: Tensor, before: int, more: int) -> Tensor:

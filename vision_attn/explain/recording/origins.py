@@ -26,6 +26,7 @@ __all__ = ["CallOrigins", "Origins", "Tracer"]
 NOTHING = 0  # the origin of constants and parameters
 DEDUPLICATED = 2**15  # rows of more elements are not compared with each other
 NOWHERE = -(2**30)
+PRODUCTS = "products of one with another"
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,8 @@ class Origins:
         rows = rows.sort(1).values
         rows = rows.masked_fill(F.pad(rows[:, 1:] == rows[:, :-1], (1, 0)), NOTHING)
         mixed = rows * 0x1E3779B97F4A7C15
-        hashes = ((mixed ^ (mixed >> 31)) * 0x3F58476D1CE4E5B9).sum(1)
+        how = hash((equal, operation)) & 0xFFFFFFFF
+        hashes = ((mixed ^ (mixed >> 31)) * 0x3F58476D1CE4E5B9).sum(1) + how
         unique, inverse = hashes.unique(return_inverse=True)
         example = torch.empty_like(unique).scatter_(0, inverse, torch.arange(len(rows)))
         names = unique.tolist()
@@ -147,6 +149,11 @@ class Origins:
             self.call[ids] = self.call[rows].amax(1)
             self.box[ids] = self.box[rows].amax(1)
             self.equal[ids] = equal
+            queries = self.query[rows].masked_fill(rows == NOTHING, 0)
+            common = queries.amax(1)  # branches side by side: outputs of calls with one query
+            beside = ((queries == common[:, None]) | (rows == NOTHING)).all(1) & (common > 0)
+            self.query[ids] = common.where(beside, 0)
+            self.residual[ids] = self.residual[rows].any(1) & beside
             if operation:
                 self.operation |= dict.fromkeys(ids.tolist(), operation)
         return ids
@@ -234,7 +241,9 @@ class Tracer(TorchDispatchMode):
     def origins_of(self, x: Tensor) -> Tensor:
         """The origin of each element, on the CPU: zeros for what depends on no image or token."""
         label = self._get(x)
-        return torch.zeros(1, dtype=torch.long).expand(x.shape) if label is None else self.one(label)
+        return (
+            torch.zeros(1, dtype=torch.long).expand(x.shape) if label is None else self.one(label)
+        )
 
     def attended(
         self,
@@ -252,8 +261,10 @@ class Tracer(TorchDispatchMode):
         keys = self._of_tokens(self.origins_of(v))
         label = None if query is None else self._get(query)
         if query is None and weights is not None and (label := self._get(weights)) is not None:
-            steady = label.columns is None or compact(tight(label.ids)).shape[-1] == 1
-            label = Label(label.ids if steady or label.columns is None else label.columns)
+            if compact(tight(label.ids)).shape[-1] > 1:  # a key's, so no query's: learned, or last
+                label = None if label.columns is None else Label(label.columns)
+            else:
+                label = Label(label.ids)
         if label is None:
             count = out.shape[-2] if out.ndim > 2 else 1
             queries = torch.zeros(len(keys), count, dtype=torch.long)
@@ -276,7 +287,7 @@ class Tracer(TorchDispatchMode):
         """The origins of a label; of a product, of both its factors."""
         if label.columns is None:
             return label.ids
-        return self._together([label.ids, label.columns], label.ids.shape)
+        return self._together([label.ids, label.columns], label.ids.shape, PRODUCTS)
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
@@ -414,7 +425,7 @@ class Tracer(TorchDispatchMode):
             self._together([label.ids for label in known], shape), self._together(columns, shape)
         )
 
-    def _together(self, ids: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+    def _together(self, ids: Sequence[Tensor], shape: Sequence[int], operation: str = "") -> Tensor:
         """Merge labels that broadcast to a shape, element by element."""
         whole = compact(ids[0].expand(shape))
         for other in ids[1:]:
@@ -423,7 +434,7 @@ class Tracer(TorchDispatchMode):
                 continue
             whole, other = torch.broadcast_tensors(whole, other)
             rows = torch.stack([whole, other], -1).flatten(0, -2)
-            whole = self.origins.merge(rows).view(whole.shape)
+            whole = self.origins.merge(rows, operation=operation).view(whole.shape)
         return whole.expand(shape)
 
     def _reduced(self, ids: Tensor, dims: Sequence[int], **how: Any) -> Tensor:
@@ -461,8 +472,8 @@ class Tracer(TorchDispatchMode):
             return b.moved(lambda ids: self._reduced(ids, [lengthwise]).expand(shape))
         if a is None or b is None:
             return Label(torch.zeros(1, dtype=torch.long).expand(shape))
-        rows = self._reduced(self.one(a), [left.ndim - 1])
-        columns = self._reduced(self.one(b), [lengthwise])
+        rows = self._reduced(self.one(a), [left.ndim - 1], operation=PRODUCTS)
+        columns = self._reduced(self.one(b), [lengthwise], operation=PRODUCTS)
         return Label(rows.expand(shape), columns.expand(shape))
 
     def _windows(

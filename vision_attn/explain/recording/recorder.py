@@ -40,7 +40,7 @@ from vision_attn.explain.recording.sdpa import (
     short_attention,
 )
 
-__all__ = ["Part", "Record", "Recorder"]
+__all__ = ["Part", "Record", "RecordError", "Recorder"]
 
 Part = Literal["v", "context", "scores"]
 
@@ -48,6 +48,16 @@ NORM = {F.layer_norm, F.rms_norm}
 SOFTMAX = {torch.softmax, Tensor.softmax, F.softmax}
 WATCHED = {F.scaled_dot_product_attention, F.multi_head_attention_forward, *NORM, *SOFTMAX}
 PRODUCT = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm}
+
+
+class RecordError(ValueError):
+    """A run made attention calls that no record of one a module holds.
+
+    Examples:
+        >>> from vision_attn.explain.recording.recorder import RecordError
+        >>> issubclass(RecordError, ValueError)
+        True
+    """
 
 
 @dataclass
@@ -134,9 +144,7 @@ class CallLog:
     A kernel's result is its log-sum-exp or, where heads were fused, the map.
     """
 
-    def __init__(
-        self, keep: frozenset[Part], fusion: Fusion | None, tracer: Tracer | None = None
-    ):
+    def __init__(self, keep: frozenset[Part], fusion: Fusion | None, tracer: Tracer | None = None):
         self.keep, self.fusion, self.tracer = keep, fusion, tracer
         self.workspace = Workspace()
         self.record = Record()
@@ -263,8 +271,11 @@ class CallMode(TorchFunctionMode):
             if context is not None:
                 return context
         out = func(*args, **kwargs)
-        if func in SOFTMAX and out.ndim > 2 and _dim(args, kwargs) in (-1, out.ndim - 1):
-            outputs[out] = operands(args, kwargs)[0] if "scores" in log.keep else None
+        dim = _dim(args, kwargs) if func in SOFTMAX and out.ndim > 2 else None
+        if dim is not None and dim % out.ndim > 0:
+            over_last = dim in (-1, out.ndim - 1)
+            keeps = over_last and "scores" in log.keep
+            outputs[out] = operands(args, kwargs)[0] if keeps else None if over_last else UNTURNED
         elif outputs.data and isinstance(out, Tensor):
             self._track(args, out)
         elif func in NORM and args[0].ndim == 3:
@@ -275,7 +286,7 @@ class CallMode(TorchFunctionMode):
         """Run and record torch's attention, by whatever kernel it chooses."""
         log, (query, key, value, mask) = self.log, inputs[:4]
         if value is log.last_values():
-            raise ValueError(
+            raise RecordError(
                 f"{log.module or 'the network'} attends twice over the same values, and how it "
                 "combines the two is not known (differential attention?): one map cannot stand "
                 "for it"
@@ -334,6 +345,11 @@ class CallMode(TorchFunctionMode):
         outputs, (left, right) = self.softmax_outputs, args[:2]
         if left.ndim not in (3, 4) or left.ndim != right.ndim:
             return None
+        for weights, keys in ((left, -1), (right, -2)):
+            if outputs.get(weights) is UNTURNED:  # a softmax over an axis that is turned since
+                if not _sums_to_one(weights, keys):
+                    return None
+                outputs[weights] = None
         if left in outputs:
             return self._weigh(left, right, outputs.pop(left))
         if right in outputs:
@@ -347,6 +363,14 @@ class CallMode(TorchFunctionMode):
         v = v.expand(*weights.shape[:2], -1, -1)  # heads may share their values
         self.log.add_explicit(weights, v, context, scores)
         return context
+
+
+UNTURNED = torch.empty(0)  # stands for the scores of a softmax over another axis than the last
+
+
+def _sums_to_one(weights: Tensor, axis: int) -> bool:
+    sums = weights.detach().sum(axis, dtype=torch.float32)
+    return bool(((sums - 1).abs() < 1e-3).all())
 
 
 def operands(args: tuple, kwargs: dict) -> tuple:
@@ -436,7 +460,7 @@ class ModuleHooks:
             if not log.running:
                 log.record.expected.append(name)
             if (count := len(calls) - run.calls) != 1:
-                raise ValueError(_miscounted(name, module, count))
+                raise RecordError(_miscounted(name, module, count))
 
         return hook
 
