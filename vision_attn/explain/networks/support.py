@@ -71,15 +71,14 @@ def blank_image(network: nn.Module, size: tuple[int, int] | None = None) -> Tens
     channels, height, width = 3, USUAL, USUAL
     for module in modules_of(network):
         config: Any = getattr(module, "pretrained_cfg", None) or getattr(module, "config", None)
-        size = config.get("input_size") if isinstance(config, dict) else None
-        if size is not None:
-            embed = getattr(module, "patch_embed", None)
-            own = getattr(embed, "img_size", None)
-            channels, height, width = (size[0], *own) if isinstance(own, tuple) else size
+        told = config.get("input_size") if isinstance(config, dict) else None
+        if told is not None:
+            own = getattr(getattr(module, "patch_embed", None), "img_size", None)
+            channels, height, width = (told[0], *own) if isinstance(own, tuple) else told
             break
-        size = getattr(config, "image_size", None) or getattr(module, "image_size", None)
-        if isinstance(size, int | list | tuple):
-            height, width = (size, size) if isinstance(size, int) else size[-2:]
+        told = getattr(config, "image_size", None) or getattr(module, "image_size", None)
+        if isinstance(told, int | list | tuple):
+            height, width = (told, told) if isinstance(told, int) else told[-2:]
             break
     for module in modules_of(network):
         if isinstance(module, nn.Conv2d):

@@ -515,8 +515,6 @@ class Derivation:
 
     def _widen(self, more: int, since: int = 0) -> None:
         """Let tokens that come later wait, after those that came before, from a link on."""
-        if any(link.always and link.before != len(self.state) for link in self.links[since:]):
-            raise UnknownPathError("tokens join after others were merged or pooled")
         self.links[since:] = [widened(link, more) for link in self.links[since:]]
 
     def _regroup(self, layer: int, at: int, groups: Sequence[int]) -> None:
@@ -657,7 +655,8 @@ class Derivation:
             for at, (box, stream) in enumerate(zip(boxes, self.stream, strict=True))
             if stream == 0 and box[2] >= 0
         }
-        kept, of = [], []
+        kept: list[int] = []
+        of: list[int] = []
         for at, (box, stream) in enumerate(zip(boxes, self.stream, strict=True)):
             if stream and box in there:
                 of.append(there[box])

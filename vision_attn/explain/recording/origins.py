@@ -261,15 +261,18 @@ class Tracer(TorchDispatchMode):
         keys = self._of_tokens(self.origins_of(v))
         label = None if query is None else self._get(query)
         if query is None and weights is not None and (label := self._get(weights)) is not None:
-            if compact(tight(label.ids)).shape[-1] > 1:  # a key's, so no query's: learned, or last
-                label = None if label.columns is None else Label(label.columns)
-            else:
-                label = Label(label.ids)
+            rows, columns = compact(tight(label.ids)).shape[-2:]
+            if label.columns is not None:
+                label = Label(label.ids if columns == 1 else label.columns)
+            elif rows == 1 and columns > 1:  # it depends on the key alone: the query is learned
+                label = None
         if label is None:
             count = out.shape[-2] if out.ndim > 2 else 1
             queries = torch.zeros(len(keys), count, dtype=torch.long)
         else:
             queries = self._of_tokens(self.one(label))
+        lead = max(len(queries), len(keys))  # a learned query may be one for all images
+        queries, keys = queries.expand(lead, -1), keys.expand(lead, -1)
         ids = self.origins.outputs(queries, call)
         self.calls[call] = CallOrigins(queries, keys, ids)
         if out.ndim > 2:  # one an axis 0 and an axis -2 of it
@@ -322,7 +325,7 @@ class Tracer(TorchDispatchMode):
 
     def _label(self, func: Any, name: str, args: tuple, kwargs: dict, out: Any) -> Any:
         first = self._get(args[0]) if args and isinstance(args[0], Tensor) else None
-        shape = out.shape if isinstance(out, Tensor) else None
+        shape = (out if isinstance(out, Tensor) else tensors([out])[0]).shape
         if name == "aten::copy":
             source = self._get(args[1])
             if source is None:
@@ -354,7 +357,8 @@ class Tracer(TorchDispatchMode):
         if torch.Tag.pointwise in func.tags or name in POINTWISE:
             return self._pointwise([self._get(x) for x in tensors(args)], shape)
         if name in PRODUCT:
-            return self._product(*args[PRODUCT[name] : PRODUCT[name] + 2], out)
+            at = PRODUCT[name]
+            return self._product(args[at], args[at + 1], out)
         if name == "aten::linear" and first is not None and self._get(args[1]) is None:
             return first.moved(lambda ids: self._reduced(ids, [ids.ndim - 1]).expand(shape))
         if name in SOFTMAX and first is not None:
@@ -501,9 +505,8 @@ class Tracer(TorchDispatchMode):
         name = operation.removeprefix("aten::").strip("_")
         mixed = self._all(whole, name)
         if isinstance(out, Tensor):
-            return Label(mixed.expand(out.shape))
-        shapes = [x.shape for x in out if isinstance(x, Tensor)] or [()]
-        return Label(mixed.expand(shapes[0]))
+            return Label(mixed[0].expand(out.shape))
+        return Label(mixed[0].expand(tensors(out)[0].shape))
 
     def _all(self, ids: Tensor, operation: str) -> Tensor:
         return self.origins.merge(ids.flatten().unique()[None], operation=operation)

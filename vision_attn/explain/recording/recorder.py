@@ -485,6 +485,8 @@ class ModuleHooks:
             len(calls) == before + 1 and (calls[-1].batch, calls[-1].queries) == expected_shape
         )
         if complete and not keep_scores:
+            if self.log.tracer is not None:
+                self.log.tracer.attended(before, v, context, q)
             return
         with torch.no_grad():
             weights = attend.weights(q, k, mask, layout)
