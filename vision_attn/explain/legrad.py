@@ -176,9 +176,11 @@ def ends_side_by_side(blocks: list[nn.Module], images: int) -> Iterator[None]:
         batch = images * len(blocks) if not ends else images
 
         def own(x: Any) -> Any:
-            if not isinstance(x, Tensor) or x is tokens or x.ndim < 3:
-                return x.detach()[:images].requires_grad_() if x is tokens else x
-            return x[:images] if len(x) == images * len(blocks) == batch else x
+            if not isinstance(x, Tensor):
+                return x
+            if x is tokens:
+                return x[:images].detach().requires_grad_()
+            return x[:images] if x.ndim > 2 and len(x) == images * len(blocks) == batch else x
 
         every = [*args, *kwargs.values()]
         tokens = next((x for x in every if isinstance(x, Tensor) and x.ndim == 3), None)

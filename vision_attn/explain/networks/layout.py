@@ -161,7 +161,8 @@ def tokens_of_pool(layout: TokenLayout, tokens: int) -> list[tuple[slice | list[
         >>> tokens_of_pool(TokenLayout(1, (2, 2), "cls_mean"), tokens=5)
         [(slice(0, 1, None), 0.5), (slice(1, 5, None), 0.5)]
     """
-    patches = layout.patches if layout.registers else slice(layout.prefix, tokens)
+    whole = tokens == layout.tokens
+    patches = layout.patches if whole and layout.registers else slice(layout.prefix, tokens)
     if layout.pool == "cls":
         return [(slice(0, 1), 1.0)]
     if layout.pool == "cls_dist":

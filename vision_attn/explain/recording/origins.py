@@ -362,9 +362,7 @@ class Tracer(TorchDispatchMode):
         if name == "aten::linear" and first is not None and self._get(args[1]) is None:
             return first.moved(lambda ids: self._reduced(ids, [ids.ndim - 1]).expand(shape))
         if name in SOFTMAX and first is not None:
-            if first.columns is not None:
-                return first
-            return Label(self._reduced(first.ids, [args[1]]).expand(shape))
+            return first  # a scale for all places together, which mixes no values
         if name in LAYER_NORM and first is not None:
             dims = range(args[0].ndim - len(args[1]), args[0].ndim)
             return first.moved(lambda ids: self._reduced(ids, dims).expand(ids.shape))
