@@ -2,6 +2,7 @@
 
 import io
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from vision_attn.evaluate import BlurFill, Deletion, FilledCells, Insertion, Mea
 from vision_attn.explain import GradCAM, QueryKey, Rollout
 from vision_attn.models import SEResNet, ViT
 from vision_attn.reports.live import live
-from vision_attn.types import Model
+from vision_attn.types import Calibration, Model
 
 pytestmark = pytest.mark.browser
 
@@ -290,6 +291,13 @@ def test_a_jpeg_is_decoded_as_by_pillow(show):
     with Image.open(file) as image:
         assert np.abs(shown - np.asarray(image).astype(int)).mean() <= 0.5
         assert_chances(page, model, logits_of(model, model.preprocess(image)), tolerance=0.02)
+
+
+def test_probabilities_are_calibrated(show):
+    model = replace(vit(), calibration=Calibration(temperature=3.0, threshold=0.99))
+    page = opened(show, model, [PHOTO], "tab=methods")
+    assert_chances(page, model, logits_of(model, model.preprocess(PHOTO)) / 3)
+    assert "Unlike what the network knows" in page.inner_text(".notes")
 
 
 def test_the_tour_in_two_languages(show):

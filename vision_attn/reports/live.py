@@ -92,6 +92,7 @@ def network_of(name: str, model: Model) -> LiveNetwork:
         prefix=() if layout is None else prefix_names(layout),
         drops=layout is not None,
         warning=model.warning,
+        calibration=model.calibration,
     )
 
 

@@ -8,13 +8,14 @@ import base64
 import html
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
 from vision_attn.render.inspect import Page
 from vision_attn.render.inspect.page import Additions, asset, document
 from vision_attn.render.live.program import Program
+from vision_attn.types import Calibration
 
 __all__ = ["LiveNetwork", "LivePhoto", "live_page"]
 
@@ -31,6 +32,7 @@ class LiveNetwork:
     input, mean, std, crop, fit, interpolation. grid: of the cells that a brush covers, the patches'
     own where there are some. prefix: what the tokens before the patches are called. drops: whether
     patches can be left out. warning: a line for the page's title, such as that weights are random.
+    calibration: of the probabilities.
 
     Examples:
         >>> from vision_attn.render.live import LiveNetwork, Program
@@ -47,6 +49,7 @@ class LiveNetwork:
     prefix: Sequence[str] = ()
     drops: bool = False
     warning: str = ""
+    calibration: Calibration = field(default_factory=Calibration)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +122,8 @@ def _network(network: LiveNetwork) -> dict[str, Any]:
         "prefix": list(network.prefix),
         "drops": network.drops,
         "warning": network.warning,
+        "temperature": network.calibration.temperature,
+        "threshold": network.calibration.threshold,
     }
 
 

@@ -2,9 +2,10 @@
 
 const LIKELIEST = 5; // classes that are shown
 
-function softmaxOf(logits) {
+/** softmax(logits / temperature) */
+function softmaxOf(logits, temperature = 1) {
   const most = logits.reduce((largest, one) => Math.max(largest, one), -Infinity);
-  const shares = Float64Array.from(logits, (one) => Math.exp(one - most));
+  const shares = Float64Array.from(logits, (one) => Math.exp((one - most) / temperature));
   const total = shares.reduce((sum, share) => sum + share, 0);
   return shares.map((share) => share / total);
 }

@@ -166,7 +166,7 @@ class Live {
     if (!known.pristine[model]) {
       const first = { photo: id, model, cover: nothing, off: [], targets: [] };
       const answer = await this.engine.ask("run", first);
-      known.pristine[model] = { answer, chances: softmaxOf(answer.logits) };
+      known.pristine[model] = { answer, chances: this.chancesOf(model, answer.logits) };
     }
     const { answer: before, chances } = known.pristine[model];
     const word = this.wanted(at);
@@ -182,13 +182,19 @@ class Live {
     return this.item(at, { answer, before: changed ? chances : null, cover, shown, box });
   }
 
+  /** Probabilities as `explain` gives them: calibrated, where the network is. */
+  chancesOf(model, logits) {
+    return softmaxOf(logits, this.networks[model].temperature);
+  }
+
   /** An item as a view shows it. */
   item(at, { answer, before, cover, shown, box }) {
     const { model } = this.numbersOf(at);
     const { classes, program, grid, how } = this.networks[model];
     const { logits, keep, gates, rollout, cams } = answer;
     const item = { ...this.items[at], box, notes: [], noClick: "" };
-    const chances = softmaxOf(logits);
+    const chances = this.chancesOf(model, logits);
+    item.notes = unlike(Math.max(...chances), this.networks[model].threshold);
     const targets = [...new Set([...likeliest(chances), ...(before ? likeliest(before) : [])])];
     item.predictions = targets.map((target) => ({
       target,
@@ -243,6 +249,15 @@ class Live {
     document.querySelector(".live .note").textContent = text;
   }
 }
+
+/** What to say of a photo whose surest class is less sure than 95 % of held-out photos' are. */
+const unlike = (surest, threshold) =>
+  threshold === null || surest >= threshold
+    ? []
+    : [
+        `Unlike what the network knows: its surest class has ${percent(surest)}, where 95% of ` +
+          `held-out photos have at least ${percent(threshold)}`,
+      ];
 
 const SLOW =
   "This browser has no WebAssembly with SIMD: networks run in plain JavaScript, several times slower.";
