@@ -48,15 +48,16 @@ def test_the_page_shows_every_map_beside_its_mask(demo: Path):
     assert page.count("the object") >= 10
 
 
-def test_the_page_begins_with_photos(demo: Path):
+def test_the_page_begins_with_photos_if_a_network_knows_them(demo: Path):
     page = (demo / "index.html").read_text()
     headings = re.findall(r"<h2[^>]*>(.*?)</h2>", page)
-    assert headings[:2] == ["Where they look in photos", "Trained here"]
+    known = knows_photos()
+    assert ("Where they look in photos" in headings) == bool(known)
+    assert "Trained here" in headings[:2]
     section = page.partition("<h2>Where they look in photos</h2>")[2].partition("</section>")[0]
-    for name in example_photos():
-        assert f"photos.{name}.jpg" in section
-    for model in knows_photos():
-        assert f"photos.church.{model}.GradCAM" in section
+    for model in known:
+        for name in example_photos():
+            assert f"photos.{name}.{model}.GradCAM" in section
 
 
 LITTLE = {

@@ -33,7 +33,6 @@ SHOWN = 10  # test images in the gallery, one of each class
 BATCH = 50
 
 TITLE = "Where networks look"
-KNOWS_PHOTOS = "vision_attn:senet_imagenette"
 LEAD = (
     "Photos that come along, and where trained networks look in them; no network saw them while it "
     "learned. Then three small networks that are trained here, on images whose evidence is known."
@@ -174,7 +173,8 @@ class Demo:
             *(render.Figures(f"How the {e.title} learned", self._figures(e)) for e in self.entries),
             render.Commands("What next", self.next_steps()),
         ]
-        return render.write_page(self.folder, TITLE, sections, lead=LEAD)
+        lead = LEAD if first else ""
+        return render.write_page(self.folder, TITLE, sections, lead=lead)
 
     def _row(self, index: int) -> Row:
         name = self.test.classes[int(self.test.labels[index])]
@@ -230,11 +230,11 @@ class Demo:
         best = quote(str(self.folder / self.entries[0].name / "best.ckpt"))
         return [
             (
-                "See where a network that comes along looks in a photo, or a folder, of yours:",
-                f"vision-attn explain {KNOWS_PHOTOS} photo.jpg --page --output outputs/look",
+                "See where the network trained here looks in photos of yours (a file or a folder):",
+                f"vision-attn explain {best} photo.jpg --page --output outputs/look",
             ),
             (
-                "See where one that knows a thousand classes looks (its weights are downloaded):",
+                "See where a network that knows photos looks (its weights are downloaded):",
                 "vision-attn explain timm:vit_small_patch16_224 photo.jpg --page",
             ),
             (
