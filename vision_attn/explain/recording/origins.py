@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
+
+from vision_attn.compat.torch_private import DispatchMode
 
 __all__ = ["CallOrigins", "Origins", "Tracer"]
 
@@ -208,7 +209,7 @@ BATCH_NORM = names(
 POOLS = names("avg_pool1d avg_pool2d max_pool2d_with_indices max_pool2d")
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(DispatchMode):
     """Label what every operation gives while this is on.
 
     Examples:
@@ -297,14 +298,12 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         labelled = [self._get(x) for x in tensors(args)]
-        before = args[0].shape if args and isinstance(args[0], Tensor) else None
         out = func(*args, **kwargs)
         if not any(label is not None for label in labelled) or not tensors([out]):
             return out
-        name = func._schema.name
-        inplace = func._schema.is_mutable and isinstance(args[0], Tensor)
-        if inplace and before is not None:
-            name = name.removesuffix("_")
+        name = func.name().partition(".")[0]
+        inplace = name.endswith("_") and not name.endswith("__")
+        name = name.removesuffix("_") if inplace else name
         label = self._label(func, name, args, kwargs, out)
         if inplace:
             self._write(args[0], label)
@@ -369,7 +368,7 @@ class Tracer(TorchDispatchMode):
         if name == "aten::native_group_norm" and first is not None:
             return first  # a scale and a shift for all places together
         if name in REDUCED and first is not None:
-            return self._reduction(func, name, first, args, kwargs, out)
+            return self._reduction(name, first, args, kwargs, out)
         if name == "aten::convolution" and first is not None and not args[6]:
             weight, stride, padding, dilation = args[1], *args[3:6]
             ids = self._reduced(self.one(first), [1])
@@ -451,11 +450,9 @@ class Tracer(TorchDispatchMode):
         whole = [1 if at in dims else size for at, size in enumerate(ids.shape)]
         return merged.expand(whole)
 
-    def _reduction(
-        self, func: Any, name: str, label: Label, args: tuple, kwargs: dict, out: Any
-    ) -> Label:
-        given = {a.name: b for a, b in zip(func._schema.arguments, args, strict=False)} | kwargs
-        dims = given.get("dim")
+    def _reduction(self, name: str, label: Label, args: tuple, kwargs: dict, out: Any) -> Label:
+        at = 2 if "norm" in name else 1  # the axes follow the order of a norm
+        dims = args[at] if len(args) > at else kwargs.get("dim")
         ndim = args[0].ndim
         dims = range(ndim) if dims in (None, []) else [dims] if isinstance(dims, int) else dims
         shape = (out if isinstance(out, Tensor) else out[0]).shape
