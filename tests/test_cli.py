@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 from vision_attn.cli import main
 
@@ -621,6 +622,13 @@ def test_every_config_is_read_and_its_network_fits_its_images(config, tmp_path, 
     words = ["--config", str(config), "--trainer.default_root_dir", str(tmp_path)]
     if "timm" in config.stem:
         words += ["--model.network.pretrained", "false", "--model.network.num_classes", "10"]
+    if "shelf" in config.stem:
+        for name in ("ant/1", "ant/2", "bee/1", "bee/2"):
+            photo = tmp_path / "photos" / f"{name}.png"
+            photo.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (70, 80)).save(photo)
+        words += ["--model.weights", "vision_attn:vit_planted", "--data.root", str(tmp_path)]
+        words += ["--data.source.size", "64"]
     run = make_run("fit", words)
     size = getattr(run.datamodule.source, "size", (32, 32))
     with torch.inference_mode():

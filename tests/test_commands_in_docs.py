@@ -57,12 +57,12 @@ LIMITS = {
         "--model.network.pretrained=false --data.batch_size=2 "
         """--model.network.model_args='{"depth": 1, "embed_dim": 12, "num_heads": 2}'"""
     ),
-    r"^(fit|validate|test) .*vit_planted": "--model.network.depth=1 --model.network.dim=12",
+    r"^(fit|validate|test) (?!.*vision_attn:).*vit_planted": "--model.network.depth=1 --model.network.dim=12",
     r"^(explain|inspect|score|export) ": "--device cpu",
     r"^(explain|inspect) (?!.*(dates|questions))": "--limit 1",
     r"^explain timm:": "--pretrained false --image-size 64",
     r"^score ": "--limit 3 --steps 2 --sanity 1 --processes 1",
-    r"^configs|^models|--help$": "",
+    r"^configs|^models|^live |--help$": "",
 }
 # Commands that other tests run, in processes of their own or with what they need.
 ELSEWHERE = {

@@ -69,6 +69,7 @@ __all__ = [
     "auc_interval",
     "cascading_randomisation",
     "paired_bootstrap",
+    "wilson",
 ]
 
 __getattr__ = old_names(

@@ -624,7 +624,8 @@ def _from_checkpoint(command: str, words: Sequence[str]) -> dict[str, Any]:
     hint = f" (that of the checkpoint's run is {own})" if own and own.is_file() else ""
     if command == "fit" or not paths:
         raise ValueError(f"{command} needs a config: --config FILE_OR_NAME{hint}")
-    has_source = any(word.startswith("--data.source") for word in words)
+    names_source = [word.partition("=")[0].removesuffix(".class_path") for word in words]
+    has_source = "--data.source" in names_source  # and not an option of it alone
     config: dict[str, Any] = {}
     if is_shelved(paths[-1]):  # measured as its card was, in float32
         card = shelved(paths[-1])
