@@ -1,12 +1,10 @@
 """A whole number stays one, in whichever order Python keeps a union's types."""
 
-from typing import Optional, Union
-
 from jsonargparse import ArgumentParser
 
 from vision_attn.compat.jsonargparse_private import whole_numbers_first
 
-FLOAT_FIRST = Optional[Union[float, int]]  # noqa: UP007, UP045 (the type that the cache keeps)
+FLOAT_FIRST = float | int | None  # what Python's cache may make of Optional[Union[int, float]]
 
 
 def parsed(kind, *words):

@@ -1,4 +1,4 @@
-"""`vision-attn live MODEL [IMAGE...]`: one page that runs the network in the browser.
+"""`vision-attn live MODEL IMAGE...`: one page that runs the network in the browser.
 
 Light to import, as every command is: torch comes in when it runs.
 """
