@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ class _NoDispatchMode:
     Then no path of tokens is found, and explainers of attention refuse every network.
     """
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "_NoDispatchMode":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -22,9 +22,9 @@ from vision_attn.explain.base import (
     class_logits,
     target_classes,
 )
-from vision_attn.explain.networks.support import refusal_of
 from vision_attn.explain.propagation.chain import Chain, Patches, PropagationRule
 from vision_attn.explain.propagation.path import Path, find_path
+from vision_attn.explain.propagation.support import refusal_of
 from vision_attn.explain.recording.calls import AttentionCall, Fusion
 from vision_attn.explain.recording.record import record_attention
 from vision_attn.explain.recording.recorder import Part, Record

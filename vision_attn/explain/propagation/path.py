@@ -392,8 +392,14 @@ class Derivation:
             raise UnknownPathError(f"{name} has a batch of {count} for 2 images")
         keys, queries = traced.keys[first], traced.queries[first]
         outputs = traced.outputs[first]
+        queries = self.origins.query[outputs]  # also those that are no tokens, but added to one
         heads, windows = 1, len(first)
         alike = bool((keys == keys[:1]).all() and (queries == queries[:1]).all())
+        if windows > 1 and alike and not queries.any():
+            raise UnknownPathError(
+                f"{name} has {windows} heads, or windows, whose queries are no tokens: which of "
+                "them is read where is not known"
+            )
         if windows > 1 and alike:
             heads, windows = windows, 1
             keys, queries = keys[:1], queries[:1]
@@ -403,6 +409,11 @@ class Derivation:
             outputs = outputs[:1]
         elif windows > 1 and not images_first:
             raise UnknownPathError(f"{name} has windows of all images between each other")
+        if windows == 1 and keys.shape == outputs.shape and (constant := keys == 0).any():
+            fresh = self.origins.new(int(constant.sum()))  # a token of zeros is one all the same
+            keys, queries = keys.clone(), queries.clone()
+            keys[constant] = fresh
+            queries[constant & (queries == 0)] = fresh[(queries == 0)[constant]]
         self.keys[at], self.queries[at] = keys.tolist(), queries.tolist()
         self.outputs[at] = outputs.tolist()
         _, of_heads, i, j = call.shape

@@ -64,6 +64,7 @@ class Origins:
     def __init__(self) -> None:
         self.count = 1
         self.query = torch.zeros(64, dtype=torch.long)  # of an attention's output: its query
+        self.output = torch.zeros(64, dtype=torch.bool)  # of an attention
         self.call = torch.full((64,), -1)  # the last attention call that it went through
         self.residual = torch.zeros(64, dtype=torch.bool)  # whether its query was added to it
         self.equal = torch.zeros(64, dtype=torch.bool)  # whether its members count alike
@@ -81,7 +82,8 @@ class Origins:
             more = max(self.count, 2 * len(self.query)) - len(self.query)
             self.query = F.pad(self.query, (0, more))
             self.call = F.pad(self.call, (0, more), value=-1)
-            self.residual, self.equal = (F.pad(x, (0, more)) for x in (self.residual, self.equal))
+            flags = (self.residual, self.equal, self.output)
+            self.residual, self.equal, self.output = (F.pad(x, (0, more)) for x in flags)
             self.box = F.pad(self.box, (0, 0, 0, more), value=NOWHERE)
         return torch.arange(first, self.count)
 
@@ -97,6 +99,7 @@ class Origins:
         """Make an origin for the output of an attention call at each of its queries."""
         ids = self.new(queries.numel()).view(queries.shape)
         self.query[ids], self.call[ids], self.box[ids] = queries, call, self.box[queries]
+        self.output[ids] = True
         return ids
 
     def members(self, origin: int) -> list[int]:
@@ -107,14 +110,19 @@ class Origins:
         row = self._members[at][origin - self._first[at]]
         return row[row != NOTHING].unique().tolist()
 
-    def merge(self, rows: Tensor, equal: bool = False, operation: str = "") -> Tensor:
+    def merge(
+        self, rows: Tensor, equal: bool = False, operation: str = "", adopt: bool = False
+    ) -> Tensor:
         """Find the origin of values that are each computed from a row of others (rows k) -> (rows).
 
-        equal: whether those of a row count alike, as in a mean.
+        equal: whether those of a row count alike, as in a mean. adopt: whether an attention's
+        output at a query that is no token, where it is added to one, becomes that token's.
         """
         if not rows.numel():
             return rows.new_zeros(len(rows))
         last = rows.amax(1)  # an attention's output is newer than its query
+        if adopt:
+            self._adopt(rows, last)
         query = self.query[last]
         own = (rows == query[:, None]) & (rows != NOTHING)
         alike = (rows == last[:, None]) | (rows == NOTHING) | own
@@ -124,6 +132,27 @@ class Origins:
             last = last.clone()
             last[~one] = self._groups(rows[~one], equal, operation)
         return last
+
+    def one_of(self, rows: Tensor) -> Tensor | None:
+        """Merge rows, if that makes no new origins and an attention's output is in each."""
+        last = rows.amax(1)
+        if not rows.numel() or not self.output[last].all():
+            return None
+        older = rows.masked_fill(rows == last[:, None], NOTHING).amax(1)
+        query = self.query[last]
+        fits = (query == older) | (query == NOTHING) | (older == NOTHING)
+        alike = (rows == last[:, None]) | (rows == NOTHING) | (rows == older[:, None])
+        if not (fits[:, None] & alike).all():
+            return None
+        return self.merge(rows, adopt=True)
+
+    def _adopt(self, rows: Tensor, last: Tensor) -> None:
+        others = rows.masked_fill(rows == last[:, None], NOTHING).amax(1)
+        alike = ((rows == last[:, None]) | (rows == NOTHING) | (rows == others[:, None])).all(1)
+        older = self.call[others] < self.call[last]
+        free = self.output[last] & (self.query[last] == NOTHING) & (others != NOTHING)
+        chosen = alike & older & free
+        self.query[last[chosen]] = others[chosen]
 
     def _groups(self, rows: Tensor, equal: bool, operation: str) -> Tensor:
         if rows.numel() > DEDUPLICATED:
@@ -406,7 +435,9 @@ class Tracer(DispatchMode):
         """Label what is joined; parameters that join tokens are tokens of their own."""
         ids = []
         for part in parts:
-            if self._get(part) is not None or part.shape == (0,):
+            ndim = part.ndim
+            channels = dim % max(ndim, 1) == ndim - 1 or (ndim == 4 and dim % ndim == 1)
+            if self._get(part) is not None or part.shape == (0,) or channels:
                 ids.append(self.origins_of(part))
                 continue
             fresh = self.origins.new(part.shape[dim])
@@ -420,11 +451,19 @@ class Tracer(DispatchMode):
         known = [label for label in labels if label is not None]
         pairs = [label for label in known if label.columns is not None]
         if not pairs:
-            return Label(self._together([label.ids for label in known], shape))
+            return Label(self._whole(self._together([label.ids for label in known], shape)))
         columns = [label.columns for label in pairs if label.columns is not None]
         return Label(
             self._together([label.ids for label in known], shape), self._together(columns, shape)
         )
+
+    def _whole(self, ids: Tensor) -> Tensor:
+        """A token of which attention changed some of the channels is changed as a whole."""
+        small = compact(ids)
+        if ids.ndim < 3 or small.shape[-1] == 1:
+            return ids
+        one = self.origins.one_of(small.flatten(0, -2))
+        return ids if one is None else one.view(*small.shape[:-1], 1).expand(ids.shape)
 
     def _together(self, ids: Sequence[Tensor], shape: Sequence[int], operation: str = "") -> Tensor:
         """Merge labels that broadcast to a shape, element by element."""
@@ -435,7 +474,7 @@ class Tracer(DispatchMode):
                 continue
             whole, other = torch.broadcast_tensors(whole, other)
             rows = torch.stack([whole, other], -1).flatten(0, -2)
-            whole = self.origins.merge(rows, operation=operation).view(whole.shape)
+            whole = self.origins.merge(rows, operation=operation, adopt=True).view(whole.shape)
         return whole.expand(shape)
 
     def _reduced(self, ids: Tensor, dims: Sequence[int], **how: Any) -> Tensor:
@@ -482,15 +521,15 @@ class Tracer(DispatchMode):
         """Merge what a sliding window sees: (b c *space) -> shape."""
         ids = compact(ids)
         space = len(size)
-        ids = ids.expand(*ids.shape[:2], *ids.shape[2:])
         around = [side for pad in reversed(list(padding)) for side in (pad, pad)]
         ids = F.pad(ids, around) if any(around) else ids
         for axis in range(space):
             reach, d = (size[axis] - 1) * dilation[axis] + 1, dilation[axis]
+            beyond = (shape[2 + axis] - 1) * stride[axis] + reach - ids.shape[2 + axis]
+            if beyond > 0:  # the ragged edge of a pool that rounds up
+                ids = F.pad(ids, [0, 0] * (ids.ndim - 3 - axis) + [0, beyond])
             ids = ids.unfold(2 + axis, reach, stride[axis])[..., ::d]
         kept = ids.shape[: 2 + space]
-        if kept[2:] != shape[2:]:
-            return self._all(ids, "a pool with a ragged edge").expand(shape)
         rows = ids.reshape(kept.numel(), -1)
         return self.origins.merge(rows, equal).view(kept).expand(shape)
 

@@ -347,7 +347,8 @@ class CallMode(TorchFunctionMode):
             return None
         for weights, keys in ((left, -1), (right, -2)):
             if outputs.get(weights) is UNTURNED:  # a softmax over an axis that is turned since
-                if not _sums_to_one(weights, keys):
+                # of several heads, each might be read by the same head of the next call alone
+                if weights.shape[1:-2].numel() > 1 or not _sums_to_one(weights, keys):
                     return None
                 outputs[weights] = None
         if left in outputs:
