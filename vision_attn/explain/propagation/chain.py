@@ -152,9 +152,10 @@ class Regroup(Link):
 
     Examples:
         >>> import torch
-        >>> from vision_attn.explain.propagation.chain import Regroup
+        >>> from vision_attn.explain.propagation.chain import PropagationRule, Regroup
         >>> merged = torch.tensor([0, 0]), torch.tensor([0, 1]), torch.tensor([0.5, 0.5])
-        >>> Regroup(0, 2, *merged).back(torch.tensor([[[1.0]]]), rule=None)
+        >>> rule = PropagationRule(lambda *_: None, residual=0.5, attention=0.5)
+        >>> Regroup(0, 2, *merged).back(torch.tensor([[[1.0]]]), rule)
         tensor([[[0.5000, 0.5000]]])
     """
 

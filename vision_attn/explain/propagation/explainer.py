@@ -158,7 +158,7 @@ class AttentionExplainer(Explainer):
     Examples:
         >>> from torch import nn
         >>> from vision_attn.explain import Rollout
-        >>> Rollout().refusal(nn.Linear(2, 3))
+        >>> Rollout().refusal(nn.Conv2d(3, 5, 3))
         'it has no attention: no softmax of scores weighs its values'
     """
 
