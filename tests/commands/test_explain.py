@@ -172,12 +172,12 @@ def test_a_method_that_does_not_fit_costs_its_pictures_only(models, photos, tmp_
     assert main(["explain", models("vit"), str(photos), "--method", "ChannelGates"]) == 2
 
 
-def test_an_empty_map_says_so(models, tmp_path):
+def test_a_map_without_a_place_says_so(models, tmp_path):
     Image.new("RGB", (64, 64), (90, 120, 40)).save(tmp_path / "even.png")
     words = [tmp_path / "even.png", "--method", "EdgeMap", "-o", tmp_path]
     assert explain(models("vit"), *words) == 0
     (record,) = records(tmp_path)
-    assert record["note"] == "Empty map: no place counts for anything"
+    assert record["note"] == "Constant map: every place counts alike"
 
 
 def test_a_wrong_model_is_one_line(models, photos, tmp_path, capsys):

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -123,8 +124,7 @@ class Attention(Link):
         return self.new is not None
 
     def back(self, r: After, rule: PropagationRule) -> Before:
-        call = self.call
-        assert call is not None
+        call: Any = self.call
         windows = len(self.queries)
         if self.whole:
             return rule.mix(r, rule.step(self.layer, call, r, 1, self.patches))

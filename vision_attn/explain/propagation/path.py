@@ -611,7 +611,8 @@ class Derivation:
         members = self.origins.members(origin)
         if not members:
             raise UnknownPathError(
-                f"{reader} reads something that went through no attention call before it"
+                f"{reader} reads tokens mixed with something that went through no attention call "
+                "before it"
             )
         parts: dict[int, float] = {}
         for one in members:

@@ -402,6 +402,11 @@ class Tracer(DispatchMode):
             weight, stride, padding, dilation = args[1], *args[3:6]
             ids = self._reduced(self.one(first), [1])
             return Label(self._windows(ids, weight.shape[2:], stride, padding, dilation, shape))
+        if "upsample" in name and first is not None:
+            ids = self.one(first)
+            if self.origins.call[compact(ids)].max() < 0:  # an image or features of another size
+                small = F.interpolate(compact(ids)[:, :1].double(), shape[2:]).long()
+                return Label(small.expand(shape))
         if name in POOLS and first is not None:
             size = list(args[1])
             options = [*args[2:], *[()] * 4]
@@ -421,7 +426,10 @@ class Tracer(DispatchMode):
 
     def _moved(self, func: Any, label: Label, args: tuple, kwargs: dict) -> Any:
         def move(ids: Tensor) -> Any:
-            out = func(ids, *args, **kwargs)
+            try:
+                out = func(ids, *args, **kwargs)
+            except NotImplementedError:  # some kernels know no whole numbers
+                out = func(ids.double(), *args, **kwargs).long()
             return tight(out, ids) if isinstance(out, Tensor) else out
 
         moved = move(label.ids)
@@ -537,6 +545,14 @@ class Tracer(DispatchMode):
         known = [self.origins_of(x) for x in tensors(args) if self._get(x) is not None]
         whole = torch.cat([compact(ids).flatten() for ids in known])
         name = operation.removeprefix("aten::").strip("_")
+        if isinstance(out, Tensor) and all(
+            ids.ndim == out.ndim > 1 and len(ids) == len(out) for ids in known
+        ):  # each image by itself
+            rows = [
+                torch.cat([compact(ids[at]).flatten() for ids in known]) for at in range(len(out))
+            ]
+            own = torch.cat([self._all(row, name) for row in rows])
+            return Label(own.view(-1, *[1] * (out.ndim - 1)).expand(out.shape))
         mixed = self._all(whole, name)
         if isinstance(out, Tensor):
             return Label(mixed[0].expand(out.shape))

@@ -292,6 +292,11 @@ class CallMode(TorchFunctionMode):
                 "for it"
             )
         log.last_values = ref(value)
+        if query.ndim > 4:
+            raise RecordError(
+                f"{log.module or 'the network'} attends over tensors of {query.ndim} axes, and "
+                "which of them are heads or windows is not known"
+            )
         batches = [x.shape[:-2] for x in (query, key, value)]
         if not inputs.enable_gqa and batches != [batches[0]] * 3:  # heads share keys and values
             shape = torch.broadcast_shapes(*batches)
