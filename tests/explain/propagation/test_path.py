@@ -227,6 +227,32 @@ def test_a_pool_by_a_softmax_over_the_tokens_is_a_call():
     torch.testing.assert_close(found, seed[:, 0].unflatten(1, (4, 6)).float())
 
 
+def test_class_attention_to_a_class_token_that_is_normed_apart():
+    class ClassAttention(nn.Module):
+        """The class token's residual is the parameter itself; the norm's output joins the keys."""
+
+        def __init__(self):
+            super().__init__()
+            self.network, self.last = own(Block), Block(fused).double()
+            self.first = nn.Parameter(torch.randn(1, 1, 24, dtype=torch.float64))
+
+        def forward(self, images):
+            x = self.network.blocks(self.network.cut(images).flatten(2).mT)
+            first = self.first.expand(len(x), -1, -1)
+            keys = torch.cat([self.last.norm(first), x], 1)
+            q, k, v = self.last.mix(keys).unflatten(-1, (3, 3, -1)).permute(2, 0, 3, 1, 4)
+            found = fused(q[:, :, :1], k, v).transpose(1, 2).flatten(2)
+            return self.network.head((first + self.last.out(found))[:, 0])
+
+    network = ClassAttention().eval()
+    with torch.no_grad(), record_attention(network, ()) as record:
+        network(IMAGES)
+    first, last = (call.weights().mean(1) for call in record.calls)
+    r = 0.5 * last[:, :, 1:] @ (0.5 * torch.eye(24, dtype=torch.float64) + 0.5 * first)
+    found = Rollout()(network, IMAGES).values
+    torch.testing.assert_close(found, r[:, 0].unflatten(1, (4, 6)).float())
+
+
 def test_a_layout_that_says_attention_where_nothing_pools():
     with pytest.raises(ValueError, match="no attention call has queries that are no tokens"):
         Rollout()(own(), IMAGES, layout=TokenLayout(0, (4, 6), "attention"))

@@ -643,7 +643,11 @@ class Derivation:
                         f"of {len(set(real))}): linear attention, or from channel to channel"
                     )
         link = Attention(layer, before, torch.tensor(places), of_keys, patches=patches)
-        if bool(self.origins.residual[self._with_aliases(at)].any()):
+        asked = [one for row in queries for one in row if one]
+        learned = bool(asked) and all(  # class tokens: nothing tells that they are added to
+            self.origins.call[one] < 0 and self.origins.box[one, 2] < 0 for one in asked
+        )
+        if learned or bool(self.origins.residual[self._with_aliases(at)].any()):
             real = [place for row in places for place in row if place < before]
             if len(set(real)) != len(real):
                 raise UnknownPathError(f"{name} has one token as a query in several windows")

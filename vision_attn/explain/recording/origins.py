@@ -377,7 +377,10 @@ class Tracer(DispatchMode):
         if (name in MOVED or func.is_view) and first is not None:
             indices = [x for x in tensors(args[1:]) if self._get(x) is not None]
             if not indices:
-                return self._moved(func, first, args[1:], kwargs)
+                try:
+                    return self._moved(func, first, args[1:], kwargs)
+                except (RuntimeError, TypeError):  # complex numbers, say
+                    return self._mixed(args, out, name)
             return self._mixed(args, out, "a choice of tokens by their content")
         if name in BATCH_NORM and first is not None:
             training = name != "aten::_native_batch_norm_legit_no_training" and args[5]
