@@ -325,8 +325,8 @@ def test_a_photo_unlike_what_is_known_is_said_to_be(shelf, spec, photos, tmp_pat
         )
         for record in summary.records():
             sentence = (
-                "Unlike what the network knows: its surest class has "
-                f"{record['probability']:.1%}, where 95% of held-out photos have at least 100.0%"
+                "Unlike what the network knows: its most probable class has "
+                f"{record['probability']:.1%}, where 95% of held-out images have at least 100.0%"
             )
             assert record["unlike"] == (sentence if said else "")
             assert (sentence in summary.page.read_text()) == said

@@ -211,12 +211,12 @@ class Calibration:
         return (logits / self.temperature).softmax(dim=1)
 
     def unlike(self, probability: float) -> str:
-        """Say that a photo is unlike what the network knows, if its surest class has so little."""
+        """Say that a photo is unlike what the network knows, if its top class has so little."""
         if self.threshold is None or probability >= self.threshold:
             return ""
         return (
-            f"Unlike what the network knows: its surest class has {probability:.1%}, where 95% of "
-            f"held-out photos have at least {self.threshold:.1%}"
+            f"Unlike what the network knows: its most probable class has {probability:.1%}, "
+            f"where 95% of held-out images have at least {self.threshold:.1%}"
         )
 
 

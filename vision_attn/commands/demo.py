@@ -53,10 +53,11 @@ def show(folder: Path, args: argparse.Namespace) -> int:
     from vision_attn.reports.demo_photos import PhotoWall
 
     console = Terminal(highlight=False)
-    console.rule("Where trained networks look in photos")
-    walls = {name: load_model(f"vision_attn:{name}") for name in knows_photos()}
-    photos = [PhotoWall(folder, walls).section()] if walls else []
-    if photos:
+    photos = []
+    if known := knows_photos():
+        console.rule("Where trained networks look in photos")
+        models = {name: load_model(f"vision_attn:{name}") for name in known}
+        photos = [PhotoWall(folder, models).section()]
         page = write_first_page(folder, photos)
         console.print(f"Open {page} in a browser. It is complete at the end.\n", soft_wrap=True)
     for place, entry in enumerate(ENTRIES, start=1):

@@ -255,8 +255,8 @@ const unlike = (surest, threshold) =>
   threshold === null || surest >= threshold
     ? []
     : [
-        `Unlike what the network knows: its surest class has ${percent(surest)}, where 95% of ` +
-          `held-out photos have at least ${percent(threshold)}`,
+        `Unlike what the network knows: its most probable class has ${percent(surest)}, ` +
+          `where 95% of held-out images have at least ${percent(threshold)}`,
       ];
 
 const SLOW =
