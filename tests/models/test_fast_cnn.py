@@ -76,6 +76,17 @@ def test_tokens_of_several_convolutions_a_halving_with_norms():
         ConvEmbed(12, depth=0)
 
 
+def test_strided_convolutions_halve_instead_of_pooling():
+    torch.manual_seed(7)
+    embed = ConvEmbed(dim=10, patch_size=4, depth=2, strided=True).double()
+    images = torch.randn(2, 3, 20, 28, dtype=torch.float64)
+    x = images
+    for i, conv in enumerate(embed.convs):
+        x = F.conv2d(x, conv.weight, padding=1).relu()
+        x = x if i % 2 else x[:, :, ::2, ::2]
+    torch.testing.assert_close(embed(images), x.flatten(2).mT)
+
+
 def test_a_compact_vit_learns_drops_patches_and_is_rebuilt():
     options = {"pool": "mean", "class_token": False, "embed": ConvEmbed, "patch_drop": 0.5}
     network = ViT(16, 4, 5, dim=12, depth=1, **options)

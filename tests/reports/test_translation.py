@@ -91,6 +91,9 @@ VITS = {
     ),
     "pool by a dot product": lambda: vit(pool=partial(AttentionPool, score=Dot), class_token=False),
     "convolutions": lambda: vit(embed=partial(ConvEmbed, depth=2), patch_size=4),
+    "strided convolutions": lambda: vit(
+        embed=partial(ConvEmbed, depth=2, strided=True), patch_size=4
+    ),
     "another size": lambda: model_of(vit().network, (32, 24)),
 }
 

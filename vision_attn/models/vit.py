@@ -59,6 +59,8 @@ class ConvEmbed(nn.Module):
     out of the last convolution, half as many out of those one halving before, and so on.
 
     depth: convolutions a halving, which comes after the first. norm: each has a batch norm.
+    strided: the first convolution of each halving has stride 2, without pooling: a fourth of its
+    work (Xiao et al. 2021, Early Convolutions Help Transformers See Better, arXiv:2106.14881).
 
     Examples:
         >>> import torch
@@ -67,18 +69,26 @@ class ConvEmbed(nn.Module):
         torch.Size([2, 24, 12])
     """
 
-    def __init__(self, dim: int, patch_size: int = 4, depth: int = 1, norm: bool = False):
+    def __init__(
+        self,
+        dim: int,
+        patch_size: int = 4,
+        depth: int = 1,
+        norm: bool = False,
+        strided: bool = False,
+    ):
         super().__init__()
         halvings = patch_size.bit_length() - 1
         if patch_size != 2**halvings or patch_size < 2:
             raise ValueError(f"patch_size must be a power of 2, at least 2, got {patch_size}")
         if depth < 1:
             raise ValueError(f"depth must be at least 1, got {depth}")
-        self.depth = depth
+        self.depth, self.strided = depth, strided
         widths = [max(1, dim >> i) for i in range(halvings) for _ in range(depth)][::-1]
+        stride = 2 if strided else 1
         convs = [
-            nn.Conv2d(c_in, c_out, 3, padding=1, bias=False)
-            for c_in, c_out in zip([3, *widths], widths, strict=False)
+            nn.Conv2d(c_in, c_out, 3, 1 if i % depth else stride, padding=1, bias=False)
+            for i, (c_in, c_out) in enumerate(zip([3, *widths], widths, strict=False))
         ]
         for conv in convs:
             nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
@@ -89,7 +99,7 @@ class ConvEmbed(nn.Module):
         x = images
         for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             x = conv(x)
-            if i % self.depth == 0:  # before norm and relu, which have a fourth as much to do
+            if not (self.strided or i % self.depth):  # before norm and relu, which have a fourth as much to do
                 x = F.max_pool2d(x, 3, stride=2, padding=1)
             x = F.relu(norm(x))
         return rearrange(x, "b d h w -> b (h w) d")

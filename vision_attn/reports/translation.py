@@ -181,7 +181,7 @@ class Translation:
         x = self.program.image
         for i, (conv, norm) in enumerate(zip(embed.convs, embed.norms, strict=True)):
             batch_norm = None if type(norm) is nn.Identity else norm
-            if i % embed.depth:
+            if embed.strided or i % embed.depth:
                 x = self.conv(x, conv, batch_norm)
             else:  # a maximum is taken in between, which a negative scale would turn round
                 x = self.max_pool(self.conv(x, conv), 3, 2, 1)
