@@ -13,9 +13,9 @@ from nbclient import NotebookClient
 from PIL import Image
 
 from vision_attn.cli import main
-from vision_attn.commands.demo import knows_photos
 from vision_attn.data import example_photos
 from vision_attn.hub import load_model
+from vision_attn.reports.demo_photos import photo_networks
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
@@ -51,9 +51,10 @@ def test_the_page_shows_every_map_beside_its_mask(demo: Path):
 def test_the_page_begins_with_photos_if_a_network_knows_them(demo: Path):
     page = (demo / "index.html").read_text()
     headings = re.findall(r"<h2[^>]*>(.*?)</h2>", page)
-    known = knows_photos()
-    assert ("Where they look in photos" in headings) == bool(known)
-    assert "Trained here" in headings[:2]
+    known = [spec.removeprefix("vision_attn:") for spec in photo_networks()]
+    first = ["Where they look in photos", "Ask the networks"] if known else []
+    assert headings[: len(first) + 1] == [*first, "Trained here"]
+    assert (demo / "live.html").is_file() == bool(known)
     section = page.partition("<h2>Where they look in photos</h2>")[2].partition("</section>")[0]
     for model in known:
         for name in example_photos():

@@ -35,7 +35,10 @@ def test_each_network_shows_the_maps_that_fit_it():
 def test_every_photo_has_a_row_with_every_map_and_what_each_network_sees(tmp_path):
     models = {"SENet": convolutions(), "ViT": transformer()}
     wall = PhotoWall(tmp_path, models)
-    section = wall.section()
+    section, links = wall.sections()
+    page = (tmp_path / "live.html").read_text()
+    assert all(f'"{name}"' in page for name in models)
+    assert [link[0] for link in links.links] == ["live.html"]
     assert [row.name for row in section.rows] == [n.replace("_", " ") for n in example_photos()]
     for row, name in zip(section.rows, example_photos(), strict=True):
         assert [shot.caption for shot in row.shots] == [
@@ -46,7 +49,7 @@ def test_every_photo_has_a_row_with_every_map_and_what_each_network_sees(tmp_pat
             sure = logits.max(1)
             assert group == f"{model}: class {sure.indices.item()} {sure.values.item():.0%}"
             assert maps == 2
-    page = write_first_page(tmp_path, [section]).read_text()
+    page = write_first_page(tmp_path, [section, links]).read_text()
     assert "are being trained now" in page
     files = re.findall(r'(?:src|href)="\./([^"#]+)"', page)
     assert len(files) > 12 * 2 * 4

@@ -16,7 +16,6 @@ from rich.table import Table
 
 from vision_attn.commands import options
 from vision_attn.reports.progress import Terminal
-from vision_attn.shelf import list_models
 
 if TYPE_CHECKING:
     from vision_attn.reports.demo_page import Entry
@@ -50,14 +49,14 @@ def show(folder: Path, args: argparse.Namespace) -> int:
     """Explain photos, train into the folder, which no other job writes to, and write the page."""
     from vision_attn.hub import load_model
     from vision_attn.reports.demo_page import ENTRIES, Demo, write_first_page
-    from vision_attn.reports.demo_photos import PhotoWall
+    from vision_attn.reports.demo_photos import PhotoWall, photo_networks
 
     console = Terminal(highlight=False)
     photos = []
-    if known := knows_photos():
+    if known := photo_networks():
         console.rule("Where trained networks look in photos")
-        models = {name: load_model(f"vision_attn:{name}") for name in known}
-        photos = [PhotoWall(folder, models).section()]
+        models = {spec.partition(":")[2]: load_model(spec) for spec in known}
+        photos = PhotoWall(folder, models).sections()
         page = write_first_page(folder, photos)
         console.print(f"Open {page} in a browser. It is complete at the end.\n", soft_wrap=True)
     for place, entry in enumerate(ENTRIES, start=1):
@@ -72,11 +71,6 @@ def show(folder: Path, args: argparse.Namespace) -> int:
     for _, line in demo.next_steps():
         console.print(f"  {line}", soft_wrap=True)
     return 0
-
-
-def knows_photos() -> list[str]:
-    """List the networks that come along and know the classes of the photos that do."""
-    return [row["name"] for row in list_models() if row["data"] == "imagenette160"]
 
 
 def train(console: Terminal, entry: "Entry", folder: Path, epochs: float, seed: int) -> None:

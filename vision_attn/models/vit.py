@@ -99,7 +99,7 @@ class ConvEmbed(nn.Module):
         x = images
         for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             x = conv(x)
-            if not (self.strided or i % self.depth):  # before norm and relu, which have a fourth as much to do
+            if not self.strided and i % self.depth == 0:  # first, as the rest has less to do then
                 x = F.max_pool2d(x, 3, stride=2, padding=1)
             x = F.relu(norm(x))
         return rearrange(x, "b d h w -> b (h w) d")

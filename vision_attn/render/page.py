@@ -21,6 +21,7 @@ __all__ = [
     "Commands",
     "Figures",
     "Gallery",
+    "Links",
     "Row",
     "Section",
     "Shot",
@@ -204,6 +205,25 @@ class Commands(Section):
         return "".join(
             f"<p>{_text(what)}</p><pre><code>{_words(command)}</code></pre>"
             for what, command in self.commands
+        )
+
+
+@dataclass(frozen=True)
+class Links(Section):
+    """Section of files in the page's folder to open, each with a line that says what it is.
+
+    Examples:
+        >>> from vision_attn.render import Links
+        >>> Links("More", [("live.html", "The network itself", "cover parts of a photo")]).html()
+        '<p><a href="./live.html">The network itself</a>: cover parts of a photo</p>'
+    """
+
+    links: Sequence[tuple[str, str, str]]
+
+    def html(self) -> str:
+        return "".join(
+            f'<p><a href="{_link(file)}">{_text(name)}</a>: {_text(about)}</p>'
+            for file, name, about in self.links
         )
 
 

@@ -20,7 +20,7 @@ from vision_attn.data import planted
 from vision_attn.data.images import open_image
 from vision_attn.evaluate import PointingGame
 from vision_attn.render import Dim, Row, Scale, Section, Shot
-from vision_attn.reports.demo_photos import map_shots
+from vision_attn.reports.demo_photos import map_shots, photo_networks
 from vision_attn.reports.explain import Request
 from vision_attn.reports.explanation import Explanation
 from vision_attn.reports.progress import Bar, Silent
@@ -228,14 +228,17 @@ class Demo:
     def next_steps(self) -> list[tuple[str, str]]:
         """List what to try now, each with the command for it."""
         best = quote(str(self.folder / self.entries[0].name / "best.ckpt"))
+        known, about = "timm:vit_small_patch16_224", " (its weights are downloaded)"
+        if own := photo_networks():
+            known, about = own[0], ""
         return [
             (
                 "See where the network trained here looks in photos of yours (a file or a folder):",
                 f"vision-attn explain {best} photo.jpg --page --output outputs/look",
             ),
             (
-                "See where a network that knows photos looks (its weights are downloaded):",
-                "vision-attn explain timm:vit_small_patch16_224 photo.jpg --page",
+                f"See where a network that knows photos looks{about}:",
+                f"vision-attn explain {known} photo.jpg --page",
             ),
             (
                 "Click through every attention of the network trained here:",
@@ -243,7 +246,7 @@ class Demo:
             ),
             (
                 "Run the network in a page, cover parts of a photo and watch the class change:",
-                f"vision-attn live {best} photo.jpg --output outputs/live.html",
+                f"vision-attn live {own[0] if own else best} photo.jpg --output outputs/live.html",
             ),
             (
                 "Measure which of its heatmaps to trust:",

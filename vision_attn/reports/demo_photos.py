@@ -11,23 +11,43 @@ from vision_attn.explain import fitting_methods
 from vision_attn.render import ColorMap, Row, Section, Shot
 from vision_attn.reports.explain import Request
 from vision_attn.reports.explanation import Explanation
+from vision_attn.reports.live import live
+from vision_attn.reports.progress import Silent
+from vision_attn.shelf import list_models
 from vision_attn.types import Model
 
-__all__ = ["PhotoWall", "map_shots"]
+__all__ = ["PhotoWall", "map_shots", "photo_networks"]
 
+DATA = "imagenette160"  # whose classes the photos show
 METHODS = ("Rollout", "Relevance", "GradCAM", "ChannelGates", "SpatialGates")
 MOST = 2  # maps of a network beside each photo
+LIVE = "live.html"
+ABOUT_LIVE = (
+    "drop a photo of yours, click what asks, cover what it looks at, and watch its answer change. "
+    "Nothing leaves this computer."
+)
+
+
+def photo_networks() -> list[str]:
+    """List the specs of networks that come along and know the classes of the photos that do.
+
+    Examples:
+        >>> from vision_attn.reports.demo_photos import photo_networks
+        >>> all(spec.startswith("vision_attn:") for spec in photo_networks())
+        True
+    """
+    return [f"vision_attn:{row['name']}" for row in list_models() if row["data"] == DATA]
 
 
 class PhotoWall:
     """The photos that come along, explained by each of some models.
 
     models: by the name that stands above their maps. The pictures land in folder/page and
-    folder/photos.
+    folder/photos, a page that runs the models in folder/live.html.
 
     Examples:
         >>> from vision_attn.reports.demo_photos import METHODS, PhotoWall
-        >>> METHODS[0]  # PhotoWall(folder, {"SENet": model}).section() is a part of a page
+        >>> METHODS[0]  # PhotoWall(folder, {"SENet": model}).sections() are parts of a page
         'Rollout'
     """
 
@@ -40,10 +60,14 @@ class PhotoWall:
             for title, model in models.items()
         }
 
-    def section(self) -> Section:
-        """Draw the maps beside the photos: a row a photo."""
+    def sections(self) -> list[Section]:
+        """Draw the maps beside the photos, a row a photo, and write the page of the networks."""
         rows = [self._row(place, name) for place, name in enumerate(self.photos)]
-        return render.Gallery("Where they look in photos", rows)
+        live(self.models, progress=Silent()).save(self.folder / LIVE)
+        return [
+            render.Gallery("Where they look in photos", rows),
+            render.Links("Ask the networks", [(LIVE, "Run them in your browser", ABOUT_LIVE)]),
+        ]
 
     def _row(self, place: int, name: str) -> Row:
         photo = render.enlarged(np.asarray(self.photos[name]))
