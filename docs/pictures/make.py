@@ -1,4 +1,10 @@
-"""Makes the pictures of the README from the networks of `make demo`: run `make pictures`.
+"""Makes the pictures of the README: run `make pictures`.
+
+From the networks that come along and know photos:
+
+photos.jpg     three photos, each by several methods
+
+and from those of `make demo`, if it has been run:
 
 heatmaps.jpg   three planted images, their masks and their maps
 forming.jpg    the ViT's attention epoch by epoch
@@ -22,19 +28,46 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from vision_attn import inspect, load_model, render
-from vision_attn.data import planted
+from vision_attn import inspect, list_models, load_model, render
+from vision_attn.data import example_photos, planted, read_image
 
 HERE = Path(__file__).parent
 OUTPUTS = HERE.parent.parent / "outputs"
 DEMO = OUTPUTS / "demo"
 SHOWN = (0, 6, 13)  # test images
 CIFAR10 = ("compact_vit_cifar10", "senet_cifar10_fast", "spatial_cnn_cifar10")
+PHOTOS = ("springer_and_milk", "church", "parachute")
+LOOK = {  # methods by network
+    "compact_vit_imagenette": ("Rollout", "Relevance"),
+    "senet_imagenette": ("GradCAM", "ChannelGates"),
+    "spatial_cnn_imagenette": ("SpatialGates",),
+}
 MAPS = (
     ("ViT", "vit", "Rollout"),
     ("SENet", "senet", "GradCAM"),
     ("CNN", "spatial_cnn", "SpatialGates"),
 )
+
+
+def photos() -> render.sheet.Picture:
+    """A row a photo: the photo, and under the class that each network sees, its maps."""
+    models = {
+        name: load_model(f"vision_attn:{name}")
+        for name in LOOK
+        if any(row["name"] == name for row in list_models())
+    }
+    style, panels = render.ColorMap(), []
+    for name in PHOTOS:
+        photo = read_image(example_photos()[name])
+        panels.append(render.Panel(name.replace("_", " "), render.enlarged(np.asarray(photo))))
+        for network, model in models.items():
+            found = model.explain(photo, *LOOK[network])
+            seen, probability = found.classes(1)[0]
+            title = network.removesuffix("_imagenette")
+            for drawn in found.panels(style)[1:]:
+                words = f"{title}: {seen} {probability:.0%}\n{drawn.title}"
+                panels.append(replace(drawn, title=words))
+    return render.heatmap_grid(panels, columns=len(panels) // len(PHOTOS))
 
 
 def heatmaps(test: planted.PlantedImages) -> render.sheet.Picture:
@@ -115,8 +148,9 @@ def age(path: Path) -> float:
 def main() -> None:
     if sys.argv[1:] == ["cifar10"]:
         return cifar10()
+    save(Image.fromarray(render.shrunk(photos(), 1400)), "photos.jpg")
     if not (DEMO / "vit" / "best.ckpt").is_file():
-        sys.exit(f"expected the networks of `make demo` in {DEMO}: run it first")
+        sys.exit(f"for the other pictures run `make demo` first: no networks in {DEMO}")
     test = planted.paint(0, max(SHOWN) + 1, split="test")
     save(Image.fromarray(render.shrunk(heatmaps(test), 1400)), "heatmaps.jpg")
     with Image.open(DEMO / "vit" / "heatmaps.png") as forming:
