@@ -65,7 +65,7 @@ def photos() -> render.sheet.Picture:
             seen, probability = found.classes(1)[0]
             title = network.removesuffix("_imagenette")
             for drawn in found.panels(style)[1:]:
-                words = f"{title}: {seen} {probability:.0%}\n{drawn.title}"
+                words = f"{drawn.title}, {title}: {seen} {probability:.0%}"
                 panels.append(replace(drawn, title=words))
     return render.heatmap_grid(panels, columns=len(panels) // len(PHOTOS))
 
