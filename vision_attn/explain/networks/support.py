@@ -1,71 +1,88 @@
 """Which networks attend from token to token, and why the others do not."""
 
-import re
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from vision_attn.attention.gates import Gate
-from vision_attn.explain.networks.layout import layout_of
-from vision_attn.explain.networks.modules import attends, calls_attention, modules_of, why_opaque
+from vision_attn.explain.networks.modules import modules_of, network_of, why_opaque
+from vision_attn.explain.propagation.path import Path, find_path
+from vision_attn.types import Images, Model
 
-__all__ = ["refusal_of"]
+__all__ = ["blank_image", "probe", "refusal_of"]
 
-CHANNELS = "attends from channel to channel, so it has no weights from token to token"
-POOLED = "pools its keys, so the tokens of one layer are not those of the next"
-MIXED = "attends in windows between convolutions, whose paths no rollout follows"
-
-# The class of a module, and why its attention makes no chain of maps from token to token.
-UNFIT: dict[str, str] = {
-    **dict.fromkeys(
-        ["XCA", "CrossCovarianceAttn", "ChannelAttention", "FactorAttnConvRelPosEnc"], CHANNELS
-    ),
-    **dict.fromkeys(["MultiScaleVit", "PyramidVisionTransformerV2", "Twins", "Hiera"], POOLED),
-    **dict.fromkeys(["MaxxVit", "GlobalContextVit", "VOLO"], MIXED),
-    "ParallelThingsBlock": "has several attention branches side by side in a layer",
-    "VisionTransformerSAM": "has windows whose places are not known",
-    "LiteMLA": "attends without a softmax, by a kernel of its own",
-}
+USUAL = 224  # height and width of images where a network tells nothing
 
 
-def refusal_of(network: nn.Module) -> str | None:
+def probe(network: nn.Module | Model, image_size: tuple[int, int] | None = None) -> Path:
+    """Find the path of a network's tokens to its logits, by a run on a blank image.
+
+    image_size: (height, width); None takes the model's, or what the network says it takes. Printed,
+    the path is a table: every attention call with its heads, queries and keys, windows, what is
+    merged or left out between calls, and what the logits read; or why there is no map. Its `layout`
+    says how the tokens lie on the image. Raises ValueError for a network that hides its modules.
+
+    Examples:
+        >>> from vision_attn.explain import probe
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=1, heads=3)
+        >>> path = probe(network, (16, 24))
+        >>> path.layout.grid, path.refusal
+        ((2, 3), None)
+        >>> print(path)
+        7 tokens: 1 beside the image, 2x3 patches of 8x8 pixels
+          call  module                heads  queries  keys
+             0  blocks.0.attn.attend      3        7     7
+        the logits read: the class token
+    """
+    if image_size is None and isinstance(network, Model):
+        image_size = network.preprocess.input_size
+    network = network_of(network)
+    if reason := why_opaque(network):
+        raise ValueError(f"{type(network).__name__} cannot be probed: {reason}")
+    return find_path(network, blank_image(network, image_size))
+
+
+def refusal_of(network: nn.Module, images: Images | None = None) -> str | None:
     """Say in one line why no map can be made of this network's attention; None where it can.
 
-    Its modules decide, without a run.
+    A run decides: on an image of the size of `images`, or of the network's own size. None also
+    where it cannot run on such an image.
 
     Examples:
         >>> from torch import nn
         >>> from vision_attn.explain.networks.support import refusal_of
-        >>> refusal_of(nn.Linear(2, 3))
-        'it has no attention: none of its modules projects to queries and keys'
+        >>> refusal_of(nn.Conv2d(3, 5, 3))
+        'it has no attention: no softmax of scores weighs its values'
     """
     if reason := why_opaque(network):
         return reason
-    modules = modules_of(network)
-    for module in modules:
-        if reason := UNFIT.get(type(module).__name__):
-            return f"its {type(module).__name__} {reason}"
-    if not any(attends(module) or _seems_to_attend(module) for module in modules):
-        return "it has no attention: none of its modules projects to queries and keys"
-    for module in modules:
-        if callable(getattr(module, "layout", None)):
+    if images is not None:
+        return find_path(network, images).refusal
+    try:
+        return find_path(network, blank_image(network)).refusal
+    except Exception:  # its own code, on an image that may be of the wrong kind
+        return None
+
+
+def blank_image(network: nn.Module, size: tuple[int, int] | None = None) -> Tensor:
+    """Make an image (1 c h w) of a size, of that which the network says it takes, or the usual."""
+    weight = next((x for x in network.parameters() if x.is_floating_point()), torch.zeros(()))
+    channels, height, width = 3, USUAL, USUAL
+    for module in modules_of(network):
+        config: Any = getattr(module, "pretrained_cfg", None) or getattr(module, "config", None)
+        told = config.get("input_size") if isinstance(config, dict) else None
+        if told is not None:
+            own = getattr(getattr(module, "patch_embed", None), "img_size", None)
+            channels, height, width = (told[0], *own) if isinstance(own, tuple) else told
             break
-        if type(module).__module__.startswith("timm.models."):
-            try:
-                layout_of(module, (224, 224))
-            except ValueError as error:
-                return str(error)
+        told = getattr(config, "image_size", None) or getattr(module, "image_size", None)
+        if isinstance(told, int | list | tuple):
+            height, width = (told, told) if isinstance(told, int) else told[-2:]
             break
-    return None
-
-
-def _seems_to_attend(module: nn.Module) -> bool:
-    """Whether it has a layout of tokens, calls torch's attention, or has attention for a name.
-
-    A gate on features that is named attention has convolutions, and no linear layer.
-    """
-    if callable(getattr(module, "layout", None)) or calls_attention(module):
-        return True
-    named = re.search("attention|attn|transformer", type(module).__name__.lower())
-    if named is None or isinstance(module, Gate):
-        return False
-    return any(isinstance(part, nn.Linear) for part in module.modules())
+    for module in modules_of(network):
+        if isinstance(module, nn.Conv2d):
+            channels = module.in_channels
+            break
+    height, width = size or (height, width)
+    return torch.zeros(1, channels, height, width, dtype=weight.dtype, device=weight.device)

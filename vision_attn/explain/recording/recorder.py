@@ -30,6 +30,7 @@ from vision_attn.explain.recording.calls import (
     LazyWeights,
     Workspace,
 )
+from vision_attn.explain.recording.origins import Tracer
 from vision_attn.explain.recording.sdpa import (
     SDPAInputs,
     attention_and_lse,
@@ -39,7 +40,7 @@ from vision_attn.explain.recording.sdpa import (
     short_attention,
 )
 
-__all__ = ["Part", "Record", "Recorder"]
+__all__ = ["Part", "Record", "RecordError", "Recorder"]
 
 Part = Literal["v", "context", "scores"]
 
@@ -47,6 +48,16 @@ NORM = {F.layer_norm, F.rms_norm}
 SOFTMAX = {torch.softmax, Tensor.softmax, F.softmax}
 WATCHED = {F.scaled_dot_product_attention, F.multi_head_attention_forward, *NORM, *SOFTMAX}
 PRODUCT = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm}
+
+
+class RecordError(ValueError):
+    """A run made attention calls that no record of one a module holds.
+
+    Examples:
+        >>> from vision_attn.explain.recording.recorder import RecordError
+        >>> issubclass(RecordError, ValueError)
+        True
+    """
 
 
 @dataclass
@@ -78,7 +89,8 @@ class Record:
 class Recorder:
     """Record the attention calls of a network: a mode sees the calls, hooks count them.
 
-    keep, fusion: as of `record_attention`, which also checks that there was a call at all.
+    keep, fusion: as of `record_attention`, which also checks that there was a call at all. tracer:
+    told of every call's output, which its own operations have mixed.
 
     Examples:
         >>> import torch
@@ -92,8 +104,10 @@ class Recorder:
         2
     """
 
-    def __init__(self, keep: frozenset[Part], fusion: Fusion | None = None):
-        self._log = CallLog(keep, fusion)
+    def __init__(
+        self, keep: frozenset[Part], fusion: Fusion | None = None, tracer: Tracer | None = None
+    ):
+        self._log = CallLog(keep, fusion, tracer)
         self._mode = CallMode(self._log)
         self._hooks = ModuleHooks(self._log)
 
@@ -130,8 +144,8 @@ class CallLog:
     A kernel's result is its log-sum-exp or, where heads were fused, the map.
     """
 
-    def __init__(self, keep: frozenset[Part], fusion: Fusion | None):
-        self.keep, self.fusion = keep, fusion
+    def __init__(self, keep: frozenset[Part], fusion: Fusion | None, tracer: Tracer | None = None):
+        self.keep, self.fusion, self.tracer = keep, fusion, tracer
         self.workspace = Workspace()
         self.record = Record()
         self.thread = threading.get_ident()
@@ -186,6 +200,8 @@ class CallLog:
     ) -> None:
         """Record a call of a kernel that kept no weights, with the log-sum-exp it returned."""
         lse, self.lse = self.lse, None
+        if self.tracer is not None:
+            self.tracer.attended(len(self.record.calls), v, context, q)
         self.record.calls.append(
             LazyWeights(
                 self.module,
@@ -201,9 +217,16 @@ class CallLog:
         )
 
     def add_explicit(
-        self, weights: Tensor, v: Tensor | None, context: Tensor | None, scores: Tensor | None
+        self,
+        weights: Tensor,
+        v: Tensor | None,
+        context: Tensor | None,
+        scores: Tensor | None,
+        query: Tensor | None = None,
     ) -> None:
-        """Record a call whose weights are at hand."""
+        """Record a call whose weights are at hand, and its query where it has one."""
+        if self.tracer is not None and v is not None and context is not None:
+            self.tracer.attended(len(self.record.calls), v, context, query, weights)
         self.record.calls.append(
             ExplicitWeights(
                 self.module,
@@ -244,12 +267,15 @@ class CallMode(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             return self._multi_head(args, kwargs)
         if outputs.data and (func in PRODUCT or func is torch.einsum):
-            context = self._product(func, args)
+            context = self._product(func, operands(args, kwargs))
             if context is not None:
                 return context
         out = func(*args, **kwargs)
-        if func in SOFTMAX and out.ndim > 2 and _dim(args, kwargs) in (-1, out.ndim - 1):
-            outputs[out] = args[0] if "scores" in log.keep else None
+        dim = _dim(args, kwargs) if func in SOFTMAX and out.ndim > 2 else None
+        if dim is not None and dim % out.ndim > 0:
+            over_last = dim in (-1, out.ndim - 1)
+            keeps = over_last and "scores" in log.keep
+            outputs[out] = operands(args, kwargs)[0] if keeps else None if over_last else UNTURNED
         elif outputs.data and isinstance(out, Tensor):
             self._track(args, out)
         elif func in NORM and args[0].ndim == 3:
@@ -260,7 +286,7 @@ class CallMode(TorchFunctionMode):
         """Run and record torch's attention, by whatever kernel it chooses."""
         log, (query, key, value, mask) = self.log, inputs[:4]
         if value is log.last_values():
-            raise ValueError(
+            raise RecordError(
                 f"{log.module or 'the network'} attends twice over the same values, and how it "
                 "combines the two is not known (differential attention?): one map cannot stand "
                 "for it"
@@ -319,6 +345,11 @@ class CallMode(TorchFunctionMode):
         outputs, (left, right) = self.softmax_outputs, args[:2]
         if left.ndim not in (3, 4) or left.ndim != right.ndim:
             return None
+        for weights, keys in ((left, -1), (right, -2)):
+            if outputs.get(weights) is UNTURNED:  # a softmax over an axis that is turned since
+                if not _sums_to_one(weights, keys):
+                    return None
+                outputs[weights] = None
         if left in outputs:
             return self._weigh(left, right, outputs.pop(left))
         if right in outputs:
@@ -329,8 +360,23 @@ class CallMode(TorchFunctionMode):
         context = weights @ v
         if weights.ndim == 3:
             weights, v = weights.unsqueeze(1), v.unsqueeze(1)
+        v = v.expand(*weights.shape[:2], -1, -1)  # heads may share their values
         self.log.add_explicit(weights, v, context, scores)
         return context
+
+
+UNTURNED = torch.empty(0)  # stands for the scores of a softmax over another axis than the last
+
+
+def _sums_to_one(weights: Tensor, axis: int) -> bool:
+    sums = weights.detach().sum(axis, dtype=torch.float32)
+    return bool(((sums - 1).abs() < 1e-3).all())
+
+
+def operands(args: tuple, kwargs: dict) -> tuple:
+    """The tensors of a product, which may be given by their names."""
+    named = (kwargs[name] for name in ("input", "other", "mat2") if name in kwargs)
+    return (*args, *named)
 
 
 def _dim(args: tuple, kwargs: dict) -> int | None:
@@ -409,12 +455,12 @@ class ModuleHooks:
             if isinstance(module, Attend):
                 self._attend(module, run.calls, out, *args, **kwargs)
             if isinstance(module, Readout):
-                self._read_out(module, run.calls, *args, **kwargs)
+                self._read_out(module, run.calls, out, *args, **kwargs)
             log.running.pop()
             if not log.running:
                 log.record.expected.append(name)
             if (count := len(calls) - run.calls) != 1:
-                raise ValueError(_miscounted(name, module, count))
+                raise RecordError(_miscounted(name, module, count))
 
         return hook
 
@@ -439,12 +485,15 @@ class ModuleHooks:
             len(calls) == before + 1 and (calls[-1].batch, calls[-1].queries) == expected_shape
         )
         if complete and not keep_scores:
+            if self.log.tracer is not None:
+                self.log.tracer.attended(before, v, context, q)
             return
         with torch.no_grad():
             weights = attend.weights(q, k, mask, layout)
             scores = attend.score(q, k).expand_as(weights) if keep_scores else None
         del calls[before:]
-        self.log.add_explicit(weights, v.expand(-1, weights.shape[1], -1, -1), context, scores)
+        v = v.expand(-1, weights.shape[1], -1, -1)
+        self.log.add_explicit(weights, v, context, scores, q)
 
     def _attend_by_products(
         self, attend: Any, context: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
@@ -459,7 +508,13 @@ class ModuleHooks:
         self.log.add_lazy(q, k, v, context, scale, mask, causal=False)
 
     def _read_out(
-        self, readout: Readout, before: int, tokens: Tensor, layout: Any = None, mask: Any = None
+        self,
+        readout: Readout,
+        before: int,
+        out: Tensor,
+        tokens: Tensor,
+        layout: Any = None,
+        mask: Any = None,
     ) -> None:
         """Record our own readouts: one query's call, or their weights with looks for heads."""
         calls = self.log.record.calls
@@ -468,6 +523,8 @@ class ModuleHooks:
         with torch.no_grad():
             weights = readout.weights(tokens, layout, mask)
         del calls[before:]
+        if self.log.tracer is not None:
+            self.log.tracer.attended(before, tokens.unsqueeze(1), out)
         self.log.add_explicit(weights.unsqueeze(2), None, None, None)
 
 
