@@ -10,7 +10,7 @@ from vision_attn.explain.gradcam import GradCAM, GradCAMPlusPlus, HiResCAM, Laye
 from vision_attn.explain.legrad import LeGrad
 from vision_attn.explain.methods import choose_methods, fitting_methods, methods, parse_method
 from vision_attn.explain.networks.layout import layout_of
-from vision_attn.explain.networks.support import probe
+from vision_attn.explain.propagation.support import probe
 from vision_attn.explain.raw_attention import QueryKey, RawAttention
 from vision_attn.explain.recording.calls import AttentionCall
 from vision_attn.explain.recording.record import record_attention

@@ -14,8 +14,8 @@ from vision_attn.explain.gates import ChannelGates, SpatialGates
 from vision_attn.explain.gradcam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
 from vision_attn.explain.legrad import LeGrad
 from vision_attn.explain.networks.modules import network_of
-from vision_attn.explain.networks.support import blank_image
 from vision_attn.explain.options import hint
+from vision_attn.explain.propagation.support import blank_image
 from vision_attn.explain.raw_attention import QueryKey, RawAttention
 from vision_attn.explain.relevance import AttentionGradCAM, Relevance
 from vision_attn.explain.rollout import GradientRollout, Rollout, WeightedRollout

@@ -189,9 +189,22 @@ def channels(q, k, v):
     return ((q.mT @ k).softmax(-1) @ v.mT).mT
 
 
-@pytest.mark.parametrize("attend", [linear, channels])
-def test_attention_whose_token_count_is_its_width_is_not_taken_for_tokens(attend):
-    network = Own([Block(attend, heads=1)]).double().eval()  # 24 tokens, 24 wide
+def test_two_softmaxes_in_a_row_are_two_calls():
+    """Efficient attention of one head: its weights from token to token are a product of two."""
+    torch.manual_seed(3)
+    network = Own([Block(linear, heads=1)]).double().eval()  # 24 tokens, 24 wide
+    block, x = network.blocks[0], network.cut(IMAGES).flatten(2).mT
+    q, k, _ = block.mix(block.norm(x)).unsqueeze(1).chunk(3, -1)
+    A = (q.softmax(-1) @ k.softmax(-2).mT)[:, 0].detach()
+    r = torch.full((2, 1, 24), 1 / 24, dtype=torch.float64)
+    r = r @ (0.5 * torch.eye(24, dtype=torch.float64) + 0.5 * A)
+    found = Rollout()(network, IMAGES).values
+    torch.testing.assert_close(found, r[:, 0].unflatten(1, (4, 6)).float())
+
+
+@pytest.mark.parametrize(("attend", "heads"), [(linear, 3), (channels, 1), (channels, 3)], ids=str)
+def test_attention_over_channels_is_not_taken_for_tokens(attend, heads):
+    network = Own([Block(attend, heads=heads)]).double().eval()  # 24 tokens, 24 or 8 wide
     refusal = probe(network, SIZE).refusal
     assert "not one token each" in refusal or "mixtures of the tokens" in refusal
     with pytest.raises(ValueError, match="does not fit Own"):
@@ -212,6 +225,32 @@ def test_a_pool_by_a_softmax_over_the_tokens_is_a_call():
         seed = seed @ (0.5 * torch.eye(24, dtype=torch.float64) + 0.5 * call.weights().mean(1))
     found = Rollout()(network, IMAGES).values
     torch.testing.assert_close(found, seed[:, 0].unflatten(1, (4, 6)).float())
+
+
+def test_class_attention_to_a_class_token_that_is_normed_apart():
+    class ClassAttention(nn.Module):
+        """The class token's residual is the parameter itself; the norm's output joins the keys."""
+
+        def __init__(self):
+            super().__init__()
+            self.network, self.last = own(Block), Block(fused).double()
+            self.first = nn.Parameter(torch.randn(1, 1, 24, dtype=torch.float64))
+
+        def forward(self, images):
+            x = self.network.blocks(self.network.cut(images).flatten(2).mT)
+            first = self.first.expand(len(x), -1, -1)
+            keys = torch.cat([self.last.norm(first), x], 1)
+            q, k, v = self.last.mix(keys).unflatten(-1, (3, 3, -1)).permute(2, 0, 3, 1, 4)
+            found = fused(q[:, :, :1], k, v).transpose(1, 2).flatten(2)
+            return self.network.head((first + self.last.out(found))[:, 0])
+
+    network = ClassAttention().eval()
+    with torch.no_grad(), record_attention(network, ()) as record:
+        network(IMAGES)
+    first, last = (call.weights().mean(1) for call in record.calls)
+    r = 0.5 * last[:, :, 1:] @ (0.5 * torch.eye(24, dtype=torch.float64) + 0.5 * first)
+    found = Rollout()(network, IMAGES).values
+    torch.testing.assert_close(found, r[:, 0].unflatten(1, (4, 6)).float())
 
 
 def test_a_layout_that_says_attention_where_nothing_pools():

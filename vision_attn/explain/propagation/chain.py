@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -123,8 +124,7 @@ class Attention(Link):
         return self.new is not None
 
     def back(self, r: After, rule: PropagationRule) -> Before:
-        call = self.call
-        assert call is not None
+        call: Any = self.call
         windows = len(self.queries)
         if self.whole:
             return rule.mix(r, rule.step(self.layer, call, r, 1, self.patches))
@@ -152,9 +152,10 @@ class Regroup(Link):
 
     Examples:
         >>> import torch
-        >>> from vision_attn.explain.propagation.chain import Regroup
+        >>> from vision_attn.explain.propagation.chain import PropagationRule, Regroup
         >>> merged = torch.tensor([0, 0]), torch.tensor([0, 1]), torch.tensor([0.5, 0.5])
-        >>> Regroup(0, 2, *merged).back(torch.tensor([[[1.0]]]), rule=None)
+        >>> rule = PropagationRule(lambda *_: None, residual=0.5, attention=0.5)
+        >>> Regroup(0, 2, *merged).back(torch.tensor([[[1.0]]]), rule)
         tensor([[[0.5000, 0.5000]]])
     """
 

@@ -22,9 +22,9 @@ from vision_attn.explain.base import (
     class_logits,
     target_classes,
 )
-from vision_attn.explain.networks.support import refusal_of
 from vision_attn.explain.propagation.chain import Chain, Patches, PropagationRule
 from vision_attn.explain.propagation.path import Path, find_path
+from vision_attn.explain.propagation.support import refusal_of
 from vision_attn.explain.recording.calls import AttentionCall, Fusion
 from vision_attn.explain.recording.record import record_attention
 from vision_attn.explain.recording.recorder import Part, Record
@@ -158,7 +158,7 @@ class AttentionExplainer(Explainer):
     Examples:
         >>> from torch import nn
         >>> from vision_attn.explain import Rollout
-        >>> Rollout().refusal(nn.Linear(2, 3))
+        >>> Rollout().refusal(nn.Conv2d(3, 5, 3))
         'it has no attention: no softmax of scores weighs its values'
     """
 

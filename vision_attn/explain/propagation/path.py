@@ -392,8 +392,14 @@ class Derivation:
             raise UnknownPathError(f"{name} has a batch of {count} for 2 images")
         keys, queries = traced.keys[first], traced.queries[first]
         outputs = traced.outputs[first]
+        queries = self.origins.query[outputs]  # also those that are no tokens, but added to one
         heads, windows = 1, len(first)
         alike = bool((keys == keys[:1]).all() and (queries == queries[:1]).all())
+        if windows > 1 and alike and not queries.any():
+            raise UnknownPathError(
+                f"{name} has {windows} heads, or windows, whose queries are no tokens: which of "
+                "them is read where is not known"
+            )
         if windows > 1 and alike:
             heads, windows = windows, 1
             keys, queries = keys[:1], queries[:1]
@@ -403,6 +409,11 @@ class Derivation:
             outputs = outputs[:1]
         elif windows > 1 and not images_first:
             raise UnknownPathError(f"{name} has windows of all images between each other")
+        if windows == 1 and keys.shape == outputs.shape and (constant := keys == 0).any():
+            fresh = self.origins.new(int(constant.sum()))  # a token of zeros is one all the same
+            keys, queries = keys.clone(), queries.clone()
+            keys[constant] = fresh
+            queries[constant & (queries == 0)] = fresh[(queries == 0)[constant]]
         self.keys[at], self.queries[at] = keys.tolist(), queries.tolist()
         self.outputs[at] = outputs.tolist()
         _, of_heads, i, j = call.shape
@@ -449,7 +460,19 @@ class Derivation:
                 late = order if order != self.first else late
             self._attend(layer, at)
         self.reads = self._readout()
-        return late
+        return late or (self._by_rows() if initial is None else None)
+
+    def _by_rows(self) -> list[int] | None:
+        """The first tokens with their patches row by row; None where they are, or have no grid."""
+        boxes = self.origins.box
+        patches = [one for one in self.first if boxes[one, 2] >= 0]
+        in_rows = sorted(patches, key=self._centre)
+        if in_rows == patches or len(set(self.stream)) > 1:
+            return None
+        if grid_of(boxes[in_rows, :4])[0] is None:
+            return None
+        following = iter(in_rows)
+        return [next(following) if boxes[one, 2] >= 0 else one for one in self.first]
 
     def _centre(self, origin: int) -> tuple[int, int]:
         top, left, bottom, right = self.origins.box[origin, :4].tolist()
@@ -519,23 +542,26 @@ class Derivation:
 
     def _regroup(self, layer: int, at: int, groups: Sequence[int]) -> None:
         """Make new tokens of old ones between two calls."""
-        parts = {one: self._parts(one, at) for one in groups}
         kept = [
-            place for place, token in enumerate(self.state)
+            place
+            for place, token in enumerate(self.state)
             if self.last_use.get(token.origin, -1) >= at
-        ]  # fmt: skip
+        ]
+        parts: dict[int, dict[int, float]] = {}
         times: dict[int, int] = dict.fromkeys(kept, 1)
-        for one, of in parts.items():
+        known: dict[int, dict[int, float]] = {}
+        for one in groups:
+            parts[one] = self._parts(one, at, known)
             equal = bool(self.origins.equal[one])
-            for place in of:
+            for place in parts[one]:
                 times[place] = times.get(place, 0) + (not equal or place not in kept)
-        if max(times.values()) > 1:
-            example = next(one for one in groups if len(parts[one]) > 1)
-            raise UnknownPathError(
-                f"the tokens of {self._name(at)} are mixtures of the tokens before it (the first "
-                f"of {len(parts[example])}), by something other than a recorded attention from "
-                "token to token: a convolution, a pool, linear or channel attention"
-            )
+                if times[place] > 1:
+                    raise UnknownPathError(
+                        f"the tokens of {self._name(at)} are mixtures of the tokens before it (the "
+                        f"first of {len(parts[one])}), by something other than a recorded "
+                        "attention from token to token: a convolution, a pool, linear or channel "
+                        "attention"
+                    )
         made = sorted(groups, key=lambda one: (*self._centre(one), one))
         pairs = [(new, old, 1.0) for new, old in enumerate(kept)]
         state = [self.state[old] for old in kept]
@@ -551,8 +577,20 @@ class Derivation:
         self.state = state
         self.place = {token.origin: place for place, token in enumerate(state)}
 
-    def _parts(self, origin: int, at: int | None) -> dict[int, float]:
-        """The tokens of the state that an origin is made of, each with its part of the whole."""
+    def _parts(
+        self, origin: int, at: int | None, known: dict[int, dict[int, float]]
+    ) -> dict[int, float]:
+        """The tokens of the state that an origin is made of, each with its part of the whole.
+
+        known: those of origins that were asked for before.
+        """
+        if origin not in known:
+            known[origin] = self._new_parts(origin, at, known)
+        return known[origin]
+
+    def _new_parts(
+        self, origin: int, at: int | None, known: dict[int, dict[int, float]]
+    ) -> dict[int, float]:
         origin = self.aliases.get(origin, origin)
         if origin in self.place:
             return {self.place[origin]: 1.0}
@@ -573,11 +611,12 @@ class Derivation:
         members = self.origins.members(origin)
         if not members:
             raise UnknownPathError(
-                f"{reader} reads something that went through no attention call before it"
+                f"{reader} reads tokens mixed with something that went through no attention call "
+                "before it"
             )
         parts: dict[int, float] = {}
         for one in members:
-            for place, part in self._parts(one, at).items():
+            for place, part in self._parts(one, at, known).items():
                 parts[place] = parts.get(place, 0) + part / len(members)
         return parts
 
@@ -604,7 +643,11 @@ class Derivation:
                         f"of {len(set(real))}): linear attention, or from channel to channel"
                     )
         link = Attention(layer, before, torch.tensor(places), of_keys, patches=patches)
-        if bool(self.origins.residual[self._with_aliases(at)].any()):
+        asked = [one for row in queries for one in row if one]
+        learned = bool(asked) and all(  # class tokens: nothing tells that they are added to
+            self.origins.call[one] < 0 and self.origins.box[one, 2] < 0 for one in asked
+        )
+        if learned or bool(self.origins.residual[self._with_aliases(at)].any()):
             real = [place for row in places for place in row if place < before]
             if len(set(real)) != len(real):
                 raise UnknownPathError(f"{name} has one token as a query in several windows")
@@ -640,7 +683,8 @@ class Derivation:
         """The share of each token of the state in the logits."""
         if self.read is None:
             return None
-        of_classes = [self._parts(one, None) for one in self.read]
+        known: dict[int, dict[int, float]] = {}
+        of_classes = [self._parts(one, None, known) for one in self.read]
         reads = torch.zeros(len(self.state), dtype=torch.float64)
         for parts in of_classes:
             for place, part in parts.items():

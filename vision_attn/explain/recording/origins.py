@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
+
+from vision_attn.compat.torch_private import DispatchMode
 
 __all__ = ["CallOrigins", "Origins", "Tracer"]
 
@@ -63,6 +64,7 @@ class Origins:
     def __init__(self) -> None:
         self.count = 1
         self.query = torch.zeros(64, dtype=torch.long)  # of an attention's output: its query
+        self.output = torch.zeros(64, dtype=torch.bool)  # of an attention
         self.call = torch.full((64,), -1)  # the last attention call that it went through
         self.residual = torch.zeros(64, dtype=torch.bool)  # whether its query was added to it
         self.equal = torch.zeros(64, dtype=torch.bool)  # whether its members count alike
@@ -80,7 +82,8 @@ class Origins:
             more = max(self.count, 2 * len(self.query)) - len(self.query)
             self.query = F.pad(self.query, (0, more))
             self.call = F.pad(self.call, (0, more), value=-1)
-            self.residual, self.equal = (F.pad(x, (0, more)) for x in (self.residual, self.equal))
+            flags = (self.residual, self.equal, self.output)
+            self.residual, self.equal, self.output = (F.pad(x, (0, more)) for x in flags)
             self.box = F.pad(self.box, (0, 0, 0, more), value=NOWHERE)
         return torch.arange(first, self.count)
 
@@ -96,6 +99,7 @@ class Origins:
         """Make an origin for the output of an attention call at each of its queries."""
         ids = self.new(queries.numel()).view(queries.shape)
         self.query[ids], self.call[ids], self.box[ids] = queries, call, self.box[queries]
+        self.output[ids] = True
         return ids
 
     def members(self, origin: int) -> list[int]:
@@ -106,14 +110,19 @@ class Origins:
         row = self._members[at][origin - self._first[at]]
         return row[row != NOTHING].unique().tolist()
 
-    def merge(self, rows: Tensor, equal: bool = False, operation: str = "") -> Tensor:
+    def merge(
+        self, rows: Tensor, equal: bool = False, operation: str = "", adopt: bool = False
+    ) -> Tensor:
         """Find the origin of values that are each computed from a row of others (rows k) -> (rows).
 
-        equal: whether those of a row count alike, as in a mean.
+        equal: whether those of a row count alike, as in a mean. adopt: whether an attention's
+        output at a query that is no token, where it is added to one, becomes that token's.
         """
         if not rows.numel():
             return rows.new_zeros(len(rows))
         last = rows.amax(1)  # an attention's output is newer than its query
+        if adopt:
+            self._adopt(rows, last)
         query = self.query[last]
         own = (rows == query[:, None]) & (rows != NOTHING)
         alike = (rows == last[:, None]) | (rows == NOTHING) | own
@@ -123,6 +132,27 @@ class Origins:
             last = last.clone()
             last[~one] = self._groups(rows[~one], equal, operation)
         return last
+
+    def one_of(self, rows: Tensor) -> Tensor | None:
+        """Merge rows, if that makes no new origins and an attention's output is in each."""
+        last = rows.amax(1)
+        if not rows.numel() or not self.output[last].all():
+            return None
+        older = rows.masked_fill(rows == last[:, None], NOTHING).amax(1)
+        query = self.query[last]
+        fits = (query == older) | (query == NOTHING) | (older == NOTHING)
+        alike = (rows == last[:, None]) | (rows == NOTHING) | (rows == older[:, None])
+        if not (fits[:, None] & alike).all():
+            return None
+        return self.merge(rows, adopt=True)
+
+    def _adopt(self, rows: Tensor, last: Tensor) -> None:
+        others = rows.masked_fill(rows == last[:, None], NOTHING).amax(1)
+        alike = ((rows == last[:, None]) | (rows == NOTHING) | (rows == others[:, None])).all(1)
+        older = self.call[others] < self.call[last]
+        free = self.output[last] & (self.query[last] == NOTHING) & (others != NOTHING)
+        chosen = alike & older & free
+        self.query[last[chosen]] = others[chosen]
 
     def _groups(self, rows: Tensor, equal: bool, operation: str) -> Tensor:
         if rows.numel() > DEDUPLICATED:
@@ -208,7 +238,7 @@ BATCH_NORM = names(
 POOLS = names("avg_pool1d avg_pool2d max_pool2d_with_indices max_pool2d")
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(DispatchMode):
     """Label what every operation gives while this is on.
 
     Examples:
@@ -297,14 +327,12 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         labelled = [self._get(x) for x in tensors(args)]
-        before = args[0].shape if args and isinstance(args[0], Tensor) else None
         out = func(*args, **kwargs)
         if not any(label is not None for label in labelled) or not tensors([out]):
             return out
-        name = func._schema.name
-        inplace = func._schema.is_mutable and isinstance(args[0], Tensor)
-        if inplace and before is not None:
-            name = name.removesuffix("_")
+        name = func.name().partition(".")[0]
+        inplace = name.endswith("_") and not name.endswith("__")
+        name = name.removesuffix("_") if inplace else name
         label = self._label(func, name, args, kwargs, out)
         if inplace:
             self._write(args[0], label)
@@ -349,7 +377,10 @@ class Tracer(TorchDispatchMode):
         if (name in MOVED or func.is_view) and first is not None:
             indices = [x for x in tensors(args[1:]) if self._get(x) is not None]
             if not indices:
-                return self._moved(func, first, args[1:], kwargs)
+                try:
+                    return self._moved(func, first, args[1:], kwargs)
+                except (RuntimeError, TypeError):  # complex numbers, say
+                    return self._mixed(args, out, name)
             return self._mixed(args, out, "a choice of tokens by their content")
         if name in BATCH_NORM and first is not None:
             training = name != "aten::_native_batch_norm_legit_no_training" and args[5]
@@ -369,11 +400,16 @@ class Tracer(TorchDispatchMode):
         if name == "aten::native_group_norm" and first is not None:
             return first  # a scale and a shift for all places together
         if name in REDUCED and first is not None:
-            return self._reduction(func, name, first, args, kwargs, out)
+            return self._reduction(name, first, args, kwargs, out)
         if name == "aten::convolution" and first is not None and not args[6]:
             weight, stride, padding, dilation = args[1], *args[3:6]
             ids = self._reduced(self.one(first), [1])
             return Label(self._windows(ids, weight.shape[2:], stride, padding, dilation, shape))
+        if "upsample" in name and first is not None:
+            ids = self.one(first)
+            if self.origins.call[compact(ids)].max() < 0:  # an image or features of another size
+                small = F.interpolate(compact(ids)[:, :1].double(), shape[2:]).long()
+                return Label(small.expand(shape))
         if name in POOLS and first is not None:
             size = list(args[1])
             options = [*args[2:], *[()] * 4]
@@ -393,7 +429,10 @@ class Tracer(TorchDispatchMode):
 
     def _moved(self, func: Any, label: Label, args: tuple, kwargs: dict) -> Any:
         def move(ids: Tensor) -> Any:
-            out = func(ids, *args, **kwargs)
+            try:
+                out = func(ids, *args, **kwargs)
+            except NotImplementedError:  # some kernels know no whole numbers
+                out = func(ids.double(), *args, **kwargs).long()
             return tight(out, ids) if isinstance(out, Tensor) else out
 
         moved = move(label.ids)
@@ -407,7 +446,9 @@ class Tracer(TorchDispatchMode):
         """Label what is joined; parameters that join tokens are tokens of their own."""
         ids = []
         for part in parts:
-            if self._get(part) is not None or part.shape == (0,):
+            ndim = part.ndim
+            channels = dim % max(ndim, 1) == ndim - 1 or (ndim == 4 and dim % ndim == 1)
+            if self._get(part) is not None or part.shape == (0,) or channels:
                 ids.append(self.origins_of(part))
                 continue
             fresh = self.origins.new(part.shape[dim])
@@ -421,11 +462,19 @@ class Tracer(TorchDispatchMode):
         known = [label for label in labels if label is not None]
         pairs = [label for label in known if label.columns is not None]
         if not pairs:
-            return Label(self._together([label.ids for label in known], shape))
+            return Label(self._whole(self._together([label.ids for label in known], shape)))
         columns = [label.columns for label in pairs if label.columns is not None]
         return Label(
             self._together([label.ids for label in known], shape), self._together(columns, shape)
         )
+
+    def _whole(self, ids: Tensor) -> Tensor:
+        """A token of which attention changed some of the channels is changed as a whole."""
+        small = compact(ids)
+        if ids.ndim < 3 or small.shape[-1] == 1:
+            return ids
+        one = self.origins.one_of(small.flatten(0, -2))
+        return ids if one is None else one.view(*small.shape[:-1], 1).expand(ids.shape)
 
     def _together(self, ids: Sequence[Tensor], shape: Sequence[int], operation: str = "") -> Tensor:
         """Merge labels that broadcast to a shape, element by element."""
@@ -436,7 +485,7 @@ class Tracer(TorchDispatchMode):
                 continue
             whole, other = torch.broadcast_tensors(whole, other)
             rows = torch.stack([whole, other], -1).flatten(0, -2)
-            whole = self.origins.merge(rows, operation=operation).view(whole.shape)
+            whole = self.origins.merge(rows, operation=operation, adopt=True).view(whole.shape)
         return whole.expand(shape)
 
     def _reduced(self, ids: Tensor, dims: Sequence[int], **how: Any) -> Tensor:
@@ -451,11 +500,9 @@ class Tracer(TorchDispatchMode):
         whole = [1 if at in dims else size for at, size in enumerate(ids.shape)]
         return merged.expand(whole)
 
-    def _reduction(
-        self, func: Any, name: str, label: Label, args: tuple, kwargs: dict, out: Any
-    ) -> Label:
-        given = {a.name: b for a, b in zip(func._schema.arguments, args, strict=False)} | kwargs
-        dims = given.get("dim")
+    def _reduction(self, name: str, label: Label, args: tuple, kwargs: dict, out: Any) -> Label:
+        at = 2 if "norm" in name else 1  # the axes follow the order of a norm
+        dims = args[at] if len(args) > at else kwargs.get("dim")
         ndim = args[0].ndim
         dims = range(ndim) if dims in (None, []) else [dims] if isinstance(dims, int) else dims
         shape = (out if isinstance(out, Tensor) else out[0]).shape
@@ -485,15 +532,15 @@ class Tracer(TorchDispatchMode):
         """Merge what a sliding window sees: (b c *space) -> shape."""
         ids = compact(ids)
         space = len(size)
-        ids = ids.expand(*ids.shape[:2], *ids.shape[2:])
         around = [side for pad in reversed(list(padding)) for side in (pad, pad)]
         ids = F.pad(ids, around) if any(around) else ids
         for axis in range(space):
             reach, d = (size[axis] - 1) * dilation[axis] + 1, dilation[axis]
+            beyond = (shape[2 + axis] - 1) * stride[axis] + reach - ids.shape[2 + axis]
+            if beyond > 0:  # the ragged edge of a pool that rounds up
+                ids = F.pad(ids, [0, 0] * (ids.ndim - 3 - axis) + [0, beyond])
             ids = ids.unfold(2 + axis, reach, stride[axis])[..., ::d]
         kept = ids.shape[: 2 + space]
-        if kept[2:] != shape[2:]:
-            return self._all(ids, "a pool with a ragged edge").expand(shape)
         rows = ids.reshape(kept.numel(), -1)
         return self.origins.merge(rows, equal).view(kept).expand(shape)
 
@@ -501,6 +548,14 @@ class Tracer(TorchDispatchMode):
         known = [self.origins_of(x) for x in tensors(args) if self._get(x) is not None]
         whole = torch.cat([compact(ids).flatten() for ids in known])
         name = operation.removeprefix("aten::").strip("_")
+        if isinstance(out, Tensor) and all(
+            ids.ndim == out.ndim > 1 and len(ids) == len(out) for ids in known
+        ):  # each image by itself
+            rows = [
+                torch.cat([compact(ids[at]).flatten() for ids in known]) for at in range(len(out))
+            ]
+            own = torch.cat([self._all(row, name) for row in rows])
+            return Label(own.view(-1, *[1] * (out.ndim - 1)).expand(out.shape))
         mixed = self._all(whole, name)
         if isinstance(out, Tensor):
             return Label(mixed[0].expand(out.shape))

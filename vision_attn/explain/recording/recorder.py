@@ -292,6 +292,11 @@ class CallMode(TorchFunctionMode):
                 "for it"
             )
         log.last_values = ref(value)
+        if query.ndim > 4:
+            raise RecordError(
+                f"{log.module or 'the network'} attends over tensors of {query.ndim} axes, and "
+                "which of them are heads or windows is not known"
+            )
         batches = [x.shape[:-2] for x in (query, key, value)]
         if not inputs.enable_gqa and batches != [batches[0]] * 3:  # heads share keys and values
             shape = torch.broadcast_shapes(*batches)
@@ -347,7 +352,8 @@ class CallMode(TorchFunctionMode):
             return None
         for weights, keys in ((left, -1), (right, -2)):
             if outputs.get(weights) is UNTURNED:  # a softmax over an axis that is turned since
-                if not _sums_to_one(weights, keys):
+                # of several heads, each might be read by the same head of the next call alone
+                if weights.shape[1:-2].numel() > 1 or not _sums_to_one(weights, keys):
                     return None
                 outputs[weights] = None
         if left in outputs:

@@ -51,7 +51,7 @@ def refusal_of(network: nn.Module, images: Images | None = None) -> str | None:
 
     Examples:
         >>> from torch import nn
-        >>> from vision_attn.explain.networks.support import refusal_of
+        >>> from vision_attn.explain.propagation.support import refusal_of
         >>> refusal_of(nn.Conv2d(3, 5, 3))
         'it has no attention: no softmax of scores weighs its values'
     """
