@@ -202,7 +202,11 @@ def test_two_softmaxes_in_a_row_are_two_calls():
     torch.testing.assert_close(found, r[:, 0].unflatten(1, (4, 6)).float())
 
 
-@pytest.mark.parametrize(("attend", "heads"), [(linear, 3), (channels, 1), (channels, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("attend", "heads"),
+    [(linear, 3), (channels, 1), (channels, 3)],
+    ids=["linear", "channels", "channels of 3 heads"],
+)
 def test_attention_over_channels_is_not_taken_for_tokens(attend, heads):
     network = Own([Block(attend, heads=heads)]).double().eval()  # 24 tokens, 24 or 8 wide
     refusal = probe(network, SIZE).refusal
