@@ -334,7 +334,7 @@ def test_methods_are_written_as_they_are_read():
             lambda net, x: Rollout()(net, x, layout=TokenLayout(0, (4, 6), "mean")),
             r"attention call 0 \(blocks.0.attn.attend\) is 25 x 25, but 24 tokens reach it",
         ),
-        (lambda net, x: Rollout()(nn.Flatten(), x), "it has no attention"),
+        (lambda net, x: Rollout()(nn.Flatten(), x), "no attention was found"),
     ],
 )
 def test_what_does_not_fit_is_an_error(explain, message):

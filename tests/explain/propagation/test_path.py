@@ -355,3 +355,40 @@ def test_the_table():
     printed = str(probe(own(read=lambda x: x[:, 0], before=1), SIZE))
     assert printed.splitlines()[0] == "25 tokens: 1 beside the image, 4x6 patches of 8x8 pixels"
     assert printed.splitlines()[-1] == "the logits read: the class token"
+
+
+def heads_third(q, k, v):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    weights = (torch.einsum("bqhd,bkhd->bqhk", q, k) / q.shape[-1] ** 0.5).softmax(-1)
+    return torch.einsum("bqhk,bkhd->bqhd", weights, v).transpose(1, 2)
+
+
+def exp_and_sum(q, k, v):
+    powers = (q @ k.mT / q.shape[-1] ** 0.5).exp()
+    return (powers / powers.sum(-1, keepdim=True)) @ v
+
+
+def head_by_head(q, k, v):
+    one = [softmaxed(q[:, head], k[:, head]) @ v[:, head] for head in range(q.shape[1])]
+    return torch.stack(one, 1)
+
+
+def in_chunks(q, k, v):
+    return torch.cat([fused(chunk, k, v) for chunk in q.split(7, 2)], 2)
+
+
+@pytest.mark.parametrize("attend", [heads_third, exp_and_sum, head_by_head, in_chunks])
+def test_however_attention_is_written_its_rollout_is_that_of_its_weights(attend):
+    torch.manual_seed(5)
+    network = Own([Block(attend), Block(attend)]).double().eval()
+    with torch.no_grad():
+        x, r = network.cut(IMAGES).flatten(2).mT, torch.full((2, 1, 24), 1 / 24).double()
+        weights = []
+        for block in network.blocks:
+            q, k, _ = block.mix(block.norm(x)).unflatten(-1, (3, 3, -1)).permute(2, 0, 3, 1, 4)
+            weights.append(softmaxed(q, k).mean(1))
+            x = block(x)
+        for each in reversed(weights):
+            r = 0.5 * r + 0.5 * r @ each
+    found = Rollout()(network, IMAGES).values.flatten(1)
+    torch.testing.assert_close(found, r[:, 0].to(found), atol=1e-7, rtol=1e-5)

@@ -84,7 +84,10 @@ def test_keys_and_windows_of_any_kind_are_found(attend):
     ("attend", "message"),
     [
         (over_channels, r"are not one token each|are mixtures of the tokens"),
-        (linear, r"it has no attention: no softmax of scores weighs its values"),
+        (
+            linear,
+            r"no attention was found: nothing that sums to 1 weighs values in a matrix product",
+        ),
     ],
 )
 def test_attention_that_is_not_from_token_to_token(attend, message):
@@ -101,7 +104,7 @@ def test_a_layout_that_does_not_fit_the_calls():
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("resnet18", "it has no attention"),
+        ("resnet18", "no attention was found"),
         ("xcit_nano_12_p16_224", "from channel to channel"),
         ("maxvit_pico_rw_256", "a convolution"),
         ("pvt_v2_b0", "a convolution"),
@@ -162,7 +165,7 @@ def test_a_seed_outside_the_image(query):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["timm:resnet18", "--method", "Rollout"], "it has no attention"),
+        (["timm:resnet18", "--method", "Rollout"], "no attention was found"),
         (["timm:xcit_nano_12_p16_224", "--method", "Rollout"], "from channel to channel"),
         (["timm:test_vit", "--method", "Rollout(query=(999, 0))"], "is outside the image"),
         (["timm:test_vit", "--method", "Rollout(start_layer=99)"], "start_layer must be below"),

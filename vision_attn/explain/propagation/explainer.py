@@ -159,7 +159,7 @@ class AttentionExplainer(Explainer):
         >>> from torch import nn
         >>> from vision_attn.explain import Rollout
         >>> Rollout().refusal(nn.Conv2d(3, 5, 3))
-        'it has no attention: no softmax of scores weighs its values'
+        'no attention was found: nothing that sums to 1 weighs values in a matrix product'
     """
 
     def refusal(self, network: nn.Module) -> str | None:

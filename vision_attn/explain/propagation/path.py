@@ -763,7 +763,7 @@ class Derivation:
 # Attributes that change how a network runs, and not where its tokens go.
 PASSING = frozenset({"training", "grad_checkpointing", "gradient_checkpointing"})
 FAR = 50  # origins that are looked through for tokens that went into others
-NO_ATTENTION = "it has no attention: no softmax of scores weighs its values"
+NO_ATTENTION = "no attention was found: nothing that sums to 1 weighs values in a matrix product"
 UNPLACED = TokenLayout(0, (1, 1), "mean")
 
 
