@@ -399,9 +399,10 @@ UNSUMMED = torch.empty(0)  # for those of an exponential or a quotient, which ma
 
 def divides_rows(args: tuple, out: Any) -> bool:
     """Whether a division has one divisor for each row of what it gives."""
-    by = args[1] if len(args) > 1 else None
-    rows = isinstance(out, Tensor) and out.ndim > 2 and isinstance(by, Tensor)
-    return rows and by.shape == (*out.shape[:-1], 1)
+    divisor = args[1] if len(args) > 1 else None
+    if not isinstance(out, Tensor) or not isinstance(divisor, Tensor):
+        return False
+    return out.ndim > 2 and divisor.shape == (*out.shape[:-1], 1)
 
 
 def _sums_to_one(weights: Tensor, axis: int) -> bool:
