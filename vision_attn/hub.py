@@ -376,7 +376,7 @@ def _layout(network: nn.Module, size: Size) -> TokenLayout | None:
     except ValueError as error:
         if isinstance(network, ViT):  # it has tokens, but not at this size
             raise ModelError(f"image_size: {error}") from error
-        return None
+        return None  # a run tells, where there is attention
 
 
 def _unknown(spec: str) -> str:

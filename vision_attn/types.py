@@ -54,13 +54,22 @@ class TokenLayout:
     tokens, row by row. `pool` says what the classifier reads: the first token (`cls`), the first
     two (`cls_dist`), the mean of the patch tokens (`mean`), both `cls` and `mean` (`cls_mean`), or
     an attention pool over the tokens (`attention`). `class_token` says whether the first of the
-    prefix is a class token rather than a register; None: only where `pool` reads one.
+    prefix is a class token rather than a register; None: only where `pool` reads one. `registers`
+    are the places in the sequence of further tokens that are no patches, wherever they lie: counted
+    from 0, or from the end with -1 for the last.
+
+    Examples:
+        >>> from vision_attn.types import TokenLayout
+        >>> layout = TokenLayout(prefix=1, grid=(2, 3), registers=(-2, -1))
+        >>> layout.tokens, layout.patches, layout.beside
+        (9, [1, 2, 3, 4, 5, 6], [0, 7, 8])
     """
 
     prefix: int
     grid: tuple[int, int]
     pool: Pool = "cls"
     class_token: bool | None = None
+    registers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.prefix < 0:
@@ -80,20 +89,40 @@ class TokenLayout:
             )
         if least and not self.class_token:
             raise ValueError(f"pool {self.pool!r} reads the class token, but class_token is False")
+        places = [place % self.tokens for place in self.registers if abs(place) < self.tokens]
+        if len({*places, *range(self.prefix)}) != self.prefix + len(self.registers):
+            raise ValueError(
+                f"registers must be places after the prefix of {self.prefix}, each once, in a "
+                f"sequence of {self.tokens} tokens, got {self.registers}"
+            )
+        object.__setattr__(self, "registers", tuple(sorted(places)))
 
     @property
     def tokens(self) -> int:
-        """Length of the whole sequence, prefix included."""
-        return self.prefix + prod(self.grid)
+        """Length of the whole sequence, prefix and registers included."""
+        return self.prefix + prod(self.grid) + len(self.registers)
+
+    @property
+    def beside(self) -> list[int]:
+        """The places in the sequence of the tokens that are no patches."""
+        return [*range(self.prefix), *self.registers]
+
+    @property
+    def patches(self) -> list[int]:
+        """The places in the sequence of the patches, row by row."""
+        beside = set(self.beside)
+        return [place for place in range(self.tokens) if place not in beside]
 
     def to_map(self, row: Float[Tensor, "*lead n"]) -> Float[Tensor, "*lead h w"]:
-        """The patch part of a row over all tokens, laid out on the grid (prefix left out)."""
+        """The patch part of a row over all tokens, laid out on the grid."""
         if row.shape[-1] != self.tokens:
+            registers = f"{len(self.registers)} registers + " if self.registers else ""
             raise ValueError(
-                f"expected {self.tokens} tokens ({self.prefix} prefix + grid "
+                f"expected {self.tokens} tokens ({self.prefix} prefix + {registers}grid "
                 f"{self.grid[0]}x{self.grid[1]}), got {row.shape[-1]}"
             )
-        return row[..., self.prefix :].unflatten(-1, self.grid)
+        patches = self.patches if self.registers else slice(self.prefix, None)
+        return row[..., patches].unflatten(-1, self.grid)
 
 
 @dataclass(frozen=True, eq=False)

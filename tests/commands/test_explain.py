@@ -144,7 +144,6 @@ def test_the_target_is_a_name_an_index_or_what_is_predicted(models, photos, tmp_
         ("--contrast", "tabbi", "no class named 'tabbi'; did you mean tabby"),
         ("--method", "Rolout", "unknown method 'Rolout' (did you mean 'Rollout'?)"),
         ("--method", "EdgeMap(sells=3)", "EdgeMap has no option 'sells' (did you mean 'cells'?)"),
-        ("--method", "ChannelGates", "ChannelGates does not fit this model"),
         ("--style", "infernal", "unknown colour map 'infernal'"),
         ("--device", "tpu9", "device 'tpu9' is not on this machine"),
         ("--image-size", "32x", "expected a side or HEIGHTxWIDTH, such as 224 or 160x224"),
@@ -163,6 +162,22 @@ def test_a_wrong_option_is_one_line(models, photos, tmp_path, capsys, option, wo
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_method_that_does_not_fit_costs_its_pictures_only(models, photos, tmp_path, capsys):
+    words = [photos / "cat.png", "--method", "EdgeMap", "--method", "ChannelGates", "-o", tmp_path]
+    assert main(["explain", models("vit"), *map(str, words)]) == 1
+    assert "ChannelGates does not fit this model" in capsys.readouterr().err
+    assert [record["method"] for record in records(tmp_path)] == ["EdgeMap"]
+    assert main(["explain", models("vit"), str(photos), "--method", "ChannelGates"]) == 2
+
+
+def test_a_map_without_a_place_says_so(models, tmp_path):
+    Image.new("RGB", (64, 64), (90, 120, 40)).save(tmp_path / "even.png")
+    words = [tmp_path / "even.png", "--method", "EdgeMap", "-o", tmp_path]
+    assert explain(models("vit"), *words) == 0
+    (record,) = records(tmp_path)
+    assert record["note"] == "Constant map: every place counts alike"
 
 
 def test_a_wrong_model_is_one_line(models, photos, tmp_path, capsys):
@@ -252,7 +267,9 @@ def test_every_kind_of_image_works(models, tmp_path):
 
 
 def test_twenty_megapixels(models, tmp_path):
-    Image.new("RGB", (5200, 3900), (90, 120, 40)).save(tmp_path / "large.jpg")
+    image = Image.new("RGB", (5200, 3900), (90, 120, 40))
+    image.paste((10, 10, 10), (0, 0, 2600, 3900))
+    image.save(tmp_path / "large.jpg")
     words = [tmp_path / "large.jpg", "--method", "EdgeMap", "-o", tmp_path]
     assert explain(models("vit"), *words) == 0
     assert read(tmp_path / "large.EdgeMap.png").shape[0] == 3900

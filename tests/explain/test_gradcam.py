@@ -167,7 +167,7 @@ def test_layers_by_name_through_wrappers(resnet):
     [
         ("test_resnet", "layer4"),
         ("test_byobnet", "stages"),
-        ("test_efficientnet", "blocks"),
+        ("test_efficientnet", "bn2"),
         ("test_convnext", "stages"),
         ("test_vit", "blocks.5.norm1"),
         ("swin", "layers"),
@@ -185,8 +185,8 @@ def test_the_last_stage_is_found(name, layer):
     nn.init.normal_(network.get_classifier().weight)
     images = torch.randn(2, 3, 64, 96)
     layout = TokenLayout(1, (4, 6))
-    found = explain.HiResCAM()(network, images, layout=layout)
-    named = explain.HiResCAM(layer=layer)(network, images, layout=layout)
+    found = explain.GradCAM()(network, images, layout=layout)
+    named = explain.GradCAM(layer=layer)(network, images, layout=layout)
     torch.testing.assert_close(found.values, named.values)
     height, width = found.values.shape[1:]
     assert height * 6 == width * 4
@@ -229,3 +229,51 @@ def test_what_cannot_be_read_is_said(resnet):
     with pytest.raises(ValueError, match="the logits do not depend on this layer"):
         explain.GradCAM()(unused, torch.randn(1, 3, 64, 64))
     assert not any(module._forward_hooks for module in resnet.modules())
+
+
+def test_the_default_layer_of_a_network_with_a_conv_head_gives_its_class_activation_map():
+    torch.manual_seed(0)
+    network = timm.create_model("efficientnet_b0", num_classes=5).double().eval()
+    images = torch.randn(2, 3, 96, 64, dtype=torch.float64)
+    with torch.no_grad():
+        features = network.forward_features(images)
+    weights = network.classifier.weight[3]
+    true = torch.einsum("c,bchw->bhw", weights, features).relu() / features[0, 0].numel()
+    found = explain.GradCAM()(network, images, 3).values
+    torch.testing.assert_close(found, true.detach().float())
+
+
+def test_a_transformer_whose_norms_follow_its_attention_is_read_before_its_last_block():
+    class PostNorm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cut, self.first = nn.Conv2d(3, 24, 8, 8), nn.Parameter(torch.randn(1, 1, 24))
+            layer = nn.TransformerEncoderLayer(24, 3, 48, 0.0, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+            self.head = nn.Linear(24, 5)
+
+        def forward(self, images):
+            x = self.cut(images).flatten(2).mT
+            return self.head(
+                self.encoder(torch.cat([self.first.expand(len(x), -1, -1), x], 1))[:, 0]
+            )
+
+    torch.manual_seed(0)
+    maps = explain.HiResCAM()(PostNorm().eval(), torch.randn(2, 3, 32, 48), 1).values
+    assert maps.shape == (2, 4, 6)
+    assert (maps.amax((1, 2)) > 0).all()
+
+
+def test_hirescam_is_read_after_the_norm_of_each_place():
+    torch.manual_seed(0)
+    network = timm.create_model(
+        "swin_tiny_patch4_window7_224", num_classes=5, img_size=56, embed_dim=12, depths=(1, 1),
+        num_heads=(1, 2),
+    ).double().eval()  # fmt: skip
+    network.head.fc.weight.data.normal_()
+    images = torch.randn(2, 3, 56, 56, dtype=torch.float64)
+    with torch.no_grad():
+        features = network.forward_features(images)
+    true = (features * network.head.fc.weight[3]).sum(-1).relu() / 49
+    found = explain.HiResCAM()(network, images, 3).values
+    torch.testing.assert_close(found, true.detach().float())

@@ -66,7 +66,7 @@ def test_a_model_without_tokens_and_one_that_is_refused():
     model = model_of(SEResNet(5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4)))
     maps = GradCAM()(model, IMAGES, targets=3)
     assert torch.equal(maps.values, GradCAM()(model.network, IMAGES, targets=3).values)
-    with pytest.raises(ValueError, match="Rollout does not fit SEResNet: it has no attention"):
+    with pytest.raises(ValueError, match="Rollout does not fit SEResNet: no attention was found"):
         Rollout()(model, IMAGES)
 
 

@@ -194,9 +194,10 @@ class Mean(nn.Module):
 def test_channel_attention_is_refused():
     net = timm.create_model("xcit_nano_12_p16_224", depth=1)
     assert Rollout().refusal(net) == (
-        "its XCA attends from channel to channel, so it has no weights from token to token"
+        "the keys of attention call 0 (blocks.0.attn) are not one token each (32 of them, made of "
+        "1): linear attention, or from channel to channel"
     )
-    with pytest.raises(ValueError, match="Rollout does not fit Xcit: its XCA"):
+    with pytest.raises(ValueError, match="Rollout does not fit Xcit: the keys of attention call 0"):
         Rollout()(net, torch.randn(1, 3, 224, 224))
 
 
@@ -333,7 +334,7 @@ def test_methods_are_written_as_they_are_read():
             lambda net, x: Rollout()(net, x, layout=TokenLayout(0, (4, 6), "mean")),
             r"attention call 0 \(blocks.0.attn.attend\) is 25 x 25, but 24 tokens reach it",
         ),
-        (lambda net, x: Rollout()(nn.Flatten(), x), "it has no attention"),
+        (lambda net, x: Rollout()(nn.Flatten(), x), "no attention was found"),
     ],
 )
 def test_what_does_not_fit_is_an_error(explain, message):

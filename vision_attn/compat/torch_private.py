@@ -10,6 +10,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.nn.attention import SDPBackend
 
 from vision_attn.compat.process_wide import ProcessWide
 
+DISPATCH, DISPATCH_MODE = "torch.utils._python_dispatch", "TorchDispatchMode"
 FLASH_CHOICE = "_fused_sdp_choice"  # of torch
 FLASH_KERNEL = "_scaled_dot_product_flash_attention_for_cpu"  # of torch.ops.aten
 CHILDREN, PARAMETERS = "_modules", "_parameters"  # of nn.Module
@@ -25,6 +27,32 @@ COMPILED_CALL = "_compiled_call_impl"  # of nn.Module, once `compile` was called
 COMPILED_FROM = "_orig_mod"  # of what torch.compile(module) returns
 FIND_COMPILER = "get_cpp_compiler"  # of torch._inductor.cpp_builder
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+# Operations: no public class sees each of them once, whatever called it.
+
+
+class _NoDispatchMode:
+    """Stands for the mode where torch has none of that name: it sees nothing.
+
+    Then no path of tokens is found, and explainers of attention refuse every network.
+    """
+
+    def __enter__(self) -> "_NoDispatchMode":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _dispatch_mode() -> Any:
+    try:
+        return getattr(import_module(DISPATCH), DISPATCH_MODE)
+    except (ImportError, AttributeError):
+        return _NoDispatchMode
+
+
+DispatchMode: Any = _dispatch_mode()
 
 
 # Attention: no public function says which kernel torch chooses, or returns its log-sum-exp.

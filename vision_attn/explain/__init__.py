@@ -10,6 +10,7 @@ from vision_attn.explain.gradcam import GradCAM, GradCAMPlusPlus, HiResCAM, Laye
 from vision_attn.explain.legrad import LeGrad
 from vision_attn.explain.methods import choose_methods, fitting_methods, methods, parse_method
 from vision_attn.explain.networks.layout import layout_of
+from vision_attn.explain.propagation.support import probe
 from vision_attn.explain.raw_attention import QueryKey, RawAttention
 from vision_attn.explain.recording.calls import AttentionCall
 from vision_attn.explain.recording.record import record_attention
@@ -48,6 +49,7 @@ __all__ = [
     "layout_of",
     "methods",
     "parse_method",
+    "probe",
     "record_attention",
 ]
 

@@ -14,6 +14,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from vision_attn.compat.torch_private import uncompiled
+from vision_attn.explain.networks.layout import layout_of
 from vision_attn.explain.networks.modules import modules_of, network_of
 from vision_attn.explain.options import conform
 from vision_attn.types import Heatmaps, Images, Logits, Model, TokenLayout
@@ -64,6 +65,8 @@ class Explainer(ABC):
     """Whether the map is of one class, so that `targets` matters."""
     needs_gradients: ClassVar[bool] = False
     """Whether `explain` runs with gradients on (parameters frozen) or under no_grad."""
+    why_empty: ClassVar[str] = "no place counts for anything"
+    """What it means where a map is 0 everywhere, for pictures and records."""
 
     def __post_init__(self) -> None:
         for name in self.options():
@@ -95,6 +98,10 @@ class Explainer(ABC):
     @abstractmethod
     def refusal(self, network: nn.Module) -> str | None:
         """Say in one line why this network cannot be explained so; None where it can."""
+
+    def refusal_for(self, network: nn.Module, images: Images) -> str | None:
+        """Say in one line why this network cannot be explained so on images of this size."""
+        return self.refusal(network)
 
     @abstractmethod
     def explain(
@@ -150,29 +157,52 @@ class Explainer(ABC):
         """
         layout = layout or layout_for(network, images)
         network = network_of(network)
-        if reason := self.refusal(network):
-            raise ValueError(f"{self} does not fit {type(network).__name__}: {reason}")
         check_images(network, images)
+        if reason := self.refusal_for(network, images):
+            raise ValueError(f"{self} does not fit {type(network).__name__}: {reason}")
         with (
             in_eval_mode(network),
             frozen_parameters(network) if self.needs_gradients else torch.no_grad(),
         ):
             classes = None if targets is None else as_targets(targets, images)
-            yield network, outside_inference(images.detach()), classes, layout
+            try:
+                yield network, outside_inference(images.detach()), classes, layout
+            except NotImplementedError as error:  # FlexAttention's gradient on a CPU, say
+                reason = str(error).partition("\n")[0]
+                raise ValueError(
+                    f"{self} does not fit {type(network).__name__}: {reason}"
+                ) from error
 
 
 def layout_for(model: nn.Module | Model, images: Tensor) -> TokenLayout | None:
-    """A model's layout, if the images have its input size; None otherwise."""
-    if isinstance(model, Model) and tuple(images.shape[2:]) == model.preprocess.input_size:
-        return model.layout
-    return None
+    """A model's layout, if the images have its input size; None otherwise.
+
+    None also where it is what the network's kind lets expect: the run itself tells more.
+    """
+    if not isinstance(model, Model) or tuple(images.shape[2:]) != model.preprocess.input_size:
+        return None
+    with suppress(ValueError):
+        if model.layout == layout_of(model.network, model.preprocess.input_size):
+            return None
+    return model.layout
 
 
 @contextmanager
 def in_eval_mode(network: nn.Module) -> Iterator[None]:
-    """Run a network in eval mode and uncompiled; then put every train/eval flag back."""
+    """Run a network in eval mode and uncompiled; then put every train/eval flag back.
+
+    Nothing is computed twice to save memory (gradient checkpointing): hooks would not see it again.
+    """
     training = [module for module in modules_of(network) if module.training]
+    saving = [
+        (module, name)
+        for module in modules_of(network)
+        for name in ("grad_checkpointing", "gradient_checkpointing")
+        if vars(module).get(name) is True
+    ]
     try:
+        for module, name in saving:
+            setattr(module, name, False)
         if training:
             with suppress(NotImplementedError):  # what torch.export made has one mode
                 network.eval()
@@ -181,6 +211,8 @@ def in_eval_mode(network: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+        for module, name in saving:
+            setattr(module, name, True)
 
 
 @contextmanager

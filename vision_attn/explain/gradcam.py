@@ -7,9 +7,10 @@ Axes: b batch, c channels, h height, w width, n tokens, d token width.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from einops import rearrange
@@ -17,9 +18,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vision_attn.explain.base import Explainer, class_logits, target_classes
-from vision_attn.explain.networks.layout import layout_of
 from vision_attn.explain.networks.modules import why_opaque
 from vision_attn.explain.options import hint
+from vision_attn.explain.propagation.path import found_layout
 from vision_attn.types import Heatmaps, Images, TokenLayout
 
 __all__ = [
@@ -45,9 +46,10 @@ class ClassActivationMap(Explainer):
 
     relu(sum_c contribution(A, G)).
 
-    layer: the module's name (`layer4.2`, `blocks.11.norm1`). None takes the last convolutional
-    stage whose output is a map, or the norm before the last attention of a transformer: there the
-    class token has not yet read the patches, so the gradient reaches them.
+    layer: the module's name (`layer4.2`, `blocks.11.norm1`). None takes the last map that a
+    convolutional network makes (a pool's apart), or the norm before the last attention of a
+    transformer: there the class token has not yet read the patches, so the gradient reaches them.
+    Where norms follow the attention (post-norm) it is the output of the block before the last.
 
     Examples:
         >>> import torch
@@ -64,6 +66,9 @@ class ClassActivationMap(Explainer):
 
     class_specific = True
     needs_gradients = True
+    why_empty = "no place speaks for the class in this layer, or its gradient does not reach it"
+    after_norm: ClassVar[bool] = False
+    """Whether to read a map after the norm of each place that follows it, if one does."""
 
     @abstractmethod
     def contribution(self, features: Features, gradient: Features) -> Features:
@@ -85,7 +90,8 @@ class ClassActivationMap(Explainer):
         targets: Int[Tensor, " b"] | None,
         layout: TokenLayout | None,
     ) -> Heatmaps:
-        with cut(find_layers(network, self.layer)) as leaves:
+        norms = place_norms(network) if self.after_norm and self.layer is None else []
+        with cut(find_layers(network, self.layer), norms) as leaves:
             logits = class_logits(network, images)
         targets = target_classes(logits, targets)
         if not leaves:
@@ -107,7 +113,7 @@ class ClassActivationMap(Explainer):
             )
         size = images.shape[2], images.shape[3]
         if features.ndim == 3 and layout is None:
-            layout = layout_of(network, size)
+            layout = found_layout(network, images, features.shape[1])
         with torch.no_grad():
             contribution = self.contribution(
                 on_grid(features.float(), size, layout), on_grid(gradient.float(), size, layout)
@@ -182,7 +188,9 @@ class XGradCAM(ClassActivationMap):
 class HiResCAM(ClassActivationMap):
     """HiResCAM: activations times gradients, place by place.
 
-    relu(sum_c G_c A_c), Draelos and Carin 2020: exact where the head is pooling and linear.
+    relu(sum_c G_c A_c), Draelos and Carin 2020: exact where the head is pooling and linear. Before
+    a norm of each place the sum is 0 by construction, as the logit does not change with the place's
+    scale: a map that such a norm follows is read after it.
 
     Examples:
         >>> import torch
@@ -192,6 +200,8 @@ class HiResCAM(ClassActivationMap):
         >>> HiResCAM()(network, torch.rand(1, 3, 32, 32), targets=3).values.shape
         torch.Size([1, 4, 4])
     """
+
+    after_norm = True
 
     def contribution(self, features: Features, gradient: Features) -> Features:
         return gradient * features
@@ -226,7 +236,8 @@ def find_layers(network: nn.Module, name: str | None) -> list[nn.Module]:
 
     A name finds one module, through wrappers (`layer4` finds `network.layer4`). Without a name: the
     norm before the last attention or the last spatial convolution, whichever comes later in the
-    network, and all modules around it. Raises ValueError where there is none.
+    network, all modules around it and, after a convolution, all that follow but pools. Raises
+    ValueError where there is none.
     """
     modules = dict(network.named_modules())
     if name is not None:
@@ -235,42 +246,74 @@ def find_layers(network: nn.Module, name: str | None) -> list[nn.Module]:
             raise ValueError(f"it has no layer {name!r}{hint(name, modules)}")
         return [modules[min(matches, key=len)]]
 
+    order = list(modules)
     norms = [f"{path}.{norm}" for path, block in modules.items() for norm in _norms(block)]
+    blocks = [path for path, block in modules.items() if _is_post_norm(block)]
+    if len(blocks) > 1 and (not norms or order.index(norms[-1]) < order.index(blocks[-1])):
+        norms.append(blocks[-2])
     convs = [path for path, module in modules.items() if isinstance(module, nn.Conv2d)]
     spatial = [path for path in convs if max(modules[path].kernel_size) > 1] or convs
-    order = list(modules)
     last = max([*norms[-1:], *spatial[-1:]], key=order.index, default=None)
     if last is None:
         raise ValueError("it has no convolution and no transformer block; name a layer")
     parts = last.split(".")
-    return [modules[".".join(parts[:depth])] for depth in range(len(parts), -1, -1)]
+    around = [modules[".".join(parts[:depth])] for depth in range(len(parts), -1, -1)]
+    if last in norms:
+        return around
+    later = [modules[path] for path in order[order.index(last) + 1 :]]
+    return around + [module for module in later if "pool" not in type(module).__name__.lower()]
+
+
+def _is_post_norm(block: nn.Module) -> bool:
+    """Whether it is a transformer block whose norms follow its attention."""
+    return getattr(block, "norm_first", None) is False or "PostBlock" in type(block).__name__
+
+
+def place_norms(network: nn.Module) -> list[nn.Module]:
+    """List the norms over the channels of each place."""
+    return [
+        module
+        for module in network.modules()
+        if isinstance(module, nn.LayerNorm) or type(module).__name__.startswith("LayerNorm")
+    ]
 
 
 def _norms(block: nn.Module) -> list[str]:
     """Name the norms before a block's attention; none where it is no transformer block."""
     children = dict(block.named_children())
+    if _is_post_norm(block):
+        return []
     attends = any(name in children for name in ATTENTIONS)
     return [name for name in NORMS if name in children and attends]
 
 
 @contextmanager
-def cut(layers: list[nn.Module]) -> Iterator[list[Tensor]]:
+def cut(layers: list[nn.Module], norms: Sequence[nn.Module] = ()) -> Iterator[list[Tensor]]:
     """Cut the graph at the last of these layers that gives a map: yields a list that will hold it.
 
-    Tokens count as a map from the first layer alone: after the last attention of a transformer that
-    reads its class token, no gradient reaches the others. The output becomes a leaf, so that
+    norms: modules that take the place of a map that they are given as it is. Tokens count as a map
+    from the first layer alone: after the last attention of a transformer that reads its class
+    token, no gradient reaches the others. The output becomes a leaf, so that
     nothing before it is kept for the backward pass; what follows gets a copy, safe from in-place
     operations.
     """
     leaves: list[Tensor] = []
+    given: list[Tensor] = []  # what follows the last map gets
 
     def take(module: nn.Module, _inputs: tuple, output: object) -> Tensor | None:
         if not isinstance(output, Tensor) or not _is_map(output, tokens=module is layers[0]):
             return None
         leaves[:] = [output.detach().requires_grad_()]
-        return leaves[0].clone()
+        given[:] = [leaves[0].clone()]
+        return given[0]
+
+    def normed(module: nn.Module, inputs: tuple, output: object) -> Tensor | None:
+        if given and inputs and inputs[0] is given[0] and given[0].ndim == 4:
+            return take(layers[0], inputs, output)
+        return None
 
     hooks = [layer.register_forward_hook(take) for layer in layers]
+    hooks += [norm.register_forward_hook(normed) for norm in norms]
     try:
         yield leaves
     finally:

@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vision_attn.explain.base import class_logits, target_classes
-from vision_attn.explain.networks.layout import layout_of
 from vision_attn.explain.networks.modules import attends, calls_attention
+from vision_attn.explain.propagation.chain import Attention
 from vision_attn.explain.propagation.explainer import (
     AttentionExplainer,
     PerHead,
@@ -23,6 +23,7 @@ from vision_attn.explain.propagation.explainer import (
     gradients_of,
     heatmaps_of,
 )
+from vision_attn.explain.propagation.path import find_path, found_layout
 from vision_attn.explain.propagation.transpose import apply_raw_transpose
 from vision_attn.explain.recording.calls import AttentionCall, Tile
 from vision_attn.explain.recording.record import record_attention
@@ -57,10 +58,32 @@ class LeGrad(AttentionExplainer):
     needs_gradients = True
 
     def refusal(self, network: nn.Module) -> str | None:
-        if reason := super().refusal(network):
-            return reason
-        if not blocks_of(network):
+        return super().refusal(network) or self._refusal_of_blocks(network)
+
+    def _refusal_of_blocks(self, network: nn.Module) -> str | None:
+        blocks = blocks_of(network)
+        if not blocks:
             return "its attention layers are not in the elements of one list of blocks"
+        if any(attends(block) for block in blocks):
+            return (
+                f"its list holds {type(blocks[0]).__name__}, the attention without what it is "
+                "added to, and not the blocks"
+            )
+        return None
+
+    def refusal_for(self, network: nn.Module, images: Images) -> str | None:
+        reason = super().refusal_for(network, images) or self._refusal_of_blocks(network)
+        if reason:
+            return reason
+        path, blocks = find_path(network, images), len(blocks_of(network))
+        assert path.chain is not None
+        links = [link for link in path.chain.links if isinstance(link, Attention)]
+        whole, pools = [link.whole for link in links], sum(link.new is not None for link in links)
+        if whole[:blocks] != [True] * blocks or len(links) != blocks + pools or pools > 1:
+            return (
+                f"its {blocks} blocks make {len(links)} attention calls, and not one over all "
+                "tokens each (before one pool at most)"
+            )
         return None
 
     def explain(
@@ -70,7 +93,7 @@ class LeGrad(AttentionExplainer):
         targets: Int[Tensor, " b"] | None,
         layout: TokenLayout | None,
     ) -> Heatmaps:
-        layout = layout or layout_of(network, (images.shape[2], images.shape[3]))
+        layout = layout or found_layout(network, images)
         blocks = blocks_of(network)
         if not 0 <= self.start_layer < len(blocks):
             raise ValueError(
@@ -139,7 +162,8 @@ def blocks_of(network: nn.Module) -> list[nn.Module]:
 def ends_side_by_side(blocks: list[nn.Module], images: int) -> Iterator[None]:
     """Run blocks on the first `images` of the batch, and what follows them on every block's output.
 
-    Each block gets its tokens off the graph, so that its output depends on its own weights alone.
+    Each block gets its tokens off the graph, so that its output depends on its own weights alone;
+    what else it is given (rotary positions) is cut only where there is one for each of the batch.
     What follows the blocks sees as many batches as there are blocks, in their order.
     """
     thread = threading.get_ident()
@@ -149,11 +173,17 @@ def ends_side_by_side(blocks: list[nn.Module], images: int) -> Iterator[None]:
         if threading.get_ident() != thread:
             return None
 
-        def own(x: Any) -> Any:
-            if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim != 3:
-                return x
-            return x[:images].detach().requires_grad_()
+        batch = images * len(blocks) if not ends else images
 
+        def own(x: Any) -> Any:
+            if not isinstance(x, Tensor):
+                return x
+            if x is tokens:
+                return x[:images].detach().requires_grad_()
+            return x[:images] if x.ndim > 2 and len(x) == images * len(blocks) == batch else x
+
+        every = [*args, *kwargs.values()]
+        tokens = next((x for x in every if isinstance(x, Tensor) and x.ndim == 3), None)
         return tuple(map(own, args)), {name: own(x) for name, x in kwargs.items()}
 
     def leave(block: nn.Module, _args: tuple, out: Tensor) -> Tensor | None:

@@ -15,12 +15,13 @@ from vision_attn.explain.gradcam import GradCAM, GradCAMPlusPlus, HiResCAM, Laye
 from vision_attn.explain.legrad import LeGrad
 from vision_attn.explain.networks.modules import network_of
 from vision_attn.explain.options import hint
+from vision_attn.explain.propagation.support import blank_image
 from vision_attn.explain.raw_attention import QueryKey, RawAttention
 from vision_attn.explain.relevance import AttentionGradCAM, Relevance
 from vision_attn.explain.rollout import GradientRollout, Rollout, WeightedRollout
 from vision_attn.types import Model
 
-__all__ = ["choose_methods", "fitting_methods", "methods", "parse_method"]
+__all__ = ["MisfitError", "choose_methods", "fitting_methods", "methods", "parse_method"]
 
 METHODS: tuple[type[Explainer], ...] = (
     *(RawAttention, QueryKey, Rollout, WeightedRollout),  # attention
@@ -41,6 +42,16 @@ OPTION = re.compile(
 CONSTANTS = {"true": True, "false": False, "none": None}
 
 
+class MisfitError(ValueError):
+    """A method does not fit a network.
+
+    Examples:
+        >>> from vision_attn.explain.methods import MisfitError
+        >>> issubclass(MisfitError, ValueError)
+        True
+    """
+
+
 def methods() -> dict[str, type[Explainer]]:
     """Name every explainer that comes with `vision_attn.explain`, kind by kind, baselines last.
 
@@ -55,15 +66,27 @@ def methods() -> dict[str, type[Explainer]]:
 def fitting_methods(network: nn.Module | Model) -> list[Explainer]:
     """List every method, with its default options, that can explain this network, kind by kind.
 
+    For a model it is asked for images of the model's input size, as a call asks it.
+
     Examples:
         >>> from torch import nn
         >>> from vision_attn.explain import fitting_methods
         >>> [str(one) for one in fitting_methods(nn.Conv2d(3, 5, 3)) if "CAM" in str(one)]
         ['GradCAM', 'GradCAMPlusPlus', 'XGradCAM', 'HiResCAM', 'LayerCAM']
     """
-    network = network_of(network)
     candidates = [method() for method in METHODS]
-    return [explainer for explainer in candidates if explainer.refusal(network) is None]
+    return [explainer for explainer in candidates if refusal(explainer, network) is None]
+
+
+def refusal(explainer: Explainer, network: nn.Module | Model) -> str | None:
+    """Say why a method does not fit a network, or a model on images of its input size."""
+    if not isinstance(network, Model):
+        return explainer.refusal(network)
+    image = blank_image(network.network, network.preprocess.input_size)
+    try:
+        return explainer.refusal_for(network.network, image)
+    except Exception:  # its own code, on a blank image
+        return None
 
 
 def choose_methods(
@@ -72,7 +95,8 @@ def choose_methods(
     """Make explainers of methods, given by name or as explainers, each once, baselines last.
 
     None takes Rollout, or GradCAM for a network without attention; the word "all" every method
-    that fits. Raises ValueError for a method that is unknown or does not fit the network.
+    that fits. Raises ValueError for a method that is unknown, and MisfitError, which is one too,
+    for one that does not fit the network.
 
     Examples:
         >>> from torch import nn
@@ -80,10 +104,9 @@ def choose_methods(
         >>> choose_methods(["EdgeMap(cells=7)", "EdgeMap(cells=7)"], nn.Conv2d(3, 5, 3))
         [EdgeMap(cells=7)]
     """
-    network = network_of(network)
     fit = fitting_methods(network)
     if not fit:
-        raise ValueError(f"no method fits {type(network).__name__}")
+        raise ValueError(f"no method fits {type(network_of(network)).__name__}")
     if not methods:
         default = [one for name in ("Rollout", "GradCAM") for one in fit if str(one) == name]
         return (default or fit)[:1]
@@ -96,8 +119,8 @@ def choose_methods(
         else:
             chosen.append(parse_method(method))
     for explainer in chosen:
-        if reason := explainer.refusal(network):
-            raise ValueError(
+        if reason := refusal(explainer, network):
+            raise MisfitError(
                 f"{explainer} does not fit this model: {reason}; "
                 f"these methods do: {', '.join(map(str, fit))}"
             )

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vision_attn.explain.propagation.chain import Chain, PropagationRule, SelfAttention
+from vision_attn.explain.propagation.chain import Attention, Chain, Patches, PropagationRule
 from vision_attn.explain.propagation.explainer import (
     AttentionExplainer,
     Place,
@@ -48,6 +48,7 @@ class RawAttention(AttentionExplainer):
     head: int | None = None
 
     class_specific = False
+    why_empty = "the query attends to nothing on the image in this layer"
 
     def explain(
         self,
@@ -88,6 +89,7 @@ class QueryKey(AttentionExplainer):
     head: int | None = None
 
     class_specific = False
+    why_empty = "the query attends to nothing on the image in this layer"
 
     def explain(
         self,
@@ -106,7 +108,7 @@ class QueryKey(AttentionExplainer):
                 shares = one_layer(chain, traced.seed(chain, where), self.layer, self.head)
                 return traced.heatmaps(shares[:, 0], self, total=1.0)
             link = chain.links[layer_index(chain.layers, self.layer)]
-            if not isinstance(link, SelfAttention):
+            if not (isinstance(link, Attention) and link.whole and link.call):
                 raise ValueError(
                     f"{self}: in layer {self.layer} the query meets only some of the tokens "
                     "(a window, say), so most have no score: kind='weights' shows them as 0"
@@ -123,7 +125,7 @@ def one_layer(
     """Carry the seed through this layer; the others pass its shares on unchanged."""
     index = layer_index(chain.layers, layer)
 
-    def step(at: int, call: AttentionCall, r: Tensor, windows: int, prefix: int) -> Tensor:
+    def step(at: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches) -> Tensor:
         if at != index:
             return apply_transpose(call, r)
         share = torch.zeros(call.batch, call.heads, device=r.device, dtype=r.dtype)

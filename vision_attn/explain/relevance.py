@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from vision_attn.explain.propagation.chain import PropagationRule
+from vision_attn.explain.propagation.chain import Patches, PropagationRule
 from vision_attn.explain.propagation.explainer import (
     AttentionExplainer,
     ChainExplainer,
@@ -53,6 +53,7 @@ class Relevance(ChainExplainer):
     class_specific = True
     needs_gradients = True
     keeps_seed = False
+    why_empty = "no attention weight raises the class's logit"
 
     def run(
         self,
@@ -63,7 +64,9 @@ class Relevance(ChainExplainer):
     ) -> tuple[Trace, PropagationRule, Int[Tensor, " b"]]:
         traced, gradients, targets = trace_gradients(network, images, targets, layout)
 
-        def step(layer: int, call: AttentionCall, r: Tensor, windows: int, prefix: int) -> Tensor:
+        def step(
+            layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches
+        ) -> Tensor:
             fuse = weights_and_gradients(gradients[layer], lambda both: both.clamp_(min=0).mean(1))
             return apply_raw_transpose(call, r, fuse)
 
@@ -91,6 +94,7 @@ class AttentionGradCAM(AttentionExplainer):
 
     class_specific = True
     needs_gradients = True
+    why_empty = "the heads together do not raise the class's logit in this layer"
 
     def explain(
         self,
@@ -102,11 +106,13 @@ class AttentionGradCAM(AttentionExplainer):
         traced, gradients, targets = trace_gradients(network, images, targets, layout)
         index = layer_index(traced.chain.layers, self.layer)
 
-        def step(layer: int, call: AttentionCall, r: Tensor, windows: int, prefix: int) -> Tensor:
+        def step(
+            layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches
+        ) -> Tensor:
             if layer != index:
                 return apply_transpose(call, r)
             rows = torch.einsum("bsi,bhie->bhse", r, gradients[layer].to(call.dtype)).sum(2, True)
-            gradient = weight_gradients(call, rows, Tile())[..., prefix:]
+            gradient = weight_gradients(call, rows, Tile())[..., patches or slice(None)]
             share = gradient.mean((2, 3)).view(-1, windows, call.heads).mean(1)
             return apply_transpose(call, r, share.repeat_interleave(windows, 0) / call.heads)
 

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vision_attn.explain.propagation.chain import PropagationRule
+from vision_attn.explain.propagation.chain import Patches, PropagationRule
 from vision_attn.explain.propagation.explainer import (
     ChainExplainer,
     PerHead,
@@ -99,12 +99,12 @@ class Rollout(ChainExplainer):
         )
 
     def _step(
-        self, layer: int, call: AttentionCall, r: Tensor, windows: int, prefix: int
+        self, layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches
     ) -> Tensor:
         if self.fusion == "mean" and not self.discard and call.sums_to_one:
             return check_sums(apply_transpose(call, r), r, call)
         return apply_fused_transpose(
-            call, r, heads_fused(FUSIONS[self.fusion]), self.discard, windows, prefix
+            call, r, heads_fused(FUSIONS[self.fusion]), self.discard, windows, patches
         )
 
 
@@ -149,7 +149,9 @@ class WeightedRollout(ChainExplainer):
             for call, gradient in zip(traced.calls, gradients, strict=True)
         ]
 
-        def step(layer: int, call: AttentionCall, r: Tensor, windows: int, prefix: int) -> Tensor:
+        def step(
+            layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches
+        ) -> Tensor:
             share = shares[layer].repeat_interleave(windows, 0)
             if call.sums_to_one:
                 return check_sums(apply_transpose(call, r, share), r, call)
@@ -206,9 +208,11 @@ class GradientRollout(ChainExplainer):
     ) -> tuple[Trace, PropagationRule, Int[Tensor, " b"]]:
         traced, gradients, targets = trace_gradients(network, images, targets, layout)
 
-        def step(layer: int, call: AttentionCall, r: Tensor, windows: int, prefix: int) -> Tensor:
+        def step(
+            layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches
+        ) -> Tensor:
             fuse = weights_and_gradients(gradients[layer], lambda both: both.mean(1).clamp_(min=0))
-            return apply_fused_transpose(call, r, fuse, self.discard, windows, prefix)
+            return apply_fused_transpose(call, r, fuse, self.discard, windows, patches)
 
         return (
             traced,

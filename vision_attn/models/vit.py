@@ -160,7 +160,7 @@ class ViT(Rebuildable):
         >>> vit(torch.randn(2, 3, 16, 16)).shape
         torch.Size([2, 3])
         >>> vit.layout((16, 24))  # another size: the positions are resampled
-        TokenLayout(prefix=1, grid=(2, 3), pool='cls', class_token=True)
+        TokenLayout(prefix=1, grid=(2, 3), pool='cls', class_token=True, registers=())
     """
 
     def __init__(

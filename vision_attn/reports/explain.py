@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from vision_attn.data.images import read_image, to_rgb
 from vision_attn.explain import (
+    Baseline,
     ChannelGates,
     Contrast,
     Explainer,
@@ -27,6 +28,7 @@ from vision_attn.explain import (
     gate_values,
 )
 from vision_attn.explain.base import class_logits
+from vision_attn.explain.methods import MisfitError
 from vision_attn.render import natural
 from vision_attn.reports.explanation import Explanation, Explanations, Map
 from vision_attn.types import Images, Logits, Model
@@ -41,6 +43,7 @@ class Request:
     """What to explain a model's photos by.
 
     target: a class, None for the predicted one. against: the class to contrast it with, if any.
+    refused: a line for each method that was asked for and does not fit the model.
 
     Examples:
         >>> from vision_attn.data import Preprocess
@@ -58,6 +61,7 @@ class Request:
     explainers: Sequence[Explainer]
     target: int | None = None
     against: int | None = None
+    refused: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -69,13 +73,24 @@ class Request:
     ) -> "Request":
         """Look up methods and classes by their names; see `explain`.
 
-        Raises ValueError for a method that does not fit the model, or an unknown class.
+        Raises ValueError where no method that was asked for fits the model, and for an unknown
+        method or class.
         """
+        chosen: list[Explainer] = []
+        refused: list[str] = []
+        for each in [[method] for method in methods] if methods else [None]:
+            try:
+                chosen += choose_methods(each, model)
+            except MisfitError as error:
+                refused.append(str(error))
+        if not chosen:
+            raise MisfitError(refused[0])
         return cls(
             model,
-            choose_methods(methods, model.network),
+            sorted(dict.fromkeys(chosen), key=lambda one: isinstance(one, Baseline)),
             None if target in (None, "predicted") else model.class_index(target),
             None if against is None else model.class_index(against),
+            refused,
         )
 
     def explain(self, photos: Sequence[tuple[str, Image]]) -> list[Explanation]:
@@ -91,7 +106,7 @@ class Request:
         shown = self.model.calibration.probabilities(logits)
         probabilities = shown[:, : len(self.model.classes)].cpu().numpy()
         explanations = [
-            Explanation(self.model, photo, name, probabilities[i], [])
+            Explanation(self.model, photo, name, probabilities[i], [], problems=list(self.refused))
             for i, (name, photo) in enumerate(photos)
         ]
         for explainer in self.explainers:
@@ -109,9 +124,10 @@ class Request:
         """Add one method's maps; where a batch fails, its photos are tried one by one."""
         try:
             maps = list(self.maps(explainer, images, targets))
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
             if len(images) == 1:
-                explanations[0].problems.append(f"{explainer}: {error}")
+                line = str(error).partition("\n")[0]
+                explanations[0].problems.append(f"{explainer}: {line}")
                 return
             for i, explanation in enumerate(explanations):
                 self._add(explainer, images[i : i + 1], targets[i : i + 1], [explanation])
@@ -197,9 +213,9 @@ def explain(
     Rollout, or GradCAM for a network without attention. target: the class to explain, by name or
     index; None takes each photo's predicted class. against: a class to contrast the target with.
 
-    Returns an Explanation for one image, Explanations for a list. Raises ValueError for a method
-    that does not fit the model, an unknown class, an image that cannot be read (ImageError), and a
-    photo on which every method fails.
+    Returns an Explanation for one image, Explanations for a list. A method that does not fit the
+    model is one of their `problems`. Raises ValueError where none fits, for an unknown class, an
+    image that cannot be read (ImageError), and a photo on which every method fails.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")

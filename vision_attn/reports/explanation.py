@@ -95,6 +95,18 @@ class Map:
         return str(self.explainer)
 
     @property
+    def note(self) -> str:
+        """A line where the map is 0 everywhere, and why, or constant; empty otherwise."""
+        low, high = float(self.values.min()), float(self.values.max())
+        if low != high:
+            return ""
+        if high:
+            return "Constant map: every place counts alike"
+        if self.prefix_mass is not None and self.prefix_mass > 1 - 1e-6:
+            return "Empty map: all of it is on tokens beside the image"
+        return f"Empty map: {self.explainer.why_empty}"
+
+    @property
     def title(self) -> str:
         """The method, marked where it is a baseline, which knows nothing of the network."""
         return f"{self.method} (baseline)" if isinstance(self.explainer, Baseline) else self.method
@@ -239,7 +251,13 @@ class Explanation:
         style = style or ColorMap()
         photo = render.enlarged(np.asarray(self.photo))
         return [Panel("photo", photo, self.prediction)] + [
-            Panel(found.title, self.painted(photo, found, style), "", found.scale, style)
+            Panel(
+                found.title,
+                self.painted(photo, found, style),
+                found.note,
+                None if found.note else found.scale,
+                style,
+            )
             for found in self.maps
         ]
 
@@ -287,6 +305,8 @@ class Explanation:
         record["outlier_mass"] = found.outlier_mass
         if found.completeness_gap is not None:
             record["completeness_gap"] = round(found.completeness_gap, 6)
+        if found.note:
+            record["note"] = found.note
         return {**record, "seconds": round(found.seconds, 6)}
 
     def _repr_png_(self) -> bytes:
@@ -450,6 +470,7 @@ class Pictures:
             if isinstance(self.style, ColorMap):
                 picture = render.with_colorbar(picture, self.style, found.scale)
             picture = render.with_caption(picture, explanation.warning)
+            picture = render.with_caption(picture, found.note)
             render.save(picture, place(f"{stem}.png"))
             with replacing(place(f"{stem}.npy")) as file:
                 np.save(file, found.values)

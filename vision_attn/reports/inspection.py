@@ -39,7 +39,7 @@ from vision_attn.explain import (
 )
 from vision_attn.explain.base import class_logits
 from vision_attn.explain.gates import channel_gates, spatial_gates
-from vision_attn.explain.networks.support import refusal_of
+from vision_attn.explain.propagation.support import refusal_of
 from vision_attn.explain.propagation.swin import LayerWindows, layer_windows
 from vision_attn.explain.recording.calls import AttentionCall, LazyWeights
 from vision_attn.render import inspect as parts

@@ -152,7 +152,7 @@ def _hugging_face(module: Any, image_size: Size) -> TokenLayout | None:
     return TokenLayout(prefix + registers, grid, pool, class_token=prefix > 0)
 
 
-def tokens_of_pool(layout: TokenLayout, tokens: int) -> list[tuple[slice, float]]:
+def tokens_of_pool(layout: TokenLayout, tokens: int) -> list[tuple[slice | list[int], float]]:
     """List the parts of the last layer's `tokens` that the classifier reads, with their shares.
 
     Examples:
@@ -161,7 +161,8 @@ def tokens_of_pool(layout: TokenLayout, tokens: int) -> list[tuple[slice, float]
         >>> tokens_of_pool(TokenLayout(1, (2, 2), "cls_mean"), tokens=5)
         [(slice(0, 1, None), 0.5), (slice(1, 5, None), 0.5)]
     """
-    patches = slice(layout.prefix, tokens)
+    whole = tokens == layout.tokens
+    patches = layout.patches if whole and layout.registers else slice(layout.prefix, tokens)
     if layout.pool == "cls":
         return [(slice(0, 1), 1.0)]
     if layout.pool == "cls_dist":

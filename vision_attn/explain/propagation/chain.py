@@ -1,8 +1,7 @@
 """The chain of layers that a map is carried through, from the last to the first.
 
-A link takes shares r of the tokens after a layer to shares of the tokens before it. For most
-networks every link is attention over the whole sequence; the others differ in which tokens are
-queries and which are keys, and where windows or merged patches lie.
+A link takes shares r of the tokens after a layer to shares of the tokens before it. Links differ in
+which tokens are queries and which are keys; `propagation/path.py` finds them.
 
 Axes: b images, s rows carried (one a seed), n and m tokens before and after a link, i queries,
 j keys.
@@ -11,6 +10,8 @@ j keys.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -20,8 +21,9 @@ from vision_attn.explain.networks.layout import coarser, patch_at, tokens_of_poo
 from vision_attn.explain.recording.calls import AttentionCall
 from vision_attn.types import TokenLayout
 
-__all__ = ["Chain", "Link", "PropagationRule", "chain_of"]
+__all__ = ["Attention", "Chain", "Link", "Patches", "PropagationRule", "Regroup"]
 
+Patches = Sequence[int] | None  # of the keys, those that are places of the image; None: all
 After = Float[Tensor, "b s m"]
 Before = Float[Tensor, "b s n"]
 
@@ -30,9 +32,9 @@ Before = Float[Tensor, "b s n"]
 class PropagationRule:
     """What one attention call does to the rows (b s i) -> (b s j): the part methods differ in.
 
-    step(layer, call, rows, windows, prefix): `windows` in a row belong to one image; the first
-    `prefix` keys are prefix tokens. Queries keep `residual` of their share and pass on `attention`
-    times what the step gives.
+    step(layer, call, rows, windows, patches): `windows` in a row belong to one image; `patches` are
+    the keys that are places of it, None: all. Queries keep `residual` of their share and pass on
+    `attention` times what the step gives.
 
     Examples:
         >>> import torch
@@ -42,7 +44,7 @@ class PropagationRule:
         tensor([[[0.5000, 0.2500]]])
     """
 
-    step: Callable[[int, AttentionCall, Tensor, int, int], Tensor]
+    step: Callable[[int, AttentionCall, Tensor, int, Patches], Tensor]
     residual: float
     attention: float
 
@@ -53,7 +55,7 @@ class PropagationRule:
 
 @dataclass(frozen=True)
 class Link(ABC):
-    """One layer; `layer` counts the attention calls from 0.
+    """One layer; `layer` counts the attention calls from 0, `before` the tokens before it.
 
     A link of one's own says how shares go back through it:
 
@@ -63,11 +65,17 @@ class Link(ABC):
         >>> class Reverse(Link):
         ...     def back(self, r, rule):
         ...         return r.flip(-1)
-        >>> Reverse(layer=0).back(torch.tensor([[[0.0, 1.0]]]), rule=None)
+        >>> Reverse(layer=0, before=2).back(torch.tensor([[[0.0, 1.0]]]), rule=None)
         tensor([[[1., 0.]]])
     """
 
     layer: int
+    before: int
+
+    @property
+    def always(self) -> bool:
+        """Whether it changes the tokens, so that no map can pass it by."""
+        return False
 
     @abstractmethod
     def back(self, r: After, rule: PropagationRule) -> Before:
@@ -75,106 +83,115 @@ class Link(ABC):
 
 
 @dataclass(frozen=True)
-class SelfAttention(Link):
-    """Self-attention over the whole sequence, with its residual."""
+class Attention(Link):
+    """One attention call, among all tokens or in windows.
 
-    call: AttentionCall
-    prefix: int
+    queries, keys: the token at each place, the token count where there is none (padding). new: the
+    places of the outputs among the tokens after the call, where they are tokens of their own: an
+    attention pool, LeViT's smaller grid; None where each is added to its query, and the other
+    tokens wait. kept: whether the tokens before
+    the call live on, ahead of the new.
+    patches: the keys that are places of the image; None: all. call: None until a run gives it.
 
-    def back(self, r: After, rule: PropagationRule) -> Before:
-        return rule.mix(r, rule.step(self.layer, self.call, r, 1, self.prefix))
-
-
-@dataclass(frozen=True)
-class PatchAttention(Link):
-    """Self-attention among the patches; the prefix tokens wait (CaiT's first layers)."""
-
-    call: AttentionCall
-    prefix: int
-
-    def back(self, r: After, rule: PropagationRule) -> Before:
-        waiting, queries = r[..., : self.prefix], r[..., self.prefix :]
-        attended = rule.step(self.layer, self.call, queries.contiguous(), 1, 0)
-        return torch.cat([waiting, rule.mix(queries, attended)], -1)
-
-
-@dataclass(frozen=True)
-class ClassAttention(Link):
-    """The class token alone queries all tokens, and only it changes (CaiT's last layers)."""
-
-    call: AttentionCall
-    prefix: int
-
-    def back(self, r: After, rule: PropagationRule) -> Before:
-        query, waiting = r[..., :1], r[..., 1:]
-        attended = rule.step(self.layer, self.call, query.contiguous(), 1, self.prefix)
-        return torch.cat([rule.residual * query, waiting], -1) + rule.attention * attended
-
-
-@dataclass(frozen=True)
-class Resample(Link):
-    """New tokens are queries, without a residual: an attention pool, LeViT's smaller grid.
-
-    left_out: how many prefix tokens are no keys.
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.propagation.chain import Attention, PropagationRule
+        >>> all_tokens = torch.arange(3)[None]
+        >>> link = Attention(0, 3, queries=torch.tensor([[0]]), keys=all_tokens)
+        >>> rule = PropagationRule(lambda *_: torch.full((1, 1, 3), 1 / 3), 0.5, 0.5)
+        >>> link.back(torch.tensor([[[1.0, 0.0, 0.0]]]), rule)
+        tensor([[[0.6667, 0.1667, 0.1667]]])
     """
 
-    call: AttentionCall
-    prefix: int
-    left_out: int
+    queries: Int[Tensor, "window i"]
+    keys: Int[Tensor, "window j"]
+    new: Int[Tensor, "window i"] | None = None
+    kept: bool = False
+    patches: Patches = None
+    call: AttentionCall | None = None
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether all tokens attend to all, each added to itself."""
+        every = torch.arange(self.before)[None]
+        return self.new is None and all(
+            places.shape == every.shape and bool((places.cpu() == every).all())
+            for places in (self.queries, self.keys)
+        )
+
+    @property
+    def always(self) -> bool:
+        return self.new is not None
 
     def back(self, r: After, rule: PropagationRule) -> Before:
-        attended = rule.step(self.layer, self.call, r, 1, self.prefix - self.left_out)
-        return torch.nn.functional.pad(attended, (self.left_out, 0))
+        call: Any = self.call
+        windows = len(self.queries)
+        if self.whole:
+            return rule.mix(r, rule.step(self.layer, call, r, 1, self.patches))
+        places = (self.queries if self.new is None else self.new).to(r.device)
+        b, s, _ = r.shape
+        rows = torch.nn.functional.pad(r, (0, 1))[..., places]  # b s window i
+        rows = rows.transpose(1, 2).reshape(b * windows, s, -1)
+        attended = rule.step(self.layer, call, rows, windows, self.patches)
+        attended = attended.view(b, windows, s, -1).transpose(1, 2).reshape(b, s, -1)
+        tokens = r.new_zeros(b, s, self.before + 1)
+        tokens = tokens.index_add(2, self.keys.flatten().to(r.device), attended)[..., :-1]
+        if self.new is not None:
+            return tokens.add_(r[..., : self.before]) if self.kept else tokens
+        share = r.new_ones(self.before + 1)
+        share[places.flatten()] = rule.residual
+        return (share[:-1] * r).add_(tokens, alpha=rule.attention)
 
 
 @dataclass(frozen=True)
-class WindowAttention(Link):
-    """Self-attention inside windows. places: the token in each place, the token count if none."""
+class Regroup(Link):
+    """Tokens made of others between two calls, each giving them equal parts of its share.
 
-    call: AttentionCall
-    places: Int[Tensor, "window place"]
+    made: the tokens after. of: the tokens before. Each pair with the part that passes. before: how
+    many there were. Swin's merged patches, a mean of all tokens, tokens that are left out.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.propagation.chain import PropagationRule, Regroup
+        >>> merged = torch.tensor([0, 0]), torch.tensor([0, 1]), torch.tensor([0.5, 0.5])
+        >>> rule = PropagationRule(lambda *_: None, residual=0.5, attention=0.5)
+        >>> Regroup(0, 2, *merged).back(torch.tensor([[[1.0]]]), rule)
+        tensor([[[0.5000, 0.5000]]])
+    """
+
+    made: Int[Tensor, " pair"]
+    of: Int[Tensor, " pair"]
+    part: Float[Tensor, " pair"]
+
+    @property
+    def always(self) -> bool:
+        return True
 
     def back(self, r: After, rule: PropagationRule) -> Before:
-        (windows, size), (b, s, n) = self.places.shape, r.shape
-        queries = torch.nn.functional.pad(r, (0, 1))[..., self.places]  # b s window place
-        queries = queries.transpose(1, 2).reshape(b * windows, s, size)
-        attended = rule.step(self.layer, self.call, queries, windows, 0)
-        attended = attended.view(b, windows, s, size).transpose(1, 2).reshape(b, s, -1)
-        tokens = r.new_zeros(b, s, n + 1).index_add(2, self.places.flatten(), attended)
-        return rule.mix(r, tokens[..., :n])
-
-
-@dataclass(frozen=True)
-class PatchMerging(Link):
-    """Neighbours become one token, which gives each of them an equal part of its share."""
-
-    parent: Int[Tensor, " n"]
-
-    def back(self, r: After, rule: PropagationRule) -> Before:
-        children = torch.bincount(self.parent, minlength=r.shape[-1])
-        return (r / children)[..., self.parent]
+        made, of, part = (x.to(r.device) for x in (self.made, self.of, self.part))
+        return r.new_zeros(*r.shape[:2], self.before).index_add(2, of, r[..., made] * part.to(r))
 
 
 @dataclass(frozen=True)
 class Chain:
     """Links in the order the network ran them; `tokens` come out of the last.
 
+    reads: the share of each of these that the classifier reads; None: as the layout's pool says.
+
     Examples:
         >>> import torch
-        >>> from vision_attn.explain import layout_of, record_attention
-        >>> from vision_attn.explain.propagation.chain import chain_of
+        >>> from vision_attn.explain.propagation.path import find_path
         >>> from vision_attn.models import ViT
         >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
-        >>> with record_attention(network) as record:
-        ...     logits = network(torch.rand(2, 3, 16, 16))
-        >>> chain = chain_of(record.calls, layout_of(network, (16, 16)), images=2)
+        >>> chain = find_path(network, torch.rand(1, 3, 16, 16)).chain
         >>> [type(link).__name__ for link in chain.links], chain.tokens
-        (['SelfAttention', 'SelfAttention'], 5)
+        (['Attention', 'Attention'], 5)
     """
 
     links: Sequence[Link]
     layout: TokenLayout
     tokens: int
+    reads: Float[Tensor, " m"] | None = None
 
     @property
     def layers(self) -> int:
@@ -183,12 +200,10 @@ class Chain:
 
     def without_readout(self) -> "Chain":
         """Drop the attention pool that reads the last layer's tokens, if any."""
-        if self.layout.pool != "attention":
-            return self
-        links = list(self.links)
-        while links and isinstance(links[-1], Resample):
-            links.pop()
-        return Chain(links, self.layout, self.layout.tokens)
+        links, tokens = list(self.links), self.tokens
+        while self.layout.pool == "attention" and links and links[-1].always:
+            tokens = links.pop().before
+        return self if tokens == self.tokens else Chain(links, self.layout, tokens)
 
     def back(self, r: After, rule: PropagationRule, layers: Container[int] | None = None) -> Before:
         """Compute shares of the network's input tokens from shares of its last.
@@ -197,12 +212,14 @@ class Chain:
         that change the tokens always count.
         """
         for link in reversed(self.links):
-            if layers is None or link.layer in layers or isinstance(link, Resample | PatchMerging):
+            if layers is None or link.layer in layers or link.always:
                 r = link.back(r, rule)
         return r
 
     def seed(self, images: int, device: torch.device, dtype: torch.dtype) -> After:
         """Make one row an image (b 1 m): the shares of the tokens that the classifier reads."""
+        if self.reads is not None:
+            return self.reads.to(device, dtype).expand(images, 1, -1)
         r = torch.zeros(images, 1, self.tokens, device=device, dtype=dtype)
         for part, share in tokens_of_pool(self.layout, self.tokens):
             r[..., part] += share / r[..., part].shape[-1]
@@ -215,48 +232,16 @@ class Chain:
 
         Raises ValueError for a class token where there is none, and for a place outside the image.
         """
-        prefix = self.layout.prefix
+        layout = self.layout
         if where == "cls":
-            if not self.layout.class_token:
-                registers = f" ({prefix} prefix tokens, none known to be one)" if prefix else ""
+            if not layout.class_token:
+                beside = len(layout.beside)
+                registers = f" ({beside} prefix tokens, none known to be one)" if beside else ""
                 raise ValueError(f"this network has no class token{registers}: give a place (x, y)")
             return 0
         assert not isinstance(where, str)
         h, w = image_size
-        return prefix + patch_at(where, coarser(self.layout, self.tokens - prefix), (h, w))
-
-
-def chain_of(calls: Sequence[AttentionCall], layout: TokenLayout, images: int) -> Chain:
-    """Make the chain of calls over one sequence, by the numbers of queries and keys of each.
-
-    Raises ValueError at the first call that does not fit the tokens the one before it left.
-    """
-    links: list[Link] = []
-    n, prefix = layout.tokens, layout.prefix
-    for layer, call in enumerate(calls):
-        i, j, last = call.queries, call.keys, layer == len(calls) - 1
-        if call.batch != images:
-            raise ValueError(
-                f"attention call {layer} ({call.module}) has a batch of {call.batch} for {images} "
-                "images: windows whose places are not known, or heads counted as batch"
-            )
-        if i == j == n:
-            links.append(SelfAttention(layer, call, prefix))
-        elif prefix and i == j == n - prefix:
-            links.append(PatchAttention(layer, call, prefix))
-        elif layout.class_token and i == 1 and j == n and layout.pool != "attention":
-            links.append(ClassAttention(layer, call, prefix))
-        elif j == n and (i < n if prefix == 0 else last and layout.pool == "attention"):
-            links.append(Resample(layer, call, prefix, 0))
-            n = i
-        elif last and layout.pool == "attention" and j == n - prefix:
-            links.append(Resample(layer, call, prefix, prefix))
-            n = i
-        else:
-            raise ValueError(
-                f"attention call {layer} ({call.module}) is {i} x {j}, but {n} tokens reach it "
-                f"({layout.prefix} prefix + a grid of {layout.grid[0]}x{layout.grid[1]} at the "
-                "start): not token by token (channel attention, pooled keys), or another layout: "
-                "give layout="
-            )
-    return Chain(links, layout, n)
+        if self.tokens == layout.tokens:
+            return layout.patches[patch_at(where, layout.grid, (h, w))]
+        first = layout.prefix
+        return first + patch_at(where, coarser(layout, self.tokens - first), (h, w))

@@ -22,10 +22,9 @@ from vision_attn.explain.base import (
     class_logits,
     target_classes,
 )
-from vision_attn.explain.networks.layout import layout_of
-from vision_attn.explain.networks.support import refusal_of
-from vision_attn.explain.propagation.chain import Chain, PropagationRule, chain_of
-from vision_attn.explain.propagation.swin import swin_chain, swin_plan
+from vision_attn.explain.propagation.chain import Chain, Patches, PropagationRule
+from vision_attn.explain.propagation.path import Path, find_path
+from vision_attn.explain.propagation.support import refusal_of
 from vision_attn.explain.recording.calls import AttentionCall, Fusion
 from vision_attn.explain.recording.record import record_attention
 from vision_attn.explain.recording.recorder import Part, Record
@@ -139,7 +138,7 @@ def heatmaps_of(
     mass = shares.sum(1) if total is None else torch.full_like(shares[:, 0], total)
     mass = mass.where(mass != 0, 1)  # a map of zeros has no shares
     padding = mass - shares.sum(1) if total is not None else 0.0
-    prefix_mass = (shares[:, : layout.prefix].sum(1) + padding) / mass
+    prefix_mass = (shares[:, layout.beside].sum(1) + padding) / mass
     share = values / mass[:, None, None]
     outlier_mass = None if outliers is None else share.masked_fill(~outliers, 0).sum((1, 2))
     return Heatmaps(values, str(method), targets, prefix_mass, outlier_mass)
@@ -159,12 +158,15 @@ class AttentionExplainer(Explainer):
     Examples:
         >>> from torch import nn
         >>> from vision_attn.explain import Rollout
-        >>> Rollout().refusal(nn.Linear(2, 3))
-        'it has no attention: none of its modules projects to queries and keys'
+        >>> Rollout().refusal(nn.Conv2d(3, 5, 3))
+        'no attention was found: nothing that sums to 1 weighs values in a matrix product'
     """
 
     def refusal(self, network: nn.Module) -> str | None:
         return refusal_of(network)
+
+    def refusal_for(self, network: nn.Module, images: Images) -> str | None:
+        return refusal_of(network, images)
 
 
 def trace(
@@ -176,12 +178,13 @@ def trace(
 ) -> Trace:
     """Run a network on images and chain its attention calls; `keep`, `fusion`: `record_attention`.
 
-    Raises ValueError where the layout does not fit the calls.
+    Raises ValueError where no map can be carried along the calls, or the layout does not fit them.
     """
-    layout = layout or layout_of(network, (images.shape[2], images.shape[3]))
+    path = find_path(network, images)
     with record_attention(network, keep, fusion) as record:
         network(images)
-    return _traced(network, record, record.calls, layout, images)
+    calls = path.counted(record.calls, len(images), network)
+    return _traced(path, record, calls, layout, images)
 
 
 def trace_gradients(
@@ -194,13 +197,15 @@ def trace_gradients(
 
     Returns the run, the gradients and the classes (b,).
     """
-    layout = layout or layout_of(network, (images.shape[2], images.shape[3]))
+    path = find_path(network, images)
     with record_attention(network, ("v", "context")) as record:
         logits = class_logits(network, images.detach().requires_grad_())
     targets = target_classes(logits, targets)
     score = logits.gather(1, targets[:, None]).sum()
-    calls, gradients = gradients_of(score, record.calls)
-    return _traced(network, record, calls, layout, images), gradients, targets
+    calls, gradients = (
+        path.counted(each, len(images), network) for each in gradients_of(score, record.calls)
+    )
+    return _traced(path, record, calls, layout, images), gradients, targets
 
 
 def gradients_of(
@@ -236,18 +241,14 @@ def per_head(context: Tensor) -> PerHead:
 
 
 def _traced(
-    network: nn.Module,
+    path: Path,
     record: Record,
     calls: Sequence[AttentionCall],
-    layout: TokenLayout,
+    layout: TokenLayout | None,
     images: Images,
 ) -> Trace:
-    plan = swin_plan(network)
-    if plan is None:
-        chain = chain_of(calls, layout, len(images))
-    else:
-        chain = swin_chain(plan, calls, layout, len(images))
-    return Trace(calls, chain, images, _outliers(record, layout, len(images)))
+    chain = path.chain_for(calls, layout, len(images))
+    return Trace(calls, chain, images, _outliers(record, chain.layout, len(images)))
 
 
 def _outliers(record: Record, layout: TokenLayout, images: int) -> Tensor | None:
@@ -351,7 +352,9 @@ class ChainExplainer(AttentionExplainer):
         return shares if self.keeps_seed else shares - chain.back(seed, RESIDUALS, layers)
 
 
-def _no_attention(layer: int, call: AttentionCall, r: Tensor, windows: int, prefix: int) -> Tensor:
+def _no_attention(
+    layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches
+) -> Tensor:
     return r.new_zeros(*r.shape[:2], call.keys)
 
 

@@ -1,4 +1,4 @@
-"""Where Swin's windows lie, and which patches it merges: timm's and torchvision's, v1 and v2.
+"""Where Swin's windows lie, for its page: timm's and torchvision's, v1 and v2.
 
 The places are found by doing to the tokens' numbers what the network does to the tokens.
 
@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vision_attn.explain.networks.modules import modules_of
-from vision_attn.explain.propagation.chain import Chain, Link, PatchMerging, WindowAttention
 from vision_attn.explain.recording.calls import AttentionCall
 from vision_attn.types import TokenLayout
 
-__all__ = ["Block", "LayerWindows", "layer_windows", "swin_chain", "swin_plan"]
+__all__ = ["Block", "LayerWindows", "layer_windows", "swin_plan"]
 
 Pair = tuple[int, int]
 
@@ -85,16 +84,24 @@ def layer_windows(
     plan = swin_plan(network)
     if plan is None:
         return None
-    chain = swin_chain(plan, calls, layout, images=1)
-    found, grid, merged = [], layout.grid, 1
-    for block, link in zip(plan, chain.links, strict=True):
-        if block is None or not isinstance(link, WindowAttention):
-            grid, merged = ((grid[0] + 1) // 2, (grid[1] + 1) // 2), 2 * merged
+    if (blocks := sum(block is not None for block in plan)) != len(calls):
+        raise ValueError(f"expected {blocks} windowed attention calls, {len(calls)} were recorded")
+    found, (h, w), merged, remaining = [], layout.grid, 1, iter(calls)
+    for block in plan:
+        if block is None:
+            h, w, merged = (h + 1) // 2, (w + 1) // 2, 2 * merged
             continue
+        call, places = next(remaining), window_places(h, w, block)
+        if (call.batch, call.queries) != tuple(places.shape):
+            raise ValueError(
+                f"{call.module} attended in {call.batch} windows of {call.queries} tokens, but a "
+                f"grid of {h}x{w} has {len(places)} of {places.shape[1]}: give the layout of the "
+                "first layer's patches"
+            )
         found.append(
             LayerWindows(
-                *(link.call, grid, merged, block.window, _shift(*grid, block)),
-                *(link.places.cpu(), window_regions(*grid, block)),
+                *(call, (h, w), merged, block.window, _shift(h, w, block)),
+                *(places, window_regions(h, w, block)),
             )
         )
     return found
@@ -110,38 +117,6 @@ def swin_plan(network: nn.Module) -> list[Block | None] | None:
             if package == "torchvision":
                 return list(_torchvision(module))
     return None
-
-
-def swin_chain(
-    plan: Sequence[Block | None],
-    calls: Sequence[AttentionCall],
-    layout: TokenLayout,
-    images: int,
-) -> Chain:
-    """Make the chain through windows, shifts and merged patches.
-
-    Raises ValueError where the windows that ran are not those of the plan.
-    """
-    if (blocks := sum(block is not None for block in plan)) != len(calls):
-        raise ValueError(f"expected {blocks} windowed attention calls, {len(calls)} were recorded")
-    links: list[Link] = []
-    (h, w), remaining = layout.grid, iter(enumerate(calls))
-    device = calls[0].device
-    for block in plan:
-        if block is None:
-            links.append(PatchMerging(links[-1].layer, parents(h, w).to(device)))
-            h, w = (h + 1) // 2, (w + 1) // 2
-            continue
-        layer, call = next(remaining)
-        places = window_places(h, w, block).to(device)
-        if (call.batch, call.queries) != (images * len(places), places.shape[1]):
-            raise ValueError(
-                f"{call.module} attended in {call.batch} windows of {call.queries} tokens, but a "
-                f"grid of {h}x{w} for {images} images has {images * len(places)} of "
-                f"{places.shape[1]}: give the layout of the first layer's patches"
-            )
-        links.append(WindowAttention(layer, call, places))
-    return Chain(links, layout, h * w)
 
 
 def window_places(h: int, w: int, block: Block) -> Int[Tensor, "window place"]:
@@ -186,12 +161,6 @@ def _shift(h: int, w: int, block: Block) -> Pair:
         _, beside, _, below = _padding(h, w, block)
         return down * (rows < h + below), right * (columns < w + beside)
     return down, right
-
-
-def parents(h: int, w: int) -> Int[Tensor, " n"]:
-    """Find the merged token that each token goes to, two by two."""
-    rows, columns = torch.arange(h) // 2, torch.arange(w) // 2
-    return (rows[:, None] * ((w + 1) // 2) + columns).flatten()
 
 
 def _timm(network: Any) -> Iterator[Block | None]:

@@ -7,7 +7,7 @@ forward pass. Many rows r go through at once: a tile serves them all.
 Axes: b images (or windows), head, i queries, j keys, s rows carried, t rows of a tile.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -78,22 +78,25 @@ def apply_fused_transpose(
     fuse: FuseTile,
     discard: float = 0.0,
     windows: int = 1,
-    prefix: int = 0,
+    patches: Sequence[int] | None = None,
 ) -> Float[Tensor, "b s j"]:
     """Compute F' r, F the fused map: entries below its discard-quantile 0, then rows of sum 1.
 
-    windows: how many in a row belong to one image, whose entries are one map. prefix: the number of
-    first columns, which lose nothing to discard. A row with nothing left stays where it is.
+    windows: how many in a row belong to one image, whose entries are one map. patches: the columns
+    that may lose something to discard; None: all. A row with nothing left stays where it is.
     """
     low = threshold(call, fuse, discard, windows) if discard else None
     call, r, live = _prepare(call, r)
+    may_drop = torch.ones(call.keys, dtype=torch.bool, device=r.device)
+    if patches is not None:
+        may_drop[:] = False
+        may_drop[list(patches)] = True
 
     def add(out: Tensor, tile: Tile) -> None:
         fused = fuse(call, tile)
         if low is not None:
             dropped = fused < low[tile.images, None, None]
-            dropped[..., :prefix] = False
-            fused = fused.masked_fill(dropped, 0)
+            fused = fused.masked_fill(dropped & may_drop, 0)
         total = fused.sum(-1, keepdim=True)
         rows = r[tile.images][:, :, tile.rows]
         out += rows @ (fused / total.masked_fill(total == 0, 1))

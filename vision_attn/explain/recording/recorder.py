@@ -3,6 +3,7 @@
 Axes: b batch, n tokens, d width of a token, head, i queries, j keys.
 """
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -30,23 +31,39 @@ from vision_attn.explain.recording.calls import (
     LazyWeights,
     Workspace,
 )
+from vision_attn.explain.recording.contraction import Contraction
+from vision_attn.explain.recording.origins import Tracer
 from vision_attn.explain.recording.sdpa import (
     SDPAInputs,
     attention_and_lse,
     detached,
-    is_matmul,
     multi_head_attention,
     short_attention,
 )
 
-__all__ = ["Part", "Record", "Recorder"]
+__all__ = ["Part", "Record", "RecordError", "Recorder"]
 
+Memory = tuple[Callable[[], Tensor | None], Callable[[], Tensor | None]]  # keys and values
 Part = Literal["v", "context", "scores"]
 
 NORM = {F.layer_norm, F.rms_norm}
 SOFTMAX = {torch.softmax, Tensor.softmax, F.softmax}
-WATCHED = {F.scaled_dot_product_attention, F.multi_head_attention_forward, *NORM, *SOFTMAX}
+DIVISION = {torch.div, torch.true_divide, Tensor.div, Tensor.div_, Tensor.true_divide}
+DIVISION |= {Tensor.true_divide_, Tensor.__truediv__, Tensor.__itruediv__}
+EXPONENTIAL = {torch.exp, Tensor.exp, Tensor.exp_}
+WATCHED = {F.scaled_dot_product_attention, F.multi_head_attention_forward}
+WATCHED |= {*NORM, *SOFTMAX, *DIVISION, *EXPONENTIAL}
 PRODUCT = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm}
+
+
+class RecordError(ValueError):
+    """A run made attention calls that no record of one a module holds.
+
+    Examples:
+        >>> from vision_attn.explain.recording.recorder import RecordError
+        >>> issubclass(RecordError, ValueError)
+        True
+    """
 
 
 @dataclass
@@ -78,7 +95,8 @@ class Record:
 class Recorder:
     """Record the attention calls of a network: a mode sees the calls, hooks count them.
 
-    keep, fusion: as of `record_attention`, which also checks that there was a call at all.
+    keep, fusion: as of `record_attention`, which also checks that there was a call at all. tracer:
+    told of every call's output, which its own operations have mixed.
 
     Examples:
         >>> import torch
@@ -92,8 +110,10 @@ class Recorder:
         2
     """
 
-    def __init__(self, keep: frozenset[Part], fusion: Fusion | None = None):
-        self._log = CallLog(keep, fusion)
+    def __init__(
+        self, keep: frozenset[Part], fusion: Fusion | None = None, tracer: Tracer | None = None
+    ):
+        self._log = CallLog(keep, fusion, tracer)
         self._mode = CallMode(self._log)
         self._hooks = ModuleHooks(self._log)
 
@@ -130,8 +150,8 @@ class CallLog:
     A kernel's result is its log-sum-exp or, where heads were fused, the map.
     """
 
-    def __init__(self, keep: frozenset[Part], fusion: Fusion | None):
-        self.keep, self.fusion = keep, fusion
+    def __init__(self, keep: frozenset[Part], fusion: Fusion | None, tracer: Tracer | None = None):
+        self.keep, self.fusion, self.tracer = keep, fusion, tracer
         self.workspace = Workspace()
         self.record = Record()
         self.thread = threading.get_ident()
@@ -139,7 +159,7 @@ class CallLog:
         self.deferred = 0  # of them, those whose calls are recorded by their hooks when they end
         self.fused_map: Tensor | None = None
         self.lse: Tensor | None = None
-        self.last_values: Callable[[], Tensor | None] = no_values
+        self.last_memory: Memory = (nothing, nothing)
 
     @property
     def module(self) -> str:
@@ -186,6 +206,8 @@ class CallLog:
     ) -> None:
         """Record a call of a kernel that kept no weights, with the log-sum-exp it returned."""
         lse, self.lse = self.lse, None
+        if self.tracer is not None:
+            self.tracer.attended(len(self.record.calls), v, context, q)
         self.record.calls.append(
             LazyWeights(
                 self.module,
@@ -201,9 +223,16 @@ class CallLog:
         )
 
     def add_explicit(
-        self, weights: Tensor, v: Tensor | None, context: Tensor | None, scores: Tensor | None
+        self,
+        weights: Tensor,
+        v: Tensor | None,
+        context: Tensor | None,
+        scores: Tensor | None,
+        query: Tensor | None = None,
     ) -> None:
-        """Record a call whose weights are at hand."""
+        """Record a call whose weights are at hand, and its query where it has one."""
+        if self.tracer is not None and v is not None and context is not None:
+            self.tracer.attended(len(self.record.calls), v, context, query, weights)
         self.record.calls.append(
             ExplicitWeights(
                 self.module,
@@ -215,7 +244,7 @@ class CallLog:
         )
 
 
-def no_values() -> None:
+def nothing() -> None:
     return None
 
 
@@ -244,14 +273,21 @@ class CallMode(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             return self._multi_head(args, kwargs)
         if outputs.data and (func in PRODUCT or func is torch.einsum):
-            context = self._product(func, args)
+            context = self._product(func, operands(args, kwargs))
             if context is not None:
                 return context
         out = func(*args, **kwargs)
-        if func in SOFTMAX and out.ndim > 2 and _dim(args, kwargs) in (-1, out.ndim - 1):
-            outputs[out] = args[0] if "scores" in log.keep else None
-        elif outputs.data and isinstance(out, Tensor):
-            self._track(args, out)
+        dim = _dim(args, kwargs) if func in SOFTMAX and out.ndim > 2 else None
+        if dim is not None and dim % out.ndim > 0:
+            over_last = dim in (-1, out.ndim - 1)
+            keeps = over_last and "scores" in log.keep
+            outputs[out] = operands(args, kwargs)[0] if keeps else None if over_last else UNTURNED
+        elif outputs.data and isinstance(out, Tensor) and self._track(args, out):
+            pass
+        elif (func in DIVISION and divides_rows(args, out)) or (
+            func in EXPONENTIAL and out.ndim > 2
+        ):
+            outputs[out] = UNSUMMED
         elif func in NORM and args[0].ndim == 3:
             log.record.streams[args[0].shape[1]] = args[0].detach()
         return out
@@ -259,13 +295,19 @@ class CallMode(TorchFunctionMode):
     def _sdpa(self, inputs: SDPAInputs) -> Tensor:
         """Run and record torch's attention, by whatever kernel it chooses."""
         log, (query, key, value, mask) = self.log, inputs[:4]
-        if value is log.last_values():
-            raise ValueError(
+        last_keys, last_values = (each() for each in log.last_memory)
+        if value is last_values and key is not last_keys:  # with the same keys: other queries
+            raise RecordError(
                 f"{log.module or 'the network'} attends twice over the same values, and how it "
                 "combines the two is not known (differential attention?): one map cannot stand "
                 "for it"
             )
-        log.last_values = ref(value)
+        log.last_memory = ref(key), ref(value)
+        if query.ndim > 4:
+            raise RecordError(
+                f"{log.module or 'the network'} attends over tensors of {query.ndim} axes, and "
+                "which of them are heads or windows is not known"
+            )
         batches = [x.shape[:-2] for x in (query, key, value)]
         if not inputs.enable_gqa and batches != [batches[0]] * 3:  # heads share keys and values
             shape = torch.broadcast_shapes(*batches)
@@ -302,35 +344,76 @@ class CallMode(TorchFunctionMode):
             weights = weights.mean(1)
         return out, weights if args[0].ndim == 3 else weights.squeeze(0)
 
-    def _track(self, args: tuple, out: Tensor) -> None:
+    def _track(self, args: tuple, out: Tensor) -> bool:
         """Take weights that were only moved, scaled or mixed for weights still."""
         outputs = self.softmax_outputs
         for arg in args:
             if isinstance(arg, Tensor) and arg in outputs and arg.numel() == out.numel():
                 outputs[out] = outputs[arg]
-                return
+                return True
+        return False
 
     def _product(self, func: Callable, args: tuple) -> Tensor | None:
         """Record weights @ v, also as (v' @ weights')' or einsum; None for any other product."""
-        if func is torch.einsum:
-            if len(args) != 3 or not is_matmul(args[0]):
-                return None
-            args = args[1:]
-        outputs, (left, right) = self.softmax_outputs, args[:2]
-        if left.ndim not in (3, 4) or left.ndim != right.ndim:
+        equation, *factors = args if func is torch.einsum else ("...ij,...jd->...id", *args)
+        if len(factors) < 2 or not all(isinstance(x, Tensor) for x in factors[:2]):
             return None
-        if left in outputs:
-            return self._weigh(left, right, outputs.pop(left))
-        if right in outputs:
-            return self._weigh(right.mT, left.mT, outputs.pop(right)).mT.contiguous()
+        left, right = factors[:2]
+        if not {left.ndim, right.ndim} <= {3, 4} or (func in PRODUCT and left.ndim != right.ndim):
+            return None
+        turned = "{1},{0}->{2}".format(*re.split(",|->", equation)) if "->" in equation else ""
+        for weights, v, order in ((left, right, equation), (right, left, turned)):
+            if weights in self.softmax_outputs:
+                contraction = Contraction.of(order, weights.ndim, v.ndim)
+                if contraction and self._are_weights(weights, contraction, func):
+                    return self._weigh(weights, v, contraction)
         return None
 
-    def _weigh(self, weights: Tensor, v: Tensor, scores: Tensor | None) -> Tensor:
+    def _are_weights(self, x: Tensor, order: Contraction, func: Callable) -> bool:
+        """Whether x sums to 1 over the keys of a product; as a softmax does over its last axis."""
+        scores = self.softmax_outputs[x]
+        keys, heads = order.weights[-1], [x.shape[axis] for axis in order.weights[1:-2]]
+        if scores is UNTURNED and max(heads, default=1) > 1:
+            return False  # each might be read by the same head of the next call alone
+        softmax = scores is not UNTURNED and scores is not UNSUMMED
+        return (softmax and (func in PRODUCT or keys == x.ndim - 1)) or _sums_to_one(x, keys)
+
+    def _weigh(self, weights: Tensor, v: Tensor, order: Contraction) -> Tensor:
+        scores = self.softmax_outputs.pop(weights)
+        if scores is UNTURNED or scores is UNSUMMED:
+            scores = None
+        elif scores is not None and order.weights[-1] == scores.ndim - 1 == weights.ndim - 1:
+            scores = scores.permute(order.weights)
+        weights, v = weights.permute(order.weights), v.permute(order.v)
         context = weights @ v
         if weights.ndim == 3:
             weights, v = weights.unsqueeze(1), v.unsqueeze(1)
+        v = v.expand(*weights.shape[:2], -1, -1)  # heads may share their values
         self.log.add_explicit(weights, v, context, scores)
-        return context
+        return context.permute(order.out).contiguous()
+
+
+UNTURNED = torch.empty(0)  # stands for the scores of a softmax over another axis than the last
+UNSUMMED = torch.empty(0)  # for those of an exponential or a quotient, which may sum to 1
+
+
+def divides_rows(args: tuple, out: Any) -> bool:
+    """Whether a division has one divisor for each row of what it gives."""
+    divisor = args[1] if len(args) > 1 else None
+    if not isinstance(out, Tensor) or not isinstance(divisor, Tensor):
+        return False
+    return out.ndim > 2 and divisor.shape == (*out.shape[:-1], 1)
+
+
+def _sums_to_one(weights: Tensor, axis: int) -> bool:
+    sums = weights.detach().sum(axis, dtype=torch.float32)
+    return bool(((sums - 1).abs() < 1e-3).all())
+
+
+def operands(args: tuple, kwargs: dict) -> tuple:
+    """The tensors of a product, which may be given by their names."""
+    named = (kwargs[name] for name in ("input", "other", "mat2") if name in kwargs)
+    return (*args, *named)
 
 
 def _dim(args: tuple, kwargs: dict) -> int | None:
@@ -372,7 +455,7 @@ class ModuleHooks:
         log = self.log
         if threading.get_ident() == log.thread:
             self.runs.append(log.start_run(""))
-            log.last_values = no_values  # it may be given the same again
+            log.last_memory = (nothing, nothing)  # it may be given the same again
 
     def _after_network(self, _network: nn.Module, _args: tuple, out: Any) -> None:
         if threading.get_ident() != self.log.thread or not self.runs:
@@ -409,12 +492,12 @@ class ModuleHooks:
             if isinstance(module, Attend):
                 self._attend(module, run.calls, out, *args, **kwargs)
             if isinstance(module, Readout):
-                self._read_out(module, run.calls, *args, **kwargs)
+                self._read_out(module, run.calls, out, *args, **kwargs)
             log.running.pop()
             if not log.running:
                 log.record.expected.append(name)
             if (count := len(calls) - run.calls) != 1:
-                raise ValueError(_miscounted(name, module, count))
+                raise RecordError(_miscounted(name, module, count))
 
         return hook
 
@@ -439,12 +522,15 @@ class ModuleHooks:
             len(calls) == before + 1 and (calls[-1].batch, calls[-1].queries) == expected_shape
         )
         if complete and not keep_scores:
+            if self.log.tracer is not None:
+                self.log.tracer.attended(before, v, context, q)
             return
         with torch.no_grad():
             weights = attend.weights(q, k, mask, layout)
             scores = attend.score(q, k).expand_as(weights) if keep_scores else None
         del calls[before:]
-        self.log.add_explicit(weights, v.expand(-1, weights.shape[1], -1, -1), context, scores)
+        v = v.expand(-1, weights.shape[1], -1, -1)
+        self.log.add_explicit(weights, v, context, scores, q)
 
     def _attend_by_products(
         self, attend: Any, context: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
@@ -459,7 +545,13 @@ class ModuleHooks:
         self.log.add_lazy(q, k, v, context, scale, mask, causal=False)
 
     def _read_out(
-        self, readout: Readout, before: int, tokens: Tensor, layout: Any = None, mask: Any = None
+        self,
+        readout: Readout,
+        before: int,
+        out: Tensor,
+        tokens: Tensor,
+        layout: Any = None,
+        mask: Any = None,
     ) -> None:
         """Record our own readouts: one query's call, or their weights with looks for heads."""
         calls = self.log.record.calls
@@ -468,6 +560,8 @@ class ModuleHooks:
         with torch.no_grad():
             weights = readout.weights(tokens, layout, mask)
         del calls[before:]
+        if self.log.tracer is not None:
+            self.log.tracer.attended(before, tokens.unsqueeze(1), out)
         self.log.add_explicit(weights.unsqueeze(2), None, None, None)
 
 

@@ -17,7 +17,6 @@ __all__ = [
     "SDPAInputs",
     "attention_and_lse",
     "detached",
-    "is_matmul",
     "multi_head_attention",
     "short_attention",
 ]
@@ -125,23 +124,6 @@ def detached(tensor: Tensor) -> Tensor:
     if tensor.requires_grad or small:
         return tensor.detach()
     return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def is_matmul(equation: Any) -> bool:
-    """Whether an einsum of two tensors is `...ij,...jd->...id`.
-
-    Examples:
-        >>> from vision_attn.explain.recording.sdpa import is_matmul
-        >>> is_matmul("bhij,bhjd->bhid"), is_matmul("bhid,bhjd->bhij")
-        (True, False)
-    """
-    left, _, out = equation.replace(" ", "").partition("->")
-    weights, _, v = left.partition(",")
-    return (
-        len(weights) == len(v) == len(out) > 2
-        and weights[:-2] == v[:-2] == out[:-2]
-        and weights[-2:] + v[-2:] == out[-2] + weights[-1] * 2 + out[-1]
-    )
 
 
 def multi_head_attention(

@@ -50,8 +50,13 @@ def over_channels(q, k, v):
     return F.scaled_dot_product_attention(q.mT, k.mT, v.mT).mT
 
 
-def pooled(q, k, v):
+def every_second(q, k, v):
     return F.scaled_dot_product_attention(q, k[:, :, ::2], v[:, :, ::2])
+
+
+def averaged(q, k, v):
+    k, v = (x.unflatten(2, (12, 2)).mean(3) for x in (k, v))
+    return F.scaled_dot_product_attention(q, k, v)
 
 
 def windowed(q, k, v):
@@ -63,16 +68,26 @@ def linear(q, k, v):
     return q.relu() @ (k.relu().mT @ v)
 
 
+@pytest.mark.parametrize("attend", [every_second, averaged, windowed])
+def test_keys_and_windows_of_any_kind_are_found(attend):
+    network = Patches(attend).double()
+    network.mix.weight.data *= 9
+    images = IMAGES.double()
+    q, k, _ = network.mix(network.cut(images).flatten(2).mT).unsqueeze(1).chunk(3, -1)
+    A = attend(q, k, torch.eye(24).double().expand(2, 1, 24, 24))[:, 0]  # context is A of one-hot v
+    true = torch.full((2, 1, 24), 1 / 24).double() @ (torch.eye(24).double() + A) / 2
+    found = Rollout()(network, images).values
+    torch.testing.assert_close(found, true[:, 0].unflatten(1, (4, 6)).float())
+
+
 @pytest.mark.parametrize(
     ("attend", "message"),
     [
+        (over_channels, r"are not one token each|are mixtures of the tokens"),
         (
-            over_channels,
-            r"is 16 x 16, but 24 tokens reach it .* \(channel attention, pooled keys\)",
+            linear,
+            r"no attention was found: nothing that sums to 1 weighs values in a matrix product",
         ),
-        (pooled, r"is 24 x 12, but 24 tokens reach it"),
-        (windowed, r"has a batch of 6 for 2 images: windows whose places are not known"),
-        (linear, r"no attention call was seen in Patches: it has no attention, was not run"),
     ],
 )
 def test_attention_that_is_not_from_token_to_token(attend, message):
@@ -89,11 +104,11 @@ def test_a_layout_that_does_not_fit_the_calls():
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("resnet18", "it has no attention"),
-        ("xcit_nano_12_p16_224", "attends from channel to channel"),
-        ("maxvit_pico_rw_256", "attends in windows between convolutions"),
-        ("pvt_v2_b0", "pools its keys"),
-        ("efficientvit_b0", "attends without a softmax"),
+        ("resnet18", "no attention was found"),
+        ("xcit_nano_12_p16_224", "from channel to channel"),
+        ("maxvit_pico_rw_256", "a convolution"),
+        ("pvt_v2_b0", "a convolution"),
+        ("efficientvit_b0", "does not weigh values by a softmax"),
     ],
 )
 def test_networks_that_no_rollout_follows(name, reason):
@@ -102,7 +117,7 @@ def test_networks_that_no_rollout_follows(name, reason):
     with pytest.raises(
         ValueError, match=f"Rollout does not fit {type(network).__name__}: .*{reason}"
     ):
-        Rollout()(network, torch.randn(1, 3, 64, 64))
+        Rollout()(network, torch.randn(1, *network.pretrained_cfg["input_size"]))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
@@ -150,7 +165,7 @@ def test_a_seed_outside_the_image(query):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["timm:resnet18", "--method", "Rollout"], "it has no attention"),
+        (["timm:resnet18", "--method", "Rollout"], "no attention was found"),
         (["timm:xcit_nano_12_p16_224", "--method", "Rollout"], "from channel to channel"),
         (["timm:test_vit", "--method", "Rollout(query=(999, 0))"], "is outside the image"),
         (["timm:test_vit", "--method", "Rollout(start_layer=99)"], "start_layer must be below"),

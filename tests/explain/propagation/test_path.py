@@ -1,0 +1,394 @@
+"""The path of the tokens, proven by a run: what is chained, what is read, and what is refused."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from vision_attn.explain import (
+    GradientRollout,
+    LeGrad,
+    Relevance,
+    Rollout,
+    probe,
+    record_attention,
+)
+from vision_attn.models import ViT
+from vision_attn.types import TokenLayout
+
+SIZE = (32, 48)
+IMAGES = torch.randn(2, 3, *SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+class Block(nn.Module):
+    """A pre-norm block around any attention (q, k, v) -> context, sharp."""
+
+    def __init__(self, attend, dim=24, heads=3):
+        super().__init__()
+        self.attend, self.heads = attend, heads
+        self.norm, self.mix, self.out = (
+            nn.LayerNorm(dim),
+            nn.Linear(dim, 3 * dim),
+            nn.Linear(dim, dim),
+        )
+        self.mix.weight.data *= 6
+
+    def branch(self, x):
+        q, k, v = self.mix(self.norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))
+
+    def forward(self, x):
+        return x + self.branch(x)
+
+
+class Parallel(Block):
+    def __init__(self, attend):
+        super().__init__(attend)
+        self.other = Block(attend)
+
+    def forward(self, x):
+        return x + self.branch(x) + self.other.branch(x)
+
+
+def fused(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def softmaxed(q, k):
+    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+
+
+class Own(nn.Module):
+    """A network of nobody's: no names that tell, registers where they are told to be."""
+
+    def __init__(self, blocks, read=lambda x: x.mean(1), before=0, after=0, classes=5):
+        super().__init__()
+        self.cut = nn.Conv2d(3, 24, 8, 8)
+        self.first = nn.Parameter(torch.randn(1, before, 24))
+        self.last = nn.Parameter(torch.randn(1, after, 24))
+        self.blocks, self.read, self.head = nn.Sequential(*blocks), read, nn.Linear(24, classes)
+
+    def forward(self, images):
+        x = self.cut(images).flatten(2).mT
+        joined = [p.expand(len(x), -1, -1) for p in (self.first, self.last) if p.shape[1]]
+        if len(joined) == 2:
+            x = torch.cat([joined[0], x, joined[1]], 1)
+        elif joined:
+            x = torch.cat([*joined, x] if self.first.shape[1] else [x, *joined], 1)
+        return self.head(self.read(self.blocks(x)))
+
+
+def own(*blocks, **options):
+    torch.manual_seed(3)
+    return Own([block(fused) for block in blocks or (Block, Block)], **options).double().eval()
+
+
+def rolled(network, seed, images=IMAGES):
+    """The seed's row of the product of dense matrices."""
+    with torch.no_grad(), record_attention(network, ()) as record:
+        network(images)
+    r = seed.expand(len(images), 1, -1)
+    for call in reversed(record.calls):
+        A = call.weights().mean(1)
+        r = r @ (0.5 * torch.eye(A.shape[-1], dtype=A.dtype) + 0.5 * A)
+    return r[:, 0]
+
+
+READ = {
+    "first": (lambda x: x[:, 0], 2, 0, [0], "cls"),
+    "mean of the patches": (lambda x: x[:, 1:].mean(1), 1, 0, range(1, 25), "mean"),
+    "registers after": (lambda x: x[:, :24].mean(1), 0, 3, range(24), "mean"),
+    "both ends": (lambda x: x[:, 0], 1, 3, [0], "cls"),
+    "all": (lambda x: x.mean(1), 1, 0, range(25), "mean"),
+}
+
+
+@pytest.mark.parametrize(("read", "before", "after", "tokens", "pool"), READ.values(), ids=READ)
+def test_what_is_read_and_where_the_patches_lie_come_from_the_run(
+    read, before, after, tokens, pool
+):
+    network = own(read=read, before=before, after=after)
+    path = probe(network, SIZE)
+    beside = list(range(before)) + list(range(before + 24, before + 24 + after))
+    assert (path.refusal, path.layout.grid, path.layout.beside) == (None, (4, 6), beside)
+    assert path.layout.pool == pool
+    assert path.patch == (8, 8)
+    seed = torch.zeros(24 + before + after, dtype=torch.float64)
+    seed[list(tokens)] = 1 / len(tokens)
+    shares = rolled(network, seed)
+    found = Rollout()(network, IMAGES)
+    true = shares[:, before : before + 24].unflatten(1, (4, 6))
+    torch.testing.assert_close(found.values, true.float())
+    torch.testing.assert_close(found.prefix_mass, 1 - true.sum((1, 2)).float())
+
+
+def test_registers_can_be_said_in_a_layout():
+    network = own(read=lambda x: x[:, :24].mean(1), after=3)
+    layout = TokenLayout(0, (4, 6), "mean", registers=(-3, -2, -1))
+    assert layout.registers == (24, 25, 26)
+    expected = Rollout()(network, IMAGES)
+    assert torch.equal(Rollout()(network, IMAGES, layout=layout).values, expected.values)
+    for wrong in ((0,), (5, 5), (99,)):
+        with pytest.raises(ValueError, match="registers must be places after the prefix"):
+            TokenLayout(1, (2, 3), registers=wrong)
+
+
+class Twice(nn.Module):
+    def __init__(self, network, flipped=True):
+        super().__init__()
+        self.network, self.flipped = network, flipped
+
+    def forward(self, images):
+        other = images.flip(-1) if self.flipped else images
+        return (self.network(images) + self.network(other)) / 2
+
+
+def test_two_runs_of_one_network_are_two_chains():
+    network = ViT(SIZE, 8, 5, 24, 2, 3).double().eval()
+    for name, weight in network.named_parameters():
+        if "qkv" in name:
+            weight.data *= 5
+    once, mirrored = (Rollout()(network, x).values for x in (IMAGES, IMAGES.flip(-1)))
+    twice = Rollout()(Twice(network, flipped=False), IMAGES)
+    torch.testing.assert_close(twice.values, once)
+    assert not torch.allclose(once, mirrored)
+    flipped = Rollout()(Twice(network), IMAGES)
+    torch.testing.assert_close(flipped.values, (once + mirrored.flip(-1)) / 2)
+
+
+def test_branches_side_by_side_count_alike():
+    network = own(Block, Parallel, Block)
+    with torch.no_grad(), record_attention(network, ()) as record:
+        network(IMAGES)
+    first, one, other, last = (call.weights().mean(1) for call in record.calls)
+    r = torch.full((2, 1, 24), 1 / 24, dtype=torch.float64)
+    for A in (last, (one + other) / 2, first):
+        r = r @ (0.5 * torch.eye(24, dtype=torch.float64) + 0.5 * A)
+    found = Rollout()(network, IMAGES).values
+    torch.testing.assert_close(found, r[:, 0].unflatten(1, (4, 6)).float())
+
+
+def test_a_connection_that_skips_calls_is_refused():
+    class Skips(Own):
+        def forward(self, images):
+            x = y = self.cut(images).flatten(2).mT
+            for block in self.blocks:
+                y = block(y)
+            return self.head(self.blocks[0](y + x).mean(1))
+
+    network = Skips([Block(fused), Block(fused)]).double().eval()
+    with pytest.raises(ValueError, match="reads tokens as they were before"):
+        Rollout()(network, IMAGES)
+
+
+def linear(q, k, v):
+    return q.softmax(-1) @ (k.softmax(-2).mT @ v)
+
+
+def channels(q, k, v):
+    return ((q.mT @ k).softmax(-1) @ v.mT).mT
+
+
+def test_two_softmaxes_in_a_row_are_two_calls():
+    """Efficient attention of one head: its weights from token to token are a product of two."""
+    torch.manual_seed(3)
+    network = Own([Block(linear, heads=1)]).double().eval()  # 24 tokens, 24 wide
+    block, x = network.blocks[0], network.cut(IMAGES).flatten(2).mT
+    q, k, _ = block.mix(block.norm(x)).unsqueeze(1).chunk(3, -1)
+    A = (q.softmax(-1) @ k.softmax(-2).mT)[:, 0].detach()
+    r = torch.full((2, 1, 24), 1 / 24, dtype=torch.float64)
+    r = r @ (0.5 * torch.eye(24, dtype=torch.float64) + 0.5 * A)
+    found = Rollout()(network, IMAGES).values
+    torch.testing.assert_close(found, r[:, 0].unflatten(1, (4, 6)).float())
+
+
+@pytest.mark.parametrize(
+    ("attend", "heads"),
+    [(linear, 3), (channels, 1), (channels, 3)],
+    ids=["linear", "channels", "channels of 3 heads"],
+)
+def test_attention_over_channels_is_not_taken_for_tokens(attend, heads):
+    network = Own([Block(attend, heads=heads)]).double().eval()  # 24 tokens, 24 or 8 wide
+    refusal = probe(network, SIZE).refusal
+    assert "not one token each" in refusal or "mixtures of the tokens" in refusal
+    with pytest.raises(ValueError, match="does not fit Own"):
+        Rollout()(network, IMAGES, layout=TokenLayout(0, (4, 6), "mean"))
+
+
+def test_a_pool_by_a_softmax_over_the_tokens_is_a_call():
+    pool = nn.Linear(24, 1).double()
+    pool.weight.data *= 9
+    network = own(read=lambda x: (pool(x).softmax(1).mT @ x)[:, 0])
+    path = probe(network, SIZE)
+    assert [step.shape[2:] for step in path.steps] == [(24, 24), (24, 24), (1, 24)]
+    with torch.no_grad():
+        seed = pool(network.blocks(network.cut(IMAGES).flatten(2).mT)).softmax(1).mT
+        with record_attention(network, ()) as record:
+            network(IMAGES)
+    for call in reversed(record.calls[:2]):
+        seed = seed @ (0.5 * torch.eye(24, dtype=torch.float64) + 0.5 * call.weights().mean(1))
+    found = Rollout()(network, IMAGES).values
+    torch.testing.assert_close(found, seed[:, 0].unflatten(1, (4, 6)).float())
+
+
+def test_class_attention_to_a_class_token_that_is_normed_apart():
+    class ClassAttention(nn.Module):
+        """The class token's residual is the parameter itself; the norm's output joins the keys."""
+
+        def __init__(self):
+            super().__init__()
+            self.network, self.last = own(Block), Block(fused).double()
+            self.first = nn.Parameter(torch.randn(1, 1, 24, dtype=torch.float64))
+
+        def forward(self, images):
+            x = self.network.blocks(self.network.cut(images).flatten(2).mT)
+            first = self.first.expand(len(x), -1, -1)
+            keys = torch.cat([self.last.norm(first), x], 1)
+            q, k, v = self.last.mix(keys).unflatten(-1, (3, 3, -1)).permute(2, 0, 3, 1, 4)
+            found = fused(q[:, :, :1], k, v).transpose(1, 2).flatten(2)
+            return self.network.head((first + self.last.out(found))[:, 0])
+
+    network = ClassAttention().eval()
+    with torch.no_grad(), record_attention(network, ()) as record:
+        network(IMAGES)
+    first, last = (call.weights().mean(1) for call in record.calls)
+    r = 0.5 * last[:, :, 1:] @ (0.5 * torch.eye(24, dtype=torch.float64) + 0.5 * first)
+    found = Rollout()(network, IMAGES).values
+    torch.testing.assert_close(found, r[:, 0].unflatten(1, (4, 6)).float())
+
+
+def test_a_layout_that_says_attention_where_nothing_pools():
+    with pytest.raises(ValueError, match="no attention call has queries that are no tokens"):
+        Rollout()(own(), IMAGES, layout=TokenLayout(0, (4, 6), "attention"))
+
+
+def test_heads_that_were_folded_into_the_batch():
+    def folded(q, k, v):
+        context = F.scaled_dot_product_attention(*(x.flatten(0, 1) for x in (q, k, v)))
+        return context.unflatten(0, q.shape[:2])
+
+    torch.manual_seed(3)
+    network = Own([Block(folded), Block(folded)]).double().eval()
+    plain = own()
+    plain.load_state_dict(network.state_dict())
+    for method in (Rollout(), GradientRollout(), Relevance()):
+        found, true = (method(each, IMAGES, 1).values for each in (network, plain))
+        torch.testing.assert_close(found, true)
+
+
+@pytest.mark.parametrize(
+    "product",
+    [lambda A, v: torch.matmul(input=A, other=v), lambda A, v: A @ v[:, :1]],
+    ids=["by name", "one head's values"],
+)
+def test_products_of_weights_and_values_in_every_form(product):
+    torch.manual_seed(3)
+    network = Own([Block(lambda q, k, v: product(softmaxed(q, k), v))]).double().eval()
+    for method in (Rollout(), GradientRollout(), Relevance()):
+        assert method(network, IMAGES, 1).values.max() > 0
+
+
+def test_a_pooling_head_that_the_logits_do_not_use_is_left_out():
+    import transformers
+
+    config = transformers.SiglipVisionConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=48,
+        patch_size=8, image_size=32,
+    )  # fmt: skip
+    network = transformers.SiglipForImageClassification(
+        transformers.SiglipConfig(vision_config=config.to_dict(), num_labels=5)
+    )
+    network = network.double().eval()
+    for name, weight in network.named_parameters():
+        if "q_proj" in name or "k_proj" in name:
+            weight.data.normal_(std=0.5)
+    images = IMAGES[..., :32]
+    path = probe(network, (32, 32))
+    assert [step.used for step in path.steps] == [True, True, False][: len(path.steps)]
+    with torch.no_grad(), record_attention(network, ()) as record:
+        network(images)
+    r = torch.full((2, 1, 16), 1 / 16, dtype=torch.float64)
+    for call in reversed(record.calls[:2]):
+        r = r @ (0.5 * torch.eye(16, dtype=torch.float64) + 0.5 * call.weights().mean(1))
+    found = Rollout()(network, images).values
+    torch.testing.assert_close(found, r[:, 0].unflatten(1, (4, 4)).float())
+    assert Relevance()(network, images, 1).values.max() > 0
+
+
+def test_a_path_is_remembered_until_the_network_changes(monkeypatch):
+    from vision_attn.explain.propagation import path as module
+
+    runs, run_path = [], module.run_path
+    monkeypatch.setattr(module, "run_path", lambda *args: (runs.append(1), run_path(*args))[1])
+    network = own()
+    for _ in range(3):
+        Rollout()(network, IMAGES)
+    assert len(runs) == 1
+    network.classes = 7
+    Rollout()(network, IMAGES)
+    assert len(runs) == 2
+
+
+def test_legrad_says_why_where_its_list_holds_the_bare_attention():
+    class Bare(Own):
+        def forward(self, images):
+            x = self.cut(images).flatten(2).mT
+            for attention in self.blocks:
+                x = x + attention(x)
+            return self.head(x.mean(1))
+
+    class QKV(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(24, 72)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+            return fused(q, k, v).squeeze(1)
+
+    network = Bare([QKV(), QKV()]).double().eval()
+    with pytest.raises(ValueError, match="its list holds QKV, the attention without"):
+        LeGrad()(network, IMAGES, 1)
+
+
+def test_the_table():
+    printed = str(probe(own(read=lambda x: x[:, 0], before=1), SIZE))
+    assert printed.splitlines()[0] == "25 tokens: 1 beside the image, 4x6 patches of 8x8 pixels"
+    assert printed.splitlines()[-1] == "the logits read: the class token"
+
+
+def heads_third(q, k, v):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    weights = (torch.einsum("bqhd,bkhd->bqhk", q, k) / q.shape[-1] ** 0.5).softmax(-1)
+    return torch.einsum("bqhk,bkhd->bqhd", weights, v).transpose(1, 2)
+
+
+def exp_and_sum(q, k, v):
+    powers = (q @ k.mT / q.shape[-1] ** 0.5).exp()
+    return (powers / powers.sum(-1, keepdim=True)) @ v
+
+
+def head_by_head(q, k, v):
+    one = [softmaxed(q[:, head], k[:, head]) @ v[:, head] for head in range(q.shape[1])]
+    return torch.stack(one, 1)
+
+
+def in_chunks(q, k, v):
+    return torch.cat([fused(chunk, k, v) for chunk in q.split(7, 2)], 2)
+
+
+@pytest.mark.parametrize("attend", [heads_third, exp_and_sum, head_by_head, in_chunks])
+def test_however_attention_is_written_its_rollout_is_that_of_its_weights(attend):
+    torch.manual_seed(5)
+    network = Own([Block(attend), Block(attend)]).double().eval()
+    with torch.no_grad():
+        x, r = network.cut(IMAGES).flatten(2).mT, torch.full((2, 1, 24), 1 / 24).double()
+        weights = []
+        for block in network.blocks:
+            q, k, _ = block.mix(block.norm(x)).unflatten(-1, (3, 3, -1)).permute(2, 0, 3, 1, 4)
+            weights.append(softmaxed(q, k).mean(1))
+            x = block(x)
+        for each in reversed(weights):
+            r = 0.5 * r + 0.5 * r @ each
+    found = Rollout()(network, IMAGES).values.flatten(1)
+    torch.testing.assert_close(found, r[:, 0].to(found), atol=1e-7, rtol=1e-5)

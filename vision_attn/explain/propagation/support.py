@@ -1,0 +1,88 @@
+"""Which networks attend from token to token, and why the others do not."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vision_attn.explain.networks.modules import modules_of, network_of, why_opaque
+from vision_attn.explain.propagation.path import Path, find_path
+from vision_attn.types import Images, Model
+
+__all__ = ["blank_image", "probe", "refusal_of"]
+
+USUAL = 224  # height and width of images where a network tells nothing
+
+
+def probe(network: nn.Module | Model, image_size: tuple[int, int] | None = None) -> Path:
+    """Find the path of a network's tokens to its logits, by a run on a blank image.
+
+    image_size: (height, width); None takes the model's, or what the network says it takes. Printed,
+    the path is a table: every attention call with its heads, queries and keys, windows, what is
+    merged or left out between calls, and what the logits read; or why there is no map. Its `layout`
+    says how the tokens lie on the image. Raises ValueError for a network that hides its modules.
+
+    Examples:
+        >>> from vision_attn.explain import probe
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=1, heads=3)
+        >>> path = probe(network, (16, 24))
+        >>> path.layout.grid, path.refusal
+        ((2, 3), None)
+        >>> print(path)
+        7 tokens: 1 beside the image, 2x3 patches of 8x8 pixels
+          call  module                heads  queries  keys
+             0  blocks.0.attn.attend      3        7     7
+        the logits read: the class token
+    """
+    if image_size is None and isinstance(network, Model):
+        image_size = network.preprocess.input_size
+    network = network_of(network)
+    if reason := why_opaque(network):
+        raise ValueError(f"{type(network).__name__} cannot be probed: {reason}")
+    return find_path(network, blank_image(network, image_size))
+
+
+def refusal_of(network: nn.Module, images: Images | None = None) -> str | None:
+    """Say in one line why no map can be made of this network's attention; None where it can.
+
+    A run decides: on an image of the size of `images`, or of the network's own size. None also
+    where it cannot run on such an image.
+
+    Examples:
+        >>> from torch import nn
+        >>> from vision_attn.explain.propagation.support import refusal_of
+        >>> refusal_of(nn.Conv2d(3, 5, 3))
+        'no attention was found: nothing that sums to 1 weighs values in a matrix product'
+    """
+    if reason := why_opaque(network):
+        return reason
+    if images is not None:
+        return find_path(network, images).refusal
+    try:
+        return find_path(network, blank_image(network)).refusal
+    except Exception:  # its own code, on an image that may be of the wrong kind
+        return None
+
+
+def blank_image(network: nn.Module, size: tuple[int, int] | None = None) -> Tensor:
+    """Make an image (1 c h w) of a size, of that which the network says it takes, or the usual."""
+    weight = next((x for x in network.parameters() if x.is_floating_point()), torch.zeros(()))
+    channels, height, width = 3, USUAL, USUAL
+    for module in modules_of(network):
+        config: Any = getattr(module, "pretrained_cfg", None) or getattr(module, "config", None)
+        told = config.get("input_size") if isinstance(config, dict) else None
+        if told is not None:
+            own = getattr(getattr(module, "patch_embed", None), "img_size", None)
+            channels, height, width = (told[0], *own) if isinstance(own, tuple) else told
+            break
+        told = getattr(config, "image_size", None) or getattr(module, "image_size", None)
+        if isinstance(told, int | list | tuple):
+            height, width = (told, told) if isinstance(told, int) else told[-2:]
+            break
+    for module in modules_of(network):
+        if isinstance(module, nn.Conv2d):
+            channels = module.in_channels
+            break
+    height, width = size or (height, width)
+    return torch.zeros(1, channels, height, width, dtype=weight.dtype, device=weight.device)
