@@ -6,6 +6,8 @@
 RUN is a folder of `vision-attn fit`, with best.ckpt (averaged weights, if that is what it holds),
 config.yaml and summary.json. The weights are rounded to float16, or to bfloat16 where that costs
 less accuracy. What is measured is what ships: rounded, in float32 arithmetic, on the test images.
+With --size it is shown photos at another size than the run's, as networks that learned from random
+crops see objects better when these are a little larger (Touvron 2019, arXiv:1906.06423).
 The temperature, and the threshold below which a photo is called unlike what the network knows, are
 of the images that the run held out (data.val_fraction).
 """
@@ -88,6 +90,7 @@ def main() -> None:
     adding.add_argument("--command", dest="words", help="the whole command that trained it")
     adding.add_argument("--hardware", help="what it was trained on (default: this machine's cores)")
     adding.add_argument("--scores", type=Path, help="a folder of vision-attn score")
+    adding.add_argument("--size", type=int, help="pixels of height and width at which it ships")
     adding.add_argument("--licence", help="of the data, where LICENCES has none")
     args = parser.parse_args()
     if args.command == "add":
@@ -103,6 +106,9 @@ def add(args: argparse.Namespace) -> Card:
     summary = json.loads((args.run / "summary.json").read_text(encoding="utf-8"))
     best = args.run / "best.ckpt"
     saved = unpack(best)
+    if args.size:
+        config["data"]["source"]["init_args"] |= {"size": args.size, "shorter_side": args.size}
+        saved.about["preprocess"]["input_size"] = [args.size, args.size]
     data = opened(best, saved, config["data"], args.data_root)
     network = saved.build().eval()
     weights, dtype, exact = rounded(network, saved, data)
