@@ -88,6 +88,28 @@ def test_only_what_is_allowed_is_imported(package, here, tiny, capsys):
 
 
 @pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("stranger", {"trust_remote_code": True}, "'trust_remote_code' would run code"),
+        ("stranger", {}, "hf:stranger cannot be built"),
+        ("vit", {"attn_implementation": "someone/kernel"}, "is a repository of code"),
+    ],
+)
+def test_no_code_beside_a_networks_weights_is_run(kind, options, message, here, tiny, capsys):
+    pytest.importorskip("transformers")
+    Path("stranger").mkdir()
+    places = {"model_type": "stranger", "auto_map": {"AutoConfig": "code.Config"}}
+    Path("stranger/config.json").write_text(json.dumps(places))
+    text = f"from pathlib import Path\nPath({str(here / 'called')!r}).touch()\n"
+    Path("stranger/code.py").write_text(f"{text}from transformers import ViTConfig as Config\n")
+    path = "vision_attn.models.huggingface_model.HuggingFaceModel"
+    network = {"class_path": path, "init_args": {"name": kind, "model_args": options}}
+    content = yaml.safe_load(tiny)
+    content["model"]["network"] = network
+    assert message in refused(content, capsys)
+
+
+@pytest.mark.parametrize(
     ("place", "path"),
     [
         ("model.network", "torchvision.models.resnet18"),
