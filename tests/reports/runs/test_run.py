@@ -146,9 +146,11 @@ def test_the_config_beside_a_checkpoint_is_not_read_unless_it_is_named(fitted, h
     run = shutil.copytree(fitted, "run")
     Path("run/config.yaml").write_text("a: &a [*a]")
     words = ["--ckpt_path", f"{run}/best.ckpt"]
-    assert main(["test", *words]) == 2
-    line = complaint(capsys)
-    assert line.startswith("test needs the data: --config FILE_OR_NAME (that of the checkpoint's")
+    for command in ("validate", "test"):
+        assert main([command, *words]) == 2
+        line = complaint(capsys)
+        needs = f"{command} needs the data: --config FILE_OR_NAME (that of the checkpoint's"
+        assert line.startswith(needs)
     source = ["--data.source", "Planted", "--data.source.size", "16", "--data.source.test", "20"]
     source += ["--data.source.train", "40", "--data.source.val", "20"]
     assert main(["test", *words, *source, "--trainer.accelerator=cpu"]) == 0
@@ -166,6 +168,7 @@ def test_predict_needs_no_more_than_a_checkpoint(fitted, here):
 
     Path("run").mkdir()
     shutil.copy(fitted / "best.ckpt", "run/best.ckpt")
+    Path("run/config.yaml").write_text("a: &a [*a]")  # is not read
     Image.new("RGB", (20, 30), "red").save("a.png")
     words = ["predict", "--ckpt_path", "run/best.ckpt", "--images", "a.png"]
     assert main([*words, "--trainer.accelerator", "cpu"]) == 0
