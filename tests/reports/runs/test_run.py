@@ -231,6 +231,18 @@ def test_every_run_has_a_folder_of_its_own(tmp_path):
     assert sorted(found) == sorted(tmp_path / f"runs/version_{i}" for i in range(40))
 
 
+def test_two_runs_made_before_either_starts_have_two_folders(here):
+    runs = [make_run("fit", ["--config", "tiny.yaml"]) for _ in range(2)]
+    assert [run.folder.name for run in runs] == ["version_0", "version_1"]
+
+
+def test_a_folder_that_another_run_makes_in_between_is_not_shared(tmp_path, monkeypatch):
+    (tmp_path / "version_0").mkdir()
+    exists, answers = Path.exists, iter([False])  # not there at the first look
+    monkeypatch.setattr(Path, "exists", lambda path: next(answers, exists(path)))
+    assert _claimed(tmp_path) == tmp_path / "version_1"
+
+
 def test_a_run_that_fails_leaves_no_folder(here, capsys):
     for words in (
         ["--model.network.num_classes", "7"],
