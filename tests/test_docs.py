@@ -15,6 +15,7 @@ import torch
 
 from vision_attn.cli import COMMANDS, TRAINING
 from vision_attn.render.video import VideoWriter
+from vision_attn.reports.runs.guard import PACKAGES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "README.ja.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -37,6 +38,19 @@ def test_commands_and_files_that_are_named_exist(page):
         assert (ROOT / file).is_file(), f"{page.name} names {file}"
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", text):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/reliability.md"])
+def test_what_is_code_and_what_is_data_is_said_in_a_sentence(page):
+    """What is said holds: tests/reports/runs/test_run.py and tests/models/test_weights.py."""
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    sentences = [one for one in text.split(". ") if " configs are data" in one]
+    assert len(sentences) == 1
+    named = re.search(r"a config can name only classes of ([\w, ]+);", sentences[0])
+    assert named
+    assert named[1].replace(" and ", ", ").split(", ") == list(PACKAGES)
+    assert "only a package that you name with `--allow PACKAGE` is code" in sentences[0]
+    assert "No command reads the `config.yaml` beside a checkpoint" in text
 
 
 def imports_of(page: Path) -> list[tuple[str, str]]:

@@ -133,6 +133,13 @@ def test_multidim_additive_has_a_score_for_every_view(
         torch.testing.assert_close(scores[b, :, i, j], views)
 
 
+def test_multidim_additive_takes_the_activation_that_its_docstring_names() -> None:
+    words = " ".join((MultiDimAdditive.__doc__ or "").split())
+    assert "activation: a factory of act" in words
+    assert "any activation, not the sigmoid; tanh by default" in words
+    assert isinstance(MultiDimAdditive(D).activation, nn.Tanh)
+
+
 def test_general_with_one_query_head_is_a_stack_of_bilinear_forms() -> None:
     score = General(D, heads=5)
     q, k = torch.randn(B, 1, I, D), torch.randn(B, 1, J, D)

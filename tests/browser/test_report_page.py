@@ -35,8 +35,9 @@ def page(request, show, tmp_path: Path):
     small = [Shot("map.png", "map.png", (64, 64), f"Method{i}", f"map {i}") for i in range(9)]
     groups = [("The image", 2), ("Vision Transformer: ✓ striped disk", 3), ("SENet", 2), ("CNN", 2)]
     hits = ", ".join(f"WeightedRollout{i} 100%" for i in range(4))
+    header = ["network", "test accuracy", "minutes", "map: maximum inside the object"]
     sections = [
-        Table("Results", ["network", "accuracy", "map"], [["Vision Transformer", "97.1%", hits]]),
+        Table("Results", header, [["Vision Transformer", "97.1%", "12.3", hits]]),
         Gallery("Where they look", [Row("striped disk", "", small, groups=groups)] * 3),
         Figures("How it learned", curves),
         Commands("What next", [("Look:", COMMAND)]),
@@ -52,7 +53,7 @@ def boxes(page, selector: str) -> list[dict[str, float]]:
 def test_no_column_is_cut(page):
     width = page.viewport_size["width"]
     cells = boxes(page, "td, tbody th")
-    assert len(cells) == 3
+    assert len(cells) == 4
     assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in cells)
     inside = "e => e.scrollWidth <= e.clientWidth"
     assert page.locator(".table").evaluate(inside)

@@ -168,6 +168,17 @@ def test_sparseness():
     assert scores(Sparseness, values).item() == pytest.approx(pairs.item())
 
 
+def test_the_tolerance_grows_the_object_by_the_shape_that_its_docstring_names():
+    assert "the object grows by a square" in " ".join(PointingGame.__doc__.split())
+    masks = torch.zeros(11 * 13, 11, 13, dtype=torch.bool)
+    masks[:, 5, 6] = True
+    metric = PointingGame(tolerance=3)
+    metric.update(torch.eye(11 * 13).view(-1, 11, 13), masks)  # the maximum at every place
+    square = torch.zeros(11, 13)
+    square[2:9, 3:10] = 1
+    torch.testing.assert_close(metric.per_image().view(11, 13), square)
+
+
 def test_a_maximum_beside_the_object_counts_within_the_tolerance():
     maps, masks = torch.zeros(5, 20, 20), torch.zeros(5, 20, 20, dtype=torch.bool)
     masks[:, 8:11, 8:11] = True

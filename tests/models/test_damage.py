@@ -163,13 +163,19 @@ def test_damage_is_one_line_about_the_file(name, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("damage", ["no zip", "cut", "a member missing", "empty zip"])
+@pytest.mark.parametrize(
+    "damage", ["no zip", "cut", "several disks", "a member missing", "empty zip"]
+)
 def test_a_file_that_is_no_archive_is_one_line(damage, tmp_path):
     path = saved(tmp_path)
     if damage == "no zip":
         path.write_bytes(b"PK\x03\x04" + b"\0" * 1000)
     elif damage == "cut":
         path.write_bytes(path.read_bytes()[:-40])
+    elif damage == "several disks":  # by the locator of the directory's end, zip64
+        whole = bytearray(path.read_bytes())
+        whole[whole.rindex(b"PK\x06\x07") + 16] = 9
+        path.write_bytes(whole)
     else:
         with zipfile.ZipFile(path) as old:
             members = [(name, old.read(name)) for name in old.namelist()]

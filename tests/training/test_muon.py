@@ -1,3 +1,4 @@
+import re
 from copy import deepcopy
 from functools import partial
 
@@ -144,6 +145,20 @@ def test_orthogonal_brings_values_above_a_share_of_the_norm_near_one(
     assert found.max() < 1.23
     assert (found[~large] <= 500 * values[~large] / values.norm() + rounding).all()
     assert found.min() < 0.1
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (64, 40)])
+def test_orthogonal_keeps_the_bounds_that_its_docstring_names(shape, monkeypatch):
+    monkeypatch.setattr(muon, "native_precision", lambda device: "32-true")
+    words = " ".join(orthogonal.__doc__.split())
+    low, high = map(float, re.search(r"between (\d\.\d+) and (\d\.\d+)", words).groups())
+    share = re.search(r"of at least (\d\.\d+) of the matrix's Frobenius norm", words)
+    matrix = torch.randn(shape)
+    u, values, v = torch.linalg.svd(matrix, full_matrices=False)
+    found = (u.T @ orthogonal(matrix) @ v.T).diag()
+    named = found[values >= (float(share[1]) if share else 0) * values.norm()]
+    assert low <= named.min()
+    assert named.max() <= high
 
 
 @pytest.mark.parametrize("shape", [(3, 13, 5), (3, 5, 13)])

@@ -337,9 +337,9 @@ def read_file(path: str | Path) -> dict[str, Any]:
             f"{path}: not a checkpoint or weights file; expected one written by torch.save "
             "(.ckpt, .pth, .pt, .bin) or a .safetensors file"
         )
-    if is_zip and not zipfile.is_zipfile(path):
-        raise ModelError(_damaged(path, "PyTorch"))
     try:
+        if is_zip and not zipfile.is_zipfile(path):  # it raises, too, for some damaged ends
+            raise zipfile.BadZipFile(path)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Validating sparse tensor invariants")
             warnings.filterwarnings("ignore", "Detected pickle protocol")

@@ -15,13 +15,15 @@ from vision_attn.types import Images, Logits
 
 __all__ = ["HuggingFaceModel"]
 
+NO_CODE = {"trust_remote_code": False}
 OFFLINE = "name a folder that holds it, or a kind of network (hf:vit) with --pretrained false"
 
 
 class HuggingFaceModel(nn.Module):
     """A classifier of transformers that takes images and gives logits.
 
-    name: a repository, a folder, or, for random weights, a kind of network such as "vit".
+    name: a repository, a folder, or, for random weights, a kind of network such as "vit". Code that
+    stands beside the weights is never run: ModelError for a network that needs it.
     `processor` holds the options of its image processor, empty where it has none; `missing` names
     the weights that a pretrained network does not have, so that they are random.
 
@@ -47,6 +49,11 @@ class HuggingFaceModel(nn.Module):
             from transformers import AutoModelForImageClassification as Auto
         except ImportError as error:
             raise ModelError("hf: needs transformers: pip install transformers") from error
+        if "trust_remote_code" in (model_args or {}):
+            raise ModelError(
+                f"hf:{name}: 'trust_remote_code' would run code that comes with the weights: build "
+                "the network in your own code instead"
+            )
         self.processor: dict[str, Any] = {}
         self.missing: list[str] = []
         remote = name not in CONFIG_MAPPING and not Path(name).is_dir()
@@ -55,16 +62,22 @@ class HuggingFaceModel(nn.Module):
             if name in CONFIG_MAPPING:
                 config: Any = AutoConfig.for_model(name, **(model_args or {}))
             else:
-                config = AutoConfig.from_pretrained(name, **(model_args or {}))
+                config = AutoConfig.from_pretrained(name, **NO_CODE, **(model_args or {}))
                 with suppress(OSError):  # it need not have one
-                    self.processor = AutoImageProcessor.from_pretrained(name).to_dict()
+                    self.processor = AutoImageProcessor.from_pretrained(name, **NO_CODE).to_dict()
+            kernel = str(getattr(config, "_attn_implementation", None))
+            if "/" in kernel:
+                raise ModelError(
+                    f"hf:{name}: attn_implementation {kernel!r} is a repository of code, which is "
+                    "not run: expected eager, sdpa or another of transformers' own"
+                )
             if pretrained and weights is None:
                 self.network, found = Auto.from_pretrained(
-                    name, config=config, output_loading_info=True
+                    name, config=config, output_loading_info=True, **NO_CODE
                 )
                 self.missing = list(found["missing_keys"])
             else:
-                self.network = Auto.from_config(config)
+                self.network = Auto.from_config(config, **NO_CODE)
         if weights is not None:
             load_weights(self.network, read_weights(weights), weights)
         takes = inspect.signature(self.network.forward).parameters

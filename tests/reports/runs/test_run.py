@@ -88,6 +88,28 @@ def test_only_what_is_allowed_is_imported(package, here, tiny, capsys):
 
 
 @pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("stranger", {"trust_remote_code": True}, "'trust_remote_code' would run code"),
+        ("stranger", {}, "hf:stranger cannot be built"),
+        ("vit", {"attn_implementation": "someone/kernel"}, "is a repository of code"),
+    ],
+)
+def test_no_code_beside_a_networks_weights_is_run(kind, options, message, here, tiny, capsys):
+    pytest.importorskip("transformers")
+    Path("stranger").mkdir()
+    places = {"model_type": "stranger", "auto_map": {"AutoConfig": "code.Config"}}
+    Path("stranger/config.json").write_text(json.dumps(places))
+    text = f"from pathlib import Path\nPath({str(here / 'called')!r}).touch()\n"
+    Path("stranger/code.py").write_text(f"{text}from transformers import ViTConfig as Config\n")
+    path = "vision_attn.models.huggingface_model.HuggingFaceModel"
+    network = {"class_path": path, "init_args": {"name": kind, "model_args": options}}
+    content = yaml.safe_load(tiny)
+    content["model"]["network"] = network
+    assert message in refused(content, capsys)
+
+
+@pytest.mark.parametrize(
     ("place", "path"),
     [
         ("model.network", "torchvision.models.resnet18"),
@@ -124,9 +146,11 @@ def test_the_config_beside_a_checkpoint_is_not_read_unless_it_is_named(fitted, h
     run = shutil.copytree(fitted, "run")
     Path("run/config.yaml").write_text("a: &a [*a]")
     words = ["--ckpt_path", f"{run}/best.ckpt"]
-    assert main(["test", *words]) == 2
-    line = complaint(capsys)
-    assert line.startswith("test needs the data: --config FILE_OR_NAME (that of the checkpoint's")
+    for command in ("validate", "test"):
+        assert main([command, *words]) == 2
+        line = complaint(capsys)
+        needs = f"{command} needs the data: --config FILE_OR_NAME (that of the checkpoint's"
+        assert line.startswith(needs)
     source = ["--data.source", "Planted", "--data.source.size", "16", "--data.source.test", "20"]
     source += ["--data.source.train", "40", "--data.source.val", "20"]
     assert main(["test", *words, *source, "--trainer.accelerator=cpu"]) == 0
@@ -144,6 +168,7 @@ def test_predict_needs_no_more_than_a_checkpoint(fitted, here):
 
     Path("run").mkdir()
     shutil.copy(fitted / "best.ckpt", "run/best.ckpt")
+    Path("run/config.yaml").write_text("a: &a [*a]")  # is not read
     Image.new("RGB", (20, 30), "red").save("a.png")
     words = ["predict", "--ckpt_path", "run/best.ckpt", "--images", "a.png"]
     assert main([*words, "--trainer.accelerator", "cpu"]) == 0
@@ -204,6 +229,18 @@ def test_every_run_has_a_folder_of_its_own(tmp_path):
     for thread in threads:
         thread.join()
     assert sorted(found) == sorted(tmp_path / f"runs/version_{i}" for i in range(40))
+
+
+def test_two_runs_made_before_either_starts_have_two_folders(here):
+    runs = [make_run("fit", ["--config", "tiny.yaml"]) for _ in range(2)]
+    assert [run.folder.name for run in runs] == ["version_0", "version_1"]
+
+
+def test_a_folder_that_another_run_makes_in_between_is_not_shared(tmp_path, monkeypatch):
+    (tmp_path / "version_0").mkdir()
+    exists, answers = Path.exists, iter([False])  # not there at the first look
+    monkeypatch.setattr(Path, "exists", lambda path: next(answers, exists(path)))
+    assert _claimed(tmp_path) == tmp_path / "version_1"
 
 
 def test_a_run_that_fails_leaves_no_folder(here, capsys):
