@@ -1,9 +1,9 @@
-"""What mkdocs makes anew at each build: the command line, tables, formulas and notebooks of the site.
+"""What mkdocs makes anew at each build: the command line, tables, formulas and notebooks.
 
-    <!-- table: NAME -->         tables from the parsers, the configs or the shelf, see TABLES
-    <!-- section: HEADING -->    that section of CONTRIBUTING.md
-    $...$ and $$...$$            MathML, which a browser shows without a script
-    notebooks/                   the notebooks, to download
+<!-- table: NAME -->         tables from the parsers, the configs or the shelf, see TABLES
+<!-- section: HEADING -->    that section of CONTRIBUTING.md
+$...$ and $$...$$            MathML, which a browser shows without a script
+notebooks/                   the notebooks, to download
 """
 
 import argparse
@@ -110,7 +110,9 @@ def commands() -> str:
                 parts += [*heading, table(("option", "meaning"), rows)]
     for command, does in cli.TRAINING.items():
         text = words.help_text(command).partition("configs here:")[0]
-        parts.append(f"## {command}\n\n{does[0].upper()}{does[1:]}.\n\n```text\n{text.strip()}\n```\n")
+        parts.append(
+            f"## {command}\n\n{does[0].upper()}{does[1:]}.\n\n```text\n{text.strip()}\n```\n"
+        )
     return "\n".join(parts)
 
 
@@ -183,7 +185,9 @@ TABLES: dict[str, Callable[[], str]] = {
 def section(heading: str) -> str:
     """A section of CONTRIBUTING.md, without its heading."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    found = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    found = re.search(
+        rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL
+    )
     if not found:
         raise ValueError(f"CONTRIBUTING.md has no section {heading!r}")
     return found[1].strip()

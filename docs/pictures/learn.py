@@ -3,7 +3,7 @@
     python docs/pictures/learn.py [NAME ...]     those named, or all
 
 Each is computed by the classes that its page is about: fresh ones with drawn weights, a network
-that comes along (vision_attn:vit_planted), or, for `gates`, one trained here for half a minute.
+that comes along (vision_attn:vit_planted), or, for `gates`, one trained here for a minute.
 """
 
 import sys
@@ -184,8 +184,9 @@ def co_attention() -> Figure:
     """Two sequences that share two items: the affinity, and each side's weights by five kinds."""
     torch.manual_seed(1)
     width = 16
-    keys, queries = torch.randn(1, 12, width), torch.randn(1, 5, width)
-    queries[0, 1], queries[0, 3] = 1.2 * keys[0, 4], 1.2 * keys[0, 9]
+    apart = 3 * torch.linalg.qr(torch.randn(width, width)).Q  # rows that have nothing in common
+    keys = apart[None, :12]
+    queries = apart[None, [12, 4, 13, 9, 14]]
     kinds = {
         "AttentionOverAttention": attn.AttentionOverAttention(width, score=attn.ScaledDot),
         "MaxPoolCoAttention": attn.MaxPoolCoAttention(width),
@@ -194,7 +195,7 @@ def co_attention() -> Figure:
         "InteractiveAttention": attn.InteractiveAttention(width),
     }
     with torch.no_grad():
-        kinds["MaxPoolCoAttention"].affinity.weight.copy_(torch.eye(width) / 8)
+        kinds["MaxPoolCoAttention"].affinity.weight.copy_(torch.eye(width))
         found = {name: kind.weights(queries, keys)[1][0] for name, kind in kinds.items()}
     figure, axes = plt.subplots(figsize=(6.4, 3), layout="constrained")
     rows = [queries[0] @ keys[0].T / width, *(w[None] / w.max() for w in found.values())]
@@ -222,12 +223,17 @@ class Gated(nn.Module):
         self.mask = attn.SpatialMask(width)
         self.head = nn.Linear(width, classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.mask(self.squeeze(self.stem(x))).mean((2, 3)))
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        squeezed = self.squeeze(self.stem(x))
+        mask = self.mask.gate(squeezed)
+        return self.head((squeezed * mask).mean((2, 3))), mask
 
 
 def gates() -> Figure:
-    """What a spatial mask lets through after half a minute of training, and two channel gates."""
+    """What a spatial mask lets through after a minute of training, and two images' channel gates.
+
+    Each open place costs a little: with no cost this shallow network leaves all of them open.
+    """
     data = planted.paint(0, 2048, split="train")
     torch.manual_seed(0)
     network = Gated(len(data.classes))
@@ -235,7 +241,8 @@ def gates() -> Figure:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=32 * 12)
     for step in range(32 * 12):
         part = slice(step % 32 * 64, step % 32 * 64 + 64)
-        loss = nn.functional.cross_entropy(network(scaled(data.images[part])), data.labels[part])
+        logits, mask = network(scaled(data.images[part]))
+        loss = nn.functional.cross_entropy(logits, data.labels[part]) + mask.mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -278,7 +285,7 @@ def vit() -> Figure:
     near = torch.cosine_similarity(embed[8 * 2 + 5], embed, dim=1).view(8, 8)
     right.imshow(near, cmap="PuOr_r", vmin=-1, vmax=1)
     right.plot(5, 2, "s", mfc="none", mec="k", ms=14, mew=2)
-    right.set(title="position: cosine with one patch")
+    right.set(title="similar positions")
     for axes in (left, middle, right):
         axes.set_axis_off()
     return figure
@@ -359,6 +366,10 @@ def main() -> None:
             stamp = {"Date": None} if name.endswith(".svg") else {}
             figure.savefig(HERE / name, metadata=stamp)
             plt.close(figure)
+            if name.endswith(".png"):  # with 256 colours it is half as large
+                with Image.open(HERE / name) as picture:
+                    few = picture.convert("RGB").quantize(256)
+                few.save(HERE / name, optimize=True)
             print(HERE / name)
 
 

@@ -151,7 +151,12 @@ def main() -> None:
         frames = moving(planted.paint(0, max(SHOWN) + 1, split="test"))
         first, *rest = frames
         first.save(
-            HERE / "inspect.webp", append_images=rest, save_all=True, duration=900, loop=0, quality=70
+            HERE / "inspect.webp",
+            append_images=rest,
+            save_all=True,
+            duration=900,
+            loop=0,
+            quality=70,
         )
         print(HERE / "inspect.webp")
         return None
