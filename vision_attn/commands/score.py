@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the folder of cifar10 and cifar100 (default: .data)",
     )
     group = parser.add_argument_group("method")
-    options.add_method(group, "those that are quick; three baselines always come along")
+    options.add_method(group, "the quick ones; three baselines are always added")
     group.add_argument(
         "--target",
         choices=("label", "predicted"),

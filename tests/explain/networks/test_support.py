@@ -109,7 +109,7 @@ def test_networks_that_no_rollout_follows(name, reason):
 @pytest.mark.parametrize(
     ("seal", "reason"),
     [
-        (lambda network: torch.jit.trace(network, IMAGES), "TorchScript hides a network's modules"),
+        (lambda network: torch.jit.trace(network, IMAGES), "TorchScript hides its modules"),
         (
             lambda network: torch.export.export(network, (IMAGES,)).module(),
             "torch.export keeps no modules",
