@@ -10,12 +10,9 @@ PAGES = [
     "start/first-photo.html",
     "howto/explain.html",
     "learn/03-scores.html",
-    "learn/12-rollout.html",
     "reference/commands.html",
-    "reference/attention.html",
-    "trust.html",
+    "reference/evaluate.html",
     "results.html",
-    "adr/0005-rollout-by-tiles.html",
 ]
 
 

@@ -44,7 +44,7 @@ usage: vision-attn {command} --config FILE_OR_NAME [--ckpt_path FILE] [--SECTION
                                 (vision-attn configs lists those)
   --ckpt_path FILE              {ckpt_path};
                                 last or best: the file of the config's newest run
-{more}  --allow PACKAGE               also allow classes of this package in the config (runs its code)
+{more}  --allow PACKAGE               allow classes of this package in the config (runs its code)
   --name NAME                   name of the run's folder (default: the config's)
   --seed_everything N           the seed of weights, order and augmentation
   --trainer.OPTION VALUE        max_epochs, accelerator (cpu, gpu, mps), devices, precision,
