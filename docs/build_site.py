@@ -146,12 +146,15 @@ def shelf() -> str:
     return table(("name", "network", "data", "test top-1", "parameters", "file"), rows)
 
 
-def configs_of(part: str) -> str:
-    """The configs whose name has this part, with what each reaches, from their header comments."""
+def configs_of(part: str, measured: bool = False) -> str:
+    """The configs with this part in their name, and what each reaches, from their header comments.
+
+    measured: only those of which something was.
+    """
     rows = [
         (f"`{name}`", *map(cell, about(path)))
         for name, path in shipped_configs().items()
-        if part in name
+        if part in name and (re.search(r"\d", about(path)[1]) or not measured)
     ]
     return table(("config", "what it trains", "what it reaches"), rows)
 
@@ -179,6 +182,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "configs": configs,
     "shelf": shelf,
     **{f"configs {part}": lambda part=part: configs_of(part) for part in PARTS},
+    **{f"measured configs {part}": lambda part=part: configs_of(part, True) for part in PARTS},
 }
 
 
