@@ -28,13 +28,14 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from vision_attn import inspect, load_model, render
-from vision_attn.data import planted
+from vision_attn.data import example_photos, planted
 
 HERE = Path(__file__).parent
 OUTPUTS = HERE.parent.parent / "outputs"
 DEMO = OUTPUTS / "demo"
 SHOWN = (0, 6, 13)  # test images
 MOVING = "vision_attn:vit_planted"  # the network of inspect.webp
+MOVING_PHOTO: str | None = None  # the name of an example photo; None takes a planted image
 WALK = [(0.3 + 0.4 * (i % 4) / 3, 0.3 + 0.4 * (i // 4) / 2) for i in range(12)]  # patches asked
 CIFAR10 = ("compact_vit_cifar10", "senet_cifar10_fast", "spatial_cnn_cifar10")
 MAPS = (
@@ -87,8 +88,8 @@ def moving(test: planted.PlantedImages) -> list[Image.Image]:
     """The page of a network that comes along, one frame for each patch that is asked."""
     from playwright.sync_api import sync_playwright
 
-    page = inspect(load_model(MOVING), photo_of(test, SHOWN[1]))
-    frames = []
+    photo = example_photos()[MOVING_PHOTO] if MOVING_PHOTO else photo_of(test, SHOWN[1])
+    page, frames = inspect(load_model(MOVING), photo), []
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as browsers:
         file = page.save(Path(folder) / "page.html")
         browser = browsers.chromium.launch(
