@@ -42,6 +42,14 @@ def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
     return with_formulas(content)
 
 
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Name the search dialog, which the theme leaves without a name for screen readers."""
+    return output.replace(
+        'data-md-component="search" role="dialog"',
+        'data-md-component="search" role="dialog" aria-label="Search"',
+    )
+
+
 # ---------------------------------------------------------------- the command line
 
 
