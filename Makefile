@@ -6,7 +6,7 @@
 #   make kills   kill training, scores, heatmaps and caches, 20 times each, and go on
 #   make wasm    the live page's kernels, from C, by clang
 #   make docs    the documentation, into outputs/site
-#   make pictures  the pictures of README and documentation, after make demo
+#   make pictures  the pictures of README, documentation and Learn, after make demo
 PYTHON ?= python3
 CONSTRAINTS ?=
 VENV := .venv
@@ -70,10 +70,12 @@ wasm:
 	  -Wl,--strip-all -o $(LIVE)/kernels.wasm $(LIVE)/kernels.c
 
 docs: $(VENV)/.installed-dev
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 pictures: $(VENV)/.installed-dev
 	$(BIN)/python docs/pictures/make.py
+	$(BIN)/python docs/pictures/make.py moving
+	$(BIN)/python docs/pictures/learn.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,6 +31,18 @@ def data_root() -> Path:
     if not Path(root).is_dir():
         pytest.fail(f"VISION_ATTN_DATA names {root!r}, which is not a folder")
     return Path(root)
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory) -> Path:
+    """The documentation, built as `make docs` builds it: a warning fails."""
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    root = Path(__file__).parent.parent
+    built = subprocess.run(words, cwd=root, capture_output=True, text=True, env=quiet)
+    assert built.returncode == 0, built.stderr
+    return folder
 
 
 CLASSES = ["tabby, tabby cat", "collie", "<img src=x onerror=alert(1)>"]

@@ -40,6 +40,7 @@ PLACEHOLDERS = {
     "IMAGE...": "photo.jpg",
     "DATA": "planted",
     "configs/NAME.yaml": "configs/vit_planted.yaml",
+    "NAME": "vit_planted",
     "$c": "configs/additive_dates.yaml",  # of the loop over configs
 }
 SMALL_DATA = "--data.source.train=16 --data.source.val=8 --data.source.test=8 --data.batch_size=8"

@@ -1,19 +1,28 @@
-"""The documentation builds without a warning, and its commands are ones that exist."""
+"""The documentation builds without a warning, and what its pages say of the code is so."""
 
 import ast
+import doctest
 import importlib
+import importlib.util
 import json
 import re
 import subprocess
 import sys
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import markdown
 import numpy as np
 import pytest
 import torch
 
+import vision_attn
+from vision_attn import attention, explain
 from vision_attn.cli import COMMANDS, TRAINING
+from vision_attn.compat.argparse_private import options_of
 from vision_attn.render.video import VideoWriter
 from vision_attn.reports.runs.guard import PACKAGES
 
@@ -21,12 +30,145 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "README.ja.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def test_the_site_builds_without_a_warning(tmp_path):
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
-    built = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
-    page = (tmp_path / "site/reference/attention.html").read_text()
+@pytest.mark.xdist_group("site")
+def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(site):
+    page = (site / "reference/attention.html").read_text()
     assert "normalise_j(score(q_i, k_j))" in page
+    loads = re.compile(
+        r"""<(?:script|link|img|iframe|source)\b[^>]*?(?:src|href)=["']?https?:[^>]*>"""
+    )
+    for file in site.rglob("*.html"):
+        text = file.read_text(encoding="utf-8")
+        found = [one for one in loads.findall(text) if 'rel="canonical"' not in one]
+        assert not found, f"{file.name}: {found}"
+        assert "arithmatex" not in text, f"{file.name}: a formula that is no MathML"
+        assert "<!-- table" not in text, f"{file.name}: a table that was not filled in"
+    for style in site.rglob("*.css"):
+        assert not re.findall(r"@import|url\(.?https?:", style.read_text(encoding="utf-8")), (
+            style.name
+        )
+    assert len(list(site.glob("notebooks/*.ipynb"))) == len(list(ROOT.glob("notebooks/*.ipynb")))
+
+
+@cache
+def site_module() -> ModuleType:
+    """docs/build_site.py as a module."""
+    spec = importlib.util.spec_from_file_location("build_site", ROOT / "docs/build_site.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_command_line_reference_has_every_command_and_option():
+    page = site_module().filled((ROOT / "docs/reference/commands.md").read_text(encoding="utf-8"))
+    parts = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    assert set(parts) == {*COMMANDS, *TRAINING}
+    for command in COMMANDS:
+        options = set(options_of(site_module().parser_of(command))) - {"-h", "--help"}
+        missing = [option for option in options if f"`{option}`" not in parts[command]]
+        assert not missing, f"{command}: {missing}"
+
+
+def test_an_option_is_shown_with_its_value_and_a_pipe_stays_in_its_cell():
+    build = site_module()
+    html = markdown.markdown(build.commands(), extensions=["tables", "fenced_code"])
+    assert "<td><code>--pretrained</code> <code>true|false</code></td>" in html
+    with pytest.raises(KeyError, match="nothing"):
+        build.filled("<!-- table: nothing -->")
+    with pytest.raises(ValueError, match="no section 'Add a wheel'"):
+        build.filled("<!-- section: Add a wheel -->")
+
+
+def test_a_formula_is_mathml_and_code_is_left_alone():
+    given = r'<p><span class="arithmatex">\(a &lt; b\)</span> <code>$x$</code></p>'
+    made = site_module().with_formulas(given)
+    assert "<math" in made
+    assert "&lt;" in made.partition("<code>")[0].replace("&#x0003C;", "&lt;")
+    assert "<code>$x$</code>" in made
+
+
+LEARN = sorted((ROOT / "docs/learn").glob("[0-9]*.md"))
+
+
+@pytest.mark.parametrize("page", LEARN, ids=lambda page: page.stem)
+def test_a_page_of_learn_has_a_formula_a_picture_and_an_example_that_runs(page):
+    text = page.read_text(encoding="utf-8")
+    assert "$$" in text
+    assert re.search(r"!\[.+?\]\(.+?\)", text)
+    (example,) = re.findall(r"```pycon\n(.*?)```", text, re.DOTALL)
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    report: list[str] = []
+    runner.run(
+        doctest.DocTestParser().get_doctest(example, {}, page.name, None, 0), out=report.append
+    )
+    assert not runner.failures, "".join(report)
+
+
+def test_learn_has_twelve_pages_and_every_mechanism_has_its_place():
+    assert len(LEARN) == 12
+    text = "".join(page.read_text(encoding="utf-8") for page in LEARN)
+    missing = [name for name in attention.__all__ if not re.search(rf"`{name}\b|\b{name}\(", text)]
+    missing += missing_methods(text)
+    assert not missing, f"no page of Learn names {missing}"
+
+
+def missing_methods(text: str) -> list[str]:
+    names = ("Rollout", "WeightedRollout", "GradientRollout", "Relevance", "AttentionGradCAM")
+    names += ("LeGrad", "RawAttention", "QueryKey", "GradCAM", "IntegratedGradients", "Occlusion")
+    assert set(names) <= set(explain.__all__)
+    return [name for name in names if f"`{name}`" not in text]
+
+
+def test_every_picture_of_learn_is_made_by_its_script():
+    source = (ROOT / "docs/pictures/learn.py").read_text(encoding="utf-8")
+    made = set(
+        re.findall(r'^    "(\w+\.\w+)": \w+,', source.partition("\nPICTURES")[2], re.MULTILINE)
+    )
+    kept = {path.name for path in (ROOT / "docs/pictures/learn").iterdir()}
+    assert made == kept
+    assert all(path.stat().st_size < 120_000 for path in (ROOT / "docs/pictures/learn").iterdir())
+
+
+def outline(page: Path) -> dict[str, Any]:
+    """What two translations of a page have in common."""
+    text = page.read_text(encoding="utf-8")
+    shell = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    python = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    parts = re.split(r"^(#+) .*\n", text, flags=re.MULTILINE)
+    rows = [
+        re.split(r"(?<!\\)\|", line)[1:-1] for line in prose.splitlines() if line.startswith("|")
+    ]
+    return {
+        "headings": parts[1::2],
+        "commands": [re.sub(r" +#.*", "", block) for block in shell],
+        "python": [re.sub(r" +#.*", "", block) for block in python],
+        "columns": [len(row) for row in rows],
+        "code and numbers in tables": [
+            sorted(re.findall(r"`[^`]+`|\d+(?:\.\d+)?", cell)) for row in rows for cell in row
+        ],
+        "links by section": [sorted(re.findall(r"\]\(([^)]+)\)", part)) for part in parts[4::2]],
+        "list items by section": [
+            len(re.findall(r"^- ", part, re.MULTILINE)) for part in parts[2::2]
+        ],
+    }
+
+
+def test_the_two_front_pages_say_the_same():
+    english, japanese = outline(ROOT / "README.md"), outline(ROOT / "README.ja.md")
+    for what, found in english.items():
+        assert japanese[what] == found, what
+
+
+def test_the_front_page_is_short_and_its_numbers_are_those_of_the_package():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 150
+    fit = [one for one in explain.methods().values() if not issubclass(one, explain.Baseline)]
+    assert f"There are {len(fit)} methods and three baselines" in text
+    for row in vision_attn.list_models():
+        cells = f"| {row['network']} | {row['data']} | {row['accuracy']:.1%}".replace("%", " %")
+        cells += f" | {row['parameters'] / 1e6:.2f} M | {row['size'] / 1e6:.1f} MB |"
+        assert f"| `vision_attn:{row['name']}` {cells}" in text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -170,11 +312,10 @@ LIMITS = {
 LITTLE = {"data.source.train": 40, "data.source.val": 20, "data.source.test": 20}
 
 
-@pytest.mark.parametrize(
-    "page",
-    [ROOT / "README.md", ROOT / "README.ja.md", ROOT / "docs/tutorial.md"],
-    ids=lambda page: page.name,
-)
+WITH_PYTHON = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_python_of_a_page_runs(page, models, photos, tmp_path, monkeypatch):
     frames = np.random.default_rng(0).integers(0, 256, (3, 64, 96, 3), dtype=np.uint8)
     with VideoWriter(tmp_path / "clip.mp4", 10.0) as video:
@@ -190,6 +331,6 @@ def test_the_python_of_a_page_runs(page, models, photos, tmp_path, monkeypatch):
         for text, limited in LIMITS.items():
             block = block.replace(text, limited)
         exec(compile(block, page.name, "exec"), names)
-    if page.name == "README.md":
+    if page.name == "python.md":
         written = {path.name for path in (tmp_path / "outputs").iterdir()}
         assert {"look", "gallery", "score", "inspect.html", "model.onnx", "vit_planted"} <= written

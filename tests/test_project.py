@@ -107,7 +107,12 @@ EXAMPLES = worked_examples()
 
 
 def test_there_is_an_example_of_each_kind():
-    assert list(EXAMPLES) == ["Add an explainer", "Add a score", "Add a data set"]
+    assert list(EXAMPLES) == [
+        "Add an explainer",
+        "Add a score",
+        "Add an attention",
+        "Add a data set",
+    ]
 
 
 @pytest.mark.parametrize("title", EXAMPLES)

@@ -10,12 +10,17 @@ heatmaps.jpg   three planted images, their masks and their maps
 forming.jpg    the ViT's attention epoch by epoch
 inspect.jpg    the interactive page, where Chromium is installed
 
+with `python docs/pictures/make.py moving`, from a network that comes along:
+
+inspect.webp   the same page, asked patch by patch
+
 and, with `python docs/pictures/make.py cifar10`, from the newest runs of three of the configs:
 
 cifar10.png    the learning curves and confusion matrix of each
 """
 
 import csv
+import io
 import json
 import shutil
 import sys
@@ -35,6 +40,9 @@ HERE = Path(__file__).parent
 OUTPUTS = HERE.parent.parent / "outputs"
 DEMO = OUTPUTS / "demo"
 SHOWN = (0, 6, 13)  # test images
+MOVING = "vision_attn:vit_planted"  # the network of inspect.webp
+MOVING_PHOTO: str | None = None  # the name of an example photo; None takes a planted image
+WALK = [(0.3 + 0.4 * (i % 4) / 3, 0.3 + 0.4 * (i // 4) / 2) for i in range(12)]  # patches asked
 CIFAR10 = ("compact_vit_cifar10", "senet_cifar10_fast", "spatial_cnn_cifar10")
 PHOTOS = ("springer_and_milk", "church", "parachute")
 LOOK = {  # methods by network
@@ -109,6 +117,31 @@ def interactive(test: planted.PlantedImages) -> Image.Image | None:
             return shot.convert("RGB")
 
 
+def moving(test: planted.PlantedImages) -> list[Image.Image]:
+    """The page of a network that comes along, one frame for each patch that is asked."""
+    from playwright.sync_api import sync_playwright
+
+    photo = example_photos()[MOVING_PHOTO] if MOVING_PHOTO else photo_of(test, SHOWN[1])
+    page, frames = inspect(load_model(MOVING), photo), []
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as browsers:
+        file = page.save(Path(folder) / "page.html")
+        browser = browsers.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        tab = browser.new_page(viewport={"width": 1200, "height": 800})
+        tab.goto(file.as_uri())
+        tab.wait_for_selector("html[data-ready]")
+        stage = tab.locator(".stage").first
+        size = stage.bounding_box()
+        for x, y in WALK:
+            stage.click(position={"x": x * size["width"], "y": y * size["height"]})
+            tab.wait_for_timeout(300)
+            with Image.open(io.BytesIO(tab.screenshot())) as shot:
+                frames.append(shot.convert("RGB").resize((900, 600), Image.Resampling.LANCZOS))
+        browser.close()
+    return frames
+
+
 def photo_of(test: planted.PlantedImages, at: int) -> Image.Image:
     return Image.fromarray(test.images[at].permute(1, 2, 0).numpy())
 
@@ -148,6 +181,19 @@ def age(path: Path) -> float:
 def main() -> None:
     if sys.argv[1:] == ["cifar10"]:
         return cifar10()
+    if sys.argv[1:] == ["moving"]:
+        frames = moving(planted.paint(0, max(SHOWN) + 1, split="test"))
+        first, *rest = frames
+        first.save(
+            HERE / "inspect.webp",
+            append_images=rest,
+            save_all=True,
+            duration=900,
+            loop=0,
+            quality=70,
+        )
+        print(HERE / "inspect.webp")
+        return None
     save(Image.fromarray(render.shrunk(photos(), 1400)), "photos.jpg")
     if not (DEMO / "vit" / "best.ckpt").is_file():
         sys.exit(f"for the other pictures run `make demo` first: no networks in {DEMO}")

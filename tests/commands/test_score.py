@@ -207,7 +207,7 @@ def test_damaged_scores_are_made_again(models, planted, tmp_path, monkeypatch):
 def test_damaged_settings_are_named(models, tmp_path, capsys, text):
     (tmp_path / "settings.json").write_text(text)
     assert score(models("vit"), "planted", *QUICK, "--images", 2, "-o", tmp_path) == 2
-    assert "settings.json: damaged, so whose scores lie there is not known" in complaint(capsys)
+    assert "settings.json: damaged: what its scores are of is unknown" in complaint(capsys)
 
 
 def test_more_methods_and_images_add_to_what_is_there(models, tmp_path, monkeypatch):

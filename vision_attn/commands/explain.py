@@ -27,18 +27,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_shard(
         group,
         options.shard_of_torchrun(),
-        "the shard that ends last puts all together",
-        "all images, or under torchrun the process's share",
+        "the last shard to finish merges the results",
+        "all images; under torchrun, this process's share",
     )
     group = parser.add_argument_group("pictures")
     group.add_argument(
         "--style",
         default="inferno",
         metavar="NAME",
-        help="a colour map of matplotlib, or dim, which darkens the rest (default: inferno)",
+        help="a colour map of matplotlib, or dim: darken what is not attended (default: inferno)",
     )
     group.add_argument(
-        "--masks", metavar="DIR", help="masks to show beside the maps: files of the images' stems"
+        "--masks",
+        metavar="DIR",
+        help="masks to show beside the maps, named as the images (cat.png for cat.jpg)",
     )
     group.add_argument("--question", metavar="TEXT", help="for a model that answers questions")
     group.add_argument("--page", action="store_true", help="also write index.html, a gallery")
@@ -46,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--frames",
         type=options.above_zero,
         metavar="RATE",
-        help="each folder is a video, its images the frames, so many a second",
+        help="take each folder as a video: its images are the frames, RATE a second",
     )
 
 

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--versus", metavar="MODEL", help="a second model, to compare the first one with"
     )
-    options.add_method(group, "those that are quick; attention itself is always there")
+    options.add_method(group, "the quick ones; attention itself is always shown")
     group.add_argument(
         "--target",
         action="append",

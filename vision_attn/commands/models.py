@@ -37,7 +37,5 @@ def run(args: argparse.Namespace) -> int:
     if not console.is_terminal:
         console.width = 240
     console.print(table)
-    console.print(
-        "\nvision-attn explain vision_attn:NAME IMAGE... asks one; docs/models.md has more"
-    )
+    console.print("\nvision-attn explain vision_attn:NAME IMAGE... uses one; cards: docs/models.md")
     return 0

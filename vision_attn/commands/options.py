@@ -68,7 +68,7 @@ def add_bound(parser: argparse.ArgumentParser) -> None:
         "--max-pixels",
         type=at_least_one,
         metavar="N",
-        help="leave out images of more pixels (default: 100 million)",
+        help="skip images of more pixels than this (default: 100 million)",
     )
 
 
@@ -107,7 +107,7 @@ def add_method(group: Group, default: str) -> None:
         "--method",
         action="append",
         metavar="'NAME(OPTION=VALUE, ...)'",
-        help=f"may be repeated; all: every method that fits the model (default: {default})",
+        help=f"may be repeated; all takes every method that fits the model (default: {default})",
     )
 
 
@@ -119,7 +119,7 @@ def add_batch_size(group: Group, default: int) -> None:
 
 def add_seed(group: Group) -> None:
     """--seed."""
-    what = "the seed of all that is random (default: 0)"
+    what = "the seed of everything random (default: 0)"
     group.add_argument("--seed", type=int, default=0, metavar="N", help=what)
 
 
@@ -134,19 +134,21 @@ def add_methods(parser: argparse.ArgumentParser) -> None:
         help="the class to explain (default: predicted)",
     )
     group.add_argument(
-        "--contrast", metavar="INDEX|NAME", help="what speaks for the target rather than for this"
+        "--contrast",
+        metavar="INDEX|NAME",
+        help="another class: show what supports the target rather than this one",
     )
 
 
 def add_processes(group: Group, default: int | None, usual: str) -> None:
     """--processes; usual: the default in words."""
-    what = f"processes at once on this machine (default: {usual})"
+    what = f"parallel processes on this machine (default: {usual})"
     group.add_argument("--processes", type=at_least_one, default=default, metavar="N", help=what)
 
 
 def add_shard(group: Group, default: tuple[int, int], then: str, usual: str) -> None:
     """--shard; then: how the shards come together. usual: the default in words."""
-    what = f"only the I-th of N parts of the images: {then} (default: {usual})"
+    what = f"only part I of N of the images; {then} (default: {usual})"
     group.add_argument("--shard", type=shard, default=default, metavar="I/N", help=what)
 
 

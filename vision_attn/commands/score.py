@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("data", metavar="DATA", help=what)
     options.add_bound(parser)
-    options.add_limit(parser, "drawn from all (default: 1000, with --method all 500)")
+    options.add_limit(parser, "a random draw (default: 1000, with --method all 500)")
     parser.add_argument(
         "--images",
         dest="limit",
@@ -41,10 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="root",
         default=".data",
         metavar="DIR",
-        help="where cifar10 and cifar100 lie (default: .data)",
+        help="the folder of cifar10 and cifar100 (default: .data)",
     )
     group = parser.add_argument_group("method")
-    options.add_method(group, "those that are quick; three baselines always come along")
+    options.add_method(group, "the quick ones; three baselines are always added")
     group.add_argument(
         "--target",
         choices=("label", "predicted"),
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=options.at_least_one,
         default=16,
         metavar="N",
-        help="of deletion and insertion (default: 16)",
+        help="steps of deletion and insertion (default: 16)",
     )
     group.add_argument(
         "--removal",
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sanity",
         type=whole,
         metavar="N",
-        help="randomise the weights layer by layer, and add noise, on N images "
+        help="sanity check on N images: randomise the weights layer by layer, and add noise "
         "(default: 32 with --method all, else 0)",
     )
     group.add_argument(
@@ -79,21 +79,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=whole,
         action="append",
         metavar="N",
-        help="paste N x N photos of different classes together, those that the model is surest of, "
-        "and ask each method for the class of each; 2 to 4, may be repeated (default: none)",
+        help="score on mosaics of N x N photos of different classes, those that the model is "
+        "surest of: does a class's map lie on its photo? 2 to 4, may be repeated (default: none)",
     )
     group = parser.add_argument_group("run")
     options.add_output(
         group,
         "outputs/score",
-        "a run that was stopped goes on there",
+        "a stopped run continues there",
         metavar="DIR",
     )
     options.add_processes(group, None, "one a CPU core up to 4, where there is work for them")
     options.add_shard(
         group,
         (1, 1),
-        "when all are done, the same command without --shard puts them together",
+        "when all are done, the same command without --shard merges them",
         "all images",
     )
     options.add_batch_size(group, 50)
@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
     if shards > 1:
         say(
             f"shard {number} of {shards} is done, in {output}: when all are, the same command "
-            "without --shard puts them together"
+            "without --shard merges them"
         )
     else:
         show(scores)

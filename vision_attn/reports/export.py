@@ -63,7 +63,7 @@ def export(model: Model, path: str | Path) -> Exported:
             if not difference <= TOLERANCE:
                 raise ValueError(
                     f"{path}: its logits are off by {difference:.1e} of the largest: "
-                    "no use, not kept"
+                    "the file was not kept"
                 )
     finally:
         for weight in learning:

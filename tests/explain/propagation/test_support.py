@@ -124,10 +124,10 @@ def test_networks_that_no_rollout_follows(name, reason):
 @pytest.mark.parametrize(
     ("seal", "reason"),
     [
-        (lambda network: torch.jit.trace(network, IMAGES), "TorchScript runs without its modules"),
+        (lambda network: torch.jit.trace(network, IMAGES), "TorchScript hides its modules"),
         (
             lambda network: torch.export.export(network, (IMAGES,)).module(),
-            "torch.export left no modules in it",
+            "torch.export keeps no modules",
         ),
     ],
     ids=["TorchScript", "torch.export"],

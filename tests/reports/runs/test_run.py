@@ -160,7 +160,7 @@ def test_the_config_beside_a_checkpoint_is_not_read_unless_it_is_named(fitted, h
     assert found["test/top1"] == expected["test/top1"]
     assert found["test/loss"] == pytest.approx(expected["test/loss"], rel=1e-5)
     assert main(["test", *words, "--config", "run/config.yaml"]) == 2
-    assert "*a stands inside &a: no end" in complaint(capsys)
+    assert "*a inside its own &a never ends" in complaint(capsys)
 
 
 def test_predict_needs_no_more_than_a_checkpoint(fitted, here):

@@ -18,7 +18,7 @@ from vision_attn.terminal import printable
 ABOUT = {
     "fit": (
         "Trains a network, and tests its best weights once at the end.\n"
-        "Everything the run makes goes to outputs/NAME/version_N, NAME being the config's.",
+        "The run is written to outputs/NAME/version_N; NAME is the config's.",
         "vision-attn fit --config vit_planted --trainer.max_epochs 3",
     ),
     "validate": (
@@ -43,8 +43,8 @@ usage: vision-attn {command} --config FILE_OR_NAME [--ckpt_path FILE] [--SECTION
   -c, --config FILE_OR_NAME     the whole run in one YAML file, or the name of one that comes along
                                 (vision-attn configs lists those)
   --ckpt_path FILE              {ckpt_path};
-                                last or best: that of the config's newest run
-{more}  --allow PACKAGE               let the config name classes of this package too: runs its code
+                                last or best: the file of the config's newest run
+{more}  --allow PACKAGE               allow classes of this package in the config (runs its code)
   --name NAME                   name of the run's folder (default: the config's)
   --seed_everything N           the seed of weights, order and augmentation
   --trainer.OPTION VALUE        max_epochs, accelerator (cpu, gpu, mps), devices, precision,
@@ -54,14 +54,14 @@ usage: vision-attn {command} --config FILE_OR_NAME [--ckpt_path FILE] [--SECTION
   --model.optimizer.OPTION VALUE, --model.schedule.OPTION VALUE
   --model.optimizer CLASS       another class; options that it knows too are kept
   --print_config                the config with all defaults and overrides, and stop
-  --help-all                    every option there is (loads torch and Lightning first)
+  --help-all                    every option (loads torch and Lightning first)
 
 example: {example}
 {configs}"""
 
 WEIGHTS = """\
-  --model.weights FILE          start from these weights: a checkpoint, or vision_attn:NAME; the
-                                network is theirs, if the config names none
+  --model.weights FILE          start from these weights: a checkpoint, or vision_attn:NAME; if
+                                the config names no network, the weights' own is built
 """
 
 
@@ -86,7 +86,7 @@ def help_text(command: str) -> str:
     """The usual options, an example, and the configs of this folder."""
     about, example = ABOUT[command]
     if command == "fit":
-        ckpt_path = "go on from this checkpoint (last.ckpt), in a fresh version folder"
+        ckpt_path = "continue from this checkpoint (last.ckpt), in a new version folder"
         more = WEIGHTS
     else:
         ckpt_path, more = "the checkpoint (best.ckpt), or vision_attn:NAME", ""

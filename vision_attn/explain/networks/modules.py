@@ -88,9 +88,9 @@ def why_opaque(network: nn.Module) -> str | None:
     """
     for module in modules_of(network):
         if isinstance(module, torch.jit.ScriptModule):
-            return "TorchScript runs without its modules: explain the network that it was made from"
+            return "TorchScript hides its modules: explain the network that it was made from"
         if isinstance(module, torch.fx.GraphModule) and _of_operators(module.graph):
-            return "torch.export left no modules in it: explain the network that it was made from"
+            return "torch.export keeps no modules: explain the network that was exported"
     return None
 
 

@@ -118,7 +118,9 @@ def _check_size(text: str, path: Path) -> None:
             continue
         if isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in inside):
-                raise ValueError(f"{path}: *{event.anchor} stands inside &{event.anchor}: no end")
+                raise ValueError(
+                    f"{path}: *{event.anchor} inside its own &{event.anchor} never ends"
+                )
             anchor, size = None, sizes.get(event.anchor, 1)
         elif isinstance(event, yaml.ScalarEvent):
             anchor, size = event.anchor, 1

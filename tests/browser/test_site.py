@@ -1,0 +1,75 @@
+"""The documentation from the disk in a browser: search, colours, narrow screens, no request."""
+
+import pytest
+from axe_playwright_python.base import AXE_SCRIPT
+
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("site")]
+
+PAGES = [
+    "index.html",
+    "start/first-photo.html",
+    "howto/explain.html",
+    "learn/03-scores.html",
+    "reference/commands.html",
+    "reference/evaluate.html",
+    "results.html",
+]
+
+
+@pytest.fixture
+def visit(browser, site):
+    """Opens a page of the site; in the end there was no complaint and no request to elsewhere."""
+    contexts, complaints, requests = [], [], []
+
+    def open_page(name: str, width: int = 1300, scheme: str = "light"):
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce"
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: complaints.append(f"{error.message} {error.stack}"))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto((site / name).as_uri())
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+    assert [url for url in requests if not url.startswith(("file://", "data:", "blob:"))] == []
+
+
+def test_search_works_from_the_disk(visit):
+    page = visit("index.html")
+    page.get_by_role("textbox", name="Search").first.click()
+    page.keyboard.type("sparsemax")
+    first = page.locator(".md-search-result__link").first
+    first.wait_for(timeout=20_000)
+    assert "sparsemax" in page.locator(".md-search-result__list").inner_text().lower()
+    first.click()
+    page.wait_for_load_state()
+    assert not page.url.endswith("index.html")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_fits_a_narrow_screen_and_shows_its_pictures(visit, name):
+    page = visit(name, width=400)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    broken = "[...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src)"
+    assert page.evaluate(broken) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", PAGES)
+def test_axe_finds_nothing_serious(visit, name, scheme):
+    page = visit(name, scheme=scheme)
+    slate = page.evaluate("document.body.getAttribute('data-md-color-scheme')")
+    assert slate == {"light": "default", "dark": "slate"}[scheme]
+    page.evaluate(AXE_SCRIPT)
+    found = [
+        (finding["id"], finding["nodes"][0]["html"], finding["nodes"][0]["failureSummary"])
+        for finding in page.evaluate("axe.run({preload: false})")["violations"]
+        if finding["impact"] in ("serious", "critical")
+    ]
+    assert found == []
