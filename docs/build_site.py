@@ -103,8 +103,7 @@ def written(action: argparse.Action) -> str:
 
 def commands() -> str:
     """Every command with every option."""
-    from vision_attn.commands.fit import words
-
+    words = importlib.import_module("vision_attn.commands.fit.words")
     parts = []
     for command, does in cli.COMMANDS.items():
         parser = parser_of(command)
