@@ -1,5 +1,7 @@
 """Data sets of the `datasets` library: Parquet, Arrow, folders, or a name on its hub."""
 
+import hashlib
+import json
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -47,7 +49,7 @@ class RowPhotos(Photos):
             return image.size
 
     def stamp(self, item: int) -> tuple[int, int]:
-        return 0, 0  # rows of a data set stay as they are: another one has another fingerprint
+        return 0, 0  # rows stay as they are: of other files the library makes another cache
 
     def _cell(self, item: int) -> tuple[bytes | None, str]:
         """The photo's encoded bytes, or the path of its file."""
@@ -123,10 +125,10 @@ class HuggingFace(PhotoSource):
         self.image, self.label = image, label
         self.wanted = {"train": train, "val": val, "test": test}
         self.classes = classes
-        self._fingerprint = ""
+        self._address = ""
 
     def place(self, root: Path) -> Path:
-        return root / f"{Path(self.path.replace('*', '')).name or 'set'}-{self._fingerprint}"
+        return root / f"{Path(self.path.replace('*', '')).name or 'set'}-{self._address}"
 
     def prepare(self, root: Path) -> None:
         self._open(root)
@@ -141,7 +143,9 @@ class HuggingFace(PhotoSource):
                 raise DataError(f"{self.path}: no split {asked!r}: there are {', '.join(found)}")
             if named:
                 splits[part] = found[named[0]]
-        self._fingerprint = "-".join(str(rows._fingerprint)[:8] for rows in splits.values())
+        files = [[one["filename"] for one in rows.cache_files] for rows in splits.values()]
+        told = json.dumps([files, [len(rows) for rows in splits.values()]])
+        self._address = hashlib.sha256(told.encode()).hexdigest()[:8]
         names, raw = self._labels(splits)
         return {
             part: Part(self._photos(rows, part), raw[part], f"{self.path}, {part}")
