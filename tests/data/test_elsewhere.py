@@ -175,6 +175,8 @@ def test_tar_shards_give_what_a_folder_gives(webdataset, root, expected, urls, m
     assert_same(source.load(root, 0.2, 0), expected)  # from the index
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_librarys_own_writer_and_reader_agree(webdataset, root):
     listed = files(root)
     (root / "own").mkdir()

@@ -124,7 +124,7 @@ def test_an_unreadable_photo_is_passed_over_as_often_as_is_allowed(folder, caplo
         strict = source("stream", workers=workers, test_fraction=0.0).load(folder, 0.0, 0).train
         with pytest.raises(DataError, match=r"1 photos cannot be read, 0 are allowed .*ant/3\.jpg"):
             list(strict.fetch_all([(items, Draws(0, 0, items))]))
-    lenient = source("stream", workers=0, test_fraction=0.0, max_corrupt=1, scale=(1, 1))
+    lenient = source("stream", workers=0, test_fraction=0.0, max_corrupt=1, scale=(1.0, 1.0))
     train = lenient.load(folder, 0.0, 0).train
     with caplog.at_level(logging.WARNING):
         images = train.fetch(items, Draws(0, 0, items))

@@ -177,7 +177,7 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def _opened(file: BinaryIO) -> Image.Image:
+def _opened(file: BinaryIO | BytesIO) -> Image.Image:
     """Pillow's image of the file. Its own bound on pixels, a warning first, makes way for ours."""
     with _PILLOW:
         theirs, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None

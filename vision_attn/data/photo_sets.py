@@ -343,7 +343,7 @@ def _check_classes(parts: dict[str, Part], classes: Sequence[str]) -> None:
             if part.labels.ndim == 1
             else (part.labels.sum(0))
         )
-        absent = [classes[i] for i in np.flatnonzero(counts[: len(classes)] == 0)]
+        absent = [classes[int(i)] for i in np.flatnonzero(counts[: len(classes)] == 0)]
         if not absent:
             continue
         some = ", ".join(absent[:5]) + (", ..." if len(absent) > 5 else "")
@@ -372,7 +372,8 @@ def _named(part: Part, path: Path) -> Integer[np.ndarray, " m"]:
                 found.add(form)
                 break
     if absent := sorted(wanted - found):
-        near = get_close_matches(absent[0], part.photos.names[:1000], 1) or part.photos.names[:1]
+        some = list(part.photos.names[:1000])
+        near = get_close_matches(absent[0], some, 1) or some[:1]
         raise DataError(
             f"{path}: {len(absent)} of {len(wanted)} names are not in {part.where}, such as "
             f"{absent[0]!r}: expected names such as {near[0]!r}"

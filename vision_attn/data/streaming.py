@@ -3,7 +3,7 @@
 torch's DataLoader has the processes; what they decode, and in which order, is a function of the
 seed, the epoch and the photo, so that it is the same with any number of them.
 
-Axes: n photos, b batch, h height, w width.
+Axes: n photos, b batch, h height, w width, H, W those of a photo.
 """
 
 import logging
@@ -40,7 +40,9 @@ Wanted = tuple[Items, Draws]
 Problems = dict[int, str]
 
 
-def stretch(image: Pixels, box: list[int], out: UInt8[np.ndarray, "3 h w"]) -> None:
+def stretch(
+    image: UInt8[np.ndarray, "H W 3"], box: list[int], out: UInt8[np.ndarray, "3 h w"]
+) -> None:
     """Fill `out` with the box of an image, of one pixel at least.
 
     Linear interpolation leaves no pixel out down to a half, and is five times as fast as areas.

@@ -76,7 +76,7 @@ class TensorSet(ImageSet):
         torch.Size([2, 3, 8, 8])
     """
 
-    def __init__(self, images: UInt8[Tensor, "n 3 h w"], labels: Int[Tensor, " n"]) -> None:
+    def __init__(self, images: UInt8[Tensor, "n 3 h w"], labels: Labels) -> None:
         self.images = images
         self.labels = labels
         self.size = (images.shape[2], images.shape[3])
