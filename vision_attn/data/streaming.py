@@ -68,7 +68,8 @@ class StreamedSet(ImageSet):
         >>> import tempfile
         >>> from pathlib import Path
         >>> import numpy as np
-        >>>         >>> from vision_attn.data.draws import Draws
+        >>> from PIL import Image
+        >>> from vision_attn.data.draws import Draws
         >>> from vision_attn.data.folders import CenterCrop
         >>> from vision_attn.data.photos import FilePhotos
         >>> from vision_attn.data.streaming import StreamedSet

@@ -209,7 +209,7 @@ class SavedMaps(Sequence[Float[ndarray, "h w"]]):
         >>> import numpy as np
         >>> from vision_attn.reports.opened import SavedMaps
         >>> maps = SavedMaps([np.zeros((2, 3, 5), np.float16), np.ones((1, 3, 5), np.float16)])
-        >>> len(maps), maps[1].mean()  # number 1 is the first of the second shard
+        >>> len(maps), float(maps[1].mean())  # number 1 is the first of the second shard
         (3, 1.0)
     """
 
