@@ -31,6 +31,7 @@ from vision_attn.data.sequences import ExampleSource, Pairs, Vocabulary
 from vision_attn.data.sources import CIFAR10, CIFAR100, DataError, Source, Splits
 from vision_attn.data.streaming import StreamedSet
 from vision_attn.data.strings import PlantedStrings
+from vision_attn.data.subset import Subset
 from vision_attn.data.tables import ImageTable
 from vision_attn.data.tensors import Batch, Batches, ImageSet, InOrder, Shuffled, TensorSet
 from vision_attn.data.trivial import TrivialAugment
@@ -87,6 +88,7 @@ __all__ = [
     "Splits",
     "Sticker",
     "StreamedSet",
+    "Subset",
     "TensorSet",
     "Translate",
     "TrivialAugment",

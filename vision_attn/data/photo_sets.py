@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vision_attn.data.augment import TRIES, checked_range, random_crops
 from vision_attn.data.cache import CachedPixels, PixelCache
-from vision_attn.data.draws import Draws, permutation
+from vision_attn.data.draws import Draws
 from vision_attn.data.photos import Photos
 from vision_attn.data.preprocess import seen_box
 from vision_attn.data.sources import DataError, Source, Splits, hold_out
@@ -33,6 +33,7 @@ from vision_attn.data.storage import (
     say,
 )
 from vision_attn.data.streaming import Crop, StreamedSet, stretch
+from vision_attn.data.subset import few_of_each
 from vision_attn.data.tensors import ImageSet, Items
 
 __all__ = ["CachedSet", "CenterCrop", "Part", "PhotoSource", "RandomCrop"]
@@ -244,16 +245,8 @@ class PhotoSource(Source):
         fraction = self.fraction if name == "train" else 1.0
         if self.per_class is None and fraction == 1:
             return part if len(kept) == len(part.labels) else part.chosen(kept)
-        labels = _groups(part.labels[kept])
-        few = []
-        for label in np.unique(labels):
-            places = np.flatnonzero(labels == label)
-            count = max(1, round(len(places) * fraction))
-            if self.per_class is not None:
-                count = min(count, self.per_class)
-            order = permutation((seed, int(label)), len(places))
-            few.append(kept[places[np.sort(order[:count])]])
-        return part.chosen(np.sort(np.concatenate(few)))
+        few = few_of_each(_groups(part.labels[kept]), seed, fraction, self.per_class)
+        return part.chosen(kept[few])
 
     def _storage(self, root: Path, parts: dict[str, Part]) -> Storage:
         if self.storage != "auto":

@@ -51,6 +51,8 @@ class PerClass(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
+        if outputs is None:
+            return  # of a network that names no classes
         labels, classes = batch[1], outputs.shape[1]
         several = labels.ndim == 2
         if self.counts is None:
