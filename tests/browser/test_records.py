@@ -54,7 +54,7 @@ def test_search_finds_photos_of_every_file(page):
     page.locator("input").fill("")
     page.get_by_text("Search all photos").click()
     expect(page.locator(".range")).to_have_text("1–24 of 60")
-    page.locator(".on").click()
+    page.locator(".pager .on").click()
     expect(page.locator(".range")).to_have_text("25–48 of 60")
     page.locator("article img").first.click()
     expect(page.locator("dialog")).to_be_visible()
