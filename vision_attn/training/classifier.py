@@ -99,7 +99,7 @@ class ImageClassifier(TrainingModule):
         images, labels = batch
         logits = self(images).float()
         self._check_classes(logits)
-        self._check_labels(labels)
+        self._check_labels(labels, mixed=True)
         loss = self.loss(logits, labels)
         if self.teaching is not None:
             loss = self.teaching(loss, logits, images)
@@ -166,14 +166,14 @@ class ImageClassifier(TrainingModule):
             self.log(name, metric, prog_bar=name.endswith(("top1", "map")))
         return logits
 
-    def _check_labels(self, labels: Labels) -> None:
-        """Raise ValueError for labels of another kind than the loss takes."""
+    def _check_labels(self, labels: Labels, mixed: bool = False) -> None:
+        """Raise ValueError for labels of another kind than the loss takes; mixed: they may be."""
         if self.multilabel and labels.ndim == 1:
             raise ValueError(
                 "MultiLabelCrossEntropy: expected labels of 0 and 1 for each class, got one class "
                 "an image: another source, or torch.nn.CrossEntropyLoss"
             )
-        if not self.multilabel and labels.ndim == 2 and not self.trainer.training:
+        if not self.multilabel and labels.ndim == 2 and not mixed:
             raise ValueError(
                 "these images have any number of classes: the loss must be "
                 "vision_attn.training.MultiLabelCrossEntropy (--model.loss)"
