@@ -145,7 +145,7 @@ def test_missing_checkpoint(here, capsys):
 def test_a_run_fills_its_folder(fitted):
     assert {path.name for path in fitted.iterdir()} == {
         "best.ckpt", "best.safetensors", "config.yaml", "confusion_matrix.png", "last.ckpt",
-        "learning_curves.png", "metrics.csv", "summary.json", "summary.txt",
+        "learning_curves.png", "metrics.csv", "per_class.csv", "summary.json", "summary.txt",
     }  # fmt: skip
     summary = (fitted / "summary.txt").read_text()
     assert "ViT, 0.00 M parameters" in summary

@@ -69,6 +69,7 @@ LIMITS = {
 ELSEWHERE = {
     "vision-attn demo": ("tests/commands/test_demo.py", '"demo"'),
     "--trainer.strategy ddp": ("tests/test_cli.py", '"ddp"'),
+    "vision-attn pictures": ("tests/reports/test_many.py", '"pictures"'),
     "--mosaic 2": ("tests/reports/scoring/test_mosaics.py", '"--mosaic", "2"'),
 }
 NOT_OURS = ("source", "jupyter")

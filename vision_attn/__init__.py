@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from .distillation import Distillation
     from .fitting import FittedRun, fit
     from .hub import LoadedModel, load_model
+    from .reports.drawing import draw_pictures
     from .reports.explanation import Explanation, Explanations
     from .reports.export import export
     from .reports.gallery import film, gallery
     from .reports.inspection import inspect
     from .reports.live import live
+    from .reports.opened import SavedResults, open_results
     from .reports.scoring import removal, score
     from .shelf import list_models
     from .types import Heatmaps, TokenLayout
@@ -47,7 +49,9 @@ _NAMES = {
     "FittedRun": "fitting",
     "Heatmaps": "types",
     "LoadedModel": "hub",
+    "SavedResults": "reports.opened",
     "TokenLayout": "types",
+    "draw_pictures": "reports.drawing",
     "export": "reports.export",
     "film": "reports.gallery",
     "fit": "fitting",
@@ -56,6 +60,7 @@ _NAMES = {
     "list_models": "shelf",
     "live": "reports.live",
     "load_model": "hub",
+    "open_results": "reports.opened",
     "removal": "reports.scoring",
     "score": "reports.scoring",
 }

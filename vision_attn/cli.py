@@ -24,6 +24,7 @@ TRAINING = {
 }
 COMMANDS = {
     "explain": "draw where a network looks in your images",
+    "pictures": "draw the heatmaps of a class from maps that explain kept",
     "score": "measure which heatmaps of a network to believe",
     "inspect": "explore a network's attention on one interactive page",
     "live": "run a network in one offline page: drop photos, cover parts of them",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-__all__ = ["append_text", "claimed", "kept_together", "replacing", "write_text"]
+__all__ = ["append_text", "claimed", "kept_together", "naming", "replacing", "write_text"]
 
 LEFT = re.compile(r"\..*\.[0-9a-f]{8}\.part(\..*)?")  # names of files that a kill left behind
 ADVICE = {
@@ -63,16 +63,22 @@ def append_text(path: str | PathLike[str], text: str) -> None:
     Raises OSError, one line that names `path`.
     """
     content = text.encode("utf-8", errors="replace")
+    with naming(path), open(path, "ab", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        try:
+            left = memoryview(content)
+            while left:
+                left = left[file.write(left) :]
+        except BaseException:
+            os.truncate(path, end)
+            raise
+
+
+@contextmanager
+def naming(path: str | PathLike[str]) -> Iterator[None]:
+    """Name `path` in an OSError of a `with` block, in one line that says what to do."""
     try:
-        with open(path, "ab", buffering=0) as file:
-            end = file.seek(0, os.SEEK_END)
-            try:
-                left = memoryview(content)
-                while left:
-                    left = left[file.write(left) :]
-            except BaseException:
-                os.truncate(path, end)
-                raise
+        yield
     except OSError as error:
         raise _named(error, path) from error
 

@@ -217,7 +217,8 @@ class Calibration:
 
     temperature: the logits are divided by it before the softmax (Guo et al. 2017); above 1 for a
     network that is too sure. threshold: the probability of the surest class that 95 % of those
-    photos reach; None where that is not known.
+    photos reach; None where that is not known. independent: each class is there or not by itself,
+    so that probabilities do not sum to 1.
 
     Examples:
         >>> import torch
@@ -228,6 +229,7 @@ class Calibration:
 
     temperature: float = 1.0
     threshold: float | None = None
+    independent: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < float("inf"):
@@ -237,7 +239,8 @@ class Calibration:
 
     def probabilities(self, logits: Logits) -> Float[Tensor, "b k"]:
         """Make probabilities of logits; the order of the classes stays."""
-        return (logits / self.temperature).softmax(dim=1)
+        scaled = logits / self.temperature
+        return scaled.sigmoid() if self.independent else scaled.softmax(dim=1)
 
     def unlike(self, probability: float) -> str:
         """Say that a photo is unlike what the network knows, if its top class has so little."""

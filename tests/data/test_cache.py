@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vision_attn.data import cache as cache_module
+from vision_attn.data import photos as photos_module
 from vision_attn.data.cache import PixelCache
 
 
@@ -55,9 +56,9 @@ def assert_whole(cache: PixelCache, folder, names=NAMES) -> None:
 def decoded(monkeypatch) -> list[str]:
     """The names of the files that are read, in any order."""
     names = []
-    read_image = cache_module.read_image
+    read_image = photos_module.read_image
     monkeypatch.setattr(
-        cache_module,
+        photos_module,
         "read_image",
         lambda path, *side: names.append(path.name) or read_image(path, *side),
     )
@@ -150,13 +151,13 @@ def test_a_damaged_cache_is_mended(tmp_path, photos, damage):
 
 def _slow_build(place, folder) -> None:
     cache_module.CHUNK = 1
-    read_image = cache_module.read_image
+    read_image = photos_module.read_image
 
     def slowly(path, side):
         time.sleep(0.02)
         return read_image(path, side)
 
-    cache_module.read_image = slowly
+    photos_module.read_image = slowly
     PixelCache(place, 20).load(folder, NAMES)
 
 

@@ -19,6 +19,7 @@ import torch
 from vision_attn.cli import main
 from vision_attn.data import ImageFolder
 from vision_attn.data.cache import PixelCache
+from vision_attn.data.photos import FilePhotos
 from vision_attn.models.checkpoint import read_weights
 
 Check = Callable[[int], str | None]  # of the exit status; what is wrong, or None
@@ -241,7 +242,8 @@ def compare(cache: PixelCache, folder: Path, names: list[str]) -> int:
     """0 where all images are those of their photos, else 9."""
     pixels, errors = cache.load(folder, names)
     right = (
-        np.array_equal(pixels[i], cache._decode(folder / name)) for i, name in enumerate(names)
+        np.array_equal(pixels[i], FilePhotos(folder, [name]).pixels(0, cache.shorter_side))
+        for i, name in enumerate(names)
     )
     return 0 if not errors and all(right) else 9
 

@@ -17,6 +17,7 @@ from vision_attn.training import (
     ConfusionMatrix,
     ConstantRate,
     ImageClassifier,
+    LastCheckpoint,
     LearningCurves,
     PortableWeights,
     Summary,
@@ -227,9 +228,24 @@ def test_channels_last_where_bf16_is_native(precision, trainer, stripes, tmp_pat
     assert load_file(tmp_path / "run/best.safetensors")["stages.1.0.conv.weight"].is_contiguous()
 
 
+def test_the_last_checkpoint_is_written_within_an_epoch_too(trainer, model, stripes, tmp_path):
+    kept = []
+
+    class Steps(LastCheckpoint):
+        def on_train_batch_end(self, trainer, *rest):
+            super().on_train_batch_end(trainer, *rest)
+            file = tmp_path / "every" / "last.ckpt"
+            step = torch.load(file, weights_only=True)["global_step"] if file.exists() else 0
+            kept.append((trainer.global_step, step))
+
+    run = trainer(callbacks=[Steps(tmp_path / "every", every=2)], max_epochs=1)
+    run.fit(model, datamodule=stripes())
+    assert kept == [(1, 0), (2, 2), (3, 2)]  # (step, that of the file)
+
+
 def test_these_are_the_callbacks_of_a_run():
     names = [type(callback).__name__ for callback in run_callbacks("folder")]
     assert names == [
         "LeanLoop", "KeepMemory", "ThreadParallel", "Summary", "LearningCurves",
-        "ConfusionMatrix", "PortableWeights", "BestCheckpoint", "LastCheckpoint",
+        "ConfusionMatrix", "PerClass", "PortableWeights", "BestCheckpoint", "LastCheckpoint",
     ]  # fmt: skip

@@ -38,6 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a colour map of matplotlib, or dim: darken what is not attended (default: inferno)",
     )
     group.add_argument(
+        "--save",
+        choices=("pictures", "maps", "both", "none"),
+        default="pictures",
+        help="pictures, each with its raw map beside it; maps: all raw maps in one file a method "
+        "(and shard), for very many photos, drawn later by vision-attn pictures; both; none: the "
+        "records alone. All but pictures go on where they were stopped (default: pictures)",
+    )
+    group.add_argument(
         "--masks",
         metavar="DIR",
         help="masks to show beside the maps, named as the images (cat.png for cat.jpg)",
@@ -68,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         return 1
     from vision_attn.reports.gallery import gallery
 
-    with options.as_written("masks", "output"):
+    with options.as_written("masks", "output", "save"):
         summary = gallery(
             model,
             images,
@@ -79,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
             style=options.style(args.style),
             masks=args.masks,
             page=args.page,
+            save=args.save,
             limit=args.limit,
             frames=args.frames,
             batch_size=args.batch_size,

@@ -20,6 +20,7 @@ from vision_attn.data.cues import Caption, Cue, Cued, CuedPhotos, CuedSet, Frame
 from vision_attn.data.dates import Dates
 from vision_attn.data.example_photos import example_photos
 from vision_attn.data.folders import ImageFolder
+from vision_attn.data.huggingface import HuggingFace
 from vision_attn.data.images import ImageError, find_images, read_image
 from vision_attn.data.mix import CutMix, Mix, Mixup
 from vision_attn.data.planted import Planted, PlantedImages
@@ -28,9 +29,13 @@ from vision_attn.data.questions import PlantedQuestions, Questions
 from vision_attn.data.resize import ProgressiveResizing
 from vision_attn.data.sequences import ExampleSource, Pairs, Vocabulary
 from vision_attn.data.sources import CIFAR10, CIFAR100, DataError, Source, Splits
+from vision_attn.data.streaming import StreamedSet
 from vision_attn.data.strings import PlantedStrings
+from vision_attn.data.subset import Subset
+from vision_attn.data.tables import ImageTable
 from vision_attn.data.tensors import Batch, Batches, ImageSet, InOrder, Shuffled, TensorSet
 from vision_attn.data.trivial import TrivialAugment
+from vision_attn.data.webdataset import WebDataset
 from vision_attn.deprecated import old_names
 
 if TYPE_CHECKING:
@@ -59,10 +64,12 @@ __all__ = [
     "ExampleSource",
     "Flip",
     "Frame",
+    "HuggingFace",
     "ImageData",
     "ImageError",
     "ImageFolder",
     "ImageSet",
+    "ImageTable",
     "InOrder",
     "Mix",
     "Mixup",
@@ -80,10 +87,13 @@ __all__ = [
     "Source",
     "Splits",
     "Sticker",
+    "StreamedSet",
+    "Subset",
     "TensorSet",
     "Translate",
     "TrivialAugment",
     "Vocabulary",
+    "WebDataset",
     "example_photos",
     "find_images",
     "read_image",

@@ -23,11 +23,11 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 from jaxtyping import Integer, UInt8
-from PIL import Image
 from rich.console import Console
 from rich.progress import track
 
-from vision_attn.data.images import ImageError, read_image
+from vision_attn.data.images import ImageError
+from vision_attn.data.photos import FilePhotos, Photos
 
 __all__ = ["CachedPixels", "PixelCache", "Record"]
 
@@ -147,15 +147,20 @@ class PixelCache:
         With them, by its place in `names`, what is wrong with each one that cannot be read: its
         size is 0 x 0. Such a file is tried again the next time.
         """
+        return self.load_photos(FilePhotos(folder, names))
+
+    def load_photos(self, photos: Photos) -> tuple[CachedPixels, dict[int, str]]:
+        """Load as `load` does, from wherever the photos lie."""
+        names = photos.names
         self.place.mkdir(parents=True, exist_ok=True)
         with FileLock(self.place / "lock"):
             records, errors = self._records(), {}
-            files = [_stat(folder, name) for name in names]
+            files = [Record(name, *photos.stamp(item)) for item, name in enumerate(names)]
             kept = [f.name for f in files if f.name in records and records[f.name].is_of(f)]
             whole = set(kept) - self._damaged([records[name] for name in kept])
             stale = [file for file in files if file.name not in whole]
             if stale:
-                errors = self._build(folder, stale, records)
+                errors = self._build(photos, stale, records)
         table = np.zeros((len(names), 3), np.int64)
         for row, name in zip(table, names, strict=True):
             if name not in errors:
@@ -202,11 +207,18 @@ class PixelCache:
             )
         return damaged
 
+    @property
+    def bytes(self) -> int:
+        """How many bytes of pixels there are already."""
+        return self._pixels.stat().st_size if self._pixels.is_file() else 0
+
     def _build(
-        self, folder: Path, stale: list[Record], records: dict[str, Record]
+        self, photos: Photos, stale: list[Record], records: dict[str, Record]
     ) -> dict[str, str]:
         """Decodes the stale files, adds them to the records, and gives the errors by name."""
         errors: dict[str, str] = {}
+        wanted = {file.name for file in stale}
+        items = {name: item for item, name in enumerate(photos.names) if name in wanted}
         for file in stale:
             records.pop(file.name, None)
         fresh = self._index.with_suffix(".new")
@@ -219,7 +231,7 @@ class PixelCache:
         ):
             end = pixels.seek(0, os.SEEK_END)  # what lies before it may be mapped somewhere
             for chunk in _progress([stale[i : i + CHUNK] for i in range(0, len(stale), CHUNK)]):
-                decoded = pool.map(lambda file: self._decode(folder / file.name), chunk)
+                decoded = pool.map(lambda file: self._decode(photos, items[file.name]), chunk)
                 lines = []
                 for file, image in zip(chunk, decoded, strict=True):
                     if isinstance(image, str):
@@ -238,25 +250,12 @@ class PixelCache:
                 index.flush()
         return errors
 
-    def _decode(self, path: Path) -> UInt8[np.ndarray, "h w 3"] | str:
+    def _decode(self, photos: Photos, item: int) -> UInt8[np.ndarray, "h w 3"] | str:
         """The reduced image, or what is wrong with the file."""
         try:
-            image = read_image(path, self.shorter_side)
+            return photos.pixels(item, self.shorter_side)
         except ImageError as error:
             return str(error)
-        scale = self.shorter_side / min(image.size)
-        if scale < 1:
-            width, height = (max(1, round(side * scale)) for side in image.size)
-            image = image.resize((width, height), Image.Resampling.BILINEAR)
-        return np.asarray(image)
-
-
-def _stat(folder: Path, name: str) -> Record:
-    try:
-        file = (folder / name).stat()
-    except OSError:
-        return Record(name, 0, 0)  # reading it will say what is wrong
-    return Record(name, file.st_size, file.st_mtime_ns)
 
 
 def _line(record: Record) -> str:

@@ -2,8 +2,9 @@
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from math import ceil
 from os import PathLike
 from pathlib import Path
@@ -16,11 +17,14 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from vision_attn.compat.pillow_private import libtiff_errors
 
 __all__ = [
+    "SUFFIXES",
     "ImageError",
     "check_pixels",
+    "decode_image",
     "find_images",
     "images_below",
     "max_pixels",
+    "open_encoded",
     "open_image",
     "read_image",
     "regular_file",
@@ -67,7 +71,7 @@ def max_pixels() -> int:
     return int(text)
 
 
-def check_pixels(path: Path, width: int, height: int) -> None:
+def check_pixels(path: str | Path, width: int, height: int) -> None:
     """Raise ImageError for an image, or the frames of a video, of more than `max_pixels`."""
     if width * height > (most := max_pixels()):
         raise ImageError(
@@ -85,21 +89,39 @@ def open_image(path: str | PathLike[str]) -> Iterator[Image.Image]:
     image, is damaged, or has more than `max_pixels`.
     """
     path = Path(path)
+    with (
+        _image_errors(path, lambda: _kind_of_file(path)),
+        regular_file(path) as file,
+        _opened(file) as image,
+    ):
+        check_pixels(path, *image.size)
+        yield image
+
+
+@contextmanager
+def open_encoded(data: bytes, name: str) -> Iterator[Image.Image]:
+    """Open the bytes of an image file as `open_image` does; name: what errors call them."""
+    with _image_errors(name, lambda: _kind(data[:512])), _opened(BytesIO(data)) as image:
+        check_pixels(name, *image.size)
+        yield image
+
+
+@contextmanager
+def _image_errors(name: str | Path, kind: Callable[[], str]) -> Iterator[None]:
+    """Turn whatever goes wrong with an image into an ImageError; kind: what it is, if no image."""
     try:
-        with regular_file(path) as file, _opened(file) as image:
-            check_pixels(path, *image.size)
-            yield image
+        yield
     except ImageError:
         raise
     except UnidentifiedImageError:
         raise ImageError(
-            f"{path}: expected an image ({', '.join(FORMATS)}), got {_kind(path)}: "
+            f"{name}: expected an image ({', '.join(FORMATS)}), got {kind()}: "
             "leave it out or convert it"
         ) from None
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged bytes
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ImageError(
-            f"{path}: the image is cut short or damaged ({reason}): replace the file"
+            f"{name}: the image is cut short or damaged ({reason}): replace the file"
         ) from error
 
 
@@ -111,13 +133,23 @@ def read_image(path: str | PathLike[str], shorter_side: int | None = None) -> Im
     1/2, 1/4 or 1/8 of its size, several times faster. Raises ImageError as `open_image` does.
     """
     with open_image(path) as image:
-        if shorter_side is not None:
-            scale = 2 * shorter_side / min(image.size)
-            if scale < 1:
-                width, height = (ceil(scale * side) for side in image.size)
-                image.draft(None, (width, height))  # JPEG alone; others stay as they are
-        _load(image)
-        return to_rgb(ImageOps.exif_transpose(image))
+        return _upright(image, shorter_side)
+
+
+def decode_image(data: bytes, name: str, shorter_side: int | None = None) -> Image.Image:
+    """Read the bytes of an image file as `read_image` does; name: what errors call them."""
+    with open_encoded(data, name) as image:
+        return _upright(image, shorter_side)
+
+
+def _upright(image: Image.Image, shorter_side: int | None) -> Image.Image:
+    if shorter_side is not None:
+        scale = 2 * shorter_side / min(image.size)
+        if scale < 1:
+            width, height = (ceil(scale * side) for side in image.size)
+            image.draft(None, (width, height))  # JPEG alone; others stay as they are
+    _load(image)
+    return to_rgb(ImageOps.exif_transpose(image))
 
 
 @contextmanager
@@ -145,7 +177,7 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def _opened(file: BinaryIO) -> Image.Image:
+def _opened(file: BinaryIO | BytesIO) -> Image.Image:
     """Pillow's image of the file. Its own bound on pixels, a warning first, makes way for ours."""
     with _PILLOW:
         theirs, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
@@ -225,9 +257,12 @@ def _absent(error: OSError) -> str:
     return f"cannot be reached ({error.strerror}): check the path"
 
 
-def _kind(path: Path) -> str:
+def _kind_of_file(path: Path) -> str:
     with regular_file(path) as file:
-        head = file.read(512)
+        return _kind(file.read(512))
+
+
+def _kind(head: bytes) -> str:
     if not head:
         return "an empty file"
     return "other data" if b"\0" in head else "text"

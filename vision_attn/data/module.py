@@ -144,7 +144,13 @@ class ImageData(LightningDataModule):
 
     def class_weights(self) -> Float[Tensor, " k"]:
         """Weights for the loss under which every class counts alike: n / (k * its images)."""
-        counts = torch.bincount(self.splits.train.labels, minlength=len(self.classes))
+        labels = self.splits.train.labels
+        if labels.ndim == 2:
+            raise DataError(
+                "images of several classes have no weight a class: use "
+                "vision_attn.training.MultiLabelCrossEntropy(balanced=True)"
+            )
+        counts = torch.bincount(labels, minlength=len(self.classes))
         return counts.sum() / (len(self.classes) * counts.clamp_min(1).float())
 
     def train_dataloader(self) -> Batches:
@@ -199,14 +205,14 @@ class ImageData(LightningDataModule):
         images, labels = batch.images, batch.labels
         for augment in self.augment:
             images = augment(images, batch.draws)
-        if self.mix:
+        if self.mix and labels.ndim == 1:
             labels = F.one_hot(labels, len(self.classes)).float()
         for mix in self.mix:
             images, labels = mix(as_float(images), labels, batch.draws)
         return self._normalised(images), labels
 
     def for_evaluation(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Normalised images and their labels (b)."""
+        """Normalised images and their labels, (b) or (b k)."""
         return self._normalised(batch.images), batch.labels
 
     def _normalised(self, images: Pixels) -> Float[Tensor, "b 3 h w"]:

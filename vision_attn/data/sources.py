@@ -1,6 +1,6 @@
 """Where images come from: the class a config names under `data.source`.
 
-Axes: n images, h height, w width.
+Axes: n images, h height, w width, k classes.
 """
 
 from abc import ABC, abstractmethod
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Integer
+from jaxtyping import Float, Integer
 from torch import Tensor
 
 from vision_attn.data.draws import permutation
@@ -149,12 +149,15 @@ class CIFAR100(CIFAR10):
 
 
 def hold_out(
-    labels: Integer[np.ndarray, " n"], fraction: float, seed: int
+    labels: Integer[np.ndarray, " n"] | Float[np.ndarray, "n k"], fraction: float, seed: int
 ) -> tuple[Integer[np.ndarray, " rest"], Integer[np.ndarray, " part"]]:
     """Places of the samples that stay, and of `fraction` of every class, both in order.
 
-    At least one sample of a class stays; which ones go is a function of the seed alone.
+    At least one sample of a class stays; which ones go is a function of the seed alone. Samples
+    with several labels (n k) are drawn as if of one class.
     """
+    if labels.ndim == 2:
+        labels = np.zeros(len(labels), int)
     part = []
     for label in np.unique(labels):
         places = np.flatnonzero(labels == label)

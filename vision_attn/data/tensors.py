@@ -4,13 +4,13 @@ Axes: n images of a set, b batch, h height, w width.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Int, Integer, UInt8
+from jaxtyping import Float, Int, Integer, UInt8
 from torch import Tensor
 
 from vision_attn.data.draws import Draws, permutation
@@ -18,12 +18,15 @@ from vision_attn.data.draws import Draws, permutation
 __all__ = ["Batch", "Batches", "ImageSet", "InOrder", "Shuffled", "TensorSet"]
 
 Items = Integer[np.ndarray, " b"]
+Labels = Int[Tensor, " n"] | Float[Tensor, "n k"]
+Fetched = tuple[Items, Draws, UInt8[Tensor, "b 3 h w"]]
 
 
 class ImageSet(ABC):
     """Labelled images that come in batches of one size.
 
-    labels: (n). size: (h, w) of every batch. ahead: how many batches are fetched in threads while
+    labels: (n), or (n k) where an image has any number of k classes. size: (h, w) of every batch.
+    ahead: how many batches are fetched in threads while
     the network computes; 0 where fetching costs nothing.
 
     Examples:
@@ -32,7 +35,7 @@ class ImageSet(ABC):
         ['fetch']
     """
 
-    labels: Int[Tensor, " n"]
+    labels: Labels
     size: tuple[int, int]
     ahead: int = 0
 
@@ -42,6 +45,22 @@ class ImageSet(ABC):
     @abstractmethod
     def fetch(self, items: Items, draws: Draws) -> UInt8[Tensor, "b 3 h w"]:
         """The images at the places `items`; `draws` decides what is random about them."""
+
+    def fetch_all(self, wanted: Iterable[tuple[Items, Draws]]) -> Iterator[Fetched]:
+        """Yield batch after batch as `fetch` gives them, `ahead` of them fetched meanwhile."""
+        if not self.ahead:
+            for items, draws in wanted:
+                yield items, draws, self.fetch(items, draws)
+            return
+        waiting: list[tuple[Items, Draws, Future[Tensor]]] = []
+        with ThreadPoolExecutor(self.ahead) as threads:
+            for items, draws in wanted:
+                waiting.append((items, draws, threads.submit(self.fetch, items, draws)))
+                if len(waiting) > self.ahead:
+                    items, draws, images = waiting.pop(0)
+                    yield items, draws, images.result()
+            for items, draws, images in waiting:
+                yield items, draws, images.result()
 
 
 class TensorSet(ImageSet):
@@ -57,7 +76,7 @@ class TensorSet(ImageSet):
         torch.Size([2, 3, 8, 8])
     """
 
-    def __init__(self, images: UInt8[Tensor, "n 3 h w"], labels: Int[Tensor, " n"]) -> None:
+    def __init__(self, images: UInt8[Tensor, "n 3 h w"], labels: Labels) -> None:
         self.images = images
         self.labels = labels
         self.size = (images.shape[2], images.shape[3])
@@ -83,7 +102,7 @@ class Batch:
     """
 
     images: UInt8[Tensor, "b 3 h w"]
-    labels: Int[Tensor, " b"]
+    labels: Int[Tensor, " b"] | Float[Tensor, "b k"]
     draws: Draws
 
     def __len__(self) -> int:
@@ -205,19 +224,9 @@ class Batches:
         self._resume = state["epoch"], state["batches"]
 
     def _fetched(self, first: int) -> Iterator[Batch]:
-        if not self.images.ahead:
-            yield from map(self._fetch, self.sampler.batches(first))
-            return
-        waiting: list[Future[Batch]] = []
-        with ThreadPoolExecutor(self.images.ahead) as threads:
-            for items in self.sampler.batches(first):
-                waiting.append(threads.submit(self._fetch, items))
-                if len(waiting) > self.images.ahead:
-                    yield waiting.pop(0).result()
-            for batch in waiting:
-                yield batch.result()
-
-    def _fetch(self, items: Items) -> Batch:
-        draws = Draws(self.seed, self.sampler.epoch, items)
-        labels = self.images.labels[torch.from_numpy(items)]
-        return Batch(self.images.fetch(items, draws), labels, draws)
+        wanted = (
+            (items, Draws(self.seed, self.sampler.epoch, items))
+            for items in self.sampler.batches(first)
+        )
+        for items, draws, images in self.images.fetch_all(wanted):
+            yield Batch(images, self.images.labels[torch.from_numpy(items)], draws)

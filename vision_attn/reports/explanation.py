@@ -432,6 +432,7 @@ class Pictures:
     """Where and how explanations are drawn.
 
     masks: a folder of masks of the photos' stems, shown beside the maps. page: also thumbnails.
+    raw: also each raw map, as a .npy.
 
     Examples:
         >>> from pathlib import Path
@@ -445,6 +446,7 @@ class Pictures:
     style: Style = field(default_factory=ColorMap)
     masks: Path | None = None
     page: bool = False
+    raw: bool = True
 
     def write(self, name: str, explanation: Explanation) -> Entry:
         """Write the pictures and raw maps of one photo; `name` begins the files' names.
@@ -472,8 +474,9 @@ class Pictures:
             picture = render.with_caption(picture, explanation.warning)
             picture = render.with_caption(picture, found.note)
             render.save(picture, place(f"{stem}.png"))
-            with replacing(place(f"{stem}.npy")) as file:
-                np.save(file, found.values)
+            if self.raw:
+                with replacing(place(f"{stem}.npy")) as file:
+                    np.save(file, found.values)
         photo = Path(explanation.name)
         if (mask := self._mask(photo)) is not None:
             covered = render.overlay(panels[0].picture, mask, style=Dim(), scale=Scale(1.0))

@@ -9,6 +9,8 @@
     index.html, page/  the gallery and its pictures, JPEG: less than 60 KB a photo
     results.I-of-N.jsonl  of one shard: a line for each photo, and one more when it has ended
 
+With save="maps" there are a handful of files however many photos there are: see `ledger`.
+
 Axes: h height, w width.
 """
 
@@ -16,6 +18,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from typing import Any
 from vision_attn import render
 from vision_attn.data.images import ImageError, read_image
 from vision_attn.data.images import find_images as find
+from vision_attn.data.listing import walk
 from vision_attn.data.video import Video, clips, is_video
 from vision_attn.explain import Explainer
 from vision_attn.files import append_text, claimed, kept_together, write_text
@@ -30,6 +34,7 @@ from vision_attn.render import ColorMap, Style
 from vision_attn.reports import workers
 from vision_attn.reports.explain import Request
 from vision_attn.reports.explanation import Entry, Pictures, as_line, file_names
+from vision_attn.reports.many import SAVES, Save, explain_many
 from vision_attn.reports.progress import Bar, Silent
 from vision_attn.reports.video import Film
 from vision_attn.types import Model
@@ -246,6 +251,7 @@ def gallery(
     style: Style | None = None,
     masks: str | PathLike[str] | None = None,
     page: bool = True,
+    save: Save = "pictures",
     limit: int | None = None,
     frames: float | None = None,
     batch_size: int = 8,
@@ -258,8 +264,11 @@ def gallery(
     images: files, folders of images, and videos. methods, target and against: as `explain` takes
     them. style: `ColorMap()` unless given. masks: a folder of masks of the images' stems, shown
     beside the maps. page: the gallery; where a photo's folder is named for a class, that is its
-    true class there. limit: at most so many photos, and frames of each video. frames: each folder
-    is a video, its images the frames, so many a second. processes: at once on this machine.
+    true class there. save: `pictures`, with a raw map (.npy) beside each; `maps`, all raw maps in
+    one file a method, for very many photos (`open_results` reads them, `draw_pictures` draws them);
+    `both`; or `none`, the records alone. All but `pictures` go on where a run was stopped.
+    limit: at most so many photos, and frames of each video. frames: each folder is a video, its
+    images the frames, so many a second. processes: at once on this machine.
     shard: (number, of how many), only every N-th image; the last shard to finish merges the
     results. progress: `Bar()` unless given.
 
@@ -267,11 +276,22 @@ def gallery(
     done. Raises ValueError for an unknown method, class, path of masks, or an output that cannot
     be written, or that another job writes to. Ctrl-C keeps what is done.
     """
+    if save not in SAVES:
+        raise ValueError(f"save must be one of {', '.join(SAVES)}, got {save!r}")
     request = Request.of(model, methods, target, against)
     listed = [images] if isinstance(images, str | PathLike) else list(images)
     paths = [str(path) for path in listed]
     of_films = [p for p in paths if is_video(p) or (frames and p and Path(p).is_dir())]
     photos = [path for path in paths if path not in of_films]
+    if save != "pictures":
+        if of_films:
+            raise ValueError(f"save {save}: expected photos, got the video {of_films[0]}")
+        if masks is not None and save != "both":
+            raise ValueError(f"masks are shown on pictures: save must be both, got {save}")
+        drawn = style or ColorMap(), None if masks is None else Path(masks)
+        return _many(
+            request, paths, save, output, drawn, page, limit, batch_size, processes, shard, progress
+        )
     files, problems = find_images(photos, limit) if photos or not of_films else ([], [])
     films, without_frames = _find_films(of_films)
     problems += without_frames
@@ -309,6 +329,67 @@ def gallery(
         return Summary(
             folder, len(mine), done, films_done, results.page, list(shown.problems), merged
         )
+
+
+def _many(
+    request: Request,
+    paths: Sequence[str],
+    save: Save,
+    output: str | PathLike[str],
+    drawn: tuple[Style, Path | None],
+    page: bool,
+    limit: int | None,
+    batch_size: int,
+    processes: int,
+    shard: tuple[int, int],
+    progress: Silent | None,
+) -> Summary:
+    """Explain photos into a handful of files; see `many`."""
+    files, problems = _listed(paths, limit)
+    folder = output_folder(output)
+    with claimed(folder, shard), Bar() if progress is None else progress as shown:
+        style, masks = drawn
+        pictures = Pictures(folder, style, masks, page=False, raw=False)
+        if masks is not None:
+            _checked_masks(masks, [Path(file) for file in files])
+        for problem in problems:
+            shown.problem(problem)
+        model = request.model
+        done, merged = explain_many(
+            request,
+            files,
+            folder,
+            save=save,
+            settings=_settings(request, pictures, limit, None),
+            pictures=pictures,
+            title=page_title(model.name or type(model.network).__name__),
+            lead="Photos by class, of the true class where that is known.",
+            page=page,
+            batch_size=batch_size,
+            processes=processes,
+            shard=shard,
+            progress=shown,
+        )
+        number, shards = shard
+        mine = len(range(number - 1, len(files), shards))
+        return Summary(
+            folder,
+            mine,
+            done,
+            page=folder / "index.html" if merged and page else None,
+            problems=list(shown.problems),
+            merged=merged and shards > 1,
+        )
+
+
+def _listed(paths: Sequence[str], limit: int | None) -> tuple[list[str], list[str]]:
+    """List images as `find_images` does, as strings: a folder of a million takes little memory."""
+    if len(paths) == 1 and paths[0] and Path(paths[0]).is_dir():
+        files = list(islice(walk(paths[0]), limit))
+        if files:
+            return files, []
+    found, problems = find_images(paths, limit)
+    return [str(file) for file in found], problems
 
 
 def film(

@@ -6,8 +6,9 @@ Light to import: torch comes in with the work.
 import multiprocessing
 import pickle
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sized
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 __all__ = ["Unpicklable", "answers", "checksum"]
+
+AHEAD = 4  # tasks a process that wait for their turn
 
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
@@ -41,10 +44,12 @@ _do: Callable[[Any], Any]  # of a process of the pool
 def answers(
     make: Callable[[Job], Callable[[Task], Answer]],
     job: Job,
-    tasks: Sequence[Task],
+    tasks: Iterable[Task],
     processes: int,
 ) -> Iterator[Answer]:
     """Yield make(job)(task) for each task, in their order; `make` is called once a process.
+
+    Only a few tasks a process are taken ahead of the answers: tasks may be a long iterator.
 
     job: a value that can be pickled, networks included: each process gets a copy. The processes
     share out the threads of this one. Ctrl-C, or closing the iterator, ends them.
@@ -60,13 +65,14 @@ def answers(
         raise Unpicklable(
             f"this model cannot be sent to other processes ({error}): use one process"
         ) from None
-    processes = min(processes, len(tasks))
+    if isinstance(tasks, Sized):
+        processes = max(1, min(processes, len(tasks)))
     threads = max(1, torch.get_num_threads() // processes)
     context = multiprocessing.get_context("spawn")
     try:
         with ProcessPoolExecutor(processes, context, _start, (pickled, threads)) as pool:
             try:
-                yield from pool.map(_answer, tasks)
+                yield from _in_order(pool, tasks, AHEAD * processes)
             except (KeyboardInterrupt, GeneratorExit):  # stopped: their tasks are lost, no others
                 for child in multiprocessing.active_children():
                     child.terminate()
@@ -76,6 +82,20 @@ def answers(
             "a process was ended from outside, perhaps out of memory: what is done is kept; "
             "run the same command again, with fewer --processes or a smaller --batch-size"
         ) from None
+
+
+def _in_order(pool: ProcessPoolExecutor, tasks: Iterable[Any], most: int) -> Iterator[Any]:
+    waiting: deque[Future[Any]] = deque()
+    try:
+        for task in tasks:
+            waiting.append(pool.submit(_answer, task))
+            if len(waiting) > most:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 def _start(pickled: bytes, threads: int) -> None:

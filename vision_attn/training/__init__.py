@@ -15,11 +15,12 @@ from vision_attn.training.compiling import Compile
 from vision_attn.training.finetuning import LinearProbe
 from vision_attn.training.fsdp import FSDP2
 from vision_attn.training.lean import LeanLoop
-from vision_attn.training.losses import BalancedCrossEntropy
+from vision_attn.training.losses import BalancedCrossEntropy, MultiLabelCrossEntropy
 from vision_attn.training.memory import KeepMemory, kept_memory
 from vision_attn.training.module import NonFiniteLoss, TrainingModule
 from vision_attn.training.muon import MuonAdamW, MuonSGD
 from vision_attn.training.parameters import parameter_groups
+from vision_attn.training.per_class import PerClass
 from vision_attn.training.rate import LearningRateRangeTest
 from vision_attn.training.report import (
     ConfusionMatrix,
@@ -57,9 +58,11 @@ __all__ = [
     "LearningRateRangeTest",
     "LinearDecay",
     "LinearProbe",
+    "MultiLabelCrossEntropy",
     "MuonAdamW",
     "MuonSGD",
     "NonFiniteLoss",
+    "PerClass",
     "PortableWeights",
     "Predictions",
     "QuestionLearner",

@@ -109,6 +109,8 @@ def best_checkpoint(trainer: Trainer) -> Path | None:
 class LastCheckpoint(ModelCheckpoint):
     """`folder`/last.ckpt: the state of the run after every epoch, and when Ctrl-C stops it.
 
+    every: also after so many steps, where an epoch is long. folder: that of the run, unless given.
+
     Ctrl-C takes effect after the step, so that what is saved is a whole number of steps; a second
     Ctrl-C stops at once and saves nothing. The state of torch's random numbers is saved too, so
     that a resumed run (of one process) goes on to the bit as if it had not been stopped, or killed.
@@ -122,8 +124,11 @@ class LastCheckpoint(ModelCheckpoint):
         'last'
     """
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path | None = None, every: int | None = None):
         super().__init__(folder, "last", enable_version_counter=False)
+        if every is not None and every < 1:
+            raise ValueError(f"every must be at least 1 step, got {every}")
+        self.every, self._saved = every, 0
         self._asked_to_stop = False
         self._handler: Any = None
         self._random: dict[str, Any] | None = None
@@ -142,6 +147,7 @@ class LastCheckpoint(ModelCheckpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
+        self._saved = trainer.global_step
         if threading.current_thread() is threading.main_thread():
             self._handler = signal.signal(signal.SIGINT, self._ask_to_stop)
         if self._random is not None and trainer.world_size == 1:
@@ -156,6 +162,9 @@ class LastCheckpoint(ModelCheckpoint):
         if trainer.strategy.reduce_boolean_decision(self._asked_to_stop, all=False):
             trainer.save_checkpoint(str(Path(self.dirpath or ".") / "last.ckpt"))
             raise KeyboardInterrupt
+        if self.every and trainer.global_step >= self._saved + self.every:
+            self._saved = trainer.global_step
+            trainer.save_checkpoint(str(Path(self.dirpath or ".") / "last.ckpt"))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self._handler is not None:

@@ -12,16 +12,22 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassCalibrationError,
+    MultilabelAveragePrecision,
+    MultilabelExactMatch,
+    MultilabelF1Score,
+)
 
 from vision_attn.models.checkpoint import ENTRY, pack
 from vision_attn.training.finetuning import start_from
-from vision_attn.training.losses import BalancedCrossEntropy
+from vision_attn.training.losses import BalancedCrossEntropy, MultiLabelCrossEntropy
 from vision_attn.training.module import TrainingModule
 from vision_attn.training.schedules import CosineDecay
 from vision_attn.types import Calibration, Images, Logits
 
-__all__ = ["ImageClassifier", "metrics"]
+__all__ = ["ImageClassifier", "metrics", "multilabel_metrics"]
 
 Labels = Int[Tensor, " b"] | Float[Tensor, "b k"]
 Batch = Sequence[Tensor]  # images and labels
@@ -42,6 +48,9 @@ class ImageClassifier(TrainingModule):
     checkpoint with the network's description.
 
     Logged: loss, top-1, top-5 (if k is above 5), expected calibration error (15 bins, Guo 2017).
+    With `MultiLabelCrossEntropy` labels are 0 and 1 (b, k), any number of classes an image; logged
+    are then the mean average precision over the classes (`map`, which the best checkpoint has most
+    of), the mean F1 and the share of images of which every class is right (`exact`).
 
     Examples:
         >>> import torch
@@ -74,7 +83,14 @@ class ImageClassifier(TrainingModule):
         self.metrics = nn.ModuleDict()
         self.classes: Sequence[str] = ()
         self.preprocess: dict[str, Any] = {}
-        self.calibration = Calibration()
+        self.calibration = Calibration(independent=self.multilabel)
+        if self.multilabel:
+            self.monitor = "val/map"  # type: ignore[misc]
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether an image may have any number of classes, as the loss says."""
+        return isinstance(self.loss, MultiLabelCrossEntropy)
 
     def forward(self, images: Images) -> Logits:
         return self.run(self.network, images)
@@ -83,14 +99,16 @@ class ImageClassifier(TrainingModule):
         images, labels = batch
         logits = self(images).float()
         self._check_classes(logits)
+        self._check_labels(labels, mixed=True)
         loss = self.loss(logits, labels)
         if self.teaching is not None:
             loss = self.teaching(loss, logits, images)
         loss = self.finite(loss, "loss")
-        hard = labels.argmax(1) if labels.ndim == 2 else labels
-        top1 = (logits.argmax(1) == hard).float().mean()
         self.log_mean("loss", loss, len(images))
-        self.log_mean("top1", top1, len(images))
+        if not self.multilabel:
+            hard = labels.argmax(1) if labels.ndim == 2 else labels
+            top1 = (logits.argmax(1) == hard).float().mean()
+            self.log_mean("top1", top1, len(images))
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Logits:
@@ -111,10 +129,18 @@ class ImageClassifier(TrainingModule):
             self.preprocess = asdict(data.preprocess)
             if isinstance(self.loss, BalancedCrossEntropy):
                 self.loss.weight = data.class_weights().to(self.device)
+            if isinstance(self.loss, MultiLabelCrossEntropy) and self.loss.balanced:
+                labels = data.splits.train.labels
+                self._check_labels(labels)
+                having = labels.sum(0)
+                weights = (len(labels) - having) / having.clamp_min(1)
+                self.loss.pos_weight = weights.clamp(max=self.loss.most).to(self.device)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add, as plain values, what it takes to use the network without its config."""
         about = {"classes": list(self.classes), "preprocess": self.preprocess}
+        if self.multilabel:
+            about["calibration"] = asdict(self.calibration)
         checkpoint[ENTRY] = pack(self.network, about)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -127,15 +153,31 @@ class ImageClassifier(TrainingModule):
         images, labels = batch
         logits = self(images).float()
         self._check_classes(logits)
+        self._check_labels(labels)
         loss = self.finite(self.loss(logits, labels), f"{stage} loss")
         if stage not in self.metrics:
-            self.metrics[stage] = metrics(logits.shape[1], prefix=f"{stage}/").to(self.device)
+            made = multilabel_metrics if self.multilabel else metrics
+            self.metrics[stage] = made(logits.shape[1], prefix=f"{stage}/").to(self.device)
         measured: Any = self.metrics[stage]
-        measured.update(self.calibration.probabilities(logits), labels)
+        truth = labels.int() if self.multilabel else labels
+        measured.update(self.calibration.probabilities(logits), truth)
         self.log(f"{stage}/loss", loss, batch_size=len(labels), sync_dist=True)
         for name, metric in measured.items():
-            self.log(name, metric, prog_bar=name.endswith("top1"))
+            self.log(name, metric, prog_bar=name.endswith(("top1", "map")))
         return logits
+
+    def _check_labels(self, labels: Labels, mixed: bool = False) -> None:
+        """Raise ValueError for labels of another kind than the loss takes; mixed: they may be."""
+        if self.multilabel and labels.ndim == 1:
+            raise ValueError(
+                "MultiLabelCrossEntropy: expected labels of 0 and 1 for each class, got one class "
+                "an image: another source, or torch.nn.CrossEntropyLoss"
+            )
+        if not self.multilabel and labels.ndim == 2 and not mixed:
+            raise ValueError(
+                "these images have any number of classes: the loss must be "
+                "vision_attn.training.MultiLabelCrossEntropy (--model.loss)"
+            )
 
     def _check_classes(self, logits: Logits) -> None:
         if self.classes and logits.shape[1] != len(self.classes):
@@ -159,3 +201,13 @@ def metrics(classes: int, prefix: str) -> MetricCollection:
     if classes > 5:
         every["top5"] = MulticlassAccuracy(classes, top_k=5, average="micro")
     return MetricCollection(dict(every), prefix=prefix)
+
+
+def multilabel_metrics(classes: int, prefix: str) -> MetricCollection:
+    """Make the metrics of images with any number of classes: mean AP, mean F1, all right."""
+    every: dict[str, Metric] = {
+        "map": MultilabelAveragePrecision(classes),
+        "f1": MultilabelF1Score(classes),
+        "exact": MultilabelExactMatch(classes),
+    }
+    return MetricCollection(dict(every), prefix=prefix, compute_groups=False)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import nn
 
-__all__ = ["BalancedCrossEntropy"]
+__all__ = ["BalancedCrossEntropy", "MultiLabelCrossEntropy"]
 
 
 class BalancedCrossEntropy(nn.CrossEntropyLoss):
@@ -30,3 +30,25 @@ class BalancedCrossEntropy(nn.CrossEntropyLoss):
     ) -> None:
         super().__init__(label_smoothing=label_smoothing, reduction=reduction)
         self.register_buffer("weight", None, persistent=False)
+
+
+class MultiLabelCrossEntropy(nn.BCEWithLogitsLoss):
+    """Binary cross-entropy of each class by itself, for images of any number of classes.
+
+    Labels are 0 and 1 (b k). balanced: an image that has a class weighs as much for it as all that
+    have it not, n_without / n_with of the training images (at most `most`): `ImageClassifier` sets
+    these weights from its data. They are of the data, not of the network: no checkpoint has them.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.training import MultiLabelCrossEntropy
+        >>> MultiLabelCrossEntropy()(torch.zeros(1, 3), torch.tensor([[1.0, 0.0, 1.0]]))
+        tensor(0.6931)
+    """
+
+    def __init__(self, balanced: bool = False, most: float = 100.0) -> None:
+        super().__init__()
+        if most < 1:
+            raise ValueError(f"most must be at least 1, got {most}")
+        self.balanced, self.most = balanced, most
+        self.register_buffer("pos_weight", None, persistent=False)

@@ -24,6 +24,7 @@ from vision_attn.training.callbacks import BestCheckpoint, LastCheckpoint, best_
 from vision_attn.training.flops import forward_flops, peak_flops, training_flops
 from vision_attn.training.lean import LeanLoop
 from vision_attn.training.memory import KeepMemory
+from vision_attn.training.per_class import PerClass
 from vision_attn.training.threads import ThreadParallel
 
 __all__ = [
@@ -42,6 +43,9 @@ METRICS = {
     "top1_views": "top-1, mean over several views",
     "top5": "top-5",
     "ece": "calibration error",
+    "map": "mean average precision",
+    "f1": "mean F1",
+    "exact": "all classes right",
     "loss": "loss",
 }
 
@@ -184,6 +188,8 @@ class LearningCurves(Callback):
 class ConfusionMatrix(Callback):
     """`folder`/confusion_matrix.png, drawn from the predictions for the test images.
 
+    Images that have any number of classes have none.
+
     Examples:
         >>> from lightning.pytorch import Trainer
         >>> from vision_attn.training import ConfusionMatrix
@@ -203,6 +209,8 @@ class ConfusionMatrix(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
+        if batch[1].ndim == 2:
+            return  # images of several classes: `PerClass` has them
         if self.counts is None:
             self.counts = MulticlassConfusionMatrix(outputs.shape[1]).to(outputs.device)
         self.counts.update(outputs, batch[1])
@@ -318,7 +326,7 @@ class EpochLines(Callback):
         shown = [
             f"{name} {value.item():.4f}"
             for name, value in named
-            if name.partition("/")[2] in ("loss", "top1", "exact", "token")
+            if name.partition("/")[2] in ("loss", "top1", "map", "exact", "token")
         ]
         of = f" of {trainer.max_epochs}" if (trainer.max_epochs or 0) > 0 else ""
         seconds = perf_counter() - self._began
@@ -355,6 +363,7 @@ def run_callbacks(
                 summary or Summary(folder),
                 LearningCurves(folder),
                 ConfusionMatrix(folder),
+                PerClass(folder),
                 PortableWeights(folder),
                 BestCheckpoint(folder, monitor),
                 LastCheckpoint(folder),

@@ -17,7 +17,8 @@ __all__ = [
     "without",
 ]
 
-NEWEST = ("best", "last")  # as --ckpt_path: that file of the newest run of the config's name
+# As --ckpt_path: that file of the newest run of the config's name; auto: last, if there is one.
+NEWEST = ("best", "last", "auto")
 
 
 def local_configs() -> list[str]:

@@ -41,7 +41,9 @@ from vision_attn.shelf import is_shelved, shelved
 from vision_attn.training import (
     ConfusionMatrix,
     ImageClassifier,
+    LastCheckpoint,
     Learner,
+    PerClass,
     Predictions,
     Summary,
     best_checkpoint,
@@ -169,6 +171,8 @@ class Run(LightningCLI):
         config.name = _checked_name(config.name or Path(str((config.config or ["run"])[-1])).stem)
         if config.trainer.precision is None:
             config.trainer.precision = native_precision(config.trainer.accelerator)
+        if config.ckpt_path == "auto":
+            config.ckpt_path = self._last_or_none()
         if config.ckpt_path in NEWEST:
             config.ckpt_path = str(self._newest(f"{config.ckpt_path}.ckpt"))
         if self.command == "fit" and is_shelved(config.ckpt_path):
@@ -206,13 +210,24 @@ class Run(LightningCLI):
             data.prepare_data()
         options.num_classes = len(data.classes)
 
-    def _newest(self, name: str) -> Path:
-        """That file of the newest version folder that has it."""
+    def _last_or_none(self) -> str | None:
+        """The newest last.ckpt, for a job that is started again and again until it is done."""
+        if self.command != "fit":
+            raise ValueError(f"--ckpt_path auto goes with fit: {self.command} needs best or last")
+        runs, versions = self._versions("last.ckpt")
+        return str(runs / f"version_{max(versions)}" / "last.ckpt") if versions else None
+
+    def _versions(self, name: str) -> tuple[Path, list[int]]:
+        """The folder of this name's runs, and the numbers of those that have that file."""
         runs = Path(self.config.trainer.default_root_dir or "outputs") / self.config.name
         found = [
             path.parent.name.removeprefix("version_") for path in runs.glob(f"version_*/{name}")
         ]
-        versions = [int(number) for number in found if number.isdecimal()]
+        return runs, [int(number) for number in found if number.isdecimal()]
+
+    def _newest(self, name: str) -> Path:
+        """That file of the newest version folder that has it."""
+        runs, versions = self._versions(name)
         if not versions:
             raise ValueError(
                 f"no such checkpoint file: {runs}/version_N/{name}: name one with --ckpt_path FILE"
@@ -259,6 +274,9 @@ class Run(LightningCLI):
         self.summary = self.summary_type(self.folder)
         callbacks = [*_listed(given.callbacks, Callback), *self.show]
         callbacks += [SavedConfig(self.folder, self.config_text())]
+        for callback in callbacks:
+            if isinstance(callback, LastCheckpoint) and callback.dirpath is None:
+                callback.dirpath = str(self.folder)
         usual = run_callbacks(self.folder, self.model.monitor, self.summary, callbacks)
         if given.enable_checkpointing is False:
             usual = [c for c in usual if not isinstance(c, Checkpoint)]
@@ -294,7 +312,7 @@ class Run(LightningCLI):
         """What is written of test images and predictions, besides the summary."""
         assert self.folder is not None
         self.predictions = Predictions(self.config.get("output") or self.folder / "predictions.csv")
-        return [ConfusionMatrix(self.folder), self.predictions]
+        return [ConfusionMatrix(self.folder), PerClass(self.folder), self.predictions]
 
     def config_text(self) -> str:
         """Write out the config as it runs, with every default, but no checkpoint to start from."""

@@ -1,0 +1,238 @@
+"""How fast photos come from the disk: ours streamed against timm, torchvision and WebDataset.
+
+    python benchmarks/loading.py [--photos N] [--side PIXELS] [--size PIXELS] [--workers N]
+
+A made-up tree of JPEGs (mosaics of noise, 10 classes) is written once below --root, and tar shards
+of the same files. Every loader gives the same: a random box of 35 to 100 % of each photo, resized
+to --size by linear interpolation, flipped at random, normalised, in batches of --batch, decoded by
+as many worker processes. Ours crops and resizes in the workers and flips and normalises whole
+batches; timm (its fast collate and prefetching, as `create_loader` makes them on a CPU) and
+torchvision do it photo by photo. In turns, after a round that does not count.
+
+Prints how long the first listing takes and a later one, how fast one process decodes alone, then
+images a second and the ratio ours / theirs, smallest, median, largest, and what all this takes in
+memory.
+"""
+
+import argparse
+import os
+import resource
+import shutil
+import tarfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+from torchvision import datasets
+from torchvision.transforms import v2 as tv
+
+from vision_attn.data import Flip, ImageData, ImageFolder
+from vision_attn.data.listing import Tree
+from vision_attn.data.photos import FilePhotos
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SCALE = (0.35, 1.0)
+
+
+def write_tree(folder: Path, photos: int, side: int) -> None:
+    """Write JPEGs of mosaics: 97 different ones, each copy a file of its own."""
+    if (folder / f"whole-{photos}-{side}").is_file():
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    rng = np.random.default_rng(0)
+    encoded = []
+    for i in range(97):
+        coarse = rng.integers(0, 256, (4 + i % 10 * 4, 5 + i % 7 * 4, 3), dtype=np.uint8)
+        wide = Image.fromarray(coarse).resize((side * 4 // 3, side), Image.Resampling.BICUBIC)
+        grain = rng.normal(0, 6, (side, side * 4 // 3, 3))
+        photo = Image.fromarray((np.asarray(wide) + grain).clip(0, 255).astype(np.uint8))
+        file = folder / f"{i}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        photo.save(file, quality=88)
+        encoded.append(file.read_bytes())
+        file.unlink()
+    for i in range(photos):
+        place = folder / "train" / f"class{i % 10}"
+        if i < 10:
+            place.mkdir(parents=True)
+        (place / f"{i:07}.jpg").write_bytes(encoded[i % 97])
+    for part in ("val", "test"):
+        for name in range(10):
+            place = folder / part / f"class{name}"
+            place.mkdir(parents=True)
+            (place / "0.jpg").write_bytes(encoded[name])
+    (folder / "shards").mkdir()
+    files = sorted((folder / "train").rglob("*.jpg"), key=lambda file: file.name)
+    for number, start in enumerate(range(0, len(files), 1000)):
+        with tarfile.open(folder / "shards" / f"{number:05}.tar", "w") as tar:
+            for file in files[start : start + 1000]:
+                tar.add(file, file.name)
+                label = folder / "label"
+                label.write_text(file.parent.name.removeprefix("class"))
+                tar.add(label, f"{file.stem}.cls")
+    (folder / f"whole-{photos}-{side}").touch()
+
+
+def ours(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable]:
+    """Our stream, cropped in the workers; flipped and normalised by the batch."""
+    source = ImageFolder(
+        str(folder),
+        size=args.size,
+        shorter_side=max(args.size, args.side),
+        scale=SCALE,
+        storage="stream",
+        workers=args.workers,
+    )
+    data = ImageData(source, str(folder), args.batch, [Flip()], mean=MEAN, std=STD)
+    data.setup("fit")
+    loader = data.train_dataloader()
+    return lambda: map(data.for_training, loader)
+
+
+def of_torchvision(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable]:
+    """torchvision's folder and transforms in torch's DataLoader."""
+    transform = tv.Compose(
+        [
+            tv.RandomResizedCrop(args.size, SCALE, antialias=True),
+            tv.RandomHorizontalFlip(),
+            tv.ToImage(),
+            tv.ToDtype(torch.float32, scale=True),
+            tv.Normalize(MEAN, STD),
+        ]
+    )
+    photos = datasets.ImageFolder(str(folder / "train"), transform)
+    return lambda: DataLoader(photos, args.batch, shuffle=True, num_workers=args.workers)
+
+
+def of_timm(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable]:
+    """timm's data set and loader, with the transforms that it makes for training."""
+    from timm.data import create_dataset, create_loader
+
+    photos = create_dataset("", str(folder / "train"))
+    loader = create_loader(
+        photos,
+        (3, args.size, args.size),
+        args.batch,
+        is_training=True,
+        scale=SCALE,
+        hflip=0.5,
+        color_jitter=None,
+        interpolation="bilinear",
+        mean=MEAN,
+        std=STD,
+        num_workers=args.workers,
+        use_prefetcher=True,
+        device=torch.device("cpu"),
+        pin_memory=False,
+        persistent_workers=False,
+    )
+    return lambda: loader
+
+
+def of_webdataset(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable]:
+    """WebDataset's pipeline over the shards, with torchvision's transforms."""
+    import webdataset
+
+    transform = tv.Compose(
+        [
+            tv.RandomResizedCrop(args.size, SCALE, antialias=True),
+            tv.RandomHorizontalFlip(),
+            tv.ToImage(),
+            tv.ToDtype(torch.float32, scale=True),
+            tv.Normalize(MEAN, STD),
+        ]
+    )
+    shards = sorted(map(str, (folder / "shards").glob("*.tar")))
+
+    def epoch() -> Iterable:
+        photos = webdataset.WebDataset(shards, shardshuffle=100, empty_check=False).shuffle(1000)
+        decoded = photos.decode("pil").to_tuple("jpg", "cls").map_tuple(transform, int)
+        return DataLoader(decoded.batched(args.batch), None, num_workers=args.workers)
+
+    return epoch
+
+
+def rate(epoch: Callable[[], Iterable], most: int) -> float:
+    """Images a second from the first batch on, so that starting the workers is left out."""
+    count, start = -1, 0.0
+    for batch in epoch():
+        if count < 0:
+            count, start = 0, time.perf_counter()
+            continue
+        count += len(batch[0])
+        if count >= most:
+            break
+    return count / (time.perf_counter() - start)
+
+
+def decoding_alone(folder: Path, args: argparse.Namespace) -> float:
+    """Photos a second that one process decodes to pixels, and does nothing else with."""
+    names = Tree(folder / "train").files()[: args.most]
+    photos = FilePhotos(folder / "train", names)
+    start = time.perf_counter()
+    for item in range(len(photos)):
+        photos.pixels(item, max(args.size, args.side))
+    return len(photos) / (time.perf_counter() - start)
+
+
+def listing(folder: Path) -> tuple[float, float]:
+    """Seconds of the first listing and of a later one."""
+    index = folder / "index.json"
+    index.unlink(missing_ok=True)
+    old = time.time() - 100
+    for place in (folder / "train").iterdir():
+        os.utime(place, (old, old))
+    taken = []
+    for _ in range(2):
+        start = time.perf_counter()
+        tree = Tree(folder / "train", index)
+        for name in sorted(place.name for place in (folder / "train").iterdir()):
+            tree.files(name)
+        tree.keep()
+        taken.append(time.perf_counter() - start)
+    return taken[0], taken[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", default=".data/loading")
+    parser.add_argument("--photos", type=int, default=20_000)
+    parser.add_argument("--side", type=int, default=256, help="shorter side of the JPEGs")
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--most", type=int, default=2000, help="images of a turn")
+    parser.add_argument("--against", nargs="*", default=["timm", "torchvision", "webdataset"])
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    folder = Path(args.root).resolve()
+    write_tree(folder, args.photos, args.side)
+    first, later = listing(folder)
+    print(f"{args.photos:,} photos listed in {first:.2f} s, again in {later:.2f} s")
+    alone = decoding_alone(folder, args)
+    print(f"decoding alone, one process: {alone:,.0f} images/s")
+    peers = {"timm": of_timm, "torchvision": of_torchvision, "webdataset": of_webdataset}
+    mine = ours(folder, args)
+    print(f"{args.workers} workers{'':20} ours       theirs      ratio")
+    for name in args.against:
+        theirs = peers[name](folder, args)
+        rate(mine, args.batch), rate(theirs, args.batch)
+        pairs = np.array(
+            [(rate(mine, args.most), rate(theirs, args.most)) for _ in range(args.rounds)]
+        )
+        ratios, middle = pairs[:, 0] / pairs[:, 1], np.median(pairs, axis=0)
+        print(
+            f"{name:24} {middle[0]:10,.0f} {middle[1]:12,.0f}"
+            f" {ratios.min():8.2f} {np.median(ratios):6.2f} {ratios.max():6.2f}x"
+        )
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    print(f"memory at its highest, workers left out: {peak:.2f} GB")
+
+
+if __name__ == "__main__":
+    main()

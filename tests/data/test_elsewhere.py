@@ -1,0 +1,344 @@
+"""The same photos from a folder, from Parquet, from tar shards and by a table: the same results."""
+
+import csv
+import io
+import json
+import tarfile
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vision_attn.data import DataError, HuggingFace, ImageFolder, ImageTable, WebDataset
+from vision_attn.data.draws import Draws
+
+CLASSES = ["ant", "bee", "cat"]
+SIZES = {"size": 16, "shorter_side": 20}
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Seven photos of each of three classes in set/CLASS/."""
+    rng = np.random.default_rng(0)
+    for name in CLASSES:
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for i in range(7):
+            small = rng.integers(0, 256, (5, 6, 3), dtype=np.uint8)
+            photo = Image.fromarray(small).resize((70 + i, 50), Image.Resampling.BICUBIC)
+            photo.save(tmp_path / "set" / name / f"{name}{i}.jpg", quality=90)
+    return tmp_path
+
+
+def files(root):
+    """(path, number of the class) of each photo, in order."""
+    return [
+        (path, label)
+        for label, name in enumerate(CLASSES)
+        for path in sorted((root / "set" / name).iterdir())
+    ]
+
+
+def content(splits):
+    found = []
+    for images in (splits.train, splits.val, splits.test):
+        items = np.arange(len(images))
+        found += [images.labels, images.fetch(items, Draws(0, 2, items))]
+    return found
+
+
+def assert_same(found, expected):
+    for one, other in zip(content(found), content(expected), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.fixture
+def expected(root):
+    return ImageFolder("set", **SIZES).load(root, 0.2, 0)
+
+
+# datasets
+
+needs_datasets = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture
+def datasets(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hf"))
+    reason = "needs datasets: pip install 'vision-attn[datasets]'"
+    found = pytest.importorskip("datasets", reason=reason)
+    monkeypatch.setattr(found.config, "HF_DATASETS_CACHE", tmp_path / "hf")
+    found.disable_progress_bars()
+    return found
+
+
+def parquet(datasets, root, path, labels=None, **columns):
+    """Write the photos as Parquet."""
+    listed = files(root)
+    features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=CLASSES)}
+    rows = {
+        "image": [{"bytes": file.read_bytes(), "path": file.name} for file, _ in listed],
+        "label": [label for _, label in listed],
+    }
+    if labels is not None:
+        del features["label"]
+        rows["label"] = labels
+    table = datasets.Dataset.from_dict({"image": rows["image"], **{"label": rows["label"]}})
+    for name, feature in features.items():
+        table = table.cast_column(name, feature)
+    path.parent.mkdir(exist_ok=True)
+    table.to_parquet(str(path))
+
+
+@needs_datasets
+@pytest.mark.parametrize("storage", ["cache", "stream"])
+def test_parquet_gives_what_a_folder_gives(datasets, root, expected, storage):
+    parquet(datasets, root, root / "shards" / "train-0.parquet")
+    source = HuggingFace("shards/*.parquet", storage=storage, workers=0, **SIZES)
+    found = source.load(root, 0.2, 0)
+    assert found.classes == CLASSES
+    assert_same(found, expected)
+
+
+@needs_datasets
+def test_labels_as_words_as_lists_and_of_another_kind(datasets, root):
+    listed = files(root)
+    words = [CLASSES[label] for _, label in listed]
+    for name, labels in (
+        ("words", words),
+        ("lists", [[label, (label + 1) % 3] for _, label in listed]),
+        ("floats", [label + 0.5 for _, label in listed]),
+        ("numbers", [label for _, label in listed]),
+    ):
+        parquet(datasets, root, root / name / "train.parquet", labels)
+    assert HuggingFace("words", **SIZES).load(root, 0.2, 0).classes == CLASSES
+    several = HuggingFace("lists", classes=CLASSES, test_fraction=0.0, **SIZES).load(root, 0.0, 0)
+    assert several.train.labels.shape == (21, 3)
+    assert several.train.labels[0].tolist() == [1, 1, 0]
+    with pytest.raises(DataError, match=r"floats, train, row 0: expected a class .* got 0\.5"):
+        HuggingFace("floats", **SIZES).load(root, 0.2, 0)
+    with pytest.raises(DataError, match="a label is 2, there are 2 classes"):
+        HuggingFace("numbers", classes=["a", "b"], **SIZES).load(root, 0.2, 0)
+    with pytest.raises(DataError, match=r"no column 'img': there are image"):
+        HuggingFace("words", image="img", **SIZES).load(root, 0.2, 0)
+    with pytest.raises(DataError, match="no split 'val': there are train"):
+        HuggingFace("words", val="val", **SIZES).load(root, 0.2, 0)
+    cut = root / "words" / "train.parquet"
+    cut.write_bytes(cut.read_bytes()[:1000])
+    with pytest.raises(DataError, match="words: the data set cannot be opened"):
+        HuggingFace("words", **SIZES).load(root, 0.2, 0)
+
+
+# tar shards
+
+
+@pytest.fixture
+def webdataset():
+    reason = "needs webdataset: pip install 'vision-attn[webdataset]'"
+    return pytest.importorskip("webdataset", reason=reason)
+
+
+def shards(root, folder="tars", ending="cls"):
+    """Write the photos into three tar shards by hand, as the format's page has it."""
+    (root / folder).mkdir()
+    listed = files(root)
+    for number in range(3):
+        with tarfile.open(root / folder / f"train-{number:03}.tar", "w") as tar:
+            for file, label in listed[number * 7 : number * 7 + 7]:
+                words = json.dumps({"label": label, "more": 1}) if ending == "json" else str(label)
+                for name, data in (
+                    (f"{file.stem}.jpg", file.read_bytes()),
+                    (f"{file.stem}.{ending}", words.encode()),
+                ):
+                    member = tarfile.TarInfo(name)
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+    return root / folder
+
+
+@pytest.mark.parametrize(
+    ("urls", "more"),
+    [
+        ("tars/train-{000..002}.tar", {}),
+        ("tars/*.tar", {"storage": "stream", "workers": 0}),
+        (["tars/train-000.tar", "tars/train-00[12].tar"], {"storage": "memory"}),
+    ],
+)
+def test_tar_shards_give_what_a_folder_gives(webdataset, root, expected, urls, more):
+    shards(root)
+    source = WebDataset(urls, classes=CLASSES, **SIZES, **more)
+    found = source.load(root, 0.2, 0)
+    assert found.classes == CLASSES
+    assert_same(found, expected)
+    assert_same(source.load(root, 0.2, 0), expected)  # from the index
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_the_librarys_own_writer_and_reader_agree(webdataset, root):
+    listed = files(root)
+    (root / "own").mkdir()
+    with webdataset.TarWriter(str(root / "own/a.tar")) as tar:
+        for file, label in listed:
+            tar.write({"__key__": f"x/{file.stem}", "jpg": file.read_bytes(), "cls": label})
+    split = WebDataset("own/a.tar", test_fraction=0.0, storage="stream", workers=0, **SIZES)
+    train = split.load(root, 0.0, 0).train
+    samples = list(
+        webdataset.WebDataset(str(root / "own/a.tar"), shardshuffle=False).decode("rgb8")
+    )
+    assert len(samples) == len(train) == 21
+    for item, sample in enumerate(samples):
+        assert int(train.labels[item]) == sample["cls"]
+        np.testing.assert_array_equal(np.asarray(train.photos.read(item)), sample["jpg"])
+
+
+def test_bad_shards(webdataset, root, caplog):
+    place = shards(root)
+    whole = (place / "train-001.tar").read_bytes()
+    source = {"train": "tars/*.tar", "classes": CLASSES, "storage": "stream", "workers": 0}
+    with tarfile.open(place / "train-001.tar") as tar:
+        end = tar.getmembers()[7].offset_data + 40
+    (place / "train-001.tar").write_bytes(whole[:end])
+    with pytest.raises(DataError, match=r"train-001\.tar: the shard is cut short or damaged"):
+        WebDataset(**source, corrupt="error", **SIZES).load(root, 0.0, 0)
+    splits = WebDataset(**source, test_fraction=0.0, **SIZES).load(root, 0.0, 0)
+    assert 14 < len(splits.train) < 21
+    assert "train-001.tar: the shard is cut short" in caplog.text
+    (place / "train-001.tar").write_bytes(b"no tar at all")
+    with pytest.raises(DataError, match=r"train-001\.tar: the shard is cut short or damaged"):
+        WebDataset(**source, **SIZES).load(root, 0.0, 0)
+    for urls, message in (
+        ("tars/train-009.tar", r"train-009\.tar: no such shard"),
+        ("gone/*.tar", r"gone/\*\.tar: no shard of this name"),
+    ):
+        with pytest.raises(DataError, match=message):
+            WebDataset(urls).load(root, 0.0, 0)
+    (place / "train-001.tar").write_bytes(whole)
+    with pytest.raises(DataError, match="a label is 2, expected 0 to 1"):
+        WebDataset("tars/*.tar", classes=["ant", "bee"]).load(root, 0.0, 0)
+    with pytest.raises(
+        DataError, match=r"7 photos have no label, such as ant0: expected ant0\.json"
+    ):
+        WebDataset("tars/*.tar", label="json").load(root, 0.0, 0)
+
+
+def test_labels_in_json(webdataset, root, expected):
+    shards(root, "json", "json")
+    found = WebDataset("json/*.tar", label="json", classes=CLASSES, **SIZES).load(root, 0.2, 0)
+    assert_same(found, expected)
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *words):
+        pass
+
+    def do_GET(self):
+        if "stall" in self.path:
+            self.server.stalled.wait(20)
+            return
+        super().do_GET()
+
+    do_HEAD = do_GET
+
+
+@pytest.fixture
+def server(root):
+    """A web server of the folder; what is called stall gets no answer."""
+    from functools import partial
+
+    served = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(root)))
+    served.stalled = threading.Event()
+    thread = threading.Thread(target=served.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{served.server_port}"
+    served.stalled.set()
+    served.shutdown()
+    served.server_close()
+    thread.join()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_shards_of_a_server_are_fetched_once(webdataset, root, expected, server):
+    pytest.importorskip("aiohttp", reason="needs aiohttp, which fsspec opens http by")
+    place = shards(root)
+    url = f"{server}/tars/train-{{000..002}}.tar"
+    assert_same(WebDataset(url, classes=CLASSES, **SIZES).load(root, 0.2, 0), expected)
+    for shard in place.iterdir():
+        shard.unlink()
+    assert_same(WebDataset(url, classes=CLASSES, **SIZES).load(root, 0.2, 0), expected)
+    with pytest.raises(DataError, match=r"gone\.tar: the shard cannot be fetched"):
+        WebDataset(f"{server}/tars/gone.tar").load(root, 0.0, 0)
+    with pytest.raises(DataError, match=r"stall\.tar: the shard cannot be fetched"):
+        WebDataset(f"{server}/tars/stall.tar", timeout=0.5).load(root, 0.0, 0)
+    assert not list((root / ".cache/shards").glob("*.part"))
+
+
+# tables
+
+
+def write_table(root, header, rows):
+    with (root / "labels.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+def test_a_table_gives_what_a_folder_gives(root, expected):
+    rows = [(f"{CLASSES[label]}/{file.name}", CLASSES[label]) for file, label in files(root)]
+    write_table(root, ["image", "kind"], rows)
+    found = ImageTable("set", "labels.csv", label="kind", **SIZES).load(root, 0.2, 0)
+    assert found.classes == CLASSES
+    assert_same(found, expected)
+
+
+def test_several_classes_a_photo_in_a_column_or_a_column_each(root):
+    names = [f"{CLASSES[label]}/{file.name}" for file, label in files(root)]
+    several = [[i % 2, i % 3 == 0] for i in range(21)]
+    split = ["train"] * 11 + ["val"] * 4 + ["test"] * 6
+    write_table(
+        root,
+        ["file", "red", "large", "both", "part"],
+        [
+            (name, red, str(large), ";".join(["red"] * red + ["large"] * large), part)
+            for name, (red, large), part in zip(names, several, split, strict=True)
+        ],
+    )
+    how = {"image": "file", "split": "part", "storage": "stream", "workers": 0, **SIZES}
+    one = ImageTable("set", "labels.csv", labels=["red", "large"], **how).load(root, 0.0, 0)
+    assert [len(part) for part in (one.train, one.val, one.test)] == [11, 4, 6]
+    assert one.train.labels.tolist() == [[float(a), float(b)] for a, b in several[:11]]
+    other = ImageTable(
+        "set", "labels.csv", label="both", separator=";", classes=["red", "large"], **how
+    ).load(root, 0.0, 0)
+    assert_same(other, one)
+
+
+def test_bad_tables(root):
+    names = [f"{CLASSES[label]}/{file.name}" for file, label in files(root)]
+
+    def load(**how):
+        ImageTable("set", "labels.csv", **how, **SIZES).load(root, 0.0, 0)
+
+    write_table(root, ["image", "cat", "part"], [(name, 1, "train") for name in names])
+    for how, message in (
+        ({"label": "kind"}, r"labels\.csv: no column 'kind': there are image, cat, part"),
+        ({"label": "cat", "classes": ["2"]}, "no class '2'; the nearest: 1"),
+        ({"label": "cat"}, "expected at least two classes, got 1"),
+        ({"labels": ["part"]}, "line 2: expected 1 or 0 in the column 'part', got 'train'"),
+        ({"labels": ["cat"], "split": "cat"}, "expected train, val or test in the column 'cat'"),
+    ):
+        with pytest.raises(DataError, match=message):
+            load(**how)
+    (root / "labels.csv").write_text("image,cat\na.jpg\n")
+    with pytest.raises(DataError, match="line 2: expected 2 cells"):
+        load(label="cat")
+    (root / "labels.csv").write_text("image,cat\n")
+    with pytest.raises(DataError, match="expected a row a photo"):
+        load(label="cat")
+    (root / "labels.csv").unlink()
+    with pytest.raises(DataError, match="no such file: give the path of a CSV"):
+        load(label="cat")
+    for how in ({}, {"label": "a", "labels": ["a"]}, {"labels": ["a"], "separator": ";"}):
+        with pytest.raises(ValueError, match=r"expected either|a separator goes with"):
+            ImageTable("set", "labels.csv", **how)

@@ -1,0 +1,146 @@
+"""Where decoded photos are kept: in memory, in a cache on the disk, or nowhere.
+
+Axes: n photos.
+"""
+
+import logging
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from vision_attn.data.cache import CachedPixels
+from vision_attn.data.images import ImageError
+from vision_attn.data.photos import Photos
+
+__all__ = ["STORAGES", "Room", "Storage", "choose", "in_memory", "pixel_bytes", "room", "say"]
+
+log = logging.getLogger(__name__)
+
+Storage = Literal["auto", "memory", "cache", "stream"]
+STORAGES = "auto", "memory", "cache", "stream"
+SAMPLED = 64  # photos whose sizes are looked at
+WORTH_A_LINE = 2**30  # bytes
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes that are free, in memory and on the disk of the cache.
+
+    Examples:
+        >>> from vision_attn.data.storage import Room
+        >>> Room(memory=8 * 2**30, disk=100 * 2**30).half_the_disk
+        53687091200
+    """
+
+    memory: int
+    disk: int
+
+    @property
+    def half_the_disk(self) -> int:
+        """What a cache may take."""
+        return self.disk // 2
+
+
+def room(place: Path) -> Room:
+    """Look how much is free in memory, and on the disk of `place`, which need not be there yet."""
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return Room(_free_memory(), shutil.disk_usage(place).free)
+
+
+def choose(needed: int, kept: int, free: Room) -> tuple[Storage, str]:
+    """Choose by size, and say why: `cache` if possible, then `memory`, else `stream`.
+
+    needed: bytes of all decoded pixels. kept: bytes of them that the cache holds already. A cache
+    pays where the pixels fit in free memory, from which they are read after the first time, and in
+    half of the free disk.
+
+    Examples:
+        >>> from vision_attn.data.storage import Room, choose
+        >>> gib = 2**30
+        >>> choose(250 * gib, 0, Room(memory=24 * gib, disk=80 * gib))[0]
+        'stream'
+    """
+    left = max(0, needed - kept)
+    sizes = f"{_size(needed)} of pixels; free: {_size(free.memory)} of memory, "
+    sizes += f"{_size(free.disk)} of disk"
+    if left <= free.half_the_disk and needed <= free.memory:
+        return "cache", sizes
+    if needed <= free.memory // 2:
+        return "memory", sizes
+    return "stream", sizes
+
+
+def pixel_bytes(photos: Photos, shorter_side: int) -> int:
+    """Estimate the bytes of all photos, decoded and reduced, by the sizes of some of them."""
+    sizes = []
+    for item in np.unique(np.linspace(0, len(photos) - 1, SAMPLED).round().astype(int)):
+        try:
+            width, height = photos.side(int(item))
+        except ImageError:
+            continue
+        scale = min(1.0, shorter_side / min(width, height))
+        sizes.append(3 * scale * width * scale * height)
+    return round(len(photos) * float(np.mean(sizes))) if sizes else 0
+
+
+def in_memory(photos: Photos, shorter_side: int) -> tuple[CachedPixels, dict[int, str]]:
+    """Decode all photos into memory; with them, by number, what is wrong with each unreadable one.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from vision_attn.data.photos import FilePhotos
+        >>> from vision_attn.data.storage import in_memory
+        >>> in_memory(FilePhotos(Path("photos"), ["a.jpg"]), 64)[1]
+        {0: 'photos/a.jpg: no such file: check the path'}
+    """
+
+    def read(item: int) -> np.ndarray | str:
+        try:
+            return photos.pixels(item, shorter_side)
+        except ImageError as error:
+            return str(error)
+
+    errors: dict[int, str] = {}
+    flat: list[np.ndarray] = []
+    table = np.zeros((len(photos), 3), np.int64)
+    end = 0
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for item, image in enumerate(threads.map(read, range(len(photos)))):
+            if isinstance(image, str):
+                errors[item] = image
+                continue
+            flat.append(image.ravel())
+            table[item] = end, image.shape[0], image.shape[1]
+            end += image.size
+    pixels = np.concatenate(flat) if flat else np.empty(0, np.uint8)
+    return CachedPixels(pixels, *table.T), errors
+
+
+def say(storage: Storage, why: str, needed: int) -> None:
+    """Log the choice where it is worth a line."""
+    if needed >= WORTH_A_LINE or storage != "cache":
+        log.info("storage %s: %s (the option `storage` of this source overrides it)", storage, why)
+
+
+def _free_memory() -> int:
+    """Bytes of memory that programs can have; what files are cached in counts as free."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    except (ValueError, OSError, AttributeError):  # no such thing on this system
+        return 4 * 2**30
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB"

@@ -1,0 +1,208 @@
+"""Photos in a folder whose labels stand in a CSV file: one class a photo, or any number of them.
+
+Axes: n photos, k classes.
+"""
+
+import csv
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from vision_attn.data.photo_sets import Part, PhotoSource
+from vision_attn.data.photos import FilePhotos
+from vision_attn.data.sources import DataError
+from vision_attn.data.storage import Storage
+
+__all__ = ["ImageTable"]
+
+YES, NO = ("1", "1.0", "true", "yes"), ("", "0", "0.0", "-1", "false", "no")
+PARTS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val"}
+PARTS |= {"test": "test"}
+Row = dict[str, str]
+
+
+class ImageTable(PhotoSource):
+    """Photos in the folder `path` with labels from `table`, a CSV file with a header.
+
+    `path` and `table` lie in the root folder, or are absolute. image: the column of the photos'
+    files, from `path`. Labels are told in one of three ways:
+
+    - label: a column with the class of each photo;
+    - label and separator: a column with its classes, such as "cat;dog", or none;
+    - labels: a column a class, with 1 or 0 (true or false, yes or no).
+
+    With the latter two a photo has any number of classes: its labels are 0 and 1 (k), for
+    `training.MultiLabelCrossEntropy`. split: a column that says train, val or test; without it they
+    are drawn. classes: only these, in this order; of `label` others are left out. The other options
+    are those of `ImageFolder`.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from PIL import Image
+        >>> from vision_attn.data import ImageTable
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for i in range(4):
+        ...         Image.new("RGB", (40, 30)).save(f"{folder}/{i}.png")
+        ...     rows = "image,cat,dog\\n0.png,1,0\\n1.png,1,1\\n2.png,0,1\\n3.png,0,0\\n"
+        ...     _ = Path(folder, "labels.csv").write_text(rows)
+        ...     photos = ImageTable(folder, f"{folder}/labels.csv", labels=["cat", "dog"], size=16)
+        ...     splits = photos.load(Path(folder), val_fraction=0.25, seed=0)
+        >>> splits.classes, len(splits.train), splits.train.labels.shape[1]
+        (['cat', 'dog'], 2, 2)
+    """
+
+    def __init__(
+        self,
+        path: str,
+        table: str,
+        image: str = "image",
+        label: str | None = None,
+        labels: list[str] | None = None,
+        separator: str | None = None,
+        split: str | None = None,
+        classes: list[str] | None = None,
+        size: int | tuple[int, int] = 128,
+        shorter_side: int | None = None,
+        per_class: int | None = None,
+        test_fraction: float = 0.2,
+        scale: tuple[float, float] = (0.35, 1.0),
+        ratio: tuple[float, float] = (0.75, 4 / 3),
+        corrupt: Literal["skip", "error"] = "skip",
+        cache: str | None = None,
+        storage: Storage = "auto",
+        workers: int | None = None,
+        max_corrupt: int = 0,
+        fraction: float = 1.0,
+        subset: str | None = None,
+    ) -> None:
+        super().__init__(
+            size,
+            shorter_side,
+            per_class,
+            test_fraction,
+            scale,
+            ratio,
+            corrupt,
+            cache,
+            storage,
+            workers,
+            max_corrupt,
+            fraction,
+            subset,
+        )
+        if (label is None) == (labels is None):
+            raise ValueError("expected either `label`, a column, or `labels`, a column a class")
+        if separator is not None and not (label and separator):
+            raise ValueError("a separator goes with `label`, the column that it separates")
+        self.path, self.table, self.image = path, table, image
+        self.label, self.labels, self.separator = label, labels, separator
+        self.split, self.classes = split, classes
+
+    def place(self, root: Path) -> Path:
+        return root / self.path
+
+    def parts(self, root: Path) -> tuple[dict[str, Part], list[str]]:
+        table = root / self.table
+        rows = self._rows(table)
+        classes = self._classes(rows)
+        if len(classes) < (2 if self._one_class() else 1):
+            raise DataError(f"{table}: expected at least two classes, got {', '.join(classes)}")
+        places = {name: place for place, name in enumerate(classes)}
+        if self._one_class():
+            rows = [(line, row) for line, row in rows if self._cell(row) in places]
+        names: dict[str, list[str]] = {}
+        labels: dict[str, list[np.ndarray]] = {}
+        for line, row in rows:
+            part = self._part(table, line, row)
+            names.setdefault(part, []).append(row[self.image].strip())
+            labels.setdefault(part, []).append(self._label(table, line, row, places))
+        if "train" not in names:
+            raise DataError(f"{table}: no row is of the split train ({self.split})")
+        folder = root / self.path
+        return {
+            part: Part(FilePhotos(folder, names[part]), np.stack(labels[part]), f"{table}, {part}")
+            for part in names
+        }, classes
+
+    def _one_class(self) -> bool:
+        return self.labels is None and self.separator is None
+
+    def _rows(self, table: Path) -> list[tuple[int, Row]]:
+        """The rows with the numbers of their lines."""
+        try:
+            with table.open(newline="", encoding="utf-8-sig") as file:
+                reader = csv.DictReader(file, strict=True)
+                rows = [(reader.line_num, row) for row in reader]
+        except FileNotFoundError:
+            raise DataError(
+                f"{table}: no such file: give the path of a CSV with a header"
+            ) from None
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise DataError(f"{table}: expected a CSV file in UTF-8 ({error})") from None
+        columns = list(reader.fieldnames or [])
+        for name in (self.image, self.label, *(self.labels or ()), self.split):
+            if name is not None and name not in columns:
+                near = get_close_matches(name, columns, 3) or columns[:5]
+                raise DataError(f"{table}: no column {name!r}: there are {', '.join(near)}")
+        for line, row in rows:
+            if None in row or None in row.values():
+                raise DataError(
+                    f"{table}, line {line}: expected {len(columns)} cells, as in the header"
+                )
+        if not rows:
+            raise DataError(f"{table}: expected a row a photo below the header, got none")
+        return rows
+
+    def _classes(self, rows: list[tuple[int, Row]]) -> list[str]:
+        if self.labels is not None:
+            return self.labels
+        found = {name for _, row in rows for name in self._cells(row)}
+        for name in self.classes or ():
+            if name not in found:
+                near = get_close_matches(name, found, 3) or sorted(found)[:3]
+                raise DataError(f"{self.table}: no class {name!r}; the nearest: {', '.join(near)}")
+        return self.classes or sorted(found)
+
+    def _cell(self, row: Row) -> str:
+        assert self.label is not None
+        return row[self.label].strip()
+
+    def _cells(self, row: Row) -> list[str]:
+        cells = [self._cell(row)]
+        if self.separator is not None:
+            cells = [name.strip() for name in cells[0].split(self.separator)]
+        return [name for name in cells if name]
+
+    def _label(self, table: Path, line: int, row: Row, places: dict[str, int]) -> np.ndarray:
+        """The number of the row's class, or 0 and 1 for each class."""
+        if self._one_class():
+            return np.array(places[self._cell(row)])
+        several = np.zeros(len(places), np.float32)
+        if self.labels is None:
+            for name in self._cells(row):
+                if name in places:
+                    several[places[name]] = 1
+            return several
+        for name, place in places.items():
+            cell = row[name].strip().lower()
+            if cell not in YES + NO:
+                raise DataError(
+                    f"{table}, line {line}: expected 1 or 0 in the column {name!r}, "
+                    f"got {row[name]!r}"
+                )
+            several[place] = cell in YES
+        return several
+
+    def _part(self, table: Path, line: int, row: Row) -> str:
+        if self.split is None:
+            return "train"
+        part = PARTS.get(row[self.split].strip().lower())
+        if part is None:
+            raise DataError(
+                f"{table}, line {line}: expected train, val or test in the column "
+                f"{self.split!r}, got {row[self.split]!r}"
+            )
+        return part

@@ -1,0 +1,330 @@
+"""Photos in tar shards, in the layout of the library WebDataset: KEY.jpg beside KEY.cls.
+
+The members of each shard are listed once, by an index; after that any photo is read from its place,
+so that an epoch is shuffled as a whole, and resumed to the sample, as of a folder.
+
+Axes: n photos, k classes.
+"""
+
+import hashlib
+import json
+import os
+import tarfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+from PIL import Image
+
+from vision_attn.data.images import SUFFIXES, ImageError, decode_image, open_encoded
+from vision_attn.data.photo_sets import Part, PhotoSource
+from vision_attn.data.photos import Names, Photos
+from vision_attn.data.sources import DataError
+from vision_attn.data.storage import Storage
+from vision_attn.files import write_text
+
+__all__ = ["TarPhotos", "WebDataset"]
+
+FORMAT = 1
+Urls = str | list[str]
+
+
+class Member(NamedTuple):
+    """A photo in a shard: its key, where its bytes lie, and its label as it is written."""
+
+    key: str
+    start: int
+    length: int
+    label: str
+
+
+class TarPhotos(Photos):
+    """Photos in tar files, each read from its place.
+
+    Examples:
+        >>> import numpy as np
+        >>> from pathlib import Path
+        >>> from vision_attn.data.webdataset import TarPhotos
+        >>> photos = TarPhotos([Path("0.tar")], np.array([[0, 1536, 100]]), ["0.tar/a"])
+        >>> len(photos)
+        1
+    """
+
+    def __init__(
+        self, shards: Sequence[Path], table: Int64[np.ndarray, "n 3"], names: Iterable[str]
+    ) -> None:
+        self.shards, self.table = list(shards), table
+        self.names = names if isinstance(names, Names) else Names(names)
+
+    def read(self, item: int, shorter_side: int | None = None) -> Image.Image:
+        return decode_image(self._bytes(item), self.names[item], shorter_side)
+
+    def side(self, item: int) -> tuple[int, int]:
+        with open_encoded(self._bytes(item), self.names[item]) as image:
+            return image.size
+
+    def stamp(self, item: int) -> tuple[int, int]:
+        shard, _, length = self.table[item].tolist()
+        try:
+            return length, self.shards[shard].stat().st_mtime_ns
+        except OSError:
+            return 0, 0
+
+    def _bytes(self, item: int) -> bytes:
+        shard, start, length = self.table[item].tolist()
+        try:
+            with self.shards[shard].open("rb") as file:
+                file.seek(start)
+                data = file.read(length)
+        except OSError as error:
+            raise ImageError(f"{self.names[item]}: cannot be read ({error.strerror})") from None
+        if len(data) < length:
+            raise ImageError(f"{self.names[item]}: its shard is cut short: fetch it again")
+        return data
+
+
+class WebDataset(PhotoSource):
+    """Tar shards in WebDataset's layout: `pip install 'vision-attn[webdataset]'`.
+
+    train: the shards, as paths below the root folder (or absolute), with `*` and `{000..146}`, or
+    as URLs that fsspec opens (http, s3, gs ...), which are fetched once into the folder of the
+    cache. val and test: other shards, held out of `train` if they are not given. A photo is the
+    member KEY.jpg (or .png, .webp ...), its label KEY.cls, a number or a word, or the entry `label`
+    of KEY.json. label: the ending that has the label, `cls` or `json`; classes: the names of the
+    numbers, in their order.
+
+    A shard that is cut short gives what is whole of it, with a warning, or, with corrupt="error",
+    stops with a line that names it. The other options are those of `ImageFolder`.
+
+    Examples:
+        >>> from vision_attn.data import WebDataset
+        >>> shards = WebDataset("train-{000..146}.tar", val="val-*.tar", size=224)  # reads nothing
+    """
+
+    def __init__(
+        self,
+        train: Urls,
+        val: Urls | None = None,
+        test: Urls | None = None,
+        label: Literal["cls", "json"] = "cls",
+        classes: list[str] | None = None,
+        timeout: float = 60.0,
+        size: int | tuple[int, int] = 128,
+        shorter_side: int | None = None,
+        per_class: int | None = None,
+        test_fraction: float = 0.2,
+        scale: tuple[float, float] = (0.35, 1.0),
+        ratio: tuple[float, float] = (0.75, 4 / 3),
+        corrupt: Literal["skip", "error"] = "skip",
+        cache: str | None = None,
+        storage: Storage = "auto",
+        workers: int | None = None,
+        max_corrupt: int = 0,
+        fraction: float = 1.0,
+        subset: str | None = None,
+    ) -> None:
+        super().__init__(
+            size,
+            shorter_side,
+            per_class,
+            test_fraction,
+            scale,
+            ratio,
+            corrupt,
+            cache,
+            storage,
+            workers,
+            max_corrupt,
+            fraction,
+            subset,
+        )
+        given = {"train": train, "val": val, "test": test}
+        self.urls = {part: urls for part, urls in given.items() if urls is not None}
+        self.label, self.classes, self.timeout = label, classes, timeout
+
+    def place(self, root: Path) -> Path:
+        text = json.dumps(self.urls, sort_keys=True)
+        return root / f"shards-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+    def prepare(self, root: Path) -> None:
+        for urls in self.urls.values():
+            self._shards(root, urls)
+
+    def parts(self, root: Path) -> tuple[dict[str, Part], list[str]]:
+        listed: dict[str, tuple[list[Path], list[list[Member]]]] = {}
+        for part, urls in self.urls.items():
+            shards = self._shards(root, urls)
+            listed[part] = shards, [self._members(root, shard) for shard in shards]
+        words = {one.label for _, every in listed.values() for some in every for one in some}
+        names = self.classes or _names(words)
+        numbered = all(word.lstrip("-").isdigit() for word in words)
+        places = {
+            word: int(word) if numbered else names.index(word)
+            for word in words
+            if numbered or word in names
+        }
+        parts = {}
+        for part, (shards, every) in listed.items():
+            rows = [
+                (number, one)
+                for number, some in enumerate(every)
+                for one in some
+                if one.label in places
+            ]
+            if not rows:
+                raise DataError(f"{self.urls[part]}: no photo of any class in these shards")
+            labels = np.array([places[one.label] for _, one in rows])
+            if labels.min() < 0 or labels.max() >= len(names):
+                worst = labels.max() if labels.min() >= 0 else labels.min()
+                raise DataError(
+                    f"{self.urls[part]}: a label is {worst}, expected 0 to {len(names) - 1}"
+                )
+            table = np.array([(number, one.start, one.length) for number, one in rows], np.int64)
+            named = (f"{shards[number].name}/{one.key}" for number, one in rows)
+            parts[part] = Part(TarPhotos(shards, table, named), labels, str(self.urls[part]))
+        return parts, names
+
+    def _shards(self, root: Path, urls: Urls) -> list[Path]:
+        """The shards as files of this machine; what lies elsewhere is fetched, once."""
+        found: list[Path] = []
+        for url in self._expanded(root, urls):
+            found.append(self._fetched(root, url) if "://" in url else Path(url))
+        for shard in found:
+            if not shard.is_file():
+                raise DataError(f"{shard}: no such shard: check the path")
+        return found
+
+    def _expanded(self, root: Path, urls: Urls) -> list[str]:
+        try:
+            from webdataset.shardlists import expand_urls
+        except ImportError:
+            raise DataError(
+                "WebDataset names shards by the library webdataset: "
+                "pip install 'vision-attn[webdataset]'"
+            ) from None
+        expanded: list[str] = []
+        for url in [urls] if isinstance(urls, str) else urls:
+            for one in expand_urls(url if "://" in url else str(root / url)):
+                if "://" in one or not any(sign in one for sign in "*?["):
+                    expanded.append(one)
+                    continue
+                path = Path(one)
+                anchor = Path(path.anchor) if path.is_absolute() else Path()
+                matching = sorted(map(str, anchor.glob(str(path.relative_to(anchor)))))
+                if not matching:
+                    raise DataError(f"{one}: no shard of this name: check the path")
+                expanded += matching
+        return expanded
+
+    def _fetched(self, root: Path, url: str) -> Path:
+        import fsspec
+        from filelock import FileLock
+
+        folder = Path(self.cache or root / ".cache") / "shards"
+        target = folder / f"{hashlib.sha256(url.encode()).hexdigest()[:8]}-{Path(url).name}"
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{target}.lock"):
+            if target.is_file():
+                return target
+            beside = target.with_suffix(".part")
+            options = {"client_kwargs": {"timeout": _timeout(self.timeout)}}
+            http = url.startswith(("http://", "https://"))
+            try:
+                system, path = fsspec.core.url_to_fs(url, **(options if http else {}))
+                system.get_file(path, str(beside))
+                os.replace(beside, target)
+            except Exception as error:  # of whichever library opens such a URL
+                beside.unlink(missing_ok=True)
+                what = " ".join(str(error).split()) or type(error).__name__
+                raise DataError(
+                    f"{url}: the shard cannot be fetched ({what[:200]}): check the address, or "
+                    "fetch it yourself and give its path"
+                ) from error
+        return target
+
+    def _members(self, root: Path, shard: Path) -> list[Member]:
+        """The photos of a shard, from its index if that is of the shard as it is now."""
+        folder = Path(self.cache or root / ".cache") / "shards"
+        address = hashlib.sha256(str(shard.resolve()).encode()).hexdigest()[:8]
+        index = folder / f"{shard.name}-{address}.{self.label}.index.json"
+        about = [FORMAT, shard.stat().st_size, shard.stat().st_mtime_ns]
+        try:
+            content = json.loads(index.read_bytes())
+            if content["about"] == about:
+                return [Member(*one) for one in content["members"]]
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            pass
+        members, whole = self._listed(shard)
+        if whole:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(index, json.dumps({"about": about, "members": members}))
+        return members
+
+    def _listed(self, shard: Path) -> tuple[list[Member], bool]:
+        """Go through a shard; whether it is whole. Raises DataError where it may not be cut."""
+        photos: dict[str, tuple[int, int]] = {}
+        labels: dict[str, str] = {}
+        problem = ""
+        end = shard.stat().st_size
+        try:
+            with tarfile.open(shard, "r:") as tar:
+                for one in tar:
+                    if not one.isfile():
+                        continue
+                    if one.offset_data + one.size > end:
+                        problem = f"{one.name} is not whole"
+                        break
+                    folder, _, last = one.name.rpartition("/")
+                    stem, _, ending = last.partition(".")
+                    key = f"{folder}/{stem}" if folder else stem
+                    if f".{ending.rpartition('.')[2].lower()}" in SUFFIXES:
+                        photos[key] = one.offset_data, one.size
+                    elif ending == self.label:
+                        file = tar.extractfile(one)
+                        assert file is not None
+                        labels[key] = self._read_label(shard, key, file.read())
+        except (tarfile.TarError, EOFError) as error:
+            problem = str(error) or type(error).__name__
+        absent = sorted(photos.keys() - labels.keys())
+        if absent and not problem:
+            raise DataError(
+                f"{shard}: {len(absent)} photos have no label, such as {absent[0]}: expected "
+                f"{absent[0]}.{self.label} beside it"
+            )
+        if problem:
+            text = f"{shard}: the shard is cut short or damaged ({problem})"
+            if self.corrupt == "error" or not photos:
+                raise DataError(f"{text}: fetch it again")
+            from vision_attn.data.photo_sets import log
+
+            log.warning("%s: the %d photos before are taken", text, len(photos))
+        found = [Member(key, *place, labels[key]) for key, place in photos.items() if key in labels]
+        return found, not problem
+
+    def _read_label(self, shard: Path, key: str, content: bytes) -> str:
+        try:
+            text = content.decode()
+            if self.label == "json":
+                value: Any = json.loads(text)["label"]
+                if not isinstance(value, int | str):
+                    raise ValueError(f"a label is {value!r}")
+                text = str(value)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DataError(
+                f"{shard}: {key}.{self.label}: expected a class, a number or a word ({error})"
+            ) from None
+        return text.strip()
+
+
+def _timeout(seconds: float) -> Any:
+    from aiohttp import ClientTimeout
+
+    return ClientTimeout(total=None, connect=seconds, sock_read=seconds)
+
+
+def _names(words: set[str]) -> list[str]:
+    if all(word.lstrip("-").isdigit() for word in words):
+        return [str(number) for number in range(max(map(int, words), default=-1) + 1)]
+    return sorted(words)
