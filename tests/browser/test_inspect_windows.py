@@ -330,18 +330,19 @@ def test_the_hint_goes_with_the_first_click_and_stays_gone_in_the_link(show):
 CLICKLESS = {
     "a CNN": (
         lambda: (SEResNet(5, widths=(8, 8, 16, 16), layers=(1, 1, 1, 1)), (32, 32)),
-        "SEResNet: it has no attention: none of its modules projects to queries and keys",
+        "SEResNet: no attention was found: nothing that sums to 1 weighs values in a matrix product",
     ),
     "channels": (
         lambda: (
             timm.create_model("xcit_nano_12_p16_224", img_size=64, depth=2, num_classes=5),
             (64, 64),
         ),
-        "Xcit: its XCA attends from channel to channel, so it has no weights from token to token",
+        "Xcit: the keys of attention call 0 (blocks.0.attn) are not one token each (32 of them, made "
+        "of 1): linear attention, or from channel to channel",
     ),
     "places unknown": (
         lambda: (timm.create_model("swinv2_cr_tiny_224", img_size=(64, 96), **SMALL), (64, 96)),
-        "SwinTransformerV2Cr: how the tokens of SwinTransformerV2Cr lie on the image is not known",
+        "SwinTransformerV2Cr: how its tokens lie on the image is not known",
     ),
 }
 
