@@ -310,7 +310,7 @@ class Derivation:
             self.read = self._distinct(tracer.origins_of(logits)[0])
             results = [logits]
         reached = [self._distinct(tracer.origins_of(x)) for x in results]
-        self.used = self._reached({one for ids in reached for one in ids})
+        self.used, self.reaching = self._reached({one for ids in reached for one in ids})
         self.steps: list[Step] = []
         self.aliases: dict[int, int] = {}  # outputs of a head in the batch: those of the first
         self.queries: dict[int, list[list[int]]] = {}
@@ -347,8 +347,8 @@ class Derivation:
     def _distinct(self, ids: Tensor) -> list[int]:
         return [one for one in ids.flatten().unique().tolist() if one]
 
-    def _reached(self, ids: Iterable[int]) -> set[int]:
-        """The attention calls whose output reaches these origins."""
+    def _reached(self, ids: Iterable[int]) -> tuple[set[int], set[int]]:
+        """The attention calls whose output reaches these origins, and the origins that do."""
         seen, stack, used = set(ids), list(ids), set()
 
         def add(more: Iterable[int]) -> None:
@@ -368,7 +368,7 @@ class Derivation:
                 traced = self.tracer.calls[call]
                 add(self._distinct(traced.queries))
                 add(self._distinct(traced.keys))
-        return used
+        return used, seen
 
     def _step(self, at: int) -> Step:
         """Find what the batch of a call is made of: images, and windows or heads of each."""
@@ -409,7 +409,10 @@ class Derivation:
             outputs = outputs[:1]
         elif windows > 1 and not images_first:
             raise UnknownPathError(f"{name} has windows of all images between each other")
-        if windows == 1 and keys.shape == outputs.shape and (constant := keys == 0).any():
+        constant = torch.zeros_like(keys, dtype=torch.bool)
+        if windows == 1 and keys.shape == outputs.shape:  # what is only padded is cut off again
+            constant = (keys == 0) & torch.isin(outputs, torch.tensor([*self.reaching]))
+        if constant.any():
             fresh = self.origins.new(int(constant.sum()))  # a token of zeros is one all the same
             keys, queries = keys.clone(), queries.clone()
             keys[constant] = fresh
