@@ -37,6 +37,8 @@ PLACEHOLDERS = {
     "MODEL": "outputs/demo/vit/best.ckpt",
     "{checkpoint}": "outputs/demo/vit/best.ckpt",
     "{best}": "outputs/demo/vit/best.ckpt",
+    "{run}": "outputs/demo/vit/best.ckpt",
+    "{known}": "vision_attn:senet_imagenette",
     "IMAGE...": "photo.jpg",
     "DATA": "planted",
     "configs/NAME.yaml": "configs/vit_planted.yaml",
@@ -57,6 +59,10 @@ LIMITS = {
     r"^fit .*finetune_timm": (
         "--model.network.pretrained=false --data.batch_size=2 "
         """--model.network.model_args='{"depth": 1, "embed_dim": 12, "num_heads": 2}'"""
+    ),
+    r"^fit --config senet_imagenette$": (
+        "--data.root=. --data.source.path=path/to/images --data.source.names=folders "
+        "--data.val_fraction=0.25 --data.batch_size=2 --model.network.num_classes=2"
     ),
     r"^(fit|validate|test) (?!.*vision_attn:).*vit_planted": "--model.network.depth=1 --model.network.dim=12",
     r"^(explain|inspect|score|export) ": "--device cpu",
@@ -215,7 +221,7 @@ def place(tmp_path, models, photos, monkeypatch):
             for kind in ("cat", "dog"):
                 (here / folder / part / kind).mkdir(parents=True)
                 for at in range(4):
-                    Image.new("RGB", (64, 48), (60 * at, 9, 99)).save(
+                    Image.new("RGB", (64, 48), (60 * at, 30 + 9 * at, 99 - at)).save(
                         here / folder / part / kind / f"{at}.png"
                     )
     for name in ("photo.jpg", "YOUR_PHOTO"):

@@ -60,7 +60,7 @@ def test_o_is_output_in_every_command_that_writes():
             assert short["-o"] is short["--output"]
     found = flags()
     assert {"--limit", "--output", "--method", "--seed", "--batch-size"} <= set(found)
-    assert set(found["--limit"]) == {"explain", "inspect", "live", "score"}
+    assert set(found["--limit"]) == {"explain", "inspect", "live", "pictures", "score"}
 
 
 def test_a_renamed_flag_works_and_is_hidden(capsys):

@@ -206,7 +206,7 @@ def caches(draw: Random, whole: Path, here: Path) -> Case:
     """The cache of an image folder: every image that it gives is that of its photo."""
     photos = shutil.copytree(whole / "caches" / "photos", here / "photos")
     source = ImageFolder(str(photos), size=14, shorter_side=16, cache=str(here / "out"))
-    place = source._cache_place(here, photos)
+    place = source._cache_place(here)
     shutil.copytree(whole / "caches" / "cache", place)
     bad = place / draw.choice(["index.jsonl", "index.jsonl", "pixels.bin"])
     content = bad.read_bytes()

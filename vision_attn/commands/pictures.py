@@ -29,13 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=options.at_least_one,
         default=100,
         metavar="N",
-        help="at most N photos of each class (default: 100)",
+        help="at most N images: of each class (default: 100)",
     )
     parser.add_argument(
         "--style",
         default="inferno",
         metavar="NAME",
-        help="a colour map of matplotlib, or dim, which darkens the rest (default: inferno)",
+        help="a colour map of matplotlib, or dim: darken what is not attended (default: inferno)",
     )
     parser.add_argument(
         "-o", "--output", metavar="DIR", help="where to write (default: FOLDER/pictures)"

@@ -1,4 +1,4 @@
-"""huggingface_hub's switch for working offline: why it is set, and what happens without it.
+"""What Hugging Face keeps to itself: the switch for working offline, a config's attention.
 
 Tried with huggingface_hub 2.4.0.
 """
@@ -11,6 +11,15 @@ from huggingface_hub import constants
 from vision_attn.compat.process_wide import ProcessWide
 
 OFFLINE = "HF_HUB_OFFLINE"  # of huggingface_hub.constants
+
+
+def attention_of(config: object) -> str | None:
+    """The attention that a config of transformers asks for, or the repository of its kernel.
+
+    It has no public name once the config is made. Without the reach nothing is known, and
+    transformers decides.
+    """
+    return getattr(config, "_attn_implementation", None)
 
 
 def is_offline() -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from vision_attn.compat.huggingface_private import attention_of
 from vision_attn.errors import ModelError
 from vision_attn.models.checkpoint import load_weights, read_weights
 from vision_attn.models.download import hub_reached_or_left
@@ -65,7 +66,7 @@ class HuggingFaceModel(nn.Module):
                 config = AutoConfig.from_pretrained(name, **NO_CODE, **(model_args or {}))
                 with suppress(OSError):  # it need not have one
                     self.processor = AutoImageProcessor.from_pretrained(name, **NO_CODE).to_dict()
-            kernel = str(getattr(config, "_attn_implementation", None))
+            kernel = str(attention_of(config))
             if "/" in kernel:
                 raise ModelError(
                     f"hf:{name}: attn_implementation {kernel!r} is a repository of code, which is "

@@ -228,9 +228,10 @@ class Demo:
     def next_steps(self) -> list[tuple[str, str]]:
         """List what to try now, each with the command for it."""
         best = quote(str(self.folder / self.entries[0].name / "best.ckpt"))
-        known, about = "timm:vit_small_patch16_224", " (its weights are downloaded)"
-        if own := photo_networks():
-            known, about = own[0], ""
+        known, about = next(iter(photo_networks()), None), ""
+        run = known or best
+        if known is None:
+            known, about = "timm:vit_small_patch16_224", " (its weights are downloaded)"
         return [
             (
                 "See where the network trained here looks in photos of yours (a file or a folder):",
@@ -246,7 +247,7 @@ class Demo:
             ),
             (
                 "Run the network in a page, cover parts of a photo and watch the class change:",
-                f"vision-attn live {own[0] if own else best} photo.jpg --output outputs/live.html",
+                f"vision-attn live {run} photo.jpg --output outputs/live.html",
             ),
             (
                 "Measure which of its heatmaps to trust:",

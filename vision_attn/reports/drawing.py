@@ -110,7 +110,8 @@ def saved_model(results: SavedResults) -> Model:
         ready = Preprocess(**{**preprocess, **{name: tuple(preprocess[name]) for name in sizes}})
         layout = about["layout"]
         if layout is not None:
-            layout = TokenLayout(**{**layout, "grid": tuple(layout["grid"])})
+            axes = {name: tuple(layout[name]) for name in ("grid", "registers")}
+            layout = TokenLayout(**{**layout, **axes})
         calibration = Calibration(**about["calibration"])
         return Model(
             nn.Identity(),
