@@ -312,7 +312,12 @@ LIMITS = {
 LITTLE = {"data.source.train": 40, "data.source.val": 20, "data.source.test": 20}
 
 
-WITH_PYTHON = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")]
+# tests/reports/test_many.py runs that of docs/large_data.md, which needs saved results.
+WITH_PYTHON = [
+    page
+    for page in PAGES
+    if "```python" in page.read_text(encoding="utf-8") and page.name != "large_data.md"
+]
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: str(page.relative_to(ROOT)))
