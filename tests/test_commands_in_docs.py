@@ -60,6 +60,7 @@ LIMITS = {
         "--model.network.pretrained=false --data.batch_size=2 "
         """--model.network.model_args='{"depth": 1, "embed_dim": 12, "num_heads": 2}'"""
     ),
+    r"^fit .*senet_imagefolder": "--model.network.num_classes=2 --data.batch_size=2",
     r"^fit --config senet_imagenette$": (
         "--data.root=. --data.source.path=path/to/images --data.source.names=folders "
         "--data.val_fraction=0.25 --data.batch_size=2 --model.network.num_classes=2"
