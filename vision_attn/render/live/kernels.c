@@ -1,7 +1,7 @@
-// The four loops that take the time, for WebAssembly with 128-bit SIMD. Numbers are float32.
+// The loops that take the time, for WebAssembly with 128-bit SIMD. Numbers are float32.
 //
-// docs/adr/0012-live-page.md says how kernels.wasm is made of this file. js/kernels.js has the same
-// four in plain JavaScript, for a browser without WebAssembly SIMD.
+// docs/adr/0012-live-page.md says how kernels.wasm is made of this file. js/kernels.js has the
+// same in plain JavaScript, for a browser without WebAssembly SIMD.
 
 #include <wasm_simd128.h>
 
@@ -165,5 +165,28 @@ void gelu(const float *x, float *out, int count) {
     y = mul(mul(y, t), exponential(wasm_f32x4_neg(mul(z, z))));  // 1 - erf(|x| / sqrt 2)
     four tail = mul(mul(wasm_f32x4_abs(value), all(0.5f)), y);
     store(out + j, sub(wasm_f32x4_max(value, all(0)), tail), count - j);
+  }
+}
+
+// max(x, 0)
+EXPORT(relu)
+void relu(const float *x, float *out, int count) {
+  for (int j = 0; j < count; j += 4)
+    store(out + j, wasm_f32x4_max(load(x + j, count - j, 0), all(0)), count - j);
+}
+
+// x + y
+EXPORT(add)
+void add_all(const float *x, const float *y, float *out, int count) {
+  for (int j = 0; j < count; j += 4)
+    store(out + j, add(load(x + j, count - j, 0), load(y + j, count - j, 0)), count - j);
+}
+
+// sums += share x
+EXPORT(gather)
+void gather(float *sums, const float *x, float share, int count) {
+  for (int j = 0; j < count; j += 4) {
+    four more = mul(load(x + j, count - j, 0), all(share));
+    store(sums + j, add(load(sums + j, count - j, 0), more), count - j);
   }
 }

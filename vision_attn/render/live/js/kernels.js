@@ -1,4 +1,4 @@
-// Memory, and the four loops that take the time: kernels.c in WebAssembly, or the same in plain
+// Memory, and the loops that take the time: kernels.c in WebAssembly, or the same in plain
 // JavaScript. Places in memory are counted in float32 numbers.
 
 const PANEL = 8; // columns of a matrix that lie together; see matmul in kernels.c
@@ -8,10 +8,10 @@ const panels = (columns) => Math.ceil(columns / PANEL);
 
 /** The memory's numbers, once it is at least `size` numbers long. */
 class WasmKernels {
-  constructor({ memory, __heap_base: start, matmul, softmax, norm, gelu }) {
+  constructor({ memory, __heap_base: start, ...exports }) {
     this.memory = memory;
     this.start = Math.ceil(start.value / 16) * 4;
-    this.exports = { matmul, softmax, norm, gelu };
+    this.exports = exports;
     this.heap = new Float32Array(memory.buffer);
   }
 
@@ -37,6 +37,18 @@ class WasmKernels {
 
   gelu(x, out, count) {
     this.exports.gelu(4 * x, 4 * out, count);
+  }
+
+  relu(x, out, count) {
+    this.exports.relu(4 * x, 4 * out, count);
+  }
+
+  add(x, y, out, count) {
+    this.exports.add(4 * x, 4 * y, 4 * out, count);
+  }
+
+  gather(sums, x, share, count) {
+    this.exports.gather(4 * sums, 4 * x, share, count);
   }
 }
 
@@ -111,6 +123,21 @@ class PlainKernels {
         t;
       heap[out + j] = Math.max(value, 0) - Math.abs(value) * 0.5 * series * Math.exp(-z * z);
     }
+  }
+
+  relu(x, out, count) {
+    const { heap } = this;
+    for (let j = 0; j < count; j++) heap[out + j] = Math.max(heap[x + j], 0);
+  }
+
+  add(x, y, out, count) {
+    const { heap } = this;
+    for (let j = 0; j < count; j++) heap[out + j] = heap[x + j] + heap[y + j];
+  }
+
+  gather(sums, x, share, count) {
+    const { heap } = this;
+    for (let j = 0; j < count; j++) heap[sums + j] += share * heap[x + j];
   }
 }
 

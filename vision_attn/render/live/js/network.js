@@ -240,15 +240,18 @@ const OPERATIONS = {
     return out;
   },
 
-  relu: (run, x) => each(run, x, (value) => (value > 0 ? value : 0)),
+  relu(run, x) {
+    const out = run.matrix(x.rows, x.columns, x.grid);
+    run.kernels.relu(x.at, out.at, x.rows * x.columns);
+    return out;
+  },
+
   tanh: (run, x) => each(run, x, Math.tanh),
   sigmoid: (run, x) => each(run, x, (value) => 1 / (1 + Math.exp(-value))),
 
   add(run, x, y) {
     const out = run.matrix(x.rows, x.columns, x.grid);
-    const { heap } = run;
-    const count = x.rows * x.columns;
-    for (let at = 0; at < count; at++) heap[out.at + at] = heap[x.at + at] + heap[y.at + at];
+    run.kernels.add(x.at, y.at, out.at, x.rows * x.columns);
     return out;
   },
 
@@ -343,8 +346,8 @@ const OPERATIONS = {
       packTransposed(run.heap, from + wide, x.columns, packed.at, n, width);
       kernels.matmul(from, x.columns, packed.at, 0, scores.at, n, n, n, width);
       kernels.softmax(scores.at, sums.at, sums.at + n, scale, n, n);
+      kernels.gather(fused.at, scores.at, 1 / heads, n * n);
       const { heap } = run;
-      for (let at = 0; at < n * n; at++) heap[fused.at + at] += heap[scores.at + at] / heads;
       averages.push(averagesOf(run, scores, sums));
       copyRows(heap, from, x.columns, q, head, n, width, scale);
       copyRows(heap, from + wide, x.columns, k, head, n, width, 1);
