@@ -53,7 +53,7 @@ NEW = f"""async ([data, type]) => {{
   {SHOW}
   const file = blobOf({{ type, text: data }});
   const start = performance.now();
-  const at = live.show("new", live.load(file));
+  const at = live.show("new", () => live.load(file));
   await show(at);
   const took = performance.now() - start;
   const {{ logits, rollout, cams }} = live.photos[at].pristine[0].answer;

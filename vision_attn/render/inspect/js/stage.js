@@ -133,8 +133,8 @@ class Stage {
   }
 
   /**
-   * What is shown: {item, map, scale, look, place, layer, cursor, brush}. layer: the one that a
-   * click asks. brush: what gets the points, if one is in the hand; it covers item.cells, {grid,
+   * What is shown: {item, map, scale, look, place, layer, cursor, brush, holds}. layer: the one that
+   * a click asks; holds: the place that was asked goes on being asked, with the next one. brush: what gets the points, if one is in the hand; it covers item.cells, {grid,
    * box, seen}, and cursor is the one of these that keys move.
    */
   show(picture) {
@@ -169,11 +169,10 @@ class Stage {
     const { seen, box, grid } = this.board;
     if (!cellAt(seen, [1, 1], point) || !cellAt(box, grid, point)) return;
     if (this.picture.brush) this.picture.brush.paint(point);
-    else
-      this.onQuery(point, {
-        holds: event.shiftKey && event.type === "pointerdown",
-        keeps: event.shiftKey,
-      });
+    else {
+      const keeps = event.shiftKey || this.picture.holds;
+      this.onQuery(point, { holds: keeps && event.type === "pointerdown", keeps });
+    }
   }
 
   key(event) {

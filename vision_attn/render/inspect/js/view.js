@@ -54,8 +54,8 @@ class View {
     this.element.classList.toggle("no-tabs", tabs.length < 2);
     this.showTabs(tabs);
     const shown = this[`show${TABS[this.tab]}`]();
-    const { query, brush } = shared;
-    this.scene = { item, look: this.look, place: null, layer: null, brush, ...shown };
+    const { query, brush, holds } = shared;
+    this.scene = { item, look: this.look, place: null, layer: null, brush, holds, ...shown };
     const { cells } = item; // that a brush covers, on a page that has one
     if (cells && !this.scene.layer && query.asked)
       this.scene.cursor = cellAt(cells.box, cells.grid, query.point);
@@ -254,7 +254,11 @@ class View {
   showPredictions() {
     const { item, view } = this;
     const chosen = this.tab === "methods" ? this.scene.map.target : null;
+    const verdict = verdictOf(item.predictions);
     this.find(".predictions").hidden = !item.predictions.length;
+    this.find(".predictions").classList.toggle("turned", verdict.turned);
+    this.find(".predictions h2").textContent = verdict.text;
+    if (item.predictions[0]?.before !== undefined) this.sentence += `. ${verdict.text}`;
     fill(
       this.find(".predictions ol"),
       item.predictions.map(({ target, name, probability, before }) => {
@@ -263,13 +267,19 @@ class View {
           item.maps.some((map) => map.method === this.scene.map.method && map.target === target);
         const button = make(
           "button",
-          { type: "button", disabled: !able, "aria-pressed": target === chosen },
+          {
+            type: "button",
+            className: Math.abs(probability - before) > 0.005 ? "was" : "",
+            disabled: !able,
+            "aria-pressed": target === chosen,
+          },
           make("span", { className: "name", textContent: name }),
           ...(before === undefined ? [] : [changeOf(probability - before)]),
           make("span", { className: "share", textContent: percent(probability) }),
         );
         button.onclick = () => this.onChange({ target });
         button.style.setProperty("--share", `${100 * probability}%`);
+        if (before !== undefined) button.style.setProperty("--before", `${100 * before}%`);
         return make("li", {}, button);
       }),
     );

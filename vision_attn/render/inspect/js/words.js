@@ -36,6 +36,15 @@ function changeOf(change) {
   const textContent = Math.abs(change) < 5e-4 ? "" : words; // which would say 0.0 %
   return make("span", { className: change < 0 ? "change less" : "change", textContent });
 }
+/** The most probable class, beside the one before where something was changed: {text, turned}. */
+function verdictOf([now, ...others]) {
+  if (now?.before === undefined) return { text: "Predicted", turned: false };
+  const was = others.reduce((best, one) => (one.before > best.before ? one : best), now);
+  const turned = was !== now;
+  const text = turned ? `It changed its mind: ${was.name} \u2192 ${now.name}` : `Still ${now.name}`;
+  return { text, turned };
+}
+
 const headName = (head) => (head === MEAN ? "mean of heads" : `head ${head}`);
 const nameOf = (method) => method.split("(", 1)[0];
 const baselineMark = (map) => (map.baseline ? " (baseline)" : "");

@@ -31,7 +31,7 @@ async function addFiles(files) {
     const name = file.name || "pasted";
     try {
       const loaded = await live.load(file);
-      showPhoto(live.show(name, Promise.resolve(loaded)));
+      showPhoto(live.show(name, () => Promise.resolve(loaded)));
       showStrip();
     } catch {
       live.say(
@@ -41,28 +41,25 @@ async function addFiles(files) {
   }
 }
 
-/** Every photo as a small picture to choose it by. */
+/** A button for every photo that has none yet; its picture comes once a first answer is there. */
 async function showStrip() {
-  const pictures = await Promise.all(
-    live.photos.map(async ({ name, loaded }, photo) => {
-      const known = await loaded;
-      const canvas = make("canvas", { width: 112, height: 112 });
-      const side = Math.min(known.shown.width, known.shown.height);
-      const [left, top] = [(known.shown.width - side) / 2, (known.shown.height - side) / 2];
-      canvas.getContext("2d").drawImage(known.shown, left, top, side, side, 0, 0, 112, 112);
-      const onclick = () => showPhoto(photo);
-      const attributes = {
-        type: "button",
-        "aria-label": name,
-        title: name,
-        "data-photo": photo,
-        onclick,
-      };
-      return make("button", attributes, canvas);
-    }),
-  );
-  fill(panel.querySelector(".photos"), pictures);
+  const strip = panel.querySelector(".photos");
+  const fresh = live.photos.slice(strip.children.length).map(({ name }, at) => {
+    const photo = strip.children.length + at;
+    const onclick = () => showPhoto(photo);
+    const words = { type: "button", "aria-label": name, title: name, "data-photo": photo };
+    return make("button", { ...words, onclick }, make("canvas", { width: 112, height: 112 }));
+  });
+  strip.append(...fresh);
   showControls();
+  await live.answered;
+  for (const button of fresh) {
+    const { shown } = await live.photos[button.dataset.photo].loaded;
+    const side = Math.min(shown.width, shown.height);
+    const [left, top] = [(shown.width - side) / 2, (shown.height - side) / 2];
+    const context = button.firstChild.getContext("2d");
+    context.drawImage(shown, left, top, side, side, 0, 0, 112, 112);
+  }
 }
 
 /** What the controls say, from the state. */
@@ -75,12 +72,17 @@ function showControls() {
   part("undo").disabled = !cover.past.length;
   const off = live.off[model];
   part("clear").disabled = !cover.cells.size && !off.size;
-  const { layer, head, tab } = state.views[0];
-  const layers = items[state.views[0].item]?.layers ?? [];
+  const { layer, head, tab, item } = state.views[0];
+  const { layers } = live.items[item];
+  if (!layers.length && live.tool === "ask") setTool("cover"); // nothing there to ask
+  part("ask").hidden = !layers.length;
+  part("hold").hidden = !layers.length;
+  part("hold").setAttribute("aria-pressed", Boolean(state.holds));
   const at = Math.min(layer, layers.length - 1);
   part("ablate").hidden = !layers.length;
   part("ablate").disabled = head === MEAN || (views[0]?.tab ?? tab) !== "attention";
   part("ablate").setAttribute("aria-pressed", off.has(`${at}.${head}`));
+  part("ablate").title = head === MEAN ? "Choose a head among the small maps first" : "";
   part("ablate").textContent =
     head === MEAN
       ? "Switch a head off"
@@ -103,6 +105,36 @@ function setTool(tool) {
   const brush = tool === "ask" ? undefined : { begin: beginStroke, paint, end: endStroke };
   change({ brush });
   showControls();
+}
+
+/** A frame around the cells that the brush would cover, where the pointer is. */
+class BrushMark {
+  constructor(view) {
+    this.view = view;
+    this.element = make("i", { className: "brush", hidden: true });
+    const stage = view.find(".stage");
+    stage.append(this.element);
+    stage.addEventListener("pointermove", (event) => this.show(event));
+    stage.addEventListener("pointerleave", () => (this.element.hidden = true));
+  }
+
+  show(event) {
+    const { item, stage } = this.view;
+    const { box, grid } = item.cells;
+    const cell = live.tool !== "ask" && cellAt(box, grid, stage.pointOf(event));
+    this.element.hidden = !cell || event.pointerType === "touch";
+    if (!cell) return;
+    const reach = live.brushSize;
+    const [wide, high] = [(box[2] - box[0]) / grid[1], (box[3] - box[1]) / grid[0]];
+    const sides = {
+      left: box[0] + (cell[1] - reach) * wide,
+      top: box[1] + (cell[0] - reach) * high,
+      width: (2 * reach + 1) * wide,
+      height: (2 * reach + 1) * high,
+    };
+    for (const [side, share] of Object.entries(sides))
+      this.element.style[side] = `${100 * share}%`;
+  }
 }
 
 let lastPoint = null; // of the stroke
@@ -206,11 +238,14 @@ async function camera() {
 
 KEYS.x = toggleCell;
 KEYS.z = undo;
-KEYS.b = () => setTool(live.tool === "cover" ? "ask" : "cover");
+KEYS.b = () => {
+  const other = part("ask").hidden ? "uncover" : "ask";
+  setTool(live.tool === "cover" ? other : "cover");
+};
 KEYS.o = ablate;
 
 for (const [key, words] of [
-  ["b", "brush, or ask again"],
+  ["b", "brush, or put it away"],
   ["x", "cover the patch that asks, or uncover it"],
   ["z", "undo"],
   ["o", "switch the head off, or on"],
@@ -233,6 +268,7 @@ part("size").oninput = ({ target }) => (live.brushSize = Number(target.value));
 part("undo").onclick = undo;
 part("clear").onclick = clear;
 part("ablate").onclick = ablate;
+part("hold").onclick = () => change({ holds: !state.holds });
 part("camera").onclick = camera;
 part("files").onchange = ({ target }) => {
   addFiles(target.files);
@@ -257,7 +293,13 @@ addEventListener("paste", ({ clipboardData }) => {
 });
 
 onRendered = () => {
-  for (const view of views) (view.curves ??= new Curves(view)).show();
+  for (const view of views) {
+    if (!view.curves) view.find(".choices").prepend(view.find(".predictions"));
+    (view.curves ??= new Curves(view)).show();
+    view.mark ??= new BrushMark(view);
+    // the strip of photos is the choice, where there is nothing else to choose
+    if (live.networks.length + views.length < 3) view.find(".item").hidden = true;
+  }
   showControls();
   live.refresh(); // of an item that was opened before something changed
 };

@@ -95,6 +95,21 @@ class LiveHead {
   }
 }
 
+/** A photo on the page, decoded when it is first needed. pristine: the answers for it as it is. */
+class LivePhoto {
+  cover = new Cover();
+  pristine = [];
+
+  /** load: gives a promise of {id, shown, boxes}. */
+  constructor(name, load) {
+    Object.assign(this, { name, load });
+  }
+
+  get loaded() {
+    return (this.loading ??= this.load());
+  }
+}
+
 class Live {
   /** items: descriptions, photo by photo and in it network by network. */
   constructor({ networks, photos }) {
@@ -106,14 +121,15 @@ class Live {
       networks: networks.map((one, at) => ({ ...one, weights: text(`weights-${at}`) })),
     });
     this.items = [];
-    this.photos = []; // {name, loaded, cover, pristine}: the answers for the photo as it is
+    this.photos = [];
+    this.answered = new Promise((done) => (this.onAnswer = done)); // for the first time
     this.count = 0; // of photos that the worker has got
     this.off = networks.map(() => new Set());
     this.tool = "ask";
     this.fill = "grey";
     this.brushSize = 0;
     this.shown = []; // by item: what its answer was for
-    for (const { name, file } of photos) this.show(name, this.load(blobOf(file)));
+    for (const { name, file } of photos) this.show(name, () => this.load(blobOf(file)));
     this.opened.then(
       (kind) => this.say(kind === "PlainKernels" ? SLOW : ""),
       (error) => this.say(`The network cannot run here: ${error.message}`),
@@ -127,10 +143,10 @@ class Live {
     return { id, ...(await this.engine.ask("photo", { photo: id, file })) };
   }
 
-  /** A photo that is loaded, or will be, among those to choose from; gives its number. */
-  show(name, loaded) {
+  /** A photo among those to choose from, loaded once it is needed; gives its number. */
+  show(name, load) {
     const photo = this.photos.length;
-    this.photos.push({ name, loaded, cover: new Cover(), pristine: [] });
+    this.photos.push(new LivePhoto(name, load));
     for (const { model, warning, program, prefix, grid } of this.networks) {
       const layers = program.ops
         .filter(([kind]) => kind === "attention")
@@ -177,6 +193,7 @@ class Live {
     const changed = cover.cells.length || off.length;
     const run = { photo: id, model, cover, off, targets };
     const answer = changed ? await this.engine.ask("run", run) : before;
+    this.onAnswer();
     this.shown[at] = word;
     const box = boxes[model];
     return this.item(at, { answer, before: changed ? chances : null, cover, shown, box });
