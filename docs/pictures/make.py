@@ -14,6 +14,10 @@ with `python docs/pictures/make.py moving`, from a network that comes along:
 
 inspect.webp   the same page, asked patch by patch
 
+with `python docs/pictures/make.py live`, ten seconds of the page that runs a network:
+
+live.webp      its map's brightest places are covered until it changes its mind, and uncovered
+
 and, with `python docs/pictures/make.py cifar10`, from the newest runs of three of the configs:
 
 cifar10.png    the learning curves and confusion matrix of each
@@ -33,7 +37,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from vision_attn import inspect, list_models, load_model, render
+from vision_attn import inspect, list_models, live, load_model, render
 from vision_attn.data import example_photos, planted, read_image
 
 HERE = Path(__file__).parent
@@ -42,6 +46,10 @@ DEMO = OUTPUTS / "demo"
 SHOWN = (0, 6, 13)  # test images
 MOVING = "vision_attn:vit_planted"  # the network of inspect.webp
 MOVING_PHOTO: str | None = None  # the name of an example photo; None takes a planted image
+LIVE = "vision_attn:senet_imagenette"  # the network of live.webp
+LIVE_PHOTO = "springer_and_milk"
+LIVE_BYTES = 1_500_000  # of live.webp, at most
+DABS = 16  # of the brush, at most
 WALK = [(0.3 + 0.4 * (i % 4) / 3, 0.3 + 0.4 * (i // 4) / 2) for i in range(12)]  # patches asked
 CIFAR10 = ("compact_vit_cifar10", "senet_cifar10_fast", "spatial_cnn_cifar10")
 PHOTOS = ("springer_and_milk", "church", "parachute")
@@ -142,6 +150,61 @@ def moving(test: planted.PlantedImages) -> list[Image.Image]:
     return frames
 
 
+BRIGHTEST = """() => {  // of the cells that are not covered yet, where the map is largest
+  const { map, item } = views[0].scene;
+  const { grid, box } = item.cells;
+  const values = onCells(map, grid);
+  const left = [...values.keys()].filter((cell) => !photoNow().cover.cells.has(cell));
+  const cell = left.reduce((best, one) => (values[one] > values[best] ? one : best));
+  return centreOf({ ...item.cells, seen: box }, [Math.floor(cell / grid[1]), cell % grid[1]]);
+}"""
+SETTLED = "!live.busy && live.shown[state.views[0].item] === live.wanted(state.views[0].item)"
+TURNED = "Boolean(document.querySelector('.predictions.turned'))"
+
+
+def recorded() -> list[tuple[Image.Image, int]]:
+    """The page of a network: frames and their milliseconds, as the evidence is covered."""
+    from playwright.sync_api import sync_playwright
+
+    page, frames = live(load_model(LIVE), example_photos()[LIVE_PHOTO]), []
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as browsers:
+        file = page.save(Path(folder) / "page.html")
+        browser = browsers.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        tab = browser.new_page(viewport={"width": 1200, "height": 800})
+
+        def shoot(milliseconds: int) -> None:
+            while not tab.evaluate(SETTLED):
+                tab.wait_for_timeout(20)
+            tab.wait_for_timeout(100)  # until it is drawn
+            with Image.open(io.BytesIO(tab.screenshot())) as shot:
+                small = shot.convert("RGB").resize((900, 600), Image.Resampling.LANCZOS)
+                frames.append((small, milliseconds))
+
+        tab.goto(f"{file.as_uri()}#tab=methods")
+        tab.wait_for_selector("html[data-ready]")
+        tab.locator("[name=cover]").click()
+        tab.locator("[name=size]").fill("1")
+        size = tab.locator(".stage").first.bounding_box()
+        shoot(2000)
+        for stroke in range(DABS):
+            x, y = tab.evaluate(BRIGHTEST)
+            tab.mouse.move(size["x"] + x * size["width"], size["y"] + y * size["height"])
+            tab.mouse.down()
+            tab.mouse.up()
+            shoot(max(400, 1100 - 100 * stroke))
+            if tab.evaluate(TURNED):
+                break
+        print(tab.locator(".predictions h2").inner_text())
+        frames[-1] = (frames[-1][0], 3500)
+        while tab.locator("[name=undo]").is_enabled():
+            tab.locator("[name=undo]").click()
+            shoot(700)
+        browser.close()
+    return frames
+
+
 def photo_of(test: planted.PlantedImages, at: int) -> Image.Image:
     return Image.fromarray(test.images[at].permute(1, 2, 0).numpy())
 
@@ -174,6 +237,25 @@ def cifar10() -> None:
     print(HERE / "cifar10.png")
 
 
+def record() -> None:
+    """Write live.webp: as sharp as its size allows."""
+    frames = recorded()
+    (first, _), *rest = frames
+    for quality in (75, 60, 45, 30):
+        first.save(
+            HERE / "live.webp",
+            append_images=[frame for frame, _ in rest],
+            save_all=True,
+            duration=[milliseconds for _, milliseconds in frames],
+            loop=0,
+            quality=quality,
+            method=6,
+        )
+        if (HERE / "live.webp").stat().st_size <= LIVE_BYTES:
+            break
+    print(HERE / "live.webp", f"{sum(each for _, each in frames) / 1000:.1f} s")
+
+
 def age(path: Path) -> float:
     return path.stat().st_mtime
 
@@ -181,6 +263,8 @@ def age(path: Path) -> float:
 def main() -> None:
     if sys.argv[1:] == ["cifar10"]:
         return cifar10()
+    if sys.argv[1:] == ["live"]:
+        return record()
     if sys.argv[1:] == ["moving"]:
         frames = moving(planted.paint(0, max(SHOWN) + 1, split="test"))
         first, *rest = frames

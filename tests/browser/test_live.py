@@ -1,6 +1,7 @@
 """The page that runs networks, in a browser: what it shows is what Python computes."""
 
 import io
+import shutil
 import time
 from dataclasses import replace
 
@@ -55,6 +56,16 @@ def vit(**options) -> Model:
 def senet() -> Model:
     network = SEResNet(7, widths=(8, 8, 16, 16), layers=(1, 1, 1, 1))
     return sharp(network, (40, 40), tokens=False)
+
+
+PIXELS = """async (photo) => {
+  const { shown } = await live.photos[photo].loaded;
+  const { width, height } = shown;
+  const canvas = make("canvas", { width, height });
+  const context = canvas.getContext("2d");
+  context.drawImage(shown, 0, 0);
+  return { width, height, pixels: [...context.getImageData(0, 0, width, height).data] };
+}"""
 
 
 def chances(page, view=0) -> dict[str, float]:
@@ -278,15 +289,7 @@ def test_a_jpeg_is_decoded_as_by_pillow(show):
     picture = {"name": "a.jpg", "mimeType": "image/jpeg", "buffer": file.getvalue()}
     page.set_input_files("[name=files]", [picture])
     until(page, "live.photos.length === 2 && views[0]?.item.image === 'a.jpg'")
-    pixels = page.evaluate(
-        """async () => {
-          const { shown } = await live.photos[1].loaded;
-          const canvas = make("canvas", { width: shown.width, height: shown.height });
-          const context = canvas.getContext("2d");
-          context.drawImage(shown, 0, 0);
-          return [...context.getImageData(0, 0, shown.width, shown.height).data];
-        }"""
-    )
+    pixels = page.evaluate(PIXELS, 1)["pixels"]
     shown = np.reshape(pixels, (*PHOTO.size[::-1], 4))[..., :3]
     with Image.open(file) as image:
         assert np.abs(shown - np.asarray(image).astype(int)).mean() <= 0.5
@@ -300,22 +303,189 @@ def test_probabilities_are_calibrated(show):
     assert "Unlike what the network knows" in page.inner_text(".notes")
 
 
-def test_the_tour_in_two_languages(show):
-    page = opened(show, vit(), [PHOTO])
-    page.get_by_role("button", name="Tour").click()
+@pytest.mark.parametrize("make", [vit, senet])
+def test_the_tour_in_two_languages(show, make):
+    page = opened(show, make(), [PHOTO])
+    page.get_by_role("button", name="Show me how").click()
     box = page.locator(".tour")
     for step in range(1, 6):
         assert box.inner_text().startswith(f"{step}/5")
-        assert page.locator(".toured").count() == 1
+        until(page, "document.querySelectorAll('.toured').length === 1")
         if step == 3:
             page.get_by_role("button", name="日本語").click()
-            assert "ネットワーク" in box.inner_text()
+            assert "クラス" in box.inner_text() or "ネットワーク" in box.inner_text()
+            assert box.get_attribute("lang") == "ja"
         page.locator("[name=next]").click()
     assert not box.is_visible()
-    page.get_by_role("button", name="Tour").click()
+    assert page.evaluate("document.activeElement.name") == "tour"
+    page.keyboard.press("Enter")
     page.keyboard.press("Escape")
     assert not box.is_visible()
     assert page.locator(".toured").count() == 0
+
+
+def turning(model: Model, image: torch.Tensor) -> tuple[list[int], str, str]:
+    """The first cells, row by row, that change the class when they turn grey; and both classes."""
+    name = lambda logits: model.classes[int(logits.argmax())]  # noqa: E731
+    before = name(logits_of(model, image))
+    for count in range(1, 24):
+        cells = list(range(count))
+        after = name(covered(model, image, cells, MeanFill(), (4, 6)))
+        if after != before:
+            return cells, before, after
+    raise AssertionError("this network never changes its mind")
+
+
+def test_it_says_whether_the_answer_turned(show):
+    model = vit()
+    page = opened(show, model, [PHOTO])
+    title = page.locator(".predictions h2")
+    assert title.inner_text() == "Predicted"
+    cells, before, after = turning(model, model.preprocess(PHOTO))
+    page.get_by_role("button", name="Cover", exact=True).click()
+    for cell in cells:
+        stroke(page, (cell // 6, cell % 6))
+    assert title.inner_text() == f"It changed its mind: {before} → {after}"
+    until(page, "document.querySelector('[role=status]').textContent.includes('changed its mind')")
+    page.get_by_role("button", name="Undo").click()
+    settle(page)
+    assert title.inner_text() == (f"Still {before}" if len(cells) > 1 else "Predicted")
+    page.get_by_role("button", name="Clear").click()
+    settle(page)
+    assert title.inner_text() == "Predicted"
+
+
+def test_on_a_phone_the_answer_is_right_under_the_photo(show):
+    page = show(live(vit(), [PHOTO]).html, viewport={"width": 400, "height": 860})
+    page.wait_for_selector("html[data-ready]")
+    photo, answer = (page.locator(each).bounding_box() for each in (".stage", ".predictions"))
+    assert 0 < answer["y"] - photo["y"] - photo["height"] < 30
+
+
+def test_queries_held_by_the_button(show):
+    model = vit()
+    page = opened(show, model, [PHOTO], "layer=1")
+    image = model.preprocess(PHOTO)
+    click = lambda row, column: stroke(page, (row, column))  # noqa: E731
+    click(0, 1)
+    page.get_by_role("button", name="Hold").click()
+    click(2, 2)
+    click(3, 5)
+    rows = [
+        QueryKey(query=((column + 0.5) / 6, (row + 0.5) / 4), layer=1)(model.network, image[None])
+        for row, column in ((0, 1), (2, 2), (3, 5))
+    ]
+    wanted = sum(row.values[0] for row in rows).numpy() / 3
+    assert np.abs(shown_map(page) - wanted).max() <= 0.02 * wanted.max()
+    page.get_by_role("button", name="Hold").click()
+    click(3, 5)
+    wanted = rows[2].values[0].numpy()
+    assert np.abs(shown_map(page) - wanted).max() <= 0.02 * wanted.max()
+
+
+def test_the_brush_shows_what_it_would_cover(show):
+    page = opened(show, vit(), [PHOTO])
+    mark = page.locator(".stage .brush")
+    stage = page.locator(".stage").bounding_box()
+    middle = stage["x"] + 0.51 * stage["width"], stage["y"] + 0.51 * stage["height"]
+    page.mouse.move(*middle)
+    assert not mark.is_visible()
+    page.get_by_role("button", name="Cover", exact=True).click()
+    page.mouse.move(*middle)
+    box = page.evaluate("views[0].item.cells.box")
+    assert mark.bounding_box()["width"] == pytest.approx(
+        stage["width"] * (box[2] - box[0]) / 6, abs=2
+    )
+
+
+CAMERA = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+WATCH = """
+window.streams = [];
+const ask = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+navigator.mediaDevices.getUserMedia = async (what) => {
+  const stream = await ask(what);
+  window.streams.push(stream);
+  return stream;
+};
+"""
+
+
+def test_the_camera_runs_from_a_click_until_a_photo_is_taken(browser, tmp_path):
+    model = vit()
+    file = live(model, [PHOTO]).save(tmp_path / "page.html")
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+    with browser.browser_type.launch(executable_path=path, args=CAMERA) as chromium:
+        page = chromium.new_page()
+        page.add_init_script(WATCH)
+        page.goto(file.as_uri())
+        page.wait_for_selector("html[data-ready]")
+        page.wait_for_timeout(300)
+        assert page.evaluate("streams.length") == 0
+        page.get_by_role("button", name="Camera", exact=True).click()
+        until(page, "document.querySelector('video').videoWidth > 0")
+        page.get_by_role("button", name="Take a photo").click()
+        until(page, "live.photos.length === 2 && views[0]?.item.image === 'camera.png'")
+        settle(page)
+        states = "streams.flatMap((one) => one.getTracks().map(({ readyState }) => readyState))"
+        assert page.evaluate(states) == ["ended"]
+        data = page.evaluate(PIXELS, 1)
+        width, height, pixels = data["width"], data["height"], data["pixels"]
+        seen = np.reshape(pixels, (height, width, 4))[..., :3].astype(np.uint8)
+        image = model.preprocess(Image.fromarray(seen))
+        assert_chances(page, model, logits_of(model, image), tolerance=0.02)
+        page.get_by_role("button", name="Camera", exact=True).click()
+        until(page, "document.querySelector('video').videoWidth > 0")
+        page.get_by_role("button", name="Close").last.click()
+        until(page, f"{states}.join() === 'ended,ended'")
+
+
+def test_it_runs_in_a_notebook(show):
+    model = vit()
+    outer = show(f"<!DOCTYPE html><title>notebook</title>{live(model, [PHOTO])._repr_html_()}")
+    (frame,) = (one for one in outer.frames if one != outer.main_frame)
+    frame.wait_for_selector("html[data-ready]")
+    assert_chances(frame, model, logits_of(model, model.preprocess(PHOTO)))
+    frame.locator(".stage").focus()
+    outer.keyboard.press("x")
+    until(frame, "!live.busy && views[0].item.predictions[0].before !== undefined")
+    row, column = frame.evaluate("cellAt(views[0].item.box, [4, 6], state.query.point)")
+    image = model.preprocess(PHOTO)
+    wanted = covered(model, image, [row * 6 + column], MeanFill(), (4, 6))
+    assert_chances(frame, model, wanted)
+
+
+def large_photo() -> Image.Image:
+    """20 megapixels, smooth with fine grain, as cameras make them."""
+    coarse = RNG.integers(0, 256, (54, 72, 3), dtype=np.uint8)
+    smooth = np.asarray(Image.fromarray(coarse).resize((5184, 3888), Image.Resampling.BICUBIC))
+    grain = RNG.integers(-4, 5, (486, 648, 1), dtype=np.int16).repeat(8, 0).repeat(8, 1)
+    return Image.fromarray((smooth + grain).clip(0, 255).astype(np.uint8))
+
+
+def test_20_megapixels_are_scaled_as_in_python(show):
+    model = vit()
+    page = opened(show, model, [PHOTO])
+    large = large_photo()
+    for number, (kind, options) in enumerate(
+        {"PNG": {"compress_level": 1}, "JPEG": {"quality": 90}}.items(), start=1
+    ):
+        file = io.BytesIO()
+        large.save(file, kind, **options)
+        name = f"large.{kind.lower()}"
+        picture = {"name": name, "mimeType": f"image/{kind.lower()}", "buffer": file.getvalue()}
+        page.set_input_files("[name=files]", [picture])
+        until(page, f"live.photos.length === {number + 1} && views[0]?.item.image === '{name}'")
+        worker = page.workers[0]
+        id_ = page.evaluate(f"live.photos[{number}].loaded.then(({{ id }}) => id)")
+        shown = torch.tensor(worker.evaluate(f"[...photos.get({id_}).inputs[0].image]"))
+        with Image.open(file) as image:
+            wanted = model.preprocess(image).permute(1, 2, 0)
+        levels = (shown.view_as(wanted) - wanted).abs() * torch.tensor(STD) * 255
+        if kind == "PNG":
+            assert levels.max() < 1e-3
+        else:
+            assert levels.mean() <= 0.5
+        assert wanted.std() > 0.3
 
 
 @pytest.mark.parametrize("width", [320, 1280])

@@ -216,6 +216,10 @@ async function camera() {
   const dialog = panel.querySelector("dialog");
   const video = dialog.querySelector("video");
   let stream;
+  if (!navigator.mediaDevices) {
+    live.say("Browsers give the camera only to pages that come from a file, localhost or https.");
+    return;
+  }
   try {
     stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
   } catch (error) {
