@@ -247,6 +247,34 @@ def test_a_cnn_in_the_page_is_the_one_in_torch(run_in_page, name, plain):
             )
 
 
+def half_exact(network: nn.Module) -> nn.Module:
+    """Weights that are numbers in half precision; statistics that are not."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.half().float()
+    return network
+
+
+@pytest.mark.parametrize("kind", ["SE-ResNet", "layer scale"])
+def test_what_is_folded_costs_no_precision(run_in_page, kind):
+    torch.manual_seed(0)
+    if kind == "SE-ResNet":
+        make, size = CNNS[kind]
+        model = cnn(make(), size)
+    else:
+        model = vit(layer_scale=0.5)
+        for block in model.network.blocks:
+            block.ls1.gamma.data.uniform_(0.3, 0.7)
+            block.ls2.gamma.data.uniform_(0.3, 0.7)
+    half_exact(model.network)
+    image = image_of(model)
+    with torch.no_grad():
+        expected = model.network(image[None])[0]
+    logits = torch.tensor(run_in_page(model, image)["logits"])
+    largest = float(expected.abs().max())
+    torch.testing.assert_close(logits, expected, atol=2e-5 * largest, rtol=0)
+
+
 class Doubled(ViT):
     """Of a subclass nobody knows what it computes."""
 

@@ -91,30 +91,41 @@ class Translation:
         self.add = program.add
         self.names = {module: name for name, module in network.named_modules()}
 
-    def linear(self, x: int, layer: nn.Module, scale: Tensor | float = 1.0) -> int:
+    def linear(self, x: int, layer: nn.Module, scale: Tensor | None = None) -> int:
         """Add x W' + b, each output times `scale`."""
         known: Any = expect(layer, nn.Linear)
-        weight = (known.weight.detach().T * scale).double()
-        bias = None if known.bias is None else (known.bias.detach() * scale).double()
-        return self.product(x, weight, bias)
+        bias = None if known.bias is None else known.bias.detach().double()
+        if bias is not None and scale is not None:
+            bias = bias * scale.double()
+        return self.product(x, known.weight.detach().T.double(), bias, scale)
 
     def product(
-        self, x: int, weight: Float[Tensor, "k out"], bias: Float[Tensor, " out"] | None = None
+        self,
+        x: int,
+        weight: Float[Tensor, "k out"],
+        bias: Float[Tensor, " out"] | None = None,
+        scale: Float[Tensor, " out"] | None = None,
     ) -> int:
-        """Add x W + b."""
-        return self.add("linear", x, **self.weights(weight, bias))
+        """Add x W + b, W's columns times `scale`."""
+        return self.add("linear", x, **self.weights(weight, bias, scale))
 
     def weights(
-        self, weight: Float[Tensor, "k out"], bias: Float[Tensor, " out"] | None
+        self,
+        weight: Float[Tensor, "k out"],
+        bias: Float[Tensor, " out"] | None,
+        scale: Float[Tensor, " out"] | None = None,
     ) -> dict[str, int | None]:
-        """Add a matrix and its bias, as options."""
+        """Add a matrix with a scale of its columns, and its bias, as options.
+
+        The scale stays apart: weights that are numbers in half precision are kept exactly.
+        """
         return {
-            "weight": self.program.matrix(array(weight)),
+            "weight": self.program.matrix(array(weight), None if scale is None else array(scale)),
             "bias": None if bias is None else self.program.table(array(bias)),
         }
 
     def conv(self, x: int, layer: nn.Conv2d, norm: nn.Module | None = None) -> int:
-        """Add a convolution, and fold the batch norm after it into its weights."""
+        """Add a convolution, and fold the batch norm after it into its scale and its bias."""
         known: Any = expect(layer, nn.Conv2d)
         kernel, stride, pad = (
             sides[0] if isinstance(sides, tuple) and len(set(sides)) == 1 else None
@@ -125,13 +136,13 @@ class Translation:
             raise ModelError(f"{known} is not a plain square convolution")
         weight = known.weight.detach().double()
         bias = None if known.bias is None else known.bias.detach().double()
+        scale = None
         if norm is not None:
             scale, shift = scale_and_shift(norm)
-            weight = weight * scale[:, None, None, None]
             bias = shift if bias is None else bias * scale + shift
         flat = weight.permute(2, 3, 1, 0).flatten(0, 2)  # rows, columns, channels of a patch
         sizes = {"kernel": kernel, "stride": stride, "pad": pad}
-        return self.add("conv", x, **self.weights(flat, bias), **sizes)
+        return self.add("conv", x, **self.weights(flat, bias, scale), **sizes)
 
     def batch_norm(self, x: int, norm: nn.Module) -> int:
         """Add a batch norm by itself, for one that does not follow a convolution."""
@@ -423,10 +434,10 @@ def plain_attend(attend: nn.Module) -> Any:
     return known
 
 
-def layer_scale(module: nn.Module) -> Tensor | float:
-    """Return what each output is multiplied by."""
+def layer_scale(module: nn.Module) -> Tensor | None:
+    """Return what each output is multiplied by, None where it is not."""
     if type(module) is nn.Identity:
-        return 1.0
+        return None
     known: Any = expect(module, LayerScale)
     return known.gamma.detach()
 

@@ -51,17 +51,24 @@ class Program:
         self._ops.append((kind, inputs, options))
         return len(self._ops) - 1
 
-    def matrix(self, values: Float[ndarray, "k n"]) -> int:
+    def matrix(
+        self, values: Float[ndarray, "k n"], scale: Float[ndarray, " n"] | None = None
+    ) -> int:
         """Add the matrix that rows are multiplied by, in half precision.
 
-        Raises ValueError for numbers beyond its range.
+        scale: of each column, in single precision; the page multiplies by it when it opens.
+        Raises ValueError for numbers beyond half precision's range.
         """
+        factor = None if scale is None else self.table(scale)
         if not np.abs(values).max() <= LARGEST:
             raise ValueError(
                 f"a weight of {np.abs(values).max():.1e} is beyond half precision, which ends at "
                 f"{LARGEST:.0f}"
             )
-        return self._weight(values, "matrix", "<f2")
+        weight = self._weight(values, "matrix", "<f2")
+        if factor is not None:
+            self._weights[weight]["scale"] = factor
+        return weight
 
     def table(self, values: Float[ndarray, "*k n"]) -> int:
         """Add numbers that are kept in single precision: a vector, or rows of them."""

@@ -14,12 +14,13 @@ class Network {
     program.ops.forEach(([, inputs], at) => inputs.forEach((id) => (this.last[id] = at)));
     for (const id of program.kept) this.last[id] = Infinity;
     this.end = kernels.start;
-    this.weights = program.weights.map((weight) => this.load(weight, bytes));
+    this.weights = [];
+    for (const weight of program.weights) this.weights.push(this.load(weight, bytes));
     this.begin = this.end;
   }
 
-  /** Brings weights into memory: vectors and tables as they are, matrices in panels. */
-  load({ at, shape: [rows, columns], form }, bytes) {
+  /** Brings weights into memory: tables as they are, matrices in panels, times their scale. */
+  load({ at, shape: [rows, columns], form, scale }, bytes) {
     const count = rows * columns;
     const place = this.end;
     const size = form === "matrix" ? panels(columns) * PANEL * rows : count;
@@ -28,10 +29,13 @@ class Network {
     const { heap } = this.kernels;
     if (form === "matrix") {
       const halves = new Uint16Array(bytes.buffer, bytes.byteOffset + at, count);
+      const factors = new Float32Array(columns).fill(1);
+      const known = this.weights[scale]?.at;
+      if (known !== undefined) factors.set(heap.subarray(known, known + columns));
       heap.fill(0, place, place + size);
       for (let k = 0, from = 0; k < rows; k++)
         for (let n = 0; n < columns; n++, from++)
-          heap[place + panelPlace(rows, k, n)] = HALVES[halves[from]];
+          heap[place + panelPlace(rows, k, n)] = factors[n] * HALVES[halves[from]];
     } else heap.set(new Float32Array(bytes.buffer, bytes.byteOffset + at, count), place);
     return { at: place, rows, columns };
   }
