@@ -29,7 +29,7 @@ def compact_vit() -> Model:
         dim=192,
         depth=6,
         heads=6,
-        mlp_ratio=2,
+        mlp_ratio=2.0,
         pool=AttentionPool,
         class_token=False,
         embed=partial(ConvEmbed, depth=2, norm=True, strided=True),
