@@ -1,6 +1,6 @@
 """What mkdocs makes anew at each build: the command line, tables, formulas and notebooks.
 
-<!-- table: NAME -->         tables from the parsers, the configs, the shelf or results.json, see TABLES
+<!-- table: NAME -->         tables of parsers, configs, shelf or results.json, see TABLES
 <!-- section: HEADING -->    that section of CONTRIBUTING.md
 <!-- interactive: NAME -->   a page to click in, made by our own code, see INTERACTIVE
 $...$ and $$...$$            MathML, which a browser shows without a script
@@ -27,13 +27,13 @@ from vision_attn.reports.runs.configs import about, shipped_configs
 from vision_attn.shelf import Card, Shelf, list_models
 
 sys.path.insert(0, str(Path(__file__).parent))
-import notebooks  # noqa: E402  (docs/ is no package)
+import notebooks
 
 ROOT = Path(__file__).parent.parent
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the notebooks, as pages with their pictures and to download, and the interactive pages."""
+    """Add the notebooks, as pages and to download, and the interactive pages."""
     for source in sorted(notebooks.SOURCES.glob("*.ipynb")):
         ran = notebooks.executed(source)
         file = notebooks.KEPT / source.name if ran else source

@@ -3,9 +3,9 @@
     python docs/notebooks.py [NAME ...]     run those that have changed since they last ran
     python docs/notebooks.py --again        run all
 
-A notebook that ran is kept in outputs/notebooks, with its pictures, under a fingerprint of its cells
-and of the pretrained networks. A run that fails or writes to stderr is not kept. The notebooks in the
-repository have no outputs.
+A notebook that ran is kept in outputs/notebooks, with its pictures, under a fingerprint of its
+cells and of the pretrained networks. A run that fails or writes to stderr is not kept. The
+notebooks in the repository have no outputs.
 """
 
 import argparse

@@ -24,7 +24,11 @@ from vision_attn.explain import parse_method
 from vision_attn.render import markdown_table, outlined
 
 HERE = Path(__file__).parent
-CUES = {"agree": "agrees with the class", "none": "is missing", "contradict": "is that of another class"}
+CUES = {
+    "agree": "agrees with the class",
+    "none": "is missing",
+    "contradict": "is that of another class",
+}
 PHOTOS = "\n## On photos\n"
 SHOWN = "Rollout", "LeGrad", "GradCAM", "Relevance", "EdgeMap"
 
@@ -40,8 +44,8 @@ as the first. Only images whose mark is missing or wrong show what it has learne
 A useful heatmap tells the two networks apart without such images. Both were shown the same {images}
 test images, each with a mark that agrees with its class, and every map explains that class.
 *Energy* is the share of a map that lies on the object, or on the mark. The mark is small, so its
-share is divided by its share of a map without preference (`RandomMap`): 1 means that the mark gets no
-more than its area. A map *points at the mark* if its maximum is on it, or within half its width.
+share is divided by its share of a map without preference (`RandomMap`): 1 means that the mark gets
+no more than its area. A map *points at the mark* if its maximum is on it, or within half its width.
 
 {energy}
 {verdict}
@@ -51,8 +55,8 @@ more than its area. A map *points at the mark* if its maximum is on it, or withi
 The object is outlined in white, the mark in yellow. The upper row of each image is the honest
 network, the lower row the one that cheats.
 
-This page is written by `python docs/shortcut_study.py`, which scores both networks. The whole tables,
-with deletion, insertion and the pointing game, are then in
+This page is written by `python docs/shortcut_study.py`, which scores both networks. The whole
+tables, with deletion, insertion and the pointing game, are then in
 {tables}.
 """
 
