@@ -345,8 +345,8 @@ def about(card: Card) -> str:
             "a photo is unlike what it knows",
             "not known: no image was held out"
             if calibration.threshold is None
-            else f"if the top class has less than {percent(calibration.threshold)}, as in 5 % of the "
-            "held-out images",
+            else f"if the top class has less than {percent(calibration.threshold)}, as in 5 % of "
+            "the held-out images",
         ],
         ["heatmap to trust", v["heatmap"]],
         ["trained by", f"`{training['command']}`"],
@@ -383,12 +383,12 @@ vision-attn fit --config finetune_shelf_imagefolder --model.weights vision_attn:
   --data.root . --data.source.path path/to/images
 ```
 
-Each was trained from scratch, with its config, on the data of its table and no others. The accuracy is
-that of the weights as they ship, rounded to half the bytes, on the test images, with Wilson's interval.
-Probabilities are shown after temperature scaling (Guo et al. 2017), fitted on images that were held out
-of the training data. If the top class of a photo is less probable than in 95 % of those images, the
-pictures, the page and `results.jsonl` say that the photo is unlike what the network knows. Heatmaps
-explain the logits themselves, without the scaling.
+Each was trained from scratch, with its config, on the data of its table and no others. The accuracy
+is that of the weights as they ship, rounded to half the bytes, on the test images, with Wilson's
+interval. Probabilities are shown after temperature scaling (Guo et al. 2017), fitted on images that
+were held out of the training data. If the top class of a photo is less probable than in 95 % of
+those images, the pictures, the page and `results.jsonl` say that the photo is unlike what the
+network knows. Heatmaps explain the logits themselves, without the scaling.
 
 `python docs/models.py` writes this page from the cards in `vision_attn/shelf`, and
 `python docs/models.py add RUN NAME` puts a run's best weights there.

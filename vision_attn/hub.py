@@ -259,7 +259,9 @@ def load_sequences(path: str | Path) -> LoadedSequences:
     """
     saved = unpack(path)
     if not saved.of_sequences:
-        raise ModelError(f"{path}: expected a checkpoint of sequences or questions, got another")
+        raise ModelError(
+            f"{path}: expected a checkpoint of sequences or questions, got one of image classes"
+        )
     return _sequences(saved)
 
 

@@ -65,7 +65,7 @@ def live(
                 shown.problem(str(error))
             shown.advance()
     if not photos:
-        raise ValueError("none of the images could be read: there is nothing to begin with")
+        raise ValueError("none of the images could be read: name at least one that can")
     return live_page(networks, photos)
 
 
