@@ -167,7 +167,7 @@ def strings(runs: Path, pictures: Path) -> str:
 The names are the classes of the planted images: a texture on a disk or on a cross, in any colour.
 The last two columns say where the map of step t has its largest cell. *Middle in the object* is the
 share of steps where the middle of this cell lies in the mask of object t; *on the object*, where
-the cell covers any of that mask. A cell is 4 pixels wide (8 with `vit_strings`), an object 12.
+the cell covers any of that mask. A cell is 4 pixels wide (8 in `vit_strings`), an object about 12.
 `hard_strings` reads one cell a step, which sees 14 pixels, so it can read an object from a cell
 beside it.
 {overlays}"""
