@@ -211,8 +211,7 @@ def runs() -> str:
     rows = [*results()["runs"], *map(shelved_run, Shelf())]
     header = (
         "network",
-        "data",
-        "what attends",
+        "data and attention",
         "parameters",
         "PFLOP",
         "test",
@@ -247,8 +246,7 @@ def run_row(run: dict[str, Any]) -> tuple[str, ...]:
     name = f"`{run.get('name') or run['config']}`"
     return (
         f"{name}, {run['variant']}" if "variant" in run else name,
-        run["data"],
-        run["attention"],
+        f"{run['data']}: {run['attention']}",
         f"{run['parameters']:.2f} M",
         "" if run["pflop"] is None else f"{run['pflop']:.2g}",
         percent(run["top1"]),

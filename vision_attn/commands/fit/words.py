@@ -59,6 +59,19 @@ usage: vision-attn {command} --config FILE_OR_NAME [--ckpt_path FILE] [--SECTION
 example: {example}
 {configs}"""
 
+MISPLACED = {  # what people type, and the option's whole name
+    "accelerator": "trainer.accelerator",
+    "batch_size": "data.batch_size",
+    "data_root": "data.root",
+    "devices": "trainer.devices",
+    "epochs": "trainer.max_epochs",
+    "lr": "model.optimizer.lr",
+    "max_epochs": "trainer.max_epochs",
+    "precision": "trainer.precision",
+    "seed": "seed_everything",
+    "weights": "model.weights",
+}
+
 WEIGHTS = """\
   --model.weights FILE          start from these weights: a checkpoint, or vision_attn:NAME; if
                                 the config names no network, the weights' own is built
@@ -103,7 +116,11 @@ def help_text(command: str) -> str:
 
 
 def check(command: str, words: list[str]) -> None:
-    """ValueError for a config or a checkpoint that is not there."""
+    """ValueError for an option without its section, a config or a checkpoint that is not there."""
+    for word in words:
+        name = word.partition("=")[0]
+        if name.startswith("--") and name[2:] in MISPLACED:
+            raise ValueError(f"unknown option {name}: did you mean --{MISPLACED[name[2:]]}?")
     configs = values_of(words, "-c", "--config")
     for config in configs:
         find_config(config)
