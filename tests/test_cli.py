@@ -136,7 +136,7 @@ def test_missing_config_names_the_nearest(here, capsys):
     assert main(["fit"]) == 2
     assert complaint(capsys) == (
         "fit needs a config: --config FILE_OR_NAME (here: configs/tiny.yaml); "
-        "vision-attn configs lists those that come along"
+        "vision-attn configs lists those of the package"
     )
 
 

@@ -39,7 +39,7 @@ def live(
     """Make a page that runs the model: drop a photo, cover parts of it, see what changes.
 
     model: one, or several by the names that the page gives them. images: photos to begin with, PIL
-    images or files; those that come along (`example_photos`) if there are none. Files of at most
+    images or files; those of the package (`example_photos`) if there are none. Files of at most
     600 kB go in as they are, metadata too, others at most 1024 pixels high and wide. progress:
     `Bar()` unless given.
 

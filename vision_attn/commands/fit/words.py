@@ -40,8 +40,8 @@ usage: vision-attn {command} --config FILE_OR_NAME [--ckpt_path FILE] [--SECTION
 
 {about}
 
-  -c, --config FILE_OR_NAME     the whole run in one YAML file, or the name of one that comes along
-                                (vision-attn configs lists those)
+  -c, --config FILE_OR_NAME     the whole run in one YAML file, or the name of a config of the
+                                package (vision-attn configs lists them)
   --ckpt_path FILE              {ckpt_path};
                                 last or best: the file of the config's newest run
 {more}  --allow PACKAGE               allow classes of this package in the config (runs its code)
@@ -146,5 +146,5 @@ def check(command: str, words: list[str]) -> None:
         known = f" (here: {', '.join(local_configs())})" if local_configs() else ""
         raise ValueError(
             f"fit needs a config: --config FILE_OR_NAME{hint or known}; "
-            "vision-attn configs lists those that come along"
+            "vision-attn configs lists those of the package"
         )
