@@ -351,7 +351,7 @@ def live_vit() -> str:
     from vision_attn.reports.progress import Silent
 
     model = vision_attn.load_model("vision_attn:vit_planted")
-    images = planted_images(range(12))
+    images = planted_images(range(5))
     return vision_attn.live({"vit_planted": model}, images, progress=Silent()).html
 
 
