@@ -69,9 +69,10 @@ def test_axe_finds_nothing_serious(visit, name, scheme):
     slate = page.evaluate("document.body.getAttribute('data-md-color-scheme')")
     assert slate == {"light": "default", "dark": "slate"}[scheme]
     page.evaluate(AXE_SCRIPT)
+    # Pages in frames have tests of their own; axe cannot speak with them from the disk.
     found = [
         (finding["id"], finding["nodes"][0]["html"], finding["nodes"][0]["failureSummary"])
-        for finding in page.evaluate("axe.run({preload: false})")["violations"]
+        for finding in page.evaluate("axe.run({preload: false, iframes: false})")["violations"]
         if finding["impact"] in ("serious", "critical")
     ]
     assert found == []
