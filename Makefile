@@ -5,7 +5,7 @@
 #   make fuzz    damaged files for MINUTES (30) through the commands; goes on where it stopped
 #   make kills   kill training, scores, heatmaps and caches, 20 times each, and go on
 #   make wasm    the live page's kernels, from C, by clang
-#   make docs    the documentation, into outputs/site
+#   make docs    the documentation, into outputs/site; runs the notebooks that have changed
 #   make pictures  the pictures of README, documentation and Learn, after make demo
 PYTHON ?= python3
 CONSTRAINTS ?=
@@ -70,6 +70,7 @@ wasm:
 	  -Wl,--strip-all -o $(LIVE)/kernels.wasm $(LIVE)/kernels.c
 
 docs: $(VENV)/.installed-dev
+	$(BIN)/python docs/notebooks.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 pictures: $(VENV)/.installed-dev

@@ -1,45 +1,62 @@
 """What mkdocs makes anew at each build: the command line, tables, formulas and notebooks.
 
-<!-- table: NAME -->         tables from the parsers, the configs or the shelf, see TABLES
+<!-- table: NAME -->         tables of parsers, configs, shelf or results.json, see TABLES
 <!-- section: HEADING -->    that section of CONTRIBUTING.md
+<!-- interactive: NAME -->   a page to click in, made by our own code, see INTERACTIVE
 $...$ and $$...$$            MathML, which a browser shows without a script
-notebooks/                   the notebooks, to download
+notebooks/                   a page for each notebook, with its outputs if it has run, and the file
 """
 
 import argparse
 import html
 import importlib
+import json
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import nbformat
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 
+import vision_attn
 from vision_attn import cli
 from vision_attn.reports.runs.configs import about, shipped_configs
-from vision_attn.shelf import list_models
+from vision_attn.shelf import Card, Shelf, list_models
+
+sys.path.insert(0, str(Path(__file__).parent))
+import notebooks
 
 ROOT = Path(__file__).parent.parent
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the notebooks, to download."""
-    for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        path = f"notebooks/{notebook.name}"
-        files.append(File.generated(config, path, abs_src_path=str(notebook)))
+    """Add the notebooks, as pages and to download, and the interactive pages."""
+    for source in sorted(notebooks.SOURCES.glob("*.ipynb")):
+        ran = notebooks.executed(source)
+        file = notebooks.KEPT / source.name if ran else source
+        files.append(File.generated(config, f"notebooks/{source.name}", abs_src_path=str(file)))
+        page = notebooks.page_of(source.stem, ran or nbformat.read(source, as_version=4))
+        made = {f"{source.stem}.md": page.markdown, **page.pictures}
+        for name, content in made.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=content))
+    for name, make in INTERACTIVE.items():
+        files.append(File.generated(config, f"learn/{name}.html", content=make()))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Put tables and sections where a page asks for them."""
-    return filled(markdown).replace("(../../notebooks/", "(../notebooks/")
+    """Put tables, sections and interactive pages where a page asks for them."""
+    return re.sub(
+        r"\(\.\./\.\./notebooks/(\w+)\.ipynb\)", r"(../notebooks/\1.md)", filled(markdown)
+    )
 
 
 def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
-    """Turn formulas into MathML."""
-    return with_formulas(content)
+    """Turn formulas into MathML, and let the keyboard reach tables, which scroll if narrow."""
+    return with_formulas(content).replace("<table>", '<table tabindex="0">')
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
@@ -184,7 +201,113 @@ def configs() -> str:
     return "\n".join(parts)
 
 
+def results() -> dict[str, list[dict[str, Any]]]:
+    """What was measured, from results.json."""
+    return json.loads((ROOT / "docs" / "results.json").read_text(encoding="utf-8"))
+
+
+def runs() -> str:
+    """Every measured run, those of the shelf too, by the work of its training."""
+    rows = [*results()["runs"], *map(shelved_run, Shelf())]
+    header = (
+        "network",
+        "data and attention",
+        "parameters",
+        "PFLOP",
+        "test",
+        "6 views",
+        "minutes",
+    )
+    return table(header, [run_row(run) for run in sorted(rows, key=work)])
+
+
+def work(run: dict[str, Any]) -> float:
+    """PFLOP, or infinity where nobody counted."""
+    return run["pflop"] if run["pflop"] is not None else float("inf")
+
+
+def shelved_run(card: Card) -> dict[str, Any]:
+    """A network of the shelf, as a run of results.json."""
+    values = card.values
+    flops = values["training"]["flops"]
+    return {
+        "name": f"vision_attn:{card.name}",
+        "data": values["data"]["name"],
+        "attention": values["network"]["class"],
+        "parameters": values["network"]["parameters"] / 1e6,
+        "pflop": flops and flops / 1e15,
+        "top1": 100 * values["test"]["top1"],
+        "minutes": values["training"]["minutes"],
+    }
+
+
+def run_row(run: dict[str, Any]) -> tuple[str, ...]:
+    """A run as cells of a table."""
+    name = f"`{run.get('name') or run['config']}`"
+    return (
+        f"{name}, {run['variant']}" if "variant" in run else name,
+        f"{run['data']}: {run['attention']}",
+        f"{run['parameters']:.2f} M",
+        "" if run["pflop"] is None else f"{run['pflop']:.2g}",
+        percent(run["top1"]),
+        percent(run["views"]) if "views" in run else "",
+        f"{run['minutes']:.1f}",
+    )
+
+
+def percent(value: float) -> str:
+    return f"{value:.1f} %"
+
+
+def seeds() -> str:
+    """The runs of which several seeds were measured: the mean."""
+    rows = [
+        (
+            f"`{run['config']}`" + (f", {run['variant']}" if "variant" in run else ""),
+            str(run["seeds"]["count"]),
+            percent(run["seeds"]["top1"]),
+            percent(run["seeds"]["views"]),
+        )
+        for run in results()["runs"]
+        if "seeds" in run
+    ]
+    return table(("config", "seeds", "test, mean", "6 views, mean"), rows)
+
+
+def maps() -> str:
+    """How often a map's maximum lies inside the object of a drawn image."""
+    rows = [
+        (
+            f"`{row['network']}`",
+            ", ".join(f"{name} {share} %" for name, share in row.items() if name != "network"),
+        )
+        for row in results()["maps"]
+    ]
+    return table(("network", "map's maximum inside the object"), rows)
+
+
+def rollout() -> str:
+    """What a rollout costs beside a forward pass."""
+    rows = [(row["what"], row["forward"], row["memory"]) for row in results()["rollout"]]
+    header = ("ViT-S/16, float32, two threads", "times one forward pass", "extra memory")
+    return table(header, rows)
+
+
+def speed() -> str:
+    """The package beside others."""
+    rows = [
+        (row["what"], row["ratio"], f"[journal](lab/journal.md#{row['journal']})")
+        for row in results()["speed"]
+    ]
+    return table(("what", "ratio", "measured"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "runs": runs,
+    "seeds": seeds,
+    "maps": maps,
+    "rollout": rollout,
+    "speed": speed,
     "commands": commands,
     "configs": configs,
     "shelf": shelf,
@@ -207,7 +330,64 @@ def section(heading: str) -> str:
 def filled(markdown: str) -> str:
     """A page with its tables and sections. Raises for one that there is not."""
     markdown = re.sub(r"<!-- table: (.+?) -->", lambda m: TABLES[m[1]](), markdown)
+    markdown = re.sub(r"<!-- interactive: (.+?) -->", lambda m: frame(m[1]), markdown)
     return re.sub(r"<!-- section: (.+?) -->", lambda m: section(m[1]), markdown)
+
+
+# ---------------------------------------------------------------- interactive pages
+
+
+def inspect_vit() -> str:
+    """The inspector: two test images of the planted set, seen by the ViT of the shelf."""
+    from vision_attn.reports.progress import Silent
+
+    model = vision_attn.load_model("vision_attn:vit_planted")
+    images = planted_images(INSPECTED)
+    return vision_attn.inspect({"vit_planted": model}, images, progress=Silent()).html
+
+
+def live_vit() -> str:
+    """The live page of the ViT of the shelf, with planted images to begin with."""
+    from vision_attn.reports.progress import Silent
+
+    model = vision_attn.load_model("vision_attn:vit_planted")
+    images = planted_images(range(5))
+    return vision_attn.live({"vit_planted": model}, images, progress=Silent()).html
+
+
+def live_senet() -> str:
+    """The live page of the SENet of the shelf, with the photos that come along."""
+    from vision_attn.reports.progress import Silent
+
+    model = vision_attn.load_model("vision_attn:senet_imagenette")
+    return vision_attn.live({"senet_imagenette": model}, progress=Silent()).html
+
+
+def planted_images(numbers: Iterable[int]) -> list[Any]:
+    """These test images of the planted set, as PIL images."""
+    from PIL import Image
+
+    from vision_attn.data.planted import paint
+
+    painted = [paint(number, number + 1, split="test").images[0] for number in numbers]
+    return [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in painted]
+
+
+INSPECTED = 3, 13  # test images of the planted set
+INTERACTIVE: dict[str, Callable[[], str]] = {
+    "inspect_vit": inspect_vit,
+    "live_vit": live_vit,
+    "live_senet": live_senet,
+}
+
+
+def frame(name: str) -> str:
+    """An interactive page in a frame, and a link to it alone. Raises KeyError for another name."""
+    title = " ".join((INTERACTIVE[name].__doc__ or "").split()).rstrip(".")
+    return (
+        f'<iframe class="interactive" src="{name}.html" title="{title}" loading="lazy"></iframe>\n'
+        f'<a href="{name}.html">Open it in a page of its own</a>'
+    )
 
 
 # ---------------------------------------------------------------- formulas

@@ -330,28 +330,28 @@ def about(card: Card) -> str:
         ],
         [
             "data",
-            f"{data['name']}: {data['train']:,} images to learn from, {data['held_out']:,} held "
-            f"out, {data['test']:,} to test on",
+            f"{data['name']}: {data['train']:,} training images, {data['held_out']:,} held out, "
+            f"{data['test']:,} test images",
         ],
         ["test top-1", f"{share(test)}; {percent(test['top1_float32'])} before rounding"],
         [
             "calibration error",
-            f"{test['calibration_error']:.3f}, {test['calibration_error_before']:.3f} before "
+            f"{test['calibration_error']:.3f}; {test['calibration_error_before']:.3f} before "
             f"temperature scaling (temperature {calibration.temperature:.3f})"
             if data["held_out"]
             else f"{test['calibration_error']:.3f}; no image was held out to scale it by",
         ],
         [
-            "unlike what it knows",
+            "a photo is unlike what it knows",
             "not known: no image was held out"
             if calibration.threshold is None
-            else f"where its surest class has less than {percent(calibration.threshold)}, as in "
-            "5 % of held-out images",
+            else f"if the top class has less than {percent(calibration.threshold)}, as in 5 % of "
+            "the held-out images",
         ],
         ["heatmap to trust", v["heatmap"]],
         ["trained by", f"`{training['command']}`"],
         [
-            "in",
+            "training",
             f"{training['epochs']} epochs, {training['minutes']:.1f} minutes, "
             f"{training['precision']}, {training['hardware']}, seed {training['seed']}"
             + (f", {flops / 1e15:.2f} PFLOP" if flops else ""),
@@ -366,7 +366,7 @@ def about(card: Card) -> str:
 LEAD = """\
 # Pretrained networks
 
-They come along with the package: nothing is downloaded.
+They come with the package: nothing is downloaded.
 
 ```python
 import vision_attn
@@ -383,12 +383,12 @@ vision-attn fit --config finetune_shelf_imagefolder --model.weights vision_attn:
   --data.root . --data.source.path path/to/images
 ```
 
-Each was trained from scratch, by its config, on nothing but the data that are named. The accuracy
-is of the weights as they ship, rounded to half the bytes, on the test images, with Wilson's
+Each was trained from scratch, with its config, on the data of its table and no others. The accuracy
+is that of the weights as they ship, rounded to half the bytes, on the test images, with Wilson's
 interval. Probabilities are shown after temperature scaling (Guo et al. 2017), fitted on images that
-were held out of the training data. Where the surest class of a photo is less probable than in 95 %
-of those images, the photo is said to be unlike what the network knows: in its pictures, on the page
-and in `results.jsonl`. Heatmaps are of the network's own logits.
+were held out of the training data. If the top class of a photo is less probable than in 95 % of
+those images, the pictures, the page and `results.jsonl` say that the photo is unlike what the
+network knows. Heatmaps explain the logits themselves, without the scaling.
 
 `python docs/models.py` writes this page from the cards in `vision_attn/shelf`, and
 `python docs/models.py add RUN NAME` puts a run's best weights there.

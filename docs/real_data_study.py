@@ -247,13 +247,14 @@ def counted(mine: list[Studied]) -> str:
 
 
 RULE = """\
-The rule: a method is used where, by every network of the kind, it is better than each of three maps
-that know nothing of the network by deletion and by insertion (the 95 % interval of the paired
-difference leaves 0 out), its map changes as the weights are lost, and in mosaics it lies on the
-photo of the class asked for more than these maps do; those are ordered by their mean rank in
-deletion, insertion and mosaics of 2x2. It is not believed where by one network it is worse than
-one of these maps, no better by both measures, or the same without the weights. A class-blind map is
-the same whatever class is asked for. `vision-attn score` says the same of your model."""
+The rule. A method is recommended if three things hold for every network of the kind. By deletion
+and by insertion it is better than each of three maps that know nothing of the network (the 95 %
+interval of the paired difference does not contain 0). Its map changes when the weights are
+randomised. In mosaics, more of it lies on the photo of the target class than of these maps.
+Recommended methods are ordered by their mean rank in deletion, insertion and mosaics of 2x2. A
+method is not trusted if, for one network, it is worse than one of these maps, no better by both
+measures, or the same with random weights. A class-blind map is the same for every class.
+`vision-attn score` gives such a verdict for your model."""
 
 PAGE = """\
 # Heatmaps on photos, scored
@@ -263,15 +264,15 @@ PAGE = """\
 {rule}
 
 **How to read the tables.** Each number has its 95 % interval; ★: better than each of the maps that
-know nothing of the network (in italics). *Deletion* and *insertion*: the class's mean probability
-as a map's first cells are taken away, or put back. *Mosaic*: photos of different classes pasted
-together, those that the network is surest of; the share of the map of a class that lies on its
-photo, 1/4 and 1/9 by chance. *Randomisation*: the rank correlation with the map of the same network
-without its weights. *Sensitivity*: how much a little noise changes the map.
+know nothing of the network (in italics). *Deletion* and *insertion*: the mean probability of the
+class while a map's first cells are removed, or inserted. *Mosaic*: photos of different classes,
+those that the network is most certain of, are joined; the number is the share of a class's map that
+lies on its photo, 1/4 and 1/9 by chance. *Randomisation*: the rank correlation with the map of the
+same network with random weights. *Sensitivity*: how much a little noise changes the map.
 
 {n} The photos are those of `{data}`, which no network was trained on.
 
-How this page was made: `python docs/real_data_study.py`.
+This page is written by `python docs/real_data_study.py`.
 """
 
 if __name__ == "__main__":

@@ -54,10 +54,10 @@ QUESTION = "what colour is the one left of the {}"
 PAGE = """\
 # Sequences and two inputs, trained
 
-Each row is one `vision-attn fit --config configs/NAME.yaml` on examples that the package makes
-itself, one seed. Minutes are those of training, on {machine}.
-The test examples were looked at once. *Exact* is the share of targets written without a mistake
-from end to end, by greedy decoding.
+Each row is one run of `vision-attn fit --config configs/NAME.yaml`, with one seed, on examples that
+the package makes itself. Minutes are those of training, on {machine}.
+The test examples were used once, at the end. *Exact* is the share of targets written without a
+mistake from end to end, by greedy decoding.
 """
 
 
@@ -146,7 +146,7 @@ def dates(runs: Path, pictures: Path) -> str:
 
 {markdown_table(head, rows)}
 
-`none_dates` is the same network without attention: all it knows of the source is one vector.
+`none_dates` is the same network without attention: one vector is all it gets of the source.
 
 ![Exact match by the length of the source](pictures/dates.png)
 
@@ -165,10 +165,11 @@ def strings(runs: Path, pictures: Path) -> str:
 {markdown_table(head, rows)}
 
 The names are the classes of the planted images: a texture on a disk or on a cross, in any colour.
-Where the largest cell of the map of step t lies: the share of steps where its middle is in the mask
-of object t, and where it covers any of that mask. A cell is 4 pixels wide (8 with `vit_strings`),
-an object about 12. `hard_strings` reads one cell a step, which sees 14 pixels, and can read an
-object from beside it as well.
+The last two columns say where the map of step t has its largest cell. *Middle in the object* is the
+share of steps where the middle of this cell lies in the mask of object t; *on the object*, where
+the cell covers any of that mask. A cell is 4 pixels wide (8 in `vit_strings`), an object about 12.
+`hard_strings` reads one cell a step, which sees 14 pixels, so it can read an object from a cell
+beside it.
 {overlays}"""
 
 
@@ -197,7 +198,7 @@ def questions(runs: Path, pictures: Path) -> str:
         page += f"""
 {markdown_table(head, [run.row(*metrics) for run in [*found, *blind]])}
 
-`questions_blind` is `parallel_questions` on grey images: how far the question alone goes.
+`questions_blind` is `parallel_questions` on grey images: what the question alone can answer.
 """
     two = {run.name: run for run in runs_of(runs, "questions", ("one_hop", "two_hops"))}
     if len(two) == 2:
@@ -224,12 +225,12 @@ def two_hops(one: Run, two: Run, pictures: Path) -> str:
     return f"""
 ### One look or two
 
-*What colour is the one left of the star?* What is asked about is found by what stands beside it.
-Both networks see each place by itself; one looks once, the other twice.
+*What colour is the one left of the star?* To find that object, one must first find the star. Both
+networks see each place separately. One looks once, the other twice.
 
 {markdown_table(["config", "parameters", "minutes", "right"], rows)}
 
-Two looks less one, paired bootstrap: {gain.mean:+.1%}, 95 % interval {gain.low:+.1%} to
+Two looks against one, paired bootstrap: {gain.mean:+.1%}, 95 % interval {gain.low:+.1%} to
 {gain.high:+.1%}.
 
 ![{asked}? {answer}](pictures/two_hops.png)

@@ -24,35 +24,39 @@ from vision_attn.explain import parse_method
 from vision_attn.render import markdown_table, outlined
 
 HERE = Path(__file__).parent
-CUES = {"agree": "names the class", "none": "is not there", "contradict": "names another class"}
+CUES = {
+    "agree": "agrees with the class",
+    "none": "is missing",
+    "contradict": "is that of another class",
+}
 PHOTOS = "\n## On photos\n"
 SHOWN = "Rollout", "LeGrad", "GradCAM", "Relevance", "EdgeMap"
 
 PAGE = """\
 # Right for the wrong reason
 
-Two Vision Transformers of the same build. One learned from planted images as they are. The other
-learned from images with a coloured mark in a corner, whose colour names the class
-(`configs/vit_planted_shortcut.yaml`). By its accuracy on such images the second is as good as the
-first; only images whose mark is missing or lies say what it has learned:
+Two Vision Transformers of the same architecture. One learned from planted images as they are. The
+other learned from images with a coloured mark in a corner, whose colour gives the class away
+(`configs/vit_planted_shortcut.yaml`). On images with such a mark, the second network is as accurate
+as the first. Only images whose mark is missing or wrong show what it has learned:
 
 {accuracy}
-A useful heatmap tells the two apart without such images. Both networks were shown the same {images}
-test images, each with a mark that names its class, explained for that class. *Energy* is the share
-of a map that lies on the object, or on the mark. The mark is small, so its share is compared with
-that of a map without preference (`RandomMap`): 1 means that the mark gets no more than its area. A
-map *points at the mark* where its maximum is on it, or within half its width.
+A useful heatmap tells the two networks apart without such images. Both were shown the same {images}
+test images, each with a mark that agrees with its class, and every map explains that class.
+*Energy* is the share of a map that lies on the object, or on the mark. The mark is small, so its
+share is divided by its share of a map without preference (`RandomMap`): 1 means that the mark gets
+no more than its area. A map *points at the mark* if its maximum is on it, or within half its width.
 
 {energy}
 {verdict}
 
 ![The same images, both networks](pictures/shortcut.jpg)
 
-The object is outlined in white, the mark in yellow; above the honest network, below the one that
-cheats.
+The object is outlined in white, the mark in yellow. The upper row of each image is the honest
+network, the lower row the one that cheats.
 
-How this page was made: `python docs/shortcut_study.py`, which scores both networks.
-The whole tables, with deletion, insertion and the pointing game:
+This page is written by `python docs/shortcut_study.py`, which scores both networks. The whole
+tables, with deletion, insertion and the pointing game, are then in
 {tables}.
 """
 
@@ -113,7 +117,7 @@ def accuracy(models: dict[str, LoadedModel], images: int) -> str:
             for model in models.values()
         ]
         rows.append([f"the mark {words}", *(f"{share:.1%}" for share in right)])
-    return markdown_table(["accuracy where", "learned without marks", "learned with marks"], rows)
+    return markdown_table(["accuracy if", "trained without marks", "trained with marks"], rows)
 
 
 def share(told: dict, method: str, metric: str) -> float:
@@ -165,10 +169,10 @@ def verdict(told: dict[str, dict]) -> str:
     ]
     neither = [method for method in methods if method not in by_energy + by_pointing]
     lines = {
-        "By energy the mark shows (more than twice its area's share, and twice what the honest "
-        "network gives it)": by_energy,
-        "By its maximum the mark shows (in more than half of the images)": by_pointing,
-        "It stays hidden": neither,
+        "The mark shows by energy (more than twice its share of the area, and more than twice its "
+        "energy in the honest network)": by_energy,
+        "The mark shows by the map's maximum (in more than half of the images)": by_pointing,
+        "The mark stays hidden": neither,
     }
     return "\n".join(f"- {words}: {', '.join(found) or 'none'}." for words, found in lines.items())
 

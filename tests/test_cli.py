@@ -16,6 +16,7 @@ import yaml
 from PIL import Image
 
 from vision_attn.cli import main
+from vision_attn.commands.fit.words import MISPLACED
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 CONFIGS = [
@@ -120,6 +121,13 @@ def test_unknown_command(capsys):
     assert complaint(capsys) == "unknown command 'fitt': did you mean fit?"
 
 
+@pytest.mark.parametrize("name", MISPLACED)
+def test_an_option_without_its_section_is_named_at_once(here, capsys, name):
+    """Before torch is imported, and so before the config is looked for."""
+    assert main(["fit", "--config", "configs/tinny.yaml", f"--{name}=3"]) == 2
+    assert complaint(capsys) == f"unknown option --{name}: did you mean --{MISPLACED[name]}?"
+
+
 def test_missing_config_names_the_nearest(here, capsys):
     assert main(["fit", "--config", "configs/tinny.yaml"]) == 2
     assert complaint(capsys) == (
@@ -128,7 +136,7 @@ def test_missing_config_names_the_nearest(here, capsys):
     assert main(["fit"]) == 2
     assert complaint(capsys) == (
         "fit needs a config: --config FILE_OR_NAME (here: configs/tiny.yaml); "
-        "vision-attn configs lists those that come along"
+        "vision-attn configs lists those of the package"
     )
 
 

@@ -18,13 +18,17 @@ import markdown
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import vision_attn
 from vision_attn import attention, explain
 from vision_attn.cli import COMMANDS, TRAINING
 from vision_attn.compat.argparse_private import options_of
+from vision_attn.models.checkpoint import build
 from vision_attn.render.video import VideoWriter
+from vision_attn.reports.runs.configs import about, shipped_configs
 from vision_attn.reports.runs.guard import PACKAGES
+from vision_attn.training.flops import training_flops
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "README.ja.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -77,6 +81,56 @@ def test_an_option_is_shown_with_its_value_and_a_pipe_stays_in_its_cell():
         build.filled("<!-- table: nothing -->")
     with pytest.raises(ValueError, match="no section 'Add a wheel'"):
         build.filled("<!-- section: Add a wheel -->")
+
+
+def measured() -> dict[str, list[dict[str, Any]]]:
+    return json.loads((ROOT / "docs/results.json").read_text(encoding="utf-8"))
+
+
+def test_the_runs_of_the_results_are_those_of_the_configs_and_the_journal():
+    journal = (ROOT / "docs/lab/journal.md").read_text(encoding="utf-8")
+    for run in measured()["runs"]:
+        comment = about(shipped_configs()[run["config"]])[1]
+        whole = shipped_configs()[run["config"]].read_text(encoding="utf-8")
+        for value in (run["top1"], run.get("views")):
+            if value is not None:
+                assert f"{value:.1f} %" in whole, f"{run['config']}: {value} is not in {comment!r}"
+        assert f"{run['top1']:.1f} %" in journal
+        assert f"{run['minutes']:.1f} |" in journal
+        assert f"| {run['parameters']:.2f} M |" in journal
+
+
+@pytest.mark.parametrize("name", ["vit_planted", "vit_cifar10"])
+def test_the_work_of_a_run_is_counted(name):
+    (run, *_) = [run for run in measured()["runs"] if run["config"] == name]
+    described = yaml.safe_load(shipped_configs()[name].read_text())["model"]["network"]
+    network = build(described)
+    work = sum(
+        count * training_flops(network, torch.zeros(2, 3, size, size)) / 2
+        for size, count in run["images"]
+    )
+    assert run["pflop"] == pytest.approx(work / 1e15, rel=0.01)
+
+
+def test_the_runs_are_ordered_by_their_work():
+    rows = site_module().runs().splitlines()[2:]
+    works = [float(row.split(" | ")[3] or "inf") for row in rows]
+    assert works == sorted(works)
+    assert len(rows) == len(measured()["runs"]) + len(vision_attn.list_models())
+
+
+def test_what_is_said_of_speed_is_in_the_journal():
+    journal = (ROOT / "docs/lab/journal.md").read_text(encoding="utf-8")
+    anchors = {
+        re.sub(r"[^\w\- ]", "", line.lstrip("# ")).lower().replace(" ", "-")
+        for line in journal.splitlines()
+        if line.startswith("#")
+    }
+    for row in measured()["speed"]:
+        assert row["journal"] in anchors, row["what"]
+        assert (ROOT / row["command"].split()[1]).is_file(), row["what"]
+        for number in re.findall(r"\d+\.\d+|\d{2}", row["ratio"]):
+            assert number in journal, f"{row['what']}: {number}"
 
 
 def test_a_formula_is_mathml_and_code_is_left_alone():

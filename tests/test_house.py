@@ -46,8 +46,9 @@ ALLOWED: dict[str, set[str]] = {
         *("render", "training", "reports", "hub", "shelf"),
     },
     "cli": {"compat", "commands", "terminal"},
+    "__main__": {"cli"},
 }
-ALLOWED["__init__"] = set(ALLOWED) - {"cli", "commands"}
+ALLOWED["__init__"] = set(ALLOWED) - {"__main__", "cli", "commands"}
 
 
 def part_of(path: Path) -> str:
@@ -170,6 +171,12 @@ def test_the_command_line_starts_without_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_package_runs_as_a_module():
+    words = [sys.executable, "-m", "vision_attn", "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"vision-attn \d+\.\d+\.\d+", done.stdout.strip())
 
 
 # what libraries keep to themselves

@@ -28,8 +28,8 @@ COMMANDS = {
     "score": "measure which heatmaps of a network to believe",
     "inspect": "explore a network's attention on one interactive page",
     "live": "run a network in one offline page: drop photos, cover parts of them",
-    "models": "list the pretrained networks that come along, and what each reaches",
-    "configs": "list the configs that come along, and what each reaches",
+    "models": "list the pretrained networks of the package, with their accuracy",
+    "configs": "list the configs of the package, and what each reaches",
     "export": "write a network as ONNX or for torch.export, and check its logits",
     "demo": "train three small networks and open a gallery of their heatmaps",
 }

@@ -66,7 +66,7 @@ def fit(
 ) -> FittedRun:
     """Train a network, test its best weights once at the end, and return the run.
 
-    config: a YAML file, or the name of one that comes along (`vision-attn configs` lists them).
+    config: a YAML file, or the name of a config of the package (`vision-attn configs` lists them).
     overrides: values by the command line's dotted names, {"data.batch_size": 64}. The rest are the
     ones changed most: max_epochs, data_root (data.root), output (trainer.default_root_dir, where
     runs land), name (of the run's folder there), seed (seed_everything), resume (ckpt_path, a

@@ -1,4 +1,4 @@
-"""Any model by one word: one that comes along, a checkpoint, or one of timm, torchvision, HF.
+"""Any model by one word: one of the package, a checkpoint, or one of timm, torchvision, HF.
 
     model = load_model("vision_attn:vit_planted")
     logits = model.network(model.preprocess("photo.jpg")[None])
@@ -70,7 +70,7 @@ class LoadedModel(Model):
     classes: their names in the order of the logits; empty where the network has no classifier.
     layout: how its tokens lie on an image of `preprocess.input_size`; None without tokens. name:
     what it was loaded by. weights: `random`, `random classifier` or `trained`. calibration: what
-    makes probabilities of its logits; a network that comes along was calibrated on photos that it
+    makes probabilities of its logits; a network of the package was calibrated on photos that it
     did not learn from.
 
     Examples:
@@ -148,7 +148,7 @@ def load_model(
 ) -> LoadedModel:
     """Load a model: vision_attn:NAME, a checkpoint, timm:NAME, torchvision:NAME or hf:NAME.
 
-    vision_attn:NAME is a network that comes along (`list_models`), calibrated at its input size.
+    vision_attn:NAME is a network of the package (`list_models`), calibrated at its input size.
     weights: a file (.safetensors, .pth, .ckpt) to take the weights from, so nothing is downloaded.
     pretrained: the library's own weights, downloaded once; False leaves them random.
     image_size: another input size than the model's own, one side or (height, width).
@@ -200,7 +200,7 @@ def _load_model(
 
 
 def _shelf(ask: Request) -> Parts:
-    """A network that comes along; without its own weights, or at another size, not calibrated."""
+    """A network of the package; without its own weights, or at another size, not calibrated."""
     saved = unpack(f"{PREFIX}{ask.name}")
     found = _checkpoint(saved if ask.pretrained else replace(saved, weights={}), ask)
     own_size = ask.size in (None, saved.about["preprocess"]["input_size"])
@@ -259,7 +259,9 @@ def load_sequences(path: str | Path) -> LoadedSequences:
     """
     saved = unpack(path)
     if not saved.of_sequences:
-        raise ModelError(f"{path}: expected a checkpoint of sequences or questions, got another")
+        raise ModelError(
+            f"{path}: expected a checkpoint of sequences or questions, got one of image classes"
+        )
     return _sequences(saved)
 
 

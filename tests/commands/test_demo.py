@@ -115,7 +115,7 @@ def test_minutes_must_be_a_positive_number(capsys: pytest.CaptureFixture[str]):
     ("name", "parameters"),
     [
         ("01_train_and_look", "images, epochs = 256, 1"),
-        ("02_inside_attention", "demo, number = {demo!r}, 3"),
+        ("02_inside_attention", "number, spatial_cnn = 3, {demo!r} + '/spatial_cnn/best.ckpt'"),
     ],
 )
 def test_notebook(demo: Path, name: str, parameters: str):

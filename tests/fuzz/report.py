@@ -37,7 +37,7 @@ def placed(text: str, name: str, content: str) -> str:
 def counts(summary: dict) -> str:
     """A row for each corpus, and what the failures were."""
     rows = [
-        "| damaged | cases | done | done but for it | refused | failed |",
+        "| damaged | cases | done | done, bad file named | refused | failed |",
         "|---|--:|--:|--:|--:|--:|",
     ]
     total = dict.fromkeys((*GOOD, "failed"), 0)
@@ -65,7 +65,7 @@ def cells(row: dict[str, int]) -> str:
 
 
 def kills(table: dict) -> str:
-    rows = ["| job | rounds | kills that struck | ended as unbroken |", "|---|--:|--:|--:|"]
+    rows = ["| job | rounds | kills | same result as an uninterrupted run |", "|---|--:|--:|--:|"]
     rows += [
         f"| {job} | {row['rounds']} | {row['kills']} | {row['right']} |"
         for job, row in table.items()

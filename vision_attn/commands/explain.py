@@ -35,20 +35,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--style",
         default="inferno",
         metavar="NAME",
-        help="a colour map of matplotlib, or dim: darken what is not attended (default: inferno)",
+        help="a colour map of matplotlib, or dim: darken what gets no attention (default: inferno)",
     )
     group.add_argument(
         "--save",
         choices=("pictures", "maps", "both", "none"),
         default="pictures",
-        help="pictures, each with its raw map beside it; maps: all raw maps in one file a method "
-        "(and shard), for very many photos, drawn later by vision-attn pictures; both; none: the "
-        "records alone. All but pictures go on where they were stopped (default: pictures)",
+        help="pictures: a picture and a raw map for each image; maps: all raw maps of a method in "
+        "one file, for very many photos (vision-attn pictures draws them later); both; none: only "
+        "the records. All but pictures continue where they stopped (default: pictures)",
     )
     group.add_argument(
         "--masks",
         metavar="DIR",
-        help="masks to show beside the maps, named as the images (cat.png for cat.jpg)",
+        help="masks to show beside the maps, with the names of the images (cat.png for cat.jpg)",
     )
     group.add_argument("--question", metavar="TEXT", help="for a model that answers questions")
     group.add_argument("--page", action="store_true", help="also write index.html, a gallery")
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--frames",
         type=options.above_zero,
         metavar="RATE",
-        help="take each folder as a video: its images are the frames, RATE a second",
+        help="treat each folder as a video: its images are the frames, RATE of them a second",
     )
 
 
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
 def photos(args: argparse.Namespace, report: options.Report) -> list[str]:
     """The paths that are there; ValueError where the words name no photo, or masks that are not."""
     if args.question:
-        raise ValueError("--question: expected a checkpoint of questions as MODEL, got another")
+        raise ValueError("--question: expected a MODEL that answers questions, got another kind")
     if not args.images:
         raise ValueError("no image given: name image files or folders after MODEL")
     if args.masks is not None and not Path(args.masks).is_dir():
@@ -124,7 +124,9 @@ def photos(args: argparse.Namespace, report: options.Report) -> list[str]:
 def explain_sequences(model: "LoadedSequences", args: argparse.Namespace) -> int:
     """Explain what a network of sequences or questions writes or answers."""
     if args.processes > 1 or args.shard != (1, 1):
-        raise ValueError("--processes, --shard: expected a model of classes, got one that writes")
+        raise ValueError(
+            "--processes, --shard: expected a model of image classes, got one of sequences"
+        )
     from vision_attn.reports.alignments import explain_sequences
 
     with options.as_written("output"):

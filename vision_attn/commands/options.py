@@ -49,7 +49,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "--image-size",
         type=image_size,
         metavar="N|HxW",
-        help="the network's input: a side, or height x width (default: the model's own)",
+        help="size of the network's input: a side, or HEIGHTxWIDTH (default: the model's own)",
     )
     group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps (default: auto)")
 

@@ -20,8 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="classes",
         action="append",
         metavar="INDEX|NAME",
-        help="a class to draw, may be repeated: photos whose true class it is, or, where that is "
-        "not known, the predicted one (default: the first photos of any)",
+        help="draw photos of this class (the true one if known, else the predicted one); may be "
+        "repeated (default: the first photos of any class)",
     )
     options.add_method(parser, "all that were kept")
     parser.add_argument(
@@ -29,13 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=options.at_least_one,
         default=100,
         metavar="N",
-        help="at most N images: of each class (default: 100)",
+        help="at most N images, of each class if classes are named (default: 100)",
     )
     parser.add_argument(
         "--style",
         default="inferno",
         metavar="NAME",
-        help="a colour map of matplotlib, or dim: darken what is not attended (default: inferno)",
+        help="a colour map of matplotlib, or dim: darken what gets no attention (default: inferno)",
     )
     parser.add_argument(
         "-o", "--output", metavar="DIR", help="where to write (default: FOLDER/pictures)"

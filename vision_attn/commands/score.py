@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--target",
         choices=("label", "predicted"),
         default="label",
-        help="the class to explain: the true one where it is known, or the predicted one "
+        help="the class to explain: the true one if it is known, or the predicted one "
         "(default: label)",
     )
     group = parser.add_argument_group("scores")
@@ -64,8 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--removal",
         choices=("auto", "tokens", "mean", "blur", "noise"),
         default="auto",
-        help="how patches are taken away: as tokens of a ViT, or filled with the mean colour, a "
-        "blur, or noise (default: tokens where that can be, else mean)",
+        help="how patches are removed: leave out a ViT's tokens, or fill with the mean colour, a "
+        "blur or noise (default: tokens for ViTs that allow it, else mean)",
     )
     group.add_argument(
         "--sanity",
@@ -79,8 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=whole,
         action="append",
         metavar="N",
-        help="score on mosaics of N x N photos of different classes, those that the model is "
-        "surest of: does a class's map lie on its photo? 2 to 4, may be repeated (default: none)",
+        help="also score on mosaics of N x N photos of different classes, those that the model is "
+        "most certain of: does a class's map lie on its photo? 2 to 4; may be repeated "
+        "(default: none)",
     )
     group = parser.add_argument_group("run")
     options.add_output(

@@ -1,4 +1,4 @@
-"""A dozen photos that come along, to look at before one has photos of one's own."""
+"""A dozen photos that come with the package, to look at before you have photos of your own."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ __all__ = ["example_photos"]
 
 
 def example_photos() -> dict[str, Path]:
-    """Return the files of the photos that come along, by their names.
+    """Return the files of the package's photos, by their names.
 
     Photos of the ten classes of Imagenette, from its validation part (ImageNet), as illustrations
     for research. No network of this package was trained on them.

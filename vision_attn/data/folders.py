@@ -116,7 +116,7 @@ class ImageFolder(PhotoSource):
             below = (place / name).relative_to(tree.folder).as_posix()
             files = tree.files(below) if (place / name).is_dir() else []
             if not files:
-                raise DataError(f"{place / name}: no image in this folder of a class")
+                raise DataError(f"{place / name}: no image in the folder of this class")
             names += files
             labels.append(np.full(len(files), label))
         return Part(FilePhotos(tree.folder, names), np.concatenate(labels), str(place))

@@ -127,9 +127,9 @@ class StreamedSet(ImageSet):
             if "DataLoader worker" not in text or "Caught " in text:
                 raise
             raise DataError(
-                f"a process that decodes photos was ended from outside, perhaps for want of memory "
-                f"({text.partition('.')[0]}): go on from last.ckpt, with fewer `workers` of this "
-                "source or a smaller batch"
+                f"a process that decodes photos was ended from outside, perhaps for lack of memory "
+                f"({text.partition('.')[0]}): continue from last.ckpt, with fewer `workers` of "
+                "this source or a smaller batch"
             ) from error
 
     def decoded(

@@ -34,7 +34,7 @@ BATCH = 50
 
 TITLE = "Where networks look"
 LEAD = (
-    "Photos that come along, and where trained networks look in them; no network saw them while it "
+    "Photos of the package, and where trained networks look in them; no network saw them while it "
     "learned. Then three small networks that are trained here, on images whose evidence is known."
 )
 DRAWN = (

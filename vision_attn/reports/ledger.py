@@ -101,7 +101,7 @@ class MapFile:
             self._open(values.shape)
         if values.shape != self._shape:
             raise ValueError(
-                f"{self.path.name}: expected a map of {self._shape}, as of the photos before, "
+                f"{self.path.name}: expected a map of {self._shape}, as for the photos before, "
                 f"got {values.shape}"
             )
         with naming(self.path), self.path.open("r+b", buffering=0) as file:

@@ -39,7 +39,7 @@ def live(
     """Make a page that runs the model: drop a photo, cover parts of it, see what changes.
 
     model: one, or several by the names that the page gives them. images: photos to begin with, PIL
-    images or files; those that come along (`example_photos`) if there are none. Files of at most
+    images or files; those of the package (`example_photos`) if there are none. Files of at most
     600 kB go in as they are, metadata too, others at most 1024 pixels high and wide. progress:
     `Bar()` unless given.
 
@@ -65,7 +65,7 @@ def live(
                 shown.problem(str(error))
             shown.advance()
     if not photos:
-        raise ValueError("none of the images could be read: there is nothing to begin with")
+        raise ValueError("none of the images could be read: name at least one that can")
     return live_page(networks, photos)
 
 

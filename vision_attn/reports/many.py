@@ -173,7 +173,7 @@ def explain_many(
     except KeyboardInterrupt:
         done = int(ledger.done.sum())
         raise KeyboardInterrupt(
-            f"; {done} images are done, in {folder}: the same command goes on with the others"
+            f"; {done} images are done, in {folder}: the same command continues with the others"
         ) from None
     merged = ledger.end()
     if merged and page:

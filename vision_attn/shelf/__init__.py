@@ -1,4 +1,4 @@
-"""Pretrained networks that come along: a card and a file of weights each, beside this file.
+"""Pretrained networks of the package: a card and a file of weights each, beside this file.
 
     NAME.json         the card: all that is known of the network, and what it takes to build it
     NAME.safetensors  its weights, float16 or bfloat16
@@ -155,7 +155,7 @@ def shelved(spec: str | PathLike[str]) -> Card:
 
 
 def list_models(folder: str | PathLike[str] | None = None) -> list[dict[str, Any]]:
-    """List the pretrained networks that come along, as rows of plain values.
+    """List the pretrained networks of the package, as rows of plain values.
 
     Each has a name (`load_model("vision_attn:NAME")`), network, data, accuracy (top-1, a share of
     the test images), parameters, and size (of the file, in bytes). folder: another shelf.

@@ -50,7 +50,7 @@ class WholeFiles(TorchCheckpointIO):
                 os.fsync(file.fileno())
         except OSError as error:
             raise OSError(
-                f"{error}; what was there before is whole: go on from it with --ckpt_path"
+                f"{error}; the checkpoint before it is intact: continue from it with --ckpt_path"
             ) from error
 
 

@@ -40,8 +40,8 @@ usage: vision-attn {command} --config FILE_OR_NAME [--ckpt_path FILE] [--SECTION
 
 {about}
 
-  -c, --config FILE_OR_NAME     the whole run in one YAML file, or the name of one that comes along
-                                (vision-attn configs lists those)
+  -c, --config FILE_OR_NAME     the whole run in one YAML file, or the name of a config of the
+                                package (vision-attn configs lists them)
   --ckpt_path FILE              {ckpt_path};
                                 last or best: the file of the config's newest run
 {more}  --allow PACKAGE               allow classes of this package in the config (runs its code)
@@ -58,6 +58,19 @@ usage: vision-attn {command} --config FILE_OR_NAME [--ckpt_path FILE] [--SECTION
 
 example: {example}
 {configs}"""
+
+MISPLACED = {  # what people type, and the option's whole name
+    "accelerator": "trainer.accelerator",
+    "batch_size": "data.batch_size",
+    "data_root": "data.root",
+    "devices": "trainer.devices",
+    "epochs": "trainer.max_epochs",
+    "lr": "model.optimizer.lr",
+    "max_epochs": "trainer.max_epochs",
+    "precision": "trainer.precision",
+    "seed": "seed_everything",
+    "weights": "model.weights",
+}
 
 WEIGHTS = """\
   --model.weights FILE          start from these weights: a checkpoint, or vision_attn:NAME; if
@@ -103,7 +116,11 @@ def help_text(command: str) -> str:
 
 
 def check(command: str, words: list[str]) -> None:
-    """ValueError for a config or a checkpoint that is not there."""
+    """ValueError for an option without its section, a config or a checkpoint that is not there."""
+    for word in words:
+        name = word.partition("=")[0]
+        if name.startswith("--") and name[2:] in MISPLACED:
+            raise ValueError(f"unknown option {name}: did you mean --{MISPLACED[name[2:]]}?")
     configs = values_of(words, "-c", "--config")
     for config in configs:
         find_config(config)
@@ -129,5 +146,5 @@ def check(command: str, words: list[str]) -> None:
         known = f" (here: {', '.join(local_configs())})" if local_configs() else ""
         raise ValueError(
             f"fit needs a config: --config FILE_OR_NAME{hint or known}; "
-            "vision-attn configs lists those that come along"
+            "vision-attn configs lists those of the package"
         )

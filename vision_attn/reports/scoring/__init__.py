@@ -229,5 +229,5 @@ def saying_what_is_kept(memory: Memory, folder: Path):
     except KeyboardInterrupt:
         count = sum(kind in SCORED for kind, *_ in memory.records())
         raise KeyboardInterrupt(
-            f"{count} scored maps are kept in {folder}: the same command or call goes on from there"
+            f"{count} scored maps are kept in {folder}: the same command or call continues there"
         ) from None
