@@ -4,6 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
@@ -14,11 +15,11 @@ from vision_attn.data.listing import Tree
 from vision_attn.data.photo_sets import CachedSet, CenterCrop, Part, PhotoSource, RandomCrop
 from vision_attn.data.photos import FilePhotos
 from vision_attn.data.sources import DataError
-from vision_attn.data.storage import Storage
 
 __all__ = ["CachedSet", "CenterCrop", "ImageFolder", "RandomCrop", "imagenet_names"]
 
 
+@dataclass(eq=False)
 class ImageFolder(PhotoSource):
     """Photos in `path/CLASS/`, or in `path/train/CLASS/` and `path/val/CLASS/`.
 
@@ -58,43 +59,9 @@ class ImageFolder(PhotoSource):
         (['cat', 'dog'], tensor([0, 1]))
     """
 
-    def __init__(
-        self,
-        path: str,
-        size: int | tuple[int, int] = 128,
-        shorter_side: int | None = None,
-        classes: list[str] | None = None,
-        per_class: int | None = None,
-        test_fraction: float = 0.2,
-        scale: tuple[float, float] = (0.35, 1.0),
-        ratio: tuple[float, float] = (0.75, 4 / 3),
-        corrupt: Literal["skip", "error"] = "skip",
-        cache: str | None = None,
-        names: Literal["folders", "imagenet"] = "folders",
-        storage: Storage = "auto",
-        workers: int | None = None,
-        max_corrupt: int = 0,
-        fraction: float = 1.0,
-        subset: str | None = None,
-    ) -> None:
-        super().__init__(
-            size,
-            shorter_side,
-            per_class,
-            test_fraction,
-            scale,
-            ratio,
-            corrupt,
-            cache,
-            storage,
-            workers,
-            max_corrupt,
-            fraction,
-            subset,
-        )
-        self.path = path
-        self.classes = classes
-        self.names = names
+    path: str
+    classes: list[str] | None = None
+    names: Literal["folders", "imagenet"] = "folders"
 
     def place(self, root: Path) -> Path:
         return root / self.path
