@@ -256,8 +256,10 @@ def test_wrong_options(option, value, message):
         ImageFolder("set", **{option: value})
 
 
-OPTIONS = """size shorter_side per_class test_fraction scale ratio corrupt cache storage workers
-max_corrupt fraction subset""".split()
+OPTIONS = [
+    *("size", "shorter_side", "per_class", "test_fraction", "scale", "ratio", "corrupt", "cache"),
+    *("storage", "workers", "max_corrupt", "fraction", "subset"),
+]
 
 
 @pytest.mark.parametrize("kind", [ImageFolder, ImageTable, HuggingFace, WebDataset])
