@@ -1,6 +1,7 @@
 """Any folder of images, one folder a class, read at memory speed after the first time."""
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,6 +18,8 @@ from vision_attn.data.photos import FilePhotos
 from vision_attn.data.sources import DataError
 
 __all__ = ["CachedSet", "CenterCrop", "ImageFolder", "RandomCrop", "imagenet_names"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -71,21 +74,32 @@ class ImageFolder(PhotoSource):
         places = _parts(folder)
         classes = self._classes(folder, places["train"])
         tree = Tree(folder, self._index(root, folder))
-        parts = {name: self._part(tree, place, classes) for name, place in places.items()}
+        parts = {name: self._part(tree, name, place, classes) for name, place in places.items()}
         with suppress(OSError):  # a start without an index only takes longer
             tree.keep()
         return parts, imagenet_names(classes) if self.names == "imagenet" else classes
 
-    def _part(self, tree: Tree, place: Path, classes: Sequence[str]) -> Part:
+    def _part(self, tree: Tree, part: str, place: Path, classes: Sequence[str]) -> Part:
         names: list[str] = []
         labels = []
         for label, name in enumerate(classes):
             below = (place / name).relative_to(tree.folder).as_posix()
             files = tree.files(below) if (place / name).is_dir() else []
-            if not files:
+            if not files and part == "train":
                 raise DataError(f"{place / name}: no image in this folder of a class")
             names += files
             labels.append(np.full(len(files), label))
+        if not names:
+            raise DataError(
+                f"{place}: no image of any class: expected folders such as {classes[0]}"
+            )
+        folders = _subfolders(place)
+        if self.classes is None and (others := sorted({*folders} - {*classes})):
+            some = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
+            log.warning(
+                "%s: no training image is of %d of %d folders (%s): they are left out",
+                *(place, len(others), len(folders), some),
+            )
         return Part(FilePhotos(tree.folder, names), np.concatenate(labels), str(place))
 
     def _index(self, root: Path, folder: Path) -> Path:
