@@ -1,13 +1,15 @@
-"""How fast photos come from the disk: ours streamed against timm, torchvision and WebDataset.
+"""How fast photos come from the disk: ours streamed against decoding alone and other loaders.
 
     python benchmarks/loading.py [--photos N] [--side PIXELS] [--size PIXELS] [--workers N]
 
 A made-up tree of JPEGs (mosaics of noise, 10 classes) is written once below --root, and tar shards
-of the same files. Every loader gives the same: a random box of 35 to 100 % of each photo, resized
-to --size by linear interpolation, flipped at random, normalised, in batches of --batch, decoded by
-as many worker processes. Ours crops and resizes in the workers and flips and normalises whole
-batches; timm (its fast collate and prefetching, as `create_loader` makes them on a CPU) and
-torchvision do it photo by photo. In turns, after a round that does not count.
+of the same files. The others are timm, torchvision, WebDataset, and Hugging Face's datasets; and
+`decoding`, as many of torch's worker processes that decode and do nothing else: that ratio says how
+much of their rate the stream keeps. Every loader gives the same: a random box of 35 to 100 % of
+each photo, resized to --size by linear interpolation, flipped at random, normalised, in batches of
+--batch, decoded by as many worker processes. Ours crops and resizes in the workers and flips and
+normalises whole batches; timm (its fast collate and prefetching, as `create_loader` makes them on a
+CPU) and the others do it photo by photo. In turns, after a round that does not count.
 
 Prints how long the first listing takes and a later one, how fast one process decodes alone, then
 images a second and the ratio ours / theirs, smallest, median, largest, and what all this takes in
@@ -26,7 +28,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from torchvision import datasets
 from torchvision.transforms import v2 as tv
 
@@ -156,6 +158,65 @@ def of_webdataset(folder: Path, args: argparse.Namespace) -> Callable[[], Iterab
     return epoch
 
 
+def of_datasets(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable]:
+    """Hugging Face's datasets over the same files, with torchvision's transforms."""
+    import datasets as hugging_face
+
+    transform = tv.Compose(
+        [
+            tv.RandomResizedCrop(args.size, SCALE, antialias=True),
+            tv.RandomHorizontalFlip(),
+            tv.ToImage(),
+            tv.ToDtype(torch.float32, scale=True),
+            tv.Normalize(MEAN, STD),
+        ]
+    )
+    files = sorted((folder / "train").rglob("*.jpg"))
+    columns = {
+        "image": [str(file) for file in files],
+        "label": [int(file.parent.name.removeprefix("class")) for file in files],
+    }
+    rows = hugging_face.Dataset.from_dict(columns)
+    rows = rows.cast_column("image", hugging_face.Image())
+    photos = rows.with_transform(
+        lambda some: {
+            "image": [transform(image) for image in some["image"]],
+            "label": some["label"],
+        }
+    )
+
+    def batched(samples: list[dict]) -> tuple[torch.Tensor, torch.Tensor]:
+        images = torch.stack([sample["image"] for sample in samples])
+        return images, torch.tensor([sample["label"] for sample in samples])
+
+    return lambda: DataLoader(
+        photos, args.batch, shuffle=True, num_workers=args.workers, collate_fn=batched
+    )
+
+
+class Decoded(Dataset):
+    """Photos that are decoded, and thrown away: a zero for each."""
+
+    def __init__(self, photos: FilePhotos, shorter_side: int):
+        self.photos, self.shorter_side = photos, shorter_side
+
+    def __len__(self) -> int:
+        return len(self.photos)
+
+    def __getitem__(self, item: int) -> int:
+        self.photos.pixels(item, self.shorter_side)
+        return 0
+
+
+def of_decoding(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable]:
+    """No more than decoding, in as many processes."""
+    photos = FilePhotos(folder / "train", Tree(folder / "train").files())
+    decoded = Decoded(photos, max(args.size, args.side))
+    return lambda: (
+        [zeros] for zeros in DataLoader(decoded, args.batch, shuffle=True, num_workers=args.workers)
+    )
+
+
 def rate(epoch: Callable[[], Iterable], most: int) -> float:
     """Images a second from the first batch on, so that starting the workers is left out."""
     count, start = -1, 0.0
@@ -197,6 +258,15 @@ def listing(folder: Path) -> tuple[float, float]:
     return taken[0], taken[1]
 
 
+PEERS = {
+    "decoding": of_decoding,
+    "timm": of_timm,
+    "torchvision": of_torchvision,
+    "webdataset": of_webdataset,
+    "datasets": of_datasets,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", default=".data/loading")
@@ -207,7 +277,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--most", type=int, default=2000, help="images of a turn")
-    parser.add_argument("--against", nargs="*", default=["timm", "torchvision", "webdataset"])
+    parser.add_argument("--against", nargs="*", choices=PEERS, default=list(PEERS))
     args = parser.parse_args()
     torch.set_num_threads(1)
     folder = Path(args.root).resolve()
@@ -216,11 +286,10 @@ def main() -> None:
     print(f"{args.photos:,} photos listed in {first:.2f} s, again in {later:.2f} s")
     alone = decoding_alone(folder, args)
     print(f"decoding alone, one process: {alone:,.0f} images/s")
-    peers = {"timm": of_timm, "torchvision": of_torchvision, "webdataset": of_webdataset}
     mine = ours(folder, args)
     print(f"{args.workers} workers{'':20} ours       theirs      ratio")
     for name in args.against:
-        theirs = peers[name](folder, args)
+        theirs = PEERS[name](folder, args)
         rate(mine, args.batch), rate(theirs, args.batch)
         pairs = np.array(
             [(rate(mine, args.most), rate(theirs, args.most)) for _ in range(args.rounds)]

@@ -130,6 +130,24 @@ def test_unreadable_images_are_left_out_with_their_names_or_stop(flat, caplog):
         ImageFolder("set", size=32, corrupt="error").load(flat, 0.25, 0)
 
 
+def test_a_class_that_another_part_lacks_or_has_alone_is_a_line(tmp_path, caplog):
+    for part, classes in (("train", "abc"), ("val", "ab"), ("test", "abcd")):
+        for name in classes:
+            write(tmp_path / "set" / part / name, 2, (90, 0, 0))
+    splits = ImageFolder("set", size=16).load(tmp_path, 0.2, 0)
+    assert splits.val.labels.tolist() == [0, 0, 1, 1]
+    assert splits.test.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.partition(": ")[2] for line in lines] == [
+        "no training image is of 1 of 4 folders (d): they are left out",
+        "no image of 1 of 3 classes (c): they are not measured on the val images",
+    ]
+    for file in (tmp_path / "set/val").rglob("*.png"):
+        file.unlink()
+    with pytest.raises(DataError, match="val: no image of any class: expected folders such as a"):
+        ImageFolder("set", size=16).load(tmp_path, 0.2, 0)
+
+
 def test_errors(flat, tmp_path):
     def says(text, path="set", **options):
         with pytest.raises(DataError, match=text) as caught:

@@ -1,5 +1,6 @@
 """Photos in memory, in a cache, streamed: the same pixels; a choice by what is free; bad photos."""
 
+import inspect
 import logging
 import os
 import signal
@@ -10,7 +11,16 @@ import pytest
 import torch
 from PIL import Image
 
-from vision_attn.data import Batches, DataError, ImageFolder, Shuffled, StreamedSet
+from vision_attn.data import (
+    Batches,
+    DataError,
+    HuggingFace,
+    ImageFolder,
+    ImageTable,
+    Shuffled,
+    StreamedSet,
+    WebDataset,
+)
 from vision_attn.data.draws import Draws
 from vision_attn.data.folders import CenterCrop
 from vision_attn.data.images import images_below
@@ -244,6 +254,22 @@ def test_fraction_number_and_list(folder):
 def test_wrong_options(option, value, message):
     with pytest.raises(ValueError, match=message):
         ImageFolder("set", **{option: value})
+
+
+OPTIONS = [
+    *("size", "shorter_side", "per_class", "test_fraction", "scale", "ratio", "corrupt", "cache"),
+    *("storage", "workers", "max_corrupt", "fraction", "subset"),
+]
+
+
+@pytest.mark.parametrize("kind", [ImageFolder, ImageTable, HuggingFace, WebDataset])
+def test_every_source_of_photos_takes_the_same_options_after_its_own(kind):
+    parameters = inspect.signature(kind).parameters
+    assert list(parameters)[-len(OPTIONS) :] == OPTIONS
+    folders = inspect.signature(ImageFolder).parameters
+    for name in OPTIONS:
+        assert parameters[name].default == folders[name].default
+        assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
 
 
 def test_a_full_disk_under_the_cache_is_a_line(full_disk, folder):

@@ -1,9 +1,11 @@
 """Any folder of images, one folder a class, read at memory speed after the first time."""
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
@@ -14,11 +16,13 @@ from vision_attn.data.listing import Tree
 from vision_attn.data.photo_sets import CachedSet, CenterCrop, Part, PhotoSource, RandomCrop
 from vision_attn.data.photos import FilePhotos
 from vision_attn.data.sources import DataError
-from vision_attn.data.storage import Storage
 
 __all__ = ["CachedSet", "CenterCrop", "ImageFolder", "RandomCrop", "imagenet_names"]
 
+log = logging.getLogger(__name__)
 
+
+@dataclass(eq=False)
 class ImageFolder(PhotoSource):
     """Photos in `path/CLASS/`, or in `path/train/CLASS/` and `path/val/CLASS/`.
 
@@ -58,43 +62,9 @@ class ImageFolder(PhotoSource):
         (['cat', 'dog'], tensor([0, 1]))
     """
 
-    def __init__(
-        self,
-        path: str,
-        size: int | tuple[int, int] = 128,
-        shorter_side: int | None = None,
-        classes: list[str] | None = None,
-        per_class: int | None = None,
-        test_fraction: float = 0.2,
-        scale: tuple[float, float] = (0.35, 1.0),
-        ratio: tuple[float, float] = (0.75, 4 / 3),
-        corrupt: Literal["skip", "error"] = "skip",
-        cache: str | None = None,
-        names: Literal["folders", "imagenet"] = "folders",
-        storage: Storage = "auto",
-        workers: int | None = None,
-        max_corrupt: int = 0,
-        fraction: float = 1.0,
-        subset: str | None = None,
-    ) -> None:
-        super().__init__(
-            size,
-            shorter_side,
-            per_class,
-            test_fraction,
-            scale,
-            ratio,
-            corrupt,
-            cache,
-            storage,
-            workers,
-            max_corrupt,
-            fraction,
-            subset,
-        )
-        self.path = path
-        self.classes = classes
-        self.names = names
+    path: str
+    classes: list[str] | None = None
+    names: Literal["folders", "imagenet"] = "folders"
 
     def place(self, root: Path) -> Path:
         return root / self.path
@@ -104,21 +74,32 @@ class ImageFolder(PhotoSource):
         places = _parts(folder)
         classes = self._classes(folder, places["train"])
         tree = Tree(folder, self._index(root, folder))
-        parts = {name: self._part(tree, place, classes) for name, place in places.items()}
+        parts = {name: self._part(tree, name, place, classes) for name, place in places.items()}
         with suppress(OSError):  # a start without an index only takes longer
             tree.keep()
         return parts, imagenet_names(classes) if self.names == "imagenet" else classes
 
-    def _part(self, tree: Tree, place: Path, classes: Sequence[str]) -> Part:
+    def _part(self, tree: Tree, part: str, place: Path, classes: Sequence[str]) -> Part:
         names: list[str] = []
         labels = []
         for label, name in enumerate(classes):
             below = (place / name).relative_to(tree.folder).as_posix()
             files = tree.files(below) if (place / name).is_dir() else []
-            if not files:
-                raise DataError(f"{place / name}: no image in the folder of this class")
+            if not files and part == "train":
+                raise DataError(f"{place / name}: no image in this folder of a class")
             names += files
             labels.append(np.full(len(files), label))
+        if not names:
+            raise DataError(
+                f"{place}: no image of any class: expected folders such as {classes[0]}"
+            )
+        folders = _subfolders(place)
+        if self.classes is None and (others := sorted({*folders} - {*classes})):
+            some = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
+            log.warning(
+                "%s: no training image is of %d of %d folders (%s): they are left out",
+                *(place, len(others), len(folders), some),
+            )
         return Part(FilePhotos(tree.folder, names), np.concatenate(labels), str(place))
 
     def _index(self, root: Path, folder: Path) -> Path:

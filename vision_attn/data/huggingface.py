@@ -3,9 +3,10 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -14,7 +15,6 @@ from vision_attn.data.images import ImageError, decode_image, open_encoded, open
 from vision_attn.data.photo_sets import Part, PhotoSource
 from vision_attn.data.photos import Names, Photos
 from vision_attn.data.sources import DataError
-from vision_attn.data.storage import Storage
 
 __all__ = ["HuggingFace", "RowPhotos"]
 
@@ -66,6 +66,7 @@ class RowPhotos(Photos):
         )
 
 
+@dataclass(eq=False)
 class HuggingFace(PhotoSource):
     """A data set of the library `datasets`: `pip install 'vision-attn[datasets]'`.
 
@@ -82,49 +83,17 @@ class HuggingFace(PhotoSource):
         >>> source = HuggingFace("shards/*.parquet", image="img", size=64)  # reads nothing yet
     """
 
-    def __init__(
-        self,
-        path: str,
-        name: str | None = None,
-        image: str = "image",
-        label: str = "label",
-        train: str = "train",
-        val: str | None = None,
-        test: str | None = None,
-        classes: list[str] | None = None,
-        size: int | tuple[int, int] = 128,
-        shorter_side: int | None = None,
-        per_class: int | None = None,
-        test_fraction: float = 0.2,
-        scale: tuple[float, float] = (0.35, 1.0),
-        ratio: tuple[float, float] = (0.75, 4 / 3),
-        corrupt: Literal["skip", "error"] = "skip",
-        cache: str | None = None,
-        storage: Storage = "auto",
-        workers: int | None = None,
-        max_corrupt: int = 0,
-        fraction: float = 1.0,
-        subset: str | None = None,
-    ) -> None:
-        super().__init__(
-            size,
-            shorter_side,
-            per_class,
-            test_fraction,
-            scale,
-            ratio,
-            corrupt,
-            cache,
-            storage,
-            workers,
-            max_corrupt,
-            fraction,
-            subset,
-        )
-        self.path, self.name = path, name
-        self.image, self.label = image, label
-        self.wanted = {"train": train, "val": val, "test": test}
-        self.classes = classes
+    path: str
+    name: str | None = None
+    image: str = "image"
+    label: str = "label"
+    train: str = "train"
+    val: str | None = None
+    test: str | None = None
+    classes: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._address = ""
 
     def place(self, root: Path) -> Path:
@@ -136,7 +105,7 @@ class HuggingFace(PhotoSource):
     def parts(self, root: Path) -> tuple[dict[str, Part], list[str]]:
         found = self._open(root)
         splits = {}
-        for part, asked in self.wanted.items():
+        for part, asked in {"train": self.train, "val": self.val, "test": self.test}.items():
             usual = (asked,) if asked is not None else HELD_OUT[part]
             named = [name for name in usual if name in found]
             if asked is not None and not named:

@@ -136,10 +136,12 @@ class Part:
         return Part(self.photos.chosen(items), self.labels[items], self.where)
 
 
+@dataclass(eq=False, kw_only=True)
 class PhotoSource(Source):
     """Base class: photos of many sizes with labels, from anywhere.
 
-    A subclass lists `parts`: `train`, and `val` and `test` where there are such parts; what is
+    A subclass is a dataclass too: its own fields come first, and the options of this class follow,
+    by keyword. It lists `parts`: `train`, and `val` and `test` where there are such parts; what is
     missing is held out of `train`. Training shows random boxes of `scale` of the area and `ratio`
     of width to height, all else the centre, at `size` (h, w, or one number for both).
 
@@ -164,47 +166,40 @@ class PhotoSource(Source):
         True
     """
 
-    def __init__(
-        self,
-        size: int | tuple[int, int] = 128,
-        shorter_side: int | None = None,
-        per_class: int | None = None,
-        test_fraction: float = 0.2,
-        scale: tuple[float, float] = (0.35, 1.0),
-        ratio: tuple[float, float] = (0.75, 4 / 3),
-        corrupt: Literal["skip", "error"] = "skip",
-        cache: str | None = None,
-        storage: Storage = "auto",
-        workers: int | None = None,
-        max_corrupt: int = 0,
-        fraction: float = 1.0,
-        subset: str | None = None,
-    ) -> None:
-        self.size = (size, size) if isinstance(size, int) else size
-        self.shorter_side = shorter_side or max(self.size) * 8 // 7
-        if min(self.size) < 1 or self.shorter_side < max(self.size):
+    size: int | tuple[int, int] = 128
+    shorter_side: int | None = None
+    per_class: int | None = None
+    test_fraction: float = 0.2
+    scale: tuple[float, float] = (0.35, 1.0)
+    ratio: tuple[float, float] = (0.75, 4 / 3)
+    corrupt: Literal["skip", "error"] = "skip"
+    cache: str | None = None
+    storage: Storage = "auto"
+    workers: int | None = None
+    max_corrupt: int = 0
+    fraction: float = 1.0
+    subset: str | None = None
+
+    def __post_init__(self) -> None:
+        self._shown = (self.size, self.size) if isinstance(self.size, int) else self.size
+        self._reduced = self.shorter_side or max(self._shown) * 8 // 7
+        if min(self._shown) < 1 or self._reduced < max(self._shown):
             raise ValueError(
                 "expected a size of at least 1 pixel and a shorter_side of at least the size, "
-                f"got size {self.size} and shorter_side {self.shorter_side}"
+                f"got size {self._shown} and shorter_side {self._reduced}"
             )
-        if per_class is not None and per_class < 1:
-            raise ValueError(f"per_class must be at least 1, got {per_class}")
-        if not 0 < fraction <= 1:
-            raise ValueError(f"fraction must be above 0 and at most 1, got {fraction}")
-        if storage not in STORAGES:
-            raise ValueError(f"storage must be one of {', '.join(STORAGES)}, got {storage!r}")
-        if workers is not None and workers < 0:
-            raise ValueError(f"workers must be at least 0, got {workers}")
-        if max_corrupt < 0:
-            raise ValueError(f"max_corrupt must be at least 0, got {max_corrupt}")
-        self.per_class, self.fraction, self.subset = per_class, fraction, subset
-        self.test_fraction = test_fraction
-        self.crop_pct = max(self.size) / self.shorter_side
-        self.train_crop = RandomCrop(scale, ratio)
-        self.test_crop = CenterCrop(self.size, self.crop_pct)
-        self.corrupt = corrupt
-        self.cache = cache
-        self.storage, self.workers, self.max_corrupt = storage, workers, max_corrupt
+        if self.per_class is not None and self.per_class < 1:
+            raise ValueError(f"per_class must be at least 1, got {self.per_class}")
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction must be above 0 and at most 1, got {self.fraction}")
+        if self.storage not in STORAGES:
+            raise ValueError(f"storage must be one of {', '.join(STORAGES)}, got {self.storage!r}")
+        if self.workers is not None and self.workers < 0:
+            raise ValueError(f"workers must be at least 0, got {self.workers}")
+        if self.max_corrupt < 0:
+            raise ValueError(f"max_corrupt must be at least 0, got {self.max_corrupt}")
+        self._train_crop = RandomCrop(self.scale, self.ratio)
+        self._test_crop = CenterCrop(self._shown, max(self._shown) / self._reduced)
 
     @abstractmethod
     def parts(self, root: Path) -> tuple[dict[str, Part], list[str]]:
@@ -230,11 +225,11 @@ class PhotoSource(Source):
             read["val"] = train.chosen(rest[part])
             rest = rest[stays]
         return Splits(
-            train=self._set(train.chosen(rest), self.train_crop),
-            val=self._set(read["val"], self.test_crop),
-            test=self._set(read["test"], self.test_crop),
+            train=self._set(train.chosen(rest), self._train_crop),
+            val=self._set(read["val"], self._test_crop),
+            test=self._set(read["test"], self._test_crop),
             classes=classes,
-            crop_pct=self.crop_pct,
+            crop_pct=self._test_crop.crop_pct,
         )
 
     def _subset(self, part: Part, name: str, seed: int) -> Part:
@@ -252,8 +247,8 @@ class PhotoSource(Source):
         if self.storage != "auto":
             return self.storage
         place = self._cache_place(root)
-        needed = sum(pixel_bytes(part.photos, self.shorter_side) for part in parts.values())
-        kept = PixelCache(place, self.shorter_side).bytes
+        needed = sum(pixel_bytes(part.photos, self._reduced) for part in parts.values())
+        kept = PixelCache(place, self._reduced).bytes
         storage, why = choose(needed, kept, room(place))
         say(storage, why, needed)
         return storage
@@ -263,9 +258,9 @@ class PhotoSource(Source):
         if storage == "stream":
             return _Kept(part, None)
         if storage == "memory":
-            pixels, errors = in_memory(part.photos, self.shorter_side)
+            pixels, errors = in_memory(part.photos, self._reduced)
         else:
-            cache = PixelCache(self._cache_place(root), self.shorter_side)
+            cache = PixelCache(self._cache_place(root), self._reduced)
             try:
                 pixels, errors = cache.load_photos(part.photos)
             except OSError as error:
@@ -278,13 +273,13 @@ class PhotoSource(Source):
 
     def _set(self, kept: "_Kept", crop: Crop) -> ImageSet:
         if kept.pixels is not None:
-            return CachedSet(kept.pixels, kept.labels, self.size, crop)
+            return CachedSet(kept.pixels, kept.labels, self._shown, crop)
         return StreamedSet(
             kept.part.photos,
             kept.labels,
-            self.size,
+            self._shown,
             crop,
-            self.shorter_side,
+            self._reduced,
             self.workers,
             self.max_corrupt,
         )
@@ -303,7 +298,7 @@ class PhotoSource(Source):
     def _cache_place(self, root: Path) -> Path:
         place = self.place(root)
         address = hashlib.sha256(str(place.resolve()).encode()).hexdigest()[:8]
-        name = f"{place.name}-{address}-{self.shorter_side}px"
+        name = f"{place.name}-{address}-{self._reduced}px"
         return Path(self.cache or root / ".cache") / name
 
 

@@ -4,16 +4,15 @@ Axes: n photos, k classes.
 """
 
 import csv
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from vision_attn.data.photo_sets import Part, PhotoSource
 from vision_attn.data.photos import FilePhotos
 from vision_attn.data.sources import DataError
-from vision_attn.data.storage import Storage
 
 __all__ = ["ImageTable"]
 
@@ -23,6 +22,7 @@ PARTS |= {"test": "test"}
 Row = dict[str, str]
 
 
+@dataclass(eq=False)
 class ImageTable(PhotoSource):
     """Photos in the folder `path` with labels from `table`, a CSV file with a header.
 
@@ -54,52 +54,21 @@ class ImageTable(PhotoSource):
         (['cat', 'dog'], 2, 2)
     """
 
-    def __init__(
-        self,
-        path: str,
-        table: str,
-        image: str = "image",
-        label: str | None = None,
-        labels: list[str] | None = None,
-        separator: str | None = None,
-        split: str | None = None,
-        classes: list[str] | None = None,
-        size: int | tuple[int, int] = 128,
-        shorter_side: int | None = None,
-        per_class: int | None = None,
-        test_fraction: float = 0.2,
-        scale: tuple[float, float] = (0.35, 1.0),
-        ratio: tuple[float, float] = (0.75, 4 / 3),
-        corrupt: Literal["skip", "error"] = "skip",
-        cache: str | None = None,
-        storage: Storage = "auto",
-        workers: int | None = None,
-        max_corrupt: int = 0,
-        fraction: float = 1.0,
-        subset: str | None = None,
-    ) -> None:
-        super().__init__(
-            size,
-            shorter_side,
-            per_class,
-            test_fraction,
-            scale,
-            ratio,
-            corrupt,
-            cache,
-            storage,
-            workers,
-            max_corrupt,
-            fraction,
-            subset,
-        )
-        if (label is None) == (labels is None):
+    path: str
+    table: str
+    image: str = "image"
+    label: str | None = None
+    labels: list[str] | None = None
+    separator: str | None = None
+    split: str | None = None
+    classes: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.label is None) == (self.labels is None):
             raise ValueError("expected either `label`, a column, or `labels`, a column a class")
-        if separator is not None and not (label and separator):
+        if self.separator is not None and not (self.label and self.separator):
             raise ValueError("a separator goes with `label`, the column that it separates")
-        self.path, self.table, self.image = path, table, image
-        self.label, self.labels, self.separator = label, labels, separator
-        self.split, self.classes = split, classes
 
     def place(self, root: Path) -> Path:
         return root / self.path

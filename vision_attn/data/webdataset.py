@@ -11,6 +11,7 @@ import json
 import os
 import tarfile
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +23,6 @@ from vision_attn.data.images import SUFFIXES, ImageError, decode_image, open_enc
 from vision_attn.data.photo_sets import Part, PhotoSource
 from vision_attn.data.photos import Names, Photos
 from vision_attn.data.sources import DataError
-from vision_attn.data.storage import Storage
 from vision_attn.files import write_text
 
 __all__ = ["TarPhotos", "WebDataset"]
@@ -85,6 +85,7 @@ class TarPhotos(Photos):
         return data
 
 
+@dataclass(eq=False)
 class WebDataset(PhotoSource):
     """Tar shards in WebDataset's layout: `pip install 'vision-attn[webdataset]'`.
 
@@ -103,46 +104,17 @@ class WebDataset(PhotoSource):
         >>> shards = WebDataset("train-{000..146}.tar", val="val-*.tar", size=224)  # reads nothing
     """
 
-    def __init__(
-        self,
-        train: Urls,
-        val: Urls | None = None,
-        test: Urls | None = None,
-        label: Literal["cls", "json"] = "cls",
-        classes: list[str] | None = None,
-        timeout: float = 60.0,
-        size: int | tuple[int, int] = 128,
-        shorter_side: int | None = None,
-        per_class: int | None = None,
-        test_fraction: float = 0.2,
-        scale: tuple[float, float] = (0.35, 1.0),
-        ratio: tuple[float, float] = (0.75, 4 / 3),
-        corrupt: Literal["skip", "error"] = "skip",
-        cache: str | None = None,
-        storage: Storage = "auto",
-        workers: int | None = None,
-        max_corrupt: int = 0,
-        fraction: float = 1.0,
-        subset: str | None = None,
-    ) -> None:
-        super().__init__(
-            size,
-            shorter_side,
-            per_class,
-            test_fraction,
-            scale,
-            ratio,
-            corrupt,
-            cache,
-            storage,
-            workers,
-            max_corrupt,
-            fraction,
-            subset,
-        )
-        given = {"train": train, "val": val, "test": test}
+    train: Urls
+    val: Urls | None = None
+    test: Urls | None = None
+    label: Literal["cls", "json"] = "cls"
+    classes: list[str] | None = None
+    timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = {"train": self.train, "val": self.val, "test": self.test}
         self.urls = {part: urls for part, urls in given.items() if urls is not None}
-        self.label, self.classes, self.timeout = label, classes, timeout
 
     def place(self, root: Path) -> Path:
         text = json.dumps(self.urls, sort_keys=True)
