@@ -638,7 +638,8 @@ def test_every_config_is_read_and_its_network_fits_its_images(config, tmp_path, 
         words += ["--model.weights", "vision_attn:vit_planted", "--data.root", str(tmp_path)]
         words += ["--data.source.size", "64"]
     run = make_run("fit", words)
-    size = getattr(run.datamodule.source, "size", (32, 32))
+    size = getattr(run.datamodule.source, "size", 32)
+    size = (size, size) if isinstance(size, int) else size
     with torch.inference_mode():
         logits = run.model.eval()(torch.zeros(1, 3, *size))
     assert logits.shape[0] == 1

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=options.at_least_one,
         default=100,
         metavar="N",
-        help="at most N images, of each class if classes are named (default: 100)",
+        help="at most N images (default: 100)",
     )
     parser.add_argument(
         "--style",
