@@ -95,18 +95,22 @@ def ours(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable]:
     return lambda: map(data.for_training, loader)
 
 
-def of_torchvision(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable]:
-    """torchvision's folder and transforms in torch's DataLoader."""
-    transform = tv.Compose(
+def of_photo(size: int) -> tv.Compose:
+    """torchvision's transforms of one photo."""
+    return tv.Compose(
         [
-            tv.RandomResizedCrop(args.size, SCALE, antialias=True),
+            tv.RandomResizedCrop(size, SCALE, antialias=True),
             tv.RandomHorizontalFlip(),
             tv.ToImage(),
             tv.ToDtype(torch.float32, scale=True),
             tv.Normalize(MEAN, STD),
         ]
     )
-    photos = datasets.ImageFolder(str(folder / "train"), transform)
+
+
+def of_torchvision(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable]:
+    """torchvision's folder and transforms in torch's DataLoader."""
+    photos = datasets.ImageFolder(str(folder / "train"), of_photo(args.size))
     return lambda: DataLoader(photos, args.batch, shuffle=True, num_workers=args.workers)
 
 
@@ -139,15 +143,7 @@ def of_webdataset(folder: Path, args: argparse.Namespace) -> Callable[[], Iterab
     """WebDataset's pipeline over the shards, with torchvision's transforms."""
     import webdataset
 
-    transform = tv.Compose(
-        [
-            tv.RandomResizedCrop(args.size, SCALE, antialias=True),
-            tv.RandomHorizontalFlip(),
-            tv.ToImage(),
-            tv.ToDtype(torch.float32, scale=True),
-            tv.Normalize(MEAN, STD),
-        ]
-    )
+    transform = of_photo(args.size)
     shards = sorted(map(str, (folder / "shards").glob("*.tar")))
 
     def epoch() -> Iterable:
@@ -162,15 +158,7 @@ def of_datasets(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable
     """Hugging Face's datasets over the same files, with torchvision's transforms."""
     import datasets as hugging_face
 
-    transform = tv.Compose(
-        [
-            tv.RandomResizedCrop(args.size, SCALE, antialias=True),
-            tv.RandomHorizontalFlip(),
-            tv.ToImage(),
-            tv.ToDtype(torch.float32, scale=True),
-            tv.Normalize(MEAN, STD),
-        ]
-    )
+    transform = of_photo(args.size)
     files = sorted((folder / "train").rglob("*.jpg"))
     columns = {
         "image": [str(file) for file in files],

@@ -20,9 +20,12 @@ from typing import Any
 import nbformat
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File
+from PIL import Image
 
 import vision_attn
 from vision_attn import cli
+from vision_attn.data.planted import paint
+from vision_attn.reports.progress import Silent
 from vision_attn.reports.runs.configs import about, shipped_configs
 from vision_attn.shelf import Card, Shelf, list_models
 
@@ -194,7 +197,7 @@ PARTS = {
 
 
 def configs() -> str:
-    """Every config that comes along, by its data."""
+    """Every config of the package, by its data."""
     parts = []
     for part, title in PARTS.items():
         parts.append(f"## {title}\n\n{configs_of(part)}")
@@ -339,8 +342,6 @@ def filled(markdown: str) -> str:
 
 def inspect_vit() -> str:
     """The inspector: two test images of the planted set, seen by the ViT of the shelf."""
-    from vision_attn.reports.progress import Silent
-
     model = vision_attn.load_model("vision_attn:vit_planted")
     images = planted_images(INSPECTED)
     return vision_attn.inspect({"vit_planted": model}, images, progress=Silent()).html
@@ -348,27 +349,19 @@ def inspect_vit() -> str:
 
 def live_vit() -> str:
     """The live page of the ViT of the shelf, with planted images to begin with."""
-    from vision_attn.reports.progress import Silent
-
     model = vision_attn.load_model("vision_attn:vit_planted")
     images = planted_images(range(5))
     return vision_attn.live({"vit_planted": model}, images, progress=Silent()).html
 
 
 def live_senet() -> str:
-    """The live page of the SENet of the shelf, with the photos that come along."""
-    from vision_attn.reports.progress import Silent
-
+    """The live page of the SENet of the shelf, with the photos of the package."""
     model = vision_attn.load_model("vision_attn:senet_imagenette")
     return vision_attn.live({"senet_imagenette": model}, progress=Silent()).html
 
 
 def planted_images(numbers: Iterable[int]) -> list[Any]:
     """These test images of the planted set, as PIL images."""
-    from PIL import Image
-
-    from vision_attn.data.planted import paint
-
     painted = [paint(number, number + 1, split="test").images[0] for number in numbers]
     return [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in painted]
 

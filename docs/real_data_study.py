@@ -2,7 +2,7 @@
 
     python docs/real_data_study.py [MODEL ...] [--data .data/imagenette160/val] [--images 300]
 
-Scores the Imagenette networks that come along, or the models that are named, on photos of a folder
+Scores the Imagenette networks of the package, or the models that are named, on photos of a folder
 with a folder a class. Methods that need many passes for a map are asked about fewer photos. What is
 scored already is taken as it is, and a stopped run goes on. --quick makes it all small, to see that
 it runs.

@@ -620,7 +620,7 @@ def test_unexpected_errors_are_one_line_unless_asked(here, capsys, monkeypatch):
         fit("--traceback")
 
 
-# the configs that come along
+# the configs of the package
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)

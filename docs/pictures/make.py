@@ -1,6 +1,6 @@
 """Makes the pictures of the README: run `make pictures`.
 
-From the networks that come along and know photos:
+From the networks of the package that know photos:
 
 photos.jpg     three photos, each by several methods
 
@@ -10,7 +10,7 @@ heatmaps.jpg   three planted images, their masks and their maps
 forming.jpg    the ViT's attention epoch by epoch
 inspect.jpg    the interactive page, where Chromium is installed
 
-with `python docs/pictures/make.py moving`, from a network that comes along:
+with `python docs/pictures/make.py moving`, from a network of the package:
 
 inspect.webp   the same page, asked patch by patch
 
@@ -126,7 +126,7 @@ def interactive(test: planted.PlantedImages) -> Image.Image | None:
 
 
 def moving(test: planted.PlantedImages) -> list[Image.Image]:
-    """The page of a network that comes along, one frame for each patch that is asked."""
+    """The page of a network of the package, one frame for each patch that is asked."""
     from playwright.sync_api import sync_playwright
 
     photo = example_photos()[MOVING_PHOTO] if MOVING_PHOTO else photo_of(test, SHOWN[1])

@@ -164,5 +164,7 @@ def test_checkpoints_of_the_other_kind(saved, tmp_path):
         {"state_dict": {"a": torch.ones(1)}, "vision_attn": {"format": 1}},
         tmp_path / "classes.ckpt",
     )
-    with pytest.raises(ValueError, match="expected a checkpoint of sequences or questions, got one"):
+    with pytest.raises(
+        ValueError, match="expected a checkpoint of sequences or questions, got one"
+    ):
         load_sequences(tmp_path / "classes.ckpt")

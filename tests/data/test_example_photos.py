@@ -1,4 +1,4 @@
-"""The photos that come along."""
+"""The photos of the package."""
 
 import hashlib
 

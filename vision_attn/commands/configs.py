@@ -1,4 +1,4 @@
-"""`vision-attn configs`: the configs that come along, and what each of them reaches."""
+"""`vision-attn configs`: the configs of the package, and what each of them reaches."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""`vision-attn models`: the pretrained networks that come along, and what each of them reaches."""
+"""`vision-attn models`: the pretrained networks of the package, with their accuracy."""
 
 import argparse
 

@@ -5,7 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
@@ -63,6 +63,7 @@ class ImageFolder(PhotoSource):
     """
 
     path: str
+    _: KW_ONLY
     classes: list[str] | None = None
     names: Literal["folders", "imagenet"] = "folders"
 

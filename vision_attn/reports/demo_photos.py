@@ -29,7 +29,7 @@ ABOUT_LIVE = (
 
 
 def photo_networks() -> list[str]:
-    """List the specs of networks that come along and know the classes of the photos that do.
+    """List the specs of the package's networks that know the classes of its photos.
 
     Examples:
         >>> from vision_attn.reports.demo_photos import photo_networks
@@ -40,7 +40,7 @@ def photo_networks() -> list[str]:
 
 
 class PhotoWall:
-    """The photos that come along, explained by each of some models.
+    """The photos of the package, explained by each of some models.
 
     models: by the name that stands above their maps. The pictures land in folder/page and
     folder/photos, a page that runs the models in folder/live.html.
