@@ -1,0 +1,223 @@
+"""What a run that was followed tells of its attention calls: their tokens, batches and windows.
+
+Axes: b images, n tokens, i queries, j keys, lead images times windows or heads.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vision_attn.explain.base import in_eval_mode
+from vision_attn.explain.networks.modules import attends, modules_of
+from vision_attn.explain.recording.calls import AttentionCall
+from vision_attn.explain.recording.origins import Origins, Tracer
+from vision_attn.explain.recording.recorder import Recorder
+from vision_attn.types import Images
+
+__all__ = ["Step", "TracedRun", "UnknownPathError", "follow"]
+
+
+class UnknownPathError(ValueError):
+    """No map can be carried along the path, for this reason."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One attention call of a path: its place in the record, and how its batch is made up.
+
+    heads: how many of the batch are heads of one image; windows: how many are windows of it.
+    images_first: whether those of one image follow each other. used: whether its output reaches
+    the network's.
+
+    Examples:
+        >>> from vision_attn.explain.propagation.traced import Step
+        >>> Step("blocks.0.attn", (2, 3, 5, 5)).windows
+        1
+    """
+
+    module: str
+    shape: tuple[int, int, int, int]
+    heads: int = 1
+    windows: int = 1
+    images_first: bool = True
+    used: bool = True
+
+
+class TracedRun:
+    """What was followed, sorted by attention calls; origins are those of `recording/origins.py`.
+
+    read: the origins of the logits. used: the calls that the logits depend on. For each of them,
+    after `read_steps`: queries, keys, outputs, the origins in each window; aliases: outputs of a
+    head that counts as batch, by the first head's.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.propagation.traced import follow
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> run = follow(network, torch.rand(1, 3, 16, 16))
+        >>> run.read_steps()
+        >>> sorted(run.used), len(run.keys[0][0])
+        ([0, 1], 5)
+    """
+
+    def __init__(self, tracer: Tracer, calls: Sequence[AttentionCall], out: Any):
+        self.tracer, self.calls = tracer, calls
+        self.origins: Origins = tracer.origins
+        self.owner: dict[int, int] = {}
+        for at, call in tracer.calls.items():
+            if at < len(calls):
+                self.owner |= dict.fromkeys(call.outputs.flatten().tolist(), at)
+        for one in self.origins.residual.nonzero()[:, 0].tolist():
+            self.origins.residual[self.origins.members(one)] = True  # of branches side by side
+        logits = getattr(out, "logits", out)
+        self.read: list[int] | None = None
+        results = [x for x in everything(out) if isinstance(x, Tensor)]
+        if isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == 2:
+            self.read = self._distinct(tracer.origins_of(logits)[0])
+            results = [logits]
+        reached = [self._distinct(tracer.origins_of(x)) for x in results]
+        self.used, self.reaching = self._reached({one for ids in reached for one in ids})
+        self.steps: list[Step] = []
+        self.aliases: dict[int, int] = {}  # outputs of a head in the batch: those of the first
+        self.queries: dict[int, list[list[int]]] = {}
+        self.keys: dict[int, list[list[int]]] = {}
+        self.outputs: dict[int, list[list[int]]] = {}
+
+    def read_steps(self) -> None:
+        """Find the tokens and the windows of each call in turn, and list it in `steps`.
+
+        Raises UnknownPathError for a call whose batch is not understood.
+        """
+        for at in range(len(self.calls)):
+            self.steps.append(self._step(at))
+
+    def unread(self) -> list[Step]:
+        """List the calls that `read_steps` did not come to."""
+        return [
+            Step(call.module, call.shape, used=at in self.used)
+            for at, call in enumerate(self.calls)
+            if at >= len(self.steps)
+        ]
+
+    def _distinct(self, ids: Tensor) -> list[int]:
+        return [one for one in ids.flatten().unique().tolist() if one]
+
+    def _reached(self, ids: Iterable[int]) -> tuple[set[int], set[int]]:
+        """The attention calls whose output reaches these origins, and the origins that do."""
+        seen, stack, used = set(ids), list(ids), set()
+
+        def add(more: Iterable[int]) -> None:
+            fresh = [one for one in more if one not in seen]
+            seen.update(fresh)
+            stack.extend(fresh)
+
+        while stack:
+            one = stack.pop()
+            if self.origins.call[one] < 0:
+                continue
+            call = self.owner.get(one)
+            if call is None:
+                add(self.origins.members(one))
+            elif call not in used:
+                used.add(call)
+                traced = self.tracer.calls[call]
+                add(self._distinct(traced.queries))
+                add(self._distinct(traced.keys))
+        return used, seen
+
+    def _step(self, at: int) -> Step:
+        """Find what the batch of a call is made of: images, and windows or heads of each."""
+        call, traced = self.calls[at], self.tracer.calls.get(at)
+        if at not in self.used:
+            return Step(call.module, call.shape, used=False)
+        assert traced is not None
+        name = self.name(at)
+        every = torch.cat([traced.queries, traced.keys], 1)
+        inside = self.origins.box[every][..., 4:].amax(1) >= 0  # lead, image
+        if inside.all(1).any():
+            raise UnknownPathError(f"{name} mixes the images of a batch")
+        count = len(every)
+        first = [lead for lead in range(count) if not inside[lead, 1]]
+        half, images_first = count // 2, True
+        if count % 2 == 0 and not inside[:half, 1].any() and not inside[half:, 0].any():
+            first = list(range(half))
+        elif count % 2 == 0 and not inside[::2, 1].any() and not inside[1::2, 0].any():
+            first, images_first = list(range(0, count, 2)), False
+        else:
+            raise UnknownPathError(f"{name} has a batch of {count} for 2 images")
+        keys, queries = traced.keys[first], traced.queries[first]
+        outputs = traced.outputs[first]
+        queries = self.origins.query[outputs]  # also those that are no tokens, but added to one
+        heads, windows = 1, len(first)
+        alike = bool((keys == keys[:1]).all() and (queries == queries[:1]).all())
+        if windows > 1 and alike and not queries.any():
+            raise UnknownPathError(
+                f"{name} has {windows} heads, or windows, whose queries are no tokens: which of "
+                "them is read where is not known"
+            )
+        if windows > 1 and alike:
+            heads, windows = windows, 1
+            keys, queries = keys[:1], queries[:1]
+            alias = dict(zip(outputs.flatten().tolist(), outputs[:1].repeat(heads, 1).flatten()
+                .tolist(), strict=True))  # fmt: skip
+            self.aliases |= {one: own for one, own in alias.items() if one != own}
+            outputs = outputs[:1]
+        elif windows > 1 and not images_first:
+            raise UnknownPathError(f"{name} has windows of all images between each other")
+        constant = torch.zeros_like(keys, dtype=torch.bool)
+        if windows == 1 and keys.shape == outputs.shape:  # what is only padded is cut off again
+            constant = (keys == 0) & torch.isin(outputs, torch.tensor([*self.reaching]))
+        if constant.any():
+            fresh = self.origins.new(int(constant.sum()))  # a token of zeros is one all the same
+            keys, queries = keys.clone(), queries.clone()
+            keys[constant] = fresh
+            queries[constant & (queries == 0)] = fresh[(queries == 0)[constant]]
+        self.keys[at], self.queries[at] = keys.tolist(), queries.tolist()
+        self.outputs[at] = outputs.tolist()
+        _, of_heads, i, j = call.shape
+        return Step(call.module, (1, of_heads, i, j), heads, windows, images_first)
+
+    def name(self, at: int) -> str:
+        """Name a call, for a message."""
+        return f"attention call {at} ({self.calls[at].module or 'of the network itself'})"
+
+
+def follow(network: nn.Module, image: Images) -> TracedRun:
+    """Run a network on two copies of an image (1 c h w), and follow every value.
+
+    Raises RecordError for a run whose calls no record holds.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.propagation.traced import follow
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> [call.module for call in follow(network, torch.rand(1, 3, 16, 16)).calls]
+        ['blocks.0.attn.attend', 'blocks.1.attn.attend']
+    """
+    tracer = Tracer()
+    with torch.inference_mode(False), torch.no_grad(), in_eval_mode(network):
+        image = image.clone()
+        if not any(attends(module) for module in modules_of(network)):
+            alone = Recorder(frozenset())  # to follow convolutions in vain takes long
+            with alone.watching(network):
+                out = network(image)
+            if not alone.record.calls:
+                return TracedRun(tracer, [], out)
+        recorder = Recorder(frozenset(), None, tracer)
+        two = tracer.image(image.repeat(2, 1, 1, 1))
+        with recorder.watching(network), tracer:
+            out = network(two)
+    return TracedRun(tracer, recorder.record.calls, out)
+
+
+def everything(out: Any) -> list[Any]:
+    """List the tensors in whatever a network gives."""
+    if isinstance(out, Tensor):
+        return [out]
+    values = out.values() if isinstance(out, dict) else out if isinstance(out, list | tuple) else ()
+    return [x for value in values for x in everything(value)]

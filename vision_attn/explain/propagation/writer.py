@@ -1,0 +1,373 @@
+"""Write the chain of a run that was followed: which tokens each attention call links to which.
+
+Axes: n tokens, i queries, j keys.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vision_attn.explain.propagation.chain import Attention, Link, Regroup
+from vision_attn.explain.propagation.places import grid_of
+from vision_attn.explain.propagation.traced import TracedRun, UnknownPathError
+
+__all__ = ["ChainWriter"]
+
+FAR = 50  # origins that are looked through for tokens that went into others
+
+
+class Token(NamedTuple):
+    """A token in the state between two calls: its origin now, and that of the token it was."""
+
+    origin: int
+    first: int
+
+
+class ChainWriter:
+    """Go through a run's attention calls in their order, and write a link for each.
+
+    size: (height, width) of the image. After `write`: links; reads, the share of each of the last
+    tokens in the logits; first, the origins of the first tokens; state, the last tokens.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.propagation.traced import follow
+        >>> from vision_attn.explain.propagation.writer import ChainWriter
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> run = follow(network, torch.rand(1, 3, 16, 16))
+        >>> run.read_steps()
+        >>> writer = ChainWriter(run, (16, 16))
+        >>> writer.write()
+        >>> len(writer.links), writer.reads.tolist()
+        (2, [1.0, 0.0, 0.0, 0.0, 0.0])
+    """
+
+    def __init__(self, run: TracedRun, size: tuple[int, int]):
+        self.run, self.origins, self.size = run, run.origins, size
+
+    def write(self) -> None:
+        """Write the chain. Raises UnknownPathError where tokens mix in no known way."""
+        initial = self._walk(None)
+        if initial:
+            self._walk(initial)
+        self._unite_streams()
+
+    def _walk(self, initial: list[int] | None) -> list[int] | None:
+        """Go through the calls in order; return a better order of the first tokens, if any.
+
+        initial: the origins of the first tokens; None: as they come.
+        """
+        used = sorted(self.run.used)
+        self.last_use: dict[int, int] = {}
+        for at in used:
+            for row in self.run.keys[at] + self.run.queries[at]:
+                self.last_use |= dict.fromkeys(row, at)
+        self.state: list[Token] = [Token(one, one) for one in initial or ()]
+        self.place: dict[int, int] = {one: at for at, one in enumerate(initial or ())}
+        self.before: dict[int, int] = {}  # the call that replaced an origin
+        self.was: dict[int, int] = {}  # where it was in the state, while places do not change
+        self.link_of: dict[int, int] = {}  # by the call
+        self.stream = [0] * len(initial or ())  # of each first token: 0, or of a later run
+        self.links: list[Link] = []
+        self.first: list[int] = list(initial or ())
+        late: list[int] | None = None
+        for layer, at in enumerate(used):
+            rows = self.run.keys[at] + self.run.queries[at]
+            ids = list(dict.fromkeys(one for row in rows for one in row if one))
+            joined = self._join(layer, at, ids)
+            apart = len(set(self.stream)) > 1 and any(
+                self.origins.box[one, 2] >= 0 and stream
+                for one, stream in zip(self.first, self.stream, strict=True)
+            )
+            if apart:
+                late = None
+            elif joined and initial is None and len(self.run.keys[at]) == 1:
+                order = [self.state[self.place[one]].first for one in self.run.keys[at][0] if one]
+                if set(order) == set(self.first) and len(order) == len(self.first):
+                    late = order if order != self.first else late
+            elif joined and initial is None and layer == 0:
+                order = sorted(self.first, key=lambda one: self._centre(one))
+                late = order if order != self.first else late
+            self._attend(layer, at)
+        self.reads = self._readout()
+        return late or (self._by_rows() if initial is None else None)
+
+    def _by_rows(self) -> list[int] | None:
+        """The first tokens with their patches row by row; None where they are, or have no grid."""
+        boxes = self.origins.box
+        patches = [one for one in self.first if boxes[one, 2] >= 0]
+        in_rows = sorted(patches, key=self._centre)
+        if in_rows == patches or len(set(self.stream)) > 1:
+            return None
+        if grid_of(boxes[in_rows, :4])[0] is None:
+            return None
+        following = iter(in_rows)
+        return [next(following) if boxes[one, 2] >= 0 else one for one in self.first]
+
+    def _centre(self, origin: int) -> tuple[int, int]:
+        top, left, bottom, right = self.origins.box[origin, :4].tolist()
+        return bottom - top, right - left
+
+    def _join(self, layer: int, at: int, ids: Sequence[int]) -> bool:
+        """Bring the tokens of a call into the state; return whether there were new first ones."""
+        unknown = [one for one in ids if one not in self.place]
+        if not unknown:
+            return False
+        if again := [one for one in unknown if one in self.was]:
+            self._copy(layer, again)
+            unknown = [one for one in unknown if one not in again]
+        first = {one for one in unknown if self.origins.call[one] < 0} | set(self.first)
+        sources = [
+            one for one in unknown if self.origins.call[one] < 0 and not self._made_of(one, first)
+        ]
+        if sources and self.links:
+            self._widen(len(sources))
+        self._add(sources)
+        self.first += sources
+        self.stream += [int(bool(self.links))] * len(sources)
+        groups = [one for one in unknown if one not in sources]
+        if groups:
+            self._regroup(layer, at, groups)
+        return bool(sources)
+
+    def _add(self, origins: Iterable[int]) -> None:
+        for one in origins:
+            self.place[one] = len(self.state)
+            self.state.append(Token(one, one))
+
+    def _copy(self, layer: int, again: Sequence[int]) -> None:
+        """Tokens that a call has changed and another reads as they were: branches side by side.
+
+        The other has copies, made before the first. What comes of both is one token again, to which
+        each adds a half.
+        """
+        since = min(self.link_of[self.before[one]] for one in again)
+        n = len(self.state)
+        places = [self.was[one] for one in again]
+        self._widen(len(again), since)
+        made = torch.arange(n + len(again))
+        of = torch.cat([made[:n], torch.tensor(places)])
+        part = torch.ones(len(made), dtype=torch.float64)
+        self.links.insert(since, Regroup(self.links[since].layer, n, made, of, part))
+        self.link_of = {at: link + (link >= since) for at, link in self.link_of.items()}
+        self._add(again)
+        for one in again:
+            del self.was[one]
+
+    def _made_of(self, origin: int, tokens: set[int]) -> bool:
+        """Whether one of these tokens, another one, went into an origin before any attention."""
+        pixels = 2 * self.size[0] * self.size[1]
+        seen, stack = {origin}, [origin]
+        while stack and len(seen) < FAR:
+            more = [one for one in self.origins.members(stack.pop()) if one > pixels]
+            if any(one in tokens for one in more):
+                return True
+            stack += [one for one in more if one not in seen]
+            seen.update(more)
+        return False
+
+    def _widen(self, more: int, since: int = 0) -> None:
+        """Let tokens that come later wait, after those that came before, from a link on."""
+        self.links[since:] = [widened(link, more) for link in self.links[since:]]
+
+    def _regroup(self, layer: int, at: int, groups: Sequence[int]) -> None:
+        """Make new tokens of old ones between two calls."""
+        kept = [
+            place
+            for place, token in enumerate(self.state)
+            if self.last_use.get(token.origin, -1) >= at
+        ]
+        parts: dict[int, dict[int, float]] = {}
+        times: dict[int, int] = dict.fromkeys(kept, 1)
+        known: dict[int, dict[int, float]] = {}
+        for one in groups:
+            parts[one] = self._parts(one, at, known)
+            equal = bool(self.origins.equal[one])
+            for place in parts[one]:
+                times[place] = times.get(place, 0) + (not equal or place not in kept)
+                if times[place] > 1:
+                    raise UnknownPathError(
+                        f"the tokens of {self.run.name(at)} are mixtures of the tokens before it "
+                        f"(the first of {len(parts[one])}), by something other than a recorded "
+                        "attention from token to token: a convolution, a pool, linear or channel "
+                        "attention"
+                    )
+        made = sorted(groups, key=lambda one: (*self._centre(one), one))
+        pairs = [(new, old, 1.0) for new, old in enumerate(kept)]
+        state = [self.state[old] for old in kept]
+        for one in made:
+            pairs += [(len(state), old, part) for old, part in parts[one].items()]
+            state.append(Token(one, one))
+        new, old, part = zip(*pairs, strict=True)
+        self.links.append(
+            Regroup(max(0, layer - 1), len(self.state), torch.tensor(new), torch.tensor(old),
+                    torch.tensor(part, dtype=torch.float64))
+        )  # fmt: skip
+        self.was = {}
+        self.state = state
+        self.place = {token.origin: place for place, token in enumerate(state)}
+
+    def _parts(
+        self, origin: int, at: int | None, known: dict[int, dict[int, float]]
+    ) -> dict[int, float]:
+        """The tokens of the state that an origin is made of, each with its part of the whole.
+
+        known: those of origins that were asked for before.
+        """
+        if origin not in known:
+            known[origin] = self._new_parts(origin, at, known)
+        return known[origin]
+
+    def _new_parts(
+        self, origin: int, at: int | None, known: dict[int, dict[int, float]]
+    ) -> dict[int, float]:
+        origin = self.run.aliases.get(origin, origin)
+        if origin in self.place:
+            return {self.place[origin]: 1.0}
+        reader = "the classifier" if at is None else self.run.name(at)
+        operation = self.origins.operation.get(origin)
+        if operation and at is None:
+            raise UnknownPathError(
+                f"the classifier reads the tokens by {operation}, so that they do not count alike: "
+                "give layout= with the pool that is nearest"
+            )
+        if origin in self.before or origin in self.run.owner:
+            later = self.before.get(origin)
+            what = "" if later is None else f", which {self.run.name(later)} has changed since"
+            raise UnknownPathError(
+                f"{reader} reads tokens as they were before{what}: branches side by side, or a "
+                "connection that skips calls, whose maps have no one product"
+            )
+        members = self.origins.members(origin)
+        if not members:
+            raise UnknownPathError(
+                f"{reader} reads tokens mixed with something that went through no attention call "
+                "before it"
+            )
+        parts: dict[int, float] = {}
+        for one in members:
+            for place, part in self._parts(one, at, known).items():
+                parts[place] = parts.get(place, 0) + part / len(members)
+        return parts
+
+    def _attend(self, layer: int, at: int) -> None:
+        queries, keys, outputs = self.run.queries[at], self.run.keys[at], self.run.outputs[at]
+        before = len(self.state)
+        on_image = self.origins.box[:, 2] >= 0
+        name = self.run.name(at)
+        places = [[self.place[one] if one else before for one in row] for row in queries]
+        of_keys = torch.tensor(
+            [[self.place[one] if one else before for one in row] for row in keys]
+        )
+        patches: list[int] | None = None
+        if len(keys) == 1:
+            patches = [j for j, one in enumerate(keys[0]) if bool(on_image[one])]
+            patches = None if len(patches) == len(keys[0]) else patches
+        flat = [one for row in outputs for one in row]
+        for what, rows in (("keys", keys), ("queries", queries)):
+            for row in rows:
+                real = [one for one in row if one]
+                if len(set(real)) < len(real):
+                    raise UnknownPathError(
+                        f"the {what} of {name} are not one token each ({len(real)} of them, made "
+                        f"of {len(set(real))}): linear attention, or from channel to channel"
+                    )
+        link = Attention(layer, before, torch.tensor(places), of_keys, patches=patches)
+        asked = [one for row in queries for one in row if one]
+        learned = bool(asked) and all(  # class tokens: nothing tells that they are added to
+            self.origins.call[one] < 0 and self.origins.box[one, 2] < 0 for one in asked
+        )
+        if learned or bool(self.origins.residual[self._with_aliases(at)].any()):
+            real = [place for row in places for place in row if place < before]
+            if len(set(real)) != len(real):
+                raise UnknownPathError(f"{name} has one token as a query in several windows")
+            for row, made in zip(places, outputs, strict=True):
+                for place, one in zip(row, made, strict=True):
+                    if place < before:
+                        old = self.state[place]
+                        self.before[old.origin] = at
+                        self.was[old.origin] = place
+                        self.place.pop(old.origin)
+                        self.place[one] = place
+                        self.state[place] = Token(one, old.first)
+            self.link_of[at] = len(self.links)
+            self.links.append(link)
+            return
+        alive = [token for token in self.state if self._later(token.origin, at)]
+        start = before if alive else 0
+        new = torch.arange(start, start + len(flat)).view(len(outputs), -1)
+        self.links.append(replace(link, new=new, kept=bool(alive)))
+        if not alive:
+            self.before |= {token.origin: at for token in self.state}
+            self.state, self.place, self.was = [], {}, {}
+        self._add(flat)
+
+    def _with_aliases(self, at: int) -> Tensor:
+        """All origins of a call's outputs, those of its other heads too."""
+        return self.run.tracer.calls[at].outputs.flatten()
+
+    def _later(self, origin: int, at: int) -> bool:
+        return self.last_use.get(origin, -1) > at
+
+    def _readout(self) -> Tensor | None:
+        """The share of each token of the state in the logits."""
+        if self.run.read is None:
+            return None
+        known: dict[int, dict[int, float]] = {}
+        of_classes = [self._parts(one, None, known) for one in self.run.read]
+        reads = torch.zeros(len(self.state), dtype=torch.float64)
+        for parts in of_classes:
+            for place, part in parts.items():
+                reads[place] += part / len(of_classes)
+        return reads
+
+    def _unite_streams(self) -> None:
+        """Let the patches of a later run lie where those of the first do (a flipped image, say)."""
+        boxes = [tuple(box) for box in self.origins.box[self.first, :4].tolist()]
+        there = {
+            box: at
+            for at, (box, stream) in enumerate(zip(boxes, self.stream, strict=True))
+            if stream == 0 and box[2] >= 0
+        }
+        kept: list[int] = []
+        of: list[int] = []
+        for at, (box, stream) in enumerate(zip(boxes, self.stream, strict=True)):
+            if stream and box in there:
+                of.append(there[box])
+            else:
+                of.append(len(kept))
+                kept.append(at)
+        if len(kept) < len(of):
+            made, part = torch.arange(len(of)), torch.ones(len(of), dtype=torch.float64)
+            layer = self.links[0].layer
+            self.links.insert(0, Regroup(layer, len(kept), made, torch.tensor(of), part))
+            self.first = [self.first[at] for at in kept]
+
+
+def widened(link: Link, more: int) -> Link:
+    """Let so many tokens pass a link by, after the others."""
+    n = link.before
+    if isinstance(link, Attention):
+        if link.new is not None:
+            raise UnknownPathError("tokens join after others were pooled")
+        places = padded(link.queries, n, more), padded(link.keys, n, more)
+        return replace(link, before=n + more, queries=places[0], keys=places[1])
+    assert isinstance(link, Regroup)
+    after = int(link.made.max()) + 1
+    waiting = torch.arange(more)
+    return replace(
+        link,
+        before=n + more,
+        made=torch.cat([link.made, after + waiting]),
+        of=torch.cat([link.of, n + waiting]),
+        part=torch.cat([link.part, torch.ones(more, dtype=torch.float64)]),
+    )
+
+
+def padded(places: Tensor, before: int, more: int) -> Tensor:
+    """Move the number that stands for no token."""
+    return places.masked_fill(places == before, before + more)
