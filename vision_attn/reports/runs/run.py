@@ -8,7 +8,6 @@ import argparse
 import json
 import logging
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,23 +19,22 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.table import Table
-from torch import Tensor
 
-from vision_attn import models  # so that a config may say ViT for vision_attn.models.ViT
 from vision_attn.compat.jsonargparse_private import whole_numbers_first
 from vision_attn.data import ExampleData, ImageData
 from vision_attn.errors import ModelError
-from vision_attn.files import write_text
-from vision_attn.models.checkpoint import ENTRY, describe, load_weights, read_file, unpack
+from vision_attn.models.checkpoint import ENTRY, load_weights, read_file, unpack
 from vision_attn.models.checkpoint import Checkpoint as Saved
 from vision_attn.models.errors import no_empty_layers
 from vision_attn.reports.runs.configs import NEWEST, find_config, values_of, without
+from vision_attn.reports.runs.described import from_checkpoint, from_weights, names
 from vision_attn.reports.runs.guard import check_classes, check_yaml, only_packages
 from vision_attn.reports.runs.messages import readable
+from vision_attn.reports.runs.records import Begun, RunLogger, SavedConfig
 from vision_attn.shelf import is_shelved, shelved
 from vision_attn.training import (
     ConfusionMatrix,
@@ -54,8 +52,6 @@ from vision_attn.training import (
 
 __all__ = ["ExampleRun", "Run", "make_run"]
 
-ELEMENTWISE = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg"}
-NETWORK = re.compile(r"--model(\.network)?(=|$)")  # the words that name one
 QUIET = (  # what Lightning and jsonargparse warn of and a user need not know
     r"\s*By default only one JsonargparseDeprecationWarning per type",
     r"\s*``instantiate_classes`` was deprecated",
@@ -84,12 +80,12 @@ def make_run(
     contents: list[dict[str, Any]] = [check_yaml(config) for config in configs]
     words = [word for name in configs for word in ("--config", name)] + without(words)
     if not configs:
-        contents = [_from_checkpoint(command, words)]
+        contents = [from_checkpoint(command, words)]
         words = ["--config", json.dumps(contents[0]), *words]
-    elif command == "fit" and (start := _from_weights(contents, words)):
+    elif command == "fit" and (start := from_weights(contents, words)):
         words = ["--config", json.dumps(start), *words]
     of_class = any("class_path" in (content.get("model") or {}) for content in contents)
-    named = _names(contents, "num_classes") or any("num_classes" in word for word in words)
+    named = names(contents, "num_classes") or any("num_classes" in word for word in words)
     kind = ExampleRun if of_class else Run
     with _one_line(), only_packages(allow):
         return kind(command, words, infer_classes=not named, show=show)
@@ -509,68 +505,6 @@ class ExampleRun(Run):
         return []
 
 
-class Begun(Callback):
-    """Whether the trainer has read the checkpoint, and a batch has been done with it."""
-
-    def __init__(self) -> None:
-        self.begun = False
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A fused optimizer writes beyond an average that is smaller than its weights."""
-        for optimizer in trainer.optimizers:
-            for weights, state in optimizer.state.items():
-                for name, value in state.items():
-                    if not isinstance(value, Tensor):
-                        continue
-                    if value.layout != torch.strided or value.is_meta:
-                        raise TypeError(f"{name} of the optimizer is a sparse or empty tensor")
-                    if name in ELEMENTWISE and value.shape != weights.shape:
-                        shapes = f"{tuple(value.shape)} for weights of {tuple(weights.shape)}"
-                        raise TypeError(f"{name} of the optimizer is of {shapes}")
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        self.begun = True
-
-    def on_test_start(self, *args: Any) -> None:
-        self.begun = True
-
-    def on_predict_start(self, *args: Any) -> None:
-        self.begun = True
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.begun |= trainer.state.fn == "validate"
-
-
-class SavedConfig(Callback):
-    """Writes the config that a run was made from as `folder`/config.yaml."""
-
-    def __init__(self, folder: Path, text: str):
-        self.path, self.text = folder / "config.yaml", text
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.is_global_zero:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(self.path, self.text)
-
-
-class RunLogger(CSVLogger):
-    """`folder`/metrics.csv, in which a test has the epoch and step of the weights it measured.
-
-    measured_at: that epoch and step; a trainer that only tests knows of none.
-    """
-
-    def __init__(self, folder: Path):
-        version = folder.name
-        super().__init__(folder.parent.parent, folder.parent.name, version)
-        self.measured_at: tuple[int, int] | None = None
-
-    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        if self.measured_at and any(name.startswith("test/") for name in metrics):
-            epoch, step = self.measured_at
-            metrics = {**metrics, "epoch": epoch}
-        super().log_metrics(metrics, step)
-
-
 @contextmanager
 def _one_line() -> Iterator[None]:
     """Lightning's own complaints about a user's options, as ValueErrors."""
@@ -630,96 +564,6 @@ def _checked_name(name: str) -> str:
     if name in ("", ".", "..") or not name.isprintable() or {"/", "\\"} & set(name):
         raise ValueError(f"--name {name!r}: expected the name of a folder, without a path")
     return name
-
-
-def _from_checkpoint(command: str, words: Sequence[str]) -> dict[str, Any]:
-    """A config of no more than a checkpoint says of itself: its network, in the class it is of.
-
-    Raises ValueError where that does not do: a checkpoint knows no optimiser and no data set.
-    """
-    paths = [path for path in values_of(words, "--ckpt_path") if path not in NEWEST]
-    own = Path(paths[-1]).with_name("config.yaml") if paths else None
-    hint = f" (that of the checkpoint's run is {own})" if own and own.is_file() else ""
-    if command == "fit" or not paths:
-        raise ValueError(f"{command} needs a config: --config FILE_OR_NAME{hint}")
-    names_source = [word.partition("=")[0].removesuffix(".class_path") for word in words]
-    has_source = "--data.source" in names_source  # and not an option of it alone
-    config: dict[str, Any] = {}
-    if is_shelved(paths[-1]):  # measured as its card was, in float32
-        card = shelved(paths[-1])
-        config = {"name": card.name, "trainer": {"precision": "32-true"}}
-        if command != "predict" and not has_source:
-            has_source, config["data"] = True, dict(card.values["data"]["config"])
-    if command != "predict" and not has_source:
-        raise ValueError(
-            f"{command} needs the data: --config FILE_OR_NAME{hint}, or --data.source CLASS"
-        )
-    saved = unpack(paths[-1])
-    try:
-        built = saved.build()
-    except ValueError as error:
-        raise ModelError(f"{paths[-1]}: its network cannot be rebuilt: {error}") from error
-    network = _described(built)
-    if saved.of_sequences:
-        answers = isinstance(built, models.QuestionAnswerer)
-        path = f"vision_attn.training.{'QuestionLearner' if answers else 'SequenceLearner'}"
-        return {"model": {"class_path": path, "init_args": {"network": network}}}
-    config["model"] = {"network": network}
-    if not has_source:  # predict reads no data set, yet its data module is made with one
-        config["data"] = {"source": {"class_path": "vision_attn.data.Planted"}}
-    return config
-
-
-def _described(network: Any) -> dict[str, Any]:
-    """A network as a config writes it: its values are plain, whatever a file held."""
-    described = describe(network)
-    return described | {"init_args": _as_options(described["init_args"])}
-
-
-def _as_options(value: Any) -> Any:
-    """A description's values as a config writes them: of a class without options, its path alone.
-
-    An option that takes a class itself, such as a block, takes no more than that.
-    """
-    match value:
-        case {"class_path": path, "init_args": {}} if not value["init_args"]:
-            return path
-        case dict():
-            return {key: _as_options(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_as_options(item) for item in value]
-        case _:
-            return value
-
-
-def _from_weights(contents: Sequence[dict[str, Any]], words: Sequence[str]) -> dict[str, Any]:
-    """What weights to start from say of the network and its input, where no config says so."""
-    sections = [content.get("model") or {} for content in contents]
-    elsewhere = any(isinstance(section, str) for section in sections)  # in a file of its own
-    if elsewhere or _names(sections, "network") or any(map(NETWORK.match, words)):
-        return {}
-    given = [section["weights"] for section in sections if section.get("weights")]
-    given += values_of(words, "--model.weights")
-    if not given:
-        raise ValueError(
-            "the config names no network: give --model.weights vision_attn:NAME, or a checkpoint"
-        )
-    saved = unpack(given[-1])
-    try:
-        network = _described(saved.build())
-    except ValueError as error:
-        raise ModelError(f"{given[-1]}: its network cannot be rebuilt: {error}") from error
-    network["init_args"].pop("num_classes", None)
-    preprocess = saved.about.get("preprocess") or {}
-    normalised = {name: preprocess[name] for name in ("mean", "std") if name in preprocess}
-    return {"model": {"network": network}, "data": normalised}
-
-
-def _names(content: Any, key: str) -> bool:
-    """Whether a mapping in there has this key."""
-    if isinstance(content, dict):
-        return key in content or any(_names(value, key) for value in content.values())
-    return isinstance(content, list) and any(_names(item, key) for item in content)
 
 
 def _epoch_and_step(path: Path) -> tuple[int, int]:
