@@ -65,6 +65,11 @@ LIMITS = {
         "--data.root=. --data.source.path=path/to/images --data.source.names=folders "
         "--data.val_fraction=0.25 --data.batch_size=2 --model.network.num_classes=2"
     ),
+    r"^fit --config compact_vit_imagenette$": (  # without its teacher, who knows ten classes
+        "--data.root=. --data.source.path=path/to/images --data.source.names=folders "
+        "--data.val_fraction=0.25 --data.batch_size=2 --model.network.num_classes=2 "
+        "--trainer.callbacks=null"
+    ),
     r"^(fit|validate|test) (?!.*vision_attn:).*vit_planted": "--model.network.depth=1 --model.network.dim=12",
     r"^(explain|inspect|score|export) ": "--device cpu",
     r"^(explain|inspect) (?!.*(dates|questions))": "--limit 1",

@@ -494,7 +494,7 @@ def test_it_fits_and_nothing_serious_is_found(show, width):
         live({"a vit": vit(), "a senet": senet()}, [PHOTO, OTHER]).html,
         viewport={"width": width, "height": 844},
     )
-    page.wait_for_selector(".photos button")
+    page.wait_for_selector("html[data-ready]")
     page.get_by_role("button", name="Cover", exact=True).click()
     stroke(page, (1, 1), (1, 2))
     assert page.evaluate("document.documentElement.scrollWidth") <= width

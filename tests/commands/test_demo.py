@@ -57,8 +57,10 @@ def test_the_page_begins_with_photos_if_a_network_knows_them(demo: Path):
     assert (demo / "live.html").is_file() == bool(known)
     section = page.partition("<h2>Where they look in photos</h2>")[2].partition("</section>")[0]
     for model in known:
+        methods = ("Rollout", "Relevance") if "vit" in model else ("GradCAM", "ChannelGates")
         for name in example_photos():
-            assert f"photos.{name}.{model}.GradCAM" in section
+            for method in methods:
+                assert f"photos.{name}.{model}.{method}" in section
 
 
 LITTLE = {

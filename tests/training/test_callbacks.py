@@ -158,7 +158,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_whole(trainer, model, strip
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(good) // 2, limit[1]))
     try:
-        with pytest.raises(OSError, match=r"last\.ckpt: cannot be written .*before is whole"):
+        with pytest.raises(OSError, match=r"last\.ckpt: cannot be written .*before it is intact"):
             run.save_checkpoint(last)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
