@@ -272,6 +272,15 @@ def test_every_source_of_photos_takes_the_same_options_after_its_own(kind):
         assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
 
 
+@pytest.mark.parametrize("second", [64, "cat"])
+def test_a_second_argument_that_is_no_list_of_classes(second):
+    message = f"classes must be a list of folders' names, got {second!r}; other options go by"
+    source = ImageFolder("set")
+    source.classes = second  # run-time type checks, which are on here, refuse it as an argument
+    with pytest.raises(ValueError, match=message):
+        source.__post_init__()
+
+
 def test_a_full_disk_under_the_cache_is_a_line(full_disk, folder):
     whole = ImageFolder("set", size=64, storage="cache", cache=str(full_disk))
     with pytest.raises(DataError, match="the cache of decoded images cannot be written"):

@@ -5,7 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
@@ -63,9 +63,16 @@ class ImageFolder(PhotoSource):
     """
 
     path: str
-    _: KW_ONLY
     classes: list[str] | None = None
     names: Literal["folders", "imagenet"] = "folders"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.classes, list | tuple | None):
+            raise ValueError(
+                f"classes must be a list of folders' names, got {self.classes!r}; "
+                "other options go by keyword, such as size=64"
+            )
 
     def place(self, root: Path) -> Path:
         return root / self.path

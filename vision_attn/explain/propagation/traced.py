@@ -21,7 +21,13 @@ __all__ = ["Step", "TracedRun", "UnknownPathError", "follow"]
 
 
 class UnknownPathError(ValueError):
-    """No map can be carried along the path, for this reason."""
+    """No map can be carried along the path, for this reason.
+
+    Examples:
+        >>> from vision_attn.explain.propagation.traced import UnknownPathError
+        >>> str(UnknownPathError("no attention was found"))
+        'no attention was found'
+    """
 
 
 @dataclass(frozen=True)

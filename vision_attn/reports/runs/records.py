@@ -16,7 +16,13 @@ ELEMENTWISE = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sq
 
 
 class Begun(Callback):
-    """Whether the trainer has read the checkpoint, and a batch has been done with it."""
+    """Whether the trainer has read the checkpoint, and a batch has been done with it.
+
+    Examples:
+        >>> from vision_attn.reports.runs.records import Begun
+        >>> Begun().begun
+        False
+    """
 
     def __init__(self) -> None:
         self.begun = False
@@ -48,7 +54,14 @@ class Begun(Callback):
 
 
 class SavedConfig(Callback):
-    """Writes the config that a run was made from as `folder`/config.yaml."""
+    """The config that a run was made from, written as `folder`/config.yaml.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from vision_attn.reports.runs.records import SavedConfig
+        >>> SavedConfig(Path("run"), "seed_everything: 3").path.name
+        'config.yaml'
+    """
 
     def __init__(self, folder: Path, text: str):
         self.path, self.text = folder / "config.yaml", text
@@ -63,6 +76,12 @@ class RunLogger(CSVLogger):
     """`folder`/metrics.csv, in which a test has the epoch and step of the weights it measured.
 
     measured_at: that epoch and step; a trainer that only tests knows of none.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from vision_attn.reports.runs.records import RunLogger
+        >>> RunLogger(Path("outputs/vit/version_3")).version
+        'version_3'
     """
 
     def __init__(self, folder: Path):
