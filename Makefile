@@ -76,6 +76,7 @@ docs: $(VENV)/.installed-dev
 pictures: $(VENV)/.installed-dev
 	$(BIN)/python docs/pictures/make.py
 	$(BIN)/python docs/pictures/make.py moving
+	$(BIN)/python docs/pictures/make.py live
 	$(BIN)/python docs/pictures/learn.py
 
 clean:

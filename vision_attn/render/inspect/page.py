@@ -8,6 +8,7 @@ import hashlib
 import html
 import io
 import json
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -141,8 +142,8 @@ def document(
     }
     return Template(asset("inspect.html")).substitute(
         title=f"{heading} · {models}",
-        photos=heading,
-        models=models,
+        photos=_breakable(heading),
+        models=_breakable(models),
         warning=warning,
         script=script,
         script_hash=_hash(script),
@@ -155,6 +156,11 @@ def document(
         code=added.code,
         policy=added.policy,
     )
+
+
+def _breakable(text: str) -> str:
+    """Let a name in HTML go on in the next line after a colon, a slash or an underscore."""
+    return re.sub(r"(?<=[:/_])(?=\w)", "<wbr>", text)
 
 
 def in_script(data: dict[str, Any]) -> str:
