@@ -77,6 +77,7 @@ pictures: $(VENV)/.installed-dev
 	$(BIN)/python docs/pictures/make.py
 	$(BIN)/python docs/pictures/make.py moving
 	$(BIN)/python docs/pictures/make.py live
+	$(BIN)/python docs/pictures/make.py work
 	$(BIN)/python docs/pictures/learn.py
 
 clean:

@@ -95,6 +95,7 @@ def test_the_runs_of_the_results_are_those_of_the_configs_and_the_journal():
         for value in (run["top1"], run.get("views")):
             if value is not None:
                 assert f"{value:.1f} %" in whole, f"{run['config']}: {value} is not in {comment!r}"
+        assert f"{run['pflop']:.2g} PFLOP" in whole.replace("\n#", ""), run["config"]
         assert f"{run['top1']:.1f} %" in journal
         assert f"{run['minutes']:.1f} |" in journal
         assert f"| {run['parameters']:.2f} M |" in journal

@@ -21,6 +21,10 @@ live.webp      its map's brightest places are covered until it changes its mind,
 and, with `python docs/pictures/make.py cifar10`, from the newest runs of three of the configs:
 
 cifar10.png    the learning curves and confusion matrix of each
+
+with `python docs/pictures/make.py work`, from docs/results.json:
+
+work.png       accuracy on CIFAR-10 against the work of training, beside what others published
 """
 
 import csv
@@ -31,6 +35,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -52,6 +57,7 @@ LIVE_BYTES = 1_500_000  # of live.webp, at most
 DABS = 16  # of the brush, at most
 WALK = [(0.3 + 0.4 * (i % 4) / 3, 0.3 + 0.4 * (i // 4) / 2) for i in range(12)]  # patches asked
 CIFAR10 = ("compact_vit_cifar10", "senet_cifar10_fast", "spatial_cnn_cifar10")
+NAMED = {"airbench94": ("center", (0, 13)), "CCT-6/3x1": ("right", (2, -13))}  # of work.png
 PHOTOS = ("springer_and_milk", "church", "parachute")
 LOOK = {  # methods by network
     "compact_vit_imagenette": ("Rollout", "Relevance"),
@@ -237,6 +243,52 @@ def cifar10() -> None:
     print(HERE / "cifar10.png")
 
 
+def work() -> None:
+    """Accuracy on CIFAR-10 by PFLOP: ours and published, without views and with views."""
+    known = json.loads((HERE.parent / "results.json").read_text(encoding="utf-8"))
+    ours = [run for run in known["runs"] if run["data"] == "CIFAR-10"]
+    figure, axes = plt.subplots(figsize=(9, 5.2), dpi=110, layout="constrained")
+    for runs, colour, label in (
+        (ours, "#2457c5", "vision_attn"),
+        (known["published"], "#777777", "published"),
+    ):
+        for key, fill, words in (("top1", colour, "one view"), ("views", "white", "several views")):
+            shown = [(training_work(run), run[key]) for run in runs if key in run]
+            axes.plot(
+                *zip(*shown, strict=True),
+                "o",
+                color=colour,
+                markerfacecolor=fill,
+                label=f"{label}, {words}",
+            )
+        for run in runs:
+            name = run.get("name") or run["config"].partition("_cifar10")[0]
+            side, shift = NAMED.get(name, ("left", (6, -11)))
+            axes.annotate(
+                name,
+                (training_work(run), run.get("top1", run.get("views"))),
+                shift,
+                textcoords="offset points",
+                ha=side,
+                color=colour,
+                fontsize=8,
+            )
+    axes.set(
+        xscale="log",
+        xlabel="work of training, PFLOP (forward and backward)",
+        ylabel="CIFAR-10 test accuracy, %",
+    )
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(frameon=False, loc="lower right")
+    figure.savefig(HERE / "work.png")
+    print(HERE / "work.png")
+
+
+def training_work(run: dict[str, Any]) -> float:
+    """PFLOP; from published operations an image, three times a forward pass for each of 50,000."""
+    return run["pflop"] if "pflop" in run else 6 * run["gmac"] * run["epochs"] * 50_000 / 1e6
+
+
 def record() -> None:
     """Write live.webp: as sharp as its size allows."""
     frames = recorded()
@@ -263,6 +315,8 @@ def age(path: Path) -> float:
 def main() -> None:
     if sys.argv[1:] == ["cifar10"]:
         return cifar10()
+    if sys.argv[1:] == ["work"]:
+        return work()
     if sys.argv[1:] == ["live"]:
         return record()
     if sys.argv[1:] == ["moving"]:
