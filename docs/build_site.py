@@ -348,10 +348,9 @@ def inspect_vit() -> str:
 
 
 def live_vit() -> str:
-    """The live page of the ViT of the shelf, with planted images to begin with."""
-    model = vision_attn.load_model("vision_attn:vit_planted")
-    images = planted_images(range(5))
-    return vision_attn.live({"vit_planted": model}, images, progress=Silent()).html
+    """The live page of the shelf's ViT that knows photos, with the photos of the package."""
+    model = vision_attn.load_model("vision_attn:compact_vit_imagenette")
+    return vision_attn.live({"compact_vit_imagenette": model}, progress=Silent()).html
 
 
 def live_senet() -> str:

@@ -302,7 +302,7 @@ def test_ctrl_c_says_how_to_go_on_and_what_was_left_is_done_to_the_bit(
     line = capsys.readouterr().err.strip().splitlines()[-1]
     run = "outputs/tiny/version_0"
     words = f"vision-attn fit --config {run}/config.yaml --ckpt_path {run}/last.ckpt"
-    assert line == f"vision-attn: stopped at step 1; go on with: {words}"
+    assert line == f"vision-attn: stopped at step 1; continue with: {words}"
     assert main(words.split()[1:]) == 0
     usual, whole, resumed = (
         torch.load(path / "last.ckpt", weights_only=True)["state_dict"]

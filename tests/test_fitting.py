@@ -65,7 +65,7 @@ def test_sequences_are_trained_too(tmp_path):
         ({"trainer.max_epocks": 2}, "unknown option --trainer.max_epocks: did you mean"),
         ({"model.network.dim": "wide"}, "model.network.dim: expected int, got wide"),
         ({"model.optimizer": "os.system"}, "os.system was not imported"),
-        ({"trainer.fast_dev_run": True}, "a fast_dev_run leaves no files"),
+        ({"trainer.fast_dev_run": True}, "a fast_dev_run writes no files"),
         ({"name": "../x"}, "expected the name of a folder"),
     ],
 )

@@ -325,7 +325,7 @@ def test_a_photo_unlike_what_is_known_is_said_to_be(shelf, spec, photos, tmp_pat
         )
         for record in summary.records():
             sentence = (
-                "Unlike what the network knows: its most probable class has "
+                "Unlike the images that the network knows: the most probable class has "
                 f"{record['probability']:.1%}, where 95% of held-out images have at least 100.0%"
             )
             assert record["unlike"] == (sentence if said else "")
@@ -348,7 +348,7 @@ def test_an_explanation_says_so_and_shows_calibrated_probabilities(shelf, spec, 
     logits = model.network(model.preprocess(photos / "cat.png")[None])[0].detach()
     np.testing.assert_allclose(found.probabilities, (logits / 3).softmax(0).numpy(), rtol=1e-5)
     assert found.predicted == logits.argmax()
-    assert found.unlike.startswith("Unlike what the network knows")
+    assert found.unlike.startswith("Unlike the images that the network knows")
     assert found.unlike in repr(found)
     raw = unpack(spec)
     change(shelf, calibration={})

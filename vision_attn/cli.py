@@ -20,17 +20,17 @@ TRAINING = {
     "fit": "train a network, then test its best weights",
     "validate": "measure a checkpoint on the validation images",
     "test": "measure a checkpoint on the test images",
-    "predict": "name the class of images, into a CSV file",
+    "predict": "predict the class of each image, into a CSV file",
 }
 COMMANDS = {
     "explain": "draw where a network looks in your images",
-    "pictures": "draw the heatmaps of a class from maps that explain kept",
-    "score": "measure which heatmaps of a network to believe",
+    "pictures": "draw the heatmaps of a class from maps that explain saved",
+    "score": "measure which heatmaps of a network to trust",
     "inspect": "explore a network's attention on one interactive page",
     "live": "run a network in one offline page: drop photos, cover parts of them",
     "models": "list the pretrained networks of the package, with their accuracy",
-    "configs": "list the configs of the package, and what each reaches",
-    "export": "write a network as ONNX or for torch.export, and check its logits",
+    "configs": "list the configs of the package, and the result of each",
+    "export": "export a network to ONNX or torch.export, and check its logits",
     "demo": "train three small networks and open a gallery of their heatmaps",
 }
 
@@ -43,7 +43,7 @@ Attention in images: train networks, and see where they look.
 
 vision-attn COMMAND --help   the command's options
 vision-attn --version        the version
---traceback                  with any command: where in the code an error came from
+--traceback                  with any command: show where in the code an error occurred
 """
 
 

@@ -97,7 +97,9 @@ def fit(
     run = make_run("fit", words, allow=allow)
     run.fit()
     if run.folder is None:
-        raise ValueError("a fast_dev_run leaves no files: nothing to return (vision-attn fit)")
+        raise ValueError(
+            "fit returns a run, and a fast_dev_run writes no files: use vision-attn fit"
+        )
     return FittedRun(run.folder)
 
 

@@ -231,7 +231,7 @@ def _checkpoint(saved: Checkpoint, ask: Request) -> Parts:
     about = saved.about
     try:
         if saved.of_sequences:
-            raise ValueError("it is of sequences or questions, not of image classes")
+            raise ValueError("it is a model of sequences or questions, not an image classifier")
         network = saved.build()
         preprocess = Preprocess(**about["preprocess"])
         _check_side(preprocess.input_size)
@@ -260,7 +260,7 @@ def load_sequences(path: str | Path) -> LoadedSequences:
     saved = unpack(path)
     if not saved.of_sequences:
         raise ModelError(
-            f"{path}: expected a checkpoint of sequences or questions, got one of image classes"
+            f"{path}: expected a model of sequences or questions, got an image classifier"
         )
     return _sequences(saved)
 

@@ -243,12 +243,12 @@ class Calibration:
         return scaled.sigmoid() if self.independent else scaled.softmax(dim=1)
 
     def unlike(self, probability: float) -> str:
-        """Say that a photo is unlike what the network knows, if its top class has so little."""
+        """Say that a photo is unlike the network's images, if its top class has so little."""
         if self.threshold is None or probability >= self.threshold:
             return ""
         return (
-            f"Unlike what the network knows: its most probable class has {probability:.1%}, "
-            f"where 95% of held-out images have at least {self.threshold:.1%}"
+            f"Unlike the images that the network knows: the most probable class has "
+            f"{probability:.1%}, where 95% of held-out images have at least {self.threshold:.1%}"
         )
 
 

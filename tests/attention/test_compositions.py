@@ -262,7 +262,7 @@ def test_bad_input() -> None:
         MaxPoolCoAttention(0)
     with pytest.raises(ValueError, match="hidden_dim must be at least 1, got 0"):
         ParallelCoAttention(D, hidden_dim=0)
-    with pytest.raises(ValueError, match="members must be at least one CoAttention, got none"):
+    with pytest.raises(ValueError, match="members must hold at least one CoAttention, got none"):
         CoAttentionEnsemble()
     for make, _ in FORMULAS:
         with pytest.raises(ValueError, match=r"keys must not be empty, got shape \(2, 0, 3\)"):

@@ -175,7 +175,7 @@ def test_gates_go_into_any_cnn_without_changing_its_outputs(name: str, gate) -> 
     assert all("attention_gate" in key for key in new)
     network.train()(image).square().sum().backward()
     assert all(any(p.grad is not None for p in gate.parameters()) for gate in gates)
-    with pytest.raises(ValueError, match="has been given gates before"):
+    with pytest.raises(ValueError, match="already has gates"):
         add_gates(network, gate)
 
 
@@ -220,5 +220,5 @@ def test_bad_input() -> None:
         for size in (4, 0, -3):
             with pytest.raises(ValueError, match=f"kernel_size must be odd and at l.*got {size}"):
                 make(C, kernel_size=size)
-    with pytest.raises(ValueError, match="Linear has no convolution to put a gate behind"):
+    with pytest.raises(ValueError, match="Linear has no convolution to put a gate after"):
         add_gates(nn.Linear(3, 5), SqueezeExcite)

@@ -149,7 +149,7 @@ def test_bad_input() -> None:
             with pytest.raises(ValueError, match=message):
                 make(dim, heads)
     with pytest.raises(
-        ValueError, match=r"score must be one whose parameters tell .*got ScaledDot"
+        ValueError, match=r"score must be one with parameters for each view .*got ScaledDot"
     ):
         MultiDimAttention(DIM, HEADS, score=ScaledDot)
     ours = MultiHeadAttention(DIM, HEADS)

@@ -131,7 +131,9 @@ def test_sampled_hard_reads_the_expected_value_for_a_share_of_the_images() -> No
     assert abs((~drawn).float().mean() - 0.3) < 0.03
     torch.testing.assert_close(weights[~drawn], scores[~drawn].softmax(-1))
     assert (SampledHard(expected=1.0)(scores[0, 0]) == scores[0, 0].softmax(-1)).all()
-    with pytest.raises(ValueError, match="expected must be from 0 to 1, a share of a batch, got 2"):
+    with pytest.raises(
+        ValueError, match="expected must be from 0 to 1, a share of each batch, got 2"
+    ):
         SampledHard(expected=2)
 
 

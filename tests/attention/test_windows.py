@@ -259,7 +259,7 @@ def test_tiles_cover_the_axis() -> None:
 def test_bad_input() -> None:
     for make in (Local2d, LocalMonotonic):
         for radius in (-1, 1.5, float("nan")):
-            message = f"radius must be a whole number from 0 on, or inf, got {radius}"
+            message = f"radius must be a whole number of at least 0, or inf, got {radius}"
             with pytest.raises(ValueError, match=message):
                 make(radius=radius)
     with pytest.raises(ValueError, match="radius must be at least 1, got 0"):

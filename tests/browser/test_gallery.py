@@ -106,7 +106,7 @@ def test_filters_go_together_and_reset(gallery):
     assert page.locator(".above .range").inner_text() == "1–10 of 10 (60 in all)"
     choose(page, "verdict", "right")
     assert names(page) == []
-    assert page.locator(".above .range").inner_text() == "No photo fits, of 60"
+    assert page.locator(".above .range").inner_text() == "None of 60 photos matches"
     page.locator("button[type=reset]").click()
     page.wait_for_function("document.querySelectorAll('article').length === 24")
     choose(page, "verdict", "right")

@@ -330,7 +330,7 @@ def test_the_hint_goes_with_the_first_click_and_stays_gone_in_the_link(show):
 CLICKLESS = {
     "a CNN": (
         lambda: (SEResNet(5, widths=(8, 8, 16, 16), layers=(1, 1, 1, 1)), (32, 32)),
-        "SEResNet: no attention was found: nothing that sums to 1 weighs values in a matrix product",
+        "SEResNet: no attention was found: no matrix product of values with weights that sum to 1",
     ),
     "channels": (
         lambda: (
@@ -338,7 +338,7 @@ CLICKLESS = {
             (64, 64),
         ),
         "Xcit: the keys of attention call 0 (blocks.0.attn) are not one token each (32 of them, made "
-        "of 1): linear attention, or from channel to channel",
+        "of 1): linear attention, or attention over channels",
     ),
     "places unknown": (
         lambda: (timm.create_model("swinv2_cr_tiny_224", img_size=(64, 96), **SMALL), (64, 96)),

@@ -300,7 +300,7 @@ def test_probabilities_are_calibrated(show):
     model = replace(vit(), calibration=Calibration(temperature=3.0, threshold=0.99))
     page = opened(show, model, [PHOTO], "tab=methods")
     assert_chances(page, model, logits_of(model, model.preprocess(PHOTO)) / 3)
-    assert "Unlike what the network knows" in page.inner_text(".notes")
+    assert "Unlike the images that the network knows" in page.inner_text(".notes")
 
 
 @pytest.mark.parametrize("make", [vit, senet])

@@ -151,7 +151,7 @@ def test_the_target_is_a_name_an_index_or_what_is_predicted(models, photos, tmp_
         ("--batch-size", "0", "expected a whole number of at least 1, got '0'"),
         ("--limit", "-3", "expected a whole number of at least 1, got '-3'"),
         ("--masks", "nowhere", "--masks nowhere: expected a folder"),
-        ("--masks", ".", "--masks .: expected masks of the images' stems, such as cat.png"),
+        ("--masks", ".", "--masks .: expected masks named like the images, such as cat.png"),
         ("--weights", "none.pth", "none.pth"),
         ("--metod", "Rollout", "unknown option --metod"),
     ],
@@ -177,7 +177,7 @@ def test_a_map_without_a_place_says_so(models, tmp_path):
     words = [tmp_path / "even.png", "--method", "EdgeMap", "-o", tmp_path]
     assert explain(models("vit"), *words) == 0
     (record,) = records(tmp_path)
-    assert record["note"] == "Constant map: every place counts alike"
+    assert record["note"] == "Constant map: every place has the same value"
 
 
 def test_a_wrong_model_is_one_line(models, photos, tmp_path, capsys):

@@ -207,7 +207,7 @@ def test_damaged_scores_are_made_again(models, planted, tmp_path, monkeypatch):
 def test_damaged_settings_are_named(models, tmp_path, capsys, text):
     (tmp_path / "settings.json").write_text(text)
     assert score(models("vit"), "planted", *QUICK, "--images", 2, "-o", tmp_path) == 2
-    assert "settings.json: damaged: what its scores are of is unknown" in complaint(capsys)
+    assert "settings.json: damaged: the settings of its scores are unknown" in complaint(capsys)
 
 
 def test_more_methods_and_images_add_to_what_is_there(models, tmp_path, monkeypatch):
@@ -331,13 +331,13 @@ def test_masks_are_scored_and_bad_ones_named(folder, models, tmp_path, capsys):
     out = tmp_path / "out"
     assert score(models("vit"), folder, *QUICK, "--images", 5, "-o", out) == 0
     assert scores(out)["GradCAM"]["scores"]["mean_iou"]["n"] == 3
-    assert "5 images asked, 3 there are" in capsys.readouterr().out
+    assert "5 images asked for, 3 found" in capsys.readouterr().out
     bad = {
         "size": (np.zeros((30, 60), np.uint8) + 1, "is 60 x 30, its image 60 x 40: save it"),
         "values": (np.full((40, 60), 77, np.uint8), "holds 77: expected 0 background, 1 to 20"),
         "absent": (np.zeros((40, 60), np.uint8), "the object is absent: the mask is 0 everywhere"),
         "full": (np.ones((40, 60), np.uint8), "no background: no pixel of the mask is 0"),
-        "colour": (np.zeros((40, 60, 3), np.uint8), "one number a pixel (a grey or palette PNG)"),
+        "colour": (np.zeros((40, 60, 3), np.uint8), "one number per pixel (a grey or palette PNG)"),
         "aside": (np.eye(40, 60, dtype=np.uint8) * 0, "absent"),
     }
     corner = bad["aside"][0]
@@ -354,11 +354,11 @@ def test_masks_are_scored_and_bad_ones_named(folder, models, tmp_path, capsys):
     assert scores(tmp_path / "two")["GradCAM"]["scores"]["deletion"]["n"] == 2
     (folder / "masks" / "tiny.png").unlink()
     data = open_data(str(folder), load_model(models("vit")), Path("."))
-    with pytest.raises(ImageError, match=r"no mask of this image: expected masks/tiny\.png"):
+    with pytest.raises(ImageError, match=r"no mask for this image: expected masks/tiny\.png"):
         data[2]
     for mask in (folder / "masks").iterdir():
         mask.rename(mask.with_stem("other"))
-    with pytest.raises(ValueError, match="no mask fits an image: expected files of the same stem"):
+    with pytest.raises(ValueError, match="no mask belongs to an image: expected masks named like"):
         open_data(str(folder), load_model(models("vit")), Path("."))
 
 
@@ -392,13 +392,16 @@ def test_boxes_are_scored_and_bad_ones_named(photos, models, tmp_path, capsys):
     assert told["box_iou"]["mean"] == pytest.approx(metric.compute().item(), abs=2e-3)
     assert told["energy_inside"]["mean"] == pytest.approx(energy.compute().item(), abs=2e-3)
     bad = {
-        "no box of this image": {"file": "dog.jpg", "boxes": []},
+        "no box for this image": {"file": "dog.jpg", "boxes": []},
         "353 x 500, but boxes.json is of 35 x 50": {
             **{"file": "dog.jpg", "size": [35, 50], "boxes": [[0, 0, 9, 9]]}
         },
         "left < right and top < bottom": {"file": "dog.jpg", "boxes": [[9, 0, 9, 9]]},
-        "a box leaves the photo of 353 x 500": {"file": "dog.jpg", "boxes": [[0, 0, 900, 9]]},
-        "outside of what the network sees": {"file": "dog.jpg", "boxes": [[0, 0, 9, 9]]},
+        "a box reaches beyond the photo of 353 x 500": {
+            "file": "dog.jpg",
+            "boxes": [[0, 0, 900, 9]],
+        },
+        "outside the part that the network sees": {"file": "dog.jpg", "boxes": [[0, 0, 9, 9]]},
         "no such file": {"file": "gone.jpg", "boxes": [[0, 0, 9, 9]]},
     }
     for told, entry in bad.items():

@@ -158,13 +158,15 @@ def test_explain_shows_words_and_image(saved, tmp_path, capsys):
 def test_checkpoints_of_the_other_kind(saved, tmp_path):
     from vision_attn.hub import load_model, load_sequences
 
-    with pytest.raises(ValueError, match="it is of sequences or questions, not of image classes"):
+    with pytest.raises(
+        ValueError, match="it is a model of sequences or questions, not an image classifier"
+    ):
         load_model(saved("additive_dates"))
     torch.save(
         {"state_dict": {"a": torch.ones(1)}, "vision_attn": {"format": 1}},
         tmp_path / "classes.ckpt",
     )
     with pytest.raises(
-        ValueError, match="expected a checkpoint of sequences or questions, got one"
+        ValueError, match="expected a model of sequences or questions, got an image"
     ):
         load_sequences(tmp_path / "classes.ckpt")

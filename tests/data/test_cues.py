@@ -135,5 +135,7 @@ def test_what_cannot_be_painted_is_said(make, words):
 
 def test_a_cue_for_an_unknown_class_names_the_nearest():
     source = Cued(Planted(size=16, train=1, val=1, test=1), {"dotted disc": Frame()})
-    with pytest.raises(DataError, match="a cue for no class 'dotted disc'; the nearest: dotted di"):
+    with pytest.raises(
+        DataError, match="no class 'dotted disc' to give a cue; the nearest: dotted di"
+    ):
         source.load(Path(), 0.1, 0)

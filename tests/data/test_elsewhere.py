@@ -119,7 +119,7 @@ def test_labels_as_words_as_lists_and_of_another_kind(datasets, root):
     assert several.train.labels[0].tolist() == [1, 1, 0]
     with pytest.raises(DataError, match=r"floats, train, row 0: expected a class .* got 0\.5"):
         HuggingFace("floats", **SIZES).load(root, 0.2, 0)
-    with pytest.raises(DataError, match="a label is 2, there are 2 classes"):
+    with pytest.raises(DataError, match="a label is 2, but there are 2 classes"):
         HuggingFace("numbers", classes=["a", "b"], **SIZES).load(root, 0.2, 0)
     with pytest.raises(DataError, match=r"no column 'img': there are image"):
         HuggingFace("words", image="img", **SIZES).load(root, 0.2, 0)
@@ -334,11 +334,11 @@ def test_bad_tables(root):
     with pytest.raises(DataError, match="line 2: expected 2 cells"):
         load(label="cat")
     (root / "labels.csv").write_text("image,cat\n")
-    with pytest.raises(DataError, match="expected a row a photo"):
+    with pytest.raises(DataError, match="expected one row for each photo"):
         load(label="cat")
     (root / "labels.csv").unlink()
     with pytest.raises(DataError, match="no such file: give the path of a CSV"):
         load(label="cat")
     for how in ({}, {"label": "a", "labels": ["a"]}, {"labels": ["a"], "separator": ";"}):
-        with pytest.raises(ValueError, match=r"expected either|a separator goes with"):
+        with pytest.raises(ValueError, match=r"expected either|a separator needs"):
             ImageTable("set", "labels.csv", **how)

@@ -139,7 +139,7 @@ def test_a_class_that_another_part_lacks_or_has_alone_is_a_line(tmp_path, caplog
     assert splits.test.labels.tolist() == [0, 0, 1, 1, 2, 2]
     lines = [record.getMessage() for record in caplog.records]
     assert [line.partition(": ")[2] for line in lines] == [
-        "no training image is of 1 of 4 folders (d): they are left out",
+        "1 of 4 folders have no training image (d): they are left out",
         "no image of 1 of 3 classes (c): they are not measured on the val images",
     ]
     for file in (tmp_path / "set/val").rglob("*.png"):

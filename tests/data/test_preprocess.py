@@ -205,10 +205,12 @@ def test_masks_and_boxes_that_do_not_fit():
     preprocess = Preprocess((32, 48), (0.0,) * 3, (1.0,) * 3)
     with pytest.raises(ValueError, match="the mask is 5 x 3, its photo 50 x 30: save it at the ph"):
         preprocess.mask(np.ones((3, 5), bool), (50, 30))
-    with pytest.raises(ValueError, match=r"one number a pixel, got an array of shape \(3, 5, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"one number per pixel, got an array of shape \(3, 5, 3\)"
+    ):
         preprocess.mask(Image.new("RGB", (5, 3)))
     for boxes in ([[9, 0, 9, 9]], [[0, 0, 9]], [0, 0, 9, 9]):
         with pytest.raises(ValueError, match="left < right and top < bottom, got"):
             preprocess.boxes(boxes, (50, 30))
-    with pytest.raises(ValueError, match="a box leaves the photo of 50 x 30"):
+    with pytest.raises(ValueError, match="a box reaches beyond the photo of 50 x 30"):
         preprocess.boxes([[0, 0, 60, 9]], (50, 30))

@@ -22,7 +22,7 @@ def test_images_grow_with_the_epochs_to_their_own_size():
     ("sizes", "epochs"), [([], []), ([8], [0, 1]), ([8, 9], [3, 0]), ([8], [1])]
 )
 def test_epochs_that_do_not_rise_from_zero_are_refused(sizes, epochs):
-    with pytest.raises(ValueError, match="one rising epoch for each size, the first of them 0"):
+    with pytest.raises(ValueError, match="one epoch for each size, rising from 0"):
         ProgressiveResizing(sizes, epochs)
     with pytest.raises(ValueError, match="at least 1 pixel"):
         ProgressiveResizing([0], [0])

@@ -141,7 +141,7 @@ def test_an_unreadable_photo_is_passed_over_as_often_as_is_allowed(folder, caplo
     with caplog.at_level(logging.WARNING):
         images = train.fetch(items, Draws(0, 0, items))
     assert caplog.text.count("ant/3.jpg: expected an image") == 1
-    assert "Another photo of its class stands in for it" in caplog.text
+    assert "Another photo of its class takes its place" in caplog.text
     torch.testing.assert_close(images[3], images[4], rtol=0, atol=0)  # the next of its class
     assert (images[3] != images[2]).any()
     train.fetch(items, Draws(0, 1, items))  # the same one again counts once
@@ -166,7 +166,7 @@ def test_a_process_that_is_ended_is_named(folder, monkeypatch):
 
     monkeypatch.setattr(type(train.photos.photos), "read", killed)
     items = np.arange(3)
-    with pytest.raises(DataError, match=r"process that decodes photos was ended .*last\.ckpt"):
+    with pytest.raises(DataError, match=r"process that decodes photos was killed, .*last\.ckpt"):
         list(train.fetch_all([(items, Draws(0, 0, items))]))
 
 
@@ -274,7 +274,7 @@ def test_every_source_of_photos_takes_the_same_options_after_its_own(kind):
 
 @pytest.mark.parametrize("second", [64, "cat"])
 def test_a_second_argument_that_is_no_list_of_classes(second):
-    message = f"classes must be a list of folders' names, got {second!r}; other options go by"
+    message = f"classes must be a list of folders' names, got {second!r}; give other options by"
     source = ImageFolder("set")
     source.classes = second  # run-time type checks, which are on here, refuse it as an argument
     with pytest.raises(ValueError, match=message):

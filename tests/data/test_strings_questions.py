@@ -252,5 +252,5 @@ def test_bad_options():
         PlantedStrings(most=0)
     with pytest.raises(ValueError, match="kinds must be some of colour, shape"):
         PlantedQuestions(kinds=["weather"])
-    with pytest.raises(ValueError, match="asked must be at least 1 question an image, got 0"):
+    with pytest.raises(ValueError, match="asked must be at least 1 question per image, got 0"):
         PlantedQuestions(asked=0)

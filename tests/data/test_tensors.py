@@ -58,7 +58,7 @@ def test_the_order_is_a_function_of_seed_and_epoch():
 def test_errors():
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         InOrder(10, 0)
-    with pytest.raises(ValueError, match="3 images cannot be shared by 4 processes"):
+    with pytest.raises(ValueError, match="3 images cannot be divided among 4 processes"):
         InOrder(3, 1, 0, 4)
 
 

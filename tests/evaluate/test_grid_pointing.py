@@ -82,7 +82,7 @@ def test_batches_and_heatmaps():
         (
             torch.rand(2, 4, 4),
             torch.tensor([0]),
-            "expected one cell a map, whole numbers (2,), got",
+            "expected one cell per map, whole numbers (2,), got",
         ),
         (torch.rand(2, 4, 4), torch.tensor([0.0, 1]), "got torch.float32 of shape (2,)"),
         (torch.rand(2, 4, 4), torch.tensor([0, 4]), "cells must be 0 to 3, got 0 to 4"),

@@ -115,7 +115,7 @@ def test_networks_that_hide_their_modules_are_explained_from_outside(network, me
 def test_errors(network, monkeypatch):
     with pytest.raises(ValueError, match=r"Occlusion\(window=15\): the window does not fit images"):
         Occlusion(window=15)(network, IMAGES)
-    with pytest.raises(ValueError, match="a stride of 5 leaves pixels out of every 4 window"):
+    with pytest.raises(ValueError, match="a stride of 5 skips pixels between windows of 4"):
         Occlusion(window=4, stride=5)(network, IMAGES)
     with pytest.raises(ValueError, match="steps must be at least 1"):
         IntegratedGradients(steps=0)
@@ -129,5 +129,5 @@ def test_errors(network, monkeypatch):
     with pytest.raises(ValueError, match="rows must be at least 1"):
         Occlusion(rows=0)
     monkeypatch.setattr(perturbing, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="Occlusion is computed by captum: pip install captum"):
+    with pytest.raises(ValueError, match="Occlusion needs captum: pip install captum"):
         Occlusion()(network, IMAGES)

@@ -85,7 +85,9 @@ def test_the_network_is_left_as_it_was(network, explainer):
     assert_same(before, state(network))
     network[2].weight.data[3, 2] = torch.nan
     before = state(network)
-    with pytest.raises(ValueError, match=r"the network's weights do, first '2.weight' \(1 of 9\)"):
+    with pytest.raises(
+        ValueError, match=r"so do the network's weights, first '2.weight' \(1 of 9\)"
+    ):
         explainer(network, IMAGES)
     assert before[:4] == state(network)[:4]
 
@@ -125,7 +127,7 @@ def test_targets(network):
         InputGradient()(network, IMAGES, [0, 7])
     with pytest.raises(ValueError, match="class -1 is out of range"):
         InputGradient()(network, IMAGES, -1)
-    with pytest.raises(ValueError, match=r"one class or 2 \(one an image\), got shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"one class or 2 \(one per image\), got shape \(3,\)"):
         InputGradient()(network, IMAGES, [1, 2, 3])
     with pytest.raises(ValueError, match="whole numbers"):
         InputGradient()(network, IMAGES, torch.tensor([0.5, 1.0]))

@@ -195,7 +195,7 @@ def test_channel_attention_is_refused():
     net = timm.create_model("xcit_nano_12_p16_224", depth=1)
     assert Rollout().refusal(net) == (
         "the keys of attention call 0 (blocks.0.attn) are not one token each (32 of them, made of "
-        "1): linear attention, or from channel to channel"
+        "1): linear attention, or attention over channels"
     )
     with pytest.raises(ValueError, match="Rollout does not fit Xcit: the keys of attention call 0"):
         Rollout()(net, torch.randn(1, 3, 224, 224))
@@ -332,7 +332,7 @@ def test_methods_are_written_as_they_are_read():
         (lambda net, x: LeGrad(start_layer=3)(net, x), "start_layer must be from 0 to 2"),
         (
             lambda net, x: Rollout()(net, x, layout=TokenLayout(0, (4, 6), "mean")),
-            r"attention call 0 \(blocks.0.attn.attend\) is 25 x 25, but 24 tokens reach it",
+            r"attention call 0 \(blocks.0.attn.attend\) is 25 x 25, but the layout has 24 tokens",
         ),
         (lambda net, x: Rollout()(nn.Flatten(), x), "no attention was found"),
     ],

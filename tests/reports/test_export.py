@@ -58,7 +58,7 @@ def test_a_file_with_other_logits_is_not_kept(difference, model, tmp_path, monke
 
     monkeypatch.setitem(module.WRITERS, ".pt2", wrong)
     (tmp_path / "m.pt2").write_bytes(b"earlier")
-    with pytest.raises(ValueError, match=r"m\.pt2: its logits are off by .* of the largest"):
+    with pytest.raises(ValueError, match=r"m\.pt2: its logits differ by .* of the largest"):
         vision_attn.export(model, tmp_path / "m.pt2")
     assert [path.name for path in tmp_path.iterdir()] == ["m.pt2"]
     assert (tmp_path / "m.pt2").read_bytes() == b"earlier"

@@ -71,6 +71,6 @@ def test_a_photo_is_unlike_below_the_threshold_only():
     known = Calibration(2.0, 0.54)
     assert known.unlike(0.54) == Calibration().unlike(0.0) == ""
     assert known.unlike(0.3125) == (
-        "Unlike what the network knows: its most probable class has 31.2%, where 95% of held-out images "
+        "Unlike the images that the network knows: the most probable class has 31.2%, where 95% of held-out images "
         "have at least 54.0%"
     )

@@ -294,7 +294,7 @@ class CoAttentionEnsemble(CoAttention):
 
     def __init__(self, *members: CoAttention):
         if not members:
-            raise ValueError("members must be at least one CoAttention, got none")
+            raise ValueError("members must hold at least one CoAttention, got none")
         super().__init__(members[0].dim)
         self.members = nn.ModuleList(members)
 

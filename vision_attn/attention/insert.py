@@ -20,7 +20,7 @@ def add_gates(
     gate: Callable[..., nn.Module],
     image_size: tuple[int, int] = (224, 224),
 ) -> nn.Module:
-    """Put a gate behind every block of a CNN, in place, and return the network.
+    """Put a gate after every block of a CNN, in place, and return the network.
 
     A block is the smallest module that holds a spatial convolution and another layer: a residual
     block, an inception block, ... Where there are none, as in VGG, each convolution is one.
@@ -39,10 +39,10 @@ def add_gates(
         ['0.attention_gate', '2.attention_gate']
     """
     if any(hasattr(module, NAME) for module in network.modules()):
-        raise ValueError(f"{type(network).__name__} has been given gates before")
+        raise ValueError(f"{type(network).__name__} already has gates")
     blocks = find_blocks(network)
     if not blocks:
-        raise ValueError(f"{type(network).__name__} has no convolution to put a gate behind")
+        raise ValueError(f"{type(network).__name__} has no convolution to put a gate after")
     weight = next(network.parameters())
     for block, channels in output_channels(network, blocks, image_size).items():
         new = gate(channels=channels).to(weight.device, weight.dtype)

@@ -205,8 +205,8 @@ def mask_in_tiles(
 class Near(Window):
     """Base class: each token sees those within `radius` of it on a grid.
 
-    Prefix tokens see every token and every token sees them. radius: a whole number from 0 on, or
-    inf, else ValueError. A subclass lays the tokens on a grid in `grid`.
+    Prefix tokens see every token and every token sees them. radius: a whole number of at least 0,
+    or inf, else ValueError. A subclass lays the tokens on a grid in `grid`.
 
     Examples:
         >>> import torch
@@ -222,7 +222,7 @@ class Near(Window):
     def __init__(self, head_dim: int | None = None, heads: int = 1, *, radius: int | float):
         super().__init__(head_dim, heads)
         if not radius >= 0 or (radius != inf and radius != int(radius)):
-            raise ValueError(f"radius must be a whole number from 0 on, or inf, got {radius}")
+            raise ValueError(f"radius must be a whole number of at least 0, or inf, got {radius}")
         self.radius = radius
 
     @abstractmethod

@@ -58,8 +58,8 @@ def check_exists(tokens: Tensor, **masks: Tensor | None) -> None:
     for name, mask in masks.items():
         if mask is not None and (mask.dtype != torch.bool or mask.shape != tokens.shape[:2]):
             raise ValueError(
-                f"{name} must be bool of shape {tuple(tokens.shape[:2])} (True = exists), got "
-                f"{mask.dtype} of shape {tuple(mask.shape)}"
+                f"{name} must be bool of shape {tuple(tokens.shape[:2])} (True = a token, "
+                f"False = padding), got {mask.dtype} of shape {tuple(mask.shape)}"
             )
 
 

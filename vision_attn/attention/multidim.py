@@ -57,7 +57,7 @@ class MultiDimAttention(MultiHeadAttention):
         )
         if not any(True for _ in self.attend.score.parameters()):
             raise ValueError(
-                "score must be one whose parameters tell the views apart (MultiDimAdditive, "
+                "score must be one with parameters for each view (MultiDimAdditive, "
                 f"General), got {type(self.attend.score).__name__}"
             )
 

@@ -142,7 +142,7 @@ class SampledHard(Hard):
     def __init__(self, temperature: int | float = 1.0, expected: int | float = 0.0):
         super().__init__(temperature)
         if not 0 <= expected <= 1:
-            raise ValueError(f"expected must be from 0 to 1, a share of a batch, got {expected}")
+            raise ValueError(f"expected must be from 0 to 1, a share of each batch, got {expected}")
         self.expected = expected
 
     def normalize(self, scores: Float[Tensor, "*lead j"]) -> Float[Tensor, "*lead j"]:

@@ -64,8 +64,8 @@ class QuadraticAttention(nn.Module):
         supported = ((1, 1), (1, 1), 1, "zeros", (rows // 2, rows // 2))
         if rows != columns or rows % 2 == 0 or options != supported:
             raise ValueError(
-                "expected an odd, square kernel, stride 1, no dilation, no groups, and zeros "
-                f"around the image that keep its size, got {conv}"
+                "expected an odd, square kernel, stride 1, no dilation, no groups, and zero "
+                f"padding that keeps the image's size, got {conv}"
             )
         attention = cls(conv.in_channels, conv.out_channels, rows * columns, rows // 2)
         away = torch.arange(rows) - rows // 2

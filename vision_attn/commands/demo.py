@@ -31,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=MINUTES,
         metavar="N",
-        help=f"about how long to train, all three together, on two CPU cores (default: {MINUTES})",
+        help="about how many minutes to train, all three networks together, on two CPU cores "
+        f"(default: {MINUTES})",
     )
     options.add_seed(parser)
 
@@ -58,7 +59,9 @@ def show(folder: Path, args: argparse.Namespace) -> int:
         models = {spec.partition(":")[2]: load_model(spec) for spec in known}
         photos = PhotoWall(folder, models).sections()
         page = write_first_page(folder, photos)
-        console.print(f"Open {page} in a browser. It is complete at the end.\n", soft_wrap=True)
+        console.print(
+            f"Open {page} in a browser. It is complete when this command ends.\n", soft_wrap=True
+        )
     for place, entry in enumerate(ENTRIES, start=1):
         console.rule(f"{place} of {len(ENTRIES)}: {entry.title}")
         train(console, entry, folder, entry.epochs * args.minutes / MINUTES, args.seed)

@@ -48,9 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--masks",
         metavar="DIR",
-        help="masks to show beside the maps, with the names of the images (cat.png for cat.jpg)",
+        help="masks to show beside the maps, named like the images (cat.png for cat.jpg)",
     )
-    group.add_argument("--question", metavar="TEXT", help="for a model that answers questions")
+    group.add_argument(
+        "--question", metavar="TEXT", help="the question, for a model that answers questions"
+    )
     group.add_argument("--page", action="store_true", help="also write index.html, a gallery")
     group.add_argument(
         "--frames",
@@ -125,7 +127,7 @@ def explain_sequences(model: "LoadedSequences", args: argparse.Namespace) -> int
     """Explain what a network of sequences or questions writes or answers."""
     if args.processes > 1 or args.shard != (1, 1):
         raise ValueError(
-            "--processes, --shard: expected a model of image classes, got one of sequences"
+            "--processes, --shard: expected an image classifier, got a model of sequences"
         )
     from vision_attn.reports.alignments import explain_sequences
 

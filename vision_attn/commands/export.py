@@ -15,7 +15,9 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's words and options."""
     options.add_model(parser)
-    options.add_output(parser, "outputs/model.onnx", "a name in .onnx, or in .pt2 for torch.export")
+    options.add_output(
+        parser, "outputs/model.onnx", "a name that ends in .onnx, or in .pt2 for torch.export"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,8 +30,8 @@ def run(args: argparse.Namespace) -> int:
     exported = export(model, args.output)
     height, width = model.preprocess.input_size
     say(
-        f"{exported.path}: any number of images of {height} x {width}, mean "
-        f"{model.preprocess.mean} and std {model.preprocess.std} taken off; logits checked, within "
-        f"{exported.difference:.0e}"
+        f"{exported.path}: takes any number of images of {height} x {width}, normalised by "
+        f"mean {model.preprocess.mean} and std {model.preprocess.std}; its logits are those of the "
+        f"model within {exported.difference:.0e}"
     )
     return 0

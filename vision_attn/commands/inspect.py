@@ -16,15 +16,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("page")
     options.add_output(group, "outputs/inspect.html")
     group.add_argument(
-        "--versus", metavar="MODEL", help="a second model, to compare the first one with"
+        "--versus", metavar="MODEL", help="a second model, to compare with the first"
     )
-    options.add_method(group, "the quick ones; attention itself is always shown")
+    options.add_method(group, "the fast ones; attention itself is always shown")
     group.add_argument(
         "--target",
         action="append",
         default=[],
         metavar="INDEX|NAME",
-        help="a class to explain besides the likeliest three; may be repeated",
+        help="a class to explain besides the three most likely; may be repeated",
     )
     group.add_argument(
         "--score",

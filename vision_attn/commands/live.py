@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("page")
     options.add_output(group, "outputs/live.html")
     group.add_argument(
-        "--versus", metavar="MODEL", help="a second model, to compare the first one with"
+        "--versus", metavar="MODEL", help="a second model, to compare with the first"
     )
     options.add_seed(group)
 

@@ -13,7 +13,9 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument(
-        "--shelf", metavar="DIR", help="another folder of cards and weights (default: ours)"
+        "--shelf",
+        metavar="DIR",
+        help="another folder of cards and weights (default: the package's)",
     )
 
 

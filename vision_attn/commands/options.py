@@ -119,7 +119,7 @@ def add_batch_size(group: Group, default: int) -> None:
 
 def add_seed(group: Group) -> None:
     """--seed."""
-    what = "the seed of everything random (default: 0)"
+    what = "the seed of all random numbers (default: 0)"
     group.add_argument("--seed", type=int, default=0, metavar="N", help=what)
 
 

@@ -13,7 +13,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's words and options."""
-    what = "a folder that explain --save maps (or both) wrote"
+    what = "a folder written by explain --save maps (or both)"
     parser.add_argument("folder", metavar="FOLDER", help=what)
     parser.add_argument(
         "--class",
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="draw photos of this class (the true one if known, else the predicted one); may be "
         "repeated (default: the first photos of any class)",
     )
-    options.add_method(parser, "all that were kept")
+    options.add_method(parser, "all that were saved")
     parser.add_argument(
         "--limit",
         type=options.at_least_one,

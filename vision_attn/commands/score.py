@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the folder of cifar10 and cifar100 (default: .data)",
     )
     group = parser.add_argument_group("method")
-    options.add_method(group, "the quick ones; three baselines are always added")
+    options.add_method(group, "the fast ones; three baselines are always added")
     group.add_argument(
         "--target",
         choices=("label", "predicted"),
@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=whole,
         action="append",
         metavar="N",
-        help="also score on mosaics of N x N photos of different classes, those that the model is "
+        help="also score mosaics of N x N photos of different classes, those that the model is "
         "most certain of: does a class's map lie on its photo? 2 to 4; may be repeated "
         "(default: none)",
     )
@@ -90,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a stopped run continues there",
         metavar="DIR",
     )
-    options.add_processes(group, None, "one a CPU core up to 4, where there is work for them")
+    options.add_processes(group, None, "one for each CPU core, at most 4, if there is enough work")
     options.add_shard(
         group,
         (1, 1),

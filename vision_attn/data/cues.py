@@ -254,7 +254,7 @@ class Cued(Source):
         for name in self.cues:
             if name not in splits.classes:
                 near = get_close_matches(name, splits.classes, 3) or splits.classes[:3]
-                raise DataError(f"a cue for no class {name!r}; the nearest: {', '.join(near)}")
+                raise DataError(f"no class {name!r} to give a cue; the nearest: {', '.join(near)}")
         cues = {splits.classes.index(name): cue for name, cue in self.cues.items()}
         return Splits(
             CuedSet(splits.train, cues, self.share, seed),

@@ -86,7 +86,7 @@ class Dates(ExampleSource):
     ) -> None:
         super().__init__(train, val, test, seed)
         if not 0 <= intervals <= 1:
-            raise ValueError(f"intervals is a share from 0 to 1, got {intervals}")
+            raise ValueError(f"intervals must be a share from 0 to 1, got {intervals}")
         self.intervals = intervals
 
     @property

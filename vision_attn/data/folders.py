@@ -71,7 +71,7 @@ class ImageFolder(PhotoSource):
         if not isinstance(self.classes, list | tuple | None):
             raise ValueError(
                 f"classes must be a list of folders' names, got {self.classes!r}; "
-                "other options go by keyword, such as size=64"
+                "give other options by keyword, such as size=64"
             )
 
     def place(self, root: Path) -> Path:
@@ -94,7 +94,9 @@ class ImageFolder(PhotoSource):
             below = (place / name).relative_to(tree.folder).as_posix()
             files = tree.files(below) if (place / name).is_dir() else []
             if not files and part == "train":
-                raise DataError(f"{place / name}: no image in this folder of a class")
+                raise DataError(
+                    f"{place / name}: no image in this folder, which should hold a class"
+                )
             names += files
             labels.append(np.full(len(files), label))
         if not names:
@@ -105,7 +107,7 @@ class ImageFolder(PhotoSource):
         if self.classes is None and (others := sorted({*folders} - {*classes})):
             some = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
             log.warning(
-                "%s: no training image is of %d of %d folders (%s): they are left out",
+                "%s: %d of %d folders have no training image (%s): they are left out",
                 *(place, len(others), len(folders), some),
             )
         return Part(FilePhotos(tree.folder, names), np.concatenate(labels), str(place))
@@ -123,7 +125,7 @@ class ImageFolder(PhotoSource):
         classes = self.classes or present
         if len(classes) < 2:
             raise DataError(
-                f"{folder}: expected images in one folder a class, at least two classes, "
+                f"{folder}: expected one folder of images for each class, at least two classes, "
                 f"got {len(classes)} ({', '.join(classes) or 'no folder'})"
             )
         return classes

@@ -127,7 +127,7 @@ class HuggingFace(PhotoSource):
             import datasets
         except ImportError:
             raise DataError(
-                "HuggingFace reads with the library datasets: pip install 'vision-attn[datasets]'"
+                "HuggingFace needs the library datasets: pip install 'vision-attn[datasets]'"
             ) from None
         local = root / self.path
         try:
@@ -188,7 +188,7 @@ class HuggingFace(PhotoSource):
             worst = max((one for row in numbers for one in row), default=0)
             if worst >= len(names):
                 raise DataError(
-                    f"{self.path}, {part}: a label is {worst}, there are {len(names)} classes"
+                    f"{self.path}, {part}: a label is {worst}, but there are {len(names)} classes"
                 )
             table[part] = _hot(numbers, len(names)) if several else np.array(numbers, int)[:, 0]
         return names, table

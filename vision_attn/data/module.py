@@ -69,7 +69,7 @@ class ImageData(LightningDataModule):
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if not 0 <= val_fraction < 1:
-            raise ValueError(f"val_fraction must be in 0..1, less than 1, got {val_fraction}")
+            raise ValueError(f"val_fraction must be at least 0 and below 1, got {val_fraction}")
         self.source = source
         self.root = Path(root)
         self.batch_size = batch_size
@@ -147,7 +147,7 @@ class ImageData(LightningDataModule):
         labels = self.splits.train.labels
         if labels.ndim == 2:
             raise DataError(
-                "images of several classes have no weight a class: use "
+                "class weights need one class per image, these have several: use "
                 "vision_attn.training.MultiLabelCrossEntropy(balanced=True)"
             )
         counts = torch.bincount(labels, minlength=len(self.classes))

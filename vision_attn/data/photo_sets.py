@@ -348,7 +348,7 @@ def _named(part: Part, path: Path) -> Integer[np.ndarray, " m"]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path}: the list of photos (`subset`) cannot be read ({error}): expected a text file "
-            "with a name a line"
+            "with one name on each line"
         ) from None
     wanted = {line.strip() for line in lines if line.strip()}
     kept, found = [], set()

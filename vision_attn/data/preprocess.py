@@ -107,7 +107,7 @@ class Preprocess:
         whole = np.asarray(mask)
         if whole.ndim != 2:
             raise ValueError(
-                f"expected a mask with one number a pixel, got an array of shape {whole.shape}"
+                f"expected a mask with one number per pixel, got an array of shape {whole.shape}"
             )
         own = (whole.shape[1], whole.shape[0])
         if size is not None and own != size:
@@ -147,7 +147,7 @@ class Preprocess:
                 f"got {boxes}"
             )
         if (given < -1).any() or (given[:, 2:] > torch.tensor(size) + 1).any():
-            raise ValueError(f"a box leaves the photo of {size[0]} x {size[1]}: {boxes}")
+            raise ValueError(f"a box reaches beyond the photo of {size[0]} x {size[1]}: {boxes}")
         left, top, right, bottom = self.box(size)
         h, w = self.input_size
         corner = torch.tensor([left, top, left, top])

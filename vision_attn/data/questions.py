@@ -98,7 +98,7 @@ class PlantedQuestions(ExampleSource):
     ) -> None:
         super().__init__(train, val, test, seed)
         if asked < 1:
-            raise ValueError(f"asked must be at least 1 question an image, got {asked}")
+            raise ValueError(f"asked must be at least 1 question per image, got {asked}")
         self.kinds = list(ANSWERS) if kinds is None else kinds
         unknown = set(self.kinds) - set(ANSWERS)
         if unknown or not self.kinds:

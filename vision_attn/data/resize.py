@@ -34,7 +34,7 @@ class ProgressiveResizing(Augment):
         super().__init__()
         if not sizes or len(sizes) != len(epochs) or epochs != sorted(epochs) or epochs[0] != 0:
             raise ValueError(
-                "expected one rising epoch for each size, the first of them 0, "
+                "expected one epoch for each size, rising from 0, "
                 f"got sizes {sizes} and epochs {epochs}"
             )
         if min(sizes) < 1:

@@ -45,7 +45,7 @@ class Vocabulary:
         self.symbols = list(symbols)
         self._numbers = {symbol: i for i, symbol in enumerate(self.symbols, SPECIAL)}
         if len(self._numbers) != len(self.symbols):
-            raise ValueError(f"a symbol comes twice in the vocabulary {self.symbols}")
+            raise ValueError(f"a symbol occurs twice in the vocabulary {self.symbols}")
 
     def __len__(self) -> int:
         return SPECIAL + len(self.symbols)

@@ -127,7 +127,7 @@ class StreamedSet(ImageSet):
             if "DataLoader worker" not in text or "Caught " in text:
                 raise
             raise DataError(
-                f"a process that decodes photos was ended from outside, perhaps for lack of memory "
+                f"a process that decodes photos was killed, perhaps for lack of memory "
                 f"({text.partition('.')[0]}): continue from last.ckpt, with fewer `workers` of "
                 "this source or a smaller batch"
             ) from error
@@ -168,7 +168,7 @@ class StreamedSet(ImageSet):
             if item not in self.corrupt:
                 self.corrupt[item] = text
                 if len(self.corrupt) <= self.max_corrupt:
-                    log.warning("%s. Another photo of its class stands in for it.", text)
+                    log.warning("%s. Another photo of its class takes its place.", text)
         if len(self.corrupt) > self.max_corrupt:
             some = "; ".join(list(self.corrupt.values())[:10])
             raise DataError(

@@ -66,9 +66,11 @@ class ImageTable(PhotoSource):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.label is None) == (self.labels is None):
-            raise ValueError("expected either `label`, a column, or `labels`, a column a class")
+            raise ValueError(
+                "expected either `label`, one column, or `labels`, one column for each class"
+            )
         if self.separator is not None and not (self.label and self.separator):
-            raise ValueError("a separator goes with `label`, the column that it separates")
+            raise ValueError("a separator needs `label`, the column whose cells it splits")
 
     def place(self, root: Path) -> Path:
         return root / self.path
@@ -89,7 +91,7 @@ class ImageTable(PhotoSource):
             names.setdefault(part, []).append(row[self.image].strip())
             labels.setdefault(part, []).append(self._label(table, line, row, places))
         if "train" not in names:
-            raise DataError(f"{table}: no row is of the split train ({self.split})")
+            raise DataError(f"{table}: no row belongs to the split train ({self.split})")
         folder = root / self.path
         return {
             part: Part(FilePhotos(folder, names[part]), np.stack(labels[part]), f"{table}, {part}")
@@ -122,7 +124,7 @@ class ImageTable(PhotoSource):
                     f"{table}, line {line}: expected {len(columns)} cells, as in the header"
                 )
         if not rows:
-            raise DataError(f"{table}: expected a row a photo below the header, got none")
+            raise DataError(f"{table}: expected one row for each photo below the header, got none")
         return rows
 
     def _classes(self, rows: list[tuple[int, Row]]) -> list[str]:

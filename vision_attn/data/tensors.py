@@ -135,7 +135,7 @@ class InOrder:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if length < world:
-            raise ValueError(f"{length} images cannot be shared by {world} processes")
+            raise ValueError(f"{length} images cannot be divided among {world} processes")
         self.length = length
         self.batch_size = batch_size
         self.rank = rank

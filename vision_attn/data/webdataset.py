@@ -173,8 +173,7 @@ class WebDataset(PhotoSource):
             from webdataset.shardlists import expand_urls
         except ImportError:
             raise DataError(
-                "WebDataset names shards by the library webdataset: "
-                "pip install 'vision-attn[webdataset]'"
+                "WebDataset needs the library webdataset: pip install 'vision-attn[webdataset]'"
             ) from None
         expanded: list[str] = []
         for url in [urls] if isinstance(urls, str) else urls:
@@ -246,7 +245,7 @@ class WebDataset(PhotoSource):
                     if not one.isfile():
                         continue
                     if one.offset_data + one.size > end:
-                        problem = f"{one.name} is not whole"
+                        problem = f"{one.name} is incomplete"
                         break
                     folder, _, last = one.name.rpartition("/")
                     stem, _, ending = last.partition(".")
@@ -271,7 +270,7 @@ class WebDataset(PhotoSource):
                 raise DataError(f"{text}: fetch it again")
             from vision_attn.data.photo_sets import log
 
-            log.warning("%s: the %d photos before are taken", text, len(photos))
+            log.warning("%s: the %d photos before that are used", text, len(photos))
         found = [Member(key, *place, labels[key]) for key, place in photos.items() if key in labels]
         return found, not problem
 

@@ -283,7 +283,7 @@ class GridPointingGame(ImageScore):
         rows, columns = self.grid
         if cells.is_floating_point() or cells.dtype == torch.bool or cells.shape != maps.shape[:1]:
             raise ValueError(
-                f"expected one cell a map, whole numbers ({len(maps)},), got {cells.dtype} of "
+                f"expected one cell per map, whole numbers ({len(maps)},), got {cells.dtype} of "
                 f"shape {tuple(cells.shape)}"
             )
         if ((cells < 0) | (cells >= rows * columns)).any():

@@ -41,7 +41,7 @@ class Attribution(Explainer):
 
     def refusal(self, network: nn.Module) -> str | None:
         if find_spec("captum") is None:
-            return f"{type(self).__name__} is computed by captum: pip install captum"
+            return f"{type(self).__name__} needs captum: pip install captum"
         return None
 
 
@@ -161,7 +161,7 @@ class Occlusion(Attribution):
         if side > min(height, width):
             raise ValueError(f"{self}: the window does not fit images of {height}x{width}")
         if step > side:
-            raise ValueError(f"{self}: a stride of {step} leaves pixels out of every {side} window")
+            raise ValueError(f"{self}: a stride of {step} skips pixels between windows of {side}")
         targets = target_classes(class_logits(network, images), targets)
         attribution = attr.Occlusion(partial(class_logits, network)).attribute(
             images,

@@ -65,7 +65,7 @@ class Explainer(ABC):
     """Whether the map is of one class, so that `targets` matters."""
     needs_gradients: ClassVar[bool] = False
     """Whether `explain` runs with gradients on (parameters frozen) or under no_grad."""
-    why_empty: ClassVar[str] = "no place counts for anything"
+    why_empty: ClassVar[str] = "no place has any effect"
     """What it means where a map is 0 everywhere, for pictures and records."""
 
     def __post_init__(self) -> None:
@@ -225,7 +225,7 @@ def frozen_parameters(network: nn.Module) -> Iterator[None]:
         if weight.is_inference():
             raise ValueError(
                 f"gradients cannot pass {name!r}: the network was made in torch.inference_mode(); "
-                "build or load it outside, or copy it there with copy.deepcopy"
+                "build it, load it or copy it (copy.deepcopy) outside that mode"
             )
     trainable = [weight for weight in network.parameters() if weight.requires_grad]
     with torch.inference_mode(False), torch.enable_grad():
@@ -292,7 +292,7 @@ def as_targets(targets: Targets, images: Tensor) -> Int[Tensor, " b"]:
         classes = classes.expand(len(images))
     if classes.shape != (len(images),):
         raise ValueError(
-            f"targets must be one class or {len(images)} (one an image), "
+            f"targets must be one class or {len(images)} (one per image), "
             f"got shape {tuple(classes.shape)}"
         )
     return classes.long()
@@ -330,7 +330,7 @@ def check_finite(values: Tensor, what: str, network: nn.Module, images: Tensor) 
         weights = [*network.named_parameters(), *network.named_buffers()]
         broken = [name for name, weight in weights if not weight.isfinite().all()]
         cause = (
-            f"the network's weights do, first {broken[0]!r} ({len(broken)} of {len(weights)})"
+            f"so do the network's weights, first {broken[0]!r} ({len(broken)} of {len(weights)})"
             if broken
             else "images and weights are finite: too large for this dtype?"
         )

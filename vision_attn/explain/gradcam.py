@@ -66,7 +66,7 @@ class ClassActivationMap(Explainer):
 
     class_specific = True
     needs_gradients = True
-    why_empty = "no place speaks for the class in this layer, or its gradient does not reach it"
+    why_empty = "no place supports the class in this layer, or no gradient reaches the layer"
     after_norm: ClassVar[bool] = False
     """Whether to read a map after the norm of each place that follows it, if one does."""
 
@@ -109,7 +109,7 @@ class ClassActivationMap(Explainer):
         if len(features) != len(images):
             raise ValueError(
                 f"{self}: the layer gives {len(features)} rows for {len(images)} images: "
-                "name a layer whose output is one map an image, not one a window"
+                "name a layer whose output is one map per image, not one per window"
             )
         size = images.shape[2], images.shape[3]
         if features.ndim == 3 and layout is None:

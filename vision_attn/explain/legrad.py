@@ -63,11 +63,11 @@ class LeGrad(AttentionExplainer):
     def _refusal_of_blocks(self, network: nn.Module) -> str | None:
         blocks = blocks_of(network)
         if not blocks:
-            return "its attention layers are not in the elements of one list of blocks"
+            return "its attention layers are not all in one list of blocks"
         if any(attends(block) for block in blocks):
             return (
-                f"its list holds {type(blocks[0]).__name__}, the attention without what it is "
-                "added to, and not the blocks"
+                f"its list holds {type(blocks[0]).__name__}, attention layers alone, not "
+                "blocks with their residual connections"
             )
         return None
 
@@ -81,8 +81,8 @@ class LeGrad(AttentionExplainer):
         whole, pools = [link.whole for link in links], sum(link.new is not None for link in links)
         if whole[:blocks] != [True] * blocks or len(links) != blocks + pools or pools > 1:
             return (
-                f"its {blocks} blocks make {len(links)} attention calls, and not one over all "
-                "tokens each (before one pool at most)"
+                f"its {blocks} blocks make {len(links)} attention calls; expected one call over "
+                "all tokens in each, and at most one pool after them"
             )
         return None
 

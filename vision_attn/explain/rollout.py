@@ -254,8 +254,8 @@ def weight_gradients(
     """
     if call.v is None:
         raise ValueError(
-            f"{call.module}: there is no gradient by its weights, as it weighs its values by "
-            "several looks at once: use a method without gradients, or WeightedRollout"
+            f"{call.module}: it has no gradient with respect to its weights, since it weighs its "
+            "values by several maps at once: use a method without gradients, or WeightedRollout"
         )
     gradient = gradient[tile.images][:, :, tile.rows].to(call.dtype)
     v = call.v[tile.images].to(call.dtype)
@@ -277,7 +277,7 @@ def check_sums(rows: Tensor, r: Tensor, call: AttentionCall) -> Tensor:
     if error > TOLERANCE:
         warnings.warn(
             f"{call.module}: shares that should sum to 1 are off by {error:.1e}: its attention "
-            "weights do not sum to 1, or are too coarse",
+            "weights do not sum to 1, or their precision is too low",
             RuntimeWarning,
             stacklevel=2,
         )

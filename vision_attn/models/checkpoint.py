@@ -140,7 +140,7 @@ def _check_format(about: Mapping[str, Any], path: str | Path) -> None:
     if about.get("format") != FORMAT:
         raise ModelError(
             f"{path}: its network cannot be rebuilt: made by vision-attn "
-            f"{about.get('version', 'of no known version')}: another version's format"
+            f"{about.get('version', 'of an unknown version')}: another version's format"
         )
 
 

@@ -304,7 +304,9 @@ class ConvEncoder(ImageEncoder):
             raise ValueError(f"dim must be a multiple of 4, two sinusoids an axis, got {dim}")
         sizes = sizes or (4,) * len(widths)
         if len(sizes) != len(widths) or min(sizes) < 1:
-            raise ValueError(f"sizes must be {len(widths)}, one a width, 1 or more, got {sizes}")
+            raise ValueError(
+                f"expected {len(widths)} sizes of at least 1, one for each width, got {sizes}"
+            )
         layers: list[nn.Module] = []
         for c_in, c_out, size in zip((3, *widths), widths, sizes, strict=False):
             stride = 2 - size % 2

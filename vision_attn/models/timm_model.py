@@ -191,5 +191,7 @@ def _plain_block(network: nn.Module) -> nn.Module:
         "square patches": len(set(network.patch_embed.patch_size)) == 1,
     }
     if differing := [what for what, fits in checks.items() if not fits]:
-        raise ModelError(f"our ViT has {', '.join(differing)}; this network of timm has not")
+        raise ModelError(
+            f"vision_attn's ViT has {', '.join(differing)}; this timm network does not"
+        )
     return block

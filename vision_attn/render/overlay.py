@@ -73,7 +73,7 @@ class ColorMap(Style):
     name: str = "inferno"
     opacity: float = 0.9
 
-    meaning = "Colour grows with what a method measures; blue is negative; none is the plain photo."
+    meaning = "The stronger the colour, the larger the value; blue is negative; no colour means 0."
 
     def __post_init__(self) -> None:
         if self.name not in matplotlib.colormaps:
@@ -118,7 +118,7 @@ class Dim(Style):
 
     floor: float = 0.2
 
-    meaning = "The photo is dark where a method measures nothing, itself where it measures most."
+    meaning = "The photo is dark where the value is 0, and unchanged where it is largest."
 
     def __post_init__(self) -> None:
         if not 0 <= self.floor < 1:

@@ -102,7 +102,7 @@ for (const gallery of document.querySelectorAll(".gallery")) {
     const range = chosen.length
       ? `${page * size + 1}–${page * size + shownNow.length} of ${chosen.length}` +
         (chosen.length < rows.length ? ` (${rows.length} in all)` : "")
-      : `No photo fits, of ${rows.length}`;
+      : `None of ${rows.length} photos matches`;
     for (const pager of pagers) {
       pager.hidden = pager.matches(".below") && last === 0;
       pager.querySelector(".range").textContent = range;

@@ -115,7 +115,7 @@
     pager.hidden = false;
     pager.querySelector(".range").textContent = now.length
       ? `${first + 1}–${first + now.length} of ${wanted.length}`
-      : "No photo fits";
+      : "No photo matches";
     for (const [button, end] of [[".back", 0], [".on", last]]) {
       pager.querySelector(button).disabled = page === end;
       pager.querySelector(button).hidden = last === 0;

@@ -144,7 +144,7 @@ class Records(Section):
             "</search>"
             "<noscript><p>The list needs JavaScript; results.jsonl has all of it.</p></noscript>"
             '<div class="table"><table class="classes"><thead><tr><th scope="col">class</th>'
-            '<th scope="col">photos</th><th scope="col">named rightly</th></tr></thead>'
+            '<th scope="col">photos</th><th scope="col">right</th></tr></thead>'
             "<tbody></tbody></table></div>"
             '<h3 class="chosen" tabindex="-1"></h3><p class="quiet hint"></p>'
             '<nav class="pager" aria-label="Pages of photos" hidden>'

@@ -84,7 +84,7 @@ class VideoWriter:
         found = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
         capture.release()
         if found != self.pictures:
-            raise OSError(f"{found} of {self.pictures} pictures are in it")
+            raise OSError(f"only {found} of {self.pictures} pictures were written")
 
     def _opened(self, size: tuple[int, ...]) -> cv2.VideoWriter:
         """Open a writer of pictures of that width and height."""

@@ -90,7 +90,7 @@ def explain_sequences(
     network that answers questions. Raises ValueError where there is no input, or no question.
     """
     if not inputs:
-        raise ValueError("nothing to explain: name images, or for a model of texts the texts")
+        raise ValueError("nothing to explain: name images, or texts for a model of texts")
     if isinstance(model.network, QuestionAnswerer) and not question:
         raise ValueError("this model answers questions: ask one with --question 'TEXT'")
     folder = output_folder(output)

@@ -34,8 +34,8 @@ BATCH = 50
 
 TITLE = "Where networks look"
 LEAD = (
-    "Photos of the package, and where trained networks look in them; no network saw them while it "
-    "learned. Then three small networks that are trained here, on images whose evidence is known."
+    "Photos of the package, and where trained networks look in them; none of these networks was "
+    "trained on them. Then three small networks, trained here on images whose evidence is known."
 )
 DRAWN = (
     "Three small networks, trained from scratch on drawn images. In each image one object, by its "
@@ -70,7 +70,7 @@ ENTRIES = (
 
 def write_first_page(folder: Path, photos: Sequence[Section]) -> Path:
     """Write the page as it is while the networks are being trained: the photos alone."""
-    soon = "Three networks are being trained now. Load this page again when the command has ended."
+    soon = "Three networks are being trained now. Reload this page when the command has ended."
     return render.write_page(
         folder, TITLE, [*photos, render.Text("In training", [soon])], lead=LEAD
     )
@@ -166,7 +166,7 @@ class Demo:
                     f"A point chosen blindly falls inside the object in {chance:.0%} of the test "
                     f"images. The shares above are of {SCORED} test images.",
                     "Colours start at 0, and the colour bar of each picture (click it) says what "
-                    "full colour stands for; no map is stretched to look surer than it is.",
+                    "full colour stands for; no map is scaled up to look more certain than it is.",
                 ],
             ),
             render.Gallery("Where they look", [self._row(i) for i in range(SHOWN)]),
@@ -234,15 +234,15 @@ class Demo:
             known, about = "timm:vit_small_patch16_224", " (its weights are downloaded)"
         return [
             (
-                "See where the network trained here looks in photos of yours (a file or a folder):",
+                "See where the network trained here looks in your photos (a file or a folder):",
                 f"vision-attn explain {best} photo.jpg --page --output outputs/look",
             ),
             (
-                f"See where a network that knows photos looks{about}:",
+                f"See where a network trained on photos looks{about}:",
                 f"vision-attn explain {known} photo.jpg --page",
             ),
             (
-                "Click through every attention of the network trained here:",
+                "Click through every layer and head of the network trained here:",
                 f"vision-attn inspect {best} photo.jpg --output outputs/inspect.html",
             ),
             (

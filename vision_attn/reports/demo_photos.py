@@ -23,8 +23,8 @@ METHODS = ("Rollout", "Relevance", "GradCAM", "ChannelGates", "SpatialGates")
 MOST = 2  # maps of a network beside each photo
 LIVE = "live.html"
 ABOUT_LIVE = (
-    "drop a photo of yours, click what asks, cover what it looks at, and watch its answer change. "
-    "Nothing leaves this computer."
+    "drop a photo, click a patch to see what it attends to, cover a part and watch the answer "
+    "change. Nothing leaves this computer."
 )
 
 

@@ -101,9 +101,9 @@ class Map:
         if low != high:
             return ""
         if high:
-            return "Constant map: every place counts alike"
+            return "Constant map: every place has the same value"
         if self.prefix_mass is not None and self.prefix_mass > 1 - 1e-6:
-            return "Empty map: all of it is on tokens beside the image"
+            return "Empty map: all of it is on tokens that are not on the image"
         return f"Empty map: {self.explainer.why_empty}"
 
     @property
@@ -419,7 +419,7 @@ class Entry:
     def read(cls, values: dict[str, Any]) -> "Entry":
         """Read the entry from the values of a `line`; ValueError where they are damaged."""
         if values.pop("checksum", None) != _checksum(values):
-            raise ValueError("not as it was written")
+            raise ValueError("its checksum is wrong")
         row = values["row"]
         if row is not None:
             shots = [Shot(**{**shot, "size": tuple(shot["size"])}) for shot in row["shots"]]

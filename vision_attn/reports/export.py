@@ -62,7 +62,7 @@ def export(model: Model, path: str | Path) -> Exported:
             difference = WRITERS[path.suffix](network, images, file)
             if not difference <= TOLERANCE:
                 raise ValueError(
-                    f"{path}: its logits are off by {difference:.1e} of the largest: "
+                    f"{path}: its logits differ by {difference:.1e} of the largest: "
                     "the file was not kept"
                 )
     finally:

@@ -363,7 +363,7 @@ def _many(
             settings=_settings(request, pictures, limit, None),
             pictures=pictures,
             title=page_title(model.name or type(model.network).__name__),
-            lead="Photos by class, of the true class where that is known.",
+            lead="Photos by class: the true class if it is known, else the predicted one.",
             page=page,
             batch_size=batch_size,
             processes=processes,
@@ -415,7 +415,9 @@ def film(
     """
     path = Path(video)
     if path.is_dir() and not frames:
-        raise ValueError(f"{path}: a folder: give frames=RATE, how many of its images are a second")
+        raise ValueError(
+            f"{path}: a folder: give frames=RATE, the number of its images for each second"
+        )
     if path.is_dir():
         clips(path)
     else:
@@ -520,7 +522,7 @@ def _checked_masks(folder: Path, files: Sequence[Path]) -> Path:
         raise ValueError(f"masks {folder}: expected a folder")
     if files and {mask.stem for mask in folder.iterdir()}.isdisjoint(file.stem for file in files):
         raise ValueError(
-            f"masks {folder}: expected masks of the images' stems, such as {files[0].stem}.png"
+            f"masks {folder}: expected masks named like the images, such as {files[0].stem}.png"
         )
     return folder
 

@@ -46,7 +46,7 @@ def open_results(folder: str | PathLike[str]) -> "SavedResults":
     if not files:
         unfinished = sorted(place.glob("results.*-of-*.jsonl"))
         why = (
-            f"{len(unfinished)} shards have begun: run the same command again, until all are done"
+            f"{len(unfinished)} shards are not finished: run the same command until all are done"
             if unfinished
             else "expected results.jsonl of explain, or per_image/ of score"
         )

@@ -48,7 +48,9 @@ from vision_attn.types import Model
 
 __all__ = ["translate"]
 
-RUNS = "our ViT with softmax attention, timm's plain ViTs, SEResNet, FastCNN and SpatialCNN"
+RUNS = (
+    "vision_attn's ViT with softmax attention, timm's plain ViTs, SEResNet, FastCNN and SpatialCNN"
+)
 
 
 def translate(model: Model) -> Program:

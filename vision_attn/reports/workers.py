@@ -79,7 +79,7 @@ def answers(
                 raise
     except BrokenProcessPool:
         raise ValueError(
-            "a process was ended from outside, perhaps out of memory: what is done is kept; "
+            "a process was killed, perhaps for lack of memory: what is done is kept; "
             "run the same command again, with fewer --processes or a smaller --batch-size"
         ) from None
 

@@ -20,7 +20,7 @@ from vision_attn.errors import ModelError, did_you_mean
 __all__ = ["PREFIX", "Card", "Shelf", "is_shelved", "list_models", "shelved"]
 
 PREFIX = "vision_attn:"  # of the spec of a network on a shelf
-REPAIR = "install vision-attn again, or take the file from a whole copy"
+REPAIR = "install vision-attn again, or copy the file from a complete installation"
 NEEDED = {  # of a card, by the names on the way
     "sha256": str,
     "bytes": int,

@@ -130,5 +130,5 @@ def test_an_unknown_network_is_told_what_to_give():
 
 def test_a_pool_that_no_layout_says_is_told():
     network = timm.create_model("vit_tiny_patch16_224", global_pool="max", **SMALL)
-    with pytest.raises(ValueError, match="pools by 'max', which no layout says"):
+    with pytest.raises(ValueError, match="pools by 'max', which no layout can say"):
         layout_of(network, (224, 224))

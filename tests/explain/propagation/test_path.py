@@ -258,7 +258,7 @@ def test_class_attention_to_a_class_token_that_is_normed_apart():
 
 
 def test_a_layout_that_says_attention_where_nothing_pools():
-    with pytest.raises(ValueError, match="no attention call has queries that are no tokens"):
+    with pytest.raises(ValueError, match="the queries of every attention call are tokens"):
         Rollout()(own(), IMAGES, layout=TokenLayout(0, (4, 6), "attention"))
 
 
@@ -347,7 +347,7 @@ def test_legrad_says_why_where_its_list_holds_the_bare_attention():
             return fused(q, k, v).squeeze(1)
 
     network = Bare([QKV(), QKV()]).double().eval()
-    with pytest.raises(ValueError, match="its list holds QKV, the attention without"):
+    with pytest.raises(ValueError, match="its list holds QKV, attention layers alone"):
         LeGrad()(network, IMAGES, 1)
 
 

@@ -86,7 +86,7 @@ def test_keys_and_windows_of_any_kind_are_found(attend):
         (over_channels, r"are not one token each|are mixtures of the tokens"),
         (
             linear,
-            r"no attention was found: nothing that sums to 1 weighs values in a matrix product",
+            r"no attention was found: no matrix product of values with weights that sum to 1",
         ),
     ],
 )
@@ -97,7 +97,9 @@ def test_attention_that_is_not_from_token_to_token(attend, message):
 
 def test_a_layout_that_does_not_fit_the_calls():
     Rollout()(Patches(plain), IMAGES)
-    with pytest.raises(ValueError, match=r"is 24 x 24, but 48 tokens .* grid of 6x8.*give layout="):
+    with pytest.raises(
+        ValueError, match=r"is 24 x 24, but the layout has 48 tokens .* grid of 6x8.*give layout="
+    ):
         Rollout()(Patches(plain), IMAGES, layout=TokenLayout(0, (6, 8), "mean"))
 
 
@@ -105,7 +107,7 @@ def test_a_layout_that_does_not_fit_the_calls():
     ("name", "reason"),
     [
         ("resnet18", "no attention was found"),
-        ("xcit_nano_12_p16_224", "from channel to channel"),
+        ("xcit_nano_12_p16_224", "attention over channels"),
         ("maxvit_pico_rw_256", "a convolution"),
         ("pvt_v2_b0", "a convolution"),
         ("efficientvit_b0", "does not weigh values by a softmax"),
@@ -166,7 +168,7 @@ def test_a_seed_outside_the_image(query):
     ("words", "message"),
     [
         (["timm:resnet18", "--method", "Rollout"], "no attention was found"),
-        (["timm:xcit_nano_12_p16_224", "--method", "Rollout"], "from channel to channel"),
+        (["timm:xcit_nano_12_p16_224", "--method", "Rollout"], "attention over channels"),
         (["timm:test_vit", "--method", "Rollout(query=(999, 0))"], "is outside the image"),
         (["timm:test_vit", "--method", "Rollout(start_layer=99)"], "start_layer must be below"),
         (["timm:test_vit", "--method", "RawAttention(head=7)"], "head must be from 0 to"),

@@ -62,7 +62,7 @@ def test_no_config_runs_a_program(place, path, short, here, tiny, capsys):
         path if short else {"class_path": path, "init_args": {"command": "touch called"}}
     )
     line = refused(content, capsys)
-    assert "was not imported: a config names classes of vision_attn, torch" in line
+    assert "was not imported: a config can name only classes of vision_attn, torch" in line
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_the_config_beside_a_checkpoint_is_not_read_unless_it_is_named(fitted, h
     assert found["test/top1"] == expected["test/top1"]
     assert found["test/loss"] == pytest.approx(expected["test/loss"], rel=1e-5)
     assert main(["test", *words, "--config", "run/config.yaml"]) == 2
-    assert "*a inside its own &a never ends" in complaint(capsys)
+    assert "*a inside its own anchor &a never ends" in complaint(capsys)
 
 
 def test_predict_needs_no_more_than_a_checkpoint(fitted, here):

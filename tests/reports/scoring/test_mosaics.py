@@ -169,9 +169,9 @@ def test_the_files_say_how_and_mark_what_is_class_blind(scored):
     assert {row["metric"] for row in rows} >= set(GRIDS)
     for text in ((folder / "scores.md").read_text(), str(scored), scored._repr_html_()):
         assert ".250 class-blind" in text
-        assert "Asked for a class in a mosaic, does it lie on its photo?" in text
+        assert "In a mosaic, does a class's map lie on the photo of that class?" in text
         assert "mosaics of 2x2: 5, each photo at its own size" in text
-        assert "it still names 100.0% among its first 4 (shrunk: 100.0%)" in text
+        assert "100.0% are among its 4 most probable (shrunk: 100.0%)" in text
     assert "grid pointing 2x2 ↑: better than every baseline: Oracle" in str(scored)
 
 
@@ -327,16 +327,17 @@ def test_what_cannot_be_made_is_said_in_a_line(model, folder, tmp_path):
     strange = model_of(Colours(), ["cat", "dog", "cow", "pig", "hen", "elk", "ape", "bee", "emu"])
     assert words(folder, 2, strange) == (
         f"{folder}: the model knows no class named blue, cyan, gold, green, ...: give a folder "
-        "with a folder a class, named like the model's classes, such as cat, dog, cow, pig, ..."
+        "with one folder for each class, named like the model's classes, such as cat, dog, cow, pig, "
+        "..."
     )
     assert words(folder / "red", 2, strange) == (
-        f"{folder}/red: mosaics need to know what each photo shows: give a folder with a folder a "
-        "class, named like the model's classes, such as cat, dog, cow, pig, ..."
+        f"{folder}/red: mosaics need to know what each photo shows: give a folder with one folder "
+        "for each class, named like the model's classes, such as cat, dog, cow, pig, ..."
     )
     assert "mosaics need to know" in words([Image.new("RGB", (36, 24))], 2)
     lost = model_of(Colours(), [*CLASSES[1:], CLASSES[0]])  # its names are off by one
     assert words(folder, 2, lost) == (
-        f"{folder}: a mosaic of 2x2 needs photos of 4 classes that the model names right, got 0"
+        f"{folder}: a mosaic of 2x2 needs photos of 4 classes that the model classifies right, got 0"
     )
 
 

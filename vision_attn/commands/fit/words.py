@@ -26,11 +26,11 @@ ABOUT = {
         "vision-attn validate --config vit_planted --ckpt_path best",
     ),
     "test": (
-        "Measures a checkpoint on the test images; the confusion matrix lands beside it.",
+        "Measures a checkpoint on the test images; the confusion matrix is written beside it.",
         "vision-attn test --config vit_planted --ckpt_path best",
     ),
     "predict": (
-        "Names the class of each image: a CSV of file, class, probability beside the checkpoint.",
+        "Predicts each image's class: a CSV of file, class, probability beside the checkpoint.",
         "vision-attn predict --ckpt_path outputs/vit_planted/version_0/best.ckpt --images photos",
     ),
 }
@@ -48,13 +48,13 @@ usage: vision-attn {command} --config FILE_OR_NAME [--ckpt_path FILE] [--SECTION
   --name NAME                   name of the run's folder (default: the config's)
   --seed_everything N           the seed of weights, order and augmentation
   --trainer.OPTION VALUE        max_epochs, accelerator (cpu, gpu, mps), devices, precision,
-                                default_root_dir (where runs land), limit_train_batches ...
+                                default_root_dir (where runs are written), limit_train_batches ...
   --data.OPTION VALUE           root, batch_size ...
   --model.network.OPTION VALUE  options of the network's class
   --model.optimizer.OPTION VALUE, --model.schedule.OPTION VALUE
-  --model.optimizer CLASS       another class; options that it knows too are kept
-  --print_config                the config with all defaults and overrides, and stop
-  --help-all                    every option (loads torch and Lightning first)
+  --model.optimizer CLASS       another class; options that it has too are kept
+  --print_config                print the config with all defaults and changes, and stop
+  --help-all                    show every option (loads torch and Lightning first)
 
 example: {example}
 {configs}"""
@@ -74,7 +74,7 @@ MISPLACED = {  # what people type, and the option's whole name
 
 WEIGHTS = """\
   --model.weights FILE          start from these weights: a checkpoint, or vision_attn:NAME; if
-                                the config names no network, the weights' own is built
+                                the config names no network, theirs is built
 """
 
 

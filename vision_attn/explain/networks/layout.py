@@ -75,7 +75,7 @@ def coarser(layout: TokenLayout, tokens: int) -> tuple[int, int]:
         h, w = (h + 1) // 2, (w + 1) // 2
     if h * w != tokens:
         raise ValueError(
-            f"{tokens} tokens are no coarser grid of {layout.grid[0]}x{layout.grid[1]}"
+            f"{tokens} tokens are not a coarser grid of {layout.grid[0]}x{layout.grid[1]}"
         )
     return h, w
 
@@ -103,7 +103,7 @@ def _timm(module: Any, image_size: Size) -> TokenLayout | None:
     if pool not in TIMM_POOLS or (pool == "avg" and getattr(module, "pool_include_prefix", False)):
         included = ", prefix tokens included" if pool == "avg" else ""
         raise ValueError(
-            f"{type(module).__name__} pools by {pool!r}{included}, which no layout says: give "
+            f"{type(module).__name__} pools by {pool!r}{included}, which no layout can say: give "
             f"layout=TokenLayout({prefix}, ({h}, {w}), pool='mean') for the nearest"
         )
     found = TIMM_POOLS[pool]

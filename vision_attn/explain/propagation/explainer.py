@@ -159,7 +159,7 @@ class AttentionExplainer(Explainer):
         >>> from torch import nn
         >>> from vision_attn.explain import Rollout
         >>> Rollout().refusal(nn.Conv2d(3, 5, 3))
-        'no attention was found: nothing that sums to 1 weighs values in a matrix product'
+        'no attention was found: no matrix product of values with weights that sum to 1'
     """
 
     def refusal(self, network: nn.Module) -> str | None:
@@ -220,7 +220,7 @@ def gradients_of(
     if score.requires_grad and contexts:
         known = torch.autograd.grad(score, list(contexts.values()), allow_unused=True)
     if all(gradient is None for gradient in known):
-        raise ValueError("the logits do not depend on any attention call through the graph")
+        raise ValueError("no gradient of the logits reaches any attention call")
     gradient_at = dict(zip(contexts, known, strict=True))
     detached, gradients = [], []
     for at, call in enumerate(calls):
@@ -338,7 +338,7 @@ class ChainExplainer(AttentionExplainer):
             with full_precision(images):
                 chain = traced.chain.without_readout()
                 shares = self._carry(chain, traced.rows_at(chain, tokens), rule)
-                check_finite(shares, f"the rows of {self}", network, images)
+                check_finite(shares, f"a row of {self}", network, images)
         return shares
 
     def _carry(self, chain: Chain, seed: Tensor, rule: PropagationRule) -> Float[Tensor, "b s n"]:

@@ -92,17 +92,17 @@ class Path:
                 notes[at] = f"{notes[at]}, {new}" if notes[at] else new
         for at, step in enumerate(self.steps):
             if not step.used:
-                notes[at] = "left out: its output does not reach the network's"
+                notes[at] = "left out: its output does not reach the network's output"
         return notes
 
     def _read(self) -> str:
         if self.chain is None or self.chain.reads is None:
-            return "what is read of the last tokens is not known: the layout's pool says"
+            return "how the last tokens are read is not known: the layout's pool decides"
         pool = self.chain.layout.pool
         words = {
             "cls": "the class token",
-            "cls_dist": "class and distillation token, alike",
-            "cls_mean": "the class token, and the mean of the patches, alike",
+            "cls_dist": "the class and distillation tokens, equally",
+            "cls_mean": "the class token and the mean of the patches, equally",
             "mean": "the mean of the patches",
             "attention": "the attention pool",
         }
@@ -130,16 +130,16 @@ class Path:
                 call = calls[0]
                 raise ValueError(
                     f"attention call 0 ({call.module}) is {call.queries} x {call.keys}, but "
-                    f"{layout.tokens} tokens reach it ({len(layout.beside)} beside the image + a "
-                    f"grid of {layout.grid[0]}x{layout.grid[1]}) by the layout, and {first} by the "
-                    "network's run: give layout= of so many tokens"
+                    f"the layout has {layout.tokens} tokens ({len(layout.beside)} beside the image "
+                    f"+ a grid of {layout.grid[0]}x{layout.grid[1]}) and the network {first}: give "
+                    f"a layout= of {first} tokens"
                 )
             pooled = any(isinstance(link, Attention) and link.new is not None
                 for link in chain.links)  # fmt: skip
             if layout.pool == "attention" and not pooled:
                 raise ValueError(
-                    "the layout says that an attention pool reads the tokens, but no attention "
-                    "call has queries that are no tokens: give another layout="
+                    "the layout says that an attention pool reads the tokens, but the queries of "
+                    "every attention call are tokens: give another layout="
                 )
             chain = replace(chain, layout=layout, reads=None)
         elif self.layout is None:
@@ -255,5 +255,5 @@ def run_path(network: nn.Module, images: Images) -> Path:
 
 # Attributes that change how a network runs, and not where its tokens go.
 PASSING = frozenset({"training", "grad_checkpointing", "gradient_checkpointing"})
-NO_ATTENTION = "no attention was found: nothing that sums to 1 weighs values in a matrix product"
+NO_ATTENTION = "no attention was found: no matrix product of values with weights that sum to 1"
 UNPLACED = TokenLayout(0, (1, 1), "mean")

@@ -53,7 +53,7 @@ def refusal_of(network: nn.Module, images: Images | None = None) -> str | None:
         >>> from torch import nn
         >>> from vision_attn.explain.propagation.support import refusal_of
         >>> refusal_of(nn.Conv2d(3, 5, 3))
-        'no attention was found: nothing that sums to 1 weighs values in a matrix product'
+        'no attention was found: no matrix product of values with weights that sum to 1'
     """
     if reason := why_opaque(network):
         return reason

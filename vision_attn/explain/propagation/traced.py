@@ -162,8 +162,8 @@ class TracedRun:
         alike = bool((keys == keys[:1]).all() and (queries == queries[:1]).all())
         if windows > 1 and alike and not queries.any():
             raise UnknownPathError(
-                f"{name} has {windows} heads, or windows, whose queries are no tokens: which of "
-                "them is read where is not known"
+                f"{name} has {windows} heads or windows whose queries are not tokens: where "
+                "each is read is not known"
             )
         if windows > 1 and alike:
             heads, windows = windows, 1
@@ -173,7 +173,7 @@ class TracedRun:
             self.aliases |= {one: own for one, own in alias.items() if one != own}
             outputs = outputs[:1]
         elif windows > 1 and not images_first:
-            raise UnknownPathError(f"{name} has windows of all images between each other")
+            raise UnknownPathError(f"{name} mixes the windows of different images")
         constant = torch.zeros_like(keys, dtype=torch.bool)
         if windows == 1 and keys.shape == outputs.shape:  # what is only padded is cut off again
             constant = (keys == 0) & torch.isin(outputs, torch.tensor([*self.reaching]))

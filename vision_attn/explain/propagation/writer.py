@@ -232,15 +232,15 @@ class ChainWriter:
         operation = self.origins.operation.get(origin)
         if operation and at is None:
             raise UnknownPathError(
-                f"the classifier reads the tokens by {operation}, so that they do not count alike: "
-                "give layout= with the pool that is nearest"
+                f"the classifier reads the tokens by {operation}, so they do not count equally: "
+                "give layout= with the nearest pool"
             )
         if origin in self.before or origin in self.run.owner:
             later = self.before.get(origin)
             what = "" if later is None else f", which {self.run.name(later)} has changed since"
             raise UnknownPathError(
                 f"{reader} reads tokens as they were before{what}: branches side by side, or a "
-                "connection that skips calls, whose maps have no one product"
+                "connection that skips calls, whose maps have no single product"
             )
         members = self.origins.members(origin)
         if not members:
@@ -274,7 +274,7 @@ class ChainWriter:
                 if len(set(real)) < len(real):
                     raise UnknownPathError(
                         f"the {what} of {name} are not one token each ({len(real)} of them, made "
-                        f"of {len(set(real))}): linear attention, or from channel to channel"
+                        f"of {len(set(real))}): linear attention, or attention over channels"
                     )
         link = Attention(layer, before, torch.tensor(places), of_keys, patches=patches)
         asked = [one for row in queries for one in row if one]

@@ -57,7 +57,7 @@ def record_attention(
         keep = () if fusion else get_args(Part)
     if keep and fusion:
         raise ValueError(
-            f"no part is kept where heads are fused: got both keep={keep} and a fusion; give one"
+            f"no part is kept if heads are fused: got both keep={keep} and a fusion; give one"
         )
     network = network_of(network)
     if reason := why_opaque(network):

@@ -580,7 +580,7 @@ def _miscounted(name: str, module: nn.Module, count: int) -> str:
     if count == 0:
         return (
             f"{what} ran, but no attention call of it was seen: its kernel is not torch's, or it "
-            "does not weigh values by a softmax over keys. Where it has a choice, choose torch's "
+            "does not weigh values by a softmax over keys. If it offers a choice, choose torch's "
             "scaled_dot_product_attention (Hugging Face: attn_implementation='sdpa')"
         )
     return (

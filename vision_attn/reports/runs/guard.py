@@ -119,7 +119,7 @@ def _check_size(text: str, path: Path) -> None:
         if isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in inside):
                 raise ValueError(
-                    f"{path}: *{event.anchor} inside its own &{event.anchor} never ends"
+                    f"{path}: *{event.anchor} inside its own anchor &{event.anchor} never ends"
                 )
             anchor, size = None, sizes.get(event.anchor, 1)
         elif isinstance(event, yaml.ScalarEvent):

@@ -173,7 +173,7 @@ class Run(LightningCLI):
             config.ckpt_path = str(self._newest(f"{config.ckpt_path}.ckpt"))
         if self.command == "fit" and is_shelved(config.ckpt_path):
             raise ValueError(
-                f"--ckpt_path {config.ckpt_path}: it has no training state to go on from: start "
+                f"--ckpt_path {config.ckpt_path}: it has no training state to continue from: start "
                 f"from its weights with --model.weights {config.ckpt_path}"
             )
         if self.command == "predict":
@@ -364,7 +364,7 @@ class Run(LightningCLI):
             self._leave_nothing()
             return stopped
         words = f"--config {self.folder / 'config.yaml'} --ckpt_path {self.folder / 'last.ckpt'}"
-        return f"{stopped}; go on with: vision-attn fit {words}"
+        return f"{stopped}; continue with: vision-attn fit {words}"
 
     def _leave_nothing(self) -> None:
         """Remove the run's folder where it holds no more than a config."""
@@ -497,7 +497,7 @@ class ExampleRun(Run):
     def __init__(self, command: str, words: list[str], **options: Any):
         if command == "predict":
             raise ValueError(
-                "predict names the class of images: the config is of sequences or questions"
+                "predict needs an image classifier: the config is of sequences or questions"
             )
         super().__init__(command, words, **options)
 

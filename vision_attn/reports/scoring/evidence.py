@@ -259,14 +259,14 @@ class MaskedFiles(Files):
         self.masks = {file.stem: file for file in images_below(folder / "masks")}
         if self.masks.keys().isdisjoint(file.stem for file in self.files):
             raise ValueError(
-                f"{folder}: no mask fits an image: expected files of the same stem, "
+                f"{folder}: no mask belongs to an image: expected masks named like the images, "
                 f"such as masks/{self.files[0].stem}.png"
             )
 
     def __getitem__(self, item: int) -> Sample:
         file = self.files[item]
         if file.stem not in self.masks:
-            raise ImageError(f"{file}: no mask of this image: expected masks/{file.stem}.png")
+            raise ImageError(f"{file}: no mask for this image: expected masks/{file.stem}.png")
         path, photo = self.masks[file.stem], read_image(file)
         inside, border = read_mask(path, photo.size)
         mask, ignore = self.preprocess.mask(inside), self.preprocess.mask(border)
@@ -292,7 +292,7 @@ class BoxedFiles(Files):
         entry, file = self.about[item], self.files[item]
         photo = read_image(file)
         if not entry["boxes"]:
-            raise ImageError(f"{file}: no box of this image in boxes.json")
+            raise ImageError(f"{file}: no box for this image in boxes.json")
         if tuple(entry.get("size", photo.size)) != photo.size:
             raise ImageError(
                 f"{file}: {sides(photo.size)}, but boxes.json is of {sides(entry['size'])}: "
@@ -308,7 +308,7 @@ class BoxedFiles(Files):
         for left, top, right, bottom in boxes.tolist():
             mask |= (left <= x) & (x < right) & (top <= y) & (y < bottom)
         if not mask.any():
-            raise ImageError(f"{file}: its boxes lie outside of what the network sees")
+            raise ImageError(f"{file}: its boxes lie outside the part that the network sees")
         image = self.preprocess(photo)
         return Sample(self.names[item], image, self.label(item), {"object": mask}, boxes=boxes)
 
@@ -400,7 +400,7 @@ def read_mask(
     with open_image(path) as image:
         if image.mode not in ("1", "L", "P"):
             raise ImageError(
-                f"{path}: expected a mask with one number a pixel (a grey or palette PNG), "
+                f"{path}: expected a mask with one number per pixel (a grey or palette PNG), "
                 f"got mode {image.mode}"
             )
         values = np.asarray(image).astype(np.uint8)
@@ -432,7 +432,7 @@ def read_boxes(path: Path) -> list[dict[str, Any]]:
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))["images"]
         if not all(isinstance(e["file"], str) and isinstance(e["boxes"], list) for e in entries):
-            raise TypeError("a file or its boxes are of another kind")
+            raise TypeError("a file name or a box is of the wrong type")
         sizes = [entry["size"] for entry in entries if "size" in entry]
         if not all(isinstance(size, list) and len(size) == 2 for size in sizes):
             raise TypeError("a size is not [width, height]")

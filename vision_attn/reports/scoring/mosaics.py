@@ -81,9 +81,9 @@ class Row(NamedTuple):
         beside = f" ({other[0]}: {self.named[other[0]]:.1%})" if other else ""
         return (
             f"mosaics of {self.side}x{self.side}: {self.mosaics}, each photo {size}; the photos "
-            "are those that the network names right and is surest of, each once, with a "
-            f"probability of {self.least:.3f} to {self.surest:.3f}; of a mosaic's "
-            f"{self.side**2} classes it still names {share} among its first {self.side**2}"
+            "are those that the network classifies right with the highest probability "
+            f"({self.least:.3f} to {self.surest:.3f}), each used once; of a mosaic's "
+            f"{self.side**2} classes {share} are among its {self.side**2} most probable"
             f"{beside}; a map that is the same for every class has {1 / self.side**2:.3f}"
         )
 
@@ -131,8 +131,8 @@ class Mosaics:
             if self.data.folders:
                 wrong = f"the model knows no class named {some(self.data.folders)}"
             raise ValueError(
-                f"{self.name}: {wrong}: give a folder with a folder a class, named like the "
-                f"model's classes, such as {some(self.model.classes)}"
+                f"{self.name}: {wrong}: give a folder with one folder for each class, named like "
+                f"the model's classes, such as {some(self.model.classes)}"
             )
         self._enough(labels, "that the model knows")
 
@@ -155,7 +155,7 @@ class Mosaics:
         for (kind, _, image), one in records.items():
             if kind == "named" and image in places and one["label"] == one["predicted"]:
                 sure[one["label"]].append((-one["probability"], places[image]))
-        self._enough(set(sure), "that the model names right")
+        self._enough(set(sure), "that the model classifies right")
         self.made, self.sure = [], {label: sorted(found) for label, found in sure.items()}
         for side in self.sides:
             self.made += self._of_side(side)

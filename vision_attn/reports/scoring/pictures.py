@@ -35,7 +35,7 @@ def curves(results: Results) -> Picture:
     return small_curves(
         list(panels.values()),
         references,
-        "The probability of the class as the map's largest cells go first, or come first",
+        "The class's probability as the map's largest cells are removed first, or inserted first",
         "share of the image removed, or inserted",
     )
 
@@ -49,8 +49,8 @@ def sanity(results: Results) -> Picture:
         if len(known) == 2:
             note = f"mean |rank correlation| {short(results.mean('randomisation', method).value)}"
             panels.append(Curves(results.titled(method), known, note))
-    title = "How like itself a map stays as the weights are lost, from the top down: low is good"
-    return small_curves(panels, [], title, "lost down to", ["intact", *results.layers])
+    title = "How similar a map stays as the weights are randomised from the top down: low is good"
+    return small_curves(panels, [], title, "randomised down to", ["intact", *results.layers])
 
 
 def ranked(

@@ -204,7 +204,8 @@ class Results:
         scored = len({image for kind, _, image in self.records if kind == "maps"})
         if scored == len(chosen) and work.asked <= len(work.data):
             return ""
-        return f"{work.asked} images asked, {len(work.data)} there are, {scored} could be read"
+        there = len(work.data)
+        return f"{work.asked} images asked for, {there} found, {scored} could be read"
 
     def notes(self) -> list[str]:
         """What to know before the numbers are believed."""

@@ -352,7 +352,7 @@ class Folder(Memory):
                 before = dict(json.loads(about.read_bytes()))
             except (ValueError, TypeError, RecursionError):
                 raise ValueError(
-                    f"{about}: damaged: what its scores are of is unknown; name another folder"
+                    f"{about}: damaged: the settings of its scores are unknown; name another folder"
                 ) from None
             differ = [
                 name for name in settings if name != "model" and before.get(name) != settings[name]

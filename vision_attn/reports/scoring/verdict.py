@@ -207,8 +207,8 @@ def judge_method(results: Results, method: str) -> MethodVerdict:
     if dependence == "unchanged":
         trust = "no"
         reason = (
-            "its map does not depend on the weights: with all of them lost the rank correlation "
-            f"with the intact map is still {range_}"
+            "its map does not depend on the weights: with all of them randomised the rank "
+            f"correlation with the intact map is still {range_}"
         )
     elif images < FEWEST:
         reason = f"cannot tell from {counted(images)}: at least {FEWEST} are needed"

@@ -2,7 +2,7 @@
 
 const TABS = { attention: "Attention", methods: "Methods", gates: "Gates" };
 const CHARTS = {
-  entropy: "Entropy in bits: low looks at little, high at everything alike.",
+  entropy: "Entropy in bits: low means few places, high means all places equally.",
   distance: "How far attention reaches, in patches of the layer.",
 };
 const AT_ONCE = 50_000; // numbers: a larger overview waits until the query rests

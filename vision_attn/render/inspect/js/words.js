@@ -155,7 +155,7 @@ function gateFacts(gate) {
   return [
     ["gate", openness(gate)],
     ["most open", order.slice(0, 5).join(", ")],
-    ["most shut", order.slice(-5).reverse().join(", ")],
+    ["most closed", order.slice(-5).reverse().join(", ")],
   ];
 }
 

@@ -23,7 +23,7 @@ function showPhoto(photo) {
 async function addFiles(files) {
   const images = [...files].filter(({ type }) => type.startsWith("image/"));
   if (!images.length) {
-    live.say("That is no image: expected a PNG, JPEG or WebP file.");
+    live.say("That is not an image: expected a PNG, JPEG or WebP file.");
     return;
   }
   live.say("");
@@ -35,7 +35,7 @@ async function addFiles(files) {
       showStrip();
     } catch {
       live.say(
-        `${name} cannot be read: it is damaged, or no kind of image that this browser knows.`,
+        `${name} cannot be read: it is damaged, or this browser does not know its format.`,
       );
     }
   }

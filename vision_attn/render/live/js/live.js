@@ -272,7 +272,7 @@ const unlike = (surest, threshold) =>
   threshold === null || surest >= threshold
     ? []
     : [
-        `Unlike what the network knows: its most probable class has ${percent(surest)}, ` +
+        `Unlike the images that the network knows: the most probable class has ${percent(surest)}, ` +
           `where 95% of held-out images have at least ${percent(threshold)}`,
       ];
 

@@ -2,12 +2,12 @@
 
 const ANSWER = {
   at: ".predictions",
-  en: "What the network believes to see. It was computed just now, in this page, by the network itself.",
+  en: "What the network thinks it sees. The network itself computed this just now, in this page.",
   ja: "ネットワークが何を見ていると考えているかです。今、このページの中でネットワーク自身が計算しました。",
 };
 const COVER = {
   at: ".whatif",
-  en: "Choose Cover and brush over a part of the photo. The network looks again, and beside each class stands how much it changed: if it fell, that part mattered.",
+  en: "Choose Cover and brush over a part of the photo. The network looks again, and the change is shown beside each class: if a class falls, that part mattered.",
   ja: "「Cover」を選び、写真の一部をなぞって隠してください。ネットワークがもう一度見て、各クラスの変化が横に表示されます。下がれば、そこが重要だったということです。",
 };
 const TOURS = {
@@ -16,13 +16,13 @@ const TOURS = {
     {
       at: ".stage",
       tab: "attention",
-      en: "Click anywhere on the photo. The frame is a patch that asks; the colours show which other patches it takes its answer from.",
-      ja: "写真をクリックしてください。枠は「問い」を出すパッチで、色はそのパッチがどのパッチから答えを得ているかを示します。",
+      en: "Click anywhere on the photo. The frame marks the patch that asks, the query; the colours show which patches it attends to.",
+      ja: "写真をクリックしてください。枠は問いを出すパッチ（クエリ）で、色はそのパッチがどのパッチに注意を向けているかを示します。",
     },
     {
       at: ".overview",
       tab: "attention",
-      en: "Each row is a layer, each column one of its heads, which all look in their own way. Click one to see it on the photo.",
+      en: "Each row is a layer, and each column one of its heads; every head looks in its own way. Click one to see it on the photo.",
       ja: "行は層、列はその層のヘッドで、それぞれ別の見方をします。クリックすると写真の上に表示されます。",
     },
     ANSWER,
@@ -30,7 +30,7 @@ const TOURS = {
     {
       at: ".tabs",
       tab: "methods",
-      en: "Methods follow attention through all layers at once. Deletion and insertion there measure whether such a map is right.",
+      en: "The maps under Methods follow attention through all layers. Deletion and insertion measure whether such a map is right.",
       ja: "「Methods」は全層を通した注意の地図です。そこの「Deletion and insertion」で、地図が正しいかを測れます。",
     },
   ],
@@ -39,21 +39,21 @@ const TOURS = {
     {
       at: ".stage",
       tab: "methods",
-      en: "The brighter a place, the more it speaks for the class. The network computed this map (Grad-CAM) from its last features.",
+      en: "The brighter a place, the more it supports the class. The network computed this map (Grad-CAM) from its last features.",
       ja: "明るい場所ほど、そのクラスの根拠になっています。この地図（Grad-CAM）は、ネットワークが最後の特徴から計算したものです。",
     },
     ANSWER,
     {
       at: ".predictions ol",
       tab: "methods",
-      en: "Click another class to see what speaks for that one.",
+      en: "Click another class to see what supports that one.",
       ja: "別のクラスをクリックすると、そのクラスの根拠が表示されます。",
     },
     COVER,
     {
       at: ".curves",
       tab: "methods",
-      en: "Is the map right? Deletion and insertion cover its brightest places first, or show them first, and draw what becomes of the class.",
+      en: "Is the map right? Deletion and insertion cover its brightest places first, or show them first, and draw how the probability of the class changes.",
       ja: "地図は正しいでしょうか。「Deletion and insertion」は、明るい場所から順に隠したり見せたりして、クラスの確率の変化を描きます。",
     },
   ],
