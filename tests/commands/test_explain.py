@@ -15,8 +15,8 @@ from vision_attn.cli import main
 from vision_attn.explain import GradCAM, QueryKey
 from vision_attn.hub import load_model
 from vision_attn.reports.explain import query_place
-from vision_attn.reports.explanation import file_names
 from vision_attn.reports.gallery import page_title
+from vision_attn.reports.naming import file_names
 
 
 def explain(*words: object) -> int:

@@ -32,9 +32,11 @@ from vision_attn.explain import Explainer
 from vision_attn.files import append_text, claimed, kept_together, write_text
 from vision_attn.render import ColorMap, Style
 from vision_attn.reports import workers
+from vision_attn.reports.entries import Entry, as_line
 from vision_attn.reports.explain import Request
-from vision_attn.reports.explanation import Entry, Pictures, as_line, file_names
+from vision_attn.reports.explanation import Pictures
 from vision_attn.reports.many import SAVES, Save, explain_many
+from vision_attn.reports.naming import file_names
 from vision_attn.reports.progress import Bar, Silent
 from vision_attn.reports.video import Film
 from vision_attn.types import Model
