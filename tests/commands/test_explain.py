@@ -321,7 +321,7 @@ def test_the_page_shows_every_photo_and_no_tag_from_names(models, photos, tmp_pa
 
 
 def test_ctrl_c_keeps_what_is_done(models, photos, tmp_path, capsys, monkeypatch):
-    from vision_attn.reports.gallery import Album
+    from vision_attn.reports.album import Album
 
     add, batches = Album.add, iter(range(2))
 
