@@ -15,8 +15,8 @@ from vision_attn.cli import main
 from vision_attn.explain import GradCAM, QueryKey
 from vision_attn.hub import load_model
 from vision_attn.reports.explain import query_place
-from vision_attn.reports.explanation import file_names
 from vision_attn.reports.gallery import page_title
+from vision_attn.reports.naming import file_names
 
 
 def explain(*words: object) -> int:
@@ -321,7 +321,7 @@ def test_the_page_shows_every_photo_and_no_tag_from_names(models, photos, tmp_pa
 
 
 def test_ctrl_c_keeps_what_is_done(models, photos, tmp_path, capsys, monkeypatch):
-    from vision_attn.reports.gallery import Album
+    from vision_attn.reports.album import Album
 
     add, batches = Album.add, iter(range(2))
 

@@ -74,14 +74,14 @@ def unexplained(folder: Path) -> list[str]:
 @pytest.fixture
 def results_full(monkeypatch) -> None:
     """A disk that has room for pictures, but for the lines of no more than one file."""
-    from vision_attn.reports import gallery
+    from vision_attn.reports import entries
 
     def once(path, text):
         if path.is_file():
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         append_text(path, text)
 
-    monkeypatch.setattr(gallery, "append_text", once)
+    monkeypatch.setattr(entries, "append_text", once)
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     """Return 0, or 1 where an image could not be read; the page begins with the others."""
     output = Path(args.output)
     options.output_folder(str(output.parent))
-    from vision_attn.reports.gallery import find_images
+    from vision_attn.reports.inputs import find_images
     from vision_attn.reports.live import live
 
     specs = [args.model] if args.versus is None else [args.model, args.versus]

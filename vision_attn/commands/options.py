@@ -237,7 +237,7 @@ def as_written(*names: str) -> Iterator[None]:
 
 def output_folder(path: str) -> Path:
     """Return the folder, made if need be. Raises ValueError where it cannot be written to."""
-    from vision_attn.reports.gallery import output_folder
+    from vision_attn.reports.inputs import output_folder
 
     with as_written("output"):
         return output_folder(path)

@@ -22,9 +22,10 @@ from vision_attn import render
 from vision_attn.files import claimed, write_text
 from vision_attn.models import ImageEncoder, QuestionAnswerer, SequenceModel, greedy
 from vision_attn.render.picture import Picture
+from vision_attn.reports.entries import as_line
 from vision_attn.reports.explain import Photo, read
-from vision_attn.reports.explanation import as_line, file_names
-from vision_attn.reports.gallery import find_images, output_folder
+from vision_attn.reports.inputs import find_images, output_folder
+from vision_attn.reports.naming import file_names
 from vision_attn.reports.progress import Bar, Silent
 from vision_attn.types import Images, LoadedSequences
 

@@ -17,7 +17,9 @@ from vision_attn.explain import Explainer, parse_method
 from vision_attn.files import claimed
 from vision_attn.render import ColorMap, Style, natural
 from vision_attn.reports.explain import query_place
-from vision_attn.reports.explanation import Explanation, Map, Pictures, file_names, label
+from vision_attn.reports.explanation import Explanation, Pictures
+from vision_attn.reports.maps import Map
+from vision_attn.reports.naming import file_names, label
 from vision_attn.reports.opened import SavedResults, open_results
 from vision_attn.reports.progress import Bar, Silent
 from vision_attn.types import Calibration, Model, TokenLayout

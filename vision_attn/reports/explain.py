@@ -30,7 +30,8 @@ from vision_attn.explain import (
 from vision_attn.explain.base import class_logits
 from vision_attn.explain.methods import MisfitError
 from vision_attn.render import natural
-from vision_attn.reports.explanation import Explanation, Explanations, Map
+from vision_attn.reports.explanation import Explanation, Explanations
+from vision_attn.reports.maps import Map
 from vision_attn.types import Images, Logits, Model
 
 __all__ = ["Photo", "Request", "explain", "predict", "prepare", "query_place", "read"]

@@ -9,11 +9,7 @@
 Axes: h height, w width, k classes, H, W a photo's height and width.
 """
 
-import json
-import os
-import re
 from base64 import b64encode
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -22,7 +18,6 @@ from io import BytesIO
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
-from zlib import crc32
 
 import numpy as np
 import PIL.Image
@@ -34,97 +29,23 @@ from torch import Tensor
 
 from vision_attn import render
 from vision_attn.data.images import open_image
-from vision_attn.explain import Baseline, Explainer
+from vision_attn.explain import Explainer
 from vision_attn.files import kept_together, replacing, write_text
-from vision_attn.render import ColorMap, Dim, Panel, Row, Scale, Shot, Style
+from vision_attn.render import ColorMap, Dim, Panel, Row, Scale, Style
 from vision_attn.render.picture import Picture
+from vision_attn.reports.entries import Entry, as_line
 from vision_attn.reports.labels import label_of
+from vision_attn.reports.maps import Map
+from vision_attn.reports.naming import file_names, label
 from vision_attn.types import Heatmaps, Model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "Entry",
-    "Explanation",
-    "Explanations",
-    "Map",
-    "Pictures",
-    "as_line",
-    "file_names",
-    "label",
-]
+__all__ = ["Explanation", "Explanations", "Pictures"]
 
 PAGE_BYTES = 58_000  # of a photo on the page: all its pictures, and HTML_BYTES of text for each
 HTML_BYTES = 600
-
-
-@dataclass(frozen=True, eq=False)
-class Map:
-    """One photo's heatmap by one method, with what it takes to draw it rightly.
-
-    values: raw, on the token or feature grid. scale: what full colour stands for. target and
-    against: classes, for methods that explain one. seconds: the photo's share of its batch. query:
-    the place (x, y) whose attention is shown, as shares of the network's input.
-    completeness_gap: as in `Heatmaps`.
-
-    Examples:
-        >>> import numpy as np
-        >>> from vision_attn.explain import Rollout
-        >>> from vision_attn.render import natural
-        >>> from vision_attn.reports.explanation import Map
-        >>> values = np.full((3, 5), 1 / 15, np.float32)
-        >>> Map(Rollout(), values, natural(values)).method
-        'Rollout'
-    """
-
-    explainer: Explainer
-    values: Float[ndarray, "h w"]
-    scale: Scale
-    prefix_mass: float | None = None
-    outlier_mass: float | None = None
-    completeness_gap: float | None = None
-    target: int | None = None
-    against: int | None = None
-    seconds: float = 0.0
-    query: tuple[float, float] | None = None
-
-    @property
-    def method(self) -> str:
-        """The method as it is written on the command line."""
-        return str(self.explainer)
-
-    @property
-    def note(self) -> str:
-        """A line where the map is 0 everywhere, and why, or constant; empty otherwise."""
-        low, high = float(self.values.min()), float(self.values.max())
-        if low != high:
-            return ""
-        if high:
-            return "Constant map: every place has the same value"
-        if self.prefix_mass is not None and self.prefix_mass > 1 - 1e-6:
-            return "Empty map: all of it is on tokens that are not on the image"
-        return f"Empty map: {self.explainer.why_empty}"
-
-    @property
-    def title(self) -> str:
-        """The method, marked where it is a baseline, which knows nothing of the network."""
-        return f"{self.method} (baseline)" if isinstance(self.explainer, Baseline) else self.method
-
-    def heatmaps(self) -> Heatmaps:
-        """Return the raw map as a batch of one."""
-
-        def one(value: float | None) -> Tensor | None:
-            return None if value is None else torch.tensor([value])
-
-        return Heatmaps(
-            torch.from_numpy(self.values)[None],
-            self.method,
-            None if self.target is None else torch.tensor([self.target]),
-            one(self.prefix_mass),
-            one(self.outlier_mass),
-            one(self.completeness_gap),
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -391,43 +312,6 @@ class Explanations(Sequence[Explanation]):
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One file's results: a record for each method, and its row of the gallery, if any.
-
-    written: its pictures and maps, which are not part of its line.
-
-    Examples:
-        >>> import json
-        >>> from vision_attn.reports.explanation import Entry
-        >>> line = Entry("a.png", [{"method": "Rollout"}]).line()
-        >>> Entry.read(json.loads(line)).records
-        [{'method': 'Rollout'}]
-    """
-
-    file: str
-    records: list[dict[str, Any]]
-    row: Row | None = None
-    written: tuple[Path, ...] = ()
-
-    def line(self) -> str:
-        """Write the entry as one line of JSON."""
-        row = None if self.row is None else asdict(self.row)
-        values = {"file": self.file, "records": self.records, "row": row}
-        return as_line({**values, "checksum": _checksum(values)})
-
-    @classmethod
-    def read(cls, values: dict[str, Any]) -> "Entry":
-        """Read the entry from the values of a `line`; ValueError where they are damaged."""
-        if values.pop("checksum", None) != _checksum(values):
-            raise ValueError("its checksum is wrong")
-        row = values["row"]
-        if row is not None:
-            shots = [Shot(**{**shot, "size": tuple(shot["size"])}) for shot in row["shots"]]
-            row = Row(**{**row, "shots": shots})
-        return cls(values["file"], values["records"], row)
-
-
-@dataclass(frozen=True)
 class Pictures:
     """Where and how explanations are drawn.
 
@@ -538,34 +422,3 @@ def page_bytes(links: Sequence[str | None]) -> list[int]:
     parts = [1 if link else 2 for link in links]
     whole = PAGE_BYTES - HTML_BYTES * len(parts)
     return [part * whole // sum(parts) for part in parts]
-
-
-def file_names(files: Sequence[Path]) -> list[str]:
-    """Name the pictures of each file: by its stem, or by as much of its path as tells it apart.
-
-    Names that differ only in capitals count as the same.
-    """
-    names = [file.stem for file in files]
-    paths = [Path(os.path.realpath(file)).parts[1:] for file in files]
-    for length in range(1, max(map(len, paths), default=0) + 1):
-        count = Counter(name.casefold() for name in names)
-        names = [
-            "-".join(path[-length:]) if count[name.casefold()] > 1 else name
-            for name, path in zip(names, paths, strict=True)
-        ]
-    return names
-
-
-def label(method: str) -> str:
-    """Write a method as part of a file's name: without quotes, spaces and signs of paths."""
-    return re.sub(r"[<>:/\\|?*]", "-", re.sub(r"['\"\s]", "", method))
-
-
-def _checksum(values: dict[str, Any]) -> int:
-    """CRC-32 of values as `as_line` puts them into a file."""
-    return crc32(as_line(values).encode(errors="replace"))
-
-
-def as_line(value: dict[str, Any]) -> str:
-    """Write plain values as one line of JSON."""
-    return json.dumps(value, ensure_ascii=False) + "\n"

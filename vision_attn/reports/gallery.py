@@ -15,200 +15,37 @@ Axes: h height, w width.
 """
 
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from vision_attn import render
-from vision_attn.data.images import ImageError, read_image
-from vision_attn.data.images import find_images as find
-from vision_attn.data.listing import walk
 from vision_attn.data.video import Video, clips, is_video
 from vision_attn.explain import Explainer
-from vision_attn.files import append_text, claimed, kept_together, write_text
+from vision_attn.files import claimed
 from vision_attn.render import ColorMap, Style
 from vision_attn.reports import workers
+from vision_attn.reports.album import Added, Album, Batch
+from vision_attn.reports.entries import Results
 from vision_attn.reports.explain import Request
-from vision_attn.reports.explanation import Entry, Pictures, as_line, file_names
+from vision_attn.reports.explanation import Pictures
+from vision_attn.reports.inputs import (
+    checked_masks,
+    find_films,
+    find_images,
+    list_images,
+    output_folder,
+)
 from vision_attn.reports.many import SAVES, Save, explain_many
+from vision_attn.reports.naming import file_names
 from vision_attn.reports.progress import Bar, Silent
 from vision_attn.reports.video import Film
 from vision_attn.types import Model
 
-__all__ = [
-    "Added",
-    "Album",
-    "Results",
-    "Summary",
-    "film",
-    "find_images",
-    "gallery",
-    "output_folder",
-    "page_title",
-]
+__all__ = ["Summary", "film", "gallery", "page_title"]
 
-Batch = Sequence[tuple[Path, str]]  # files, and names for their pictures
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
-
-
-@dataclass(frozen=True)
-class Added:
-    """The photos of a batch that were explained, and a line for each problem.
-
-    Examples:
-        >>> from vision_attn.reports.gallery import Added
-        >>> Added([], ["a.png: no such file"]).entries
-        []
-    """
-
-    entries: list[Entry]
-    problems: list[str]
-
-
-@dataclass(frozen=True)
-class Album:
-    """Explains photos into a folder, a batch at a time.
-
-    Examples:
-        >>> from pathlib import Path
-        >>> from vision_attn.data import Preprocess
-        >>> from vision_attn.models import SEResNet
-        >>> from vision_attn.reports.explain import Request
-        >>> from vision_attn.reports.gallery import Album, Pictures
-        >>> from vision_attn.types import Model
-        >>> network = SEResNet(2, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4)).eval()
-        >>> preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
-        >>> request = Request.of(Model(network, preprocess, ["cat", "dog"], None))
-        >>> Album(request, Pictures(Path("look"))).add([(Path("nothing.png"), "nothing")]).problems
-        ['nothing.png: no such file: check the path']
-    """
-
-    request: Request
-    pictures: Pictures
-
-    def add(self, batch: Batch) -> Added:
-        """Explain these files; what fails on a photo costs that photo, or that method, only."""
-        photos, problems = [], []
-        for file, name in batch:
-            try:
-                photos.append((file, name, read_image(file)))
-            except ImageError as error:
-                problems.append(str(error))
-        if not photos:
-            return Added([], problems)
-        try:
-            explanations = self.request.explain([(str(file), image) for file, _, image in photos])
-        except ValueError as error:
-            if len(photos) == 1:
-                return Added([], [*problems, f"{photos[0][0]}: {error}"])
-            each = [self.add([(file, name)]) for file, name, _ in photos]
-            entries = [entry for added in each for entry in added.entries]
-            return Added(entries, problems + [line for added in each for line in added.problems])
-        entries = []
-        for (file, name, _), explanation in zip(photos, explanations, strict=True):
-            problems += [f"{file}: {text}" for text in explanation.problems]
-            if not explanation.maps:
-                continue
-            try:
-                entries.append(self.pictures.write(name, explanation))
-            except (ImageError, OSError) as error:
-                problems.append(f"{file}: {error}")
-        return Added(entries, problems)
-
-
-class Results:
-    """Keeps entries as they come; those of shards are put together by the shard that ends last.
-
-    files: all there are, in their order. shard: (number, of how many), from 1. settings: plain
-    values, which all shards must share. title and lead: of the gallery, which has no page without
-    a lead; warning: added to the title. page: the gallery, when it is written.
-
-    Examples:
-        >>> from pathlib import Path
-        >>> from tempfile import TemporaryDirectory
-        >>> from vision_attn.reports.gallery import Entry, Results
-        >>> with TemporaryDirectory() as folder:
-        ...     results = Results(Path(folder), ["a.png"])
-        ...     results.add(Entry("a.png", [{"method": "Rollout"}]))
-        ...     results.path.read_text()
-        '{"method": "Rollout"}\\n'
-    """
-
-    page: Path | None = None
-
-    def __init__(
-        self,
-        folder: Path,
-        files: Sequence[str],
-        *,
-        shard: tuple[int, int] = (1, 1),
-        settings: dict[str, Any] | None = None,
-        title: str = "Where it looks",
-        lead: str | None = None,
-        warning: str = "",
-    ):
-        self.folder, self.title, self.lead, self.warning = folder, title, lead, warning
-        self.number, self.shards = shard
-        self.files = list(files)
-        self.last_line = as_line({"asked": settings or {}})
-        self.entries: list[Entry] = []
-        self.path = folder / "results.jsonl" if self.shards == 1 else self.part(self.number)
-        for earlier in (folder / "results.jsonl", self.path):
-            earlier.unlink(missing_ok=True)
-
-    def part(self, number: int) -> Path:
-        """Name the file of one shard's results."""
-        return self.folder / f"results.{number}-of-{self.shards}.jsonl"
-
-    def add(self, entry: Entry) -> None:
-        """Keep an entry, in memory and in the file.
-
-        Raises OSError where its lines cannot be written; then its pictures are not left either.
-        """
-        lines = map(as_line, entry.records) if self.shards == 1 else [entry.line()]
-        with kept_together() as written:
-            written += entry.written
-            append_text(self.path, "".join(lines))
-        self.entries.append(entry)
-
-    def write_page(self) -> None:
-        """Write the gallery of the photos so far; of shards, `end` writes it."""
-        if self.shards == 1:
-            self._gallery(self.entries)
-
-    def end(self) -> bool:
-        """Mark this shard as done; if it was the last one, merge all of them and return True."""
-        append_text(self.path, self.last_line)
-        entries: list[Entry] = []
-        for number in range(1, self.shards + 1):
-            if not self.part(number).is_file():
-                return False
-            with self.part(number).open(encoding="utf-8", errors="replace") as file:
-                *lines, last = [*file] or [""]
-            if last != self.last_line:
-                return False
-            try:
-                entries += [Entry.read(json.loads(line)) for line in lines]
-            except (ValueError, AttributeError, RecursionError):
-                raise ValueError(
-                    f"{self.part(number)}: damaged: run --shard {number}/{self.shards} again"
-                ) from None
-        order = {file: place for place, file in enumerate(self.files)}
-        entries.sort(key=lambda entry: order[entry.file])
-        records = (record for entry in entries for record in entry.records)
-        write_text(self.folder / "results.jsonl", "".join(map(as_line, records)))
-        self._gallery(entries)
-        return True
-
-    def _gallery(self, entries: Iterable[Entry]) -> None:
-        if self.lead is not None:
-            rows = [entry.row for entry in entries if entry.row is not None]
-            shown = render.Gallery("Photos", rows)
-            self.page = render.write_page(self.folder, self.title, [shown], self.lead, self.warning)
 
 
 @dataclass(frozen=True)
@@ -293,11 +130,11 @@ def gallery(
             request, paths, save, output, drawn, page, limit, batch_size, processes, shard, progress
         )
     files, problems = find_images(photos, limit) if photos or not of_films else ([], [])
-    films, without_frames = _find_films(of_films)
+    films, without_frames = find_films(of_films)
     problems += without_frames
     folder = output_folder(output)
     with claimed(folder, shard), Bar() if progress is None else progress as shown:
-        mask_folder = None if masks is None else _checked_masks(Path(masks), files)
+        mask_folder = None if masks is None else checked_masks(Path(masks), files)
         number, shards = shard
         every = [*files, *films]
         named = list(zip(every, file_names(every), strict=True))
@@ -345,13 +182,13 @@ def _many(
     progress: Silent | None,
 ) -> Summary:
     """Explain photos into a handful of files; see `many`."""
-    files, problems = _listed(paths, limit)
+    files, problems = list_images(paths, limit)
     folder = output_folder(output)
     with claimed(folder, shard), Bar() if progress is None else progress as shown:
         style, masks = drawn
         pictures = Pictures(folder, style, masks, page=False, raw=False)
         if masks is not None:
-            _checked_masks(masks, [Path(file) for file in files])
+            checked_masks(masks, [Path(file) for file in files])
         for problem in problems:
             shown.problem(problem)
         model = request.model
@@ -380,16 +217,6 @@ def _many(
             problems=list(shown.problems),
             merged=merged and shards > 1,
         )
-
-
-def _listed(paths: Sequence[str], limit: int | None) -> tuple[list[str], list[str]]:
-    """List images as `find_images` does, as strings: a folder of a million takes little memory."""
-    if len(paths) == 1 and paths[0] and Path(paths[0]).is_dir():
-        files = list(islice(walk(paths[0]), limit))
-        if files:
-            return files, []
-    found, problems = find_images(paths, limit)
-    return [str(file) for file in found], problems
 
 
 def film(
@@ -514,67 +341,6 @@ def _settings(
         "limit": limit,
         "frames": frames,
     }
-
-
-def _checked_masks(folder: Path, files: Sequence[Path]) -> Path:
-    """Return the folder. Raises ValueError where it holds no mask of any image."""
-    if not folder.is_dir():
-        raise ValueError(f"masks {folder}: expected a folder")
-    if files and {mask.stem for mask in folder.iterdir()}.isdisjoint(file.stem for file in files):
-        raise ValueError(
-            f"masks {folder}: expected masks named like the images, such as {files[0].stem}.png"
-        )
-    return folder
-
-
-def find_images(paths: Sequence[str], limit: int | None) -> tuple[list[Path], list[str]]:
-    """List the images of files and folders, and a line for each that is missing or empty.
-
-    Raises ValueError where there is no path at all.
-    """
-    if not paths:
-        raise ValueError("no image given: name image files or folders")
-    files: list[Path] = []
-    problems = []
-    for path in paths:
-        if not path:  # which would be the current folder
-            problems.append("IMAGE '': expected the path of an image or a folder, got an empty one")
-            continue
-        try:
-            files += find([path])
-        except ImageError as error:
-            problems.append(str(error))
-    once: dict[str, Path] = {}
-    for file in files:
-        once.setdefault(os.path.realpath(file), file)
-    return list(once.values())[:limit], problems
-
-
-def _find_films(paths: Sequence[str]) -> tuple[dict[Path, tuple[Path, ...]], list[str]]:
-    """List videos with the images that are their frames (none of a file), and folders without."""
-    films: dict[Path, tuple[Path, ...]] = {}
-    problems = []
-    for path in map(Path, paths):
-        try:
-            films |= clips(path) if path.is_dir() else {path: ()}
-        except ImageError as error:
-            problems.append(str(error))
-    return films, problems
-
-
-def output_folder(path: str | PathLike[str]) -> Path:
-    """Return the folder, made if need be. Raises ValueError where it cannot be written to."""
-    folder = Path(path)
-    probe = folder / ".writable"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(
-            f"output {path}: cannot write there ({error.strerror}): name another folder"
-        ) from None
-    return folder
 
 
 def page_title(model: str) -> str:

@@ -44,7 +44,7 @@ from vision_attn.explain.propagation.swin import LayerWindows, layer_windows
 from vision_attn.explain.recording.calls import AttentionCall, LazyWeights
 from vision_attn.render import inspect as parts
 from vision_attn.reports.explain import Photo, Request, predict, prepare, read
-from vision_attn.reports.explanation import Map
+from vision_attn.reports.maps import Map
 from vision_attn.reports.progress import Bar, Silent
 from vision_attn.types import Images, Logits, Model, TokenLayout
 

@@ -28,7 +28,8 @@ from numpy import ndarray
 
 from vision_attn.files import append_text, naming, replacing
 from vision_attn.reports.columns import write_parquet
-from vision_attn.reports.explanation import as_line, label
+from vision_attn.reports.entries import as_line
+from vision_attn.reports.naming import label
 
 __all__ = ["Found", "Ledger", "MapFile", "map_name", "packed"]
 

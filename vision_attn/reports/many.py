@@ -18,10 +18,12 @@ from vision_attn.data.images import ImageError, read_image
 from vision_attn.files import write_text
 from vision_attn.reports import workers
 from vision_attn.reports.browsing import write_browser
+from vision_attn.reports.entries import as_line
 from vision_attn.reports.explain import Request
-from vision_attn.reports.explanation import Explanation, Pictures, as_line, file_names
+from vision_attn.reports.explanation import Explanation, Pictures
 from vision_attn.reports.labels import label_of
 from vision_attn.reports.ledger import Found, Ledger, map_name, packed
+from vision_attn.reports.naming import file_names
 from vision_attn.reports.progress import Silent
 from vision_attn.types import Model
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int64
 from numpy import ndarray
 
-from vision_attn.reports.explanation import label
+from vision_attn.reports.naming import label
 
 if TYPE_CHECKING:
     import pyarrow

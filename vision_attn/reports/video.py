@@ -23,8 +23,11 @@ from vision_attn.data.video import Video
 from vision_attn.files import kept_together, replacing
 from vision_attn.render import ColorMap, natural
 from vision_attn.render.video import VideoWriter
+from vision_attn.reports.entries import Entry
 from vision_attn.reports.explain import Request
-from vision_attn.reports.explanation import Entry, Explanation, Map, Pictures, label
+from vision_attn.reports.explanation import Explanation, Pictures
+from vision_attn.reports.maps import Map
+from vision_attn.reports.naming import label
 from vision_attn.reports.progress import Silent
 
 __all__ = ["Film"]

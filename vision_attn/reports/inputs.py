@@ -1,0 +1,85 @@
+"""What a person names: photos, videos and masks to read, and a folder to write to."""
+
+import os
+from collections.abc import Sequence
+from itertools import islice
+from os import PathLike
+from pathlib import Path
+
+from vision_attn.data.images import ImageError
+from vision_attn.data.images import find_images as find
+from vision_attn.data.listing import walk
+from vision_attn.data.video import clips
+
+__all__ = ["checked_masks", "find_films", "find_images", "list_images", "output_folder"]
+
+
+def find_images(paths: Sequence[str], limit: int | None) -> tuple[list[Path], list[str]]:
+    """List the images of files and folders, and a line for each that is missing or empty.
+
+    Raises ValueError where there is no path at all.
+    """
+    if not paths:
+        raise ValueError("no image given: name image files or folders")
+    files: list[Path] = []
+    problems = []
+    for path in paths:
+        if not path:  # which would be the current folder
+            problems.append("IMAGE '': expected the path of an image or a folder, got an empty one")
+            continue
+        try:
+            files += find([path])
+        except ImageError as error:
+            problems.append(str(error))
+    once: dict[str, Path] = {}
+    for file in files:
+        once.setdefault(os.path.realpath(file), file)
+    return list(once.values())[:limit], problems
+
+
+def list_images(paths: Sequence[str], limit: int | None) -> tuple[list[str], list[str]]:
+    """List images as `find_images` does, as strings: a folder of a million takes little memory."""
+    if len(paths) == 1 and paths[0] and Path(paths[0]).is_dir():
+        files = list(islice(walk(paths[0]), limit))
+        if files:
+            return files, []
+    found, problems = find_images(paths, limit)
+    return [str(file) for file in found], problems
+
+
+def find_films(paths: Sequence[str]) -> tuple[dict[Path, tuple[Path, ...]], list[str]]:
+    """List videos with the images that are their frames (none of a file), and folders without."""
+    films: dict[Path, tuple[Path, ...]] = {}
+    problems = []
+    for path in map(Path, paths):
+        try:
+            films |= clips(path) if path.is_dir() else {path: ()}
+        except ImageError as error:
+            problems.append(str(error))
+    return films, problems
+
+
+def checked_masks(folder: Path, files: Sequence[Path]) -> Path:
+    """Return the folder. Raises ValueError where it holds no mask of any image."""
+    if not folder.is_dir():
+        raise ValueError(f"masks {folder}: expected a folder")
+    if files and {mask.stem for mask in folder.iterdir()}.isdisjoint(file.stem for file in files):
+        raise ValueError(
+            f"masks {folder}: expected masks named like the images, such as {files[0].stem}.png"
+        )
+    return folder
+
+
+def output_folder(path: str | PathLike[str]) -> Path:
+    """Return the folder, made if need be. Raises ValueError where it cannot be written to."""
+    folder = Path(path)
+    probe = folder / ".writable"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"output {path}: cannot write there ({error.strerror}): name another folder"
+        ) from None
+    return folder
