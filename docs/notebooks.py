@@ -53,7 +53,14 @@ def main() -> int:
 def run(source: Path, kept: Path = KEPT) -> NotebookNode:
     """Run a notebook and keep it with its outputs. Raises RuntimeError if it writes to stderr."""
     notebook = nbformat.read(source, as_version=4)
-    NotebookClient(notebook, timeout=SECONDS, kernel_name="python3").execute(cwd=str(source.parent))
+    client = NotebookClient(
+        notebook,
+        timeout=SECONDS,
+        kernel_name="python3",
+        coalesce_streams=True,  # what a cell prints is one block
+        extra_arguments=["--IPKernelApp.log_level=40"],  # errors alone: not that TCP is local
+    )
+    client.execute(cwd=str(source.parent))
     if complaint := "".join(complaints(notebook)):
         raise RuntimeError(f"{source.name} wrote to stderr:\n{complaint}")
     for cell in notebook.cells:

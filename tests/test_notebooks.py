@@ -21,6 +21,7 @@ sys.path.append(str(Path(__file__).parents[1] / "docs"))
 import notebooks
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+TWICE = "import time\nprint(2 + 3, flush=True)\ntime.sleep(0.5)\nprint(2 + 5)"
 
 
 @pytest.mark.parametrize(
@@ -51,14 +52,14 @@ def test_outputs_are_stripped(path: Path) -> None:
 
 def test_a_run_is_kept_until_a_cell_changes(tmp_path: Path) -> None:
     source, kept = tmp_path / "sum.ipynb", tmp_path / "kept"
-    notebook = new_notebook(cells=[new_markdown_cell("# Sum"), new_code_cell("print(2 + 3)")])
+    notebook = new_notebook(cells=[new_markdown_cell("# Sum"), new_code_cell(TWICE)])
     nbformat.write(notebook, source)
     assert notebooks.executed(source, kept) is None
     notebooks.run(source, kept)
     found = notebooks.executed(source, kept)
     assert found is not None
-    assert found.cells[1].outputs[0].text == "5\n"
-    notebook.cells[1].source = "print(2 + 5)"
+    assert [output.text for output in found.cells[1].outputs] == ["5\n7\n"]  # one block
+    notebook.cells[1].source = "print(2 + 7)"
     nbformat.write(notebook, source)
     assert notebooks.executed(source, kept) is None
 

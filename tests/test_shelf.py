@@ -428,6 +428,7 @@ def test_what_does_not_fit_is_one_line(spec, models, task, tmp_path, capsys, mon
     assert "the config names no network: give --model.weights" in said(*shelf)
     tiny = ["--config", "tiny.yaml"]
     assert "weights do not fit SEResNet" in said(*tiny, "--model.weights", models("vit"))
-    assert "no training state to go on from: start from its weights with --model.weights" in said(
-        *tiny, "--ckpt_path", spec
+    assert (
+        "no training state to continue from: start from its weights with --model.weights"
+        in said(*tiny, "--ckpt_path", spec)
     )

@@ -9,12 +9,18 @@ PAGES = [
     "index.html",
     "start/first-photo.html",
     "howto/explain.html",
+    "howto/index.html",
+    "large_data.html",
     "learn/03-scores.html",
     "reference/commands.html",
     "reference/evaluate.html",
     "results.html",
+    "models.html",
+    "lab/journal.html",
     "learn/11-vit.html",
+    "learn/12-rollout.html",
     "notebooks/03_scores_and_normalisers.html",
+    "notebooks/06_which_heatmap_to_trust.html",
 ]
 
 

@@ -289,7 +289,7 @@ def test_no_results_and_no_maps_are_said(tmp_path):
     with pytest.raises(ValueError, match=r"no results in this folder: expected results\.jsonl"):
         open_results(tmp_path)
     Ledger(tmp_path, ["a"], (1, 2))
-    with pytest.raises(ValueError, match="1 shards are not finished: run the same command again"):
+    with pytest.raises(ValueError, match="1 shards are not finished: run the same command until"):
         open_results(tmp_path)
     (tmp_path / "results.jsonl").write_text('{"file": "a.png"}\nbroken\n')
     results = open_results(tmp_path)

@@ -1,4 +1,4 @@
-"""`vision-attn score MODEL DATA`: which heatmaps to believe, as a table and pictures.
+"""`vision-attn score MODEL DATA`: which heatmaps to trust, as a table and pictures.
 
     DIR/scores.csv, .json, .md   every score of every method, and what is better than the baselines
     DIR/curves.png               deletion and insertion

@@ -1,4 +1,4 @@
-"""Scores of heatmaps, each a `torchmetrics.Metric`: which maps to believe."""
+"""Scores of heatmaps, each a `torchmetrics.Metric`: which maps to trust."""
 
 from vision_attn.deprecated import old_names
 from vision_attn.evaluate.bootstrap import (

@@ -98,7 +98,7 @@ def test_attention_that_is_not_from_token_to_token(attend, message):
 def test_a_layout_that_does_not_fit_the_calls():
     Rollout()(Patches(plain), IMAGES)
     with pytest.raises(
-        ValueError, match=r"is 24 x 24, but the layout has 48 tokens .* grid of 6x8.*give layout="
+        ValueError, match=r"is 24 x 24, but the layout has 48 tokens .* grid of 6x8.*give a layout="
     ):
         Rollout()(Patches(plain), IMAGES, layout=TokenLayout(0, (6, 8), "mean"))
 

@@ -169,7 +169,7 @@ def test_the_files_say_how_and_mark_what_is_class_blind(scored):
     assert {row["metric"] for row in rows} >= set(GRIDS)
     for text in ((folder / "scores.md").read_text(), str(scored), scored._repr_html_()):
         assert ".250 class-blind" in text
-        assert "In a mosaic, does a class's map lie on the photo of that class?" in text
+        assert "In a mosaic, does the map of a class lie on its photo?" in text
         assert "mosaics of 2x2: 5, each photo at its own size" in text
         assert "100.0% are among its 4 most probable (shrunk: 100.0%)" in text
     assert "grid pointing 2x2 ↑: better than every baseline: Oracle" in str(scored)

@@ -1,4 +1,4 @@
-"""Scores of heatmaps: which methods to believe for a model, measured beside three baselines."""
+"""Scores of heatmaps: which methods to trust for a model, measured beside three baselines."""
 
 import contextlib
 import json
@@ -147,7 +147,7 @@ def score(
     name: str | None = None,
     progress: Silent | None = None,
 ) -> Scores:
-    """Measure which heatmaps of a model to believe, beside three maps that know nothing of it.
+    """Measure which heatmaps of a model to trust, beside three maps that know nothing of it.
 
     data: planted (with masks), planted:shortcut, planted:contradict, cifar10 or cifar100 (below
     `root`), a folder of images, one with boxes.json, or one with images/ and masks/; or a list of

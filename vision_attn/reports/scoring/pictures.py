@@ -41,7 +41,7 @@ def curves(results: Results) -> Picture:
 
 
 def sanity(results: Results) -> Picture:
-    """How like itself each map stays as the weights are lost; a useful one does not."""
+    """How similar each map stays as the weights are randomised; a useful one changes."""
     panels = []
     for method in results.table:
         lines = {n: results.curve(n, method) for n in ("rank correlation", "ssim")}

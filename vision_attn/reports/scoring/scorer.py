@@ -77,7 +77,7 @@ GROUPS: dict[str, dict[str, type[ImageScore]]] = {
     },
     "Does it lie on the object?": {**ON_OBJECT, **ON_PIXELS, "box_iou": MaxBoxIoU},
     "Does it lie on the shortcut?": {**ON_SHORTCUT},
-    "In a mosaic, does a class's map lie on the photo of that class?": {**ON_CELLS},
+    "In a mosaic, does the map of a class lie on its photo?": {**ON_CELLS},
     "Does it follow the weights, and not the noise? Is it sparse?": {
         "randomisation": ModelRandomisation,
         "sensitivity": MaxSensitivity,

@@ -23,7 +23,7 @@ COMPARED = (
 )
 LEGEND = (
     "mean ± standard error; ↓ small is good, ↑ large is good; * better than each of "
-    f"{', '.join(NAMES)}, the 95 % interval of the paired difference does not contain 0."
+    f"{', '.join(NAMES)}: the 95 % interval of the paired difference does not contain 0."
 )
 
 TRUST = {"yes": "yes", "no": "no", "unknown": "cannot tell"}
