@@ -1,28 +1,32 @@
 """How fast photos come from the disk: ours streamed against decoding alone and other loaders.
 
-    python benchmarks/loading.py [--photos N] [--side PIXELS] [--size PIXELS] [--workers N]
+    python benchmarks/loading.py [--photos N] [--side PIXELS] [--size PIXELS] [--workers N] [--cpu]
 
 A made-up tree of JPEGs (mosaics of noise, 10 classes) is written once below --root, and tar shards
 of the same files. The others are timm, torchvision, WebDataset, and Hugging Face's datasets; and
-`decoding`, as many of torch's worker processes that decode and do nothing else: that ratio says how
-much of their rate the stream keeps. Every loader gives the same: a random box of 35 to 100 % of
-each photo, resized to --size by linear interpolation, flipped at random, normalised, in batches of
---batch, decoded by as many worker processes. Ours crops and resizes in the workers and flips and
-normalises whole batches; timm (its fast collate and prefetching, as `create_loader` makes them on a
-CPU) and the others do it photo by photo. In turns, after a round that does not count.
+`decoding` and `pillow`, as many of torch's worker processes that decode and do nothing else, as the
+stream does and with Pillow: that ratio says how much of their rate the stream keeps. Every loader
+gives the same: a random box of 35 to 100 % of each photo, resized to --size by linear
+interpolation, flipped at random, normalised, in batches of --batch, decoded by as many worker
+processes. Ours crops and resizes in the workers and flips and normalises whole batches; timm (its
+fast collate and prefetching, as `create_loader` makes them on a CPU) and the others do it photo by
+photo. In turns, after a round that does not count.
 
 Prints how long the first listing takes and a later one, how fast one process decodes alone, then
 images a second and the ratio ours / theirs, smallest, median, largest, and what all this takes in
-memory.
+memory. On a machine that does other work beside, --cpu: images for each second of CPU time of all
+processes, over whole epochs.
 """
 
 import argparse
+import gc
 import os
 import resource
 import shutil
 import tarfile
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +38,7 @@ from torchvision.transforms import v2 as tv
 
 from vision_attn.data import Flip, ImageData, ImageFolder
 from vision_attn.data.listing import Tree
-from vision_attn.data.photos import FilePhotos
+from vision_attn.data.photos import FilePhotos, Photos
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SCALE = (0.35, 1.0)
@@ -182,6 +186,12 @@ def of_datasets(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable
     )
 
 
+class ByPillow(FilePhotos):
+    """Photos that Pillow decodes, whatever they are."""
+
+    jpeg = Photos.jpeg
+
+
 class Decoded(Dataset):
     """Photos that are decoded, and thrown away: a zero for each."""
 
@@ -196,9 +206,11 @@ class Decoded(Dataset):
         return 0
 
 
-def of_decoding(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable]:
+def of_decoding(
+    folder: Path, args: argparse.Namespace, kind: type[FilePhotos] = FilePhotos
+) -> Callable[[], Iterable]:
     """No more than decoding, in as many processes."""
-    photos = FilePhotos(folder / "train", Tree(folder / "train").files())
+    photos = kind(folder / "train", Tree(folder / "train").files())
     decoded = Decoded(photos, max(args.size, args.side))
     return lambda: (
         [zeros] for zeros in DataLoader(decoded, args.batch, shuffle=True, num_workers=args.workers)
@@ -216,6 +228,19 @@ def rate(epoch: Callable[[], Iterable], most: int) -> float:
         if count >= most:
             break
     return count / (time.perf_counter() - start)
+
+
+def rate_by_cpu(epoch: Callable[[], Iterable], most: int) -> float:
+    """Images of a whole epoch a second of CPU time, of this process and of those that it ends."""
+
+    def spent() -> float:
+        both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return sum(one.ru_utime + one.ru_stime for one in both)
+
+    start = spent()
+    count = sum(len(batch[0]) for batch in epoch())
+    gc.collect()  # a loader ends its processes when it goes
+    return count / (spent() - start)
 
 
 def decoding_alone(folder: Path, args: argparse.Namespace) -> float:
@@ -248,6 +273,7 @@ def listing(folder: Path) -> tuple[float, float]:
 
 PEERS = {
     "decoding": of_decoding,
+    "pillow": partial(of_decoding, kind=ByPillow),
     "timm": of_timm,
     "torchvision": of_torchvision,
     "webdataset": of_webdataset,
@@ -265,8 +291,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--most", type=int, default=2000, help="images of a turn")
+    parser.add_argument("--cpu", action="store_true", help="images a second of CPU time")
     parser.add_argument("--against", nargs="*", choices=PEERS, default=list(PEERS))
     args = parser.parse_args()
+    measure = rate_by_cpu if args.cpu else rate
     torch.set_num_threads(1)
     folder = Path(args.root).resolve()
     write_tree(folder, args.photos, args.side)
@@ -278,9 +306,9 @@ def main() -> None:
     print(f"{args.workers} workers{'':20} ours       theirs      ratio")
     for name in args.against:
         theirs = PEERS[name](folder, args)
-        rate(mine, args.batch), rate(theirs, args.batch)
+        measure(mine, args.batch), measure(theirs, args.batch)
         pairs = np.array(
-            [(rate(mine, args.most), rate(theirs, args.most)) for _ in range(args.rounds)]
+            [(measure(mine, args.most), measure(theirs, args.most)) for _ in range(args.rounds)]
         )
         ratios, middle = pairs[:, 0] / pairs[:, 1], np.median(pairs, axis=0)
         print(

@@ -27,6 +27,7 @@ from vision_attn.data.images import images_below
 from vision_attn.data.listing import Tree, walk
 from vision_attn.data.photos import Names
 from vision_attn.data.storage import Room, choose, pixel_bytes
+from vision_attn.data.streaming import Places
 
 CLASSES = "ant", "bee"
 
@@ -67,6 +68,31 @@ def test_every_storage_shows_the_same_pixels_and_leaves_the_draws_alike(folder):
         assert len(found) == len(expected) > 6
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_batches_keep_their_pixels_while_more_come_of_any_size(folder):
+    """More batches than there are places for, and some that are larger than the first."""
+    train = source("stream", workers=2, test_fraction=0.0).load(folder, 0.0, 0).train
+    wanted = [np.arange(14)[i : i + 1 + i % 3] for i in range(12)]
+    draws = [Draws(5, 1, items) for items in wanted]
+    found = list(train.fetch_all(zip(wanted, draws, strict=True)))
+    assert len(found) == 12 > 2 * train.workers + 1
+    for items, (same, drawn, images) in zip(wanted, found, strict=True):
+        alone = Draws(5, 1, items)
+        assert (same == items).all()
+        torch.testing.assert_close(images, train.fetch(items, alone), rtol=0, atol=0)
+        torch.testing.assert_close(drawn.uniform(1), alone.uniform(1), rtol=0, atol=0)
+
+
+def test_shared_memory_that_cannot_be_had_is_a_line(monkeypatch):
+    def full(images):
+        raise RuntimeError("unable to allocate shared memory(shm)\nmore")
+
+    monkeypatch.setattr(torch.Tensor, "share_memory_", full)
+    message = r"14 MB of shared memory cannot be had \(unable to allocate .*\(shm\)\): expected"
+    with pytest.raises(DataError, match=message):
+        Places(5, 19, (224, 224))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -156,15 +182,15 @@ def test_an_unreadable_photo_is_passed_over_as_often_as_is_allowed(folder, caplo
 def test_a_process_that_is_ended_is_named(folder, monkeypatch):
     train = source("stream", workers=1).load(folder, 0.0, 0).train
     here = os.getpid()
-    read = type(train.photos.photos).read
+    read = type(train.photos.photos).jpeg
 
-    def killed(photos, item, side=None):
+    def killed(photos, item):
         if os.getpid() != here:
             time.sleep(0.2)
             os.kill(os.getpid(), signal.SIGKILL)
-        return read(photos, item, side)
+        return read(photos, item)
 
-    monkeypatch.setattr(type(train.photos.photos), "read", killed)
+    monkeypatch.setattr(type(train.photos.photos), "jpeg", killed)
     items = np.arange(3)
     with pytest.raises(DataError, match=r"process that decodes photos was killed, .*last\.ckpt"):
         list(train.fetch_all([(items, Draws(0, 0, items))]))

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from vision_attn.data.images import ImageError, decode_image, open_encoded, open_image, read_image
+from vision_attn.data.jpeg import jpeg_bytes
 from vision_attn.data.photo_sets import Part, PhotoSource
 from vision_attn.data.photos import Names, Photos
 from vision_attn.data.sources import DataError
@@ -41,6 +42,10 @@ class RowPhotos(Photos):
         if encoded is not None:
             return decode_image(encoded, self.names[item], shorter_side)
         return read_image(path, shorter_side)
+
+    def jpeg(self, item: int) -> bytes | None:
+        encoded, path = self._cell(item)
+        return jpeg_bytes(Path(path)) if encoded is None else encoded
 
     def side(self, item: int) -> tuple[int, int]:
         encoded, path = self._cell(item)

@@ -217,8 +217,9 @@ class ImageData(LightningDataModule):
 
     def _normalised(self, images: Pixels) -> Float[Tensor, "b 3 h w"]:
         mean, std = torch.tensor([self.mean, self.std], device=images.device).view(2, 3, 1, 1)
-        unit = 255 if images.dtype == torch.uint8 else 1
-        return images.float().mul_(1 / (std * unit)).sub_(mean / std)  # no stored image changes
+        if images.dtype == torch.uint8:
+            return _room(images).copy_(images).mul_(1 / (std * 255)).sub_(mean / std)
+        return images.float().mul_(1 / std).sub_(mean / std)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values: the classes, the preprocessing, and how far the epoch is.
@@ -239,6 +240,13 @@ class ImageData(LightningDataModule):
         self._classes = classes
         self._preprocess = Preprocess(**state_dict["preprocess"])
         self._resume = state_dict["place"]
+
+
+def _room(images: Tensor) -> Float[Tensor, "b c h w"]:
+    """Make room for floats of that shape: on a CPU in NumPy's large pages, which cost little."""
+    if images.device.type == "cpu":
+        return torch.from_numpy(np.empty(images.shape, np.float32))
+    return torch.empty_like(images, dtype=torch.float32)
 
 
 def channel_statistics(

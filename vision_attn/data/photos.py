@@ -13,6 +13,7 @@ from jaxtyping import Int64, Integer, UInt8
 from PIL import Image
 
 from vision_attn.data.images import open_image, read_image
+from vision_attn.data.jpeg import jpeg_bytes, plain_jpeg
 
 __all__ = ["ChosenPhotos", "FilePhotos", "Names", "Photos"]
 
@@ -72,9 +73,20 @@ class Photos(ABC):
     def read(self, item: int, shorter_side: int | None = None) -> Image.Image:
         """Decode a photo as `read_image` does. Raises ImageError."""
 
+    def jpeg(self, item: int) -> bytes | None:
+        """Read the bytes of a photo that may be a JPEG; None where another way is better."""
+        return None
+
     def pixels(self, item: int, shorter_side: int) -> UInt8[np.ndarray, "h w 3"]:
-        """Decode a photo, its shorter side reduced to so many pixels; smaller ones stay."""
-        image = self.read(item, shorter_side)
+        """Decode a photo, its shorter side reduced to so many pixels; smaller ones stay.
+
+        Plain JPEGs are decoded by `plain_jpeg`, all else by `read`: the same pixels.
+        """
+        data = self.jpeg(item)
+        found = None if data is None else plain_jpeg(data, shorter_side)
+        if found is not None and min(found.shape[:2]) <= shorter_side:
+            return found
+        image = self.read(item, shorter_side) if found is None else Image.fromarray(found)
         scale = shorter_side / min(image.size)
         if scale < 1:
             width, height = (max(1, round(side * scale)) for side in image.size)
@@ -111,6 +123,9 @@ class FilePhotos(Photos):
     def read(self, item: int, shorter_side: int | None = None) -> Image.Image:
         return read_image(self.folder / self.names[item], shorter_side)
 
+    def jpeg(self, item: int) -> bytes | None:
+        return jpeg_bytes(self.folder / self.names[item])
+
     def side(self, item: int) -> tuple[int, int]:
         with open_image(self.folder / self.names[item]) as image:
             return image.size
@@ -140,6 +155,9 @@ class ChosenPhotos(Photos):
 
     def read(self, item: int, shorter_side: int | None = None) -> Image.Image:
         return self.photos.read(int(self.items[item]), shorter_side)
+
+    def jpeg(self, item: int) -> bytes | None:
+        return self.photos.jpeg(int(self.items[item]))
 
     def side(self, item: int) -> tuple[int, int]:
         return self.photos.side(int(self.items[item]))

@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
 from typing import Any
 
 import cv2
@@ -100,7 +101,8 @@ class StreamedSet(ImageSet):
 
     def fetch(self, items: Items, draws: Draws) -> UInt8[Tensor, "b 3 h w"]:
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-            images, problems = self.decoded(items, draws, threads.map)
+            images = self.empty(len(items))
+            problems = self.decoded(items, draws, images, threads.map)
         self._pass_over(problems)
         return images
 
@@ -108,20 +110,24 @@ class StreamedSet(ImageSet):
         if not self.workers:
             yield from super().fetch_all(wanted)
             return
+        every = iter(wanted)
+        first = list(islice(every, 1))
+        if not first:
+            return
+        places = Places(self.workers * AHEAD + 1, len(first[0][0]), self.size)
         loader: Iterable[Any] = DataLoader(
-            _Decoding(self),
+            _Decoding(self, places),
             batch_size=None,
-            sampler=_Asked(wanted),
+            sampler=_Asked(chain(first, every)),
             num_workers=self.workers,
             prefetch_factor=AHEAD,
             collate_fn=_as_it_is,
             worker_init_fn=_quiet,
-            pin_memory=torch.cuda.is_available(),
         )
         try:
-            for items, draws, images, problems in loader:
+            for number, (items, draws, images, problems) in enumerate(loader):
                 self._pass_over(problems)
-                yield items, draws, images
+                yield items, draws, places.copied(number, len(items)) if images is None else images
         except RuntimeError as error:
             text = " ".join(str(error).split())
             if "DataLoader worker" not in text or "Caught " in text:
@@ -133,9 +139,13 @@ class StreamedSet(ImageSet):
             ) from error
 
     def decoded(
-        self, items: Items, draws: Draws, over: Callable[..., Iterable[Any]] = map
-    ) -> tuple[UInt8[Tensor, "b 3 h w"], Problems]:
-        """Decode a batch, and say by number which photos could not be read.
+        self,
+        items: Items,
+        draws: Draws,
+        out: UInt8[Tensor, "b 3 h w"],
+        over: Callable[..., Iterable[Any]] = map,
+    ) -> Problems:
+        """Decode a batch into `out`, and say by number which photos could not be read.
 
         over: what maps a function over the photos: threads, or one after the other.
         """
@@ -143,9 +153,12 @@ class StreamedSet(ImageSet):
         read = list(over(lambda item: self._read(int(item), problems), items))
         sides = np.array([image.shape[:2] for image in read])
         boxes = self.crop(sides, draws).round().astype(int).tolist()
-        out = np.empty((len(items), 3, *self.size), np.uint8)
-        list(over(lambda one: stretch(*one), zip(read, boxes, out, strict=True)))
-        return torch.from_numpy(out), problems
+        list(over(lambda one: stretch(*one), zip(read, boxes, out.numpy(), strict=True)))
+        return problems
+
+    def empty(self, count: int) -> UInt8[Tensor, "count 3 h w"]:
+        """Make room for so many images."""
+        return torch.empty(count, 3, *self.size, dtype=torch.uint8)
 
     def _read(self, item: int, problems: Problems) -> Pixels:
         """Decode a photo, or the next of the same labels that can be read."""
@@ -177,25 +190,61 @@ class StreamedSet(ImageSet):
             )
 
 
+class Places:
+    """Places in shared memory, one after the other in a ring, for batches that are handed over.
+
+    The pages of new shared memory cost more than the pixels that are written to them, so the same
+    ones are used again. A batch's place is free when the next batch has been handed over.
+    """
+
+    def __init__(self, count: int, most: int, size: tuple[int, int]) -> None:
+        try:
+            self.images = torch.empty(count, most, 3, *size, dtype=torch.uint8).share_memory_()
+        except RuntimeError as error:
+            needed = count * most * 3 * size[0] * size[1] / 2**20
+            raise DataError(
+                f"{needed:.0f} MB of shared memory cannot be had ({str(error).splitlines()[0]}): "
+                "expected room for two batches a process; make /dev/shm larger, or use fewer "
+                "`workers` of this source or a smaller batch"
+            ) from error
+
+    def place(self, number: int, count: int) -> UInt8[Tensor, "count 3 h w"] | None:
+        """Find the place of batch `number`, of `count` images; None where it is too large."""
+        place = self.images[number % len(self.images)]
+        return place[:count] if count <= len(place) else None
+
+    def copied(self, number: int, count: int) -> UInt8[Tensor, "count 3 h w"]:
+        """Copy batch `number` from its place, for a GPU into pinned memory."""
+        place = self.images[number % len(self.images), :count]
+        if torch.cuda.is_available():
+            return torch.empty_like(place, pin_memory=True).copy_(place)
+        return torch.from_numpy(place.numpy().copy())  # NumPy's large pages
+
+
 class _Decoding(Dataset[Any]):
-    """What the processes do: a batch for what is asked."""
+    """What the processes do: a batch for what is asked, into its place."""
 
-    def __init__(self, images: StreamedSet) -> None:
-        self.images = images
+    def __init__(self, images: StreamedSet, places: Places) -> None:
+        self.images, self.places = images, places
 
-    def __getitem__(self, wanted: Wanted) -> tuple[Items, Draws, Tensor, Problems]:
-        items, draws = wanted
-        return items, draws, *self.images.decoded(items, draws)
+    def __getitem__(
+        self, asked: tuple[int, Wanted]
+    ) -> tuple[Items, Draws, UInt8[Tensor, "b 3 h w"] | None, Problems]:
+        number, (items, draws) = asked
+        place = self.places.place(number, len(items))
+        images = self.images.empty(len(items)) if place is None else place
+        problems = self.images.decoded(items, draws, images)
+        return items, draws, images if place is None else None, problems
 
 
 class _Asked(Sampler[Any]):
-    """The batches that are asked for, in their order."""
+    """The batches that are asked for, in their order, with their numbers."""
 
     def __init__(self, wanted: Iterable[Wanted]) -> None:
         self.wanted = wanted
 
-    def __iter__(self) -> Iterator[Wanted]:
-        return iter(self.wanted)
+    def __iter__(self) -> Iterator[tuple[int, Wanted]]:
+        return enumerate(self.wanted)
 
 
 def _as_it_is(batch: Any) -> Any:

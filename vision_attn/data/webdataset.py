@@ -61,6 +61,9 @@ class TarPhotos(Photos):
     def read(self, item: int, shorter_side: int | None = None) -> Image.Image:
         return decode_image(self._bytes(item), self.names[item], shorter_side)
 
+    def jpeg(self, item: int) -> bytes | None:
+        return self._bytes(item)
+
     def side(self, item: int) -> tuple[int, int]:
         with open_encoded(self._bytes(item), self.names[item]) as image:
             return image.size

@@ -18,15 +18,14 @@ __all__ = ["Entry", "Results", "as_line"]
 class Entry:
     """One file's results: a record for each method, and its row of the gallery, if any.
 
-        written: its pictures and maps, which are not part of its line.
+    written: its pictures and maps, which are not part of its line.
 
-        Examples:
-            >>> import json
-    from collections.abc import Iterable, Sequence
-            >>> from vision_attn.reports.entries import Entry
-            >>> line = Entry("a.png", [{"method": "Rollout"}]).line()
-            >>> Entry.read(json.loads(line)).records
-            [{'method': 'Rollout'}]
+    Examples:
+        >>> import json
+        >>> from vision_attn.reports.entries import Entry
+        >>> line = Entry("a.png", [{"method": "Rollout"}]).line()
+        >>> Entry.read(json.loads(line)).records
+        [{'method': 'Rollout'}]
     """
 
     file: str

@@ -9,46 +9,21 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vision_attn import attention as mechanisms
-from vision_attn.attention import MultiHeadAttention
 from vision_attn.explain import record_attention
 from vision_attn.explain.recording.calls import ExplicitWeights, LazyWeights, Tile, Workspace
 from vision_attn.explain.rollout import FUSIONS
 from vision_attn.models import ViT
 
 
-def recorded(module, *args, keep=None, fusion=None, **kwargs):
-    with torch.no_grad(), record_attention(module, keep, fusion) as record:
-        out = module(*args, **kwargs)
-    return record, out
-
-
 def hooks_of(network):
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in network.modules())
 
 
-class Calls(nn.Module):
-    """A module that attends by whatever function it is given."""
-
-    def __init__(self, attend):
-        super().__init__()
-        self.attend = attend
-
-    def forward(self, *args):
-        return self.attend(*args)
-
-
-def qkv(b=2, h=3, i=5, j=7, d=11, e=11, dtype=torch.float64):
-    return (
-        torch.randn(b, h, i, d, dtype=dtype),
-        torch.randn(b, h, j, d, dtype=dtype),
-        torch.randn(b, h, j, e, dtype=dtype),
-    )
-
-
 @pytest.mark.parametrize("fusion", FUSIONS)
-def test_short_sequences_are_on_record_as_one_head_where_heads_are_fused(fusion):
-    module = Calls(F.scaled_dot_product_attention)
+def test_short_sequences_are_on_record_as_one_head_where_heads_are_fused(
+    fusion, recorded, attending, qkv
+):
+    module = attending(F.scaled_dot_product_attention)
     q, k, v = qkv()
     record, out = recorded(module, q, k, v, fusion=FUSIONS[fusion])
     torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v))
@@ -60,9 +35,9 @@ def test_short_sequences_are_on_record_as_one_head_where_heads_are_fused(fusion)
     torch.testing.assert_close(call.weights()[:, 0], true)
 
 
-def test_other_sequences_are_on_record_as_if_nothing_was_fused():
+def test_other_sequences_are_on_record_as_if_nothing_was_fused(attending, qkv):
     def kind(grad, *args, **options):
-        module = Calls(partial(F.scaled_dot_product_attention, **options))
+        module = attending(partial(F.scaled_dot_product_attention, **options))
         with torch.set_grad_enabled(grad), record_attention(module, (), FUSIONS["max"]) as record:
             module(*args)
         return type(record.calls[0]), record.calls[0].heads
@@ -73,16 +48,16 @@ def test_other_sequences_are_on_record_as_if_nothing_was_fused():
 
 
 @pytest.mark.parametrize("empty", [{"b": 0}, {"j": 0}, {"i": 0}])
-def test_nothing_to_attend_to_is_nobodys_fault(empty):
-    module = Calls(F.scaled_dot_product_attention)
+def test_nothing_to_attend_to_is_nobodys_fault(empty, recorded, attending, qkv):
+    module = attending(F.scaled_dot_product_attention)
     record, out = recorded(module, *qkv(**empty), fusion=FUSIONS["max"])
     assert (len(record.calls), out.shape) == (1, (empty.get("b", 2), 3, empty.get("i", 5), 11))
 
 
 @pytest.mark.parametrize("fusion", [None, FUSIONS["max"]])
-def test_keys_and_values_that_all_heads_share(fusion):
+def test_keys_and_values_that_all_heads_share(fusion, recorded, attending, qkv):
     (q, _, _), (_, k, v) = qkv(h=6), qkv(h=1)
-    module = Calls(F.scaled_dot_product_attention)
+    module = attending(F.scaled_dot_product_attention)
     record, out = recorded(module, q, k, v, keep=() if fusion else ("v",), fusion=fusion)
     torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v))
     weights = torch.softmax(q @ k.mT / 11**0.5, -1)
@@ -91,22 +66,8 @@ def test_keys_and_values_that_all_heads_share(fusion):
     torch.testing.assert_close(record.calls[0].weights(), weights)
 
 
-@pytest.mark.parametrize("average", [True, False])
-def test_weights_that_a_network_asks_for_are_of_each_head_whatever_is_fused(average):
-    module = nn.MultiheadAttention(12, 3, batch_first=True).eval()
-    x = torch.randn(2, 7, 12)
-    options = {"need_weights": True, "average_attn_weights": average}
-    with torch.no_grad():
-        _, expected = module(x, x, x, **options)
-    record, (_, weights) = recorded(module, x, x, x, keep=(), fusion=FUSIONS["max"], **options)
-    torch.testing.assert_close(weights, expected)
-    assert record.calls[0].heads == 3
-    record, _ = recorded(module, x, x, x, keep=(), fusion=FUSIONS["max"], need_weights=False)
-    assert record.calls[0].heads == 1
-
-
-def test_runs_in_inference_mode_and_outside_of_it_in_one_record():
-    module = Calls(F.scaled_dot_product_attention)
+def test_runs_in_inference_mode_and_outside_of_it_in_one_record(attending, qkv):
+    module = attending(F.scaled_dot_product_attention)
     q, k, v = qkv()
     with record_attention(module, fusion=FUSIONS["mean"]) as record:
         with torch.inference_mode():
@@ -118,23 +79,12 @@ def test_runs_in_inference_mode_and_outside_of_it_in_one_record():
         torch.testing.assert_close(call.weights(), weights)
 
 
-def test_no_part_is_kept_beside_a_fusion():
+def test_no_part_is_kept_beside_a_fusion(recorded, attending):
     with pytest.raises(ValueError, match="got both keep=\\('v',\\) and a fusion; give one"):
-        recorded(Calls(None), keep=("v",), fusion=FUSIONS["mean"])
+        recorded(attending(None), keep=("v",), fusion=FUSIONS["mean"])
 
 
-def test_heads_of_our_own_attention_are_fused_as_it_runs():
-    network = ViT(image_size=32, patch_size=8, dim=24, heads=3, depth=2, num_classes=5).eval()
-    images = torch.randn(2, 3, 32, 32)
-    true, expected = recorded(network, images, keep=())
-    record, logits = recorded(network, images, keep=(), fusion=FUSIONS["max"])
-    torch.testing.assert_close(logits, expected)
-    for call, of_heads in zip(record.calls, true.calls, strict=True):
-        assert call.module == of_heads.module
-        torch.testing.assert_close(call.weights()[:, 0], of_heads.weights().amax(1))
-
-
-def test_parts_of_a_timm_network_in_layer_order():
+def test_parts_of_a_timm_network_in_layer_order(recorded):
     network = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=3).eval()
     wanted = []
     for block in network.blocks:
@@ -164,9 +114,9 @@ MASKS = {
 
 
 @pytest.mark.parametrize("options", MASKS.values(), ids=MASKS)
-def test_masks_and_scales(options):
+def test_masks_and_scales(options, recorded, attending, qkv):
     q, k, v = qkv()
-    attend = Calls(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options))
+    attend = attending(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options))
     record, out = recorded(attend, q, k, v)
     (call,) = record.calls
     torch.testing.assert_close(call.weights() @ v, out)
@@ -174,215 +124,21 @@ def test_masks_and_scales(options):
     torch.testing.assert_close(tile, call.weights()[1:2, :2, [4, 1]])
 
 
-def test_one_head_without_its_axis_and_grouped_queries():
+def test_one_head_without_its_axis_and_grouped_queries(recorded, attending, qkv):
     q, k, v = (x[:, 0] for x in qkv())
-    record, out = recorded(Calls(F.scaled_dot_product_attention), q, k, v)
+    record, out = recorded(attending(F.scaled_dot_product_attention), q, k, v)
     torch.testing.assert_close((record.calls[0].weights() @ v[:, None])[:, 0], out)
 
     q, k, v = qkv(h=6)
-    grouped = Calls(lambda *x: F.scaled_dot_product_attention(*x, enable_gqa=True))
+    grouped = attending(lambda *x: F.scaled_dot_product_attention(*x, enable_gqa=True))
     record, out = recorded(grouped, q, k[:, :2], v[:, :2])
     torch.testing.assert_close(record.calls[0].weights() @ record.calls[0].v, out)
 
 
-def softmaxed(q, k, **options):
-    return torch.softmax(q @ k.mT / 3, dim=-1, **options)
-
-
-def heads_third(q, k, v):
-    """Axes b n head d, as linear layers leave them."""
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    weights = torch.einsum("bqhd,bkhd->bqhk", q, k).softmax(-1)
-    return torch.einsum("bqhk,bkhd->bqhd", weights, v).transpose(1, 2)
-
-
-def divided(q, k, v):
-    scores = q @ k.mT
-    powers = (scores - scores.amax(-1, keepdim=True)).exp()
-    powers /= powers.sum(-1, keepdim=True)
-    return powers @ v
-
-
-MIX = torch.eye(3, dtype=torch.float64) + 0.1
-WRITTEN_OUT = {
-    "matmul": lambda q, k, v: softmaxed(q, k) @ v,
-    "functional": lambda q, k, v: F.softmax(q @ k.mT, -1).matmul(v),
-    "module": lambda q, k, v: torch.matmul(nn.Softmax(dim=3)(q @ k.mT), v),
-    "bmm": lambda q, k, v: torch.bmm(softmaxed(q[:, 0], k[:, 0]), v[:, 0]),
-    "einsum": lambda q, k, v: torch.einsum("b h i j, b h j d -> b h i d", softmaxed(q, k), v),
-    "einsum of values first": lambda q, k, v: torch.einsum(
-        "bkhd,bhqk->bhqd", v.transpose(1, 2), softmaxed(q, k)
-    ),
-    "einsum, dots": lambda q, k, v: torch.einsum("...ij,...jd->...id", softmaxed(q, k), v),
-    "heads third": heads_third,
-    "exp and sum": divided,
-    "a quotient": lambda q, k, v: (a := (q @ k.mT).sigmoid()).div(a.sum(-1, keepdim=True)) @ v,
-    "log softmax": lambda q, k, v: F.log_softmax(q @ k.mT, -1).exp() @ v,
-    "turned": lambda q, k, v: (v.mT @ softmaxed(q, k).transpose(-2, -1)).mT,
-    "dropped": lambda q, k, v: F.dropout(softmaxed(q, k), 0.3, training=False) @ v,
-    "in half": lambda q, k, v: (softmaxed(q, k, dtype=torch.float32).to(v.dtype)) @ v,
-    "gated": lambda q, k, v: (0.3 * softmaxed(q, k) + 0.7 * softmaxed(-q, k)) @ v,
-    "heads mixed": lambda q, k, v: (
-        F.linear(softmaxed(q, k).permute(0, 2, 3, 1), MIX).permute(0, 3, 1, 2) @ v
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("attend", WRITTEN_OUT.values(), ids=WRITTEN_OUT)
-def test_attention_written_out(attend):
-    q, k, v = qkv()
-    record, out = recorded(Calls(attend), q, k, v)
-    torch.testing.assert_close(out, attend(q, k, v))
-    (call,) = record.calls
-    heads = v if out.ndim == 4 else v[:, :1]
-    torch.testing.assert_close(call.weights() @ heads, out.reshape(2, -1, 5, 11))
-    torch.testing.assert_close(call.context, out)
-
-
-NO_WEIGHTS = {
-    "a softmax over the queries": lambda q, k, v: torch.einsum(
-        "bhij,bhid->bhjd", softmaxed(q, k), v[:, :, :5]
-    ),
-    "lengths of 1": lambda q, k, v: (q / q.norm(dim=-1, keepdim=True)) @ k.mT,
-    "no sum": lambda q, k, v: (q @ k.mT).exp() @ v,
-    "a sum over two axes": lambda q, k, v: torch.einsum("bhij,bhjd->bid", softmaxed(q, k), v),
-}
-
-
-@pytest.mark.parametrize("product", NO_WEIGHTS.values(), ids=NO_WEIGHTS)
-def test_products_that_look_like_it_are_not_attention(product):
-    q, k, v = qkv()
-    seen = Calls(lambda q, k, v: product(q, k, v) + 0 * (softmaxed(q, k) @ v).sum())
-    record, out = recorded(seen, q, k, v)
-    torch.testing.assert_close(out, product(q, k, v))
-    assert len(record.calls) == 1
-
-
-def test_queries_may_attend_in_chunks():
-    q, k, v = qkv()
-    attention = F.scaled_dot_product_attention
-    record, out = recorded(
-        Calls(lambda q, k, v: torch.cat([attention(c, k, v) for c in q.split(2, 2)], 2)), q, k, v
-    )
-    torch.testing.assert_close(torch.cat([c.weights() @ v for c in record.calls], 2), out)
-    assert [call.queries for call in record.calls] == [2, 2, 1]
-
-
-def test_softmax_for_other_ends_is_not_attention():
-    q, k, v = qkv()
-    classes = Calls(
-        lambda q, k, v: (softmaxed(q, k) @ v).mean((1, 2)).softmax(-1) @ v[0, 0, :, :].mT
-    )
-    record, _ = recorded(classes, q, k, v)
-    assert len(record.calls) == 1
-
-
-TORCH = {
-    "self": ({}, {}),
-    "weights": ({}, {"need_weights": True}),
-    "each head's": ({}, {"need_weights": True, "average_attn_weights": False}),
-    "sequence first": ({"batch_first": False}, {"need_weights": True}),
-    "bias": ({"add_bias_kv": True}, {"need_weights": False}),
-    "zero": ({"add_zero_attn": True}, {"need_weights": False}),
-    "padding": ({}, {"key_padding_mask": torch.tensor([[False] * 3 + [True] * 4, [False] * 7])}),
-    "mask": ({}, {"attn_mask": torch.randn(7, 7)}),
-    "mask a head": ({}, {"attn_mask": torch.randn(6, 7, 7)}),
-}
-
-
-@pytest.mark.parametrize(("made", "called"), TORCH.values(), ids=TORCH)
-@pytest.mark.filterwarnings("ignore:.*mismatched key_padding_mask.*")
-def test_torch_multi_head_attention(made, called):
-    module = nn.MultiheadAttention(12, 3, **{"batch_first": True} | made).eval()
-    x = torch.randn(2, 7, 12) if module.batch_first else torch.randn(7, 2, 12)
-    with torch.no_grad():
-        true, true_weights = module(x, x, x, **called)
-    record, (out, weights) = recorded(module, x, x, x, **called)
-    torch.testing.assert_close(out, true)
-    if called.get("need_weights", True):
-        torch.testing.assert_close(weights, true_weights)
-        whole = record.calls[0].weights()
-        torch.testing.assert_close(whole if weights.ndim == 4 else whole.mean(1), true_weights)
-    else:
-        assert weights is None
-    assert record.expected == [""]
-
-
-def test_torch_attention_over_another_sequence_without_batch():
-    module = nn.MultiheadAttention(12, 3, kdim=5, vdim=4).eval()
-    args = torch.randn(7, 12), torch.randn(9, 5), torch.randn(9, 4)
-    record, (out, weights) = recorded(module, *args)
-    for found, true in zip((out, weights), module(*args), strict=True):
-        torch.testing.assert_close(found, true)
-    assert (record.calls[0].queries, record.calls[0].keys) == (7, 9)
-
-
-def test_the_fast_path_of_torch_encoders_is_seen():
-    layer = nn.TransformerEncoderLayer(12, 2, 24, batch_first=True)
-    network = nn.TransformerEncoder(layer, 2).eval()
-    x = torch.randn(2, 7, 12)
-    with torch.no_grad():
-        true = network(x)
-    record, out = recorded(network, x)
-    torch.testing.assert_close(out, true)
-    assert [call.module for call in record.calls] == [f"layers.{i}.self_attn" for i in range(2)]
-
-
-OWN = {
-    "fused": {},
-    "cosine": {"score": mechanisms.Similarity},
-    "additive": {"score": mechanisms.Additive},
-    "sparse": {"normalizer": mechanisms.Sparsemax},
-    "sigmoid": {"normalizer": mechanisms.Sigmoid},
-}
-
-
-@pytest.mark.parametrize("options", OWN.values(), ids=OWN)
-@pytest.mark.parametrize("tokens", [7, 130])
-def test_our_attention_whatever_its_parts(options, tokens):
-    module = MultiHeadAttention(12, 3, **options).eval()
-    x = torch.randn(2, tokens, 12)
-    record, _ = recorded(module, x)
-    (call,) = record.calls
-    torch.testing.assert_close(call.weights(), module.weights(x))
-    torch.testing.assert_close(call.weights() @ call.v, call.context)
-    assert record.expected == [""]
-
-
-@pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("score", [mechanisms.ScaledDot, mechanisms.Similarity, mechanisms.General])
-def test_our_products_keep_no_weights_whatever_kernel_ran(score, half):
-    """Under bfloat16 on a CPU ours goes by plain products, a few heads at a time."""
-    network = ViT((32, 48), 8, 5, 24, 2, 3, attention=partial(MultiHeadAttention, score=score))
-    with torch.autocast("cpu", torch.bfloat16, enabled=half):
-        record, _ = recorded(network.eval(), torch.randn(2, 3, 32, 48))
-    assert record.expected == ["blocks.0.attn", "blocks.1.attn"]
-    for call in record.calls:
-        assert isinstance(call, LazyWeights)
-        assert call.q.shape == call.k.shape == (2, 3, 25, 8)
-        assert (call.lse is None) == half
-        coarse = {"rtol": 0.02, "atol": 0.02} if half else {}
-        context = call.weights() @ call.v.float()
-        torch.testing.assert_close(context, call.context.float(), **coarse)
-
-
-def test_our_mask_and_queries_that_may_see_nothing():
-    mask = torch.rand(2, 1, 7, 7) > 0.4
-    mask[1, :, 3] = False
-    module = MultiHeadAttention(12, 3).eval()
-    record, _ = recorded(module, torch.randn(2, 7, 12), mask=mask)
-    (call,) = record.calls
-    weights = call.weights()
-    assert not call.sums_to_one
-    assert (weights[1, :, 3] == 0).all()
-    torch.testing.assert_close(weights.sum(-1)[0], torch.ones(3, 7))
-    torch.testing.assert_close(weights @ call.v, call.context)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_denominators_that_the_kernel_tells(dtype):
+def test_the_denominators_that_the_kernel_tells(dtype, recorded, attending, qkv):
     q, k, v = (4 * x for x in qkv(i=130, j=135, dtype=dtype))
-    record, out = recorded(Calls(partial(F.scaled_dot_product_attention, scale=0.5)), q, k, v)
+    record, out = recorded(attending(partial(F.scaled_dot_product_attention, scale=0.5)), q, k, v)
     (call,) = record.calls
     true = (0.5 * q @ k.mT).softmax(-1)
     torch.testing.assert_close(call.lse, (0.5 * q @ k.mT).logsumexp(-1))
@@ -404,17 +160,7 @@ def test_gradients_pass_as_if_not_recorded():
     torch.testing.assert_close(found, true)
 
 
-def test_our_windows_are_one_map_over_all_tokens():
-    window = partial(mechanisms.Local2d, radius=1)
-    network = ViT(64, 8, 5, 24, 2, 3, attention=partial(MultiHeadAttention, window=window)).eval()
-    record, _ = recorded(network, torch.randn(1, 3, 64, 64))
-    assert [(call.queries, call.keys) for call in record.calls] == [(65, 65)] * 2
-    for call in record.calls:
-        torch.testing.assert_close(call.weights().sum(-1), torch.ones(1, 3, 65))
-        torch.testing.assert_close(call.weights() @ call.v, call.context)
-
-
-def test_half_precision_is_kept_as_it_came_and_weighed_in_float32():
+def test_half_precision_is_kept_as_it_came_and_weighed_in_float32(recorded):
     network = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2).eval()
     with torch.autocast("cpu", torch.bfloat16):
         record, _ = recorded(network, torch.randn(1, 3, 64, 64))
@@ -424,7 +170,7 @@ def test_half_precision_is_kept_as_it_came_and_weighed_in_float32():
     torch.testing.assert_close(call.weights().double(), true, rtol=0, atol=1e-6)
 
 
-def test_only_what_is_asked_for_is_kept_and_it_keeps_no_more_alive():
+def test_only_what_is_asked_for_is_kept_and_it_keeps_no_more_alive(recorded):
     network = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2).eval()
     made = []
     for block in network.blocks:
@@ -441,7 +187,7 @@ def test_only_what_is_asked_for_is_kept_and_it_keeps_no_more_alive():
             assert part.untyped_storage().data_ptr() not in theirs
 
 
-def test_memory_grows_with_the_number_of_tokens():
+def test_memory_grows_with_the_number_of_tokens(recorded):
     def held(size):
         patches_only = {"global_pool": "avg", "class_token": False}
         network = timm.create_model("test_vit", img_size=size, **patches_only).eval()
@@ -451,7 +197,7 @@ def test_memory_grows_with_the_number_of_tokens():
     assert held(128) == 4 * held(64)
 
 
-def test_nothing_is_left_behind_also_after_an_error():
+def test_nothing_is_left_behind_also_after_an_error(recorded):
     network = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2).eval()
     recorded(network, torch.randn(1, 3, 64, 64))
     with pytest.raises(ZeroDivisionError), record_attention(network):
@@ -566,19 +312,26 @@ class Linearised(nn.Module):
         return q.relu() @ (k.relu().mT @ v)
 
 
+class Differential(nn.Module):
+    """Attention that attends twice over the same values."""
+
+    def forward(self, x):
+        return sum(F.scaled_dot_product_attention(y, y, x) for y in (x, -2 * x))
+
+
 @pytest.mark.parametrize(
     ("network", "message"),
     [
         (nn.Linear(12, 5), "no attention call was seen in Linear"),
         (nn.Sequential(Linearised()), "0 .Linearised. ran, but no attention call of it was seen"),
         (
-            Calls(lambda x: sum(F.scaled_dot_product_attention(y, y, x) for y in (x, -2 * x))),
+            Differential(),
             "attends twice over the same values",
         ),
     ],
     ids=["no attention", "another kernel", "differential"],
 )
-def test_what_cannot_be_recorded_is_an_error(network, message):
+def test_what_cannot_be_recorded_is_an_error(network, message, recorded):
     with pytest.raises(ValueError, match=message):
         recorded(network, torch.randn(2, 7, 12))
     assert hooks_of(network) == 0

@@ -1,0 +1,51 @@
+"""Ten scored images, and how to score and to read what is left."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vision_attn.cli import main
+
+
+@pytest.fixture(scope="session")
+def score() -> Callable[..., int]:
+    """Runs `score` on the CPU; returns its status."""
+    return lambda *words: main(["score", *map(str, words), "--device", "cpu"])
+
+
+@pytest.fixture
+def complaint(capsys) -> Callable[[], str]:
+    """What is on stderr."""
+    return lambda: capsys.readouterr().err.strip()
+
+
+@pytest.fixture(scope="session")
+def scores() -> Callable[[Path], dict]:
+    """Reads the scores of each method."""
+    return lambda folder: json.loads((folder / "scores.json").read_text())["methods"]
+
+
+@pytest.fixture(scope="session")
+def same() -> Callable[[dict, dict], None]:
+    """Asserts that scores are those of another run."""
+
+    def check(a: dict, b: dict) -> None:
+        assert a.keys() == b.keys()
+        for method in a:
+            for metric, told in a[method]["scores"].items():
+                other = b[method]["scores"][metric]
+                assert told["mean"] == pytest.approx(other["mean"], abs=2e-3), (method, metric)
+                assert told["n"] == other["n"]
+
+    return check
+
+
+@pytest.fixture(scope="module")
+def planted(models, score, tmp_path_factory) -> Path:
+    """Ten planted images, scored."""
+    folder = tmp_path_factory.mktemp("scored")
+    quick = "--steps", 4, "--batch-size", 4, "--method", "GradCAM"
+    assert score(models("vit"), "planted", *quick, "--images", 10, "-o", folder) == 0
+    return folder

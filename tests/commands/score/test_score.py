@@ -1,0 +1,178 @@
+"""`vision-attn score`, called in this process with tiny networks."""
+
+import csv
+import json
+from argparse import ArgumentParser
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+from nbclient import NotebookClient
+from PIL import Image
+
+import vision_attn
+from vision_attn.commands.score import add_arguments
+from vision_attn.data.planted import paint
+from vision_attn.evaluate import Deletion, DroppedTokens, PointingGame, paired_bootstrap
+from vision_attn.explain import GradCAM, RandomMap
+from vision_attn.hub import load_model
+from vision_attn.models import ViT
+from vision_attn.models.checkpoint import describe
+from vision_attn.reports.scoring.evidence import open_data
+
+QUICK = "--steps", 4, "--batch-size", 4, "--method", "GradCAM"
+BASELINES = {"RandomMap", "CentreGaussian", "EdgeMap"}
+
+
+def test_the_table_is_what_the_metrics_say(planted, models, scores):
+    model = load_model(models("vit"))
+    data = open_data("planted", model, Path("."))
+    samples = [data[item] for item in data.chosen(10)]
+    images = torch.stack([sample.image for sample in samples])
+    predicted = model.network(images).argmax(1)
+    told, settings = scores(planted), json.loads((planted / "settings.json").read_text())
+    assert settings["removal"] == "tokens"
+    removal = DroppedTokens(model.network.forward_kept_tokens, (4, 6))
+    found = {}
+    for explainer in (GradCAM(), RandomMap()):
+        maps = explainer(model.network, images, predicted, model.layout).values
+        deletion, pointing = Deletion(removal, steps=4), PointingGame()
+        with torch.autocast("cpu", torch.bfloat16, enabled=settings["precision"] == "bf16"):
+            deletion.update(images, maps, predicted)
+        pointing.update(maps, torch.stack([sample.masks["object"] for sample in samples]))
+        found[str(explainer)] = deletion.per_image()
+        for name, metric in (("deletion", deletion), ("pointing_game", pointing)):
+            row = told[str(explainer)]["scores"][name]
+            assert row["mean"] == pytest.approx(metric.compute().item(), abs=2e-3)
+            assert row["standard_error"] == pytest.approx(metric.standard_error().item(), abs=2e-3)
+            assert row["n"] == 10
+    ahead = told["GradCAM"]["scores"]["deletion"]["better_than"]["RandomMap"]
+    want = paired_bootstrap(found["RandomMap"], found["GradCAM"])
+    assert [ahead["mean"], ahead["low"], ahead["high"]] == pytest.approx(list(want), abs=2e-3)
+    assert ahead["certain"] == (ahead["low"] > 0)
+
+
+def test_the_files_say_the_same(planted, scores):
+    told = scores(planted)
+    assert set(told) == {"GradCAM", *BASELINES}
+    rows = list(csv.DictReader((planted / "scores.csv").read_text().splitlines()))
+    assert len(rows) == sum(len(method["scores"]) for method in told.values())
+    for row in rows:
+        want = told[row["method"]]["scores"][row["metric"]]
+        assert float(row["mean"]) == pytest.approx(want["mean"])
+        if row["method"] == "GradCAM":
+            assert float(row["ahead_of_EdgeMap"]) == want["better_than"]["EdgeMap"]["mean"]
+    text = (planted / "scores.md").read_text()
+    mean = told["GradCAM"]["scores"]["energy_inside"]["mean"]
+    assert f"{mean:.3f}".lstrip("0") in text
+    assert "± " not in text.split("##")[1]
+    for name in ("curves.png", "best_and_worst.png"):
+        with Image.open(planted / name) as picture:
+            assert min(picture.size) > 300
+    assert not (planted / "sanity.png").exists()
+
+
+def test_from_python_it_is_the_same(planted, models):
+    found = vision_attn.score(
+        load_model(models("vit")), "planted", "GradCAM",
+        images=10, steps=4, batch_size=4, name=models("vit"),
+    )  # fmt: skip
+    assert found.to_dict() == json.loads((planted / "scores.json").read_text())
+
+
+def test_images_is_the_old_word_for_limit(capsys):
+    parser = ArgumentParser()
+    add_arguments(parser)
+    assert parser.parse_args(["model", "planted", "--limit", "3"]).limit == 3
+    assert capsys.readouterr().err == ""
+    assert parser.parse_args(["model", "planted", "--images", "3"]).limit == 3
+    assert capsys.readouterr().err == (
+        "vision-attn: --images is now --limit: the old spelling works until 0.3\n"
+    )
+    assert "--images" not in parser.format_help()
+
+
+def test_all_methods_and_the_sanity_check(models, tmp_path, score, scores):
+    words = "--images", 3, "--steps", 2, "--sanity", 2
+    methods = "GradCAM", "IntegratedGradients(steps=2)", "Occlusion(window=16, stride=16)"
+    given = [word for method in methods for word in ("--method", method)]
+    assert score(models("vit"), "planted", *words, *given, "-o", tmp_path) == 0
+    told = scores(tmp_path)
+    assert told["RandomMap"]["scores"]["randomisation"]["mean"] == pytest.approx(1)
+    assert told["GradCAM"]["scores"]["randomisation"]["n"] == 2
+    assert told["GradCAM"]["scores"]["randomisation"]["mean"] < 1
+    layers = json.loads((tmp_path / "scores.json").read_text())["layers"]
+    assert layers[0] == "head"
+    assert len(told["GradCAM"]["curves"]["ssim"]) == len(layers)
+    assert (tmp_path / "sanity.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nowhere.ckpt", "planted"], "nowhere.ckpt: no such file; expected a checkpoint"),
+        (["{vit}", "plantd"], "no data 'plantd': did you mean planted"),
+        (["{vit}", "{vit}"], "expected a folder of images, got a file"),
+        (
+            ["{vit}", "planted", "--method", "Rolout"],
+            "unknown method 'Rolout' (did you mean 'Rollout'?)",
+        ),
+        (["{senet}", "planted", "--method", "Rollout"], "Rollout does not fit this model"),
+        (["{senet}", "planted", "--removal", "tokens"], "removal tokens: SEResNet is not a ViT"),
+        (["{vit}", "planted", "--shard", "3/2"], "expected I/N, such as 1/4 to 4/4, got '3/2'"),
+        (
+            ["{vit}", "planted", "--sanity", "some"],
+            "expected a whole number, 0 or more, got 'some'",
+        ),
+        (["{vit}", "planted", "--images", "0"], "expected a whole number of at least 1, got '0'"),
+        (["{vit}", "planted", "--output", "/proc/here"], "--output /proc/here: cannot write there"),
+        (["{vit}", "cifar10", "--data.root", "/proc"], "/proc"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(models, tmp_path, words, told, score, complaint):
+    words = [word.format(vit=models("vit"), senet=models("senet")) for word in words]
+    given = [] if "--output" in words else ["--output", str(tmp_path)]
+    assert score(*words, *given) == 2
+    lines = complaint().splitlines()
+    assert len(lines) == 1
+    assert told in lines[0]
+
+
+def test_a_network_that_gives_no_numbers_stops_the_run(models, tmp_path, score, complaint):
+    contents = torch.load(models("vit"))
+    contents["state_dict"]["network.head.bias"][1] = float("nan")
+    torch.save(contents, tmp_path / "broken.ckpt")
+    assert score(tmp_path / "broken.ckpt", "planted", *QUICK, "-o", tmp_path / "out") == 2
+    assert "its weights 'head.bias' hold NaN" in complaint()
+
+
+NOTEBOOK = Path(__file__).parents[3] / "notebooks" / "06_which_heatmap_to_trust.ipynb"
+
+
+@pytest.mark.xdist_group("demo")
+def test_notebook(tmp_path):
+    torch.manual_seed(0)
+    network = ViT(64, 8, 10, dim=12, depth=2, heads=2, pool="mean", class_token=False)
+    about = {
+        "format": 1,
+        "network": describe(network),
+        "classes": paint(0, 1).classes,
+        "preprocess": {"input_size": (64, 64), "mean": (0.5,) * 3, "std": (0.25,) * 3},
+        "version": "0",
+    }
+    weights = {f"network.{name}": weight for name, weight in network.state_dict().items()}
+    checkpoint = tmp_path / "vit.ckpt"
+    torch.save({"state_dict": weights, "vision_attn": about}, checkpoint)
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "strip the outputs"
+    (cell,) = [c for c in notebook.cells if "parameters" in c.metadata.get("tags", [])]
+    cell.source = f"honest = cheat = {str(checkpoint)!r}\nimages = 20"
+    NotebookClient(notebook, timeout=120, kernel_name="python3").execute(cwd=str(NOTEBOOK.parent))
+    pictures = [
+        output
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if "image/png" in output.get("data", {})
+    ]
+    assert len(pictures) == 3

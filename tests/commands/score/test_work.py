@@ -1,0 +1,141 @@
+"""How much work there is to score, and how one map of it is measured."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from vision_attn.evaluate import DroppedTokens, FilledCells
+from vision_attn.explain import Explainer
+from vision_attn.hub import load_model
+from vision_attn.models import ViT
+from vision_attn.reports.scoring import tasks as score_work
+from vision_attn.reports.scoring.evidence import open_data
+from vision_attn.reports.scoring.results import Results
+from vision_attn.reports.scoring.scorer import Scorer, removal
+from vision_attn.types import Heatmaps
+
+BASELINES = {"RandomMap", "CentreGaussian", "EdgeMap"}
+
+
+@pytest.mark.parametrize(
+    ("maps", "cores", "processes"), [(999, 2, 1), (1000, 2, 2), (90_000, 1, 1), (90_000, 16, 4)]
+)
+def test_as_many_processes_as_there_is_work_for(maps, cores, processes, models, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
+    tasks = [score_work.Task("maps", "Rollout", (0,) * 10)] * (maps // 10)
+    tasks += [score_work.Task("maps", "Rollout", (0,) * (maps % 10))]
+    work = score_work.Work(load_model(models("vit")), "planted", "GradCAM", images=1)
+    assert work.usual_processes(tasks) == processes
+    monkeypatch.setattr(type(work.model), "device", torch.device("cuda"))
+    assert work.usual_processes(tasks) == 1
+
+
+def test_how_many_images_are_scored(models):
+    model = load_model(models("vit"))
+    usual = score_work.Work(model, "planted")
+    assert (usual.asked, len(usual.all.sane)) == (1000, 0)
+    every = score_work.Work(model, "planted", "all")
+    assert (every.asked, len(every.all.sane)) == (500, 32)
+    assert every.all.chosen == every.data.chosen(500, 0)
+
+
+def test_the_default_methods_are_quick_and_all_are_not():
+    network = ViT((32, 48), 8, 3, dim=12, depth=2, heads=2)
+    usual = {type(method).__name__ for method in score_work.methods_for(None, network)}
+    every = {type(method).__name__ for method in score_work.methods_for(["all"], network)}
+    assert {"Rollout", "GradCAM", *BASELINES} <= usual
+    assert every - usual == {"IntegratedGradients", "Occlusion"}
+
+
+@dataclass(frozen=True)
+class Odd(Explainer):
+    """Constant for the first image of each batch, NaN for images that start bright."""
+
+    class_specific = False
+
+    def refusal(self, network):
+        return None
+
+    def explain(self, network, images, targets, layout):
+        maps = torch.rand(len(images), 4, 6)
+        maps[0] = 0.25
+        maps[images.mean((1, 2, 3)) > self.bright] = float("nan")
+        return Heatmaps(maps, str(self))
+
+    @property
+    def bright(self) -> float:
+        return 0.0
+
+
+def test_constant_and_nan_maps(models, tmp_path):
+    model = load_model(models("vit"))
+    work = score_work.Work(
+        *(model, "planted", "GradCAM"),
+        images=8, steps=2, how="mean", target="predicted", batch_size=8,
+    )  # fmt: skip
+    work.explainers = {"Odd": Odd(), **{str(e): e for e in score_work.BASELINES}}
+    batch, _ = work.read(tuple(work.all.chosen))
+    bright = batch.images.mean((1, 2, 3)) > 0
+    assert bright.any()
+    assert not bright.all()
+    found = {}
+    for task in work.tasks(set()):
+        for record in work.do(task).records:
+            found[record["kind"], record["method"], record["image"]] = record
+    odd = [record for (_, method, _), record in found.items() if method == "Odd"]
+    assert ["problem" in record for record in odd] == bright.tolist()
+    assert "holds NaN or infinity" in next(r for r in odd if "problem" in r)["problem"]
+    for i, record in enumerate(odd):
+        if "scores" in record:  # alone in its batch, so constant
+            share = batch.samples[i].masks["object"].float().mean().item()
+            assert record["constant"]
+            for metric in ("pointing_game", "energy_inside", "average_precision"):
+                assert record["scores"][metric] == pytest.approx(share, abs=1e-4)
+            assert record["scores"]["pixel_accuracy"] == pytest.approx(0.5, abs=1e-4)
+    results = Results(work, found)
+    count = int((~bright).sum())
+    assert f"Odd: {count} of 8 maps are constant, and score as random" in results.notes()
+    assert results.problems()[0].startswith(f"Odd (maps) failed on {8 - count} of 8 images, first:")
+    assert results.mean("deletion", "Odd").n == count
+
+
+def test_tokens_are_dropped_only_where_that_is_the_same_as_masking(models):
+    from vision_attn.attention import Local2d, MultiHeadAttention
+
+    model = load_model(models("vit"))
+    assert isinstance(removal(model, "auto"), DroppedTokens)
+    for name in ("mean", "blur", "noise"):
+        filled = removal(model, name)
+        assert isinstance(filled, FilledCells)
+        assert filled.grid == (4, 6)
+        assert type(filled.fill).__name__.lower() == f"{name}fill"
+    local = ViT(
+        (32, 48),
+        8,
+        3,
+        dim=12,
+        depth=1,
+        heads=2,
+        attention=lambda dim, heads: MultiHeadAttention(
+            dim, heads, window=partial(Local2d, radius=1)
+        ),
+    )
+    model.network.blocks = local.blocks
+    assert isinstance(removal(model, "auto"), FilledCells)
+    senet = removal(load_model(models("senet")), "auto")
+    assert senet.grid == (8, 8)
+
+
+def test_tokens_of_timms_vit_are_dropped():
+    model = load_model("timm:vit_tiny_patch16_224", pretrained=False, num_classes=4)
+    dropped = removal(model, "auto")
+    images = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        logits = dropped.logits(images, torch.arange(196)[None], [196])
+        torch.testing.assert_close(logits[:, 0], model.network(images), atol=1e-4, rtol=1e-4)
+    assert Scorer(model, dropped).batch(
+        [open_data("planted", model, Path("."))[0]]
+    ).images.shape == (1, 3, 224, 224)
