@@ -628,6 +628,7 @@ def test_every_config_is_read_and_its_network_fits_its_images(config, tmp_path, 
     from vision_attn.reports.runs.run import make_run
 
     words = ["--config", str(config), "--trainer.default_root_dir", str(tmp_path)]
+    words += ["--probe", "false"]
     if "timm" in config.stem:
         words += ["--model.network.pretrained", "false", "--model.network.num_classes", "10"]
     if "shelf" in config.stem:

@@ -1,10 +1,12 @@
 import json
+from functools import partial
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
 
-from vision_attn.models import SEResNet, SpatialCNN, ViT
+from vision_attn.models import SEResNet, ViT
 from vision_attn.training import ExecutionPlan, plan
 from vision_attn.training.plan import (
     candidates,
@@ -15,6 +17,7 @@ from vision_attn.training.plan import (
     remember,
     remembered,
 )
+from vision_attn.training.threads import InParts
 
 USUAL = ExecutionPlan("32-true", "contiguous", 1)
 LAST = ExecutionPlan("32-true", "channels_last", 1)
@@ -25,17 +28,21 @@ IMAGES = torch.zeros(5, 3, 7, 7)
 class Scripted:
     """Stands for a step: each plan takes the seconds that `script` has for it, over and over."""
 
-    script: dict = {}
+    script: ClassVar[dict] = {}
+    closed: ClassVar[list] = []
 
-    def __init__(self, network, images, plan, call):
-        self.times, self.closed = list(self.script[plan]), False
+    def __init__(self, network, images, plan, in_parts):
+        self.times = list(self.script[plan])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.closed.append(self)
 
     def __call__(self):
         self.times.append(seconds := self.times.pop(0))
         return seconds
-
-    def close(self):
-        self.closed = True
 
 
 @pytest.fixture
@@ -71,7 +78,7 @@ def test_nothing_to_time():
 class Seen(nn.Module):
     """Two convolutions and dropout, and what each call of it came with."""
 
-    calls: list = []
+    calls: ClassVar[list] = []
 
     def __init__(self):
         super().__init__()
@@ -88,8 +95,8 @@ def test_each_plan_is_timed_as_it_says_and_leaves_no_trace(monkeypatch):
     monkeypatch.setattr(Seen, "calls", [])
     network = Seen().eval()
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    random = torch.get_rng_state()
-    fastest(network, torch.rand(5, 3, 11, 11), [USUAL, LAST, LOW], seconds=0.0)
+    images, random = torch.rand(5, 3, 11, 11), torch.get_rng_state()
+    fastest(network, images, [USUAL, LAST, LOW], seconds=0.0)
     timed = [call for call in Seen.calls if call[3]]  # the others count operations
     assert timed == 3 * [
         (torch.float32, False, 5, True),
@@ -103,31 +110,28 @@ def test_each_plan_is_timed_as_it_says_and_leaves_no_trace(monkeypatch):
     assert network.second.weight.is_contiguous()
 
 
-def test_parts_are_timed_as_training_divides_a_batch():
-    sizes = []
+class Sized(nn.Module):
+    """A convolution and the sizes of the batches that it was called with."""
 
-    class Sized(nn.Conv2d):
-        def forward(self, x):
-            sizes.append(len(x))
-            return super().forward(x).mean((2, 3))
+    sizes: ClassVar[list] = []
 
-    divided = ExecutionPlan(threads=2)
-    fastest(Sized(3, 5, 1), torch.zeros(6, 3, 7, 7), [divided], seconds=0.0)
-    assert 3 not in sizes  # a part would have too little to do, as in ThreadParallel
-    sizes.clear()
-    fastest(Sized(3, 512, 11), torch.zeros(6, 3, 64, 64), [divided], seconds=0.0)
-    assert 3 in sizes
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 5, 1)
+
+    def forward(self, images):
+        self.sizes.append(len(images))
+        return self.conv(images).mean((2, 3))
 
 
-def test_how_a_network_is_called_may_be_given():
-    called = []
-
-    def call(network, images):
-        called.append(type(network))
-        return network(images)
-
-    fastest(nn.Conv2d(3, 5, 1), IMAGES, [USUAL], seconds=0.0, call=call)
-    assert called == [nn.Conv2d] * 3
+@pytest.mark.parametrize(("least", "divided"), [(1e9, False), (0.0, True)])
+def test_parts_are_timed_as_training_divides_a_batch(monkeypatch, least, divided):
+    monkeypatch.setattr(Sized, "sizes", [])
+    in_parts = partial(InParts, least=least)
+    plans = [ExecutionPlan(threads=2)]
+    fastest(Sized(), torch.zeros(6, 3, 7, 7), plans, seconds=0.0, in_parts=in_parts)
+    assert Sized.sizes.count(3) == divided * (3 * 2 + 1)  # three steps, and whether it can be
+    assert Sized.sizes.count(6) == (not divided) * 3
 
 
 def test_candidates_of_each_kind_of_network():
@@ -142,12 +146,14 @@ def test_candidates_of_each_kind_of_network():
     assert {one.threads for one in normed} == {1}
 
 
-def test_a_timed_step_is_of_enough_images_and_not_more_than_a_batch():
-    network = SpatialCNN(num_classes=3, widths=(8, 8))
-    assert enough(network, (3, 16, 16), 32) == 32  # a small network: the batch
-    assert enough(network, (3, 16, 16), 5) == 5
-    large = nn.Conv2d(3, 4096, 16)
-    assert 8 <= enough(large, (3, 96, 96), 128) < 128
+def test_a_timed_step_is_of_enough_images_and_not_more_than_a_batch(monkeypatch):
+    network, size = nn.Conv2d(3, 5, 1, bias=False), (3, 7, 7)
+    image = 3 * 2 * 3 * 5 * 7 * 7
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    for operations, images in ((0, 2), (image * 11, 11), (image * 1000, 32)):
+        monkeypatch.setattr(plan, "WORK", operations / 3)
+        assert enough(network, size, 32) == images
+    assert enough(network, size, 1) == 1
 
 
 def test_a_measurement_is_remembered(file):
@@ -172,7 +178,9 @@ def test_it_is_of_this_machine_network_size_batch_and_plans(file, monkeypatch):
     assert len(files) == 6
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"plan": {"precision": "8-bit"}}', "\0", '{"plan": 3}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"plan": {"precision": "8-bit"}}', "\0", '{"plan": 3}']
+)
 def test_a_damaged_memory_is_none(file, text):
     file().parent.mkdir(parents=True)
     file().write_text(text)

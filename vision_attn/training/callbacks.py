@@ -180,8 +180,8 @@ class LastCheckpoint(ModelCheckpoint):
 class ChannelsLast(Callback):
     """Kernels in channels-last memory format.
 
-    Convolutions then run channels-last from the first layer on, on most CPUs and on GPUs in bfloat16
-    faster. Without it `vision-attn fit` measures which format is faster (see `ExecutionPlan`).
+    Convolutions then run channels-last from the first layer on: faster on most CPUs, and on GPUs in
+    bfloat16. Without it `vision-attn fit` measures which format is faster (see `ExecutionPlan`).
 
     Examples:
         >>> from lightning.pytorch import Trainer

@@ -7,6 +7,7 @@ which is fastest depends on the CPU, on the network and on the batch.
 import json
 import platform
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -31,7 +32,7 @@ from vision_attn.types import Images
 __all__ = ["ExecutionPlan", "Planned", "candidates", "fastest"]
 
 MEMORY_FORMATS = "contiguous", "channels_last"
-WORK = 2e10  # operations of a step that is timed
+WORK = 1e10  # operations of a step that is timed, for each thread
 CLEARLY = 0.95  # of the first plan's time, for another to be taken
 DTYPES = {"bf16-mixed": torch.bfloat16, "32-true": torch.float32}
 
@@ -42,12 +43,13 @@ class ExecutionPlan:
 
     precision: Lightning's, "bf16-mixed" or "32-true". memory_format: of the convolutions' kernels,
     "contiguous" or "channels_last". threads: into how many parts a batch is divided, one a thread;
-    1 leaves it whole, and every operation has all threads.
+    1 leaves it whole, and every operation has all threads. As in `ThreadParallel`, fewer parts or
+    one where the network or the batch is not to be divided.
 
     Examples:
         >>> from vision_attn.training import ExecutionPlan
         >>> str(ExecutionPlan("32-true", "channels_last", threads=2))
-        '32-true, channels_last, in 2 parts'
+        '32-true, channels_last, in up to 2 parts'
     """
 
     precision: str = "32-true"
@@ -56,7 +58,9 @@ class ExecutionPlan:
 
     def __post_init__(self) -> None:
         if self.precision not in DTYPES:
-            raise ValueError(f"precision must be one of {', '.join(DTYPES)}, got {self.precision!r}")
+            raise ValueError(
+                f"precision must be one of {', '.join(DTYPES)}, got {self.precision!r}"
+            )
         if self.memory_format not in MEMORY_FORMATS:
             formats = ", ".join(MEMORY_FORMATS)
             raise ValueError(f"memory_format must be one of {formats}, got {self.memory_format!r}")
@@ -64,7 +68,7 @@ class ExecutionPlan:
             raise ValueError(f"threads must be at least 1, got {self.threads}")
 
     def __str__(self) -> str:
-        batch = f"in {self.threads} parts" if self.threads > 1 else "whole batches"
+        batch = f"in up to {self.threads} parts" if self.threads > 1 else "whole batches"
         return f"{self.precision}, {self.memory_format}, {batch}"
 
 
@@ -78,6 +82,13 @@ def candidates(
 
     Memory formats concern networks with several convolutions. A batch that batch norms normalise is
     not divided: that would change the result.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.training.plan import candidates
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(147, 2))
+        >>> [str(plan) for plan in candidates(network, ["32-true"], threads=(2, 1))]
+        ['32-true, contiguous, in up to 2 parts', '32-true, contiguous, whole batches']
     """
     convolutions = sum(isinstance(module, nn.Conv2d) for module in network.modules())
     if convolutions < 2:
@@ -92,14 +103,13 @@ def fastest(
     images: Images,
     plans: Sequence[ExecutionPlan],
     seconds: float = 4.0,
-    call: Callable[[nn.Module, Images], torch.Tensor] | None = None,
+    in_parts: Callable[[int], InParts] = InParts,
 ) -> tuple[ExecutionPlan, dict[ExecutionPlan, float]]:
     """Time a training step by each plan, in turns; return the fastest, and images/s by each.
 
     The first plan is taken unless another takes clearly less time. seconds: about how long the
-    timing may take, after a first step by each. call: how the network is called, for those that
-    must be called in one way, such as in parts whose statistics differ. Network and random numbers
-    stay as they are. Raises ValueError without a plan.
+    timing may take, after a first step by each. in_parts: how a batch is divided for so many
+    threads. Network and random numbers stay as they are. Raises ValueError without a plan.
 
     Examples:
         >>> import torch
@@ -112,22 +122,22 @@ def fastest(
     """
     if not plans:
         raise ValueError("no plan to time: expected at least one ExecutionPlan")
-    steps = {plan: Step(network, images, plan, call) for plan in plans}
     devices = [images.device] if images.is_cuda else []
     times: dict[ExecutionPlan, list[float]] = {plan: [] for plan in plans}
-    try:
-        with torch.random.fork_rng(devices), torch.enable_grad():
-            for step in steps.values():
-                step()  # the first one makes kernels and room
-            end = perf_counter() + seconds
-            while len(times[plans[0]]) < 2 or perf_counter() < end:
-                for plan, step in steps.items():
-                    times[plan].append(step())
-                if len(times[plans[0]]) == 9:
-                    break
-    finally:
+    with torch.random.fork_rng(devices), torch.enable_grad(), ExitStack() as ends:
+        copies = {one: _copy(network, one) for one in {plan.memory_format for plan in plans}}
+        steps = {
+            plan: ends.enter_context(Step(copies[plan.memory_format], images, plan, in_parts))
+            for plan in plans
+        }
         for step in steps.values():
-            step.close()
+            step()  # the first one makes kernels and room
+        end = perf_counter() + seconds
+        while len(times[plans[0]]) < 2 or perf_counter() < end:
+            for plan, step in steps.items():
+                times[plan].append(step())
+            if len(times[plans[0]]) == 9:
+                break
     took = {plan: median(times[plan]) for plan in plans}
     best = min(plans, key=lambda plan: took[plan])
     if took[best] > CLEARLY * took[plans[0]]:
@@ -159,34 +169,40 @@ class Planned(Callback):
 
 
 class Step:
-    """A forward and a backward pass of a copy of the network by a plan; calling it gives seconds."""
+    """A forward and a backward pass of a network by a plan; calling it gives seconds."""
 
     def __init__(
         self,
         network: nn.Module,
         images: Images,
         plan: ExecutionPlan,
-        call: Callable[[nn.Module, Images], torch.Tensor] | None,
+        in_parts: Callable[[int], InParts],
     ) -> None:
-        self.network = deepcopy(network, without_hooks(network)).train()
-        if plan.memory_format == "channels_last":
-            in_channels_last(self.network)
-        self.images, self.plan = images, plan
-        self._parts = InParts(plan.threads) if call is None else None
-        self._call = call or self._parts
+        self.network, self.images, self.plan = network, images, plan
+        self.parts = in_parts(plan.threads)
+
+    def __enter__(self) -> "Step":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.parts.close()
 
     def __call__(self) -> float:
         low = self.plan.precision != "32-true"
         start = perf_counter()
         with torch.autocast(self.images.device.type, DTYPES[self.plan.precision], enabled=low):
-            logits = self._call(self.network, self.images)
+            logits = self.parts(self.network, self.images)
         logits.float().square().mean().backward()
         self.network.zero_grad(set_to_none=True)
         return perf_counter() - start
 
-    def close(self) -> None:
-        if self._parts is not None:
-            self._parts.close()
+
+def _copy(network: nn.Module, memory_format: str) -> nn.Module:
+    """Copy a network without its hooks, to train in a memory format."""
+    copy = deepcopy(network, without_hooks(network)).train()
+    if memory_format == "channels_last":
+        in_channels_last(copy)
+    return copy
 
 
 def in_channels_last(network: nn.Module) -> None:
@@ -199,7 +215,8 @@ def in_channels_last(network: nn.Module) -> None:
 def enough(network: nn.Module, size: Sequence[int], most: int) -> int:
     """How many images of a size (c, h, w) make a step that is worth timing, at most so many."""
     operations = 3 * forward_flops(network, torch.zeros(1, *size))
-    return max(min(8, most), min(most, round(WORK / max(1, operations))))
+    wanted = WORK * torch.get_num_threads() / max(1, operations)
+    return min(most, max(2, round(wanted)))
 
 
 def remembered(

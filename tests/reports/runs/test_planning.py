@@ -9,7 +9,7 @@ from vision_attn import fit
 from vision_attn.data import ImageData, Planted
 from vision_attn.models import SpatialCNN, ViT
 from vision_attn.reports.runs import planning
-from vision_attn.reports.runs.planning import choose
+from vision_attn.reports.runs.planning import choose, computing
 from vision_attn.reports.runs.run import make_run
 from vision_attn.training import (
     ChannelsLast,
@@ -28,8 +28,8 @@ def measured(monkeypatch, tmp_path):
     """What was measured, each time; the last plan is always the fastest, and any run worth it."""
     seen = []
 
-    def last(network, images, plans, call=None):
-        seen.append(SimpleNamespace(plans=plans, images=images, call=call))
+    def last(network, images, plans, in_parts):
+        seen.append(SimpleNamespace(plans=plans, images=images, in_parts=in_parts))
         return plans[-1], {plan: 10.0 * place for place, plan in enumerate(plans, start=1)}
 
     monkeypatch.setattr(planning, "fastest", last)
@@ -101,7 +101,8 @@ def test_explicit_options_are_not_measured(measured, data):
     assert {p.memory_format for p in measured[0].plans} == {"channels_last"}
     parts = ThreadParallel(threads=2, batch_norms=True, least=0.0)
     assert chosen(data, parts, model=model).plan.threads == 2
-    assert (measured[1].call.threads, measured[1].call.batch_norms) == (2, True)
+    divided = measured[1].in_parts(2)
+    assert (divided.threads, divided.batch_norms, divided.least) == (2, True, 0.0)
     assert len(measured[1].plans) == 4
     chosen(data, precision="32-true")
     assert {p.precision for p in measured[2].plans} == {"32-true"}
@@ -152,11 +153,34 @@ def test_a_run_must_be_long_enough(measured, data, monkeypatch, changes, images)
         assert chosen(data, **changes) is None
 
 
-def test_a_plan_of_the_config_is_taken_but_for_an_explicit_precision(measured, data):
+def test_a_plan_of_the_config_is_taken_but_for_explicit_options(measured, data):
     assert chosen(data, probe=OTHER).plan == OTHER
     low = chosen(data, probe=OTHER, precision="bf16-mixed").plan
     assert low == replace(OTHER, precision="bf16-mixed")
+    plain = ExecutionPlan("32-true", "contiguous", 1)
+    given = chosen(data, ChannelsLast(), ThreadParallel(3), probe=plain).plan
+    assert given == ExecutionPlan("32-true", "channels_last", 3)
     assert measured == []
+
+
+def test_random_numbers_stay_as_they_are(measured, data):
+    model, before = vit(), torch.get_rng_state()
+    chosen(data, model=model)
+    assert len(measured) == 1
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_is_wrong_with_a_network_is_left_for_training_to_say(measured, data):
+    assert chosen(data, model=ImageClassifier(torch.nn.Linear(7, 10))) is None
+    assert measured == []
+
+
+def test_batch_norms_leave_the_usual_parts_for_evaluation():
+    kinds = [type(callback) for callback in computing(OTHER, vit(), [])]
+    assert kinds == [Planned, ThreadParallel]
+    assert [type(c) for c in computing(OTHER, vit(), [ThreadParallel(3)])] == [Planned]
+    normed = ImageClassifier(SpatialCNN(num_classes=10, widths=(8, 8)))
+    assert [type(c) for c in computing(OTHER, normed, [])] == [Planned]
 
 
 def test_a_run_computes_as_it_chose_and_goes_on_so(measured, here, tiny):
@@ -182,6 +206,10 @@ def test_a_run_computes_as_it_chose_and_goes_on_so(measured, here, tiny):
     assert went_on.trainer.precision == "32-true"
     assert "32-true, contiguous, whole batches" in went_on.heading()
     assert [c.threads for c in went_on.trainer.callbacks if isinstance(c, ThreadParallel)] == [1]
+    unplanned = make_run(
+        "fit", [*words, "--ckpt_path", str(run.folder / "last.ckpt"), "--probe=false"]
+    )
+    assert unplanned.choice is None
     by_config = make_run("fit", ["--config", str(run.folder / "config.yaml")])
     assert by_config.choice.plan == plan
     assert len(measured) == 1
@@ -196,7 +224,9 @@ def test_a_run_without_the_probe(measured, here):
 
 def test_a_checkpoint_without_a_plan_is_gone_on_from_by_the_usual_rules(measured, here):
     before = fit("tiny.yaml", {"probe": False}, output="runs")
-    run = make_run("fit", ["--config", "tiny.yaml", "--ckpt_path", str(before.folder / "last.ckpt")])
+    run = make_run(
+        "fit", ["--config", "tiny.yaml", "--ckpt_path", str(before.folder / "last.ckpt")]
+    )
     assert run.choice is None
     assert measured == []
 

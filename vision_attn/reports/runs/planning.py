@@ -3,11 +3,12 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, get_args
 
 import torch
 from lightning.pytorch import Callback
-from torch import Tensor, nn
+from torch import nn
 
 from vision_attn.data import ImageData
 from vision_attn.devices import Precision, native_precision
@@ -24,10 +25,9 @@ from vision_attn.training.plan import (
     remember,
     remembered,
 )
-from vision_attn.training.threads import InParts
-from vision_attn.types import Images
+from vision_attn.training.threads import BATCH_NORMS, InParts
 
-__all__ = ["Choice", "choose"]
+__all__ = ["Choice", "choose", "computing"]
 
 WORTH = 5e12  # operations of a run that is worth measuring for: about half a minute
 
@@ -63,26 +63,67 @@ def choose(
 
     A plan that the config has is taken, and of a run that goes on that of its checkpoint. Else the
     plans are measured which the explicit options leave open (precision, ChannelsLast,
-    ThreadParallel): on a CPU, for a run of one process which is long enough to be worth it.
+    ThreadParallel): on a CPU, for a run of one process which is long enough to be worth it. Random
+    numbers stay as they are.
     """
+    if probe is False or precision not in (None, *get_args(Precision)):
+        return None  # or a precision that is not measured
     known = probe if isinstance(probe, ExecutionPlan) else _of_checkpoint(checkpoint)
-    if precision not in (None, *get_args(Precision)):
-        return None  # one that is not measured
     if known is not None:
-        return Choice(known if precision is None else replace(known, precision=precision))
-    if not probe or checkpoint is not None or not _is_measured(model, trainer, callbacks):
+        return Choice(_as_given(known, callbacks, precision))
+    if checkpoint is not None or not _is_measured(model, trainer, callbacks):
         return None
+    try:
+        with torch.random.fork_rng([]):
+            return _measured(model.network, data, trainer, callbacks, precision)
+    except Exception:  # of the data or the network: training meets it too, and says what it is
+        return None
+
+
+def computing(plan: ExecutionPlan, model: nn.Module, given: Sequence[Callback]) -> list[Callback]:
+    """List the callbacks by which a run computes as planned, but for kinds given.
+
+    Batch norms keep training batches whole in any case: only evaluation is divided then, as usual.
+    """
+    normed = any(isinstance(module, BATCH_NORMS) for module in model.modules())
+    if normed or any(isinstance(callback, ThreadParallel) for callback in given):
+        return [Planned(plan)]
+    return [Planned(plan), ThreadParallel(plan.threads)]
+
+
+def _as_given(
+    plan: ExecutionPlan, callbacks: Sequence[Callback], precision: str | None
+) -> ExecutionPlan:
+    """The plan, but for what the explicit options say."""
+    changes: dict[str, Any] = {} if precision is None else {"precision": precision}
+    for given in callbacks:
+        if isinstance(given, ChannelsLast):
+            changes["memory_format"] = "channels_last"
+        if isinstance(given, ThreadParallel):
+            changes["threads"] = given.threads or torch.get_num_threads()
+    return replace(plan, **changes)
+
+
+def _measured(
+    network: nn.Module,
+    data: ImageData,
+    trainer: Any,
+    callbacks: Sequence[Callback],
+    precision: str | None,
+) -> Choice | None:
+    """The fastest plan, measured now or earlier; None for a run that is too short."""
+    data.prepare_data()
     size = (3, *data.input_size)
-    if _operations(model.network, data, trainer, size) < WORTH:
+    if _operations(network, data, trainer, size) < WORTH:
         return None
-    plans, call = _open(model.network, callbacks, precision)
+    plans, in_parts = _open(network, callbacks, precision)
     if len(plans) == 1:
         return Choice(plans[0])
-    file = remembered(model.network, size, data.batch_size, plans)
+    file = remembered(network, size, data.batch_size, plans)
     if (earlier := recall(file)) in plans:
         return Choice(earlier)
-    images = torch.rand(enough(model.network, size, data.batch_size), *size)
-    choice = Choice(*fastest(model.network, images, plans, call=call))
+    images = torch.rand(enough(network, size, data.batch_size), *size)
+    choice = Choice(*fastest(network, images, plans, in_parts=in_parts))
     remember(file, choice.plan, choice.speeds)
     return choice
 
@@ -125,11 +166,8 @@ def _operations(network: nn.Module, data: ImageData, trainer: Any, size: Sequenc
 
 def _open(
     network: nn.Module, callbacks: Sequence[Callback], precision: str | None
-) -> tuple[list[ExecutionPlan], Callable[[nn.Module, Images], Tensor] | None]:
-    """The plans that explicit options leave open, the usual one first, and how to call a network.
-
-    None calls it as each plan says.
-    """
+) -> tuple[list[ExecutionPlan], Callable[[int], InParts]]:
+    """The plans that explicit options leave open, the usual one first; how to divide a batch."""
     native = native_precision("cpu")
     precisions: list[Any] = [precision] if precision else list(dict.fromkeys([native, "32-true"]))
     formats: Sequence[str] = MEMORY_FORMATS
@@ -137,9 +175,9 @@ def _open(
         formats = ("channels_last",)
     for given in callbacks:
         if isinstance(given, ThreadParallel):
-            parts = given.threads or torch.get_num_threads()
-            call = InParts(parts, given.batch_norms, given.least)
             plans = candidates(network, precisions, formats)
-            return [replace(plan, threads=parts) for plan in plans], call
+            parts = given.threads or torch.get_num_threads()
+            divide = partial(InParts, batch_norms=given.batch_norms, least=given.least)
+            return [replace(plan, threads=parts) for plan in plans], divide
     threads = list(dict.fromkeys([torch.get_num_threads(), 1]))
-    return candidates(network, precisions, formats, threads), None
+    return candidates(network, precisions, formats, threads), InParts

@@ -35,7 +35,7 @@ from vision_attn.reports.runs.configs import NEWEST, find_config, values_of, wit
 from vision_attn.reports.runs.described import from_checkpoint, from_weights, names
 from vision_attn.reports.runs.guard import check_classes, check_yaml, only_packages
 from vision_attn.reports.runs.messages import readable
-from vision_attn.reports.runs.planning import Choice, choose
+from vision_attn.reports.runs.planning import Choice, choose, computing
 from vision_attn.reports.runs.records import Begun, RunLogger, SavedConfig
 from vision_attn.shelf import is_shelved, shelved
 from vision_attn.training import (
@@ -45,10 +45,8 @@ from vision_attn.training import (
     LastCheckpoint,
     Learner,
     PerClass,
-    Planned,
     Predictions,
     Summary,
-    ThreadParallel,
     best_checkpoint,
     faster,
     native_precision,
@@ -297,9 +295,6 @@ class Run(LightningCLI):
     def _planned(self, callbacks: Sequence[Callback]) -> list[Callback]:
         """Choose how to compute, write it into the config, and return the callbacks that do it."""
         config = self.config
-        needed = config.probe is True and config.ckpt_path is None
-        if needed and isinstance(self.datamodule, ImageData) and _writes_files():
-            self.datamodule.prepare_data()
         self.choice = choose(
             self.model,
             self.datamodule,
@@ -315,8 +310,7 @@ class Run(LightningCLI):
         config.probe = Namespace(asdict(plan))
         config.trainer.precision = self.config_init.trainer.precision = plan.precision
         self.summary.rows["computed"] = str(self.choice)
-        parts = [c for c in callbacks if isinstance(c, ThreadParallel)]
-        return [Planned(plan), *([] if parts else [ThreadParallel(plan.threads)])]
+        return computing(plan, self.model, callbacks)
 
     def _trainer(self, **changes: Any) -> Trainer:
         """Lightning's trainer; ValueError, with the options, for a device that is not there."""
