@@ -162,3 +162,18 @@ def test_a_closed_stdout_does_not_end_in_a_file(models, photos, tmp_path):
     done = command(f"vision-attn explain {words} >&-")
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"explained" not in b"".join(p.read_bytes() for p in out.iterdir() if p.is_file())
+
+
+NO_POLL = """
+import select, sys
+del select.poll
+from vision_attn.cli import main
+sys.exit(main(["nonsense"]))
+"""
+
+
+def test_errors_are_seen_where_pipes_cannot_be_asked():
+    """As on Windows, whose select has no poll."""
+    done = subprocess.run([sys.executable, "-c", NO_POLL], capture_output=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"vision-attn: error: unknown command 'nonsense'")
