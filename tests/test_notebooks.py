@@ -33,6 +33,7 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
         ("08_two_inputs", 4),
     ],
 )
+@pytest.mark.slow
 def test_notebook(name: str, pictures: int) -> None:
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     (cell,) = [c for c in notebook.cells if "parameters" in c.metadata.get("tags", [])]

@@ -119,6 +119,7 @@ def test_logged_errors_are_escaped_lines(steering, capsys):
     assert capsys.readouterr().err == f"vision-attn: error: {ESCAPED}: damaged\n"
 
 
+@pytest.mark.slow
 def test_an_ascii_stdout_takes_every_table(models, photos, tmp_path):
     words = f"vision-attn score {models('senet')} {photos} --method GradCAM --steps 2 --device cpu"
     words += f" -o {tmp_path / 'é'}"
@@ -156,6 +157,7 @@ def test_a_full_stdout_is_one_line():
     assert done.stderr.decode() == line
 
 
+@pytest.mark.slow
 def test_a_closed_stdout_does_not_end_in_a_file(models, photos, tmp_path):
     out = tmp_path / "out"
     words = f"{models('senet')} {photos / 'cat.png'} --method GradCAM --device cpu -o {out}"

@@ -233,6 +233,7 @@ def test_shards_are_put_together(models, planted, tmp_path, capsys):
     same(scores(tmp_path), scores(planted))
 
 
+@pytest.mark.slow
 def test_other_processes_give_the_same(models, planted, tmp_path):
     """One task is left to do, so that one process starts."""
     shutil.copytree(planted, tmp_path, dirs_exist_ok=True)
@@ -605,6 +606,7 @@ NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "06_which_heatmap_to_trust.
 
 
 @pytest.mark.xdist_group("demo")
+@pytest.mark.slow
 def test_notebook(tmp_path):
     torch.manual_seed(0)
     network = ViT(64, 8, 10, dim=12, depth=2, heads=2, pool="mean", class_token=False)

@@ -5,6 +5,7 @@ which is fastest depends on the CPU, on the network and on the batch.
 """
 
 import json
+import os
 import platform
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -34,6 +35,7 @@ __all__ = ["ExecutionPlan", "Planned", "candidates", "fastest"]
 MEMORY_FORMATS = "contiguous", "channels_last"
 WORK = 1e10  # operations of a step that is timed, for each thread
 CLEARLY = 0.95  # of the first plan's time, for another to be taken
+LIMITS = "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS"  # the environment's, on instructions
 DTYPES = {"bf16-mixed": torch.bfloat16, "32-true": torch.float32}
 
 
@@ -233,7 +235,8 @@ def machine() -> list[str]:
     names = [line for line in _cpu_info() if line.startswith("model name")]
     processor = names[0].partition(":")[2].strip() if names else platform.processor()
     capability = torch.backends.cpu.get_cpu_capability()
-    return [processor, capability, str(torch.get_num_threads()), torch.__version__]
+    limits = [os.environ.get(name, "") for name in LIMITS]
+    return [processor, capability, *limits, str(torch.get_num_threads()), torch.__version__]
 
 
 def _cpu_info() -> list[str]:
