@@ -1,6 +1,6 @@
 # Needs python3 >= 3.11 with venv. uv, where it is installed, only makes the set-up faster.
 #   make demo    train three networks on embedded data and look at their heatmaps
-#   make test    the tests
+#   make test    the tests; SLOW=1: with the slow ones; FAST=1: the quick part alone, while one edits
 #   make check   format, lint, types
 #   make fuzz    damaged files for MINUTES (30) through the commands; goes on where it stopped
 #   make kills   kill training, scores, heatmaps and caches, 20 times each, and go on
@@ -13,6 +13,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= auto
 MINUTES ?= 30
+FAST ?=
+SLOW ?=
+QUICK := $(addprefix tests/,attention evaluate models render training test_cores.py test_house.py)
 
 UV := $(shell command -v uv 2>/dev/null)
 ifdef UV
@@ -44,9 +47,15 @@ demo: $(VENV)/.installed
 	$(BIN)/vision-attn demo
 
 # The second run is for tests that compile or export, which run-time type checks would break.
+PYTEST := $(BIN)/python -m pytest
+NO_SLOW := $(if $(SLOW),, and not slow)
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not compiled"
-	OMP_NUM_THREADS=1 VISION_ATTN_TYPECHECK=0 $(BIN)/python -m pytest -m compiled
+ifneq ($(FAST),)
+	OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) -m "not slow and not compiled and not browser" $(QUICK)
+else
+	OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadgroup -m "not compiled$(NO_SLOW)"
+	OMP_NUM_THREADS=1 VISION_ATTN_TYPECHECK=0 $(PYTEST) -m "compiled$(NO_SLOW)"
+endif
 
 # Then $(BIN)/python tests/fuzz/report.py puts the counts of both into docs/reliability.md.
 fuzz: $(VENV)/.installed-dev

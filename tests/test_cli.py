@@ -391,6 +391,7 @@ for name in ("step", "write"):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
+@pytest.mark.slow
 def test_a_killed_run_is_taken_up_and_ends_as_if_it_had_not_been(here):
     """To the bit, averaged weights and all; killed within an epoch, and within a checkpoint."""
     words = ["--trainer.max_epochs", "3", "--trainer.callbacks+=EMAWeightAveraging"]
@@ -422,6 +423,7 @@ assert main(["predict", "--ckpt_path", best, "--images", "photos", "--output", "
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.slow
 def test_two_processes_learn_and_predict_what_one_does(here, strategy):
     from PIL import Image
 
@@ -628,6 +630,7 @@ def test_every_config_is_read_and_its_network_fits_its_images(config, tmp_path, 
     from vision_attn.reports.runs.run import make_run
 
     words = ["--config", str(config), "--trainer.default_root_dir", str(tmp_path)]
+    words += ["--probe", "false"]
     if "timm" in config.stem:
         words += ["--model.network.pretrained", "false", "--model.network.num_classes", "10"]
     if "shelf" in config.stem:

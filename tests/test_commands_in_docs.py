@@ -253,6 +253,7 @@ class FewPhotos:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("group", [name for name, found in GROUPS.items() if found])
+@pytest.mark.slow
 def test_commands_run_as_they_are_written(group, place, capsys, request, monkeypatch):
     """Those that train share a folder: what the first of them train the others test and explain."""
     if group == "training":

@@ -53,6 +53,7 @@ trainer:
   logger: false
 """
     )
-    run = make_run("fit", ["--config", str(config), f"--trainer.default_root_dir={tmp_path}"])
+    words = [f"--config={config}", f"--trainer.default_root_dir={tmp_path}", "--probe=false"]
+    run = make_run("fit", words)
     kinds = {type(callback).__name__ for callback in run.trainer.callbacks}
     assert {"TestTimeAugmentation", "LinearProbe"} <= kinds

@@ -10,6 +10,11 @@ def test_the_cpu_that_runs_this_is_known():
     assert native_precision("cpu") == expected
 
 
+@pytest.fixture(autouse=True)
+def _unlimited(monkeypatch):
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+
+
 def test_bf16_follows_the_instructions(monkeypatch):
     for has, expected in [
         ({"avx512_bf16": True}, "bf16-mixed"),
@@ -19,6 +24,17 @@ def test_bf16_follows_the_instructions(monkeypatch):
     ]:
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has=has: has, raising=False)
         assert native_precision("cpu") == expected
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [("AVX2", "32-true"), ("avx512_core", "32-true"), ("AVX512_CORE_BF16", "bf16-mixed")],
+)
+def test_bf16_that_onednn_may_not_use_does_not_count(limit, expected, monkeypatch):
+    has = {"avx512_bf16": True}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has, raising=False)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert native_precision("cpu") == expected
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ PAGES = [ROOT / "README.md", ROOT / "README.ja.md", *sorted((ROOT / "docs").rglo
 
 
 @pytest.mark.xdist_group("site")
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(site):
     page = (site / "reference/attention.html").read_text()
     assert "normalise_j(score(q_i, k_j))" in page
@@ -344,6 +345,7 @@ FIT += "--trainer.max_epochs 1 --trainer.accelerator cpu --trainer.default_root_
         ),
     ],
 )
+@pytest.mark.slow
 def test_a_walk_is_the_way_that_is_gone(walk, words, others, models, photos, tmp_path):
     values = {"MODEL": models("vit"), "PHOTOS": str(photos), "OUT": str(tmp_path / "out")}
     words = [values.get(word, word) for word in words.split()]
@@ -376,6 +378,7 @@ WITH_PYTHON = [
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.slow
 def test_the_python_of_a_page_runs(page, models, photos, tmp_path, monkeypatch):
     frames = np.random.default_rng(0).integers(0, 256, (3, 64, 96, 3), dtype=np.uint8)
     with VideoWriter(tmp_path / "clip.mp4", 10.0) as video:

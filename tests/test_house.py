@@ -15,6 +15,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "vision_attn"
 
 ALLOWED: dict[str, set[str]] = {
+    "cores": set(),
     "errors": set(),
     "deprecated": set(),
     "files": set(),
@@ -26,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "compat": set(),
     "attention": {"types"},
     "models": {"types", "errors", "shelf", "compat", "attention"},
-    "data": {"types", "deprecated", "files", "compat"},
+    "data": {"types", "deprecated", "files", "cores", "compat"},
     "render": {"types", "deprecated", "files"},
     "evaluate": {"types", "deprecated"},
     "explain": {"types", "deprecated", "threads", "compat", "attention"},
@@ -38,14 +39,14 @@ ALLOWED: dict[str, set[str]] = {
     },
     "reports": {
         *("types", "errors", "files", "terminal", "threads", "compat", "devices", "attention"),
-        *("models", "data", "training", "explain", "evaluate", "render", "shelf"),
+        *("models", "data", "training", "explain", "evaluate", "render", "shelf", "cores"),
     },
     "hub": {"types", "errors", "shelf", "models", "data", "explain", "reports"},
     "commands": {
         *("types", "errors", "files", "terminal", "compat", "devices", "models", "data"),
         *("render", "training", "reports", "hub", "shelf"),
     },
-    "cli": {"compat", "commands", "terminal"},
+    "cli": {"compat", "commands", "cores", "terminal"},
     "__main__": {"cli"},
 }
 ALLOWED["__init__"] = set(ALLOWED) - {"__main__", "cli", "commands"}

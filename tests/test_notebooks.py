@@ -34,6 +34,7 @@ TWICE = "import time\nprint(2 + 3, flush=True)\ntime.sleep(0.5)\nprint(2 + 5)"
         ("08_two_inputs", 4),
     ],
 )
+@pytest.mark.slow
 def test_notebook(name: str, pictures: int) -> None:
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     (cell,) = [c for c in notebook.cells if "parameters" in c.metadata.get("tags", [])]

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -89,7 +90,26 @@ def test_the_workflow_runs_every_python_that_is_promised():
     job = workflow["jobs"]["check"]
     promised = {c.rpartition(" ")[2] for c in PROJECT["classifiers"] if ":: Python :: 3." in c}
     assert set(job["strategy"]["matrix"]["python"]) == promised
-    assert job["steps"][-1]["run"] == "make check test"
+    assert job["steps"][-1]["run"] == "make check test SLOW=1"
+    assert "make check test SLOW=1 " in (ROOT / ".ci/run").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [
+        (["SLOW=1"], ["not compiled", "compiled"]),  # nothing is left out
+        ([], ["not compiled and not slow", "compiled and not slow"]),
+        (["FAST=1"], ["not slow and not compiled and not browser"]),
+    ],
+)
+def test_which_tests_make_runs(words, chosen):
+    made = ["make", "-n", "test", *words]
+    done = subprocess.run(made, cwd=ROOT, capture_output=True, text=True, check=True)
+    runs = re.findall(r'-m pytest (.*)-m "(.*)"(.*)', done.stdout)
+    assert [expression for _, expression, _ in runs] == chosen
+    paths = [path for *_, rest in runs for path in rest.split()]
+    assert bool(paths) == ("FAST=1" in words)
+    assert all((ROOT / path).exists() for path in paths)
 
 
 def worked_examples() -> dict[str, str]:

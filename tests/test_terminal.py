@@ -119,6 +119,7 @@ def test_logged_errors_are_escaped_lines(steering, capsys):
     assert capsys.readouterr().err == f"vision-attn: error: {ESCAPED}: damaged\n"
 
 
+@pytest.mark.slow
 def test_an_ascii_stdout_takes_every_table(models, photos, tmp_path):
     words = f"vision-attn score {models('senet')} {photos} --method GradCAM --steps 2 --device cpu"
     words += f" -o {tmp_path / 'é'}"
@@ -156,9 +157,25 @@ def test_a_full_stdout_is_one_line():
     assert done.stderr.decode() == line
 
 
+@pytest.mark.slow
 def test_a_closed_stdout_does_not_end_in_a_file(models, photos, tmp_path):
     out = tmp_path / "out"
     words = f"{models('senet')} {photos / 'cat.png'} --method GradCAM --device cpu -o {out}"
     done = command(f"vision-attn explain {words} >&-")
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"explained" not in b"".join(p.read_bytes() for p in out.iterdir() if p.is_file())
+
+
+NO_POLL = """
+import select, sys
+del select.poll
+from vision_attn.cli import main
+sys.exit(main(["nonsense"]))
+"""
+
+
+def test_errors_are_seen_where_pipes_cannot_be_asked():
+    """As on Windows, whose select has no poll."""
+    done = subprocess.run([sys.executable, "-c", NO_POLL], capture_output=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"vision-attn: error: unknown command 'nonsense'")

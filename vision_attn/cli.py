@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import NoReturn
 
-from vision_attn import __version__, terminal
+from vision_attn import __version__, cores, terminal
 from vision_attn.compat.argparse_private import options_of
 
 TRAINING = {
@@ -50,6 +50,7 @@ vision-attn --version        the version
 def script() -> NoReturn:
     """The console entry point."""
     terminal.open_streams()
+    cores.keep_to_quota()
     sys.exit(main())
 
 

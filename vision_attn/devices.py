@@ -1,11 +1,14 @@
 """What this machine computes on, and the number format that is fastest without losing accuracy."""
 
+import os
 from pathlib import Path
 from typing import Literal
 
 import torch
 
 CPU_INFO = Path("/proc/cpuinfo")
+# What ONEDNN_MAX_CPU_ISA may hold oneDNN to that knows no bfloat16.
+WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI"}
 Precision = Literal["bf16-mixed", "32-true"]
 
 
@@ -27,7 +30,12 @@ def native_precision(accelerator: str = "auto") -> Precision:
 
 
 def cpu_has_bf16() -> bool:
-    """Whether this CPU has AVX512-BF16 or AMX-BF16 instructions (x86), or Arm's BF16 ones."""
+    """Whether this CPU has AVX512-BF16 or AMX-BF16 instructions (x86), or Arm's BF16 ones.
+
+    Not where ONEDNN_MAX_CPU_ISA forbids them to oneDNN, which multiplies matrices for torch.
+    """
+    if os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in WITHOUT_BF16:
+        return False
     if hasattr(torch.cpu, "get_capabilities"):
         has = {name for name, value in torch.cpu.get_capabilities().items() if value}
     else:  # torch 2.9 does not know yet, Linux does

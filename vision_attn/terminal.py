@@ -96,9 +96,9 @@ def drop_broken() -> bool:
 
 
 def _reader_is_gone(number: int) -> bool:
-    """Whether the other end of a pipe is closed; where that cannot be known, it is taken to be."""
+    """Whether the other end of a pipe is closed; Windows says so only when it is written to."""
     if not hasattr(select, "poll"):
-        return True
+        return False
     poll = select.poll()
     poll.register(number, select.POLLERR)
     return bool(poll.poll(0))

@@ -218,6 +218,7 @@ HINT = "Click the photo to see what that place attends to"
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_a_click_shows_the_window_of_that_place_in_every_layer(show, model, monkeypatch):
     page = show(inspect(model, PHOTO, methods=["Rollout"]).html)
     page.wait_for_selector("html[data-ready]")

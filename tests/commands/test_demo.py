@@ -19,7 +19,7 @@ from vision_attn.reports.demo_photos import photo_networks
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
-pytestmark = pytest.mark.xdist_group("demo")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("demo")]
 
 
 @pytest.fixture(scope="module")

@@ -362,6 +362,7 @@ def alone(models, photos, tmp_path):
     return words, tmp_path / "alone"
 
 
+@pytest.mark.slow
 def test_processes_fill_the_folder_as_one_does(alone, tmp_path):
     words, folder = alone
     assert explain(*words, "--processes", 2, "-o", tmp_path / "two") == 0

@@ -86,6 +86,7 @@ def results_full(monkeypatch) -> None:
 
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("data", ["photos", "film"])
+@pytest.mark.slow
 def test_no_picture_without_its_line(
     results_full, models, photos, tmp_path, data, processes, capsys
 ):

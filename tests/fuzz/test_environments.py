@@ -14,6 +14,7 @@ import vision_attn
 
 ROOT = Path(vision_attn.__file__).parents[1]
 NOBODY = 65534
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

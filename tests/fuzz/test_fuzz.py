@@ -10,7 +10,10 @@ import pytest
 
 HERE = Path(__file__).parent
 CASES = 8
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="each case is a forked process")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="each case is a forked process"),
+]
 
 
 def script(name: str, *words: object) -> subprocess.CompletedProcess:

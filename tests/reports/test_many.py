@@ -113,6 +113,7 @@ def test_float16_with_a_power_of_two_holds_maps_of_any_size(values):
 
 
 @pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.slow
 def test_shards_and_processes_give_what_one_process_gives(model, folder, tmp_path, shards):
     run(model, folder, tmp_path / "alone")
     out = tmp_path / "out"
@@ -143,6 +144,7 @@ vision_attn.gallery(model, sys.argv[2], ["EdgeMap"], output=sys.argv[3], save="m
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_explains_no_photo_twice(model, models, folder, tmp_path):
     out = tmp_path / "out"
     words = [sys.executable, "-c", KILLED, models("vit"), str(folder), str(out), "3"]

@@ -22,7 +22,6 @@ from vision_attn.training import (
     PortableWeights,
     Summary,
     best_checkpoint,
-    callbacks,
     run_callbacks,
 )
 
@@ -216,15 +215,12 @@ def test_a_run_leaves_pictures_summary_and_portable_weights(trainer, model, stri
     assert {"val/top1", "val/ece", "test/top1", "train/loss"} <= set(header)
 
 
-@pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
-def test_channels_last_where_bf16_is_native(precision, trainer, stripes, tmp_path, monkeypatch):
-    monkeypatch.setattr(callbacks, "native_precision", lambda device: precision)
+def test_channels_last_kernels_are_saved_contiguous(trainer, stripes, tmp_path):
     model = ImageClassifier(SpatialCNN(num_classes=3, widths=(8, 8)))
     portable = PortableWeights(tmp_path / "run")
     trainer(callbacks=[ChannelsLast(), portable], max_epochs=1).fit(model, datamodule=stripes())
     kernel = model.network.stages[1][0].conv.weight
-    native = precision == "bf16-mixed"
-    assert kernel.is_contiguous(memory_format=torch.channels_last) == native
+    assert kernel.is_contiguous(memory_format=torch.channels_last)
     assert load_file(tmp_path / "run/best.safetensors")["stages.1.0.conv.weight"].is_contiguous()
 
 

@@ -35,6 +35,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+@pytest.mark.slow
 def test_kept_memory_takes_no_new_pages():
     """In a process whose malloc has not been told anything, before, in kept_memory, and after."""
     untold = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}

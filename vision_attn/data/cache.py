@@ -26,6 +26,7 @@ from jaxtyping import Integer, UInt8
 from rich.console import Console
 from rich.progress import track
 
+from vision_attn.cores import usable_cores
 from vision_attn.data.images import ImageError
 from vision_attn.data.photos import FilePhotos, Photos
 
@@ -198,7 +199,7 @@ class PixelCache:
 
         in_order = sorted(records, key=lambda record: record.offset)
         chunks = [in_order[i : i + CHUNK] for i in range(0, len(in_order), CHUNK)]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(usable_cores()) as pool:
             damaged = {name for names in pool.map(among, chunks) for name in names}
         if damaged:
             log.warning(
@@ -225,7 +226,7 @@ class PixelCache:
         fresh.write_text("".join(map(_line, records.values())))
         fresh.replace(self._index)
         with (
-            ThreadPoolExecutor(os.cpu_count()) as pool,
+            ThreadPoolExecutor(usable_cores()) as pool,
             self._pixels.open("ab") as pixels,
             self._index.open("a") as index,
         ):

@@ -7,7 +7,6 @@ Axes: n photos, b batch, h height, w width, H, W those of a photo.
 """
 
 import logging
-import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from jaxtyping import Float, Integer, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from vision_attn.cores import usable_cores
 from vision_attn.data.draws import Draws
 from vision_attn.data.images import ImageError
 from vision_attn.data.photos import Photos
@@ -94,7 +94,7 @@ class StreamedSet(ImageSet):
     ) -> None:
         self.photos, self.labels = photos, torch.from_numpy(labels)
         self.size, self.crop, self.shorter_side = size, crop, shorter_side
-        self.workers = min(os.cpu_count() or 1, MOST_WORKERS) if workers is None else workers
+        self.workers = min(usable_cores(), MOST_WORKERS) if workers is None else workers
         self.max_corrupt = max_corrupt
         self.corrupt: Problems = {}
         self.ahead = 0 if self.workers else torch.get_num_threads() + 1

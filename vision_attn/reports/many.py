@@ -14,6 +14,7 @@ from zlib import crc32
 
 from PIL.Image import Image
 
+from vision_attn.cores import usable_cores
 from vision_attn.data.images import ImageError, read_image
 from vision_attn.files import write_text
 from vision_attn.reports import workers
@@ -220,7 +221,7 @@ def _answers(explaining: Explaining, tasks: Iterator[Task], processes: int) -> I
 
 def _reading_ahead(explaining: Explaining, tasks: Iterator[Task]) -> Iterator[Answer]:
     """Read the next batch's photos in threads while the network explains this one."""
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+    with ThreadPoolExecutor(min(8, usable_cores())) as threads:
 
         def begin(task: Task) -> list[tuple[int, str, str, Future[Image | str]]]:
             return [(*one, threads.submit(explaining.read, one[1])) for one in task]

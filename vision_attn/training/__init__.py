@@ -21,6 +21,7 @@ from vision_attn.training.module import NonFiniteLoss, TrainingModule
 from vision_attn.training.muon import MuonAdamW, MuonSGD
 from vision_attn.training.parameters import parameter_groups
 from vision_attn.training.per_class import PerClass
+from vision_attn.training.plan import ExecutionPlan, Planned
 from vision_attn.training.rate import LearningRateRangeTest
 from vision_attn.training.report import (
     ConfusionMatrix,
@@ -49,6 +50,7 @@ __all__ = [
     "ConstantRate",
     "CosineDecay",
     "EpochLines",
+    "ExecutionPlan",
     "ImageClassifier",
     "KeepMemory",
     "LastCheckpoint",
@@ -63,6 +65,7 @@ __all__ = [
     "MuonSGD",
     "NonFiniteLoss",
     "PerClass",
+    "Planned",
     "PortableWeights",
     "Predictions",
     "QuestionLearner",

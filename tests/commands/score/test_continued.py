@@ -98,6 +98,7 @@ def test_shards_are_put_together(models, planted, tmp_path, capsys, score, score
     same(scores(tmp_path), scores(planted))
 
 
+@pytest.mark.slow
 def test_other_processes_give_the_same(models, planted, tmp_path, score, scores, same):
     """One task is left to do, so that one process starts."""
     shutil.copytree(planted, tmp_path, dirs_exist_ok=True)

@@ -151,6 +151,7 @@ NOTEBOOK = Path(__file__).parents[3] / "notebooks" / "06_which_heatmap_to_trust.
 
 
 @pytest.mark.xdist_group("demo")
+@pytest.mark.slow
 def test_notebook(tmp_path):
     torch.manual_seed(0)
     network = ViT(64, 8, 10, dim=12, depth=2, heads=2, pool="mean", class_token=False)

@@ -173,6 +173,7 @@ def test_shards_meet_in_a_folder(model, planted, tmp_path):
     same(vision_attn.score(model, "planted", "GradCAM", **QUICK, output=tmp_path), planted)
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same(model, planted):
     same(vision_attn.score(model, "planted", "GradCAM", **QUICK, processes=2), planted)
 

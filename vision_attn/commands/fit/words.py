@@ -72,9 +72,10 @@ MISPLACED = {  # what people type, and the option's whole name
     "weights": "model.weights",
 }
 
-WEIGHTS = """\
+FITTING = """\
   --model.weights FILE          start from these weights: a checkpoint, or vision_attn:NAME; if
                                 the config names no network, theirs is built
+  --probe false                 compute in the usual way, without measuring first which is fastest
 """
 
 
@@ -100,7 +101,7 @@ def help_text(command: str) -> str:
     about, example = ABOUT[command]
     if command == "fit":
         ckpt_path = "continue from this checkpoint (last.ckpt), in a new version folder"
-        more = WEIGHTS
+        more = FITTING
     else:
         ckpt_path, more = "the checkpoint (best.ckpt), or vision_attn:NAME", ""
     found = local_configs()

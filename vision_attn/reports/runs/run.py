@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,10 +35,12 @@ from vision_attn.reports.runs.configs import NEWEST, find_config, values_of, wit
 from vision_attn.reports.runs.described import from_checkpoint, from_weights, names
 from vision_attn.reports.runs.guard import check_classes, check_yaml, only_packages
 from vision_attn.reports.runs.messages import readable
+from vision_attn.reports.runs.planning import Choice, choose, computing
 from vision_attn.reports.runs.records import Begun, RunLogger, SavedConfig
 from vision_attn.shelf import is_shelved, shelved
 from vision_attn.training import (
     ConfusionMatrix,
+    ExecutionPlan,
     ImageClassifier,
     LastCheckpoint,
     Learner,
@@ -126,6 +129,7 @@ class Run(LightningCLI):
         self.folder: Path | None = None
         self.show = list(show)
         self.infer_classes = infer_classes
+        self.choice: Choice | None = None
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
         for message in QUIET:
@@ -148,6 +152,13 @@ class Run(LightningCLI):
         whole_numbers_first(parser)
         parser.add_argument("--name", type=str | None, help="of the run's folder")
         parser.add_argument("--ckpt_path", type=str | None, help="the checkpoint to start from")
+        parser.add_argument(
+            "--probe",
+            type=bool | ExecutionPlan,
+            default=True,
+            help="measure first which number format, memory format and division of batches trains "
+            "fastest on this CPU; false: take the usual ones",
+        )
         if self.command == "predict":
             parser.add_argument("--images", nargs="+", action="extend", help="files and folders")
             parser.add_argument("-o", "--output", type=str | None, help="the CSV file to write")
@@ -165,6 +176,7 @@ class Run(LightningCLI):
         """Fill in what depends on the config's file, on the machine and on the data."""
         config = self.config
         config.name = _checked_name(config.name or Path(str((config.config or ["run"])[-1])).stem)
+        self.given_precision = config.trainer.precision
         if config.trainer.precision is None:
             config.trainer.precision = native_precision(config.trainer.accelerator)
         if config.ckpt_path == "auto":
@@ -269,6 +281,7 @@ class Run(LightningCLI):
         self.logger = RunLogger(self.folder)
         self.summary = self.summary_type(self.folder)
         callbacks = [*_listed(given.callbacks, Callback), *self.show]
+        callbacks += self._planned(callbacks)
         callbacks += [SavedConfig(self.folder, self.config_text())]
         for callback in callbacks:
             if isinstance(callback, LastCheckpoint) and callback.dirpath is None:
@@ -278,6 +291,26 @@ class Run(LightningCLI):
             usual = [c for c in usual if not isinstance(c, Checkpoint)]
         loggers = [self.logger, *_listed(given.logger, Logger)]
         return self._trainer(logger=loggers, callbacks=[*callbacks, *usual])
+
+    def _planned(self, callbacks: Sequence[Callback]) -> list[Callback]:
+        """Choose how to compute, write it into the config, and return the callbacks that do it."""
+        config = self.config
+        self.choice = choose(
+            self.model,
+            self.datamodule,
+            config.trainer,
+            callbacks,
+            probe=self.config_init.probe,
+            precision=self.given_precision,
+            checkpoint=config.ckpt_path,
+        )
+        if self.choice is None:
+            return []
+        plan = self.choice.plan
+        config.probe = Namespace(asdict(plan))
+        config.trainer.precision = self.config_init.trainer.precision = plan.precision
+        self.summary.rows["computed"] = str(self.choice)
+        return computing(plan, self.model, callbacks)
 
     def _trainer(self, **changes: Any) -> Trainer:
         """Lightning's trainer; ValueError, with the options, for a device that is not there."""
@@ -319,7 +352,8 @@ class Run(LightningCLI):
     def heading(self) -> str:
         """Say in a line where the run goes, which network it is of, and in which number format."""
         where = str(self.folder or "fast_dev_run, which leaves no files")
-        return f"{where}: {type(self.model.network).__name__}, {self.config.trainer.precision}"
+        how = self.choice.plan if self.choice else self.config.trainer.precision
+        return f"{where}: {type(self.model.network).__name__}, {how}"
 
     def table(self) -> Table | None:
         """The summary as a table; None for a run that has none."""
