@@ -11,7 +11,8 @@ Axes: b batch, head, i queries, j keys, d width.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -259,6 +260,7 @@ class Tracer(DispatchMode):
         self.calls: dict[int, CallOrigins] = {}
         self._labels: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._views: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what each is a view of, and how
+        self._paused = False
 
     def image(self, images: Tensor) -> Tensor:
         """Copy one image or two (b c h w), with an origin for each pixel."""
@@ -274,6 +276,15 @@ class Tracer(DispatchMode):
         return (
             torch.zeros(1, dtype=torch.long).expand(x.shape) if label is None else self.one(label)
         )
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Label nothing while this is open: `attended` labels what comes of it."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
 
     def attended(
         self,
@@ -326,6 +337,8 @@ class Tracer(DispatchMode):
         self, func: Any, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self._paused:
+            return func(*args, **kwargs)
         labelled = [self._get(x) for x in tensors(args)]
         out = func(*args, **kwargs)
         if not any(label is not None for label in labelled) or not tensors([out]):
@@ -518,7 +531,11 @@ class Tracer(DispatchMode):
             return a.moved(lambda ids: self._reduced(ids, [ids.ndim - 1]).expand(shape))
         lengthwise = max(0, right.ndim - 2)
         if a is None and b is not None:
-            return b.moved(lambda ids: self._reduced(ids, [lengthwise]).expand(shape))
+            found = b.moved(lambda ids: self._reduced(ids, [lengthwise]).expand(shape))
+            if found.columns is None and compact(found.ids).shape[-1] > 1:  # of a learned query
+                nothing = torch.zeros(1, dtype=torch.long).expand(shape)
+                return Label(nothing, found.ids)
+            return found
         if a is None or b is None:
             return Label(torch.zeros(1, dtype=torch.long).expand(shape))
         rows = self._reduced(self.one(a), [left.ndim - 1], operation=PRODUCTS)

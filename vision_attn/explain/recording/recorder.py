@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 from weakref import ref
@@ -177,8 +177,13 @@ class CallLog:
             if short is not None:
                 context, self.fused_map = short
                 return context
-        context, self.lse = attention_and_lse(inputs)
+        with self.untraced():
+            context, self.lse = attention_and_lse(inputs)
         return context
+
+    def untraced(self) -> AbstractContextManager:
+        """Run the product of an attention call, of which the tracer is told when it is recorded."""
+        return nullcontext() if self.tracer is None else self.tracer.paused()
 
     def forget_kernel(self) -> None:
         self.fused_map = self.lse = None
@@ -385,7 +390,8 @@ class CallMode(TorchFunctionMode):
         elif scores is not None and order.weights[-1] == scores.ndim - 1 == weights.ndim - 1:
             scores = scores.permute(order.weights)
         weights, v = weights.permute(order.weights), v.permute(order.v)
-        context = weights @ v
+        with self.log.untraced():
+            context = weights @ v
         if weights.ndim == 3:
             weights, v = weights.unsqueeze(1), v.unsqueeze(1)
         v = v.expand(*weights.shape[:2], -1, -1)  # heads may share their values
