@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--limit-parameters", type=float, default=150, help="millions, as published")
     parser.add_argument("--results", type=Path, default=ROOT / "outputs" / "coverage.jsonl")
     parser.add_argument("--again", nargs="*", default=[], help="verdicts to try again, such as crash")
-    parser.add_argument("--seconds", type=int, default=240, help="for one network")
+    parser.add_argument("--seconds", type=int, default=240, help="of a core, for one network")
     parser.add_argument("--gigabytes", type=float, default=10, help="of memory, for one network")
     parser.add_argument("--jobs", type=int, default=1, help="networks at a time")
     parser.add_argument("--minutes", type=float, default=1e9, help="after which none is begun")
@@ -79,15 +79,17 @@ def sweep(words: argparse.Namespace) -> None:
 
     torch.set_num_threads(1)
     import catalogue
-    import oracle  # noqa: F401  imported once, for all processes
+    import oracle  # noqa: F401
 
     words.results.parent.mkdir(parents=True, exist_ok=True)
     done = {name for name, one in known(words.results).items() if one["map"] not in words.again}
-    todo = [
+    asked = [
         entry
         for entry in catalogue.every()
-        if entry.name not in done and any(fnmatch.fnmatch(entry.name, each) for each in words.only)
+        if any(fnmatch.fnmatch(entry.name, each) for each in words.only)
     ]
+    todo = [entry for entry in catalogue.one_a_family_first(asked) if entry.name not in done]
+    catalogue.load_libraries(todo)  # once, for all processes
     print(f"{len(todo)} to try, {len(done)} known", flush=True)
     end = time.monotonic() + 60 * words.minutes
     running: dict[int, tuple] = {}
@@ -110,7 +112,7 @@ def sweep(words: argparse.Namespace) -> None:
 
 
 def stopped_by(status: int, words: argparse.Namespace) -> str:
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGALRM, signal.SIGXCPU):
         return f"took more than {words.seconds} seconds"
     return f"its process ended with status {status}"
 
@@ -123,7 +125,8 @@ def add(results: Path, entry, found: dict) -> None:
 
 def attempt(entry, words: argparse.Namespace) -> None:
     """Try one network in this process, and end it."""
-    signal.alarm(words.seconds)
+    signal.alarm(20 * words.seconds)
+    resource.setrlimit(resource.RLIMIT_CPU, (words.seconds, words.seconds + 5))
     limit = int(words.gigabytes * 2**30)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     try:
@@ -159,7 +162,9 @@ def tried(entry, limit: float) -> dict:
             return {"map": "left out", "why": f"{count / 1e6:.0f} million parameters"}
         network = network.double()
     except Exception as error:
-        return {"map": "not built", "why": f"{type(error).__name__}: {error}"[:300]}
+        absent = "does not support an attention implementation" in str(error)
+        why = "has no such attention" if absent else f"{type(error).__name__}: {error}"[:300]
+        return {"map": "left out" if absent else "not built", "why": why}
     for size in sizes:
         images = torch.randn(2, 3, *size, dtype=torch.float64)
         try:

@@ -5,8 +5,10 @@ layer is made. Weights are random.
 """
 
 import contextlib
+import itertools
+import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from unittest.mock import patch
@@ -37,6 +39,42 @@ def every() -> Iterator[Entry]:
     yield from of_transformers()
     yield from of_vit_pytorch()
     yield from by_hand()
+
+
+def one_a_family_first(entries: Iterable[Entry]) -> list[Entry]:
+    """Order networks: one of each family, then a second, and so on; those named small first."""
+    families: dict[tuple, list[Entry]] = {}
+    for entry in entries:
+        families.setdefault((entry.source, entry.family), []).append(entry)
+    for members in families.values():
+        members.sort(key=lambda entry: size_named(entry.name))
+    rounds = itertools.zip_longest(*families.values())
+    return [entry for each in rounds for entry in each if entry is not None]
+
+
+def load_libraries(entries: Iterable[Entry]) -> None:
+    """Import what networks of transformers are made of, which it does only when they are asked for."""
+    kinds = {entry.family for entry in entries if entry.source == "transformers"}
+    if kinds:
+        import transformers
+
+        for kind in kinds:
+            for end in ("ForImageClassification", "Model"):
+                getattr(transformers, kind + end, None)
+
+
+SIZES = (
+    "atto femto pico nano zepto xxtiny xtiny xxs xs tiny mini test small little s base b medium m large "
+    "l xlarge xl huge h giant g so400m enormous"
+).split()
+
+
+def size_named(name: str) -> tuple[int, int, str]:
+    """How large a name says that its network is: the word for its size, the first number."""
+    words = re.split("[_:.]", name.lower())
+    ranks = [SIZES.index(word) for word in words if word in SIZES]
+    numbers = [int(word) for word in re.findall(r"\d+", name)]
+    return ranks[0] if ranks else SIZES.index("small"), numbers[0] if numbers else 0, name
 
 
 # timm ------------------------------------------------------------------------------------------
