@@ -20,7 +20,6 @@ import signal
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -33,9 +32,9 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="try every network")
     parser.add_argument("--write", action="store_true", help="write docs/coverage.md")
     parser.add_argument("--only", nargs="+", default=["*"], help="shell patterns of names")
-    parser.add_argument("--limit-parameters", type=float, default=150, help="millions, as published")
+    parser.add_argument("--limit-parameters", type=float, default=150, help="millions")
     parser.add_argument("--results", type=Path, default=ROOT / "outputs" / "coverage.jsonl")
-    parser.add_argument("--again", nargs="*", default=[], help="verdicts to try again, such as crash")
+    parser.add_argument("--again", nargs="*", default=[], help="what to try again, such as crash")
     parser.add_argument("--seconds", type=int, default=240, help="of a core, for one network")
     parser.add_argument("--gigabytes", type=float, default=10, help="of memory, for one network")
     parser.add_argument("--jobs", type=int, default=1, help="networks at a time")
@@ -108,7 +107,8 @@ def sweep(words: argparse.Namespace) -> None:
             add(words.results, entry, {"map": "stopped", "why": stopped_by(status, words)})
         last = known(words.results).get(entry.name, {})
         took = time.monotonic() - begun
-        print(f"{last.get('map'):8} {entry.name} {took:.0f} s {last.get('why', '')[:150]}", flush=True)
+        why = last.get("why", "")[:150]
+        print(f"{last.get('map'):8} {entry.name} {took:.0f} s {why}", flush=True)
 
 
 def stopped_by(status: int, words: argparse.Namespace) -> str:
@@ -130,8 +130,10 @@ def attempt(entry, words: argparse.Namespace) -> None:
     limit = int(words.gigabytes * 2**30)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     try:
+        from oracle import tried
+
         begun = time.monotonic()
-        found = tried(entry, words.limit_parameters)
+        found = tried(entry, words.limit_parameters * 1e6)
         add(words.results, entry, {**found, "seconds": round(time.monotonic() - begun, 1)})
     except MemoryError:
         add(words.results, entry, {"map": "stopped", "why": f"more than {words.gigabytes} GB"})
@@ -140,53 +142,39 @@ def attempt(entry, words: argparse.Namespace) -> None:
         os._exit(0)
 
 
-def tried(entry, limit: float) -> dict:
-    """Build a network and judge it."""
-    import catalogue
-    import torch
-    from handwritten import Own
-    from oracle import judge, off
-
-    from vision_attn.explain import Rollout
-
-    if entry.source == "timm":
-        published = catalogue.parameters_of_timm(entry.name.removeprefix("timm:"))
-        if published > limit * 1e6:
-            return {"map": "left out", "why": f"{published / 1e6:.0f} million parameters"}
-    torch.manual_seed(3)
-    try:
-        network, sizes = entry.build()
-        network = network.eval()
-        count = sum(x.numel() for x in network.parameters())
-        if count > limit * 1e6:
-            return {"map": "left out", "why": f"{count / 1e6:.0f} million parameters"}
-        network = network.double()
-    except Exception as error:
-        absent = "does not support an attention implementation" in str(error)
-        why = "has no such attention" if absent else f"{type(error).__name__}: {error}"[:300]
-        return {"map": "left out" if absent else "not built", "why": why}
-    for size in sizes:
-        images = torch.randn(2, 3, *size, dtype=torch.float64)
-        try:
-            with torch.no_grad():
-                out = network(images)
-            assert getattr(out, "logits", out).ndim == 2
-            break
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"[:300]
-    else:
-        return {"map": "not built", "why": f"it does not run: {why}"}
-    found = judge(network, images)
-    if isinstance(network, Own) and found.map == "right":
-        error = off(Rollout()(network, images).values.double(), network.dense_rollout(images))
-        if not error < 3e-6:
-            found.map, found.why = "wrong", f"{error:.1e} off the weights of its own"
-    return asdict(found) | {"parameters": count, "size": list(size)}
-
-
 def write(results: Path) -> None:
-    print(Counter(one["map"] for one in known(results).values()))
+    """Put the counts, and a line a family, into docs/coverage.md."""
+    tried = [one for one in known(results).values() if one["map"] in VERDICTS]
+    counts = Counter(one["map"] for one in tried)
+    families: dict[tuple[str, str], list[dict]] = {}
+    for one in sorted(tried, key=lambda one: (SOURCES.index(one["source"]), one["family"])):
+        families.setdefault((one["source"], one["family"]), []).append(one)
+    lines = [
+        f"{len(tried)} networks of {len(families)} families were tried: the maps of "
+        f"{counts['right']} are right, {counts['refused']} were refused, {counts['wrong']} are "
+        f"wrong, {counts['crash']} crashed, {counts['stopped']} took too much time or memory.",
+        "",
+        "| family | tried | right | wrong, crashed | GradCAM | the first that is not right: why |",
+        "|---|---|---|---|---|---|",
+    ]
+    for (source, family), members in families.items():
+        right = sum(one["map"] == "right" for one in members)
+        bad = sum(one["map"] not in ("right", "refused") for one in members)
+        cams = sum(one.get("maps", {}).get("GradCAM") == "map" for one in members)
+        reasons = [one["why"] for one in members if one["map"] != "right"]
+        why = reasons[0].partition(" [softmaxes")[0].replace("|", "/") if reasons else ""
+        name = source if source == family else f"{source}: {family}"
+        lines.append(f"| {name} | {len(members)} | {right} | {bad} | {cams} | {why} |")
+    page = ROOT / "docs" / "coverage.md"
+    before, start, rest = page.read_text().partition(START)
+    _, end, after = rest.partition(END)
+    page.write_text("\n".join([before + start, *lines, end + after]))
+    print(lines[0])
 
+
+VERDICTS = ("right", "refused", "wrong", "crash", "stopped")
+SOURCES = ["timm", "torchvision", "transformers", "vit-pytorch", "by hand"]
+START, END = "<!-- the sweep -->", "<!-- the end of the sweep -->"
 
 if __name__ == "__main__":
     main()

@@ -63,10 +63,37 @@ def load_libraries(entries: Iterable[Entry]) -> None:
                 getattr(transformers, kind + end, None)
 
 
-SIZES = (
-    "atto femto pico nano zepto xxtiny xtiny xxs xs tiny mini test small little s base b medium m large "
-    "l xlarge xl huge h giant g so400m enormous"
-).split()
+SIZES = [
+    "atto",
+    "femto",
+    "pico",
+    "nano",
+    "zepto",
+    "xxtiny",
+    "xtiny",
+    "xxs",
+    "xs",
+    "tiny",
+    "mini",
+    "test",
+    "small",
+    "little",
+    "s",
+    "base",
+    "b",
+    "medium",
+    "m",
+    "large",
+    "l",
+    "xlarge",
+    "xl",
+    "huge",
+    "h",
+    "giant",
+    "g",
+    "so400m",
+    "enormous",
+]
 
 
 def size_named(name: str) -> tuple[int, int, str]:
@@ -87,7 +114,14 @@ def fewer(value, name):
     if isinstance(value, int):
         return min(value, 3)
     if isinstance(value, tuple | list) and value:
-        return type(value)(2 if isinstance(x, int) and x > 2 else fewer(x, name) if isinstance(x, tuple | list) else x for x in value)
+        return type(value)(
+            2
+            if isinstance(x, int) and x > 2
+            else fewer(x, name)
+            if isinstance(x, tuple | list)
+            else x
+            for x in value
+        )
     return value
 
 
@@ -97,7 +131,10 @@ def of_timm() -> Iterator[Entry]:
 
     for name in timm.list_models():
         yield Entry(
-            f"timm:{name}", "timm", _registry._model_to_module[name], lambda name=name: make_timm(name)
+            f"timm:{name}",
+            "timm",
+            _registry._model_to_module[name],
+            lambda name=name: make_timm(name),
         )
 
 
@@ -164,10 +201,7 @@ def of_torchvision() -> Iterator[Entry]:
 
 # transformers ----------------------------------------------------------------------------------
 
-SMALL = dict(
-    hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96,
-    projection_dim=32,
-)  # fmt: skip
+SMALL = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, "projection_dim": 32}  # fmt: skip
 OF_TRANSFORMERS = {  # by the class: (its configuration's, options, size)
     "ViT": ("ViT", {**SMALL, "patch_size": 16, "image_size": (64, 96)}, (64, 96)),
     "ViTMSN": ("ViTMSN", {**SMALL, "patch_size": 16, "image_size": 64}, (64, 64)),
@@ -247,7 +281,9 @@ def of_transformers() -> Iterator[Entry]:
                 import transformers
 
                 made = getattr(transformers, f"{config}Config")(**options, num_labels=7)
-                return getattr(transformers, name)._from_config(made, attn_implementation=attention), [size]
+                return getattr(transformers, name)._from_config(
+                    made, attn_implementation=attention
+                ), [size]
 
             yield Entry(f"transformers:{key}:{attention}", "transformers", kind, build)
     for key, options in BACKBONES.items():
@@ -262,12 +298,14 @@ def of_transformers() -> Iterator[Entry]:
                 network = backbone._from_config(made, attn_implementation=attention)
                 return Headed(network, made.hidden_size), [(64, 64)]
 
-            yield Entry(f"transformers:{key}Model:{attention}", "transformers", key.partition(":")[0], build)
+            yield Entry(
+                f"transformers:{key}Model:{attention}", "transformers", key.partition(":")[0], build
+            )
 
 
 # vit-pytorch -----------------------------------------------------------------------------------
 
-USUAL = dict(image_size=(64, 96), patch_size=16, num_classes=7, dim=48, depth=2, heads=3, mlp_dim=96)
+USUAL = {"image_size": (64, 96), "patch_size": 16, "num_classes": 7, "dim": 48, "depth": 2, "heads": 3, "mlp_dim": 96}  # fmt: skip
 SQUARE = {**USUAL, "image_size": 64}
 SIMPLE = {**USUAL, "dim_head": 16}
 OF_VIT_PYTORCH = {  # module: (class, options, size)

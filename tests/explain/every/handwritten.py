@@ -33,7 +33,9 @@ def matmul_of_softmax(q, k, v):
 
 @way
 def torch_softmax_and_matmul(q, k, v):
-    return torch.matmul(torch.softmax(torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(q.shape[-1]), dim=-1), v)
+    return torch.matmul(
+        torch.softmax(torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(q.shape[-1]), dim=-1), v
+    )
 
 
 @way
@@ -149,23 +151,33 @@ def elementwise_and_mT(q, k, v):
 
 @way
 def a_loop_over_heads(q, k, v):
-    return torch.stack([scores(q[:, h], k[:, h]).softmax(-1) @ v[:, h] for h in range(q.shape[1])], 1)
+    return torch.stack(
+        [scores(q[:, h], k[:, h]).softmax(-1) @ v[:, h] for h in range(q.shape[1])], 1
+    )
 
 
 @way
 def a_loop_over_heads_concatenated(q, k, v):
-    parts = [scores(a, b).softmax(-1) @ c for a, b, c in zip(q.unbind(1), k.unbind(1), v.unbind(1))]
+    parts = [
+        scores(a, b).softmax(-1) @ c
+        for a, b, c in zip(*(x.unbind(1) for x in (q, k, v)), strict=True)
+    ]
     return torch.cat(parts, -1).unflatten(-1, (q.shape[1], -1)).transpose(1, 2)
 
 
 @way
 def a_loop_over_images(q, k, v):
-    return torch.stack([scores(a, b).softmax(-1) @ c for a, b, c in zip(q, k, v)])
+    return torch.stack([scores(a, b).softmax(-1) @ c for a, b, c in zip(q, k, v, strict=True)])
 
 
 @way
 def a_loop_over_images_fused(q, k, v):
-    return torch.cat([F.scaled_dot_product_attention(q[i : i + 1], k[i : i + 1], v[i : i + 1]) for i in range(len(q))])
+    return torch.cat(
+        [
+            F.scaled_dot_product_attention(q[i : i + 1], k[i : i + 1], v[i : i + 1])
+            for i in range(len(q))
+        ]
+    )
 
 
 @way
@@ -188,7 +200,9 @@ def heads_in_the_batch(q, k, v):
 @way
 def heads_in_the_batch_fused(q, k, v):
     b, head = q.shape[:2]
-    return F.scaled_dot_product_attention(*(x.flatten(0, 1) for x in (q, k, v))).unflatten(0, (b, head))
+    return F.scaled_dot_product_attention(*(x.flatten(0, 1) for x in (q, k, v))).unflatten(
+        0, (b, head)
+    )
 
 
 @way
@@ -220,7 +234,9 @@ def a_mask_of_nothing(q, k, v):
 
 @way
 def a_fused_mask_of_nothing(q, k, v):
-    return F.scaled_dot_product_attention(q, k, v, torch.zeros(q.shape[2], k.shape[2], dtype=q.dtype))
+    return F.scaled_dot_product_attention(
+        q, k, v, torch.zeros(q.shape[2], k.shape[2], dtype=q.dtype)
+    )
 
 
 @way
@@ -237,7 +253,9 @@ def weights_in_another_dtype(q, k, v):
 def weights_contiguous_and_reshaped(q, k, v):
     weights = scores(q, k).softmax(-1)
     b, head, i, j = weights.shape
-    return torch.bmm(weights.reshape(b * head, i, j), v.reshape(b * head, j, -1)).reshape(b, head, i, -1)
+    return torch.bmm(weights.reshape(b * head, i, j), v.reshape(b * head, j, -1)).reshape(
+        b, head, i, -1
+    )
 
 
 @way
@@ -271,7 +289,11 @@ class Block(nn.Module):
     def __init__(self, attend, dim=24, heads=3):
         super().__init__()
         self.attend, self.heads = attend, heads
-        self.norm, self.mix, self.out = nn.LayerNorm(dim), nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.norm, self.mix, self.out = (
+            nn.LayerNorm(dim),
+            nn.Linear(dim, 3 * dim),
+            nn.Linear(dim, dim),
+        )
         self.mix.weight.data *= 6
 
     def parts(self, x):

@@ -14,14 +14,16 @@ import re
 import warnings
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from unittest.mock import patch
 
+import catalogue
 import torch
+from handwritten import Own
 from torch import nn
 from torch.nn import functional as F
 
-from vision_attn.explain import Rollout, probe, record_attention
+from vision_attn.explain import Rollout, record_attention
 from vision_attn.explain.base import class_logits
 from vision_attn.explain.methods import methods
 from vision_attn.explain.propagation.chain import Attention
@@ -87,9 +89,7 @@ class Plain:
             attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
         if attn_mask is not None:
             hidden = attn_mask.dtype == torch.bool
-            scores = (
-                scores.masked_fill(~attn_mask, -torch.inf) if hidden else scores + attn_mask
-            )
+            scores = scores.masked_fill(~attn_mask, -torch.inf) if hidden else scores + attn_mask
         return self.of(scores, -1) @ value
 
     @contextmanager
@@ -158,6 +158,45 @@ def sharp(network, images):
     return network.eval()
 
 
+def tried(entry, most=float("inf")):
+    """Build a network of the catalogue, run it and judge it: what was found, as a dictionary.
+
+    most: parameters, as published and as built, beyond which it is left out.
+    """
+    if entry.source == "timm" and most < float("inf"):
+        published = catalogue.parameters_of_timm(entry.name.removeprefix("timm:"))
+        if published > most:
+            return {"map": "left out", "why": f"{published / 1e6:.0f} million parameters"}
+    torch.manual_seed(3)
+    try:
+        network, sizes = entry.build()
+    except Exception as error:
+        absent = "does not support an attention implementation" in str(error)
+        why = "has no such attention" if absent else f"{type(error).__name__}: {error}"[:300]
+        return {"map": "left out" if absent else "not built", "why": why}
+    network = network.eval().double()
+    count = sum(x.numel() for x in network.parameters())
+    if count > most:
+        return {"map": "left out", "why": f"{count / 1e6:.0f} million parameters"}
+    for size in sizes:
+        images = torch.randn(2, 3, *size, dtype=torch.float64)
+        try:
+            with torch.no_grad():
+                out = network(images)
+            assert getattr(out, "logits", out).ndim == 2
+            break
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"[:300]
+    else:
+        return {"map": "not built", "why": f"it does not run: {why}"}
+    found = judge(network, images)
+    if isinstance(network, Own) and found.map == "right":
+        error = off(Rollout()(network, images).values.double(), network.dense_rollout(images))
+        if not error < 3e-6:
+            found.map, found.why = "wrong", f"{error:.1e} off the weights of its own"
+    return asdict(found) | {"parameters": count, "size": list(size)}
+
+
 def judge(network, images):
     """Check a float64 network on two images (2 3 h w)."""
     verdict = Verdict()
@@ -216,7 +255,9 @@ def _judge_path(network, images, verdict):
 
 
 def off(found, true):
-    return ((found - true).abs().amax((1, 2)) / true.abs().amax((1, 2)).clamp(min=1e-12)).max().item()
+    return (
+        ((found - true).abs().amax((1, 2)) / true.abs().amax((1, 2)).clamp(min=1e-12)).max().item()
+    )
 
 
 def compared_weights(network, images, path, verdict):
@@ -237,9 +278,10 @@ def compared_weights(network, images, path, verdict):
         if call.v is None or call.context is None:
             continue
         context = call.weights() @ call.v
-        if context.shape == call.context.shape and off(
-            context.flatten(0, 1), call.context.flatten(0, 1)
-        ) > 1e-6:
+        if (
+            context.shape == call.context.shape
+            and off(context.flatten(0, 1), call.context.flatten(0, 1)) > 1e-6
+        ):
             verdict.faults.append(f"the weights of {call.module} do not give its context")
     calls = path.counted(record.calls, len(images), network)
     chain = path.chain_for(calls, None, len(images))
@@ -392,7 +434,9 @@ def disturb_image(network, image, path, chain, matched, verdict):
     base, _ = disturbed_run(network, image, matched)
     for y, x in {(0, 0), (h // 2, w // 2), (h - 1, w // 3), (h // 3, w - 1)}:
         spot = image.clone()
-        top, left = (int((at + 0.5) * side / n) for at, side, n in zip((y, x), size, (h, w)))
+        top, left = (
+            int((at + 0.5) * side / n) for at, side, n in zip((y, x), size, (h, w), strict=True)
+        )
         spot[..., max(top - 1, 0) : top + 1, max(left - 1, 0) : left + 1] += 3.0
         scores, _ = disturbed_run(network, spot, matched)
         size_of = torch.zeros(chain.links[0].before, dtype=torch.float64)
@@ -401,19 +445,26 @@ def disturb_image(network, image, path, chain, matched, verdict):
             if isinstance(link, Attention):
                 moved = (scores[link.layer] - base[link.layer]).nan_to_num(0).abs().amax(1)
                 amount = moved.median(1).values  # window j: a changed query changes one of a column
-                for token, value in zip(link.keys.flatten().tolist(), amount.flatten().tolist()):
+                pairs = zip(link.keys.flatten().tolist(), amount.flatten().tolist(), strict=True)
+                for token, value in pairs:
                     if token < back.shape[1]:
                         size_of[back[0, token]] = max(size_of[back[0, token]], value)
                 break
-            back = torch.stack([back[0, link.of[link.made == at][0]] for at in range(after_of(link))])[None]
-        places = torch.tensor(chain.layout.patches) if not isinstance(chain.layout.patches, slice) else torch.arange(len(size_of))[chain.layout.patches]
+            back = torch.stack(
+                [back[0, link.of[link.made == at][0]] for at in range(after_of(link))]
+            )[None]
+        places = (
+            torch.tensor(chain.layout.patches)
+            if not isinstance(chain.layout.patches, slice)
+            else torch.arange(len(size_of))[chain.layout.patches]
+        )
         amounts = size_of[places].view(h, w)
         if amounts.max() <= 1e-9:
             if isinstance(chain.links[0], Attention) and chain.links[0].keys.numel() >= h * w:
                 verdict.faults.append(f"a spot on patch {y, x} changes no score of the first call")
                 return
             continue
-        where = (amounts / amounts.sum())
+        where = amounts / amounts.sum()
         row = float((where.sum(1) * torch.arange(h)).sum())
         column = float((where.sum(0) * torch.arange(w)).sum())
         reach = 1.0 + 0.2 * max(h, w) * float((amounts > 0.02 * amounts.max()).double().mean())
@@ -504,7 +555,8 @@ def cam_error(network, images, verdict):
     for features in reversed(maps[:count]):
         for turned in (features, features.permute(0, 3, 1, 2)):
             if turned.shape[:2] == pooled.shape and torch.allclose(turned.mean((2, 3)), pooled):
-                true = (module.weight[1, :, None, None] * turned).sum(1).relu() / turned[0, 0].numel()
+                each = module.weight[1, :, None, None] * turned / turned[0, 0].numel()
+                true = each.sum(1).relu()
                 if true.max() < 1e-9:
                     return None
                 errors = []

@@ -490,7 +490,7 @@ class Tracer(DispatchMode):
         )
 
     def _pair(self, left: Any, right: Any, shape: Sequence[int]) -> Label | None:
-        """Label each of some values with each of others: (i 1 d) and (1 j d), say; None for others."""
+        """Label each of some values with each of others, (i 1 d) and (1 j d); None where not so."""
         a, b = (self._get(x) if isinstance(x, Tensor) else None for x in (left, right))
         if a is None or b is None or a.columns is not None or b.columns is not None:
             return None

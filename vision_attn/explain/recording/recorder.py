@@ -400,7 +400,7 @@ class CallMode(TorchFunctionMode):
         return None
 
     def _are_weights(self, factors: "Factors", func: Callable) -> bool:
-        """Whether they sum to 1 over the keys of a product; as a softmax does over its last axis."""
+        """Whether they sum to 1 over the keys, as a softmax does over its last axis."""
         x, keys = factors.weights, factors.order.weights[-1]
         scores = self.softmax_outputs[x]
         softmax = scores is not UNTURNED and scores is not UNSUMMED
