@@ -6,6 +6,9 @@ import torch
 import torchvision
 from timm.layers.cbam import CbamModule
 from timm.layers.eca import EcaModule
+from timm.layers.global_context import GlobalContext
+from timm.models.hgnet import EseModule
+from timm.models.senet import SEModule
 from torch import nn
 
 from vision_attn.attention.gates import CBAM, NoGate, SpatialMask, SqueezeExcite
@@ -79,9 +82,11 @@ def test_spatial_maps_by_hand():
         (lambda: timm.create_model("efficientnet_b0", num_classes=5), 16, 0),
         (lambda: torchvision.models.mobilenet_v3_small(num_classes=5), 9, 0),
         (lambda: cnn(CbamModule(5), EcaModule(5)), 2, 1),
+        (lambda: cnn(SEModule(5, 2), EseModule(5)), 2, 0),
+        (lambda: cnn(GlobalContext(5), GlobalContext(5, fuse_add=True, fuse_scale=False)), 1, 0),
         (lambda: timm.create_model("vit_tiny_patch16_224", num_classes=5), 0, 0),
     ],
-    ids=["seresnet", "efficientnet", "torchvision", "cbam_eca", "vit"],
+    ids=["seresnet", "efficientnet", "torchvision", "cbam_eca", "se_ese", "gc", "vit"],
 )
 def test_gates_of_other_libraries(network, channel, spatial):
     network = network().eval()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Literal
 
 import torch
@@ -33,7 +34,7 @@ __all__ = [
 Read = Callable[[Tensor, Tensor], Tensor]  # (x, g) -> what to keep of them
 
 # What timm and torchvision call the activation whose output is the gate.
-GATE_ACTIVATIONS = ("gate", "scale_activation")
+GATE_ACTIVATIONS = ("gate", "scale_activation", "sigmoid")
 
 
 @dataclass(frozen=True)
@@ -198,8 +199,8 @@ def _hook(module: nn.Module, keep: Callable[[Tensor, Tensor], None]) -> list:
     def after(_module: nn.Module, args: tuple, _output: Tensor) -> None:
         x = args[0]
         shape = (len(x), 1, *x.shape[2:]) if _is_spatial(module) else (*x.shape[:2], 1, 1)
-        if activations:
-            keep(x, activations.pop().reshape(shape))
+        if activations and (gate := activations.pop()).numel() == prod(shape):
+            keep(x, gate.reshape(shape))
 
     activation = _activation(module)
     assert activation is not None
@@ -219,6 +220,8 @@ def _gates(network: nn.Module) -> dict[str, nn.Module]:
 
 def _activation(module: nn.Module) -> nn.Module | None:
     """Find the activation whose output is the gate, in a gate of timm or torchvision."""
+    if getattr(module, "mlp_scale", module) is None:  # a global context that is added alone
+        return None
     for name, child in module.named_children():
         weightless = not any(True for _ in child.parameters())
         if name in GATE_ACTIVATIONS and weightless and not isinstance(child, Gate):

@@ -158,6 +158,11 @@ class TracedRun:
         keys, queries = traced.keys[first], traced.queries[first]
         outputs = traced.outputs[first]
         queries = self.origins.query[outputs]  # also those that are no tokens, but added to one
+        if traced.apart > 1:
+            raise UnknownPathError(
+                f"{name} has {traced.apart} heads whose queries are no tokens, and which of them "
+                "is read where is not known: linear attention, or from channel to channel"
+            )
         heads, windows = 1, len(first)
         alike = bool((keys == keys[:1]).all() and (queries == queries[:1]).all())
         if windows > 1 and alike and not queries.any():

@@ -11,7 +11,8 @@ Axes: b batch, head, i queries, j keys, d width.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,7 +35,8 @@ PRODUCTS = "products of one with another"
 class CallOrigins:
     """The origins of one attention call's queries (lead i), keys (lead j) and outputs (lead i).
 
-    lead: images, times windows or heads where they count as batch.
+    lead: images, times windows or heads where they count as batch. apart: how many heads have
+    outputs that may go to the same head of the next call alone; 1: none has.
 
     Examples:
         >>> import torch
@@ -46,6 +48,7 @@ class CallOrigins:
     queries: Tensor
     keys: Tensor
     outputs: Tensor
+    apart: int = 1
 
 
 class Origins:
@@ -221,6 +224,7 @@ POINTWISE = names(
     "hardswish_ silu_ relu_ hardtanh_ hardsigmoid_ mish_ leaky_relu_ elu_ masked_fill_ copy_ "
     "nan_to_num quick_gelu"
 )
+PAIRED = names("mul add sub")  # of queries and keys, whose scores come of each pair
 EQUAL = names("mean sum")
 REDUCED = EQUAL | names(
     "amax amin max min var std var_mean linalg_vector_norm norm logsumexp prod nansum median"
@@ -259,6 +263,7 @@ class Tracer(DispatchMode):
         self.calls: dict[int, CallOrigins] = {}
         self._labels: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._views: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what each is a view of, and how
+        self._paused = False
 
     def image(self, images: Tensor) -> Tensor:
         """Copy one image or two (b c h w), with an origin for each pixel."""
@@ -275,6 +280,15 @@ class Tracer(DispatchMode):
             torch.zeros(1, dtype=torch.long).expand(x.shape) if label is None else self.one(label)
         )
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Label nothing while this is open: `attended` labels what comes of it."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
     def attended(
         self,
         call: int,
@@ -282,11 +296,13 @@ class Tracer(DispatchMode):
         out: Tensor,
         query: Tensor | None = None,
         weights: Tensor | None = None,
+        turned: bool = False,
     ) -> None:
         """Label the output of an attention call, which its own operations have mixed.
 
         v: (lead head j e). out: (lead head i e), or without heads, or (lead e) of one query. query:
         (lead head i d); where it is not at hand, weights (lead head i j) tell whose they are.
+        turned: whether the weights were a softmax over another axis than the last.
         """
         keys = self._of_tokens(self.origins_of(v))
         label = None if query is None else self._get(query)
@@ -304,7 +320,8 @@ class Tracer(DispatchMode):
         lead = max(len(queries), len(keys))  # a learned query may be one for all images
         queries, keys = queries.expand(lead, -1), keys.expand(lead, -1)
         ids = self.origins.outputs(queries, call)
-        self.calls[call] = CallOrigins(queries, keys, ids)
+        apart = v.shape[1] if turned and v.ndim > 3 and not queries.any() else 1
+        self.calls[call] = CallOrigins(queries, keys, ids, apart)
         if out.ndim > 2:  # one an axis 0 and an axis -2 of it
             ids = ids.view(len(ids), *[1] * (out.ndim - 3), -1, 1)
         self._set(out, Label(ids.expand(out.shape)))
@@ -326,6 +343,8 @@ class Tracer(DispatchMode):
         self, func: Any, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self._paused:
+            return func(*args, **kwargs)
         labelled = [self._get(x) for x in tensors(args)]
         out = func(*args, **kwargs)
         if not any(label is not None for label in labelled) or not tensors([out]):
@@ -386,6 +405,8 @@ class Tracer(DispatchMode):
             training = name != "aten::_native_batch_norm_legit_no_training" and args[5]
             return self._mixed(args, out, name) if training else first
         if torch.Tag.pointwise in func.tags or name in POINTWISE:
+            if name in PAIRED and (pair := self._pair(*args[:2], shape)) is not None:
+                return pair
             return self._pointwise([self._get(x) for x in tensors(args)], shape)
         if name in PRODUCT:
             at = PRODUCT[name]
@@ -468,6 +489,20 @@ class Tracer(DispatchMode):
             self._together([label.ids for label in known], shape), self._together(columns, shape)
         )
 
+    def _pair(self, left: Any, right: Any, shape: Sequence[int]) -> Label | None:
+        """Label each of some values with each of others, (i 1 d) and (1 j d); None where not so."""
+        a, b = (self._get(x) if isinstance(x, Tensor) else None for x in (left, right))
+        if a is None or b is None or a.columns is not None or b.columns is not None:
+            return None
+        rows, columns = (compact(label.ids.expand(shape)) for label in (a, b))
+        longer = [i > j for i, j in zip(rows.shape, columns.shape, strict=True)]
+        shorter = [i < j for i, j in zip(rows.shape, columns.shape, strict=True)]
+        if len(shape) < 4 or not any(longer) or not any(shorter):
+            return None
+        if longer.index(True) > shorter.index(True):
+            rows, columns = columns, rows
+        return Label(rows.expand(shape), columns.expand(shape))
+
     def _whole(self, ids: Tensor) -> Tensor:
         """A token of which attention changed some of the channels is changed as a whole."""
         small = compact(ids)
@@ -518,7 +553,11 @@ class Tracer(DispatchMode):
             return a.moved(lambda ids: self._reduced(ids, [ids.ndim - 1]).expand(shape))
         lengthwise = max(0, right.ndim - 2)
         if a is None and b is not None:
-            return b.moved(lambda ids: self._reduced(ids, [lengthwise]).expand(shape))
+            found = b.moved(lambda ids: self._reduced(ids, [lengthwise]).expand(shape))
+            if found.columns is None and compact(found.ids).shape[-1] > 1:  # of a learned query
+                nothing = torch.zeros(1, dtype=torch.long).expand(shape)
+                return Label(nothing, found.ids)
+            return found
         if a is None or b is None:
             return Label(torch.zeros(1, dtype=torch.long).expand(shape))
         rows = self._reduced(self.one(a), [left.ndim - 1], operation=PRODUCTS)

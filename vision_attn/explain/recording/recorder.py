@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 from weakref import ref
@@ -50,10 +50,14 @@ NORM = {F.layer_norm, F.rms_norm}
 SOFTMAX = {torch.softmax, Tensor.softmax, F.softmax}
 DIVISION = {torch.div, torch.true_divide, Tensor.div, Tensor.div_, Tensor.true_divide}
 DIVISION |= {Tensor.true_divide_, Tensor.__truediv__, Tensor.__itruediv__}
+IN_PLACE = {Tensor.div_, Tensor.true_divide_, Tensor.__itruediv__}
 EXPONENTIAL = {torch.exp, Tensor.exp, Tensor.exp_}
 WATCHED = {F.scaled_dot_product_attention, F.multi_head_attention_forward}
 WATCHED |= {*NORM, *SOFTMAX, *DIVISION, *EXPONENTIAL}
 PRODUCT = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm}
+ELEMENTWISE = {torch.mul, torch.multiply, Tensor.mul, Tensor.multiply}
+ELEMENTWISE |= {Tensor.__mul__, Tensor.__rmul__}
+SUM = {torch.sum, Tensor.sum}
 
 
 class RecordError(ValueError):
@@ -177,8 +181,13 @@ class CallLog:
             if short is not None:
                 context, self.fused_map = short
                 return context
-        context, self.lse = attention_and_lse(inputs)
+        with self.untraced():
+            context, self.lse = attention_and_lse(inputs)
         return context
+
+    def untraced(self) -> AbstractContextManager:
+        """Run the product of an attention call, of which the tracer is told when it is recorded."""
+        return nullcontext() if self.tracer is None else self.tracer.paused()
 
     def forget_kernel(self) -> None:
         self.fused_map = self.lse = None
@@ -229,10 +238,15 @@ class CallLog:
         context: Tensor | None,
         scores: Tensor | None,
         query: Tensor | None = None,
+        turned: bool = False,
     ) -> None:
-        """Record a call whose weights are at hand, and its query where it has one."""
+        """Record a call whose weights are at hand, and its query where it has one.
+
+        turned: whether the softmax ran over another axis than the last, so that what reads the
+        context may be a product of the same head.
+        """
         if self.tracer is not None and v is not None and context is not None:
-            self.tracer.attended(len(self.record.calls), v, context, query, weights)
+            self.tracer.attended(len(self.record.calls), v, context, query, weights, turned)
         self.record.calls.append(
             ExplicitWeights(
                 self.module,
@@ -256,6 +270,10 @@ class CallMode(TorchFunctionMode):
         self.log = log
         # Outputs of softmax that have not yet multiplied values, each with the softmax's input.
         self.softmax_outputs: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        # Products with values of exponentials whose sum may be divided by afterwards.
+        self.undivided: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        # Weights times values, element by element, that may be summed over the keys.
+        self.unsummed: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def __torch_function__(
         self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
@@ -272,17 +290,22 @@ class CallMode(TorchFunctionMode):
             return self._sdpa(SDPAInputs(*args, **kwargs))
         if func is F.multi_head_attention_forward:
             return self._multi_head(args, kwargs)
-        if outputs.data and (func in PRODUCT or func is torch.einsum):
-            context = self._product(func, operands(args, kwargs))
+        factors = self._factors(func, operands(args, kwargs))
+        if factors is not None and self._are_weights(factors, func):
+            return self._weigh(factors, outputs.pop(factors.weights))
+        if self.undivided.data or self.unsummed.data:
+            context = self._finished(func, args, kwargs)
             if context is not None:
                 return context
         out = func(*args, **kwargs)
+        if factors is not None and outputs[factors.weights] is UNSUMMED:
+            self.undivided[out] = factors
         dim = _dim(args, kwargs) if func in SOFTMAX and out.ndim > 2 else None
         if dim is not None and dim % out.ndim > 0:
             over_last = dim in (-1, out.ndim - 1)
             keeps = over_last and "scores" in log.keep
             outputs[out] = operands(args, kwargs)[0] if keeps else None if over_last else UNTURNED
-        elif outputs.data and isinstance(out, Tensor) and self._track(args, out):
+        elif outputs.data and isinstance(out, Tensor) and self._track(func, args, out):
             pass
         elif (func in DIVISION and divides_rows(args, out)) or (
             func in EXPONENTIAL and out.ndim > 2
@@ -344,17 +367,24 @@ class CallMode(TorchFunctionMode):
             weights = weights.mean(1)
         return out, weights if args[0].ndim == 3 else weights.squeeze(0)
 
-    def _track(self, args: tuple, out: Tensor) -> bool:
+    def _track(self, func: Callable, args: tuple, out: Tensor) -> bool:
         """Take weights that were only moved, scaled or mixed for weights still."""
         outputs = self.softmax_outputs
         for arg in args:
             if isinstance(arg, Tensor) and arg in outputs and arg.numel() == out.numel():
                 outputs[out] = outputs[arg]
                 return True
+        if func in ELEMENTWISE and isinstance(args[1], Tensor):
+            for weights, v in (args[:2], args[1::-1]):
+                if weights in outputs:
+                    self.unsummed[out] = (weights, v)
+                    return True
         return False
 
-    def _product(self, func: Callable, args: tuple) -> Tensor | None:
-        """Record weights @ v, also as (v' @ weights')' or einsum; None for any other product."""
+    def _factors(self, func: Callable, args: tuple) -> "Factors | None":
+        """The weights and values of weights @ v, (v' @ weights')' or an einsum; None for others."""
+        if not self.softmax_outputs.data or not (func in PRODUCT or func is torch.einsum):
+            return None
         equation, *factors = args if func is torch.einsum else ("...ij,...jd->...id", *args)
         if len(factors) < 2 or not all(isinstance(x, Tensor) for x in factors[:2]):
             return None
@@ -365,32 +395,87 @@ class CallMode(TorchFunctionMode):
         for weights, v, order in ((left, right, equation), (right, left, turned)):
             if weights in self.softmax_outputs:
                 contraction = Contraction.of(order, weights.ndim, v.ndim)
-                if contraction and self._are_weights(weights, contraction, func):
-                    return self._weigh(weights, v, contraction)
+                if contraction is not None:
+                    return Factors(weights, v, contraction)
         return None
 
-    def _are_weights(self, x: Tensor, order: Contraction, func: Callable) -> bool:
-        """Whether x sums to 1 over the keys of a product; as a softmax does over its last axis."""
+    def _are_weights(self, factors: "Factors", func: Callable) -> bool:
+        """Whether they sum to 1 over the keys, as a softmax does over its last axis."""
+        x, keys = factors.weights, factors.order.weights[-1]
         scores = self.softmax_outputs[x]
-        keys, heads = order.weights[-1], [x.shape[axis] for axis in order.weights[1:-2]]
-        if scores is UNTURNED and max(heads, default=1) > 1:
-            return False  # each might be read by the same head of the next call alone
         softmax = scores is not UNTURNED and scores is not UNSUMMED
         return (softmax and (func in PRODUCT or keys == x.ndim - 1)) or _sums_to_one(x, keys)
 
-    def _weigh(self, weights: Tensor, v: Tensor, order: Contraction) -> Tensor:
-        scores = self.softmax_outputs.pop(weights)
+    def _finished(self, func: Callable, args: tuple, kwargs: dict) -> Tensor | None:
+        """The context, where this call ends an attention that others began; None where not."""
+        if func in DIVISION - IN_PLACE and len(args) > 1 and isinstance(args[1], Tensor):
+            factors = self.undivided.get(args[0])
+            if factors is None:
+                return None
+            weights, _, order = factors
+            sums = weights.sum(order.weights[-1], keepdim=True)
+            divisor = sums.permute(order.weights).permute(order.out)
+            alike = args[1].ndim == divisor.ndim and args[1].numel() == divisor.numel()
+            if alike and torch.allclose(args[1].reshape(divisor.shape), divisor, rtol=1e-3):
+                return self._weigh(Factors(weights / sums, *factors[1:]))
+        if func in SUM and args[0] in self.unsummed:
+            dim = _dim(args, kwargs)
+            context = self._summed(*self.unsummed[args[0]], dim)
+            kept = context is None or kwargs.get("keepdim", len(args) > 2 and args[2])
+            return context if kept else context.squeeze(dim)
+        return None
+
+    def _summed(self, weights: Tensor, v: Tensor, dim: Any) -> Tensor | None:
+        """Record (weights * v).sum(dim), each with axes of length 1 where the other has its own."""
+        dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
+        ndim = max(weights.ndim, v.ndim)
+        a, b = (x[(None,) * (ndim - x.ndim)] for x in (weights, v))
+        if not isinstance(dim, int) or a.shape[dim] != b.shape[dim]:
+            return None
+        keys, others = dim % ndim, [axis for axis in range(ndim) if axis != dim % ndim]
+        queries = [axis for axis in others if a.shape[axis] > 1 == b.shape[axis]]
+        width = [axis for axis in others if b.shape[axis] > 1 == a.shape[axis]]
+        lead = [axis for axis in others if a.shape[axis] == b.shape[axis] > 1 or axis == 0]
+        if len(queries) > 1 or len(width) != 1 or len(lead) > 2 or not _sums_to_one(a, keys):
+            return None
+        if keys == 0 or 0 in queries + width:
+            return None
+        shape = torch.broadcast_shapes(a.shape, b.shape)
+        rows = (*[shape[axis] for axis in lead], -1, shape[keys])
+        a = a.permute(*lead, *queries, keys, *[x for x in others if x not in lead + queries])
+        b = b.permute(*lead, keys, *width, *[x for x in others if x not in lead + width])
+        order = Contraction.of("...ij,...jd->...id", len(rows), len(rows))
+        assert order is not None
+        a, b = a.reshape(rows), b.reshape(*rows[:-2], shape[keys], -1)
+        context = self._weigh(Factors(a, b, order))
+        made = [*lead, *(queries or [ndim]), *width]
+        moved = context.permute([made.index(axis) for axis in sorted(made)])
+        return moved.reshape([1 if axis == keys else size for axis, size in enumerate(shape)])
+
+    def _weigh(self, factors: "Factors", scores: Tensor | None = None) -> Tensor:
+        """Compute and record a product of weights and values; scores: the softmax's input."""
+        weights, v, order = factors
+        turned = scores is UNTURNED
         if scores is UNTURNED or scores is UNSUMMED:
             scores = None
         elif scores is not None and order.weights[-1] == scores.ndim - 1 == weights.ndim - 1:
             scores = scores.permute(order.weights)
         weights, v = weights.permute(order.weights), v.permute(order.v)
-        context = weights @ v
+        with self.log.untraced():
+            context = weights @ v
         if weights.ndim == 3:
             weights, v = weights.unsqueeze(1), v.unsqueeze(1)
         v = v.expand(*weights.shape[:2], -1, -1)  # heads may share their values
-        self.log.add_explicit(weights, v, context, scores)
+        self.log.add_explicit(weights, v, context, scores, turned=turned)
         return context.permute(order.out).contiguous()
+
+
+class Factors(NamedTuple):
+    """Weights and the values that they multiply, and the order of their axes."""
+
+    weights: Tensor
+    v: Tensor
+    order: Contraction
 
 
 UNTURNED = torch.empty(0)  # stands for the scores of a softmax over another axis than the last

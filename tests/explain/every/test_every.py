@@ -1,0 +1,55 @@
+"""Networks of every kind, each judged by what it shows when it is disturbed: right, or refused."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+import catalogue
+import oracle
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+RIGHT = [f"by hand:{name}" for name in catalogue.handwritten.WAYS]
+RIGHT += [
+    "timm:test_vit",
+    "timm:test_vit_relpos",
+    "torchvision:vit_b_16",
+    "transformers:ViT:sdpa",
+    "transformers:Beit:cls:sdpa",
+    "transformers:Data2VecVision:sdpa",
+    "transformers:DeiT:WithTeacher:sdpa",
+    "transformers:Dinov2WithRegisters:sdpa",
+    "transformers:IJepa:sdpa",
+    "transformers:Swin:sdpa",
+]
+REFUSED = {
+    "by hand:a_loop_over_images": "has a batch of 3 for 2 images",
+    "by hand:a_loop_over_images_fused": "has a batch of 1 for 2 images",
+    "by hand:heads_first": "mixes the images of a batch",
+    "by hand:keys_in_two_parts": "branches side by side",
+    "timm:test_byobnet": "no attention was found",
+}
+NAMES = list(dict.fromkeys([*RIGHT, *REFUSED]))
+ENTRIES = {entry.name: entry for entry in catalogue.every() if entry.name in NAMES}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.xdist_group(f"every {at % 2}"))
+        for at, name in enumerate(NAMES)
+    ],
+)
+def test_its_maps_are_right_or_refused_for_this_reason(name):
+    if name not in ENTRIES:
+        pytest.skip(f"the library of {name} is not installed, or has no such network")
+    found = oracle.tried(ENTRIES[name])
+    if name in REFUSED:
+        assert found["map"] == "refused"
+        assert REFUSED[name] in found["why"]
+    else:
+        assert (found["map"], found["why"]) == ("right", "")
+    if found["batch"] is not None:
+        assert found["batch"] < 1e-5
