@@ -61,12 +61,14 @@ def plain_jpeg(data: bytes, shorter_side: int | None = None) -> UInt8[np.ndarray
     if size is None or size[0] * size[1] > max_pixels():
         return None
     scale = 1 if shorter_side is None else _reduction(size, shorter_side)
-    straight = scale == 1 and RGB is not None
+    straight = RGB if scale == 1 else None
     try:
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), RGB if straight else REDUCED[scale])
+        image = cv2.imdecode(
+            np.frombuffer(data, np.uint8), REDUCED[scale] if straight is None else straight
+        )
     except cv2.error:
         return None
-    if image is None or straight:
+    if image is None or straight is not None:
         return image
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
 

@@ -405,7 +405,7 @@ class Tracer(DispatchMode):
             training = name != "aten::_native_batch_norm_legit_no_training" and args[5]
             return self._mixed(args, out, name) if training else first
         if torch.Tag.pointwise in func.tags or name in POINTWISE:
-            if name in PAIRED and (pair := self._pair(*args[:2], shape)) is not None:
+            if name in PAIRED and (pair := self._pair(args[0], args[1], shape)) is not None:
                 return pair
             return self._pointwise([self._get(x) for x in tensors(args)], shape)
         if name in PRODUCT:

@@ -419,10 +419,11 @@ class CallMode(TorchFunctionMode):
             if alike and torch.allclose(args[1].reshape(divisor.shape), divisor, rtol=1e-3):
                 return self._weigh(Factors(weights / sums, *factors[1:]))
         if func in SUM and args[0] in self.unsummed:
-            dim = _dim(args, kwargs)
-            context = self._summed(*self.unsummed[args[0]], dim)
-            kept = context is None or kwargs.get("keepdim", len(args) > 2 and args[2])
-            return context if kept else context.squeeze(dim)
+            weights, v = self.unsummed[args[0]]
+            dim: Any = _dim(args, kwargs)
+            context = self._summed(weights, v, dim)
+            kept = kwargs.get("keepdim", len(args) > 2 and args[2])
+            return context if context is None or kept else context.squeeze(dim)
         return None
 
     def _summed(self, weights: Tensor, v: Tensor, dim: Any) -> Tensor | None:
