@@ -65,7 +65,7 @@ LIMITS = {
         "--data.root=. --data.source.path=path/to/images --data.source.names=folders "
         "--data.val_fraction=0.25 --data.batch_size=2 --model.network.num_classes=2"
     ),
-    r"^fit --config compact_vit_imagenette$": (  # without its teacher, who knows ten classes
+    r"^fit --config (compact_vit|spatial_cnn)_imagenette$": (  # without its teacher, who knows ten classes
         "--data.root=. --data.source.path=path/to/images --data.source.names=folders "
         "--data.val_fraction=0.25 --data.batch_size=2 --model.network.num_classes=2 "
         "--trainer.callbacks=null"
