@@ -62,7 +62,6 @@ PHOTOS = ("springer_and_milk", "church", "parachute")
 LOOK = {  # methods by network
     "compact_vit_imagenette": ("Rollout", "Relevance"),
     "senet_imagenette": ("GradCAM", "ChannelGates"),
-    "spatial_cnn_imagenette": ("SpatialGates",),
 }
 MAPS = (
     ("ViT", "vit", "Rollout"),
