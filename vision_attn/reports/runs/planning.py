@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, get_args
 
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningDataModule
 from torch import nn
 
 from vision_attn.data import ImageData
@@ -51,7 +51,7 @@ class Choice:
 
 def choose(
     model: Any,
-    data: ImageData,
+    data: LightningDataModule,
     trainer: Any,
     callbacks: Sequence[Callback],
     *,
@@ -71,7 +71,9 @@ def choose(
     known = probe if isinstance(probe, ExecutionPlan) else _of_checkpoint(checkpoint)
     if known is not None:
         return Choice(_as_given(known, callbacks, precision))
-    if checkpoint is not None or not _is_measured(model, trainer, callbacks):
+    if checkpoint is not None or not isinstance(data, ImageData):
+        return None
+    if not _is_measured(model, trainer, callbacks):
         return None
     try:
         with torch.random.fork_rng([]):
