@@ -371,7 +371,7 @@ def test_targets_and_options_that_are_wrong():
         ConvEncoder(7)
     with pytest.raises(ValueError, match="span must be at least 1 column, got 0"):
         ConvEncoder(8, span=0)
-    with pytest.raises(ValueError, match="sizes must be 2, one a width, 1 or more"):
+    with pytest.raises(ValueError, match="expected 2 sizes of at least 1, one for each width"):
         ConvEncoder(8, widths=(4, 6), sizes=(4, 4, 2))
     with pytest.raises(
         ValueError, match="dim must be a multiple of 4, two sinusoids an axis, got 6"

@@ -300,7 +300,9 @@ class Doubled(ViT):
     ],
 )
 def test_what_the_page_cannot_run_is_refused(network, reason):
-    with pytest.raises(ModelError, match=f"cannot run in a page: .*{reason}.*A page runs our ViT"):
+    with pytest.raises(
+        ModelError, match=f"cannot run in a page: .*{reason}.*A page runs vision_attn's ViT"
+    ):
         translate(network())
 
 

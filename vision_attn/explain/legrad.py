@@ -186,7 +186,7 @@ def ends_side_by_side(blocks: list[nn.Module], images: int) -> Iterator[None]:
         tokens = next((x for x in every if isinstance(x, Tensor) and x.ndim == 3), None)
         return tuple(map(own, args)), {name: own(x) for name, x in kwargs.items()}
 
-    def leave(block: nn.Module, _args: tuple, out: Tensor) -> Tensor | None:
+    def leave(block: nn.Module, _args: tuple, out: Any) -> Tensor | None:
         if threading.get_ident() != thread:
             return None
         if not isinstance(out, Tensor) or (ends and out.shape != ends[0].shape):

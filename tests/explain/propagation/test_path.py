@@ -210,7 +210,7 @@ def test_two_softmaxes_in_a_row_are_two_calls():
 def test_attention_over_channels_is_not_taken_for_tokens(attend, heads):
     network = Own([Block(attend, heads=heads)]).double().eval()  # 24 tokens, 24 or 8 wide
     refusal = probe(network, SIZE).refusal
-    assert "from channel to channel" in refusal or "mixtures of the tokens" in refusal
+    assert "attention over channels" in refusal or "mixtures of the tokens" in refusal
     with pytest.raises(ValueError, match="does not fit Own"):
         Rollout()(network, IMAGES, layout=TokenLayout(0, (4, 6), "mean"))
 

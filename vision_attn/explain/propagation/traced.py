@@ -161,7 +161,7 @@ class TracedRun:
         if traced.apart > 1:
             raise UnknownPathError(
                 f"{name} has {traced.apart} heads whose queries are no tokens, and which of them "
-                "is read where is not known: linear attention, or from channel to channel"
+                "is read where is not known: linear attention, or attention over channels"
             )
         heads, windows = 1, len(first)
         alike = bool((keys == keys[:1]).all() and (queries == queries[:1]).all())

@@ -34,7 +34,15 @@ WORTH = 5e12  # operations of a run that is worth measuring for: about half a mi
 
 @dataclass(frozen=True)
 class Choice:
-    """A plan, and the images/s of all that were measured, none where nothing was."""
+    """A plan, and the images/s of all that were measured, none where nothing was.
+
+    Examples:
+        >>> from vision_attn.reports.runs.planning import Choice
+        >>> from vision_attn.training import ExecutionPlan
+        >>> half, whole = ExecutionPlan("bf16-mixed"), ExecutionPlan()
+        >>> str(Choice(half, {half: 150.0, whole: 100.0})).partition("; ")[2]
+        '1.50 times as fast as 32-true, contiguous, whole batches'
+    """
 
     plan: ExecutionPlan
     speeds: dict[ExecutionPlan, float] = field(default_factory=dict)
