@@ -26,8 +26,8 @@ from vision_attn.explain.propagation.chain import Chain, Patches, PropagationRul
 from vision_attn.explain.propagation.path import Path, find_path
 from vision_attn.explain.propagation.support import refusal_of
 from vision_attn.explain.recording.calls import AttentionCall, Fusion
+from vision_attn.explain.recording.log import Part, Record
 from vision_attn.explain.recording.record import record_attention
-from vision_attn.explain.recording.recorder import Part, Record
 from vision_attn.types import Heatmaps, Images, Model, TokenLayout
 
 __all__ = [

@@ -24,7 +24,7 @@ from vision_attn.explain.propagation.places import layout_found
 from vision_attn.explain.propagation.traced import Step, UnknownPathError, follow
 from vision_attn.explain.propagation.writer import ChainWriter
 from vision_attn.explain.recording.calls import AttentionCall
-from vision_attn.explain.recording.recorder import RecordError
+from vision_attn.explain.recording.log import RecordError
 from vision_attn.types import Images, TokenLayout
 
 __all__ = ["Path", "Step", "find_path", "found_layout"]

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from vision_attn.explain.base import in_eval_mode
 from vision_attn.explain.networks.modules import attends, modules_of
 from vision_attn.explain.recording.calls import AttentionCall
-from vision_attn.explain.recording.origins import Origins, Tracer
+from vision_attn.explain.recording.origins import Origins
 from vision_attn.explain.recording.recorder import Recorder
+from vision_attn.explain.recording.tracer import Tracer
 from vision_attn.types import Images
 
 __all__ = ["Step", "TracedRun", "UnknownPathError", "follow"]

@@ -17,7 +17,8 @@ from torch import nn
 
 from vision_attn.explain.networks.modules import network_of, why_opaque
 from vision_attn.explain.recording.calls import Fusion
-from vision_attn.explain.recording.recorder import Part, Record, Recorder
+from vision_attn.explain.recording.log import Part, Record
+from vision_attn.explain.recording.recorder import Recorder
 from vision_attn.types import Model
 
 __all__ = ["record_attention"]
