@@ -80,7 +80,7 @@ LIMITS = {
 # Commands that other tests run, in processes of their own or with what they need.
 ELSEWHERE = {
     "vision-attn demo": ("tests/commands/test_demo.py", '"demo"'),
-    "--trainer.strategy ddp": ("tests/test_cli.py", '"ddp"'),
+    "--trainer.strategy ddp": ("tests/commands/fit/test_run.py", '"ddp"'),
     "vision-attn pictures": ("tests/reports/test_many.py", '"pictures"'),
     "--mosaic 2": ("tests/reports/scoring/test_mosaics.py", '"--mosaic", "2"'),
 }

@@ -1,0 +1,69 @@
+"""A tiny config to run, what it leaves, and what is said of a mistake."""
+
+from pathlib import Path
+
+import pytest
+
+from vision_attn.cli import main
+
+TINY = """
+seed_everything: 3
+model:
+  network:
+    class_path: vision_attn.models.ViT
+    init_args: {image_size: 16, patch_size: 8, num_classes: 10, dim: 8, depth: 1, heads: 2}
+  optimizer:
+    class_path: torch.optim.AdamW
+    init_args: {lr: 0.01}
+  schedule:
+    class_path: vision_attn.training.CosineDecay
+    init_args: {warmup: 0.2}
+data:
+  source:
+    class_path: vision_attn.data.Planted
+    init_args: {size: 16, train: 40, val: 20, test: 20}
+  batch_size: 20
+trainer:
+  max_epochs: 1
+  accelerator: cpu
+  enable_progress_bar: false
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder to work in, with configs/tiny.yaml."""
+    monkeypatch.chdir(tmp_path)
+    Path("configs").mkdir()
+    Path("configs/tiny.yaml").write_text(TINY)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """The run folder of one finished `fit` of the tiny config."""
+    folder = tmp_path_factory.mktemp("fitted")
+    config = folder / "tiny.yaml"
+    config.write_text(TINY)
+    assert main(["fit", "--config", str(config), "--trainer.default_root_dir", str(folder)]) == 0
+    return folder / "tiny/version_0"
+
+
+@pytest.fixture
+def fit(here):
+    """Runs `fit` on the tiny config with more words; returns its status."""
+    return lambda *words: main(["fit", "--config", "configs/tiny.yaml", *words])
+
+
+@pytest.fixture
+def complaint(capsys):
+    """The one line on stderr."""
+
+    def told():
+        lines = capsys.readouterr().err.strip().splitlines()
+        lines = [line for line in lines if not line.startswith("Seed set")]
+        assert len(lines) == 1, lines
+        assert lines[0].startswith("vision-attn: error: ")
+        return lines[0].removeprefix("vision-attn: error: ")
+
+    return told
