@@ -78,7 +78,7 @@ def sweep(words: argparse.Namespace) -> None:
 
     torch.set_num_threads(1)
     import catalogue
-    import oracle  # noqa: F401
+    import oracle  # noqa: F401 - loaded once, for all processes
 
     words.results.parent.mkdir(parents=True, exist_ok=True)
     done = {name for name, one in known(words.results).items() if one["map"] not in words.again}
