@@ -56,8 +56,13 @@ def test_the_page_begins_with_photos_if_a_network_knows_them(demo: Path):
     assert headings[: len(first) + 1] == [*first, "Trained here"]
     assert (demo / "live.html").is_file() == bool(known)
     section = page.partition("<h2>Where they look in photos</h2>")[2].partition("</section>")[0]
+    shown = {
+        "compact_vit_imagenette": ("Rollout", "Relevance"),
+        "senet_imagenette": ("GradCAM", "ChannelGates"),
+        "spatial_cnn_imagenette": ("GradCAM", "SpatialGates"),
+    }
     for model in known:
-        methods = ("Rollout", "Relevance") if "vit" in model else ("GradCAM", "ChannelGates")
+        methods = shown[model]
         for name in example_photos():
             for method in methods:
                 assert f"photos.{name}.{model}.{method}" in section
