@@ -26,6 +26,7 @@ from jaxtyping import Integer, UInt8
 from rich.console import Console
 from rich.progress import track
 
+from vision_attn.compat.native_stderr import native_stderr_dropped
 from vision_attn.cores import usable_cores
 from vision_attn.data.images import ImageError
 from vision_attn.data.photos import FilePhotos, Photos
@@ -226,6 +227,7 @@ class PixelCache:
         fresh.write_text("".join(map(_line, records.values())))
         fresh.replace(self._index)
         with (
+            native_stderr_dropped(),
             ThreadPoolExecutor(usable_cores()) as pool,
             self._pixels.open("ab") as pixels,
             self._index.open("a") as index,

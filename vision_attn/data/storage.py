@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from vision_attn.compat.native_stderr import native_stderr_dropped
 from vision_attn.cores import usable_cores
 from vision_attn.data.cache import CachedPixels
 from vision_attn.data.images import ImageError
@@ -111,7 +112,7 @@ def in_memory(photos: Photos, shorter_side: int) -> tuple[CachedPixels, dict[int
     flat: list[np.ndarray] = []
     table = np.zeros((len(photos), 3), np.int64)
     end = 0
-    with ThreadPoolExecutor(usable_cores()) as threads:
+    with native_stderr_dropped(), ThreadPoolExecutor(usable_cores()) as threads:
         for item, image in enumerate(threads.map(read, range(len(photos)))):
             if isinstance(image, str):
                 errors[item] = image

@@ -20,6 +20,7 @@ from jaxtyping import Float, Integer, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from vision_attn.compat.native_stderr import drop_native_stderr, native_stderr_dropped
 from vision_attn.cores import usable_cores
 from vision_attn.data.draws import Draws
 from vision_attn.data.images import ImageError
@@ -100,7 +101,7 @@ class StreamedSet(ImageSet):
         self.ahead = 0 if self.workers else torch.get_num_threads() + 1
 
     def fetch(self, items: Items, draws: Draws) -> UInt8[Tensor, "b 3 h w"]:
-        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        with native_stderr_dropped(), ThreadPoolExecutor(torch.get_num_threads()) as threads:
             images = self.empty(len(items))
             problems = self.decoded(items, draws, images, threads.map)
         self._pass_over(problems)
@@ -252,6 +253,7 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _quiet(worker: int) -> None:
-    """Leave Ctrl-C to the first process, and the cores to the other processes."""
+    """Leave Ctrl-C to the first process, the cores to the others, and stderr to Python."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     cv2.setNumThreads(0)
+    drop_native_stderr()
