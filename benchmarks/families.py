@@ -24,7 +24,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from vision_attn.models import ViT
-from vision_attn.reports.runs.run import Run, make_run
+from vision_attn.reports.runs.making import make_run
+from vision_attn.reports.runs.run import Run
 from vision_attn.training import native_precision
 
 CONFIGS = Path(__file__).parent.parent / "configs"

@@ -37,7 +37,7 @@ from vision_attn.models.checkpoint import Checkpoint, load_weights, pack, unpack
 from vision_attn.render import confusion_matrix, markdown_table
 from vision_attn.render import save as save_picture
 from vision_attn.reports.runs.configs import shipped_configs
-from vision_attn.reports.runs.run import make_run
+from vision_attn.reports.runs.making import make_run
 from vision_attn.shelf import Card, Shelf
 from vision_attn.training import calibrate
 from vision_attn.training.flops import forward_flops

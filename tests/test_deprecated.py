@@ -5,7 +5,7 @@ import importlib
 import pytest
 
 from vision_attn.deprecated import old_names
-from vision_attn.reports.runs.run import make_run
+from vision_attn.reports.runs.making import make_run
 
 RENAMED = [
     ("data", "GrowingSize", "ProgressiveResizing"),

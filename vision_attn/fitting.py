@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vision_attn.hub import LoadedModel, LoadedSequences, load
-from vision_attn.reports.runs.run import make_run
+from vision_attn.reports.runs.making import make_run
 
 __all__ = ["FittedRun", "fit"]
 

@@ -81,7 +81,7 @@ def train(console: Terminal, entry: "Entry", folder: Path, epochs: float, seed: 
 
     Less than one epoch trains on that share of the images.
     """
-    from vision_attn.reports.runs.run import make_run
+    from vision_attn.reports.runs.making import make_run
     from vision_attn.training import EpochLines
 
     runs = folder / "running"

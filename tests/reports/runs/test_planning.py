@@ -9,8 +9,8 @@ from vision_attn import fit
 from vision_attn.data import ImageData, Planted
 from vision_attn.models import SpatialCNN, ViT
 from vision_attn.reports.runs import planning
+from vision_attn.reports.runs.making import make_run
 from vision_attn.reports.runs.planning import choose, computing
-from vision_attn.reports.runs.run import make_run
 from vision_attn.training import (
     ChannelsLast,
     Compile,

@@ -13,7 +13,8 @@ import yaml
 
 from vision_attn.cli import main
 from vision_attn.hub import load_model
-from vision_attn.reports.runs.run import _claimed, make_run
+from vision_attn.reports.runs.folders import claimed
+from vision_attn.reports.runs.making import make_run
 
 CALLED = "init_args: {command: touch called}"
 
@@ -221,7 +222,7 @@ def test_every_run_has_a_folder_of_its_own(tmp_path):
 
     def claim():
         ready.wait()
-        found.extend(_claimed(tmp_path / "runs") for _ in range(5))
+        found.extend(claimed(tmp_path / "runs") for _ in range(5))
 
     threads = [threading.Thread(target=claim) for _ in range(8)]
     for thread in threads:
@@ -240,7 +241,7 @@ def test_a_folder_that_another_run_makes_in_between_is_not_shared(tmp_path, monk
     (tmp_path / "version_0").mkdir()
     exists, answers = Path.exists, iter([False])  # not there at the first look
     monkeypatch.setattr(Path, "exists", lambda path: next(answers, exists(path)))
-    assert _claimed(tmp_path) == tmp_path / "version_1"
+    assert claimed(tmp_path) == tmp_path / "version_1"
 
 
 def test_a_run_that_fails_leaves_no_folder(here, capsys):

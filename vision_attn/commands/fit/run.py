@@ -6,7 +6,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from vision_attn.reports.progress import Terminal
-from vision_attn.reports.runs.run import Run, make_run
+from vision_attn.reports.runs.making import make_run
+from vision_attn.reports.runs.run import Run
 from vision_attn.terminal import say
 from vision_attn.training import EpochLines
 

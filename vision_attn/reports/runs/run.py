@@ -5,9 +5,7 @@ can be read again by each of them. Nothing here prints; what a user got wrong ra
 """
 
 import argparse
-import json
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,19 +19,25 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.table import Table
 
 from vision_attn.compat.jsonargparse_private import whole_numbers_first
-from vision_attn.data import ExampleData, ImageData
+from vision_attn.data import ImageData
 from vision_attn.errors import ModelError
 from vision_attn.models.checkpoint import ENTRY, load_weights, read_file, unpack
 from vision_attn.models.checkpoint import Checkpoint as Saved
-from vision_attn.models.errors import no_empty_layers
-from vision_attn.reports.runs.configs import NEWEST, find_config, values_of, without
-from vision_attn.reports.runs.described import from_checkpoint, from_weights, names
-from vision_attn.reports.runs.guard import check_classes, check_yaml, only_packages
+from vision_attn.reports.runs.configs import NEWEST
+from vision_attn.reports.runs.failures import made, one_line
+from vision_attn.reports.runs.folders import (
+    checked_name,
+    claimed,
+    leave_nothing,
+    newest,
+    versions,
+    writes_files,
+)
+from vision_attn.reports.runs.guard import check_classes
 from vision_attn.reports.runs.messages import readable
 from vision_attn.reports.runs.planning import Choice, choose, computing
 from vision_attn.reports.runs.records import Begun, RunLogger, SavedConfig
@@ -43,7 +47,6 @@ from vision_attn.training import (
     ExecutionPlan,
     ImageClassifier,
     LastCheckpoint,
-    Learner,
     PerClass,
     Predictions,
     Summary,
@@ -53,7 +56,7 @@ from vision_attn.training import (
     run_callbacks,
 )
 
-__all__ = ["ExampleRun", "Run", "make_run"]
+__all__ = ["Run"]
 
 QUIET = (  # what Lightning and jsonargparse warn of and a user need not know
     r"\s*By default only one JsonargparseDeprecationWarning per type",
@@ -66,34 +69,6 @@ QUIET = (  # what Lightning and jsonargparse warn of and a user need not know
 )
 
 
-def make_run(
-    command: str, words: Sequence[str], *, allow: Sequence[str] = (), show: Sequence[Callback] = ()
-) -> "Run":
-    """Make the run that the words of a command line describe; nothing is trained yet.
-
-    command: fit, validate, test or predict. allow: packages beside `guard.PACKAGES` whose classes
-    the config may name. show: callbacks that report on the training.
-
-    Without a config, the network is that of --ckpt_path; validate and test then need a
-    --data.source, unless the network is of the shelf, whose card names it. A fit whose config names
-    no network takes that of --model.weights. Raises ValueError, one line, for whatever is wrong
-    with the words.
-    """
-    configs = [str(find_config(name)) for name in values_of(words, "-c", "--config")]
-    contents: list[dict[str, Any]] = [check_yaml(config) for config in configs]
-    words = [word for name in configs for word in ("--config", name)] + without(words)
-    if not configs:
-        contents = [from_checkpoint(command, words)]
-        words = ["--config", json.dumps(contents[0]), *words]
-    elif command == "fit" and (start := from_weights(contents, words)):
-        words = ["--config", json.dumps(start), *words]
-    of_class = any("class_path" in (content.get("model") or {}) for content in contents)
-    named = names(contents, "num_classes") or any("num_classes" in word for word in words)
-    kind = ExampleRun if of_class else Run
-    with _one_line(), only_packages(allow):
-        return kind(command, words, infer_classes=not named, show=show)
-
-
 class Run(LightningCLI):
     """A config and command-line words made into a network, data and a trainer with a run folder.
 
@@ -103,7 +78,7 @@ class Run(LightningCLI):
 
     Examples:
         >>> import tempfile
-        >>> from vision_attn.reports.runs.run import make_run
+        >>> from vision_attn.reports.runs.making import make_run
         >>> words = ["--config", "vit_planted", "--data.source.train=40"]
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     run = make_run("fit", [*words, f"--trainer.default_root_dir={folder}"])
@@ -175,14 +150,14 @@ class Run(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Fill in what depends on the config's file, on the machine and on the data."""
         config = self.config
-        config.name = _checked_name(config.name or Path(str((config.config or ["run"])[-1])).stem)
+        config.name = checked_name(config.name or Path(str((config.config or ["run"])[-1])).stem)
         self.given_precision = config.trainer.precision
         if config.trainer.precision is None:
             config.trainer.precision = native_precision(config.trainer.accelerator)
         if config.ckpt_path == "auto":
             config.ckpt_path = self._last_or_none()
         if config.ckpt_path in NEWEST:
-            config.ckpt_path = str(self._newest(f"{config.ckpt_path}.ckpt"))
+            config.ckpt_path = str(newest(self._runs, f"{config.ckpt_path}.ckpt"))
         if self.command == "fit" and is_shelved(config.ckpt_path):
             raise ValueError(
                 f"--ckpt_path {config.ckpt_path}: it has no training state to continue from: start "
@@ -212,40 +187,28 @@ class Run(LightningCLI):
             return
         parser = ArgumentParser(exit_on_error=False)
         parser.add_class_arguments(self.data_type, "data")
-        with _made():
+        with made():
             data = parser.instantiate_classes(Namespace(data=self.config.data)).data
-        if _writes_files():
+        if writes_files():
             data.prepare_data()
         options.num_classes = len(data.classes)
+
+    @property
+    def _runs(self) -> Path:
+        """Where the runs of this name have their version folders."""
+        return Path(self.config.trainer.default_root_dir or "outputs") / self.config.name
 
     def _last_or_none(self) -> str | None:
         """The newest last.ckpt, for a job that is started again and again until it is done."""
         if self.command != "fit":
             raise ValueError(f"--ckpt_path auto goes with fit: {self.command} needs best or last")
-        runs, versions = self._versions("last.ckpt")
-        return str(runs / f"version_{max(versions)}" / "last.ckpt") if versions else None
-
-    def _versions(self, name: str) -> tuple[Path, list[int]]:
-        """The folder of this name's runs, and the numbers of those that have that file."""
-        runs = Path(self.config.trainer.default_root_dir or "outputs") / self.config.name
-        found = [
-            path.parent.name.removeprefix("version_") for path in runs.glob(f"version_*/{name}")
-        ]
-        return runs, [int(number) for number in found if number.isdecimal()]
-
-    def _newest(self, name: str) -> Path:
-        """That file of the newest version folder that has it."""
-        runs, versions = self._versions(name)
-        if not versions:
-            raise ValueError(
-                f"no such checkpoint file: {runs}/version_N/{name}: name one with --ckpt_path FILE"
-            )
-        return runs / f"version_{max(versions)}" / name
+        found = versions(self._runs, "last.ckpt")
+        return str(found[-1]) if found else None
 
     def instantiate_classes(self) -> None:
         """Options are judged by their classes here, in lists within jsonargparse's own words."""
         try:
-            with _made():
+            with made():
                 super().instantiate_classes()
         except ValueError as error:
             raise ValueError(readable(str(error), self.parser)) from error
@@ -259,11 +222,11 @@ class Run(LightningCLI):
         if given.fast_dev_run:
             callbacks = [*_listed(given.callbacks, Callback), *self.show]
             return self._trainer(callbacks=[*callbacks, *faster(callbacks)])
-        self.folder = _claimed(Path(given.default_root_dir) / self.config.name)
+        self.folder = claimed(self._runs)
         try:
             return self._fitting_trainer(given)
         except BaseException:
-            self._leave_nothing()
+            leave_nothing(self.folder)
             raise
 
     def _measured_folder(self) -> Path:
@@ -272,7 +235,7 @@ class Run(LightningCLI):
         if not is_shelved(path):
             return Path(path).parent
         folder = Path(self.config.trainer.default_root_dir) / shelved(path).name
-        if _writes_files():
+        if writes_files():
             folder.mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -367,7 +330,7 @@ class Run(LightningCLI):
         """
         start = self.config.ckpt_path
         try:
-            with _one_line():
+            with one_line():
                 if start:
                     self._check_fits(start)
                     self._check_resumes(start)
@@ -378,7 +341,7 @@ class Run(LightningCLI):
         except SystemExit as stop:  # so Lightning ends a fit that Ctrl-C stopped
             raise KeyboardInterrupt(self._go_on()) from stop
         except BaseException:
-            self._leave_nothing()
+            leave_nothing(self.folder)
             raise
         best = best_checkpoint(self.trainer)
         if best is not None and len(self.datamodule.splits.test):
@@ -395,18 +358,10 @@ class Run(LightningCLI):
         """Where training stopped, and the command that goes on from there."""
         stopped = f" at step {self.trainer.global_step}"
         if self.folder is None or not (self.folder / "last.ckpt").is_file():
-            self._leave_nothing()
+            leave_nothing(self.folder)
             return stopped
         words = f"--config {self.folder / 'config.yaml'} --ckpt_path {self.folder / 'last.ckpt'}"
         return f"{stopped}; continue with: vision-attn fit {words}"
-
-    def _leave_nothing(self) -> None:
-        """Remove the run's folder where it holds no more than a config."""
-        if self.folder is None or not _writes_files() or not self.folder.is_dir():
-            return
-        if {path.name for path in self.folder.iterdir()} <= {"config.yaml"}:
-            (self.folder / "config.yaml").unlink(missing_ok=True)
-            self.folder.rmdir()
 
     def validate(self) -> None:
         """Measure the checkpoint on the validation images."""
@@ -417,7 +372,7 @@ class Run(LightningCLI):
         self._measure(self.trainer.test)
 
     def _measure(self, measure: Callable[..., Any]) -> None:
-        with _one_line():
+        with one_line():
             start = self._restored()
             with self._restoring(start):
                 measure(
@@ -430,7 +385,7 @@ class Run(LightningCLI):
 
     def predict(self) -> bool:
         """Name the class of each image; return whether all could be read."""
-        with _one_line():
+        with one_line():
             start = self._restored()
             with self._restoring(start):
                 self.trainer.predict(
@@ -496,108 +451,6 @@ class Run(LightningCLI):
         self.datamodule.load_state_dict(state)
         self.model.on_load_checkpoint({ENTRY: saved.about})
         return None
-
-
-class ExampleSummary(Summary):
-    """What came out, with every metric that a learner logs."""
-
-    def _speed(self, trainer: Trainer, pl_module: Any, seconds: float) -> None:
-        examples = self._images.total() / seconds
-        self.rows["speed"] = f"{examples:.0f} examples/s"
-        self.figures["examples/s"] = examples
-
-    def _measured(self, trainer: Trainer, stage: str) -> None:
-        for key, value in sorted(trainer.callback_metrics.items()):
-            if key.startswith(f"{stage}/"):
-                self.rows[key.replace("/", " ")] = f"{value.item():.4f}"
-                self.figures[key] = value.item()
-        self._write(trainer, "summary" if "trained" in self.rows else stage)
-
-
-class ExampleRun(Run):
-    """A run of sequences or questions: its config's model names a `Learner`.
-
-    Examples:
-        >>> from vision_attn.reports.runs.run import ExampleRun
-        >>> ExampleRun.any_model
-        True
-    """
-
-    model_type = Learner
-    data_type = ExampleData
-    summary_type = ExampleSummary
-    any_model = True
-
-    def __init__(self, command: str, words: list[str], **options: Any):
-        if command == "predict":
-            raise ValueError(
-                "predict needs an image classifier: the config is of sequences or questions"
-            )
-        super().__init__(command, words, **options)
-
-    def measures(self) -> list[Callback]:
-        return []
-
-
-@contextmanager
-def _one_line() -> Iterator[None]:
-    """Lightning's own complaints about a user's options, as ValueErrors."""
-    try:
-        yield
-    except MisconfigurationException as error:
-        raise ValueError(str(error)) from error
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "allocate" not in str(error):
-            raise
-        raise ValueError(
-            f"not enough memory ({' '.join(str(error).split()) or 'MemoryError'}): make the "
-            "network, its images or data.batch_size smaller"
-        ) from error
-
-
-@contextmanager
-def _made() -> Iterator[None]:
-    """Whatever a class says of the options that it is made with, as ValueError."""
-    try:
-        with _one_line(), no_empty_layers():
-            yield
-    except (ValueError, OSError):
-        raise
-    except Exception as error:  # of a library: a size below 0, a division by 0
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"the classes cannot be made with these options: {said}") from error
-
-
-def _writes_files() -> bool:
-    """Whether this process is the first of the run's, before there is a trainer that knows."""
-    return getattr(rank_zero_only, "rank", 0) == 0 and os.environ.get("NODE_RANK", "0") == "0"
-
-
-def _claimed(runs: Path) -> Path:
-    """Make the next version folder: of several runs that start at once, each has its own.
-
-    Only the process that writes the run's files makes one.
-    """
-    number = 0
-    while True:
-        folder = runs / f"version_{number}"
-        if not folder.exists():
-            if not _writes_files():
-                return folder
-            runs.mkdir(parents=True, exist_ok=True)
-            try:
-                folder.mkdir()
-            except FileExistsError:
-                continue
-            return folder
-        number += 1
-
-
-def _checked_name(name: str) -> str:
-    """The name of a folder inside the output folder; ValueError for one that leads elsewhere."""
-    if name in ("", ".", "..") or not name.isprintable() or {"/", "\\"} & set(name):
-        raise ValueError(f"--name {name!r}: expected the name of a folder, without a path")
-    return name
 
 
 def _epoch_and_step(path: Path) -> tuple[int, int]:
