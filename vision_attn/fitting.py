@@ -57,6 +57,7 @@ def fit(
     overrides: Mapping[str, Any] | None = None,
     *,
     max_epochs: int | None = None,
+    minutes: float | None = None,
     data_root: str | Path | None = None,
     output: str | Path | None = None,
     name: str | None = None,
@@ -68,10 +69,11 @@ def fit(
 
     config: a YAML file, or the name of a config of the package (`vision-attn configs` lists them).
     overrides: values by the command line's dotted names, {"data.batch_size": 64}. The rest are the
-    ones changed most: max_epochs, data_root (data.root), output (trainer.default_root_dir, where
-    runs land), name (of the run's folder there), seed (seed_everything), resume (ckpt_path, a
-    last.ckpt to go on from). allow: packages beside vision_attn, torch, torchvision, timm and
-    lightning whose classes the config may name; their code runs.
+    ones changed most: max_epochs, or minutes (how many epochs fit into them is measured), data_root
+    (data.root), output (trainer.default_root_dir, where runs land), name (of the run's folder
+    there), seed (seed_everything), resume (ckpt_path, a last.ckpt to go on from). allow: packages
+    beside vision_attn, torch, torchvision, timm and lightning whose classes the config may name;
+    their code runs.
 
     Raises ValueError, one line, for a config or a value that does not fit; OSError for a disk.
 
@@ -86,6 +88,7 @@ def fit(
     """
     named = {
         "trainer.max_epochs": max_epochs,
+        "minutes": minutes,
         "data.root": data_root,
         "trainer.default_root_dir": output,
         "name": name,

@@ -20,8 +20,6 @@ from vision_attn.reports.progress import Terminal
 if TYPE_CHECKING:
     from vision_attn.reports.demo_page import Entry
 
-MINUTES = 4.5  # of training, all three together, with the epochs below on two CPU cores
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
@@ -29,10 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--minutes",
         type=positive,
-        default=MINUTES,
         metavar="N",
-        help="about how many minutes to train, all three networks together, on two CPU cores "
-        f"(default: {MINUTES})",
+        help="train for about so long, all three networks together: as many epochs as their first "
+        "steps, which are measured, let expect (default: seven epochs in all, the same everywhere)",
     )
     options.add_seed(parser)
 
@@ -64,7 +61,8 @@ def show(folder: Path, args: argparse.Namespace) -> int:
         )
     for place, entry in enumerate(ENTRIES, start=1):
         console.rule(f"{place} of {len(ENTRIES)}: {entry.title}")
-        train(console, entry, folder, entry.epochs * args.minutes / MINUTES, args.seed)
+        minutes = args.minutes and args.minutes * entry.share
+        train(console, entry, folder, minutes, args.seed)
     console.rule("Where they look")
     models = {entry.name: load_model(folder / entry.name / "best.ckpt") for entry in ENTRIES}
     demo = Demo(folder, ENTRIES, models, options.Report())
@@ -76,10 +74,12 @@ def show(folder: Path, args: argparse.Namespace) -> int:
     return 0
 
 
-def train(console: Terminal, entry: "Entry", folder: Path, epochs: float, seed: int) -> None:
+def train(
+    console: Terminal, entry: "Entry", folder: Path, minutes: float | None, seed: int
+) -> None:
     """A run of the entry's config into folder/NAME, in place of an earlier one when it is done.
 
-    Less than one epoch trains on that share of the images.
+    minutes: how long it trains; None for the entry's epochs.
     """
     from vision_attn.reports.runs.making import make_run
     from vision_attn.training import EpochLines
@@ -88,8 +88,8 @@ def train(console: Terminal, entry: "Entry", folder: Path, epochs: float, seed: 
     shutil.rmtree(runs, ignore_errors=True)
     words = ["--config", f"{entry.name}_planted"]
     words += ["--trainer.default_root_dir", str(runs)]
-    words += ["--trainer.max_epochs", str(max(1, round(epochs)))]
-    words += ["--trainer.limit_train_batches", str(min(1.0, epochs))]
+    words += ["--trainer.max_epochs", str(entry.epochs)]
+    words += [] if minutes is None else ["--minutes", str(minutes)]
     words += ["--seed_everything", str(seed)]
     run = make_run("fit", words, show=[EpochLines()])
     console.print(run.heading())

@@ -49,22 +49,25 @@ ABOUT_HITS = "maximum inside the object"
 class Entry:
     """A network of the demo: its config, its title, how long it trains, what explains it.
 
+    share: of the minutes, where these are given in place of epochs.
+
     Examples:
         >>> from vision_attn.reports.demo_page import Entry
-        >>> Entry("senet", "SENet", 2, ("GradCAM", "ChannelGates")).name
+        >>> Entry("senet", "SENet", 2, 0.3, ("GradCAM", "ChannelGates")).name
         'senet'
     """
 
     name: str
     title: str
     epochs: int
+    share: float
     methods: tuple[str, ...]
 
 
 ENTRIES = (
-    Entry("vit", "Vision Transformer", 3, ("Rollout", "WeightedRollout", "GradCAM")),
-    Entry("senet", "SENet", 2, ("GradCAM", "ChannelGates")),
-    Entry("spatial_cnn", "Spatial-attention CNN", 2, ("GradCAM", "SpatialGates")),
+    Entry("vit", "Vision Transformer", 3, 0.4, ("Rollout", "WeightedRollout", "GradCAM")),
+    Entry("senet", "SENet", 2, 0.3, ("GradCAM", "ChannelGates")),
+    Entry("spatial_cnn", "Spatial-attention CNN", 2, 0.3, ("GradCAM", "SpatialGates")),
 )
 
 

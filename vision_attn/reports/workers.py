@@ -4,8 +4,10 @@ Light to import: torch comes in with the work.
 """
 
 import multiprocessing
+import os
 import pickle
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -103,9 +105,18 @@ def _start(pickled: bytes, threads: int) -> None:
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process stops the others
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     make, job = pickle.loads(pickled)
     _do = make(job)
+
+
+def _end_with_parent() -> None:
+    """End this process when the first one is gone, which nobody but the system may have noticed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _answer(task: Any) -> Any:

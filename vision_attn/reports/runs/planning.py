@@ -27,7 +27,7 @@ from vision_attn.training.plan import (
 )
 from vision_attn.training.threads import BATCH_NORMS, InParts
 
-__all__ = ["Choice", "choose", "computing"]
+__all__ = ["Choice", "choose", "computing", "is_alone"]
 
 WORTH = 5e12  # operations of a run that is worth measuring for: about half a minute
 
@@ -149,14 +149,20 @@ def _of_checkpoint(path: str | None) -> ExecutionPlan | None:
         return None
 
 
+def is_alone(trainer: Any) -> bool:
+    """Whether these options of a trainer make one process."""
+    gpus = torch.cuda.device_count() if trainer.accelerator in ("auto", "gpu", "cuda") else 0
+    devices = max(1, gpus) if trainer.devices in ("auto", -1, "-1") else trainer.devices
+    alone = trainer.num_nodes == 1 and devices in (1, "1") and trainer.strategy == "auto"
+    return alone and int(os.environ.get("WORLD_SIZE", 1)) == 1
+
+
 def _is_measured(model: Any, trainer: Any, callbacks: Sequence[Callback]) -> bool:
     """Whether this is one process that trains on a CPU, as the network is written."""
-    alone = trainer.num_nodes == 1 and trainer.devices in ("auto", 1, "1", -1, "-1")
-    alone &= trainer.strategy == "auto" and int(os.environ.get("WORLD_SIZE", 1)) == 1
     gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
     on_cpu = trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and not gpu)
     compiled = any(isinstance(callback, Compile) for callback in callbacks)
-    return alone and on_cpu and not compiled and isinstance(model, ImageClassifier)
+    return is_alone(trainer) and on_cpu and not compiled and isinstance(model, ImageClassifier)
 
 
 def _operations(network: nn.Module, data: ImageData, trainer: Any, size: Sequence[int]) -> float:

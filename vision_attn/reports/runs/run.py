@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 from jsonargparse import ArgumentParser, Namespace
+from jsonargparse.typing import PositiveFloat
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -27,6 +28,7 @@ from vision_attn.data import ImageData
 from vision_attn.errors import ModelError
 from vision_attn.models.checkpoint import ENTRY, load_weights, read_file, unpack
 from vision_attn.models.checkpoint import Checkpoint as Saved
+from vision_attn.reports.runs.budget import check_minutes, length_of
 from vision_attn.reports.runs.configs import NEWEST
 from vision_attn.reports.runs.failures import made, one_line
 from vision_attn.reports.runs.folders import (
@@ -134,6 +136,12 @@ class Run(LightningCLI):
             help="measure first which number format, memory format and division of batches trains "
             "fastest on this CPU; false: take the usual ones",
         )
+        parser.add_argument(
+            "--minutes",
+            type=PositiveFloat | None,
+            help="train for about so long, in place of trainer.max_epochs: for as many epochs as "
+            "the network's first steps, which are measured, let expect",
+        )
         if self.command == "predict":
             parser.add_argument("--images", nargs="+", action="extend", help="files and folders")
             parser.add_argument("-o", "--output", type=str | None, help="the CSV file to write")
@@ -158,6 +166,8 @@ class Run(LightningCLI):
             config.ckpt_path = self._last_or_none()
         if config.ckpt_path in NEWEST:
             config.ckpt_path = str(newest(self._runs, f"{config.ckpt_path}.ckpt"))
+        if config.minutes is not None:
+            check_minutes(self.command, config)
         if self.command == "fit" and is_shelved(config.ckpt_path):
             raise ValueError(
                 f"--ckpt_path {config.ckpt_path}: it has no training state to continue from: start "
@@ -245,6 +255,8 @@ class Run(LightningCLI):
         self.summary = self.summary_type(self.folder)
         callbacks = [*_listed(given.callbacks, Callback), *self.show]
         callbacks += self._planned(callbacks)
+        if self.config.minutes is not None:
+            self._set_length(self.config.minutes, callbacks)
         callbacks += [SavedConfig(self.folder, self.config_text())]
         for callback in callbacks:
             if isinstance(callback, LastCheckpoint) and callback.dirpath is None:
@@ -274,6 +286,24 @@ class Run(LightningCLI):
         config.trainer.precision = self.config_init.trainer.precision = plan.precision
         self.summary.rows["computed"] = str(self.choice)
         return computing(plan, self.model, callbacks)
+
+    def _set_length(self, minutes: float, callbacks: Sequence[Callback]) -> None:
+        """Measure how many epochs fit into the minutes, and write them into the config."""
+        shown = self.config_init.trainer
+        shown.max_epochs = self.config.trainer.max_epochs = shown.max_epochs or 1000
+        kept = [callback for callback in callbacks if callback not in self.show]
+        length = length_of(
+            minutes,
+            self.model,
+            self.datamodule,
+            [*kept, *faster(kept)],
+            self._trainer,
+            shown.max_epochs,
+        )
+        length.write(self.config)
+        length.write(self.config_init)
+        self.config.minutes = None
+        self.summary.rows["planned"] = f"{length} for {minutes:g} minutes"
 
     def _trainer(self, **changes: Any) -> Trainer:
         """Lightning's trainer; ValueError, with the options, for a device that is not there."""
@@ -309,7 +339,7 @@ class Run(LightningCLI):
     def config_text(self) -> str:
         """Write out the config as it runs, with every default, but no checkpoint to start from."""
         config = self.config.clone()
-        del config["ckpt_path"], config["config"]
+        del config["ckpt_path"], config["config"], config["minutes"]
         return self.parser.dump(config, skip_unset=False)
 
     def heading(self) -> str:
