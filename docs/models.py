@@ -2,6 +2,8 @@
 
     python docs/models.py                     the page, from the cards that there are
     python docs/models.py add RUN NAME        the best weights of a finished run, measured; the page
+    python docs/models.py scored NAME SCORES  which heatmap to trust, by a folder of vision-attn
+                                              score, into a card that there is; the page
 
 RUN is a folder of `vision-attn fit`, with best.ckpt (averaged weights, if that is what it holds),
 config.yaml and summary.json. The weights are rounded to float16, or to bfloat16 where that costs
@@ -92,7 +94,13 @@ def main() -> None:
     adding.add_argument("--scores", type=Path, help="a folder of vision-attn score")
     adding.add_argument("--size", type=int, help="pixels of height and width at which it ships")
     adding.add_argument("--licence", help="of the data, where LICENCES has none")
+    scoring = commands.add_parser("scored", help="write a card's heatmap to trust")
+    scoring.add_argument("name")
+    scoring.add_argument("scores", type=Path, help="a folder of vision-attn score")
     args = parser.parse_args()
+    if args.command == "scored":
+        card = Shelf(args.shelf)[args.name]
+        write_card(Card(card.path, {**card.values, "heatmap": best_method(args.scores)}))
     if args.command == "add":
         card = add(args)
         print(f"{card.weights}: {card.values['bytes'] / 1e6:.2f} MB")
@@ -177,11 +185,15 @@ def add(args: argparse.Namespace) -> Card:
     shelf.folder.mkdir(parents=True, exist_ok=True)
     with replacing(card.weights) as part:
         part.write_bytes(file)
-    text = json.dumps(values, indent=2)
-    # A list of numbers or names takes a line, not a line each.
+    write_card(card)
+    return card
+
+
+def write_card(card: Card) -> None:
+    """Write its JSON: a list of numbers or names takes a line, not a line each."""
+    text = json.dumps(card.values, indent=2)
     text = re.sub(r"\[[^\[\]{}]*\]", lambda found: " ".join(found[0].split()), text)
     write_text(card.path, text + "\n")
-    return card
 
 
 def opened(best: Path, saved: Checkpoint, config: dict[str, Any], root: str) -> ImageData:

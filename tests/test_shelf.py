@@ -18,7 +18,7 @@ from vision_attn import load_model
 from vision_attn.cli import main
 from vision_attn.errors import ModelError
 from vision_attn.models.checkpoint import unpack
-from vision_attn.shelf import Shelf
+from vision_attn.shelf import Card, Shelf
 from vision_attn.training.flops import training_flops
 
 ROOT = Path(__file__).parent.parent
@@ -120,6 +120,40 @@ def test_the_page_is_that_of_the_cards(tmp_path):
 # a network put on a shelf
 
 
+@pytest.mark.parametrize(
+    ("trusted", "expected"),
+    [
+        (["A", "B"], "B, of 3 scored, on 50 images"),
+        (["A"], "A, of 3 scored, on 50 images"),
+        ([], "none of 3 scored, on 50 images"),
+    ],
+)
+def test_the_heatmap_to_trust_is_of_the_scores(trusted, expected, shelf, tmp_path, monkeypatch):
+    """The widest lead of insertion over deletion among those that are trusted; C has the widest."""
+    lead = {"A": (0.4, 0.3), "B": (0.6, 0.3), "C": (0.9, 0.1)}
+    scores = {
+        "images": 50,
+        "methods": {
+            name: {"scores": {"insertion": {"mean": up}, "deletion": {"mean": down}}}
+            for name, (up, down) in lead.items()
+        },
+        "verdict": {
+            "methods": [
+                {"method": name, "trust": "yes" if name in trusted else "no"} for name in lead
+            ]
+        },
+    }
+    (tmp_path / "scores.json").write_text(json.dumps(scores))
+    before = (shelf / "tiny.json").read_text()
+    words = ["--shelf", str(shelf), "--docs", str(shelf), "scored", "tiny", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", ["models.py", *words])
+    script().main()
+    after = (shelf / "tiny.json").read_text()
+    assert Card.read(shelf / "tiny.json").values["heatmap"] == expected
+    assert after.replace(expected, "not scored yet") == before
+    assert f"| heatmap to trust | {expected} |" in (shelf / "models.md").read_text()
+
+
 def test_the_weights_are_those_of_the_run_rounded(made, run):
     whole = unpack(run / "best.ckpt").weights
     shipped = load_file(made / "tiny.safetensors")
@@ -174,30 +208,10 @@ def test_folders_with_imagenets_numbers_are_classes_with_names():
     assert label_of("val/n03888257/1.JPEG", names) == 2
 
 
-def test_the_method_that_a_verdict_trusts_most(tmp_path):
-    def scores(insertion, deletion):
-        return {"scores": {"insertion": {"mean": insertion}, "deletion": {"mean": deletion}}}
-
-    told = {
-        "images": 300,
-        "methods": {"A": scores(0.6, 0.3), "B": scores(0.5, 0.1), "C": scores(0.9, 0.0)},
-        "verdict": {
-            "methods": [
-                {"method": m, "trust": t} for m, t in (("A", "yes"), ("B", "yes"), ("C", "no"))
-            ]
-        },
-    }
-    (tmp_path / "scores.json").write_text(json.dumps(told))
-    assert script().best_method(tmp_path) == "B, of 3 scored, on 300 images"
-    told["verdict"]["methods"] = [{"method": "C", "trust": "no"}]
-    (tmp_path / "scores.json").write_text(json.dumps(told))
-    assert script().best_method(tmp_path) == "none of 1 scored, on 300 images"
-
-
 def test_its_row_and_the_command_that_lists_it(made, capsys):
     (row,) = vision_attn.list_models(made)
     size = (made / "tiny.safetensors").stat().st_size
-    assert row["name"], row["size"] == ("tiny", size)
+    assert (row["name"], row["size"]) == ("tiny", size)
     assert (row["network"], row["data"]) == ("SEResNet", "planted")
     assert main(["models", "--shelf", str(made)]) == 0
     printed = capsys.readouterr().out
