@@ -1,0 +1,161 @@
+"""What people run, timed as they run it: with this CPU's instructions, and held to those of AVX2.
+
+    python benchmarks/machines.py [NAME ...] [--rounds 3] [--before COMMIT] [--photos 20]
+    python benchmarks/machines.py demo tests --rounds 1          # the long ones, by name alone
+
+Each command runs in a process of its own, the ways in turns, and in folders of its own. A CPU with
+AVX512 or AMX is held to AVX2 by the environment: oneDNN, ATen and MKL then take the kernels that
+they take on a CPU without. `--before` also times an earlier commit, from a copy of it. The table
+gives least / median / most seconds, and the median's ratio to this CPU's own.
+"""
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from alone import spread
+
+ROOT = Path(__file__).parent.parent
+HELD = {
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+}
+VISION_ATTN = (
+    "-c",
+    "import sys; from vision_attn.cli import script; sys.argv[0] = 'vision-attn'; "
+    "sys.exit(script())",
+)
+PLANTED = "--data.source.train 6400 --trainer.max_epochs 1"
+COMMANDS = {
+    "start-up: --help": "--help",
+    "start-up: explain --help": "explain --help",
+    "explain, a ViT, {photos} photos": "explain vision_attn:compact_vit_imagenette {folder} -o out",
+    "explain, a CNN, {photos} photos": "explain vision_attn:senet_imagenette {folder} -o out",
+    "score, 5 photos": "score vision_attn:compact_vit_imagenette {folder} --images 5 -o out",
+    "fit: ViT, 6,400 drawn images": f"fit --config vit_planted {PLANTED}",
+    "fit: SENet, 6,400 drawn images": f"fit --config senet_planted {PLANTED}",
+    "fit: spatial CNN, 6,400 drawn images": f"fit --config spatial_cnn_planted {PLANTED}",
+}
+LONG = {"demo": "demo -o out"}
+TESTS = ("-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "-p", "no:cacheprovider")
+LEFT_OUT = "not compiled and not slow"
+CODE = "{code}"  # where the way's code lies
+
+
+@dataclass(frozen=True)
+class Way:
+    """A machine, and the code that runs on it."""
+
+    name: str
+    code: Path
+    held: bool
+
+    def environment(self) -> dict[str, str]:
+        """The process's: PYTHONPATH leads to the code."""
+        return {**os.environ, "PYTHONPATH": str(self.code), **(HELD if self.held else {})}
+
+    def seconds(self, words: Sequence[str], folder: Path) -> float:
+        """Run Python with these words in a folder. SystemExit, with its last lines, if it fails."""
+        start = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, *(word.replace(CODE, str(self.code)) for word in words)],
+            cwd=folder,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+        )
+        seconds = time.perf_counter() - start
+        if done.returncode:
+            lines = (done.stdout + done.stderr).splitlines()[-8:]
+            raise SystemExit("\n".join([f"{self.name}: {' '.join(words)} failed", *lines]))
+        return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", help="commands, or parts of their names (all but long)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--before", metavar="COMMIT", help="time this commit too")
+    parser.add_argument("--photos", type=int, default=20)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch)
+        ways = ways_of(args.before, place)
+        print(f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}\n")
+        print(f"| command | {' | '.join(way.name for way in ways)} |")
+        print(f"|---|{'---|' * len(ways)}")
+        for name, words in chosen(args, photos_of(args.photos, place)).items():
+            cells = measured(words, ways, args.rounds, place)
+            print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+def ways_of(before: str | None, place: Path) -> list[Way]:
+    """This code and, where asked for, an earlier one; each on both machines."""
+    codes = {"": ROOT}
+    if before:
+        codes["before: "] = place / "before"
+        codes["before: "].mkdir()
+        archive = subprocess.run(
+            ["git", "archive", before], cwd=ROOT, capture_output=True, check=True
+        )
+        subprocess.run(["tar", "x"], cwd=codes["before: "], input=archive.stdout, check=True)
+    return [
+        Way(f"{when}{machine}", code, held)
+        for when, code in codes.items()
+        for machine, held in (("this CPU", False), ("AVX2", True))
+    ]
+
+
+def photos_of(count: int, place: Path) -> Path:
+    """A folder of the package's photos, again and again under other names."""
+    from vision_attn.data import example_photos
+
+    folder = place / "photos"
+    folder.mkdir()
+    known = [Path(path) for path in example_photos().values()]
+    for number in range(count):
+        photo = known[number % len(known)]
+        shutil.copy(photo, folder / f"{number:03}{photo.suffix}")
+    return folder
+
+
+def chosen(args: argparse.Namespace, folder: Path) -> dict[str, tuple[str, ...]]:
+    """What to run, by name: words of Python's command line."""
+    every = {
+        name.format(photos=args.photos): (*VISION_ATTN, *words.format(folder=folder).split())
+        for name, words in (COMMANDS | LONG).items()
+    }
+    every["tests"] = (*TESTS, "-m", LEFT_OUT, CODE + "/tests")
+    if not args.names:
+        return {name: every[name] for name in every if name not in (*LONG, "tests")}
+    found = {n: w for n, w in every.items() if any(part in n for part in args.names)}
+    if not found:
+        raise SystemExit(f"no such command: expected parts of {', '.join(every)}")
+    return found
+
+
+def measured(words: Sequence[str], ways: Sequence[Way], rounds: int, place: Path) -> list[str]:
+    """A cell a way: least / median / most seconds, and the median's ratio to the first way's."""
+    seconds: dict[Way, list[float]] = {way: [] for way in ways}
+    for turn in range(rounds):
+        for way in ways if turn % 2 == 0 else reversed(ways):
+            with tempfile.TemporaryDirectory(dir=place) as folder:
+                seconds[way].append(way.seconds(words, Path(folder)))
+    first = statistics.median(seconds[ways[0]])
+    return [
+        f"{spread(times)} s, {statistics.median(times) / first:.2f}" for times in seconds.values()
+    ]
+
+
+if __name__ == "__main__":
+    main()
