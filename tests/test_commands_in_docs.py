@@ -287,7 +287,7 @@ def test_every_command_has_its_place():
         elif program in ("pip", "pre-commit"):
             for extra in re.findall(r"\[(\w+)\]", found.text):
                 assert extra in extras, unknown(found, "no such extra in pyproject.toml")
-        elif program.endswith("python"):
+        elif program.endswith(("python", "python3")):
             files = [word for word in words if word.endswith(".py")]
             assert all((ROOT / file).is_file() for file in files), unknown(found, "no such file")
             if words[0] == "-m":

@@ -215,6 +215,15 @@ def test_a_run_leaves_pictures_summary_and_portable_weights(trainer, model, stri
     assert {"val/top1", "val/ece", "test/top1", "train/loss"} <= set(header)
 
 
+def test_the_summary_is_a_file_in_a_notebook_too(trainer, model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    summary = Summary(tmp_path)
+    summary.rows["trained"] = "2 epochs"
+    summary.on_test_end(trainer(), model)
+    assert "2 epochs" in (tmp_path / "summary.txt").read_text()
+    assert capsys.readouterr().out == ""
+
+
 def test_channels_last_kernels_are_saved_contiguous(trainer, stripes, tmp_path):
     model = ImageClassifier(SpatialCNN(num_classes=3, widths=(8, 8)))
     portable = PortableWeights(tmp_path / "run")

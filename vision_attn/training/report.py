@@ -159,7 +159,9 @@ class Summary(Callback):
     def _write(self, trainer: Trainer, name: str) -> None:
         if trainer.is_global_zero:
             text = StringIO()
-            Console(file=text, width=100, markup=False).print(self.table())
+            # In a notebook, rich would show the table and leave the file empty.
+            console = Console(file=text, width=100, markup=False, force_jupyter=False)
+            console.print(self.table())
             write_text(self.folder / f"{name}.txt", text.getvalue())
             figures = json.dumps(self.figures, indent=2)
             write_text(self.folder / f"{name}.json", figures + "\n")
