@@ -243,7 +243,7 @@ class Run(LightningCLI):
         return runs / f"version_{max(versions)}" / name
 
     def instantiate_classes(self) -> None:
-        """Options are judged by their classes here, in lists within jsonargparse's own words."""
+        """Make the objects; a ValueError of a class becomes one line with the option's name."""
         try:
             with _made():
                 super().instantiate_classes()
