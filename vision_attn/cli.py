@@ -57,7 +57,7 @@ def script() -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status.
 
-    0 done, 1 failed, 2 asked wrongly, 130 stopped, 141 nobody reads the output any more.
+    0 done, 1 some inputs failed, 2 wrong usage, 130 stopped by the keyboard, 141 output closed.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     show_traceback = "--traceback" in words
@@ -131,7 +131,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """What to say after an unknown word."""
+    """Return the hint after an unknown word: the nearest known ones."""
     close = get_close_matches(word, known, n=3, cutoff=0.6)
     if close:
         return f": did you mean {' or '.join(close)}?"

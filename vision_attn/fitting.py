@@ -75,7 +75,8 @@ def fit(
     beside vision_attn, torch, torchvision, timm and lightning whose classes the config may name;
     their code runs.
 
-    Raises ValueError, one line, for a config or a value that does not fit; OSError for a disk.
+    Raises ValueError, one line, for a config or a value that does not fit; OSError where a file
+    cannot be written.
 
     Examples:
         >>> import tempfile, vision_attn

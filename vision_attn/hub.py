@@ -69,9 +69,9 @@ class LoadedModel(Model):
 
     classes: their names in the order of the logits; empty where the network has no classifier.
     layout: how its tokens lie on an image of `preprocess.input_size`; None without tokens. name:
-    what it was loaded by. weights: `random`, `random classifier` or `trained`. calibration: what
-    makes probabilities of its logits; a network of the package was calibrated on photos that it
-    did not learn from.
+    that by which it was loaded. weights: `random`, `random classifier` or `trained`. calibration:
+    what makes probabilities of its logits; a network of the package was calibrated on photos that
+    it did not learn from.
 
     Examples:
         >>> import numpy as np

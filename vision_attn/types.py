@@ -130,7 +130,7 @@ class Heatmaps:
     """A map an image, raw: what the method's formula gives, never scaled for display.
 
     values: float32 (b, h, w) on the token or feature grid. method: the explainer as it is written
-    on the command line. targets: the class explained, (b,), None where the method asks for none.
+    on the command line. targets: the class explained, (b,), None for methods that take no class.
     prefix_mass: the share that fell on tokens that are not on the image, (b,), None where the
     method has no such tokens; values are not scaled up to make good for it. outlier_mass: the
     share that fell on patches whose tokens have outlying norms, (b,), None where that is not known.
@@ -258,10 +258,10 @@ class Model:
 
     classes: their names in the order of the logits; empty where the network has no classifier.
     layout: how its tokens lie on an image of `preprocess.input_size`; None without tokens. name:
-    what it was loaded by, for titles. weights: `random` where they were drawn and never trained,
-    `random classifier` where only those of the last layer were, `trained` where they come from a
-    file or a library, `unknown` for a network of your own.
-    calibration: of its probabilities, as they are shown; logits and heatmaps are the network's own.
+    the name in titles, by which it was loaded. weights: `random` where they were drawn and never
+    trained, `random classifier` where only those of the last layer were, `trained` where they come
+    from a file or a library, `unknown` for a network of your own. calibration: of its
+    probabilities, as they are shown; logits and heatmaps are the network's own.
     """
 
     network: nn.Module

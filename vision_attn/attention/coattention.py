@@ -1,4 +1,4 @@
-"""Co-attention: two sequences, each weighted by what the other says.
+"""Co-attention: two sequences, each weighted in the light of the other.
 
 Axes: b batch, i tokens of the first sequence (queries), j tokens of the second (keys), d width,
 a hidden width.

@@ -48,7 +48,7 @@ class Incomplete:
 
 @dataclass(frozen=True)
 class RaisedByClass:
-    """What a class said of the options that it was given."""
+    """A class's own complaint about the options that it was given."""
 
     text: str
 
@@ -162,7 +162,7 @@ def _value(message: str) -> str | None:
 
 
 def _raised(message: str) -> str | None:
-    """What a class said, among jsonargparse's own lines of which types it tried."""
+    """Find a class's own complaint among jsonargparse's lines of which types it tried."""
     errors = message.partition("Errors:")[2].partition("Given value")[0]
     lines = [line.strip() for line in re.split(r"\n\s*- ", errors)]
     of_jsonargparse = (

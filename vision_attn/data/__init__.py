@@ -1,6 +1,6 @@
 """Images in: files, folders and data sets, as batches on the training device.
 
-ImageData and ExampleData are imported when they are first asked for: Lightning takes seconds to
+ImageData and ExampleData are imported on first use: Lightning takes seconds to
 import, and reading a photo does not need it.
 """
 

@@ -12,7 +12,7 @@ __all__ = ["ExampleData", "Splits"]
 
 
 class Splits(NamedTuple):
-    """The examples to learn from, to choose by, and to be looked at once.
+    """The examples of a run: for training, validation and test.
 
     Examples:
         >>> from vision_attn.data.example_data import Splits
@@ -50,7 +50,7 @@ class ExampleData(LightningDataModule):
         self._resume: dict[str, int] | None = None
 
     def examples(self, split: Split) -> Any:
-        """All examples of a split, made when they are first asked for."""
+        """Return all examples of a split, made on first use."""
         if split not in self._examples:
             self._examples[split] = self.source.examples(split)
         return self._examples[split]

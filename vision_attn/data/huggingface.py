@@ -76,10 +76,10 @@ class HuggingFace(PhotoSource):
     """A data set of the library `datasets`: `pip install 'vision-attn[datasets]'`.
 
     path: a folder or a glob of Parquet or Arrow files below the root folder (or absolute), a folder
-    that `save_to_disk` wrote, or a name on the hub. name: of its configuration. image and label:
-    its columns; a label is a class (a ClassLabel, a whole number or a word), or a list of them,
-    with which a photo has any number of classes. train, val and test: its splits; None takes the
-    usual names where they are, else a part is held out of `train`. classes: their names, for
+    that `save_to_disk` wrote, or a name on the hub. name: that of the configuration. image and
+    label: the columns; a label is a class (a ClassLabel, a whole number or a word), or a list of
+    them, with which a photo has any number of classes. train, val and test: its splits; None takes
+    the usual names where they are, else a part is held out of `train`. classes: their names, for
     numbers without. The other options are those of `ImageFolder`; the rows themselves stay in the
     library's memory-mapped files.
 

@@ -85,7 +85,7 @@ def open_image(path: str | PathLike[str]) -> Iterator[Image.Image]:
     """Open an image file in a `with` block, not yet decoded.
 
     Only the formats of `FORMATS` are tried, whatever the name: others, such as PostScript, can
-    start programs. Raises ImageError where the file is missing, is none (a pipe, a device), is no
+    start programs. Raises ImageError where the file is missing, is a pipe or a device, is no
     image, is damaged, or has more than `max_pixels`.
     """
     path = Path(path)

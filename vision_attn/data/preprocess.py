@@ -91,7 +91,7 @@ class Preprocess:
     def mask(
         self, mask: Bool[np.ndarray, "H W"] | Image.Image, size: tuple[int, int] | None = None
     ) -> Bool[Tensor, "h w"]:
-        """Lay a mask over the network's input, the way its photo goes; nearest pixels.
+        """Map a photo's mask to the network's input; nearest pixels.
 
         mask: a bool array, or an image whose pixels count where they are not 0. size: (W, H) of
         the photo, to check that the mask is as large.
@@ -120,7 +120,7 @@ class Preprocess:
         return torch.from_numpy(np.array(seen) > 0)
 
     def boxes(self, boxes: Any, size: tuple[int, int]) -> Float[Tensor, "k 4"]:
-        """Lay boxes over the network's input, the way of their photo of `size` (W, H).
+        """Map boxes of a photo of `size` (W, H) to the network's input.
 
         boxes: [left, top, right, bottom] each, in pixels of the photo. Returned in pixels of the
         network's input, cut at its sides; a box of which less than a pixel is seen is left out.

@@ -73,7 +73,7 @@ class PlantedQuestions(ExampleSource):
     Every answer to a kind of question is as frequent as every other, and no word of the question
     tells which it is. `hops` cannot be answered in one look: what is asked about is found by what
     stands beside it. kinds: which kinds to ask. blind: all images are the same grey, to see how far
-    the question alone goes. asked: questions about each training image; those after the first are
+    the question alone goes. asked: questions about each training image. Those after the first are
     what the same board has to offer, not quite balanced, and repeat where it offers no more.
     Example i is a function of (seed, split, i), the kinds and asked.
 

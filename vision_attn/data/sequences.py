@@ -51,7 +51,7 @@ class Vocabulary:
         return SPECIAL + len(self.symbols)
 
     def encode(self, rows: Sequence[Sequence[str]], stop: bool = False) -> Int[Tensor, "n s"]:
-        """Each row's symbols, then STOP if asked for, then PAD up to the longest row's length.
+        """Encode each row's symbols, then STOP if requested, then PAD up to the longest row.
 
         Raises DataError for an empty row and for a symbol that the vocabulary does not have.
         """
@@ -82,7 +82,7 @@ class Vocabulary:
 
 
 class Pairs(NamedTuple):
-    """Sources with what is to be written for each: (n s) symbols or (n 3 h w) images; (n t).
+    """Sources, (n s) symbols or (n 3 h w) images, and their targets, (n t) symbols.
 
     objects: of images, which object a pixel belongs to (n h w), counted from 1 in the order of the
     target; 0 is the ground.
@@ -143,7 +143,7 @@ class ExampleSource(ABC):
 
 
 class ExampleBatches:
-    """The batches of an epoch. `state_dict` says how far it is; who loads it goes on from there.
+    """The batches of an epoch. `state_dict` holds the place in it, `load_state_dict` returns there.
 
     Examples:
         >>> from vision_attn.data import Dates

@@ -31,7 +31,7 @@ class DataError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """The parts of a data set: to learn from, to choose by, and to look at once, at the end.
+    """The parts of a data set: training, validation and test images.
 
     crop_pct: the share of a photo's shorter side that the images show, for reading single files in
     the same way.
@@ -67,11 +67,11 @@ class Source(ABC):
     """
 
     def prepare(self, root: Path) -> None:  # noqa: B027
-        """What one process does before all of them load: a download."""
+        """Download the data if need be, in one process, before all processes load them."""
 
     @abstractmethod
     def load(self, root: Path, val_fraction: float, seed: int) -> Splits:
-        """The splits, from the folder `root`.
+        """Load the splits from the folder `root`.
 
         Where the data set has no validation part, `val_fraction` of the training part becomes it,
         the same for every run with the same seed. Raises DataError where data are missing.
@@ -151,7 +151,7 @@ class CIFAR100(CIFAR10):
 def hold_out(
     labels: Integer[np.ndarray, " n"] | Float[np.ndarray, "n k"], fraction: float, seed: int
 ) -> tuple[Integer[np.ndarray, " rest"], Integer[np.ndarray, " part"]]:
-    """Places of the samples that stay, and of `fraction` of every class, both in order.
+    """Split the samples: the places of those that stay, and of `fraction` of every class.
 
     At least one sample of a class stays; which ones go is a function of the seed alone. Samples
     with several labels (n k) are drawn as if of one class.

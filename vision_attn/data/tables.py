@@ -27,7 +27,7 @@ class ImageTable(PhotoSource):
     """Photos in the folder `path` with labels from `table`, a CSV file with a header.
 
     `path` and `table` lie in the root folder, or are absolute. image: the column of the photos'
-    files, from `path`. Labels are told in one of three ways:
+    files, from `path`. Labels are given in one of three ways:
 
     - label: a column with the class of each photo;
     - label and separator: a column with its classes, such as "cat;dog", or none;

@@ -99,8 +99,8 @@ class WebDataset(PhotoSource):
     of KEY.json. label: the ending that has the label, `cls` or `json`; classes: the names of the
     numbers, in their order.
 
-    A shard that is cut short gives what is whole of it, with a warning, or, with corrupt="error",
-    stops with a line that names it. The other options are those of `ImageFolder`.
+    Of a shard that is cut short the whole photos are used, with a warning; with corrupt="error"
+    it stops the run, with a line that names it. The other options are those of `ImageFolder`.
 
     Examples:
         >>> from vision_attn.data import WebDataset

@@ -1,4 +1,4 @@
-"""Paired bootstrap: is one method better than another, or were the images kind to it?
+"""Paired bootstrap: is one method better than another, or is it chance?
 
 Axes: n images, r resamples.
 """
@@ -164,7 +164,8 @@ def paired_wilson(a: Tensor, b: Tensor, level: float = 0.95) -> Interval:
 def auc(a: Tensor, b: Tensor) -> float:
     """Compute the area under the ROC curve: the share of pairs with a above b, ties counting half.
 
-    a, b: scores of two kinds (n), (m); 1 tells them apart, 1/2 does not, 0 does by the other sign.
+    a, b: scores of two kinds (n), (m); 1 separates them, 1/2 does not, 0 separates them with the
+    sign reversed.
 
     Examples:
         >>> import torch

@@ -32,12 +32,12 @@ __all__ = [
 
 
 class RemovalCurve(ImageScore):
-    """Base class: the target's curve as cells go or come in the order that the map gives them.
+    """Base class: the target's curve as cells are removed or inserted in the map's order.
 
-    At each of `steps` + 1 equal fractions x from 0 to 1 the softmax probability of the target and
-    whether it is the predicted class. removal: how cells are taken away, `FilledCells` or
-    `DroppedTokens`. Cells of equal value come in one random order (`seed`), so that a constant map
-    scores as a random one. ValueError for fewer than 1 step.
+    Records, at each of `steps` + 1 equal fractions x from 0 to 1, the softmax probability of the
+    target and whether it is the predicted class. removal: how cells are taken away, `FilledCells`
+    or `DroppedTokens`. Cells of equal value come in one random order (`seed`), so that a constant
+    map scores as a random one. ValueError for fewer than 1 step.
 
     Metrics that take the same steps share the work in
     `MetricCollection(..., compute_groups=[["Deletion", "PositivePerturbation"], ...])`.
@@ -110,7 +110,7 @@ class RemovalCurve(ImageScore):
 
 
 class Deletion(RemovalCurve):
-    """Area under the target's probability as the map's largest cells go first: small is good.
+    """Area under the target's probability, the map's largest cells removed first: small is good.
 
     Petsiuk et al. 2018 (RISE), section 4.2. Arguments: as in `RemovalCurve`.
 
@@ -130,7 +130,7 @@ class Deletion(RemovalCurve):
 
 
 class Insertion(RemovalCurve):
-    """Area under the target's probability as the map's largest cells come first: large is good.
+    """Area under the target's probability, the map's largest cells inserted first: large is good.
 
     Petsiuk et al. 2018 (RISE), section 4.2. Arguments: as in `RemovalCurve`.
 

@@ -1,6 +1,6 @@
 """Localisation: does the map lie on the object? Maps against masks of what is evidence.
 
-And does it lie on the photo asked for? Maps of mosaics against the cell of their class.
+And, in a mosaic, does the map of a class lie on its photo? Maps against the cell of their class.
 
 Masks are bool (b h w); `ignore`, of the same shape, marks pixels that count on neither side (the
 border of a hand-drawn mask). Maps may have any size and are brought to that of the masks.
@@ -244,14 +244,14 @@ class MeanIoU(AboveMean):
 
 
 class GridPointingGame(ImageScore):
-    """Grid pointing game: the share of a map's positive sum in the cell of the class asked for.
+    """Grid pointing game: the share of a map's positive sum in the cell of its class.
 
     The image is a mosaic of cells of equal size, each a photo of another class, and the map is of
     the class of one of them, Böhle, Fritz and Schiele 2021 (CoDA-Nets), after the pointing game of
     Zhang et al. 2016. A map's pixel that lies in several cells counts in each by its area there, so
     that a map of any size is scored as it is. A map without positive values scores as a constant
-    one, 1 / cells; so does, over all cells of a mosaic together, a map that is the same whichever
-    class is asked for.
+    one, 1 / cells; so does, over all cells of a mosaic together, a map that is the same for every
+    class.
 
     grid: rows and columns of cells, or one number for both. ValueError below 1.
 
@@ -276,7 +276,7 @@ class GridPointingGame(ImageScore):
     def update(self, maps: Tensor, cells: Tensor) -> None:
         """Add a batch.
 
-        maps: float (b y x). cells: which cell each map was asked for (b), row by row from 0.
+        maps: float (b y x). cells: the cell of each map's class (b), counted row by row from 0.
         ValueError where these do not match or a map is not finite.
         """
         check_maps(maps)

@@ -67,7 +67,7 @@ class BlurFill:
 class NoiseFill:
     """Fill of Gaussian noise with each image's own mean and deviation.
 
-    seed: of the one draw for all images.
+    seed: of the noise, which is drawn once for all images.
 
     Examples:
         >>> import torch

@@ -80,10 +80,10 @@ class MaxSensitivity(ImageScore):
 
 
 class ModelRandomisation(ImageScore):
-    """Model randomisation: how like itself a map stays as the weights are lost, last layer first.
+    """Model randomisation: how similar a map stays as the layers are randomised, last first.
 
     Cascading randomisation: |Spearman rank correlation| with the original map, the mean over the
-    layers lost; small is good, as a map that stays the same does not show what the network learnt.
+    layers; small is good, as a map that stays the same does not show what the network learnt.
     explain: (network, images, targets) -> maps or Heatmaps,
     as an explainer is. `layers` names the layers in the order they are
     lost. Adebayo et al. 2018.

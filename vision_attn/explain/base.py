@@ -97,10 +97,10 @@ class Explainer(ABC):
 
     @abstractmethod
     def refusal(self, network: nn.Module) -> str | None:
-        """Say in one line why this network cannot be explained so; None where it can."""
+        """Return a line on why this method cannot explain this network; None where it can."""
 
     def refusal_for(self, network: nn.Module, images: Images) -> str | None:
-        """Say in one line why this network cannot be explained so on images of this size."""
+        """Return what `refusal` does, for images of this size."""
         return self.refusal(network)
 
     @abstractmethod

@@ -47,7 +47,7 @@ class ClassActivationMap(Explainer):
     relu(sum_c contribution(A, G)).
 
     layer: the module's name (`layer4.2`, `blocks.11.norm1`). None takes the last map that a
-    convolutional network makes (a pool's apart), or the norm before the last attention of a
+    convolutional network makes (pools excepted), or the norm before the last attention of a
     transformer: there the class token has not yet read the patches, so the gradient reaches them.
     Where norms follow the attention (post-norm) it is the output of the block before the last.
 

@@ -66,7 +66,7 @@ def methods() -> dict[str, type[Explainer]]:
 def fitting_methods(network: nn.Module | Model) -> list[Explainer]:
     """List every method, with its default options, that can explain this network, kind by kind.
 
-    For a model it is asked for images of the model's input size, as a call asks it.
+    For a model this is decided at its input size, as in a call.
 
     Examples:
         >>> from torch import nn

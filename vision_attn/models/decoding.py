@@ -49,7 +49,7 @@ class SequenceModel(Rebuildable, ABC):
 
     @abstractmethod
     def decode(self, state: State, symbols: Target, first: int = 0) -> Written:
-        """Predict the symbols that follow these, which are number `first` and on of the target.
+        """Predict the symbols that follow these, which are the target's from number `first` on.
 
         START is number 0. Returned: the logits, the weights over the memory at each step, and the
         state after them.

@@ -273,12 +273,12 @@ def sinusoids(length: int, dim: int) -> Float[Tensor, "length d"]:
 class ConvEncoder(ImageEncoder):
     """Encoder by convolutions: a token is what they see at its place and just around it.
 
-    sizes: of their kernels; an even one halves the image, an odd one keeps it as large. context: a
-    token's key also has what a bidirectional GRU along the columns says, so that it can be found by
-    what stands left and right of it; what is read there is the token alone, so that attention has
-    to look where a thing is. Without, the key is the token, and sinusoids of its place are in it:
-    what stands beside it takes another look. span: so many columns are one step of the GRU, and
-    among their tokens the keys differ by what is seen there alone.
+    sizes: of their kernels; an even one halves the image, an odd one keeps it as large. context:
+    the key of a token also holds the output of a bidirectional GRU along the columns, so that a
+    thing can be found by its neighbours to the left and right. The value is the token alone, so
+    attention must look at the thing itself. Without context the key is the token with sinusoids of
+    its place, and it takes another look to find a neighbour. span: how many columns are one step of
+    the GRU; within a step the keys differ by their tokens alone.
 
     Examples:
         >>> import torch

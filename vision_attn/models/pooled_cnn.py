@@ -1,4 +1,4 @@
-"""A CNN that says which places of its last features its answer comes from.
+"""A CNN that shows which places of its last features its answer comes from.
 
 Axes: b batch, c channels, h height, w width, k classes.
 """

@@ -42,8 +42,7 @@ class QuestionAnswerer(Rebuildable):
 
     (c_q, c_k) = coattention(words, tokens), several side by side where several are given; without
     any, c_q is the question's last state, and c_k the mean of the image. u = hops(W c_q, tokens),
-    where there are hops. The answer is read from [c_q; c_k; u]; hops alone see all that is seen:
-    [c_q; u].
+    where there are hops. The answer is read from [c_q; c_k; u], with hops alone from [c_q; u].
 
     answers: how many. The rest are factories; coattention: a list of them. Of m b questions about b
     images, the first m are about the first image, and so on.

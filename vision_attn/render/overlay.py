@@ -29,8 +29,8 @@ BAND = 256  # rows painted at a time: a 20-megapixel photo then needs no gigabyt
 class Style(ABC):
     """Base class: how heat t in [-1, 1] changes a photo.
 
-    Heat 0 means nothing is here, heat below 0 evidence against. meaning: how to read the pictures,
-    for people.
+    Heat 0 means nothing is here, heat below 0 evidence against. meaning: a sentence
+    on how to read the pictures.
 
     Examples:
         >>> import numpy as np

@@ -39,7 +39,7 @@ MANY = 13  # from so many photos on a gallery is searched, sorted and folded
 
 @dataclass(frozen=True)
 class Shot:
-    """Picture on the page, with a caption and a text for who cannot see it.
+    """Picture on the page, with a caption and an alternative text.
 
     thumb and full: files, relative to the page. size: of thumb, (w, h) in pixels. `shot` makes one
     with a thumbnail; for `Figures` thumb and full may be the same file.

@@ -1,4 +1,4 @@
-"""Pictures drawn from saved maps when they are asked for: no network, only its preprocessing."""
+"""Pictures drawn from saved maps on request: no network, only its preprocessing."""
 
 import os
 from collections.abc import Iterator, Sequence

@@ -52,7 +52,7 @@ class Entry:
 
 
 class Results:
-    """Keeps entries as they come; those of shards are put together by the shard that ends last.
+    """Keeps entries as they come; the last shard to finish merges those of all shards.
 
     files: all there are, in their order. shard: (number, of how many), from 1. settings: plain
     values, which all shards must share. title and lead: of the gallery, which has no page without

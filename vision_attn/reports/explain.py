@@ -41,10 +41,10 @@ Photo = Image | str | PathLike[str] | ndarray
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What to explain a model's photos by.
+    """What to explain of photos, and by which methods.
 
     target: a class, None for the predicted one. against: the class to contrast it with, if any.
-    refused: a line for each method that was asked for and does not fit the model.
+    refused: a line for each requested method that does not fit the model.
 
     Examples:
         >>> from vision_attn.data import Preprocess
@@ -74,8 +74,8 @@ class Request:
     ) -> "Request":
         """Look up methods and classes by their names; see `explain`.
 
-        Raises ValueError where no method that was asked for fits the model, and for an unknown
-        method or class.
+        Raises ValueError where no requested method fits the model, and for an unknown method or
+        class.
         """
         chosen: list[Explainer] = []
         refused: list[str] = []

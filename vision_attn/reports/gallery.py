@@ -54,7 +54,7 @@ class Summary:
 
     photos and explained: how many photos there were, and how many of them were explained. films:
     the frames of each video that were explained. page: the gallery, None without one. merged:
-    whether this was the last of several shards, so that all results are put together.
+    whether this was the last of several shards to finish, and merged all results.
 
     Examples:
         >>> from pathlib import Path

@@ -166,7 +166,7 @@ class Look:
         )
 
     def predictions(self, logits: Logits) -> list[parts.Prediction]:
-        """The likeliest classes, and those asked for."""
+        """Return the likeliest classes, and the targets."""
         names = self.model.classes
         chances = self.model.calibration.probabilities(logits)[0]
         likeliest = chances.topk(min(LIKELIEST, len(chances))).indices.tolist() if names else []
@@ -246,7 +246,7 @@ class Look:
     def scores(
         self, images: Images, maps: Sequence[Map], explained: Sequence[int]
     ) -> dict[str, Float[Tensor, " t"]]:
-        """How faithful each map is, by the name of the measure; nothing if not asked for.
+        """Measure how faithful each map is, by the name of the measure; empty without `score`.
 
         Maps of no class are measured by the likeliest.
         """

@@ -55,9 +55,9 @@ def open_results(folder: str | PathLike[str]) -> "SavedResults":
 
 
 class SavedResults(Sequence[dict[str, Any]]):
-    """The rows of a folder of results, read from the disk as they are asked for.
+    """The rows of a folder of results, read from the disk as they are needed.
 
-    about: the model's classes and preprocessing, and what was asked; empty for pictures alone.
+    about: the model's classes, its preprocessing and the settings; empty for pictures alone.
 
     Examples:
         >>> import tempfile
@@ -201,7 +201,7 @@ class SavedResults(Sequence[dict[str, Any]]):
 
 
 class SavedMaps(Sequence[Float[ndarray, "h w"]]):
-    """Maps of one method in the order of the photos, read as they are asked for; nan of none.
+    """Maps of one method in the order of the photos, read as they are needed; NaN for none.
 
     arrays: the memory maps themselves, float16 (photos, h, w), one a shard.
 

@@ -1,4 +1,4 @@
-"""Training any network as an image classifier: what Lightning and torch do not bring along."""
+"""Training any network as an image classifier: what Lightning and torch lack."""
 
 from vision_attn.deprecated import old_names
 from vision_attn.devices import native_precision

@@ -1,4 +1,4 @@
-"""Temperature scaling: one number that makes a network's probabilities as sure as it is right.
+"""Temperature scaling: one number that makes a network's confidence match its accuracy.
 
 Axes: b batch, k classes.
 """

@@ -49,8 +49,8 @@ class ImageClassifier(TrainingModule):
 
     Logged: loss, top-1, top-5 (if k is above 5), expected calibration error (15 bins, Guo 2017).
     With `MultiLabelCrossEntropy` labels are 0 and 1 (b, k), any number of classes an image; logged
-    are then the mean average precision over the classes (`map`, which the best checkpoint has most
-    of), the mean F1 and the share of images of which every class is right (`exact`).
+    are then the mean average precision over the classes (`map`, by which the best checkpoint is
+    chosen), the mean F1 and the share of images of which every class is right (`exact`).
 
     Examples:
         >>> import torch

@@ -18,7 +18,7 @@ USUAL = {MMAP_MAX: 65536, MMAP_THRESHOLD: 32 * MIB, TRIM_THRESHOLD: 64 * MIB, TO
 
 @contextmanager
 def kept_memory() -> Iterator[bool]:
-    """Keep in the process the memory that it frees; yield whether that can be had.
+    """Keep freed memory in the process; yield whether that is possible here.
 
     glibc gives a block of 32 MiB or more, and what is free above 64 MiB, back to the system at
     once; the next step gets new pages, each of which the system clears at its first touch. For
@@ -58,7 +58,9 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 class KeepMemory(Callback):
-    """`kept_memory` while a trainer works on a CPU; the command line always adds it.
+    """Keep freed memory in the process while a trainer works on a CPU, by `kept_memory`.
+
+    The command line always adds it.
 
     Examples:
         >>> from lightning.pytorch import Trainer

@@ -36,7 +36,7 @@ class TrainingModule(LightningModule):
     schedule: called with the optimiser and the number of steps of the run; stepped every step.
     layer_decay: how much slower each layer learns than the one above it, 1: as fast.
 
-    monitor: the metric that the best checkpoint has most of.
+    monitor: the metric by which the best checkpoint is chosen.
 
     A subclass has a `training_step`. `log_mean` logs a metric once an epoch;
     `finite` checks a loss.

@@ -110,8 +110,8 @@ class MuonSGD(MuonAdamW):
     """Muon on hidden matrices, AdamW on modules that keep apart, Nesterov SGD on all else.
 
     The optimiser of Jordan's airbench94_muon, for networks of batch norms with gates: classifier
-    and biases go by SGD, m <- mu m + g + wd w, w <- w - lr (g + wd w + mu m), the gates, which say
-    `orthogonal = False` of themselves, by AdamW without decay.
+    and biases go by SGD, m <- mu m + g + wd w, w <- w - lr (g + wd w + mu m), the gates, which have
+    `orthogonal = False`, by AdamW without decay.
 
     lr, momentum, normed: Muon's, see `MuonAdamW`; its matrices do not decay.
     sgd_lr, sgd_momentum, weight_decay: SGD's, of biases too, or these grow at such rates. With a

@@ -16,8 +16,8 @@ def parameter_groups(network: nn.Module, layer_decay: float = 1.0) -> list[dict[
     decays if it is named `weight` and has two axes or more: linear maps, convolutions and
     embeddings. Tokens and position tables are bare parameters, norms have one axis. The first and
     the last of these weights (stem and head) have a group apart, since optimisers for hidden
-    matrices such as Muon leave these out: `hidden` says which group is which. A module that says
-    `orthogonal = False` of itself has groups of its own, marked `apart`.
+    matrices such as Muon leave these out: `hidden` says which group is which. A module with
+    `orthogonal = False` has groups of its own, marked `apart`.
 
     With layer_decay below 1 each layer has groups of its own, whose `lr_scale` is layer_decay to
     the power of the layers above it: 1 at the head (Bao et al. 2022, BEiT, for fine-tuning).

@@ -27,8 +27,8 @@ COLUMNS = "class", "images", "precision", "recall", "f1"
 class PerClass(Callback):
     """`folder`/per_class.csv: images, precision, recall and F1 of each class of the test images.
 
-    Where images have any number of classes, with the average precision too; a class is then said
-    to be there from a probability of 0.5 on. The last row is the mean over the classes that have an
+    Where images have any number of classes, with the average precision too; a class then counts as
+    present from a probability of 0.5 on. The last row is the mean over the classes that have an
     image.
 
     Examples:

@@ -35,7 +35,7 @@ WIDEST = 2400  # pixels
 class WatchHeatmaps(Callback):
     """Heatmaps of the first validation images, drawn before training and after each epoch.
 
-    explainer: any of `vision_attn.explain`, or whatever maps (network, images, targets) to
+    explainer: any of `vision_attn.explain`, or any callable (network, images, targets) ->
         Heatmaps; the targets are the images' labels. images: how many are drawn.
 
     In the run's folder: heatmaps/epoch_3.png, the images and their maps after three epochs, and

@@ -75,7 +75,7 @@ def test_masks_are_scored_and_bad_ones_named(
     out = tmp_path / "out"
     assert score(models("vit"), folder, *QUICK, "--images", 5, "-o", out) == 0
     assert scores(out)["GradCAM"]["scores"]["mean_iou"]["n"] == 3
-    assert "5 images asked for, 3 found" in capsys.readouterr().out
+    assert "5 images requested, 3 found" in capsys.readouterr().out
     bad = {
         "size": (np.zeros((30, 60), np.uint8) + 1, "is 60 x 30, its image 60 x 40: save it"),
         "values": (np.full((40, 60), 77, np.uint8), "holds 77: expected 0 background, 1 to 20"),

@@ -190,7 +190,7 @@ def test_the_verdict_knows_what_answers_for_a_class(model, folder):
     )
     remarks = {m.method: m.remarks for m in verdict.methods}
     assert remarks["Oracle"] == (
-        "in mosaics of 2x2, 1.000 of it lies on the photo of the class asked for, .250 by chance",
+        "in mosaics of 2x2, 1.000 of it lies on the photo of its class, .250 by chance",
     )
     assert not remarks["Blind"]
 

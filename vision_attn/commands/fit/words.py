@@ -1,4 +1,4 @@
-"""fit, validate, test, predict: what is said without loading torch and Lightning.
+"""fit, validate, test, predict: help and errors that need neither torch nor Lightning.
 
 Help, and a config or a checkpoint that is missing; then `run` runs.
 """

@@ -155,7 +155,7 @@ class Path:
         return replace(chain, links=links)
 
     def counted(self, of_calls: Sequence[Any], images: int, network: nn.Module) -> list[Any]:
-        """Of what there is one for each call of a run, take those of the calls that count.
+        """Select, of values given for each call of a run, those of the calls that count.
 
         Calls, or tensors with their batch; heads that were counted as batch become heads.
         """

@@ -1,4 +1,4 @@
-"""What a run that was followed tells of its attention calls: their tokens, batches and windows.
+"""The attention calls of a run that was followed: their tokens, batches and windows.
 
 Axes: b images, n tokens, i queries, j keys, lead images times windows or heads.
 """
@@ -54,7 +54,7 @@ class Step:
 
 
 class TracedRun:
-    """What was followed, sorted by attention calls; origins are those of `recording/origins.py`.
+    """What was followed, call by call of attention; origins are those of `recording/origins.py`.
 
     read: the origins of the logits. used: the calls that the logits depend on. For each of them,
     after `read_steps`: queries, keys, outputs, the origins in each window; aliases: outputs of a

@@ -34,7 +34,7 @@ Part = Literal["v", "context", "scores"]
 
 
 class RecordError(ValueError):
-    """A run made attention calls that no record of one a module holds.
+    """A run made more or fewer attention calls than one for each module.
 
     Examples:
         >>> from vision_attn.explain.recording.log import RecordError
@@ -126,7 +126,7 @@ class CallLog:
         return context
 
     def untraced(self) -> AbstractContextManager:
-        """Run the product of an attention call, of which the tracer is told when it is recorded."""
+        """Run the product of an attention call untraced; the tracer gets it when it is recorded."""
         return nullcontext() if self.tracer is None else self.tracer.paused()
 
     def forget_kernel(self) -> None:

@@ -216,7 +216,7 @@ class Run(LightningCLI):
         return str(found[-1]) if found else None
 
     def instantiate_classes(self) -> None:
-        """Options are judged by their classes here, in lists within jsonargparse's own words."""
+        """Make the objects; a ValueError of a class becomes one line with the option's name."""
         try:
             with made():
                 super().instantiate_classes()

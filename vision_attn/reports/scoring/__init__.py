@@ -101,7 +101,7 @@ class Scores:
         """Write scores.json, scores.csv, scores.md and the pictures; return the folder.
 
         curves.png shows deletion and insertion, sanity.png (if measured) how maps change as the
-        weights are lost, best_and_worst.png the images that score best and worst.
+        weights are randomised, best_and_worst.png the images that score best and worst.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ def score(
     500). target: `label`, the true class where it is known, or `predicted`. steps: of deletion and
     insertion. removal: see `vision_attn.removal`. sanity: on how many images the weights are
     randomised and noise is added (None: 32 with "all", else 0). mosaic: photos a side, 2 to 4, one
-    number or several, of mosaics in which each method is asked for the class of each photo, of data
+    number or several, of mosaics in which each method explains the class of each photo; needs data
     with labels; at most `images` (with "all" 32) of each side, and no more than 400 photos fill.
 
     processes: how many at once; None takes as many as pay. Above one, a script needs its

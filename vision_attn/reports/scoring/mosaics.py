@@ -137,7 +137,7 @@ class Mosaics:
         self._enough(labels, "that the model knows")
 
     def candidates(self) -> list[int]:
-        """The places of the photos that the network is asked to name."""
+        """Return the places of the photos that the network has to name."""
         with_class = [
             item
             for item in self.data.chosen(len(self.data), self.seed)
@@ -146,9 +146,9 @@ class Mosaics:
         return with_class[:CANDIDATES]
 
     def compose(self, records: Mapping[Key, Record]) -> None:
-        """Make the mosaics, of what `named` said; ValueError where too few photos are named right.
+        """Make the mosaics from the records of `named`; ValueError with too few photos named right.
 
-        The first ones stay the same where more are asked for.
+        The first ones stay the same where there are more.
         """
         places = {image: item for item, image in enumerate(self.data.names)}
         sure: dict[int, list[tuple[float, int]]] = defaultdict(list)
@@ -176,7 +176,7 @@ class Mosaics:
         return found
 
     def choose_frames(self, records: Mapping[Key, Record]) -> None:
-        """Choose what the network sees of mosaics of each side, by what `framed` said."""
+        """Choose what the network sees of mosaics of each side, by the records of `framed`."""
         self.known = []
         for side in self.sides:
             mine = self.of_side(side)
@@ -324,7 +324,7 @@ class Mosaics:
 
 
 def check_sides(mosaic: int | Sequence[int] | None) -> tuple[int, ...]:
-    """The sides that are asked for, in order, each once; ValueError for one that is not offered."""
+    """Return the sides in order, each once; ValueError for one that is not offered."""
     sides = () if mosaic is None else (mosaic,) if isinstance(mosaic, int) else tuple(mosaic)
     for side in sides:
         if side not in GRIDS:

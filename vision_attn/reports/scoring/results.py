@@ -205,7 +205,7 @@ class Results:
         if scored == len(chosen) and work.asked <= len(work.data):
             return ""
         there = len(work.data)
-        return f"{work.asked} images asked for, {there} found, {scored} could be read"
+        return f"{work.asked} images requested, {there} found, {scored} could be read"
 
     def notes(self) -> list[str]:
         """What to know before the numbers are believed."""

@@ -31,9 +31,9 @@ RULE = (
     "The rule: yes, if the method beats each baseline by deletion and by insertion, the 95 % "
     "interval of the paired difference lying above 0 and the lead being at least "
     f"{LEAST_LEAD}; no, if it is worse than a baseline by either, or no better by both (the "
-    f"interval ends below {MATTERS}), or if its map stays the same with all weights lost (the "
-    f"interval of the mean |rank correlation| lies above {ALIKE}); otherwise, and from fewer than "
-    f"{FEWEST} images, it cannot be told. Each method is judged by itself: of 40 that are no "
+    f"interval ends below {MATTERS}), or if its map stays the same with all weights randomised "
+    f"(the interval of the mean |rank correlation| lies above {ALIKE}); otherwise, and from fewer "
+    f"than {FEWEST} images, cannot tell. Each method is judged by itself: of 40 that are no "
     "better than a baseline, at most one on average passes by chance. A trusted map shows where "
     "the evidence lies that this model uses on these images better than a map of the image alone; "
     "it says nothing about other models or images."
@@ -57,13 +57,13 @@ ABOUT = {
     "pointing_game_on_shortcut": "the share of images in which the maximum lies on the shortcut",
     "energy_inside_on_shortcut": "the share of the map's sum that lies on the shortcut",
     **{
-        name: f"the share of the map's positive sum in the cell of the class asked for, of "
+        name: f"the share of the map's positive sum in the cell of its class, of "
         f"{side}x{side} photos, the mean over a mosaic's cells; class-blind: the same map for "
         f"every class, which has 1/{side**2}"
         for side, name in GRIDS.items()
     },
     "randomisation": "|rank correlation| with the intact map, the mean over the steps by which the "
-    "weights are lost; 1 is a map that does not depend on them",
+    "weights are randomised; 1 is a map that does not depend on them",
     "sensitivity": "the largest relative change of the map under a little noise; a map that never "
     "changes has 0, so that small alone proves nothing",
     "sparseness": "how unevenly the map is spread, 0 for a constant one; not whether it is right",

@@ -4,11 +4,11 @@ A method is trusted where it beats each baseline by deletion and by insertion: t
 the paired difference lies above 0, and the lead is at least LEAST_LEAD. It is not trusted where it
 is worse than a baseline by either, or no better (the interval ends below MATTERS) by both; where it
 is better by one and no better by the other, the measures disagree, which more images may not
-settle. Whatever its scores, a map is not to be believed that stays the same as all weights are
-lost: the interval of the mean |rank correlation| with the intact map lies above ALIKE. All else
-cannot be told from these images; fewer than FEWEST tell nothing. Localisation and sensitivity are
-remarks: they do not ask what the network uses. So are mosaics, of the smallest side that was asked
-for: they say which maps answer for one class rather than another, compared with the baselines in
+settle. Whatever its scores, a map is not trusted that stays the same when all weights are
+randomised: the interval of the mean |rank correlation| with the intact map lies above ALIKE. All
+else remains open; fewer than FEWEST images give no verdict. Localisation and sensitivity are
+remarks: they do not measure what the network uses. So are mosaics, of the smallest side that was
+scored: they say which maps answer for one class rather than another, compared with the baselines in
 the same way.
 
 A method that is no better than one of the baselines passes by chance in at most 2.5 % of cases, as
@@ -56,12 +56,12 @@ class Compared(NamedTuple):
 class MethodVerdict:
     """What the scores say of one method.
 
-    trust: `yes`, `no` or `unknown`. reason: why, in words. images: how many it rests on.
-    deletion, insertion: `better` than every baseline, `worse` or `no better` than one, or `open`.
-    randomisation: whether the map `changes` as the weights are lost, is `unchanged`, or that is
-    `open`; None where it was not measured. remarks: what else is known, and decides nothing.
-    pointing: whether it `points` at the photo of the class asked for in a mosaic, is `class-blind`,
-    `does not`, or that is `open`; None where it was not measured.
+    trust: `yes`, `no` or `unknown`. reason: why, in words. images: how many it rests on. deletion,
+    insertion: `better` than every baseline, `worse` or `no better` than one, or `open`.
+    randomisation: whether the map `changes` as the weights are randomised, is `unchanged`, or that
+    is `open`; None where it was not measured. remarks: what else is known, and decides nothing.
+    pointing: whether it `points` at the photo of its class in a mosaic, is `class-blind`, `does
+    not`, or that is `open`; None where it was not measured.
 
     Examples:
         >>> from vision_attn.reports.scoring import MethodVerdict
@@ -88,7 +88,7 @@ class Verdict:
     methods: one each, in the order of the tables, without the baselines. images: how many the
     comparison with the baselines rests on, at most. randomised: how many the check by lost weights
     rests on; 0 where it was not made. warning: where the model has random weights. mosaics: photos
-    a side of the mosaics that methods were asked about, 0 without any, and how many there were.
+    a side of the mosaics that were scored, 0 without any, and how many there were.
 
     Examples:
         >>> from vision_attn.reports.scoring import MethodVerdict, Verdict
@@ -118,7 +118,7 @@ class Verdict:
 
     @property
     def what(self) -> str:
-        """Which methods to trust, which not, and of which that cannot be told."""
+        """Which methods to trust, which not, and which remain open."""
         if not self.methods:
             return "No method was scored."
         trusted, rejected, unknown = self.of("yes"), self.of("no"), self.of("unknown")
@@ -230,7 +230,7 @@ def judge_method(results: Results, method: str) -> MethodVerdict:
 
 
 def pointing(results: Results, method: str) -> Pointing | None:
-    """Say whether a method points at the class asked for, in mosaics of the smallest side."""
+    """Say whether maps point at the photo of their class, in mosaics of the smallest side."""
     metric = next((name for name in GRIDS.values() if name in results.metrics), None)
     if metric is None:
         return None
@@ -287,7 +287,7 @@ def disagree_on(standings: Sequence[str]) -> bool:
 
 
 def ends_alike(results: Results, method: str) -> list[float]:
-    """Measure |rank correlation| of the intact map and that with all weights lost, by image."""
+    """Measure, by image, |rank correlation| with the map of all weights randomised."""
     lines = [r["rank correlation"] for r in results.by_method["sanity", method] if "scores" in r]
     return [abs(line[-1]) for line in lines if line[-1] == line[-1]]
 
@@ -307,7 +307,7 @@ def remarks(results: Results, method: str) -> list[str]:
             range_ = f" [{short(inside.low)}, {short(inside.high)}]" if inside else ""
             said.append(
                 f"in mosaics of {side}x{side}, {short(mean.value)}{range_} of it lies on the photo "
-                f"of the class asked for, {short(1 / side**2)} by chance"
+                f"of its class, {short(1 / side**2)} by chance"
             )
     if "energy_inside" in results.metrics:
         found = compare(results, "energy_inside", method)
