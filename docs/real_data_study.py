@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import vision_attn
-from vision_attn import load_model
+from vision_attn import list_models, load_model
 from vision_attn.evaluate.bootstrap import bca
 from vision_attn.explain import Explainer, fitting_methods
 from vision_attn.explain.attribution import Attribution
@@ -26,7 +26,9 @@ from vision_attn.types import Model
 
 HERE = Path(__file__).parent
 SHELF = tuple(
-    f"vision_attn:{name}_imagenette" for name in ("compact_vit", "vit", "senet", "spatial_cnn")
+    f"vision_attn:{name}_imagenette"
+    for name in ("compact_vit", "vit", "senet", "spatial_cnn")
+    if f"{name}_imagenette" in {row["name"] for row in list_models()}
 )
 METRICS = {
     "deletion": "deletion ↓",
@@ -97,7 +99,13 @@ def study() -> None:
         quick, slow = Effort(4, 2, (2, 3)), Effort(2, 0, ())
     studied = [studied_network(spec, args, quick, slow) for spec in args.models]
     page = [
-        PAGE.format(verdict=verdict(studied), rule=RULE, n=effort(quick, slow), data=args.data),
+        PAGE.format(
+            verdict=verdict(studied),
+            rule=RULE,
+            n=effort(quick, slow),
+            images=args.images,
+            data=args.data,
+        ),
         markdown_table(["network", "named right", "mosaics"], [about(one) for one in studied]),
     ]
     for one in studied:
@@ -134,9 +142,9 @@ def studied_network(spec: str, args: argparse.Namespace, quick: Effort, slow: Ef
 def effort(quick: Effort, slow: Effort) -> str:
     """On how many photos, in a sentence."""
     return (
-        f"Methods of a few passes a map on {quick.images} photos, drawn evenly (randomisation and "
-        f"sensitivity on {quick.sanity}); IntegratedGradients and Occlusion, which take hundreds, "
-        f"on {slow.images}, by deletion and insertion alone. The last column says on how "
+        f"Methods of a few passes a map on {quick.images} photos, drawn at random (randomisation "
+        f"and sensitivity on {quick.sanity}); IntegratedGradients and Occlusion, which take "
+        f"hundreds, on {slow.images}, by deletion and insertion alone. The last column says on how "
         "many photos, mosaics and photos with lost weights each number rests."
     )
 
@@ -181,7 +189,8 @@ def cell(one: Studied, metric: str, method: str) -> str:
     if len(values) < 2:
         return f"{values.mean():.3f}"
     low, high = bca(values)
-    return f"{values.mean():.3f} [{low:.3f}, {high:.3f}]{star}"
+    digits = ".3f" if values.mean() < 100 else ".0e"  # of a map that is next to nothing
+    return f"{values.mean():{digits}} [{low:{digits}}, {high:{digits}}]{star}"
 
 
 def verdict(studied: list[Studied]) -> str:
@@ -195,36 +204,26 @@ def verdict(studied: list[Studied]) -> str:
 
 
 def of_family(mine: list[Studied]) -> str:
-    """Which method to use, which not to believe, and which cannot answer for a class."""
-    told = [one.verdicts() for one in mine]
-    common = [m for m in told[0] if all(m in one for one in told)]
-    use = [
-        m for m in common if all(t[m].trust == "yes" and t[m].pointing == "points" for t in told)
-    ]
-    use.sort(key=lambda m: mean_rank(m, mine, use))
-    where = [
-        m
-        for m in common
-        if all(t[m].trust == "yes" and t[m].pointing == "class-blind" for t in told)
-    ]
-    not_believed = [m for m in common if any(t[m].trust == "no" for t in told)]
-    blind = [m for m in common if all(t[m].pointing == "class-blind" for t in told)]
-    rest = [m for m in common if m not in (*use, *where, *not_believed)]
-    if use:
-        said = [f"use {use[0]}."]
-        if use[1:]:
-            said.append(f"Next to it, in this order: {listed(use[1:])}.")
-    else:
-        said = ["no method has shown on every network here that it is to be used."]
-    if where:
-        said.append(f"For where it looks, whatever the class: {listed(where)}.")
-    if not_believed:
-        said.append(f"Do not believe {listed(not_believed)}.")
-    if blind:
-        said.append(f"Not to be asked why this class and not another: {listed(blind)}.")
-    if rest:
-        said.append(f"Undecided: {listed(rest)}.")
-    return " ".join(said)
+    """Which methods pass, which are not to be trusted, and which cannot answer for a class."""
+    verdicts = [one.verdicts() for one in mine]
+    common = [m for m in verdicts[0] if all(m in one for one in verdicts)]
+    trusted = [m for m in common if all(one[m].trust == "yes" for one in verdicts)]
+    refused = [m for m in common if any(one[m].trust == "no" for one in verdicts)]
+    pointing = [m for m in trusted if all(one[m].pointing == "points" for one in verdicts)]
+    blind = [m for m in common if all(one[m].pointing == "class-blind" for one in verdicts)]
+    ranked = sorted(pointing, key=lambda m: mean_rank(m, mine, pointing))
+    rest = [m for m in common if m not in (*ranked, *refused) and not (m in trusted and m in blind)]
+    sentences = [f"use {ranked[0]}." if ranked else "no method passes."]
+    for what, methods in (
+        ("Next to it, in this order", ranked[1:]),
+        ("For where it looks, whatever the class", [m for m in trusted if m in blind]),
+        ("Do not trust", refused),
+        ("The same map for every class", blind),
+        ("Undecided", rest),
+    ):
+        if methods:
+            sentences.append(f"{what}: {listed(methods)}.")
+    return " ".join(sentences)
 
 
 def mean_rank(method: str, mine: list[Studied], among: list[str]) -> float:
@@ -247,11 +246,11 @@ def counted(mine: list[Studied]) -> str:
 
 
 RULE = """\
-The rule. A method is recommended if three things hold for every network of the kind. By deletion
+The rule. A method passes if three things hold for every network of the kind. By deletion
 and by insertion it is better than each of three maps that know nothing of the network (the 95 %
 interval of the paired difference does not contain 0). Its map changes when the weights are
 randomised. In mosaics, more of it lies on the photo of the target class than of these maps.
-Recommended methods are ordered by their mean rank in deletion, insertion and mosaics of 2x2. A
+Methods that pass are ordered by their mean rank in deletion, insertion and mosaics of 2x2. A
 method is not trusted if, for one network, it is worse than one of these maps, no better by both
 measures, or the same with random weights. A class-blind map is the same for every class.
 `vision-attn score` gives such a verdict for your model."""
@@ -272,7 +271,7 @@ same network with random weights. *Sensitivity*: how much a little noise changes
 
 {n} The photos are those of `{data}`, which no network was trained on.
 
-This page is written by `python docs/real_data_study.py`.
+This page is written by `python docs/real_data_study.py --images {images}`.
 """
 
 if __name__ == "__main__":
