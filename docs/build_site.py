@@ -70,6 +70,11 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
     )
 
 
+def on_post_template(output: str, template_name: str, config: Any) -> str:
+    """Leave out the page for missing addresses: a site opened from the disk never shows it."""
+    return "" if template_name == "404.html" else output
+
+
 # ---------------------------------------------------------------- the command line
 
 

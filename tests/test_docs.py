@@ -52,6 +52,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(site
         assert not re.findall(r"@import|url\(.?https?:", style.read_text(encoding="utf-8")), (
             style.name
         )
+    assert not (site / "404.html").exists()
     assert len(list(site.glob("notebooks/*.ipynb"))) == len(list(ROOT.glob("notebooks/*.ipynb")))
 
 
