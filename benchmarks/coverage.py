@@ -137,6 +137,8 @@ def attempt(entry, words: argparse.Namespace) -> None:
         add(words.results, entry, {**found, "seconds": round(time.monotonic() - begun, 1)})
     except MemoryError:
         add(words.results, entry, {"map": "stopped", "why": f"more than {words.gigabytes} GB"})
+    except Exception as error:
+        add(words.results, entry, {"map": "crash", "why": f"{type(error).__name__}: {error}"})
     finally:
         sys.stdout.flush()
         os._exit(0)

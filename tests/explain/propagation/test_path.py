@@ -231,6 +231,24 @@ def test_a_pool_by_a_softmax_over_the_tokens_is_a_call():
     torch.testing.assert_close(found, seed[:, 0].unflatten(1, (4, 6)).float())
 
 
+def test_tokens_of_frequencies_lie_beside_the_image():
+    class Frequencies(Own):
+        def forward(self, images):
+            waves = torch.view_as_real(torch.fft.fft2(images)).movedim(-1, 2).flatten(1, 2)
+            both = [self.waves(waves).flatten(2).mT, self.cut(images).flatten(2).mT]
+            return self.head(self.blocks(torch.cat(both, 1)).mean(1))
+
+    torch.manual_seed(3)
+    network = Frequencies([Block(fused), Block(fused)])
+    network.waves = nn.Conv2d(6, 24, 16, 16)
+    network = network.double().eval()
+    path = probe(network, SIZE)
+    assert (path.layout.grid, path.layout.beside) == ((4, 6), list(range(6)))
+    shares = rolled(network, torch.full((30,), 1 / 30, dtype=torch.float64))
+    found = Rollout()(network, IMAGES).values
+    torch.testing.assert_close(found, shares[:, 6:].unflatten(1, (4, 6)).float())
+
+
 def test_class_attention_to_a_class_token_that_is_normed_apart():
     class ClassAttention(nn.Module):
         """The class token's residual is the parameter itself; the norm's output joins the keys."""

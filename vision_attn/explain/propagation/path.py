@@ -9,6 +9,7 @@ Axes: b images, n tokens, i queries, j keys, lead images times windows or heads.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,14 +21,14 @@ from vision_attn.explain.contrast import Contrast
 from vision_attn.explain.networks.layout import layout_of
 from vision_attn.explain.networks.modules import modules_of
 from vision_attn.explain.propagation.chain import Attention, Chain, Regroup
-from vision_attn.explain.propagation.places import layout_found
+from vision_attn.explain.propagation.places import Places, layout_found, places_of
 from vision_attn.explain.propagation.traced import Step, UnknownPathError, follow
 from vision_attn.explain.propagation.writer import ChainWriter
 from vision_attn.explain.recording.calls import AttentionCall
 from vision_attn.explain.recording.log import RecordError
 from vision_attn.types import Images, TokenLayout
 
-__all__ = ["Path", "Step", "find_path", "found_layout"]
+__all__ = ["Path", "Step", "find_path", "find_places", "found_layout"]
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,7 @@ def arranged(one: Any, step: Step, images: int) -> Any:
 
 
 _PATHS: WeakKeyDictionary[nn.Module, dict[Any, Path]] = WeakKeyDictionary()
+_PLACES: WeakKeyDictionary[nn.Module, dict[Any, Places | None]] = WeakKeyDictionary()
 
 
 def find_path(network: nn.Module, images: Images) -> Path:
@@ -214,6 +216,29 @@ def found_layout(network: nn.Module, images: Images, tokens: int | None = None) 
     if layout is None or tokens not in (None, layout.tokens):
         layout = layout_of(network, (images.shape[2], images.shape[3]))
     return layout
+
+
+def find_places(network: nn.Module, images: Images, module: nn.Module) -> Places:
+    """Find where the tokens of a module's output (b n d) or (n b d) lie on images of this size.
+
+    As the network's kind says, or by a run, which is remembered as a path is. Raises ValueError
+    where nothing tells.
+    """
+    if isinstance(network, Contrast):
+        network = network.network
+    key = (tuple(images.shape[1:]), images.dtype, images.device, state_of(network), id(module))
+    known = _PLACES.setdefault(network, {})
+    if key not in known:
+        known[key] = None
+        with suppress(RecordError):
+            known[key] = places_of(follow(network, images[:1], module))
+    places = known[key]
+    if places is None:
+        raise ValueError(
+            "where the tokens of this layer lie on the image is not known: name another layer, or "
+            "give layout="
+        )
+    return places
 
 
 def state_of(network: nn.Module) -> int:

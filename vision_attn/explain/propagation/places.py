@@ -2,14 +2,60 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from vision_attn.explain.networks.layout import layout_of
 from vision_attn.explain.propagation.chain import Attention, Link
+from vision_attn.explain.propagation.traced import TracedRun
 from vision_attn.types import Pool, TokenLayout
 
-__all__ = ["grid_of", "layout_found"]
+__all__ = ["Places", "grid_of", "layout_found", "places_of"]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the tokens of a layer's output lie: (b n d), or (n b d) where batch_axis is 1.
+
+    order: the token in each place of the grid (h, w), row by row.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.propagation.places import Places
+        >>> x = torch.arange(5.0)[None, :, None]  # four patches, by columns
+        >>> Places((2, 2), (1, 3, 2, 4)).to_map(x)[0, 0].tolist()
+        [[1.0, 3.0], [2.0, 4.0]]
+    """
+
+    grid: tuple[int, int]
+    order: tuple[int, ...]
+    batch_axis: int = 0
+
+    def to_map(self, x: Tensor) -> Tensor:
+        """Lay a layer's output out as (b d h w)."""
+        x = x.transpose(0, self.batch_axis)[:, list(self.order)]
+        return x.mT.unflatten(-1, self.grid)
+
+
+def places_of(run: TracedRun) -> Places | None:
+    """Find where the tokens of the module that a run watched lie; None where nothing tells."""
+    if run.watched is None or run.watched.ndim != 3:
+        return None
+    for batch_axis in (0, 1):
+        ids = run.watched.transpose(0, batch_axis)
+        ids = ids[..., :1] if ids.stride(-1) == 0 else ids
+        boxes = run.origins.box[ids].amax(2)  # image n side
+        apart = len(ids) == 2 and all(bool((boxes[at, :, 5 - at] < 0).all()) for at in (0, 1))
+        if not apart:
+            continue
+        boxes = boxes[0, :, :4]  # -top, -left, bottom, right
+        patches = [at for at, box in enumerate(boxes.tolist()) if box[2] >= 0]
+        middle = (boxes[:, 2:] - boxes[:, :2]).tolist()
+        patches.sort(key=lambda at: middle[at])
+        grid = grid_of(boxes[patches])[0]
+        return None if grid is None else Places(grid, tuple(patches), batch_axis)
+    return None
 
 
 def layout_found(

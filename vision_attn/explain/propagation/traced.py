@@ -3,7 +3,8 @@
 Axes: b images, n tokens, i queries, j keys, lead images times windows or heads.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +83,7 @@ class TracedRun:
             self.origins.residual[self.origins.members(one)] = True  # of branches side by side
         logits = getattr(out, "logits", out)
         self.read: list[int] | None = None
+        self.watched: Tensor | None = None
         results = [x for x in everything(out) if isinstance(x, Tensor)]
         if isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == 2:
             self.read = self._distinct(tracer.origins_of(logits)[0])
@@ -198,9 +200,10 @@ class TracedRun:
         return f"attention call {at} ({self.calls[at].module or 'of the network itself'})"
 
 
-def follow(network: nn.Module, image: Images) -> TracedRun:
+def follow(network: nn.Module, image: Images, watched: nn.Module | None = None) -> TracedRun:
     """Run a network on two copies of an image (1 c h w), and follow every value.
 
+    watched: a module whose output's origins, of its last run, are kept in `watched` of the result.
     Raises RecordError for a run whose calls no record holds.
 
     Examples:
@@ -214,7 +217,7 @@ def follow(network: nn.Module, image: Images) -> TracedRun:
     tracer = Tracer()
     with torch.inference_mode(False), torch.no_grad(), in_eval_mode(network):
         image = image.clone()
-        if not any(attends(module) for module in modules_of(network)):
+        if watched is None and not any(attends(module) for module in modules_of(network)):
             alone = Recorder(frozenset())  # to follow convolutions in vain takes long
             with alone.watching(network):
                 out = network(image)
@@ -222,9 +225,30 @@ def follow(network: nn.Module, image: Images) -> TracedRun:
                 return TracedRun(tracer, [], out)
         recorder = Recorder(frozenset(), None, tracer)
         two = tracer.image(image.repeat(2, 1, 1, 1))
-        with recorder.watching(network), tracer:
+        kept: list[Tensor] = []
+        with recorder.watching(network), tracer, watching(watched, tracer, kept):
             out = network(two)
-    return TracedRun(tracer, recorder.record.calls, out)
+    run = TracedRun(tracer, recorder.record.calls, out)
+    run.watched = kept[-1] if kept else None
+    return run
+
+
+@contextmanager
+def watching(module: nn.Module | None, tracer: Tracer, kept: list[Tensor]) -> Iterator[None]:
+    """Keep the origins of what a module gives while this is open."""
+
+    def keep(_module: nn.Module, _args: tuple, out: Any) -> None:
+        if isinstance(out, Tensor):
+            kept.append(tracer.origins_of(out))
+
+    if module is None:
+        yield
+        return
+    hook = module.register_forward_hook(keep)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def everything(out: Any) -> list[Any]:

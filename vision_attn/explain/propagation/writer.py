@@ -3,6 +3,7 @@
 Axes: n tokens, i queries, j keys.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -272,6 +273,11 @@ class ChainWriter:
             for row in rows:
                 real = [one for one in row if one]
                 if len(set(real)) < len(real):
+                    if made := self._operation_of(real):
+                        raise UnknownPathError(
+                            f"the {what} of {name} come of {made}, which mixes tokens or chooses "
+                            "among them, and which of them is where is not known"
+                        )
                     raise UnknownPathError(
                         f"the {what} of {name} are not one token each ({len(real)} of them, made "
                         f"of {len(set(real))}): linear attention, or attention over channels"
@@ -305,6 +311,19 @@ class ChainWriter:
             self.before |= {token.origin: at for token in self.state}
             self.state, self.place, self.was = [], {}, {}
         self._add(flat)
+
+    def _operation_of(self, origins: Sequence[int]) -> str | None:
+        """The operation that gave several tokens one origin, if it is known."""
+        shared = [one for one, times in Counter(origins).items() if times > 1]
+        stack, seen = list(shared), set(shared)
+        while stack and len(seen) < FAR:
+            one = stack.pop()
+            if one in self.origins.operation:
+                return self.origins.operation[one]
+            more = [each for each in self.origins.members(one) if each not in seen]
+            stack += more
+            seen.update(more)
+        return None
 
     def _with_aliases(self, at: int) -> Tensor:
         """All origins of a call's outputs, those of its other heads too."""

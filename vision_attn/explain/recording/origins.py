@@ -4,7 +4,9 @@ Axes: b batch, head, i queries, j keys, d width.
 """
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -59,6 +61,7 @@ class Origins:
         self.equal = torch.zeros(64, dtype=torch.bool)  # whether its members count alike
         # -top, -left, bottom, right in pixels, and in the first and the second image: at least 0
         self.box = torch.full((64, 6), NOWHERE)
+        self.pixel_count = 0  # the first origins
         self.operation: dict[int, str] = {}  # what mixed the members of an origin
         self._first: list[int] = []
         self._members: list[Tensor] = []
@@ -82,7 +85,15 @@ class Origins:
         row, column = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
         self.box[ids, :4] = torch.stack([-row, -column, row, column], -1).flatten(0, 1)
         self.box[ids, 4 + image] = 0
+        self.pixel_count = self.count - 1
         return ids.view(height, width)
+
+    def frequencies(self, images: int, shape: Sequence[int]) -> Tensor:
+        """Make an origin for each frequency (images *shape) of images: it lies in no place."""
+        ids = self.new(images * prod(shape)).view(images, *shape)
+        for image in range(images):
+            self.box[ids[image].flatten(), 4 + image] = 0
+        return ids
 
     def outputs(self, queries: Tensor, call: int) -> Tensor:
         """Make an origin for the output of an attention call at each of its queries."""
