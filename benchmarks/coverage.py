@@ -20,6 +20,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -119,6 +120,7 @@ def stopped_by(status: int, words: argparse.Namespace) -> str:
 
 def add(results: Path, entry, found: dict) -> None:
     line = {"name": entry.name, "source": entry.source, "family": entry.family, **found}
+    line["date"] = date.today().isoformat()
     with results.open("a") as file:
         file.write(json.dumps(line) + "\n")
 

@@ -99,8 +99,13 @@ class Explainer(ABC):
     def refusal(self, network: nn.Module) -> str | None:
         """Say in one line why this network cannot be explained so; None where it can."""
 
-    def refusal_for(self, network: nn.Module, images: Images) -> str | None:
-        """Say in one line why this network cannot be explained so on images of this size."""
+    def refusal_for(
+        self, network: nn.Module, images: Images, layout: TokenLayout | None = None
+    ) -> str | None:
+        """Say in one line why this network cannot be explained so on images of this size.
+
+        layout: how its tokens lie on them, where that is told.
+        """
         return self.refusal(network)
 
     @abstractmethod
@@ -158,7 +163,7 @@ class Explainer(ABC):
         layout = layout or layout_for(network, images)
         network = network_of(network)
         check_images(network, images)
-        if reason := self.refusal_for(network, images):
+        if reason := self.refusal_for(network, images, layout):
             raise ValueError(f"{self} does not fit {type(network).__name__}: {reason}")
         with (
             in_eval_mode(network),

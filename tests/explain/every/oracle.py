@@ -38,13 +38,15 @@ MIXERS = ("TalkingHeadAttn", "GPSA")  # mix the outputs of softmaxes before they
 class Verdict:
     """What was found of one network.
 
-    map: right, refused, wrong or crash. why: the refusal, what is wrong, or the exception. errors
+    map: right, refused, wrong or crash. why: the refusal, what is wrong, or the exception. part: why
+    the map is of the last calls alone; empty: it is of all. errors
     are shares of the map's maximum. cam: of HiResCAM and GradCAM beside W f where the head is a
     mean and a linear layer; None where it is not.
     """
 
     map: str = ""
     why: str = ""
+    part: str = ""
     calls: int = 0
     tokens: int = 0
     compared: int = 0  # calls whose weights were found by the plain softmax too
@@ -238,6 +240,7 @@ def _judge_path(network, images, verdict):
         verdict.map, verdict.why = "refused", "where its tokens lie is not known"
         return
     verdict.map, verdict.tokens = "right", path.layout.tokens
+    verdict.part = path.left_out or ""
     chain, matched = compared_weights(network, images, path, verdict)
     disturb_queries(network, images[:1], path, chain, matched, verdict)
     disturb_image(network, images[:1], path, chain, matched, verdict)
@@ -414,7 +417,7 @@ def reach_end(links, start, reach):
 def follow_reach(links, start, reach, scores, base, chain):
     """Compare what changed in each later call with where the chain says that the token is."""
     for link in links[links.index(start) + 1 :]:
-        if isinstance(link, Attention) and link.layer in scores:
+        if isinstance(link, Attention) and link.layer in scores and link.layer not in reused(base):
             there = F.pad(reach, (0, 1))
             expected = there[link.queries][:, :, None] | there[link.keys][:, None, :]
             found = changed(scores[link.layer], base[link.layer])
@@ -427,6 +430,16 @@ def follow_reach(links, start, reach, scores, base, chain):
                 )
         reach = carried(link, reach)
     return None
+
+
+def reused(scores):
+    """The calls whose scores are an earlier call's, turned: they are of tokens as they were then."""
+    return {
+        at
+        for at, own in scores.items()
+        for before, other in scores.items()
+        if before < at and other.mT.shape == own.shape and torch.equal(other.mT, own)
+    }
 
 
 def disturb_image(network, image, path, chain, matched, verdict):

@@ -41,6 +41,7 @@ from vision_attn.explain.recording.origins import NOTHING, CallOrigins, Origins
 __all__ = ["Tracer"]
 
 PRODUCTS = "products of one with another"
+LARGE = 2**14  # places of a map beyond which only the nearest counts where it changes its size
 
 
 class Label(NamedTuple):
@@ -244,11 +245,8 @@ class Tracer(DispatchMode):
             weight, stride, padding, dilation = args[1], *args[3:6]
             ids = self._reduced(self.one(first), [1])
             return Label(self._windows(ids, weight.shape[2:], stride, padding, dilation, shape))
-        if "upsample" in name and first is not None:
-            ids = self.one(first)
-            if self.origins.call[compact(ids)].max() < 0:  # an image or features of another size
-                small = F.interpolate(compact(ids)[:, :1].double(), shape[2:]).long()
-                return Label(small.expand(shape))
+        if "upsample" in name and first is not None and len(shape) == 4:
+            return Label(self._resized(func, first, args, shape))
         if name in POOLS and first is not None:
             size = list(args[1])
             options = [*args[2:], *[()] * 4]
@@ -373,7 +371,7 @@ class Tracer(DispatchMode):
         shape = (out if isinstance(out, Tensor) else out[0]).shape
         return label.moved(
             lambda ids: self._reduced(
-                ids, dims, equal=name in EQUAL, operation="" if name in EQUAL else name
+                ids, dims, equal=name in EQUAL, operation="" if name in EQUAL else name[6:]
             ).reshape(shape)
         )
 
@@ -412,6 +410,27 @@ class Tracer(DispatchMode):
         kept = ids.shape[: 2 + space]
         rows = ids.reshape(kept.numel(), -1)
         return self.origins.merge(rows, equal).view(kept).expand(shape)
+
+    def _resized(self, func: Any, label: Label, args: tuple, shape: Sequence[int]) -> Tensor:
+        """Merge what each place of a map of another size comes of; a pixel is the nearest one."""
+        size = args[0].shape[2:]
+        ids = self._reduced(self.one(label), [1])[:, :1].expand(-1, 1, *size)
+        if int(ids.max()) <= self.origins.pixel_count or size.numel() > LARGE:
+            return F.interpolate(ids.double(), shape[2:]).long().expand(shape)
+        around = []
+        for axis, n in enumerate(size):
+            one = [1, n, 1, 1]
+            one[2 + axis] = n
+            told = func(torch.eye(n).view(one).expand(1, n, *size).contiguous(), *args[1:])[0]
+            of = (told.select(2 - axis, 0) != 0).T  # place after, place before
+            most = int(of.sum(1).max())
+            order = of.long().argsort(dim=1, descending=True, stable=True)[:, :most]
+            around.append(order.masked_fill(~of.gather(1, order), n))
+        rows, columns = around
+        ids = F.pad(ids[:, 0], (0, 1, 0, 1), value=NOTHING)
+        members = ids[:, rows[:, None, :, None], columns[None, :, None, :]].flatten(3)
+        merged = self.origins.merge(members.flatten(0, 2))
+        return merged.view(len(ids), 1, *shape[2:]).expand(shape)
 
     def _mixed(self, args: tuple, out: Any, operation: str) -> Any:
         known = [self.origins_of(x) for x in tensors(args) if self._get(x) is not None]
