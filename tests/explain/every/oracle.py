@@ -38,7 +38,7 @@ MIXERS = ("TalkingHeadAttn", "GPSA")  # mix the outputs of softmaxes before they
 class Verdict:
     """What was found of one network.
 
-    map: right, refused, wrong or crash. why: the refusal, what is wrong, or the exception. part: why
+    map: right, refused, wrong, crash or unchecked. why: the refusal, what is wrong, or the exception. part: why
     the map is of the last calls alone; empty: it is of all. errors
     are shares of the map's maximum. cam: of HiResCAM and GradCAM beside W f where the head is a
     mean and a linear layer; None where it is not.
@@ -160,10 +160,11 @@ def sharp(network, images):
     return network.eval()
 
 
-def tried(entry, most=float("inf")):
+def tried(entry, most=float("inf"), check=True):
     """Build a network of the catalogue, run it and judge it: what was found, as a dictionary.
 
-    most: parameters, as published and as built, beyond which it is left out.
+    most: parameters, as published and as built, beyond which it is left out. check: False asks only
+    whether there is a map, and compares nothing.
     """
     if entry.source == "timm" and most < float("inf"):
         published = catalogue.parameters_of_timm(entry.name.removeprefix("timm:"))
@@ -192,7 +193,7 @@ def tried(entry, most=float("inf")):
             why = f"{type(error).__name__}: {error}"[:300]
     else:
         return {"map": "not built", "why": f"it does not run: {why}"}
-    found = judge(network, images)
+    found = judge(network, images) if check else probed(network, images)
     if isinstance(network, Own) and found.map == "right":
         error = off(Rollout()(network, images).values.double(), network.dense_rollout(images))
         if not error < 3e-6:
@@ -215,6 +216,14 @@ def judge(network, images):
         verdict.map = "crash" if any("crashed" in one for one in verdict.faults) else "wrong"
         verdict.why = "; ".join(verdict.faults)
     return verdict
+
+
+def probed(network, images):
+    """Ask whether there is a map: unchecked, or refused."""
+    path = find_path(network, images)
+    if path.refusal:
+        return Verdict("refused", path.refusal, calls=len(path.steps))
+    return Verdict("unchecked", "", path.left_out or "", len(path.steps), tokens=path.layout.tokens)
 
 
 def fault(verdict, what, error):
