@@ -196,8 +196,8 @@ def share(tried: dict[str, dict]) -> list[str]:
     lines = [
         f"Of {len(NETWORKS)} architectures whose blocks attend from token to token "
         f"(tests/explain/every/attending.py), {len(known)} were tried and {len(mapped)} have a "
-        f"token map ({len(mapped) / max(1, len(known)):.0%}): {len(whole)} of all their attention calls, "
-        f"{len(mapped) - len(whole)} of the last. The others:",
+        f"token map ({len(mapped) / max(1, len(known)):.0%}): {len(whole)} of all their attention "
+        f"calls, {len(mapped) - len(whole)} of the last. The others:",
         "",
         "| architecture | why there is no token map |",
         "|---|---|",
