@@ -168,6 +168,7 @@ def counted(tried: list[dict]) -> list[str]:
 
     count = Counter(one["map"] for one in tried)
     parts = sum(bool(one.get("part")) for one in tried)
+    earlier = sum("date" not in one for one in tried)
     every = sum(1 for _ in catalogue.every())
     days = sorted({one.get("date", EARLIER) for one in tried})
     return [
@@ -182,6 +183,7 @@ def counted(tried: list[dict]) -> list[str]:
         f"| wrong | {count['wrong']} |",
         f"| crashed | {count['crash']} |",
         f"| stopped, as it took too much time or memory | {count['stopped']} |",
+        f"| of all these, tried by an earlier version of the code that day | {earlier} |",
         f"| in the catalogue, not tried | {every - len(tried)} |",
     ]
 

@@ -163,10 +163,24 @@ def make_timm(name: str, small: bool = True):
                 with changed, warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     network = timm.create_model(name, num_classes=7, **options)
-                return network, [wanted] if wanted else sizes
+                return network, [running(network.eval(), [wanted] if wanted else sizes)]
             except Exception as error:
                 errors.append(error)
     raise errors[0]
+
+
+def running(network: nn.Module, sizes: list[tuple[int, int]]) -> tuple[int, int]:
+    """The first of these sizes on which a network runs; raises what the last raised."""
+    for at, size in enumerate(sizes):
+        try:
+            with torch.no_grad():
+                network(torch.zeros(2, 3, *size))
+        except Exception:
+            if at == len(sizes) - 1:
+                raise
+        else:
+            return size
+    raise ValueError("no sizes to try")
 
 
 def parameters_of_timm(name: str) -> int:

@@ -197,9 +197,12 @@ class TracedRun:
         self.keys[at], self.queries[at] = keys.tolist(), queries.tolist()
         self.outputs[at] = outputs.tolist()
         _, of_heads, i, j = call.shape
-        moved = tuple(order.flatten().tolist())
-        moved = None if moved == tuple(range(len(moved))) else moved
-        return Step(call.module, (1, of_heads, i, j), heads, windows, images_first, moved)
+        turns = tuple(order.flatten().tolist())
+        as_they_are = turns == tuple(range(len(turns)))
+        return Step(
+            call.module, (1, of_heads, i, j), heads, windows, images_first,
+            None if as_they_are else turns,
+        )  # fmt: skip
 
     def name(self, at: int) -> str:
         """Name a call, for a message."""
