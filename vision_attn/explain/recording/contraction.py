@@ -11,8 +11,9 @@ ELLIPSIS = "ABCDEFGH"  # letters for the axes of an ellipsis: equations rarely h
 
 
 class Contraction(NamedTuple):
-    """An einsum as weights (b head i j) @ v (b head j e) -> (b head i e), or with other axes for b
-    and head.
+    """An einsum as weights (b head i j) @ v (b head j e) -> (b head i e).
+
+    For b and head it may have one or more axes, of any kind.
 
     weights, v: the order in which to take the axes of each. out: that of the product's axes, which
     gives what the einsum gives.
