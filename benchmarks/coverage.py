@@ -8,7 +8,8 @@ The first prints the table of tests/explain/test_dense.py: networks of few layer
 beside dense float64 matrices. `--all` tries each network of tests/explain/every/catalogue.py in a
 process of its own, bound in time and memory, and appends a line of JSON to --results; networks that
 are there already are left out, so that it goes on where it stopped. `--write` makes
-docs/coverage.md's counts of these lines.
+docs/coverage.md's counts of these lines. With --probe nothing is compared: it says only of which
+networks there is a map.
 """
 
 import argparse
@@ -20,6 +21,8 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
+from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -30,6 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", help="networks of the dense table")
     parser.add_argument("--all", action="store_true", help="try every network")
+    parser.add_argument("--probe", action="store_true", help="ask for a map, compare nothing")
     parser.add_argument("--write", action="store_true", help="write docs/coverage.md")
     parser.add_argument("--only", nargs="+", default=["*"], help="shell patterns of names")
     parser.add_argument("--limit-parameters", type=float, default=150, help="millions")
@@ -119,6 +123,7 @@ def stopped_by(status: int, words: argparse.Namespace) -> str:
 
 def add(results: Path, entry, found: dict) -> None:
     line = {"name": entry.name, "source": entry.source, "family": entry.family, **found}
+    line["date"] = date.today().isoformat()
     with results.open("a") as file:
         file.write(json.dumps(line) + "\n")
 
@@ -133,46 +138,106 @@ def attempt(entry, words: argparse.Namespace) -> None:
         from oracle import tried
 
         begun = time.monotonic()
-        found = tried(entry, words.limit_parameters * 1e6)
+        found = tried(entry, words.limit_parameters * 1e6, check=not words.probe)
         add(words.results, entry, {**found, "seconds": round(time.monotonic() - begun, 1)})
     except MemoryError:
         add(words.results, entry, {"map": "stopped", "why": f"more than {words.gigabytes} GB"})
+    except Exception as error:
+        add(words.results, entry, {"map": "crash", "why": f"{type(error).__name__}: {error}"})
     finally:
         sys.stdout.flush()
         os._exit(0)
 
 
 def write(results: Path) -> None:
-    """Put the counts, and a line a family, into docs/coverage.md."""
-    tried = [one for one in known(results).values() if one["map"] in VERDICTS]
-    counts = Counter(one["map"] for one in tried)
+    """Put the counts, the share of the fixed list, and a line a family into docs/coverage.md."""
+    tried = {name: one for name, one in known(results).items() if one["map"] in VERDICTS}
+    lines = [*counted(list(tried.values())), "", *share(tried), "", *by_family(tried.values())]
+    page = ROOT / "docs" / "coverage.md"
+    before, start, rest = page.read_text().partition(START)
+    _, end, after = rest.partition(END)
+    assert start, f"{page} has no line {START!r}"
+    assert end, f"{page} has no line {END!r}"
+    page.write_text("\n".join([before + start, *lines, end + after]))
+    print("\n".join(lines[:20]))
+
+
+def counted(tried: list[dict]) -> list[str]:
+    """Count what came of all networks that were tried, and say how many there are."""
+    import catalogue
+
+    count = Counter(one["map"] for one in tried)
+    parts = sum(bool(one.get("part")) for one in tried)
+    earlier = sum("date" not in one for one in tried)
+    every = sum(1 for _ in catalogue.every())
+    days = sorted({one.get("date", EARLIER) for one in tried})
+    return [
+        f"Tried from {days[0]} to {days[-1]}: {len(tried)} of the catalogue's {every} networks.",
+        "",
+        "| what came of it | networks |",
+        "|---|---|",
+        f"| the maps are right | {count['right']} |",
+        f"| a map is made, but it was compared with nothing | {count['unchecked']} |",
+        f"| of these two, a map of the last attention calls alone | {parts} |",
+        f"| refused, with a reason | {count['refused']} |",
+        f"| wrong | {count['wrong']} |",
+        f"| crashed | {count['crash']} |",
+        f"| stopped, as it took too much time or memory | {count['stopped']} |",
+        f"| of all these, tried by an earlier version of the code that day | {earlier} |",
+        f"| in the catalogue, not tried | {every - len(tried)} |",
+    ]
+
+
+def share(tried: dict[str, dict]) -> list[str]:
+    """Count the token maps of the fixed list, and say why the others have none."""
+    from attending import NETWORKS
+
+    known = [tried[name] for name in NETWORKS if name in tried]
+    mapped = [one for one in known if one["map"] in ("right", "unchecked")]
+    whole = [one for one in mapped if not one.get("part")]
+    lines = [
+        f"Of {len(NETWORKS)} architectures whose blocks attend from token to token "
+        f"(tests/explain/every/attending.py), {len(known)} were tried and {len(mapped)} have a "
+        f"token map ({len(mapped) / max(1, len(known)):.0%}): {len(whole)} of all their attention "
+        f"calls, {len(mapped) - len(whole)} of the last. The others:",
+        "",
+        "| architecture | why there is no token map |",
+        "|---|---|",
+    ]
+    lines += [f"| {one['name']} | {told(one)} |" for one in known if one not in mapped]
+    return lines + [f"| {name} | not tried |" for name in NETWORKS if name not in tried]
+
+
+def by_family(tried: Iterable[dict]) -> list[str]:
+    """Make a table with a line for each family."""
     families: dict[tuple[str, str], list[dict]] = {}
     for one in sorted(tried, key=lambda one: (SOURCES.index(one["source"]), one["family"])):
         families.setdefault((one["source"], one["family"]), []).append(one)
     lines = [
-        f"{len(tried)} networks of {len(families)} families were tried: the maps of "
-        f"{counts['right']} are right, {counts['refused']} were refused, {counts['wrong']} are "
-        f"wrong, {counts['crash']} crashed, {counts['stopped']} took too much time or memory.",
-        "",
-        "| family | tried | right | wrong, crashed | GradCAM | the first that is not right: why |",
-        "|---|---|---|---|---|---|",
+        "| family | tried | right | not compared | bad | GradCAM | the first without a map: why |",
+        "|---|---|---|---|---|---|---|",
     ]
     for (source, family), members in families.items():
-        right = sum(one["map"] == "right" for one in members)
-        bad = sum(one["map"] not in ("right", "refused") for one in members)
+        count = Counter(one["map"] for one in members)
+        bad = count["wrong"] + count["crash"] + count["stopped"]
         cams = sum(one.get("maps", {}).get("GradCAM") == "map" for one in members)
-        reasons = [one["why"] for one in members if one["map"] != "right"]
-        why = reasons[0].partition(" [softmaxes")[0].replace("|", "/") if reasons else ""
+        without = [one for one in members if one["map"] not in ("right", "unchecked")]
         name = source if source == family else f"{source}: {family}"
-        lines.append(f"| {name} | {len(members)} | {right} | {bad} | {cams} | {why} |")
-    page = ROOT / "docs" / "coverage.md"
-    before, start, rest = page.read_text().partition(START)
-    _, end, after = rest.partition(END)
-    page.write_text("\n".join([before + start, *lines, end + after]))
-    print(lines[0])
+        why = told(without[0]) if without else ""
+        lines.append(
+            f"| {name} | {len(members)} | {count['right']} | {count['unchecked']} | {bad} | {cams} "
+            f"| {why} |"
+        )
+    return lines
 
 
-VERDICTS = ("right", "refused", "wrong", "crash", "stopped")
+def told(one: dict) -> str:
+    """The reason of a line, for a table."""
+    return one["why"].partition(" [softmaxes")[0].replace("|", "/")
+
+
+EARLIER = "2026-11-25"  # of lines without a date
+VERDICTS = ("right", "unchecked", "refused", "wrong", "crash", "stopped")
 SOURCES = ["timm", "torchvision", "transformers", "vit-pytorch", "by hand"]
 START, END = "<!-- the sweep -->", "<!-- the end of the sweep -->"
 

@@ -277,3 +277,32 @@ def test_hirescam_is_read_after_the_norm_of_each_place():
     true = (features * network.head.fc.weight[3]).sum(-1).relu() / 49
     found = explain.HiResCAM()(network, images, 3).values
     torch.testing.assert_close(found, true.detach().float())
+
+
+class Encoder(nn.Module):
+    """torch's own encoder on patches: tokens first or images first, patches by rows or by columns."""
+
+    def __init__(self, batch_first, by_columns):
+        super().__init__()
+        self.batch_first, self.by_columns = batch_first, by_columns
+        self.cut, self.head = nn.Conv2d(3, 24, 8, 8), nn.Linear(24, 5)
+        layer = nn.TransformerEncoderLayer(24, 3, 48, batch_first=batch_first, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, images):
+        x = self.cut(images)
+        x = (x.mT if self.by_columns else x).flatten(2).mT
+        x = self.encoder(x if self.batch_first else x.transpose(0, 1))
+        return self.head(x.mean(1 if self.batch_first else 0))
+
+
+@pytest.mark.parametrize(("batch_first", "by_columns"), [(True, True), (False, False)])
+@pytest.mark.parametrize("count", [2, 24])  # as many images as tokens, too
+def test_tokens_lie_where_the_run_says(batch_first, by_columns, count):
+    usual = Encoder(batch_first=True, by_columns=False).eval()
+    other = Encoder(batch_first, by_columns).eval()
+    other.load_state_dict(usual.state_dict())
+    images = torch.randn(count, 3, 32, 48)
+    expected = explain.GradCAM()(usual, images, 3, layout=TokenLayout(0, (4, 6), "mean")).values
+    assert expected.std() > 0
+    torch.testing.assert_close(explain.GradCAM()(other, images, 3).values, expected)

@@ -99,8 +99,13 @@ class Explainer(ABC):
     def refusal(self, network: nn.Module) -> str | None:
         """Return a line on why this method cannot explain this network; None where it can."""
 
-    def refusal_for(self, network: nn.Module, images: Images) -> str | None:
-        """Return what `refusal` does, for images of this size."""
+    def refusal_for(
+        self, network: nn.Module, images: Images, layout: TokenLayout | None = None
+    ) -> str | None:
+        """Return what `refusal` does, for images of this size.
+
+        layout: how the network's tokens lie on them; None if it is not known.
+        """
         return self.refusal(network)
 
     @abstractmethod
@@ -158,7 +163,7 @@ class Explainer(ABC):
         layout = layout or layout_for(network, images)
         network = network_of(network)
         check_images(network, images)
-        if reason := self.refusal_for(network, images):
+        if reason := self.refusal_for(network, images, layout):
             raise ValueError(f"{self} does not fit {type(network).__name__}: {reason}")
         with (
             in_eval_mode(network),

@@ -8,7 +8,7 @@ Axes: b batch, c channels, h height, w width, n tokens, d token width.
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,9 +18,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vision_attn.explain.base import Explainer, class_logits, target_classes
+from vision_attn.explain.networks.layout import layout_of
 from vision_attn.explain.networks.modules import why_opaque
 from vision_attn.explain.options import hint
-from vision_attn.explain.propagation.path import found_layout
+from vision_attn.explain.propagation.path import find_places
+from vision_attn.explain.propagation.places import Places
 from vision_attn.types import Heatmaps, Images, TokenLayout
 
 __all__ = [
@@ -106,18 +108,25 @@ class ClassActivationMap(Explainer):
             (gradient,) = torch.autograd.grad(score, features, allow_unused=True)
         if gradient is None:
             raise ValueError(f"{self}: the logits do not depend on this layer's output")
-        if len(features) != len(images):
+        size = images.shape[2], images.shape[3]
+        places: TokenLayout | Places | None = layout
+        if features.ndim == 3 and layout is None:
+            places = places_of_tokens(network, images, features, self.layer)
+        if len(features) != len(images) and not (
+            isinstance(places, Places) and features.shape[places.batch_axis] == len(images)
+        ):
             raise ValueError(
                 f"{self}: the layer gives {len(features)} rows for {len(images)} images: "
                 "name a layer whose output is one map per image, not one per window"
             )
-        size = images.shape[2], images.shape[3]
-        if features.ndim == 3 and layout is None:
-            layout = found_layout(network, images, features.shape[1])
         with torch.no_grad():
-            contribution = self.contribution(
-                on_grid(features.float(), size, layout), on_grid(gradient.float(), size, layout)
+            features, gradient = (
+                places.to_map(x.float())
+                if isinstance(places, Places)
+                else on_grid(x.float(), size, places)
+                for x in (features, gradient)
             )
+            contribution = self.contribution(features, gradient)
         return Heatmaps(contribution.sum(dim=1).relu(), str(self), targets)
 
 
@@ -226,6 +235,17 @@ class LayerCAM(ClassActivationMap):
         return gradient.relu() * features
 
 
+def places_of_tokens(
+    network: nn.Module, images: Images, features: Tensor, layer: str | None
+) -> TokenLayout | Places:
+    """Find where a layer's tokens (b n d) lie: as the network's kind says, or by a run."""
+    with suppress(ValueError):
+        layout = layout_of(network, (images.shape[2], images.shape[3]))
+        if (len(images), layout.tokens) == features.shape[:2]:
+            return layout
+    return find_places(network, images, find_layers(network, layer)[0])
+
+
 def inverse(x: Tensor) -> Tensor:
     """1 / x, and 0 where x is 0."""
     return torch.where(x == 0, 0, 1 / x)
@@ -261,7 +281,12 @@ def find_layers(network: nn.Module, name: str | None) -> list[nn.Module]:
     if last in norms:
         return around
     later = [modules[path] for path in order[order.index(last) + 1 :]]
-    return around + [module for module in later if "pool" not in type(module).__name__.lower()]
+    return around + [module for module in later if not _pools(module)]
+
+
+def _pools(module: nn.Module) -> bool:
+    """Whether a module is named a pool; not what belongs to a PoolFormer."""
+    return "pool" in type(module).__name__.lower().replace("poolformer", "")
 
 
 def _is_post_norm(block: nn.Module) -> bool:

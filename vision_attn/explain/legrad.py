@@ -71,8 +71,10 @@ class LeGrad(AttentionExplainer):
             )
         return None
 
-    def refusal_for(self, network: nn.Module, images: Images) -> str | None:
-        reason = super().refusal_for(network, images) or self._refusal_of_blocks(network)
+    def refusal_for(
+        self, network: nn.Module, images: Images, layout: TokenLayout | None = None
+    ) -> str | None:
+        reason = super().refusal_for(network, images, layout) or self._refusal_of_blocks(network)
         if reason:
             return reason
         path, blocks = find_path(network, images), len(blocks_of(network))

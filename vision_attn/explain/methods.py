@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from vision_attn.explain.attribution import IntegratedGradients, Occlusion
-from vision_attn.explain.base import Explainer
+from vision_attn.explain.base import Explainer, layout_for
 from vision_attn.explain.baselines import Baseline, CentreGaussian, EdgeMap, RandomMap
 from vision_attn.explain.gates import ChannelGates, SpatialGates
 from vision_attn.explain.gradcam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
@@ -84,7 +84,7 @@ def refusal(explainer: Explainer, network: nn.Module | Model) -> str | None:
         return explainer.refusal(network)
     image = blank_image(network.network, network.preprocess.input_size)
     try:
-        return explainer.refusal_for(network.network, image)
+        return explainer.refusal_for(network.network, image, layout_for(network, image))
     except Exception:  # its own code, on a blank image
         return None
 

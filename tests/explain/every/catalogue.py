@@ -154,7 +154,7 @@ def make_timm(name: str, small: bool = True):
         kwargs |= {key: fewer(kwargs[key], key) for key in FEW if key in kwargs}
         return original(cls, variant, pretrained, *args, **kwargs)
 
-    sizes = [half, size]
+    sizes = [(96, 128), half, size]
     for shrink in (True, False):
         for wanted in sizes if takes_size else [None]:
             options = {"img_size": wanted} if takes_size else {}
@@ -163,10 +163,24 @@ def make_timm(name: str, small: bool = True):
                 with changed, warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     network = timm.create_model(name, num_classes=7, **options)
-                return network, [wanted] if wanted else sizes
+                return network, [running(network.eval(), [wanted] if wanted else sizes)]
             except Exception as error:
                 errors.append(error)
     raise errors[0]
+
+
+def running(network: nn.Module, sizes: list[tuple[int, int]]) -> tuple[int, int]:
+    """The first of these sizes on which a network runs; raises what the last raised."""
+    for at, size in enumerate(sizes):
+        try:
+            with torch.no_grad():
+                network(torch.zeros(2, 3, *size))
+        except Exception:
+            if at == len(sizes) - 1:
+                raise
+        else:
+            return size
+    raise ValueError("no sizes to try")
 
 
 def parameters_of_timm(name: str) -> int:
@@ -222,13 +236,12 @@ OF_TRANSFORMERS = {  # by the class: (its configuration's, options, size)
     "Levit:WithTeacher": ("Levit", {"hidden_sizes": [32, 48, 64], "num_attention_heads": [2, 3, 4], "depths": [2, 2, 2], "key_dim": [8, 8, 8], "image_size": 112}, (112, 112)),
     "MobileViT": ("MobileViT", {"hidden_sizes": [24, 32, 40], "neck_hidden_sizes": [8, 12, 16, 20, 24, 28, 64], "image_size": 64}, (64, 96)),
     "MobileViTV2": ("MobileViTV2", {"image_size": 64}, (64, 96)),
-    "Pvt": ("Pvt", {"hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 2], "image_size": 64}, (64, 64)),
-    "PvtV2": ("PvtV2", {"hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 2], "image_size": 64}, (64, 96)),
+    "Pvt": ("Pvt", {"hidden_sizes": [16, 32, 40, 64], "depths": [1, 1, 1, 2], "image_size": 64}, (64, 64)),
+    "PvtV2": ("PvtV2", {"hidden_sizes": [16, 32, 40, 64], "depths": [1, 1, 1, 2], "image_size": 64}, (64, 96)),
     "Segformer": ("Segformer", {"hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 2]}, (64, 96)),
     "SwiftFormer": ("SwiftFormer", {"embed_dims": [16, 24, 32, 48], "depths": [1, 1, 1, 1]}, (64, 96)),
     "PoolFormer": ("PoolFormer", {"hidden_sizes": [16, 24, 32, 48], "depths": [1, 1, 1, 1]}, (64, 96)),
     "FocalNet": ("FocalNet", {"embed_dim": 24, "depths": [1, 1], "focal_levels": [2, 2], "focal_windows": [3, 3], "image_size": 64}, (64, 96)),
-    "ImageGPT": ("ImageGPT", {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64}, (8, 8)),
     "Bit": ("Bit", {"hidden_sizes": [16, 24, 32, 48], "depths": [1, 1, 1, 1], "embedding_size": 16, "num_groups": 8}, (64, 96)),
     "ConvNext": ("ConvNext", {"hidden_sizes": [16, 24, 32, 48], "depths": [1, 1, 1, 1]}, (64, 96)),
     "ConvNextV2": ("ConvNextV2", {"hidden_sizes": [16, 24, 32, 48], "depths": [1, 1, 1, 1]}, (64, 96)),

@@ -231,6 +231,173 @@ def test_a_pool_by_a_softmax_over_the_tokens_is_a_call():
     torch.testing.assert_close(found, seed[:, 0].unflatten(1, (4, 6)).float())
 
 
+def test_tokens_of_frequencies_lie_beside_the_image():
+    class Frequencies(Own):
+        def forward(self, images):
+            waves = torch.view_as_real(torch.fft.fft2(images)).movedim(-1, 2).flatten(1, 2)
+            both = [self.waves(waves).flatten(2).mT, self.cut(images).flatten(2).mT]
+            return self.head(self.blocks(torch.cat(both, 1)).mean(1))
+
+    torch.manual_seed(3)
+    network = Frequencies([Block(fused), Block(fused)])
+    network.waves = nn.Conv2d(6, 24, 16, 16)
+    network = network.double().eval()
+    path = probe(network, SIZE)
+    assert (path.layout.grid, path.layout.beside) == ((4, 6), list(range(6)))
+    shares = rolled(network, torch.full((30,), 1 / 30, dtype=torch.float64))
+    found = Rollout()(network, IMAGES).values
+    torch.testing.assert_close(found, shares[:, 6:].unflatten(1, (4, 6)).float())
+
+
+class InWindows(Block):
+    """Attention in windows of 2x3 of 4x6 tokens; axes: those of its queries before the last two."""
+
+    def __init__(self, attend, axes):
+        super().__init__(attend)
+        self.axes = axes
+
+    def heads_of(self, x):
+        x = x.unflatten(1, (2, 2, 2, 3)).transpose(2, 3).reshape(len(x), 4, 6, 24)
+        return self.mix(self.norm(x)).unflatten(-1, (3, 3, 8)).permute(3, 0, 1, 4, 2, 5)
+
+    def branch(self, x):
+        q, k, v = self.heads_of(x)  # b window head n d
+        if self.axes == "b head window":
+            c = self.attend(*(each.transpose(1, 2) for each in (q, k, v))).transpose(1, 2)
+        elif self.axes == "b window head":
+            c = self.attend(q, k, v)
+        else:
+            c = self.attend(*(each.flatten(0, 1) for each in (q, k, v))).unflatten(0, (-1, 4))
+        c = c.transpose(2, 3).flatten(3).unflatten(2, (2, 3)).unflatten(1, (2, 2))
+        return self.out(c.transpose(2, 3).flatten(1, 4))
+
+    def dense(self, x):
+        token = torch.arange(24).unflatten(0, (2, 2, 2, 3)).transpose(1, 2).reshape(4, 6)
+        A = torch.zeros(len(x), 24, 24, dtype=x.dtype)
+        weights = softmaxed(*self.heads_of(x)[:2]).mean(2)
+        for window, places in enumerate(token):
+            A[:, places[:, None], places] = weights[:, window]
+        return A
+
+
+@pytest.mark.parametrize("attend", [fused, lambda q, k, v: softmaxed(q, k) @ v])
+@pytest.mark.parametrize("axes", ["b head window", "b window head", "b*window head"])
+def test_windows_and_heads_over_tensors_of_five_axes(attend, axes):
+    torch.manual_seed(3)
+    network = Own([InWindows(attend, axes), Block(attend)]).double().eval()
+    with torch.no_grad():
+        x = network.cut(IMAGES).flatten(2).mT
+        first, x = network.blocks[0].dense(x), network.blocks[0](x)
+        q, k, _ = (
+            network.blocks[1]
+            .mix(network.blocks[1].norm(x))
+            .unflatten(-1, (3, 3, 8))
+            .permute(2, 0, 3, 1, 4)
+        )
+    r = torch.full((2, 1, 24), 1 / 24, dtype=torch.float64)
+    for A in (softmaxed(q, k).mean(1), first):
+        r = r @ (0.5 * torch.eye(24, dtype=torch.float64) + 0.5 * A)
+    found = Rollout()(network, IMAGES).values
+    torch.testing.assert_close(found, r[:, 0].unflatten(1, (4, 6)).float())
+    usual = Own([InWindows(attend, "b*window head"), Block(attend)]).double().eval()
+    usual.load_state_dict(network.state_dict())
+    for method in (GradientRollout(), Relevance()):
+        expected = method(usual, IMAGES, 1).values
+        torch.testing.assert_close(method(network, IMAGES, 1).values, expected)
+
+
+class Convolved(Own):
+    """A convolution among the tokens, and a gate of channels, between the first block and others."""
+
+    def __init__(self, kernel):
+        super().__init__([Block(fused), Block(fused), Block(fused)])
+        self.conv = nn.Conv2d(24, 24, kernel, padding=kernel // 2)
+
+    def forward(self, images):
+        x = self.blocks[0](self.cut(images).flatten(2).mT).mT.unflatten(2, (4, 6))
+        x = x + self.conv(x)
+        x = (x * x.mean((2, 3), keepdim=True).sigmoid()).flatten(2).mT
+        return self.head(self.blocks[1:](x).mean(1))
+
+
+@pytest.mark.filterwarnings("ignore:a map shows")
+@pytest.mark.parametrize("kernel", [3, 13])  # of 13 every token comes of the whole image
+def test_a_map_begins_after_a_convolution_among_the_tokens_and_says_so(kernel):
+    torch.manual_seed(3)
+    network = Convolved(kernel).double().eval()
+    path = probe(network, SIZE)
+    assert (path.refusal, path.layout.grid, path.layout.beside) == (None, (4, 6), [])
+    assert [step.used for step in path.steps] == [False, True, True]
+    assert "last 2 of 3 attention calls" in str(path)
+    with torch.no_grad(), record_attention(network, ()) as record:
+        network(IMAGES)
+    r = torch.full((2, 1, 24), 1 / 24, dtype=torch.float64)
+    for call in record.calls[:0:-1]:
+        A = call.weights().mean(1)
+        r = r @ (0.5 * torch.eye(24, dtype=torch.float64) + 0.5 * A)
+    with pytest.warns(UserWarning, match="shows the last 2 of 3 attention calls alone: the tokens"):
+        found = Rollout()(network, IMAGES).values
+    torch.testing.assert_close(found, r[:, 0].unflatten(1, (4, 6)).float())
+    assert Relevance()(network, IMAGES, 1).values.std() > 0
+
+
+def test_no_map_begins_with_a_convolution_of_the_last_queries_alone():
+    class Queries(Own):
+        def forward(self, images):
+            x = self.blocks(self.cut(images).flatten(2).mT)
+            mixed = self.conv(x.mT.unflatten(2, (4, 6))).flatten(2).mT
+            context = F.scaled_dot_product_attention(mixed, x, x)
+            return self.head((x + context).mean(1))
+
+    torch.manual_seed(3)
+    network = Queries([Block(fused)])
+    network.conv = nn.Conv2d(24, 24, 3, padding=1)
+    assert "are mixtures of the tokens" in probe(network.double().eval(), SIZE).refusal
+
+
+def test_tokens_of_a_smaller_grid_are_made_of_those_that_they_lie_between():
+    class Coarse(Own):
+        def forward(self, images):
+            x = self.cut(images)
+            small = F.interpolate(x, (2, 3), mode="bilinear").flatten(2).mT
+            x = x.flatten(2).mT
+            self.A = softmaxed(3 * small.unsqueeze(1), x.unsqueeze(1))
+            return self.head((small + (self.A @ x.unsqueeze(1))[:, 0]).mean(1))
+
+    network = Coarse([]).double().eval()
+    r = torch.full((2, 1, 6), 1 / 6, dtype=torch.float64)
+    merged = torch.zeros(6, 24, dtype=torch.float64)
+    for at in range(24):
+        merged[at // 12 * 3 + at % 6 // 2, at] = 1 / 4
+    found = Rollout()(network, IMAGES).values
+    with torch.no_grad():
+        network(IMAGES)
+    true = r @ (0.5 * merged + 0.5 * network.A[:, 0])
+    torch.testing.assert_close(found, true[:, 0].unflatten(1, (4, 6)).float())
+
+
+def test_a_layout_settles_what_a_maximum_reads():
+    network = own(read=lambda x: x.amax(1))
+    with pytest.raises(ValueError, match=r"reads the tokens by amax, .* give layout="):
+        Rollout()(network, IMAGES)
+    found = Rollout()(network, IMAGES, layout=TokenLayout(0, (4, 6), "mean")).values
+    shares = rolled(network, torch.full((24,), 1 / 24, dtype=torch.float64))
+    torch.testing.assert_close(found, shares.unflatten(1, (4, 6)).float())
+
+
+def test_tokens_on_no_grid_are_refused_until_a_layout_is_given():
+    class Fewer(Own):
+        def forward(self, images):
+            return self.head(self.blocks(self.cut(images).flatten(2).mT[:, :23]).mean(1))
+
+    network = Fewer([Block(fused)]).double().eval()
+    assert "how its 23 tokens lie on the image is not known" in Rollout().refusal_for(
+        network, IMAGES
+    )
+    layout = TokenLayout(0, (1, 23), "mean")
+    assert Rollout()(network, IMAGES, layout=layout).values.shape == (2, 1, 23)
+
+
 def test_class_attention_to_a_class_token_that_is_normed_apart():
     class ClassAttention(nn.Module):
         """The class token's residual is the parameter itself; the norm's output joins the keys."""

@@ -108,8 +108,6 @@ def test_a_layout_that_does_not_fit_the_calls():
     [
         ("resnet18", "no attention was found"),
         ("xcit_nano_12_p16_224", "attention over channels"),
-        ("maxvit_pico_rw_256", "a convolution"),
-        ("pvt_v2_b0", "a convolution"),
         ("efficientvit_b0", "does not weigh values by a softmax"),
     ],
 )
@@ -120,6 +118,18 @@ def test_networks_that_no_rollout_follows(name, reason):
         ValueError, match=f"Rollout does not fit {type(network).__name__}: .*{reason}"
     ):
         Rollout()(network, torch.randn(1, *network.pretrained_cfg["input_size"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "last"),
+    [("test_maxvit", (160, 160), "the last 2 of 8"), ("pvt_v2_b0", (96, 128), "the last 1 of 8")],
+)
+def test_networks_with_convolutions_among_their_tokens_say_what_a_map_shows(name, size, last):
+    network = timm.create_model(name)
+    with pytest.warns(UserWarning, match=f"{last} attention calls alone: .* a convolution"):
+        found = Rollout()(network.eval(), torch.randn(1, 3, *size))
+    assert found.values.shape == (1, size[0] // 32, size[1] // 32)
+    torch.testing.assert_close(found.values.sum(), torch.tensor(1.0))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")

@@ -4,6 +4,7 @@ Axes: b batch, s rows carried, n and m tokens before and after the layers, h hei
 k classes, head, i queries, e value width.
 """
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -165,8 +166,10 @@ class AttentionExplainer(Explainer):
     def refusal(self, network: nn.Module) -> str | None:
         return refusal_of(network)
 
-    def refusal_for(self, network: nn.Module, images: Images) -> str | None:
-        return refusal_of(network, images)
+    def refusal_for(
+        self, network: nn.Module, images: Images, layout: TokenLayout | None = None
+    ) -> str | None:
+        return refusal_of(network, images, layout)
 
 
 def trace(
@@ -248,6 +251,8 @@ def _traced(
     images: Images,
 ) -> Trace:
     chain = path.chain_for(calls, layout, len(images))
+    if path.left_out:
+        warnings.warn(path.left_out, stacklevel=2)
     return Trace(calls, chain, images, _outliers(record, chain.layout, len(images)))
 
 

@@ -9,6 +9,7 @@ Axes: b images, n tokens, i queries, j keys, lead images times windows or heads.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,14 +21,14 @@ from vision_attn.explain.contrast import Contrast
 from vision_attn.explain.networks.layout import layout_of
 from vision_attn.explain.networks.modules import modules_of
 from vision_attn.explain.propagation.chain import Attention, Chain, Regroup
-from vision_attn.explain.propagation.places import layout_found
+from vision_attn.explain.propagation.places import Places, layout_found, places_of
 from vision_attn.explain.propagation.traced import Step, UnknownPathError, follow
 from vision_attn.explain.propagation.writer import ChainWriter
 from vision_attn.explain.recording.calls import AttentionCall
 from vision_attn.explain.recording.log import RecordError
 from vision_attn.types import Images, TokenLayout
 
-__all__ = ["Path", "Step", "find_path", "found_layout"]
+__all__ = ["Path", "Step", "find_path", "find_places", "found_layout"]
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,10 @@ class Path:
     """How tokens go through a network; printed, a table.
 
     steps: the attention calls of a run in their order. chain: how a map is carried back through
-    those that count, from what the classifier reads to the first tokens; None where it cannot be,
-    and `refusal` says why. layout: how the first tokens lie on the image; None: not known.
+    those that count, from what the classifier reads to the first tokens; None where it cannot be.
+    refusal: why there is no map, or none until a layout is given; None: there is one. layout: how
+    the first tokens lie on the image; None: not known. left_out: why the map begins later than the
+    first attention call; None: it does not.
 
     Examples:
         >>> import torch
@@ -56,6 +59,7 @@ class Path:
     layout: TokenLayout | None
     refusal: str | None
     patch: tuple[int, int] | None = None
+    left_out: str | None = None
 
     def __str__(self) -> str:
         lines = [self._tokens()]
@@ -70,6 +74,7 @@ class Path:
             )
             lines.append(f"{line}  {notes[at]}".rstrip())
         lines.append(f"no map: {self.refusal}" if self.refusal else self._read())
+        lines += [self.left_out] if self.left_out else []
         return "\n".join(lines)
 
     def _tokens(self) -> str:
@@ -92,7 +97,11 @@ class Path:
                 notes[at] = f"{notes[at]}, {new}" if notes[at] else new
         for at, step in enumerate(self.steps):
             if not step.used:
-                notes[at] = "left out: its output does not reach the network's output"
+                notes[at] = "left out: " + (
+                    "something else mixes its tokens afterwards"
+                    if step.mixed
+                    else "its output does not reach the network's output"
+                )
         return notes
 
     def _read(self) -> str:
@@ -121,7 +130,7 @@ class Path:
         A layout that is given says what the classifier reads. Raises ValueError where no map can
         be carried along this path, or the layout does not fit it.
         """
-        if self.refusal or self.chain is None:
+        if self.chain is None or (self.refusal and layout is None):
             raise ValueError(self.refusal)
         chain = self.chain
         first = chain.links[0].before
@@ -142,12 +151,6 @@ class Path:
                     "every attention call are tokens: give another layout="
                 )
             chain = replace(chain, layout=layout, reads=None)
-        elif self.layout is None:
-            raise ValueError(
-                f"how its {first} tokens lie on the image is not known: give "
-                "layout=TokenLayout(prefix=class and register tokens, grid=(rows, columns), "
-                "pool=..., class_token=whether the first is one)"
-            )
         links = [
             replace(link, call=calls[link.layer]) if isinstance(link, Attention) else link
             for link in chain.links
@@ -169,25 +172,32 @@ class Path:
 
 
 def arranged(one: Any, step: Step, images: int) -> Any:
-    """Put heads that were counted as batch where heads are."""
-    if step.heads == 1:
+    """Put heads that were counted as batch where heads are, and images before their windows."""
+    if step.heads == 1 and step.images_first and step.order is None:
         return one
+    each = step.heads * step.windows
 
-    def move(x: Tensor) -> Tensor:
-        if x.ndim < 3 or len(x) != images * step.heads:
+    def move(x: Tensor, has_heads: bool) -> Tensor:
+        if x.ndim < 3 or len(x) != images * each:
             return x
-        x = x if x.ndim == 4 else x.unsqueeze(1)
-        sizes = (images, step.heads) if step.images_first else (step.heads, images)
-        x = x.unflatten(0, sizes)
-        return (x if step.images_first else x.transpose(0, 1)).flatten(1, 2)
+        x = x if has_heads else x.unsqueeze(1)
+        x = x.unflatten(0, (images, each) if step.images_first else (each, images))
+        x = x if step.images_first else x.transpose(0, 1)
+        x = x if step.order is None else x[:, list(step.order)]
+        return x.unflatten(1, (step.windows, step.heads)).flatten(2, 3).flatten(0, 1)
 
     if isinstance(one, Tensor):
-        return move(one)
+        return move(one, has_heads=one.ndim == 4)
     values = {name: value for name, value in vars(one).items() if isinstance(value, Tensor)}
-    return replace(one, **{name: move(value) for name, value in values.items()})
+    moved = {
+        name: move(value, has_heads=value.ndim == 4 or name == "lse")
+        for name, value in values.items()
+    }
+    return replace(one, **moved)
 
 
 _PATHS: WeakKeyDictionary[nn.Module, dict[Any, Path]] = WeakKeyDictionary()
+_PLACES: WeakKeyDictionary[nn.Module, dict[Any, Places | None]] = WeakKeyDictionary()
 
 
 def find_path(network: nn.Module, images: Images) -> Path:
@@ -214,6 +224,29 @@ def found_layout(network: nn.Module, images: Images, tokens: int | None = None) 
     if layout is None or tokens not in (None, layout.tokens):
         layout = layout_of(network, (images.shape[2], images.shape[3]))
     return layout
+
+
+def find_places(network: nn.Module, images: Images, module: nn.Module) -> Places:
+    """Find where the tokens of a module's output (b n d) or (n b d) lie on images of this size.
+
+    As the network's kind says, or by a run, which is remembered as a path is. Raises ValueError
+    where nothing tells.
+    """
+    if isinstance(network, Contrast):
+        network = network.network
+    key = (tuple(images.shape[1:]), images.dtype, images.device, state_of(network), id(module))
+    known = _PLACES.setdefault(network, {})
+    if key not in known:
+        known[key] = None
+        with suppress(RecordError):
+            known[key] = places_of(follow(network, images[:1], module))
+    places = known[key]
+    if places is None:
+        raise ValueError(
+            "where the tokens of this layer lie on the image is not known: name another layer, or "
+            "give layout="
+        )
+    return places
 
 
 def state_of(network: nn.Module) -> int:
@@ -246,14 +279,29 @@ def run_path(network: nn.Module, images: Images) -> Path:
         writer.write()
     except UnknownPathError as error:
         return Path(run.steps + run.unread(), None, None, str(error))
-    layout, patch = layout_found(
-        network, size, writer.links, run.origins.box[writer.first, :4], writer.reads
-    )
+    refusal = writer.unread
+    boxes, centres = run.origins.box[writer.first, :4], run.origins.centre[writer.first]
+    layout, patch = layout_found(network, size, writer.links, boxes, centres, writer.reads)
+    if layout is None and refusal is None:
+        refusal = UNKNOWN_PLACES.format(writer.links[0].before)
     chain = Chain(writer.links, layout or UNPLACED, len(writer.state), writer.reads)
-    return Path(run.steps, chain, layout, None, patch)
+    if writer.begins is None:
+        return Path(run.steps, chain, layout, refusal, patch)
+    begin, reason = writer.begins
+    steps = [
+        replace(step, used=False, mixed=True) if at < begin and step.used else step
+        for at, step in enumerate(run.steps)
+    ]
+    counted = sum(step.used for step in steps)
+    left_out = f"a map shows the last {counted} of {len(run.used)} attention calls alone: {reason}"
+    return Path(steps, chain, layout, refusal, patch, left_out)
 
 
 # Attributes that change how a network runs, and not where its tokens go.
 PASSING = frozenset({"training", "grad_checkpointing", "gradient_checkpointing"})
 NO_ATTENTION = "no attention was found: no matrix product of values with weights that sum to 1"
+UNKNOWN_PLACES = (
+    "how its {} tokens lie on the image is not known: give layout=TokenLayout(prefix=class and "
+    "register tokens, grid=(rows, columns), pool=..., class_token=whether the first is one)"
+)
 UNPLACED = TokenLayout(0, (1, 1), "mean")

@@ -2,31 +2,77 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from vision_attn.explain.networks.layout import layout_of
 from vision_attn.explain.propagation.chain import Attention, Link
+from vision_attn.explain.propagation.traced import TracedRun
 from vision_attn.types import Pool, TokenLayout
 
-__all__ = ["grid_of", "layout_found"]
+__all__ = ["Places", "grid_of", "layout_found", "places_of", "rounded"]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the tokens of a layer's output lie: (b n d), or (n b d) where batch_axis is 1.
+
+    order: the token in each place of the grid (h, w), row by row.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.propagation.places import Places
+        >>> x = torch.arange(5.0)[None, :, None]  # four patches, by columns
+        >>> Places((2, 2), (1, 3, 2, 4)).to_map(x)[0, 0].tolist()
+        [[1.0, 3.0], [2.0, 4.0]]
+    """
+
+    grid: tuple[int, int]
+    order: tuple[int, ...]
+    batch_axis: int = 0
+
+    def to_map(self, x: Tensor) -> Tensor:
+        """Lay a layer's output out as (b d h w)."""
+        x = x.transpose(0, self.batch_axis)[:, list(self.order)]
+        return x.mT.unflatten(-1, self.grid)
+
+
+def places_of(run: TracedRun) -> Places | None:
+    """Find where the tokens of the module that a run watched lie; None where nothing tells."""
+    if run.watched is None or run.watched.ndim != 3:
+        return None
+    for batch_axis in (0, 1):
+        ids = run.watched.transpose(0, batch_axis)
+        ids = ids[..., :1] if ids.stride(-1) == 0 else ids
+        boxes = run.origins.box[ids].amax(2)  # image n side
+        apart = len(ids) == 2 and all(bool((boxes[at, :, 5 - at] < 0).all()) for at in (0, 1))
+        if not apart:
+            continue
+        boxes, centres = boxes[0, :, :4], run.origins.centre[ids[0]].mean(1)
+        patches = [at for at, box in enumerate(boxes.tolist()) if box[2] >= 0]
+        places = rounded(centres)
+        patches.sort(key=lambda at: places[at])
+        grid = grid_of(boxes[patches], centres[patches])[0]
+        return None if grid is None else Places(grid, tuple(patches), batch_axis)
+    return None
 
 
 def layout_found(
     network: nn.Module, size: tuple[int, int], links: Sequence[Link], boxes: Tensor,
-    reads: Tensor | None,
+    centres: Tensor, reads: Tensor | None,
 ) -> tuple[TokenLayout | None, tuple[int, int] | None]:  # fmt: skip
     """Find how the first tokens lie on the image, by the pixels that each was computed from.
 
-    size: (height, width) of the image. boxes (n 4): those of `Origins.box`. reads: the share of
-    each of the last tokens in the logits. Also returns the size of a patch; None for what is not
-    known.
+    size: (height, width) of the image. boxes (n 4), centres (n 2): those of `Origins`. reads: the
+    share of each of the last tokens in the logits. Also returns the size of a patch; None for what
+    is not known.
     """
     first = links[0].before
     boxes = boxes[:first]
     beside = [place for place, box in enumerate(boxes.tolist()) if box[2] < 0]
     patches = [place for place in range(first) if place not in set(beside)]
-    grid, patch = grid_of(boxes[patches])
+    grid, patch = grid_of(boxes[patches], centres[patches])
     hint: TokenLayout | None = None
     with suppress(ValueError):
         hint = layout_of(network, size)
@@ -66,13 +112,30 @@ def pool_read(
     return "mean", named
 
 
-def grid_of(boxes: Tensor) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-    """Find the grid (h, w) on which boxes (n 4) lie row by row, and their size in pixels."""
-    rows = [tuple(box) for box in boxes[:, [0, 2]].tolist()]
-    columns = [tuple(box) for box in boxes[:, [1, 3]].tolist()]
-    tops, lefts = list(dict.fromkeys(rows)), list(dict.fromkeys(columns))
-    if not rows or [(y, x) for y in tops for x in lefts] != list(zip(rows, columns, strict=True)):
-        return None, None
+def grid_of(
+    boxes: Tensor, centres: Tensor
+) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+    """Find the grid (h, w) on which tokens lie row by row, and the size of each in pixels.
+
+    boxes (n 4): the pixels that each was made of. Where they are the whole image, as after many
+    convolutions, the order of the centres (n 2) tells; then no token has a size.
+    """
+    grid = product_of(boxes[:, [0, 2]].tolist(), boxes[:, [1, 3]].tolist())
+    if grid is None:
+        places = rounded(centres)
+        return product_of(*([[place[axis]] for place in places] for axis in (0, 1))), None
     middle = boxes[len(boxes) // 2].tolist()
-    size = (middle[0] + middle[2] + 1, middle[1] + middle[3] + 1)
-    return (len(tops), len(lefts)), size
+    return grid, (middle[0] + middle[2] + 1, middle[1] + middle[3] + 1)
+
+
+def product_of(rows: list[list[int]], columns: list[list[int]]) -> tuple[int, int] | None:
+    """Find how many rows and columns there are, if each row has all columns, in one order."""
+    places = [(tuple(y), tuple(x)) for y, x in zip(rows, columns, strict=True)]
+    tops, lefts = (list(dict.fromkeys(place[axis] for place in places)) for axis in (0, 1))
+    whole = bool(places) and [(y, x) for y in tops for x in lefts] == places
+    return (len(tops), len(lefts)) if whole else None
+
+
+def rounded(centres: Tensor) -> list[tuple[int, int]]:
+    """Round places (n 2) to billionths of a pixel, in which equal ones are equal; -1: nowhere."""
+    return [(y, x) for y, x in (1e9 * centres).nan_to_num(-1).round().long().tolist()]

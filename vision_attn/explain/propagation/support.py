@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vision_attn.explain.networks.modules import modules_of, network_of, why_opaque
 from vision_attn.explain.propagation.path import Path, find_path
-from vision_attn.types import Images, Model
+from vision_attn.types import Images, Model, TokenLayout
 
 __all__ = ["blank_image", "probe", "refusal_of"]
 
@@ -43,11 +43,13 @@ def probe(network: nn.Module | Model, image_size: tuple[int, int] | None = None)
     return find_path(network, blank_image(network, image_size))
 
 
-def refusal_of(network: nn.Module, images: Images | None = None) -> str | None:
+def refusal_of(
+    network: nn.Module, images: Images | None = None, layout: TokenLayout | None = None
+) -> str | None:
     """Say in one line why no map can be made of this network's attention; None where it can.
 
     A run decides: on an image of the size of `images`, or of the network's own size. None also
-    where it cannot run on such an image.
+    where it cannot run on such an image. layout: what is told of its tokens, which may settle it.
 
     Examples:
         >>> from torch import nn
@@ -58,7 +60,8 @@ def refusal_of(network: nn.Module, images: Images | None = None) -> str | None:
     if reason := why_opaque(network):
         return reason
     if images is not None:
-        return find_path(network, images).refusal
+        path = find_path(network, images)
+        return path.refusal if layout is None or path.chain is None else None
     try:
         return find_path(network, blank_image(network)).refusal
     except Exception:  # its own code, on an image that may be of the wrong kind

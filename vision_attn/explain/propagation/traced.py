@@ -3,7 +3,8 @@
 Axes: b images, n tokens, i queries, j keys, lead images times windows or heads.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +25,18 @@ __all__ = ["Step", "TracedRun", "UnknownPathError", "follow"]
 class UnknownPathError(ValueError):
     """No map can be carried along the path, for this reason.
 
+    mixed: the attention call whose tokens something else has mixed of those before; None: it is
+    another reason.
+
     Examples:
         >>> from vision_attn.explain.propagation.traced import UnknownPathError
         >>> str(UnknownPathError("no attention was found"))
         'no attention was found'
     """
+
+    def __init__(self, reason: str, mixed: int | None = None):
+        super().__init__(reason)
+        self.mixed = mixed
 
 
 @dataclass(frozen=True)
@@ -36,8 +44,10 @@ class Step:
     """One attention call of a path: its place in the record, and how its batch is made up.
 
     heads: how many of the batch are heads of one image; windows: how many are windows of it.
-    images_first: whether those of one image follow each other. used: whether its output reaches
-    the network's.
+    images_first: whether those of one image follow each other. order: in which to take them, so
+    that the heads of a window follow each other; None: as they are. used: whether it counts, as its
+    output reaches the network's. mixed: whether it does not as something else, such as a
+    convolution, mixes its tokens afterwards.
 
     Examples:
         >>> from vision_attn.explain.propagation.traced import Step
@@ -50,7 +60,9 @@ class Step:
     heads: int = 1
     windows: int = 1
     images_first: bool = True
+    order: Sequence[int] | None = None
     used: bool = True
+    mixed: bool = False
 
 
 class TracedRun:
@@ -82,6 +94,7 @@ class TracedRun:
             self.origins.residual[self.origins.members(one)] = True  # of branches side by side
         logits = getattr(out, "logits", out)
         self.read: list[int] | None = None
+        self.watched: Tensor | None = None
         results = [x for x in everything(out) if isinstance(x, Tensor)]
         if isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == 2:
             self.read = self._distinct(tracer.origins_of(logits)[0])
@@ -164,22 +177,15 @@ class TracedRun:
                 f"{name} has {traced.apart} heads whose queries are no tokens, and which of them "
                 "is read where is not known: linear attention, or attention over channels"
             )
-        heads, windows = 1, len(first)
-        alike = bool((keys == keys[:1]).all() and (queries == queries[:1]).all())
-        if windows > 1 and alike and not queries.any():
+        order = windows_of(torch.cat([queries, keys], 1))
+        windows, heads = order.shape
+        if heads > 1 and not queries.any():
             raise UnknownPathError(
-                f"{name} has {windows} heads or windows whose queries are not tokens: where "
+                f"{name} has {len(first)} heads or windows whose queries are not tokens: where "
                 "each is read is not known"
             )
-        if windows > 1 and alike:
-            heads, windows = windows, 1
-            keys, queries = keys[:1], queries[:1]
-            alias = dict(zip(outputs.flatten().tolist(), outputs[:1].repeat(heads, 1).flatten()
-                .tolist(), strict=True))  # fmt: skip
-            self.aliases |= {one: own for one, own in alias.items() if one != own}
-            outputs = outputs[:1]
-        elif windows > 1 and not images_first:
-            raise UnknownPathError(f"{name} mixes the windows of different images")
+        self.aliases |= first_heads(outputs[order])
+        keys, queries, outputs = (x[order[:, 0]] for x in (keys, queries, outputs))
         constant = torch.zeros_like(keys, dtype=torch.bool)
         if windows == 1 and keys.shape == outputs.shape:  # what is only padded is cut off again
             constant = (keys == 0) & torch.isin(outputs, torch.tensor([*self.reaching]))
@@ -191,16 +197,46 @@ class TracedRun:
         self.keys[at], self.queries[at] = keys.tolist(), queries.tolist()
         self.outputs[at] = outputs.tolist()
         _, of_heads, i, j = call.shape
-        return Step(call.module, (1, of_heads, i, j), heads, windows, images_first)
+        turns = tuple(order.flatten().tolist())
+        as_they_are = turns == tuple(range(len(turns)))
+        return Step(
+            call.module, (1, of_heads, i, j), heads, windows, images_first,
+            None if as_they_are else turns,
+        )  # fmt: skip
 
     def name(self, at: int) -> str:
         """Name a call, for a message."""
         return f"attention call {at} ({self.calls[at].module or 'of the network itself'})"
 
 
-def follow(network: nn.Module, image: Images) -> TracedRun:
+def windows_of(rows: Tensor) -> Tensor:
+    """Sort a batch (lead n) by its tokens: (window head), heads being those with the same tokens.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.propagation.traced import windows_of
+        >>> windows_of(torch.tensor([[5, 6], [3, 4], [5, 6], [3, 4]])).tolist()
+        [[0, 2], [1, 3]]
+    """
+    window = rows.unique(dim=0, return_inverse=True)[1]
+    counts = window.bincount()
+    if len(counts.unique()) > 1:  # of padding alone, say
+        return torch.arange(len(rows))[:, None]
+    order = window.argsort(stable=True).view(len(counts), -1)
+    return order[order[:, 0].argsort()]
+
+
+def first_heads(outputs: Tensor) -> dict[int, int]:
+    """Map the outputs (window head i) of each head but the first to the first head's."""
+    first = outputs[:, :1].expand_as(outputs)
+    pairs = zip(outputs.flatten().tolist(), first.flatten().tolist(), strict=True)
+    return {one: own for one, own in pairs if one != own}
+
+
+def follow(network: nn.Module, image: Images, watched: nn.Module | None = None) -> TracedRun:
     """Run a network on two copies of an image (1 c h w), and follow every value.
 
+    watched: a module whose output's origins, of its last run, are kept in `watched` of the result.
     Raises RecordError for a run whose calls no record holds.
 
     Examples:
@@ -214,7 +250,7 @@ def follow(network: nn.Module, image: Images) -> TracedRun:
     tracer = Tracer()
     with torch.inference_mode(False), torch.no_grad(), in_eval_mode(network):
         image = image.clone()
-        if not any(attends(module) for module in modules_of(network)):
+        if watched is None and not any(attends(module) for module in modules_of(network)):
             alone = Recorder(frozenset())  # to follow convolutions in vain takes long
             with alone.watching(network):
                 out = network(image)
@@ -222,9 +258,30 @@ def follow(network: nn.Module, image: Images) -> TracedRun:
                 return TracedRun(tracer, [], out)
         recorder = Recorder(frozenset(), None, tracer)
         two = tracer.image(image.repeat(2, 1, 1, 1))
-        with recorder.watching(network), tracer:
+        kept: list[Tensor] = []
+        with recorder.watching(network), tracer, watching(watched, tracer, kept):
             out = network(two)
-    return TracedRun(tracer, recorder.record.calls, out)
+    run = TracedRun(tracer, recorder.record.calls, out)
+    run.watched = kept[-1] if kept else None
+    return run
+
+
+@contextmanager
+def watching(module: nn.Module | None, tracer: Tracer, kept: list[Tensor]) -> Iterator[None]:
+    """Keep the origins of what a module gives while this is open."""
+
+    def keep(_module: nn.Module, _args: tuple, out: Any) -> None:
+        if isinstance(out, Tensor):
+            kept.append(tracer.origins_of(out))
+
+    if module is None:
+        yield
+        return
+    hook = module.register_forward_hook(keep)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def everything(out: Any) -> list[Any]:

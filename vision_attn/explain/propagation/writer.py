@@ -3,6 +3,7 @@
 Axes: n tokens, i queries, j keys.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -11,12 +12,16 @@ import torch
 from torch import Tensor
 
 from vision_attn.explain.propagation.chain import Attention, Link, Regroup
-from vision_attn.explain.propagation.places import grid_of
+from vision_attn.explain.propagation.places import grid_of, rounded
 from vision_attn.explain.propagation.traced import TracedRun, UnknownPathError
 
 __all__ = ["ChainWriter"]
 
 FAR = 50  # origins that are looked through for tokens that went into others
+
+
+class UnreadError(UnknownPathError):
+    """The classifier does not read the tokens by a mean."""
 
 
 class Token(NamedTuple):
@@ -30,7 +35,9 @@ class ChainWriter:
     """Go through a run's attention calls in their order, and write a link for each.
 
     size: (height, width) of the image. After `write`: links; reads, the share of each of the last
-    tokens in the logits; first, the origins of the first tokens; state, the last tokens.
+    tokens in the logits; unread, why that is not known though a layout may tell; first, the origins
+    of the first tokens; state, the last tokens; begins, the call that the chain begins with, and
+    why, where calls before it are left out.
 
     Examples:
         >>> import torch
@@ -48,22 +55,64 @@ class ChainWriter:
 
     def __init__(self, run: TracedRun, size: tuple[int, int]):
         self.run, self.origins, self.size = run, run.origins, size
+        self.used = sorted(run.used)
+        self.begins: tuple[int, str] | None = None
+        self.unread: str | None = None
 
     def write(self) -> None:
-        """Write the chain. Raises UnknownPathError where tokens mix in no known way."""
+        """Write the chain: of all calls, or of the last, after which no convolution, say, mixes.
+
+        Raises UnknownPathError where tokens mix in no known way, or at the last call of all.
+        """
+        try:
+            self._write_chain()
+        except UnknownPathError as error:
+            if error.mixed is None:
+                raise
+            self._write_end(error)
+        self._unite_streams()
+
+    def _write_chain(self) -> None:
+        self.unread = None
         initial = self._walk(None)
         if initial:
             self._walk(initial)
-        self._unite_streams()
+
+    def _write_end(self, reason: UnknownPathError) -> None:
+        """Write the longest chain of the last calls; reason: why there is none of all."""
+        calls, begin, why = self.used, len(self.used), reason
+        for at in range(len(calls) - 1, -1, -1):
+            self.used, self.begins = calls[at:], (calls[at], "")
+            try:
+                self._write_chain()
+            except UnknownPathError as error:
+                why = error
+                break
+            begin = at
+        if begin == len(calls):
+            raise reason
+        self.used, self.begins = calls[begin:], (calls[begin], str(why))
+        self._write_chain()
+        if grid_of(*self._places(self._patches()))[0] is None:
+            raise reason  # what has no place on the image begins no map
+
+    def _patches(self) -> list[int]:
+        return [one for one in self.first if self.origins.box[one, 2] >= 0]
+
+    def _places(self, origins: list[int]) -> tuple[Tensor, Tensor]:
+        return self.origins.box[origins, :4], self.origins.centre[origins]
+
+    def _before(self, origin: int) -> bool:
+        """Whether an origin went through no attention call of the chain."""
+        return int(self.origins.call[origin]) < (self.used[0] if self.begins else 0)
 
     def _walk(self, initial: list[int] | None) -> list[int] | None:
         """Go through the calls in order; return a better order of the first tokens, if any.
 
         initial: the origins of the first tokens; None: as they come.
         """
-        used = sorted(self.run.used)
         self.last_use: dict[int, int] = {}
-        for at in used:
+        for at in self.used:
             for row in self.run.keys[at] + self.run.queries[at]:
                 self.last_use |= dict.fromkeys(row, at)
         self.state: list[Token] = [Token(one, one) for one in initial or ()]
@@ -75,7 +124,7 @@ class ChainWriter:
         self.links: list[Link] = []
         self.first: list[int] = list(initial or ())
         late: list[int] | None = None
-        for layer, at in enumerate(used):
+        for layer, at in enumerate(self.used):
             rows = self.run.keys[at] + self.run.queries[at]
             ids = list(dict.fromkeys(one for row in rows for one in row if one))
             joined = self._join(layer, at, ids)
@@ -98,19 +147,17 @@ class ChainWriter:
 
     def _by_rows(self) -> list[int] | None:
         """The first tokens with their patches row by row; None where they are, or have no grid."""
-        boxes = self.origins.box
-        patches = [one for one in self.first if boxes[one, 2] >= 0]
+        patches = self._patches()
         in_rows = sorted(patches, key=self._centre)
         if in_rows == patches or len(set(self.stream)) > 1:
             return None
-        if grid_of(boxes[in_rows, :4])[0] is None:
+        if grid_of(*self._places(in_rows))[0] is None:
             return None
         following = iter(in_rows)
-        return [next(following) if boxes[one, 2] >= 0 else one for one in self.first]
+        return [next(following) if one in patches else one for one in self.first]
 
     def _centre(self, origin: int) -> tuple[int, int]:
-        top, left, bottom, right = self.origins.box[origin, :4].tolist()
-        return bottom - top, right - left
+        return rounded(self.origins.centre[origin][None])[0]
 
     def _join(self, layer: int, at: int, ids: Sequence[int]) -> bool:
         """Bring the tokens of a call into the state; return whether there were new first ones."""
@@ -120,19 +167,34 @@ class ChainWriter:
         if again := [one for one in unknown if one in self.was]:
             self._copy(layer, again)
             unknown = [one for one in unknown if one not in again]
-        first = {one for one in unknown if self.origins.call[one] < 0} | set(self.first)
-        sources = [
-            one for one in unknown if self.origins.call[one] < 0 and not self._made_of(one, first)
-        ]
+        first = {one for one in unknown if self._before(one)} | set(self.first)
+        sources = [one for one in unknown if self._before(one) and not self._made_of(one, first)]
         if sources and self.links:
             self._widen(len(sources))
         self._add(sources)
         self.first += sources
         self.stream += [int(bool(self.links))] * len(sources)
-        groups = [one for one in unknown if one not in sources]
+        known: dict[int, dict[int, float]] = {}
+        groups = self._renamed([one for one in unknown if one not in sources], at, known)
         if groups:
-            self._regroup(layer, at, groups)
+            self._regroup(layer, at, groups, known)
         return bool(sources)
+
+    def _renamed(
+        self, groups: Sequence[int], at: int, known: dict[int, dict[int, float]]
+    ) -> list[int]:
+        """Let tokens that are one token each, its heads joined, keep its place; list the others."""
+        others = []
+        for one in groups:
+            (place, part), *more = self._parts(one, at, known).items()
+            old = self.state[place]
+            if more or part < 1 or old.origin in groups or self.last_use.get(old.origin, -1) >= at:
+                others.append(one)
+                continue
+            del self.place[old.origin]
+            self.state[place] = Token(one, old.first)
+            self.place[one] = place
+        return others
 
     def _add(self, origins: Iterable[int]) -> None:
         for one in origins:
@@ -174,27 +236,28 @@ class ChainWriter:
         """Let tokens that come later wait, after those that came before, from a link on."""
         self.links[since:] = [widened(link, more) for link in self.links[since:]]
 
-    def _regroup(self, layer: int, at: int, groups: Sequence[int]) -> None:
-        """Make new tokens of old ones between two calls."""
+    def _regroup(
+        self, layer: int, at: int, groups: Sequence[int], known: dict[int, dict[int, float]]
+    ) -> None:
+        """Make new tokens of old ones between two calls; known: as of `_parts`."""
         kept = [
             place
             for place, token in enumerate(self.state)
             if self.last_use.get(token.origin, -1) >= at
         ]
         parts: dict[int, dict[int, float]] = {}
-        times: dict[int, int] = dict.fromkeys(kept, 1)
-        known: dict[int, dict[int, float]] = {}
+        times: dict[int, int] = {}  # that a token went into others
         for one in groups:
             parts[one] = self._parts(one, at, known)
-            equal = bool(self.origins.equal[one])
             for place in parts[one]:
-                times[place] = times.get(place, 0) + (not equal or place not in kept)
+                times[place] = times.get(place, 0) + 1
                 if times[place] > 1:
                     raise UnknownPathError(
                         f"the tokens of {self.run.name(at)} are mixtures of the tokens before it "
                         f"(the first of {len(parts[one])}), by something other than a recorded "
                         "attention from token to token: a convolution, a pool, linear or channel "
-                        "attention"
+                        "attention",
+                        mixed=at,
                     )
         made = sorted(groups, key=lambda one: (*self._centre(one), one))
         pairs = [(new, old, 1.0) for new, old in enumerate(kept)]
@@ -231,7 +294,7 @@ class ChainWriter:
         reader = "the classifier" if at is None else self.run.name(at)
         operation = self.origins.operation.get(origin)
         if operation and at is None:
-            raise UnknownPathError(
+            raise UnreadError(
                 f"the classifier reads the tokens by {operation}, so they do not count equally: "
                 "give layout= with the nearest pool"
             )
@@ -246,7 +309,8 @@ class ChainWriter:
         if not members:
             raise UnknownPathError(
                 f"{reader} reads tokens mixed with something that went through no attention call "
-                "before it"
+                "before it",
+                mixed=at,
             )
         parts: dict[int, float] = {}
         for one in members:
@@ -271,7 +335,18 @@ class ChainWriter:
         for what, rows in (("keys", keys), ("queries", queries)):
             for row in rows:
                 real = [one for one in row if one]
+                if len(set(real)) == 1 < len(real) and what == "queries":
+                    raise UnknownPathError(
+                        f"one token alone gives the weights of {len(real)} queries of {name} "
+                        "(outlook attention?), and which token each query is, is not known",
+                        mixed=self._following(at),
+                    )
                 if len(set(real)) < len(real):
+                    if mixer := self._operation_of(real):
+                        raise UnknownPathError(
+                            f"the {what} of {name} come of {mixer}, which mixes tokens or chooses "
+                            "among them, and which of them is where is not known"
+                        )
                     raise UnknownPathError(
                         f"the {what} of {name} are not one token each ({len(real)} of them, made "
                         f"of {len(set(real))}): linear attention, or attention over channels"
@@ -306,9 +381,26 @@ class ChainWriter:
             self.state, self.place, self.was = [], {}, {}
         self._add(flat)
 
+    def _operation_of(self, origins: Sequence[int]) -> str | None:
+        """The operation that gave several tokens one origin, if it is known."""
+        shared = [one for one, times in Counter(origins).items() if times > 1]
+        stack, seen = list(shared), set(shared)
+        while stack and len(seen) < FAR:
+            one = stack.pop()
+            if one in self.origins.operation:
+                return self.origins.operation[one]
+            more = [each for each in self.origins.members(one) if each not in seen]
+            stack += more
+            seen.update(more)
+        return None
+
     def _with_aliases(self, at: int) -> Tensor:
         """All origins of a call's outputs, those of its other heads too."""
         return self.run.tracer.calls[at].outputs.flatten()
+
+    def _following(self, at: int) -> int | None:
+        """The call after this, if any, with which a chain may begin."""
+        return next((one for one in self.used if one > at), None)
 
     def _later(self, origin: int, at: int) -> bool:
         return self.last_use.get(origin, -1) > at
@@ -318,7 +410,11 @@ class ChainWriter:
         if self.run.read is None:
             return None
         known: dict[int, dict[int, float]] = {}
-        of_classes = [self._parts(one, None, known) for one in self.run.read]
+        try:
+            of_classes = [self._parts(one, None, known) for one in self.run.read]
+        except UnreadError as error:
+            self.unread = str(error)
+            return None
         reads = torch.zeros(len(self.state), dtype=torch.float64)
         for parts in of_classes:
             for place, part in parts.items():
@@ -327,7 +423,11 @@ class ChainWriter:
 
     def _unite_streams(self) -> None:
         """Let the patches of a later run lie where those of the first do (a flipped image, say)."""
-        boxes = [tuple(box) for box in self.origins.box[self.first, :4].tolist()]
+        places = rounded(self.origins.centre[self.first])
+        boxes = [
+            (*box, *place)
+            for box, place in zip(self.origins.box[self.first, :4].tolist(), places, strict=True)
+        ]
         there = {
             box: at
             for at, (box, stream) in enumerate(zip(boxes, self.stream, strict=True))

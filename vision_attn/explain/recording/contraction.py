@@ -11,7 +11,9 @@ ELLIPSIS = "ABCDEFGH"  # letters for the axes of an ellipsis: equations rarely h
 
 
 class Contraction(NamedTuple):
-    """An einsum as weights (b head i j) @ v (b head j e) -> (b head i e), or without heads.
+    """An einsum as weights (b head i j) @ v (b head j e) -> (b head i e).
+
+    For b and head it may have one or more axes, of any kind.
 
     weights, v: the order in which to take the axes of each. out: that of the product's axes, which
     gives what the einsum gives.
@@ -54,7 +56,7 @@ class Contraction(NamedTuple):
         lead = [letter for letter in out if letter in weights and letter in v]
         rows, columns = [*lead, *queries, *keys], [*lead, *keys, *width]
         made = [*lead, *queries, *width]
-        fits = len(queries) == len(keys) == len(width) == 1 and len(lead) in (1, 2)
+        fits = len(queries) == len(keys) == len(width) == 1 and len(lead) > 0
         wholes = zip((rows, columns, made), (weights, v, out), strict=True)
         if not fits or any(sorted(order) != sorted(word) for order, word in wholes):
             return None  # a letter twice, or a sum over one operand alone

@@ -116,7 +116,7 @@ class CallMode(TorchFunctionMode):
 
     def _sdpa(self, inputs: SDPAInputs) -> Tensor:
         """Run and record torch's attention, by whatever kernel it chooses."""
-        log, (query, key, value, mask) = self.log, inputs[:4]
+        log, (query, key, value) = self.log, inputs[:3]
         last_keys, last_values = (each() for each in log.last_memory)
         if value is last_values and key is not last_keys:  # with the same keys: other queries
             raise RecordError(
@@ -125,19 +125,21 @@ class CallMode(TorchFunctionMode):
                 "for it"
             )
         log.last_memory = ref(key), ref(value)
-        if query.ndim > 4:
-            raise RecordError(
-                f"{log.module or 'the network'} attends over tensors of {query.ndim} axes, and "
-                "which of them are heads or windows is not known"
-            )
         batches = [x.shape[:-2] for x in (query, key, value)]
         if not inputs.enable_gqa and batches != [batches[0]] * 3:  # heads share keys and values
             shape = torch.broadcast_shapes(*batches)
             query, key, value = (x.expand(*shape, -1, -1) for x in (query, key, value))
             inputs = inputs._replace(query=query, key=key, value=value)
+        lead = query.shape[:-2]
+        inputs = folded(inputs) if len(lead) > 2 else inputs
         context = log.attention(inputs)
-        if log.add_fused_map():
-            return context
+        if not log.add_fused_map():
+            self._add_kernel(inputs, context)
+        return context.reshape(*lead, *context.shape[-2:]) if len(lead) > 2 else context
+
+    def _add_kernel(self, inputs: SDPAInputs, context: Tensor) -> None:
+        """Record a call of torch's attention by its queries and keys."""
+        query, key, value, mask = inputs[:4]
         if inputs.enable_gqa:
             key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
             value = value.repeat_interleave(query.shape[-3] // value.shape[-3], dim=-3)
@@ -145,8 +147,7 @@ class CallMode(TorchFunctionMode):
         if mask is not None and query.ndim == mask.ndim == 3:
             mask = mask.unsqueeze(-3)
         mask = None if mask is None else mask.detach()
-        log.add_lazy(q, k, v, context, inputs.alpha, mask, inputs.is_causal)
-        return context
+        self.log.add_lazy(q, k, v, context, inputs.alpha, mask, inputs.is_causal)
 
     def _multi_head(self, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor | None]:
         """Run `nn.MultiheadAttention` always through `_sdpa`."""
@@ -189,7 +190,7 @@ class CallMode(TorchFunctionMode):
         if len(factors) < 2 or not all(isinstance(x, Tensor) for x in factors[:2]):
             return None
         left, right = factors[:2]
-        if not {left.ndim, right.ndim} <= {3, 4} or (func in PRODUCT and left.ndim != right.ndim):
+        if min(left.ndim, right.ndim) < 3 or (func in PRODUCT and left.ndim != right.ndim):
             return None
         turned = "{1},{0}->{2}".format(*re.split(",|->", equation)) if "->" in equation else ""
         for weights, v, order in ((left, right, equation), (right, left, turned)):
@@ -262,13 +263,37 @@ class CallMode(TorchFunctionMode):
         elif scores is not None and order.weights[-1] == scores.ndim - 1 == weights.ndim - 1:
             scores = scores.permute(order.weights)
         weights, v = weights.permute(order.weights), v.permute(order.v)
+        lead = torch.broadcast_shapes(weights.shape[:-2], v.shape[:-2])
+        if len(lead) > 2:
+            weights, v = as_batch(weights, lead), as_batch(v, lead)
+            scores = None if scores is None else as_batch(scores, lead)
         with self.log.untraced():
             context = weights @ v
         if weights.ndim == 3:
             weights, v = weights.unsqueeze(1), v.unsqueeze(1)
         v = v.expand(*weights.shape[:2], -1, -1)  # heads may share their values
         self.log.add_explicit(weights, v, context, scores, turned=turned)
+        if len(lead) > 2:
+            context = context.view(*lead, *context.shape[-2:])
         return context.permute(order.out).contiguous()
+
+
+def as_batch(x: Tensor, lead: Sequence[int]) -> Tensor:
+    """Count all axes but the last two as batch, of one head: (*lead n d) -> (b 1 n d)."""
+    return x.expand(*lead, -1, -1).flatten(0, -3).unsqueeze(1)
+
+
+def folded(inputs: SDPAInputs) -> SDPAInputs:
+    """Bring attention over tensors of more than four axes to (b 1 n d); heads share nothing."""
+    query, key, value, mask = inputs[:4]
+    lead = query.shape[:-2]
+    if inputs.enable_gqa:
+        key = key.repeat_interleave(lead[-1] // key.shape[-3], dim=-3)
+        value = value.repeat_interleave(lead[-1] // value.shape[-3], dim=-3)
+    if mask is not None and mask.ndim > 2:
+        mask = as_batch(mask, lead)
+    query, key, value = (as_batch(x, lead) for x in (query, key, value))
+    return inputs._replace(query=query, key=key, value=value, attn_mask=mask, enable_gqa=False)
 
 
 def divides_rows(args: tuple, out: Any) -> bool:

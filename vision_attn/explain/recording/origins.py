@@ -4,7 +4,9 @@ Axes: b batch, head, i queries, j keys, d width.
 """
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -59,6 +61,9 @@ class Origins:
         self.equal = torch.zeros(64, dtype=torch.bool)  # whether its members count alike
         # -top, -left, bottom, right in pixels, and in the first and the second image: at least 0
         self.box = torch.full((64, 6), NOWHERE)
+        # where it lies among others: the mean (row, column) of what it was made of; NaN: nowhere
+        self.centre = torch.full((64, 2), torch.nan, dtype=torch.float64)
+        self.pixel_count = 0  # the first origins
         self.operation: dict[int, str] = {}  # what mixed the members of an origin
         self._first: list[int] = []
         self._members: list[Tensor] = []
@@ -74,6 +79,7 @@ class Origins:
             flags = (self.residual, self.equal, self.output)
             self.residual, self.equal, self.output = (F.pad(x, (0, more)) for x in flags)
             self.box = F.pad(self.box, (0, 0, 0, more), value=NOWHERE)
+            self.centre = F.pad(self.centre, (0, 0, 0, more), value=torch.nan)
         return torch.arange(first, self.count)
 
     def pixels(self, height: int, width: int, image: int) -> Tensor:
@@ -81,13 +87,23 @@ class Origins:
         ids = self.new(height * width)
         row, column = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
         self.box[ids, :4] = torch.stack([-row, -column, row, column], -1).flatten(0, 1)
+        self.centre[ids] = torch.stack([row, column], -1).flatten(0, 1).double()
         self.box[ids, 4 + image] = 0
+        self.pixel_count = self.count - 1
         return ids.view(height, width)
+
+    def frequencies(self, images: int, shape: Sequence[int]) -> Tensor:
+        """Make an origin for each frequency (images *shape) of images: it lies in no place."""
+        ids = self.new(images * prod(shape)).view(images, *shape)
+        for image in range(images):
+            self.box[ids[image].flatten(), 4 + image] = 0
+        return ids
 
     def outputs(self, queries: Tensor, call: int) -> Tensor:
         """Make an origin for the output of an attention call at each of its queries."""
         ids = self.new(queries.numel()).view(queries.shape)
         self.query[ids], self.call[ids], self.box[ids] = queries, call, self.box[queries]
+        self.centre[ids] = self.centre[queries]
         self.output[ids] = True
         return ids
 
@@ -167,6 +183,7 @@ class Origins:
             self._members.append(rows)
             self.call[ids] = self.call[rows].amax(1)
             self.box[ids] = self.box[rows].amax(1)
+            self.centre[ids] = self.centre[rows].nanmean(1)
             self.equal[ids] = equal
             queries = self.query[rows].masked_fill(rows == NOTHING, 0)
             common = queries.amax(1)  # branches side by side: outputs of calls with one query

@@ -20,11 +20,28 @@ from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
 from vision_attn.compat.torch_private import DispatchMode
+from vision_attn.explain.recording.operations import (
+    BATCH_NORM,
+    EQUAL,
+    FOURIER,
+    FRESH,
+    LAYER_NORM,
+    MOVED,
+    PAIRED,
+    POINTWISE,
+    POOLS,
+    PRODUCT,
+    REDUCED,
+    RESHAPED,
+    SAME,
+    SOFTMAX,
+)
 from vision_attn.explain.recording.origins import NOTHING, CallOrigins, Origins
 
 __all__ = ["Tracer"]
 
 PRODUCTS = "products of one with another"
+LARGE = 2**14  # places of a map beyond which only the nearest counts where it changes its size
 
 
 class Label(NamedTuple):
@@ -35,46 +52,6 @@ class Label(NamedTuple):
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> "Label":
         return Label(move(self.ids), None if self.columns is None else move(self.columns))
-
-
-def names(words: str) -> frozenset[str]:
-    return frozenset(f"aten::{word}" for word in words.split())
-
-
-RESHAPED = names("view _unsafe_view reshape _reshape_alias flatten unflatten")
-FRESH = names(
-    "new_zeros new_ones new_empty new_full new_empty_strided zeros_like ones_like empty_like "
-    "full_like rand_like randn_like zero fill"
-)
-SAME = names("clone _to_copy alias detach lift_fresh contiguous dropout native_dropout bernoulli")
-MOVED = names(
-    "roll flip index index_select repeat unfold im2col pixel_shuffle pixel_unshuffle rot90 narrow "
-    "reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d repeat_interleave "
-    "permute transpose t squeeze unsqueeze expand slice select unbind split split_with_sizes chunk "
-    "diagonal movedim swapaxes numpy_T mT tile slice_copy channel_shuffle"
-)
-POINTWISE = names(
-    "hardswish silu gelu relu relu6 hardtanh hardsigmoid mish leaky_relu elu prelu celu selu "
-    "softplus celu _prelu_kernel sigmoid tanh log_sigmoid_forward threshold copy where masked_fill "
-    "hardswish_ silu_ relu_ hardtanh_ hardsigmoid_ mish_ leaky_relu_ elu_ masked_fill_ copy_ "
-    "nan_to_num quick_gelu"
-)
-PAIRED = names("mul add sub")  # of queries and keys, whose scores come of each pair
-EQUAL = names("mean sum")
-REDUCED = EQUAL | names(
-    "amax amin max min var std var_mean linalg_vector_norm norm logsumexp prod nansum median"
-)
-PRODUCT = {
-    **dict.fromkeys(names("mm bmm mv matmul dot"), 0),
-    **dict.fromkeys(names("addmm baddbmm addmv _addmm_activation"), 1),
-}
-SOFTMAX = names("_softmax _log_softmax softmax _safe_softmax")
-LAYER_NORM = names("native_layer_norm layer_norm _fused_rms_norm rms_norm")
-BATCH_NORM = names(
-    "native_batch_norm _native_batch_norm_legit_no_training batch_norm cudnn_batch_norm "
-    "_batch_norm_no_update miopen_batch_norm"
-)
-POOLS = names("avg_pool1d avg_pool2d max_pool2d_with_indices max_pool2d")
 
 
 class Tracer(DispatchMode):
@@ -219,6 +196,13 @@ class Tracer(DispatchMode):
             return first
         if name == "aten::as_strided":
             return self._mixed(args, out, name)
+        if name in FOURIER and first is not None and self._of_two_images(first, out):
+            ids = self.origins.frequencies(len(out), (1, *shape[2:]))
+            return Label(ids.expand(shape))
+        if name == "aten::col2im" and first is not None:
+            return self._folded(func, first, args, out)
+        if name == "aten::view_as_real" and first is not None:
+            return first.moved(lambda ids: ids.unsqueeze(-1).expand(shape))
         if name in RESHAPED and first is not None:
             return first.moved(lambda ids: tight(ids.reshape(shape), ids))
         if name == "aten::cat":
@@ -261,11 +245,8 @@ class Tracer(DispatchMode):
             weight, stride, padding, dilation = args[1], *args[3:6]
             ids = self._reduced(self.one(first), [1])
             return Label(self._windows(ids, weight.shape[2:], stride, padding, dilation, shape))
-        if "upsample" in name and first is not None:
-            ids = self.one(first)
-            if self.origins.call[compact(ids)].max() < 0:  # an image or features of another size
-                small = F.interpolate(compact(ids)[:, :1].double(), shape[2:]).long()
-                return Label(small.expand(shape))
+        if "upsample" in name and first is not None and len(shape) == 4:
+            return Label(self._resized(func, first, args, shape))
         if name in POOLS and first is not None:
             size = list(args[1])
             options = [*args[2:], *[()] * 4]
@@ -324,6 +305,18 @@ class Tracer(DispatchMode):
             self._together([label.ids for label in known], shape), self._together(columns, shape)
         )
 
+    def _folded(self, func: Any, label: Label, args: tuple, out: Tensor) -> Label:
+        """Put windows (b c*k n) back on a map (b c h w); where they overlap, an image mixes."""
+        ids = self.one(label)
+        if list(args[2]) == list(args[5]) and not any(args[4]):  # kernel, stride, padding
+            return Label(tight(func(ids.double().contiguous(), *args[1:]).long()))
+        own = [self._all(compact(ids[at]), "col2im") for at in range(len(ids))]
+        return Label(torch.cat(own).view(-1, 1, 1, 1).expand(out.shape))
+
+    def _of_two_images(self, label: Label, out: Tensor) -> bool:
+        newest = int(compact(self.one(label)).max())
+        return out.ndim == 4 and len(out) == 2 and newest <= self.origins.pixel_count
+
     def _pair(self, left: Any, right: Any, shape: Sequence[int]) -> Label | None:
         """Label each of some values with each of others, (i 1 d) and (1 j d); None where not so."""
         a, b = (self._get(x) if isinstance(x, Tensor) else None for x in (left, right))
@@ -378,7 +371,7 @@ class Tracer(DispatchMode):
         shape = (out if isinstance(out, Tensor) else out[0]).shape
         return label.moved(
             lambda ids: self._reduced(
-                ids, dims, equal=name in EQUAL, operation="" if name in EQUAL else name
+                ids, dims, equal=name in EQUAL, operation="" if name in EQUAL else name[6:]
             ).reshape(shape)
         )
 
@@ -417,6 +410,27 @@ class Tracer(DispatchMode):
         kept = ids.shape[: 2 + space]
         rows = ids.reshape(kept.numel(), -1)
         return self.origins.merge(rows, equal).view(kept).expand(shape)
+
+    def _resized(self, func: Any, label: Label, args: tuple, shape: Sequence[int]) -> Tensor:
+        """Merge what each place of a map of another size comes of; a pixel is the nearest one."""
+        size = args[0].shape[2:]
+        ids = self._reduced(self.one(label), [1])[:, :1].expand(-1, 1, *size)
+        if int(ids.max()) <= self.origins.pixel_count or size.numel() > LARGE:
+            return F.interpolate(ids.double(), shape[2:]).long().expand(shape)
+        around = []
+        for axis, n in enumerate(size):
+            one = [1, n, 1, 1]
+            one[2 + axis] = n
+            told = func(torch.eye(n).view(one).expand(1, n, *size).contiguous(), *args[1:])[0]
+            of = (told.select(2 - axis, 0) != 0).T  # place after, place before
+            most = int(of.sum(1).max())
+            order = of.long().argsort(dim=1, descending=True, stable=True)[:, :most]
+            around.append(order.masked_fill(~of.gather(1, order), n))
+        rows, columns = around
+        ids = F.pad(ids[:, 0], (0, 1, 0, 1), value=NOTHING)
+        members = ids[:, rows[:, None, :, None], columns[None, :, None, :]].flatten(3)
+        merged = self.origins.merge(members.flatten(0, 2))
+        return merged.view(len(ids), 1, *shape[2:]).expand(shape)
 
     def _mixed(self, args: tuple, out: Any, operation: str) -> Any:
         known = [self.origins_of(x) for x in tensors(args) if self._get(x) is not None]
