@@ -5,6 +5,7 @@ layer is made. Weights are random.
 """
 
 import contextlib
+import inspect
 import itertools
 import re
 import warnings
@@ -388,8 +389,9 @@ def of_vit_pytorch() -> Iterator[Entry]:
     for key, (kind, options, size) in OF_VIT_PYTORCH.items():
 
         def build(key=key, kind=kind, options=options, size=size):
-            module = import_module(f"vit_pytorch.{key.partition(':')[0]}")
-            return getattr(module, kind)(**options), [size]
+            made = getattr(import_module(f"vit_pytorch.{key.partition(':')[0]}"), kind)
+            taken = inspect.signature(made).parameters  # they change from version to version
+            return made(**{name: options[name] for name in options if name in taken}), [size]
 
         yield Entry(f"vit-pytorch:{key}", "vit-pytorch", key.partition(":")[0], build)
 
