@@ -112,9 +112,9 @@ class LoadedModel(Model):
 
         images: a path, a PIL image or an array (height, width, 3) of uint8; or a list of these.
         methods: names as on the command line (`Rollout(fusion=max)`, "all") or explainers; none
-        takes Rollout, or GradCAM for a network without attention. target: the class to explain, by
-        name or index; None takes each photo's predicted class. against: a class to contrast the
-        target with.
+        takes Rollout, or GradCAM for a network that is not attention throughout. target: the class
+        to explain, by name or index; None takes each photo's predicted class. against: a class to
+        contrast the target with.
 
         Returns an Explanation for one image, Explanations for a list. Raises ValueError for a
         method that does not fit the model, an unknown class, an image that cannot be read

@@ -126,7 +126,7 @@ def add_seed(group: Group) -> None:
 def add_methods(parser: argparse.ArgumentParser) -> None:
     """Methods and classes; see `explainers` and `LoadedModel.class_index`."""
     group = parser.add_argument_group("method")
-    add_method(group, "Rollout, or GradCAM for a network without attention")
+    add_method(group, "Rollout, or GradCAM for a network that is not attention throughout")
     group.add_argument(
         "--target",
         default="predicted",

@@ -15,6 +15,7 @@ from vision_attn.explain.gradcam import GradCAM, GradCAMPlusPlus, HiResCAM, Laye
 from vision_attn.explain.legrad import LeGrad
 from vision_attn.explain.networks.modules import network_of
 from vision_attn.explain.options import hint
+from vision_attn.explain.propagation.path import find_path
 from vision_attn.explain.propagation.support import blank_image
 from vision_attn.explain.raw_attention import QueryKey, RawAttention
 from vision_attn.explain.relevance import AttentionGradCAM, Relevance
@@ -94,9 +95,10 @@ def choose_methods(
 ) -> list[Explainer]:
     """Make explainers of methods, given by name or as explainers, each once, baselines last.
 
-    None takes Rollout, or GradCAM for a network without attention; the word "all" every method
-    that fits. Raises ValueError for a method that is unknown, and MisfitError, which is one too,
-    for one that does not fit the network.
+    None takes Rollout; it takes GradCAM for a network without attention, and for one whose rollout
+    would leave its first calls out. The word "all" takes every method that fits. Raises ValueError
+    for a method that is unknown, and MisfitError, which is one too, for one that does not fit the
+    network.
 
     Examples:
         >>> from torch import nn
@@ -108,7 +110,8 @@ def choose_methods(
     if not fit:
         raise ValueError(f"no method fits {type(network_of(network)).__name__}")
     if not methods:
-        default = [one for name in ("Rollout", "GradCAM") for one in fit if str(one) == name]
+        usual = ("GradCAM", "Rollout") if _is_part(network) else ("Rollout", "GradCAM")
+        default = [one for name in usual for one in fit if str(one) == name]
         return (default or fit)[:1]
     chosen: list[Explainer] = []
     for method in methods:
@@ -125,6 +128,16 @@ def choose_methods(
                 f"these methods do: {', '.join(map(str, fit))}"
             )
     return sorted(dict.fromkeys(chosen), key=lambda one: isinstance(one, Baseline))
+
+
+def _is_part(network: nn.Module | Model) -> bool:
+    """Whether a map of attention is of the last calls alone."""
+    size = network.preprocess.input_size if isinstance(network, Model) else None
+    module = network_of(network)
+    try:
+        return find_path(module, blank_image(module, size)).left_out is not None
+    except Exception:  # its own code, on a blank image
+        return False
 
 
 def parse_method(text: str) -> Explainer:

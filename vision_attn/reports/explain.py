@@ -211,8 +211,9 @@ def explain(
 
     images: a path, a PIL image or an array (height, width, 3) of uint8; or a list of these.
     methods: names as on the command line (`Rollout(fusion=max)`, "all") or explainers; None takes
-    Rollout, or GradCAM for a network without attention. target: the class to explain, by name or
-    index; None takes each photo's predicted class. against: a class to contrast the target with.
+    Rollout, or GradCAM for a network that is not attention throughout. target: the class to
+    explain, by name or index; None takes each photo's predicted class. against: a class to contrast
+    the target with.
 
     Returns an Explanation for one image, Explanations for a list. A method that does not fit the
     model is one of their `problems`. Raises ValueError where none fits, for an unknown class, an

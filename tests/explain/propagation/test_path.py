@@ -6,10 +6,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from vision_attn.explain import (
+    GradCAM,
     GradientRollout,
     LeGrad,
     Relevance,
     Rollout,
+    choose_methods,
     probe,
     record_attention,
 )
@@ -339,6 +341,9 @@ def test_a_map_begins_after_a_convolution_among_the_tokens_and_says_so(kernel):
         found = Rollout()(network, IMAGES).values
     torch.testing.assert_close(found, r[:, 0].unflatten(1, (4, 6)).float())
     assert Relevance()(network, IMAGES, 1).values.std() > 0
+    network.image_size = list(SIZE)
+    assert choose_methods(None, network) == [GradCAM()]
+    assert choose_methods(["Rollout"], network) == [Rollout()]
 
 
 def test_no_map_begins_with_a_convolution_of_the_last_queries_alone():
