@@ -8,7 +8,7 @@ from vision_attn.data import ExampleData
 from vision_attn.reports.runs.run import Run
 from vision_attn.training import Learner, Summary
 
-__all__ = ["ExampleRun", "ExampleSummary"]
+__all__ = ["ExampleRun"]
 
 
 class ExampleSummary(Summary):
