@@ -53,6 +53,7 @@ SHORT = (
 # What keeps a command short and offline, by a pattern of its words; each that fits is added.
 LIMITS = {
     r"^(fit|validate|test) ": SHORT,
+    r"^fit .*--minutes": "--minutes=0.001",
     r"^predict ": "--trainer.accelerator=cpu --trainer.enable_progress_bar=false",
     r"^(fit|validate|test) (?!.*finetune).*(planted|dates|strings|questions)": SMALL_DATA,
     r"^(fit|test) .*senet_cifar10": "--data.batch_size=8 --model.network.widths=[8,8,16,16]",
