@@ -57,6 +57,7 @@ LIMITS = {
     r"^predict ": "--trainer.accelerator=cpu --trainer.enable_progress_bar=false",
     r"^(fit|validate|test) (?!.*finetune).*(planted|dates|strings|questions)": SMALL_DATA,
     r"^(fit|test) .*senet_cifar10": "--data.batch_size=8 --model.network.widths=[8,8,16,16]",
+    r"^fit .*spatial_cnn_cifar10": "--data.batch_size=8 --model.network.widths=[8,8,8]",
     r"^fit .*finetune_timm": (
         "--model.network.pretrained=false --data.batch_size=2 "
         """--model.network.model_args='{"depth": 1, "embed_dim": 12, "num_heads": 2}'"""
