@@ -51,11 +51,19 @@ def words(folder, **changes):
     ]
 
 
-def test_a_length_is_whole_epochs_or_a_part_of_one():
-    assert Length.of(3.99, 10) == Length(3)
-    assert Length.of(1.0, 10) == Length(1)
+def test_a_length_is_whole_epochs_or_where_they_are_few_shorter_ones():
+    assert Length.of(7.99, 10) == Length(7)
+    assert Length.of(5.0, 10) == Length(5)
+    assert Length.of(3.2, 10) == Length(4, 8)
+    assert Length.of(2.0, 10) == Length(2, 10)
     assert Length.of(0.39, 10) == Length(1, 3)
     assert Length.of(0.001, 10) == Length(1, 1)
+    lengths = [Length(7), Length(4, 8), Length(1, 3)]
+    assert [str(one) for one in lengths] == [
+        "7 epochs",
+        "4 epochs of 8 batches",
+        "1 epoch of 3 batches",
+    ]
 
 
 def test_images_grow_in_time():
@@ -88,11 +96,8 @@ def test_as_many_epochs_as_fit(epochs, slow, tmp_path):
     minutes = 1.3 * epochs * STEPS * STEP / 60
     run = make_run("fit", words(tmp_path, minutes=minutes))
     saved = yaml.safe_load(run.config_text())
-    if epochs < 1:
-        assert (saved["trainer"]["max_epochs"], saved["trainer"]["limit_train_batches"]) == (1, 1)
-    else:
-        assert 1 <= saved["trainer"]["max_epochs"] <= 1.3 * epochs
-        assert saved["trainer"]["limit_train_batches"] is None
+    steps = saved["trainer"]["max_epochs"] * (saved["trainer"]["limit_train_batches"] or STEPS)
+    assert 1 <= steps <= max(1, 1.3 * epochs * STEPS)
     assert run.trainer.max_epochs == saved["trainer"]["max_epochs"]
     assert "minutes" not in saved
 

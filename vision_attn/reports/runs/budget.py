@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import ceil
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -21,6 +22,7 @@ from vision_attn.reports.runs.planning import is_alone
 
 __all__ = ["Length", "check_minutes", "length_of"]
 
+MANY = 5  # epochs, of which the part of one more is left out
 FIRST = 2  # steps that make kernels and room, and are not counted
 LEAST = 3  # steps that are
 SECONDS = 5.0  # of steps with images of each size, or less,
@@ -31,14 +33,14 @@ TRAINING = 0.97  # of the minutes; the rest is for what comes between epochs
 
 @dataclass(frozen=True)
 class Length:
-    """How long a training is: some epochs, or so many batches of a single one.
+    """How long a training is: some epochs. batches: of each, where these are not all there are.
 
     Examples:
         >>> from vision_attn.reports.runs.budget import Length
         >>> print(Length.of(epochs=7.9, batches=100))
         7 epochs
-        >>> print(Length.of(epochs=0.257, batches=100))
-        25 batches
+        >>> print(Length.of(epochs=1.5, batches=100))
+        2 epochs of 75 batches
     """
 
     epochs: int
@@ -46,11 +48,15 @@ class Length:
 
     @classmethod
     def of(cls, epochs: float, batches: int) -> "Length":
-        """As many whole epochs of so many batches as there are, or a part of one."""
-        return cls(int(epochs)) if epochs >= 1 else cls(1, max(1, int(epochs * batches)))
+        """Fill so many epochs: with whole ones, or where they are few with shorter ones."""
+        if epochs >= MANY:
+            return cls(int(epochs))
+        whole = ceil(epochs)
+        return cls(whole, max(1, int(batches * epochs / whole)))
 
     def __str__(self) -> str:
-        return f"{self.epochs} epochs" if self.batches is None else f"{self.batches} batches"
+        epochs = f"{self.epochs} epoch{'s' if self.epochs > 1 else ''}"
+        return epochs if self.batches is None else f"{epochs} of {self.batches} batches"
 
     def write(self, config: Any) -> None:
         """Write it into a run's config, before or after its classes are made."""

@@ -303,7 +303,7 @@ class Run(LightningCLI):
         length.write(self.config)
         length.write(self.config_init)
         self.config.minutes = None
-        self.summary.rows["planned"] = f"{length} for {minutes:g} minutes"
+        self.summary.rows["planned"] = f"{length}, for {minutes:g} min"
 
     def _trainer(self, **changes: Any) -> Trainer:
         """Lightning's trainer; ValueError, with the options, for a device that is not there."""
