@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--minutes",
         type=positive,
         metavar="N",
-        help="train for about so long, all three networks together: as many epochs as their first "
-        "steps, which are measured, let expect (default: seven epochs in all, the same everywhere)",
+        help="train for about N minutes, all three networks together: their first steps are "
+        "measured, and as many epochs planned as fit (default: seven epochs in all)",
     )
     options.add_seed(parser)
 

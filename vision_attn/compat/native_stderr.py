@@ -1,6 +1,6 @@
-"""What C libraries print to stderr: OpenCV's libjpeg warns there of damaged photos, and names none.
+"""What C libraries print to stderr: OpenCV's libjpeg warns of damaged photos there, without a name.
 
-OpenCV has no setting for that, and its warnings are of pixels that Pillow passes in silence too.
+OpenCV has no setting for that. Pillow gives the same pixels of such photos, and no warning.
 Tried with OpenCV 5.0.
 """
 
@@ -15,7 +15,7 @@ __all__ = ["drop_native_stderr", "native_stderr_dropped"]
 
 
 def drop_native_stderr() -> None:
-    """Drop it from now on, in a process that does nothing else but decode."""
+    """Drop what C libraries print from now on, in a process that only decodes."""
     with open(os.devnull, "w") as nowhere:
         own = os.dup(2)
         os.dup2(nowhere.fileno(), 2)
@@ -49,6 +49,6 @@ DROPPED = ProcessWide(_dropped)
 
 @contextmanager
 def native_stderr_dropped() -> Iterator[None]:
-    """Drop it meanwhile; what Python prints to sys.stderr still comes."""
+    """Drop what C libraries print while this is open; what Python prints still appears."""
     with DROPPED.held():
         yield

@@ -110,7 +110,7 @@ def choose_methods(
     if not fit:
         raise ValueError(f"no method fits {type(network_of(network)).__name__}")
     if not methods:
-        usual = ("GradCAM", "Rollout") if _is_part(network) else ("Rollout", "GradCAM")
+        usual = ("GradCAM", "Rollout") if _leaves_calls_out(network) else ("Rollout", "GradCAM")
         default = [one for name in usual for one in fit if str(one) == name]
         return (default or fit)[:1]
     chosen: list[Explainer] = []
@@ -130,8 +130,8 @@ def choose_methods(
     return sorted(dict.fromkeys(chosen), key=lambda one: isinstance(one, Baseline))
 
 
-def _is_part(network: nn.Module | Model) -> bool:
-    """Whether a map of attention is of the last calls alone."""
+def _leaves_calls_out(network: nn.Module | Model) -> bool:
+    """Whether a map of attention would begin after the first calls."""
     size = network.preprocess.input_size if isinstance(network, Model) else None
     module = network_of(network)
     try:

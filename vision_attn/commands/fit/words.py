@@ -75,8 +75,8 @@ MISPLACED = {  # what people type, and the option's whole name
 FITTING = """\
   --model.weights FILE          start from these weights: a checkpoint, or vision_attn:NAME; if
                                 the config names no network, theirs is built
-  --minutes N                   train for about so long: as many epochs as the network's first
-                                steps, which are measured, let expect
+  --minutes N                   train for about N minutes: the first steps are measured, and as
+                                many epochs planned as fit
   --probe false                 compute in the usual way, without measuring first which is fastest
 """
 

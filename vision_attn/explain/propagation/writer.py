@@ -60,7 +60,7 @@ class ChainWriter:
         self.unread: str | None = None
 
     def write(self) -> None:
-        """Write the chain: of all calls, or of the last, after which no convolution, say, mixes.
+        """Write the chain of all calls, or of the last ones, if something mixes tokens before them.
 
         Raises UnknownPathError where tokens mix in no known way, or at the last call of all.
         """

@@ -1,7 +1,7 @@
-"""How many epochs of training fit into some minutes: a rehearsal of a few seconds tells.
+"""How many epochs of training fit into some minutes, measured in a rehearsal of a few seconds.
 
-The very training runs, on copies: the network, its batches and their augmentation, its callbacks,
-computed as the run will be. Nothing is left of it, and random numbers stay as they are.
+The rehearsal is the training itself, on copies: the network, its batches and their augmentation,
+its callbacks, computed as the run will be. It leaves no files, and random numbers stay as they are.
 """
 
 from collections.abc import Callable, Sequence

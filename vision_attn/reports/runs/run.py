@@ -139,8 +139,8 @@ class Run(LightningCLI):
         parser.add_argument(
             "--minutes",
             type=PositiveFloat | None,
-            help="train for about so long, in place of trainer.max_epochs: for as many epochs as "
-            "the network's first steps, which are measured, let expect",
+            help="train for about so many minutes, in place of trainer.max_epochs: the first steps "
+            "are measured, and as many epochs planned as fit",
         )
         if self.command == "predict":
             parser.add_argument("--images", nargs="+", action="extend", help="files and folders")

@@ -1,0 +1,194 @@
+"""What changes in a network when all attention weights but one query's are 0, or a spot of its image.
+
+What of the later calls' scores changes, and whether the logits do, must be what the chain says of
+that query's token. A spot of the image must change the token that lies there.
+
+Axes: b images, head, i queries, j keys, n tokens.
+"""
+
+import torch
+from plain import Plain
+from torch.nn import functional as F
+
+from vision_attn.explain.base import class_logits
+from vision_attn.explain.propagation.chain import Attention
+
+SAMPLES = 12  # queries that are disturbed, over all calls
+
+
+def disturbed_run(network, image, matched, windows, at=None, window=0, query=0):
+    """Scores of every matched call and the logits, with all weights 0 but one query's of a call."""
+    at_place = {place: (call, order) for call, (place, order) in matched.items()}
+
+    def replace(place, weights):
+        if place not in at_place:
+            return weights
+        call, order = at_place[place]
+        none = torch.zeros_like(weights)
+        if call == at:
+            inside = none.permute(order)
+            shape = inside.shape
+            lead = inside.reshape(-1, *shape[-2:]).clone()
+            source = weights.permute(order).reshape(-1, *shape[-2:])
+            heads = len(lead) // windows[call]
+            rows = slice(window * heads, (window + 1) * heads)
+            lead[rows, query] = source[rows, query]
+            back = [order.index(axis) for axis in range(len(order))]
+            none = lead.view(shape).permute(back).contiguous()
+        return none
+
+    plain = Plain(replace)
+    with torch.no_grad(), plain.running(network):
+        logits = class_logits(network, image)
+    scores = {
+        call: plain.scores[place].permute(order).reshape(windows[call], -1, *[
+            plain.scores[place].shape[axis] for axis in order[-2:]])
+        for call, (place, order) in matched.items()
+        if place < len(plain.scores) and plain.scores[place].ndim == len(order)
+    }  # fmt: skip
+    return scores, logits
+
+
+def windows_of(chain):
+    """How many windows each attention call of a chain has."""
+    return {link.layer: len(link.queries) for link in chain.links if isinstance(link, Attention)}
+
+
+def changed(after, before):
+    """Where scores (window head i j) differ, over all heads (window i j)."""
+    return (after - before).nan_to_num(0).abs().amax(1) > 1e-9
+
+
+def disturb_queries(network, image, path, chain, matched, verdict):
+    links = list(chain.links)
+    attentions = {link.layer: link for link in links if isinstance(link, Attention)}
+    if len(matched) < len(attentions):
+        return
+    windows = windows_of(chain)
+    base, logits = disturbed_run(network, image, matched, windows)
+    random = torch.Generator().manual_seed(1)
+    each = max(1, SAMPLES // len(attentions))
+    for layer, link in attentions.items():
+        for _ in range(min(each, link.queries.numel())):
+            window = int(torch.randint(len(link.queries), (1,), generator=random))
+            query = int(torch.randint(link.queries.shape[1], (1,), generator=random))
+            place = int(link.queries[window, query])
+            if link.new is None and place == link.before:
+                continue
+            reach = torch.zeros(after_of(link), dtype=torch.bool)
+            reach[place if link.new is None else int(link.new[window, query])] = True
+            scores, out = disturbed_run(network, image, matched, windows, layer, window, query)
+            verdict.disturbed += 1
+            fault = follow_reach(links, link, reach, scores, base, chain)
+            read = reach_end(links, link, reach)
+            if chain.reads is not None and fault is None:
+                says = bool((read & (chain.reads > 0)).any())
+                moved = bool((out - logits).abs().max() > 1e-9 * logits.abs().max())
+                if says != moved:
+                    fault = f"its token {'reaches' if moved else 'does not reach'} the logits"
+            if fault:
+                verdict.faults.append(f"query {query} of window {window} of call {layer}: {fault}")
+                return
+
+
+def after_of(link):
+    if isinstance(link, Attention):
+        new = 0 if link.new is None else link.new.numel()
+        return (link.before if link.new is None or link.kept else 0) + new
+    return int(link.made.max()) + 1
+
+
+def carried(link, reach):
+    if isinstance(link, Attention):
+        if link.new is None:
+            return reach
+        kept = reach if link.kept else reach[:0]
+        return F.pad(kept, (0, link.new.numel()))
+    made = torch.zeros(after_of(link), dtype=torch.bool)
+    made[link.made[reach[link.of]]] = True
+    return made
+
+
+def reach_end(links, start, reach):
+    for link in links[links.index(start) + 1 :]:
+        reach = carried(link, reach)
+    return reach
+
+
+def follow_reach(links, start, reach, scores, base, chain):
+    """Compare what changed in each later call with where the chain says that the token is."""
+    for link in links[links.index(start) + 1 :]:
+        if isinstance(link, Attention) and link.layer in scores and link.layer not in reused(base):
+            there = F.pad(reach, (0, 1))
+            expected = there[link.queries][:, :, None] | there[link.keys][:, None, :]
+            found = changed(scores[link.layer], base[link.layer])
+            seen = (base[link.layer].abs() < 1e30).any(1)  # others are masked
+            if found.shape == expected.shape and (found != (expected & seen)).any():
+                return (
+                    f"changes {int(found.sum())} scores of call {link.layer}, "
+                    f"{int((found & ~expected).sum())} of them not of its token, and "
+                    f"{int((expected & seen & ~found).sum())} of its token are the same"
+                )
+        reach = carried(link, reach)
+    return None
+
+
+def reused(scores):
+    """The calls whose scores are an earlier call's, turned: they are of tokens as they were then."""
+    return {
+        at
+        for at, own in scores.items()
+        for before, other in scores.items()
+        if before < at and other.mT.shape == own.shape and torch.equal(other.mT, own)
+    }
+
+
+def disturb_image(network, image, path, chain, matched, verdict):
+    """The token that lies on a spot must change, and the others around it alone."""
+    attentions = [link for link in chain.links if isinstance(link, Attention)]
+    (h, w), size = chain.layout.grid, image.shape[2:]
+    if len(matched) < len(attentions) or min(h, w) < 3:
+        return
+    windows = windows_of(chain)
+    base, _ = disturbed_run(network, image, matched, windows)
+    for y, x in {(0, 0), (h // 2, w // 2), (h - 1, w // 3), (h // 3, w - 1)}:
+        spot = image.clone()
+        top, left = (
+            int((at + 0.5) * side / n) for at, side, n in zip((y, x), size, (h, w), strict=True)
+        )
+        spot[..., max(top - 1, 0) : top + 1, max(left - 1, 0) : left + 1] += 3.0
+        scores, _ = disturbed_run(network, spot, matched, windows)
+        size_of = torch.zeros(chain.links[0].before, dtype=torch.float64)
+        back = torch.arange(len(size_of))[None]  # the first tokens that went into each
+        for link in chain.links:
+            if isinstance(link, Attention):
+                moved = (scores[link.layer] - base[link.layer]).nan_to_num(0).abs().amax(1)
+                amount = moved.median(1).values  # window j: a changed query changes one of a column
+                pairs = zip(link.keys.flatten().tolist(), amount.flatten().tolist(), strict=True)
+                for token, value in pairs:
+                    if token < back.shape[1]:
+                        size_of[back[0, token]] = max(size_of[back[0, token]], value)
+                break
+            back = torch.stack(
+                [back[0, link.of[link.made == at][0]] for at in range(after_of(link))]
+            )[None]
+        places = (
+            torch.tensor(chain.layout.patches)
+            if not isinstance(chain.layout.patches, slice)
+            else torch.arange(len(size_of))[chain.layout.patches]
+        )
+        amounts = size_of[places].view(h, w)
+        if amounts.max() <= 1e-9:
+            if isinstance(chain.links[0], Attention) and chain.links[0].keys.numel() >= h * w:
+                verdict.faults.append(f"a spot on patch {y, x} changes no score of the first call")
+                return
+            continue
+        where = amounts / amounts.sum()
+        row = float((where.sum(1) * torch.arange(h)).sum())
+        column = float((where.sum(0) * torch.arange(w)).sum())
+        reach = 1.0 + 0.2 * max(h, w) * float((amounts > 0.02 * amounts.max()).double().mean())
+        if abs(row - y) > reach or abs(column - x) > reach:
+            verdict.faults.append(
+                f"a spot on patch {y, x} changes the tokens around ({row:.1f}, {column:.1f})"
+            )
+            return
