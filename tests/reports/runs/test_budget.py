@@ -127,7 +127,8 @@ def test_a_rehearsal_leaves_nothing(tmp_path):
     [
         (["--minutes", "1", "--ckpt_path", "auto"], "plans the epochs of a new fit"),
         (["--minutes", "1", "--trainer.devices", "2"], "measures training in one process"),
-        (["--minutes", "0"], "minutes"),
+        (["--minutes", "0"], "--minutes 0: expected a number of minutes above 0"),
+        (["--minutes", "soon"], "minutes: expected float, got soon"),
     ],
 )
 def test_minutes_are_refused_where_they_cannot_be_kept(given, message, tmp_path, capsys):

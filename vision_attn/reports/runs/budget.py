@@ -102,6 +102,8 @@ class Clock(Callback):
 
 def check_minutes(command: str, config: Any) -> None:
     """Raise ValueError if a run's length cannot be measured."""
+    if config.minutes <= 0:
+        raise ValueError(f"--minutes {config.minutes:g}: expected a number of minutes above 0")
     if command != "fit" or config.ckpt_path is not None:
         raise ValueError(
             "--minutes plans the epochs of a new fit: leave it out of a run that continues, and of "

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 import torch
 from jsonargparse import ArgumentParser, Namespace
-from jsonargparse.typing import PositiveFloat
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -138,7 +137,7 @@ class Run(LightningCLI):
         )
         parser.add_argument(
             "--minutes",
-            type=PositiveFloat | None,
+            type=float | None,
             help="train for about so many minutes, in place of trainer.max_epochs: the first steps "
             "are measured, and as many epochs planned as fit",
         )
