@@ -132,6 +132,17 @@ def test_spatial_cnn_halves_between_stages():
     assert shapes == [(4, 20, 28), (6, 10, 14), (8, 5, 7)]
 
 
+def test_a_stride_leaves_out_every_other_pixel_of_the_first_convolution():
+    network = SpatialCNN(widths=(4, 6), depth=2, stride=2)
+    strides = [m.stride for m in network.modules() if isinstance(m, nn.Conv2d)]
+    assert strides.count((2, 2)) == 1
+    images, first = torch.randn(2, 3, 19, 29), network.stages[0][0].conv
+    every = F.conv2d(images, first.weight, padding=1)
+    torch.testing.assert_close(first(images), every[..., ::2, ::2])
+    with pytest.raises(ValueError, match="stride must be at least 1, got 0"):
+        SpatialCNN(stride=0)
+
+
 @pytest.mark.parametrize("network", [SpatialCNN(), SEResNet(widths=(16, 32, 64, 128))])
 def test_channels_last_gives_the_same_logits(network: nn.Module):
     network, images = network.eval(), torch.randn(2, 3, 32, 32)

@@ -8,6 +8,7 @@ Light to import, so that its help comes at once.
 """
 
 import argparse
+import gc
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive,
         metavar="N",
         help="train for about N minutes, all three networks together: their first steps are "
-        "measured, and as many epochs planned as fit (default: seven epochs in all)",
+        "measured, and as many epochs planned as fit (default: two epochs each)",
     )
     options.add_seed(parser)
 
@@ -79,16 +80,15 @@ def train(
 ) -> None:
     """A run of the entry's config into folder/NAME, in place of an earlier one when it is done.
 
-    minutes: how long it trains; None for the entry's epochs.
+    minutes: how long it trains; None for the config's epochs.
     """
     from vision_attn.reports.runs.making import make_run
     from vision_attn.training import EpochLines
 
     runs = folder / "running"
     shutil.rmtree(runs, ignore_errors=True)
-    words = ["--config", f"{entry.name}_planted"]
+    words = ["--config", entry.config]
     words += ["--trainer.default_root_dir", str(runs)]
-    words += ["--trainer.max_epochs", str(entry.epochs)]
     words += [] if minutes is None else ["--minutes", str(minutes)]
     words += ["--seed_everything", str(seed)]
     run = make_run("fit", words, show=[EpochLines()])
@@ -99,6 +99,8 @@ def train(
     shutil.rmtree(place, ignore_errors=True)
     shutil.move(str(run.folder), place)
     shutil.rmtree(runs)
+    del run
+    gc.collect()  # a trainer and its data hold on to each other: free them before the next
 
 
 def in_terminal(rows: list[list[str]]) -> Table:

@@ -47,27 +47,31 @@ ABOUT_HITS = "maximum inside the object"
 
 @dataclass(frozen=True)
 class Entry:
-    """A network of the demo: its config, its title, how long it trains, what explains it.
+    """A network of the demo: its name, its title, its part of the time, what explains it.
 
     share: of the minutes, where these are given in place of epochs.
 
     Examples:
         >>> from vision_attn.reports.demo_page import Entry
-        >>> Entry("senet", "SENet", 2, 0.3, ("GradCAM", "ChannelGates")).name
-        'senet'
+        >>> Entry("senet", "SENet", 0.3, ("GradCAM", "ChannelGates")).config
+        'senet_planted_fast'
     """
 
     name: str
     title: str
-    epochs: int
     share: float
     methods: tuple[str, ...]
 
+    @property
+    def config(self) -> str:
+        """The name of the config that it trains by."""
+        return f"{self.name}_planted_fast"
+
 
 ENTRIES = (
-    Entry("vit", "Vision Transformer", 3, 0.4, ("Rollout", "WeightedRollout", "GradCAM")),
-    Entry("senet", "SENet", 2, 0.3, ("GradCAM", "ChannelGates")),
-    Entry("spatial_cnn", "Spatial-attention CNN", 2, 0.3, ("GradCAM", "SpatialGates")),
+    Entry("vit", "Vision Transformer", 0.4, ("Rollout", "WeightedRollout", "GradCAM")),
+    Entry("senet", "SENet", 0.3, ("GradCAM", "ChannelGates")),
+    Entry("spatial_cnn", "Spatial-attention CNN", 0.3, ("GradCAM", "SpatialGates")),
 )
 
 
