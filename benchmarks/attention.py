@@ -68,7 +68,7 @@ def sdpa(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def multihead(options: argparse.Namespace) -> Iterator[Row]:
-    """MultiHeadAttention against torch's and timm's; bf16 by autocast, as in training."""
+    """MultiHeadAttention against torch's and timm's; bf16, where it is native, by autocast."""
     for dim, n in (
         ((192, 64),) if options.quick else ((192, 64), (192, 197), (384, 197), (384, 1025))
     ):
@@ -108,6 +108,8 @@ def windows(options: argparse.Namespace) -> Iterator[Row]:
     for side, dtype in (
         ((8, "fp32"),) if options.quick else ((64, "fp32"), (64, "bf16"), (128, "fp32"))
     ):
+        if dtype not in DTYPES:
+            continue
         layout = TokenLayout(1, (side, side))
         q, k, v = heads_of(1, layout.tokens, options.device, DTYPES[dtype])
         for name, window in {
@@ -177,26 +179,28 @@ def sparse(options: argparse.Namespace) -> Iterator[Row]:
 def gates(options: argparse.Namespace) -> Iterator[Row]:
     """SqueezeExcite against timm's SEModule, alone and at the end of a residual block."""
     sizes = ((128, 64, 32), (128, 128, 16), (128, 256, 8), (16, 256, 56), (16, 1024, 14))
+    name, dtype = list(DTYPES.items())[-1]
+    cast = partial(torch.autocast, options.device, torch.bfloat16, enabled=name == "bf16")
     for b, c, side in ((2, 16, 8),) if options.quick else sizes:
         ours = att.SqueezeExcite(c, hidden=max(1, c // 16)).to(options.device)
         theirs = timm.layers.SEModule(c, rd_channels=max(1, c // 16)).to(options.device)
         theirs.load_state_dict(ours.state_dict())
         x, past = (
-            torch.randn(b, c, side, side, device=options.device, dtype=torch.bfloat16)
+            torch.randn(b, c, side, side, device=options.device, dtype=dtype)
             .contiguous(memory_format=torch.channels_last)
             .requires_grad_()
             for _ in range(2)
         )
 
         def alone(gate: nn.Module, x: Tensor = x) -> Tensor:
-            with torch.autocast(options.device, torch.bfloat16):
+            with cast():
                 return gate(x)
 
         def in_block(gate: nn.Module, x: Tensor = x, past: Tensor = past) -> Tensor:
-            with torch.autocast(options.device, torch.bfloat16):
+            with cast():
                 return F.relu(gate(x) + past, inplace=True)
 
-        size = f"{b} x {c} x {side} x {side} bf16 channels_last"
+        size = f"{b} x {c} x {side} x {side} {name} channels_last"
         for what, call, leaves in (
             ("SqueezeExcite / SEModule", alone, [x]),
             ("relu(gate(x) + past)", in_block, [x, past]),

@@ -1,6 +1,6 @@
 """Lightning's fit, with everything that `vision-attn fit` adds, beside loops written by hand.
 
-Network, data and augmentation are the same. One loop has AdamW as torch makes it by default; the
+Network, data and augmentation are the same; the number format is the CPU's native one. One loop has AdamW as torch makes it by default; the
 other has it `fused`, as `fit` does on a CPU. Each turn gives the time of its median step.
 """
 
@@ -22,9 +22,11 @@ from torch.nn import functional as F
 from torch.optim import AdamW
 
 from vision_attn.data import Flip, ImageData, Translate
+from vision_attn.devices import native_precision
 from vision_attn.models import ViT
 from vision_attn.training import CosineDecay, ImageClassifier, parameter_groups, run_callbacks
 
+PRECISION = native_precision("cpu")
 small_vit = partial(ViT, 32, 8, 10, dim=64, depth=2, heads=2, pool="mean", class_token=False)
 
 
@@ -60,7 +62,7 @@ def raw(steps: int, **options: bool) -> float:
         clock.began.append(time.perf_counter())
         pixels, labels = source.for_training(one)
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=PRECISION == "bf16-mixed"):
             loss = F.cross_entropy(network(pixels).float(), labels)
         loss.backward()
         optimizer.step()
@@ -73,7 +75,7 @@ def lightnings(steps: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             accelerator="cpu", max_epochs=1, limit_train_batches=steps, limit_val_batches=1,
-            num_sanity_val_steps=0, precision="bf16-mixed", enable_progress_bar=False,
+            num_sanity_val_steps=0, precision=PRECISION, enable_progress_bar=False,
             enable_model_summary=False, callbacks=[clock, *run_callbacks(folder)],
             logger=CSVLogger(folder),
         )  # fmt: skip

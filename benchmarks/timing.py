@@ -16,8 +16,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vision_attn.devices import native_precision
+
 Run = Callable[[], object]
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+ALL_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def native_dtypes(device: str = "cpu") -> dict[str, torch.dtype]:
+    """The formats that the device multiplies in hardware, the fastest last."""
+    native = native_precision(device) == "bf16-mixed"
+    return {name: dtype for name, dtype in ALL_DTYPES.items() if name == "fp32" or native}
+
+
+DTYPES = native_dtypes("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
     python benchmarks/training.py [vit] [compiled] [senet] [memory] [fit] [data]    (default: all)
 
 Networks that are compared have the same weights, and their losses are compared before the clock
-starts. A round trains each of them for `--steps` steps, in turns.
+starts. They compute in the format that this machine multiplies fastest, bf16 or fp32, beside what
+the other package does by default, fp32. A round trains each of them for `--steps` steps, in turns.
 Each line: milliseconds a step (fastest, median and slowest round); by the median, GF/s (three
 forward passes), percent of the machine's own peak in a matrix product of that number format, and
 the ratio to ours.
@@ -26,7 +27,7 @@ import data as data_benchmark
 import fit
 import timm
 import torch
-from timing import milliseconds
+from timing import DTYPES, milliseconds
 from timm.layers import set_fused_attn
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -40,6 +41,7 @@ from vision_attn.training.flops import forward_flops, peak_flops
 from vision_attn.training.threads import InParts
 
 LAST = torch.channels_last
+FORMAT, DTYPE = list(DTYPES.items())[-1]
 
 
 @dataclass
@@ -125,17 +127,17 @@ def vit(options: argparse.Namespace, compiled: bool = False) -> None:
         network.load_state_dict(theirs.state_dict())
         return network
 
-    bf16 = partial(Runner, dtype=torch.bfloat16)
+    native = partial(Runner, dtype=DTYPE)
     if compiled:
-        same = [bf16("ours, bf16", vit_from_timm(theirs), compiled=True)]
-        same += [bf16("ours, bf16, not compiled", vit_from_timm(theirs))]
+        same = [native(f"ours, {FORMAT}, compiled", vit_from_timm(theirs), compiled=True)]
+        same += [native(f"ours, {FORMAT}, not compiled", vit_from_timm(theirs))]
     else:
-        same = [bf16("ours, bf16, a part on each core", vit_from_timm(theirs), parts=True)]
-        same += [bf16("ours, bf16, whole batches", vit_from_timm(theirs))]
-        same += [Runner("timm, defaults (fp32)", timms(True))]
+        same = [native(f"ours, {FORMAT}, a part on each core", vit_from_timm(theirs), parts=True)]
+        same += [native(f"ours, {FORMAT}, whole batches", vit_from_timm(theirs))]
+        same += [Runner("timm, defaults (fp32)", timms(True))] if FORMAT != "fp32" else []
     same += [
-        bf16("timm, bf16", timms(True), compiled=compiled),
-        bf16("timm, bf16, attention not fused", timms(False), compiled=compiled),
+        native(f"timm, {FORMAT}", timms(True), compiled=compiled),
+        native(f"timm, {FORMAT}, attention not fused", timms(False), compiled=compiled),
     ]
     set_fused_attn(True)
     check_losses(same, *batch(options.batch_size))
@@ -146,8 +148,8 @@ def vit(options: argparse.Namespace, compiled: bool = False) -> None:
     else:  # two more norms, no bias of queries, keys and values: its losses are its own
         args = {"image_size": 32, "patch_size": 4, "num_classes": 10}
         network = TheirViT(**args, dim=192, depth=12, heads=3, mlp_dim=768)
-        name = "vit-pytorch, bf16 (same sizes, own weights)"
-        same.append(bf16(name, network, compiled=compiled))
+        name = f"vit-pytorch, {FORMAT} (same sizes, own weights)"
+        same.append(native(name, network, compiled=compiled))
     compare(same, options)
 
 
@@ -166,23 +168,23 @@ def senet(options: argparse.Namespace) -> None:
     ours, divided = SEResNet(gate=timms_gate), SEResNet(gate=timms_gate)
     for network in (ours, divided, *theirs[1:]):
         network.load_state_dict(theirs[0].state_dict(), strict=True)
-    bf16 = torch.bfloat16
+    last = f"{FORMAT}, channels-last"
     same = [
-        Runner("ours, bf16, channels-last, a part on each core", divided, bf16, LAST, parts=True),
-        Runner("ours, bf16, channels-last", ours, bf16, LAST),
-        Runner("timm, defaults (fp32)", theirs[0]),
-        Runner("timm, bf16, channels-last", theirs[1], bf16, LAST),
-        Runner("timm, bf16", theirs[2], bf16),
+        Runner(f"ours, {last}, a part on each core", divided, DTYPE, LAST, parts=True),
+        Runner(f"ours, {last}", ours, DTYPE, LAST),
+        Runner(f"timm, {last}", theirs[0], DTYPE, LAST),
+        Runner(f"timm, {FORMAT}", theirs[1], DTYPE),
     ]
+    same += [Runner("timm, defaults (fp32)", theirs[2])] if FORMAT != "fp32" else []
     check_losses(same, *batch(options.batch_size))
-    bare = Runner("ours without gates, bf16, channels-last", SEResNet(gate=NoGate), bf16, LAST)
+    bare = Runner(f"ours without gates, {last}", SEResNet(gate=NoGate), DTYPE, LAST)
     compare([*same, bare], options)
 
 
 def memory(options: argparse.Namespace) -> None:
     """The same network in turns, in `kept_memory` and as glibc does it by itself."""
     print("FastCNN, 1000 images a step")
-    runner = Runner("FastCNN", FastCNN(), torch.bfloat16, LAST)
+    runner = Runner("FastCNN", FastCNN(), DTYPE, LAST)
     images, labels = batch(1000)
     times: dict[str, list[float]] = {"kept": [], "given back": []}
     for _ in range(options.rounds):
@@ -226,8 +228,7 @@ def main() -> None:
         parser.error(f"expected parts of {', '.join(parts)}, got {', '.join(sorted(unknown))}")
     warnings.filterwarnings("ignore", ".*", module="lightning")
     torch.set_num_threads(options.threads)
-    kinds = (torch.float32, torch.bfloat16)
-    options.peak = {kind: peak_flops(torch.device("cpu"), kind, 2048) for kind in kinds}
+    options.peak = {kind: peak_flops(torch.device("cpu"), kind, 2048) for kind in DTYPES.values()}
     reached = ", ".join(f"{str(k)[6:]} {v / 1e9:.0f} GF/s" for k, v in options.peak.items())
     print(f"{options.threads} threads, torch {torch.__version__}, peak: {reached}")
     for name in options.parts or parts:
