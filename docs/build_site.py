@@ -294,6 +294,16 @@ def maps() -> str:
     return table(("network", "map's maximum inside the object"), rows)
 
 
+def exactness() -> str:
+    """How near maps are to dense matrices, from the table of the page on coverage."""
+    page = (ROOT / "docs" / "coverage.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\w+) \| \d+ / \d+ \| (\S+) \| (\S+) \|", page, re.MULTILINE)
+    _, *errors = zip(*rows, strict=True)
+    float64, float32 = (f"{max(map(float, column)):.0e}" for column in errors)
+    header = ("networks", "all methods of attention, float64", "Rollout, float32")
+    return table(header, [(str(len(rows)), float64, float32)])
+
+
 def rollout() -> str:
     """What a rollout costs beside a forward pass."""
     rows = [(row["what"], row["forward"], row["memory"]) for row in results()["rollout"]]
@@ -314,6 +324,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "runs": runs,
     "seeds": seeds,
     "maps": maps,
+    "exactness": exactness,
     "rollout": rollout,
     "speed": speed,
     "commands": commands,

@@ -124,7 +124,9 @@ def gallery(
         if of_films:
             raise ValueError(f"save {save}: expected photos, got the video {of_films[0]}")
         if masks is not None and save != "both":
-            raise ValueError(f"masks are shown on pictures: save must be both, got {save}")
+            raise ValueError(
+                f"masks are drawn on pictures: expected save to be pictures or both, got {save}"
+            )
         drawn = style or ColorMap(), None if masks is None else Path(masks)
         return _many(
             request, paths, save, output, drawn, page, limit, batch_size, processes, shard, progress
@@ -242,9 +244,7 @@ def film(
     """
     path = Path(video)
     if path.is_dir() and not frames:
-        raise ValueError(
-            f"{path}: a folder: give frames=RATE, the number of its images for each second"
-        )
+        raise ValueError(f"{path} is a folder: give frames=RATE, the number of images per second")
     if path.is_dir():
         clips(path)
     else:
