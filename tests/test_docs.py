@@ -136,6 +136,16 @@ def test_what_is_said_of_speed_is_in_the_journal():
             assert number in journal, f"{row['what']}: {number}"
 
 
+def test_the_exactness_of_maps_is_that_of_every_network_of_the_table():
+    page = (ROOT / "docs/coverage.md").read_text(encoding="utf-8")
+    rows = page.partition("| sum of r |\n")[2].partition("\n\n")[0].splitlines()[1:]
+    cells = [row.strip("| ").split(" | ") for row in rows]
+    shown = site_module().exactness().splitlines()[-1].strip("| ").split(" | ")
+    assert int(shown[0]) == len(cells) > 30
+    for place, value in ((2, shown[1]), (3, shown[2])):
+        assert float(value) == max(float(row[place]) for row in cells)
+
+
 def test_a_formula_is_mathml_and_code_is_left_alone():
     given = r'<p><span class="arithmatex">\(a &lt; b\)</span> <code>$x$</code></p>'
     made = site_module().with_formulas(given)
