@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import notebooks
 
 ROOT = Path(__file__).parent.parent
+LONGEST_WORD = 32  # letters of code that stay on one line, also on a telephone
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -59,7 +60,19 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
     """Turn formulas into MathML, and let the keyboard reach tables, which scroll if narrow."""
+    content = re.sub(r"(?<!</span>)<code>([^<\n]*-[^<\n]*)</code>", with_whole_words, content)
+    content = re.sub(r"<td.*?</td>", lambda m: m[0].replace(r"\|", "|"), content, flags=re.DOTALL)
     return with_formulas(content).replace("<table>", '<table tabindex="0">')
+
+
+def with_whole_words(code: re.Match[str]) -> str:
+    """Code in a sentence whose words, such as --output, are not broken at their hyphens."""
+    whole = re.sub(r"\S*-\S*", lambda m: unbroken(m[0]), code[1])
+    return f"<code>{whole}</code>"
+
+
+def unbroken(word: str) -> str:
+    return f'<span class="word">{word}</span>' if len(word) <= LONGEST_WORD else word
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:

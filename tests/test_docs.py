@@ -154,6 +154,15 @@ def test_a_formula_is_mathml_and_code_is_left_alone():
     assert "<code>$x$</code>" in made
 
 
+def test_a_word_of_code_in_a_sentence_stays_whole_and_a_pipe_loses_its_backslash():
+    given = r"<p><code>--output DIR</code></p><td><code>mean\|max</code></td>"
+    block = "<pre><span></span><code>vision-attn demo</code></pre>"
+    made = site_module().on_page_content(given + block, None, None, None)
+    assert '<code><span class="word">--output</span> DIR</code>' in made
+    assert "<code>mean|max</code>" in made
+    assert block in made
+
+
 LEARN = sorted((ROOT / "docs/learn").glob("[0-9]*.md"))
 
 
