@@ -59,8 +59,14 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
-    """Turn formulas into MathML, and let the keyboard reach tables, which scroll if narrow."""
+    """Turn formulas into MathML, keep options whole, and let the keyboard reach narrow tables."""
     content = re.sub(r"(?<!</span>)<code>([^<\n]*-[^<\n]*)</code>", with_whole_words, content)
+    content = re.sub(
+        r'(?<=<div class="language-sh highlight">).*?(?=</pre>)',
+        lambda block: re.sub(r"(?<=[\s>])-[^\s<>]+", lambda m: unbroken(m[0]), block[0]),
+        content,
+        flags=re.DOTALL,
+    )
     content = re.sub(r"<td.*?</td>", lambda m: m[0].replace(r"\|", "|"), content, flags=re.DOTALL)
     return with_formulas(content).replace("<table>", '<table tabindex="0">')
 

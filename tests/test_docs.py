@@ -161,6 +161,13 @@ def test_a_word_of_code_in_a_sentence_stays_whole_and_a_pipe_loses_its_backslash
     assert '<code><span class="word">--output</span> DIR</code>' in made
     assert "<code>mean|max</code>" in made
     assert block in made
+    shell = f'<div class="language-sh highlight">{block}</div>'.replace(
+        "demo", "demo -o DIR --page"
+    )
+    made = site_module().on_page_content(shell, None, None, None)
+    assert (
+        'vision-attn demo <span class="word">-o</span> DIR<w> </w><span class="word">--page' in made
+    )
 
 
 LEARN = sorted((ROOT / "docs/learn").glob("[0-9]*.md"))
