@@ -355,7 +355,7 @@ def _first(request: Request, methods: Sequence[str | Explainer] | None) -> str:
         return ""
     usual = [str(one) for one in choose_methods(None, request.model)]
     if is_shelved(request.model.name):
-        usual.insert(0, shelved(request.model.name).values["heatmap"].partition(",")[0])
+        usual.insert(0, shelved(request.model.name).values.get("heatmap", "").partition(",")[0])
     known = [str(explainer) for explainer in request.explainers]
     return next((name for name in usual if name in known), "")
 
