@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import notebooks
 
 ROOT = Path(__file__).parent.parent
+LONGEST_WORD = 32  # letters of code that stay on one line, also on a telephone
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -58,8 +59,26 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
-    """Turn formulas into MathML, and let the keyboard reach tables, which scroll if narrow."""
+    """Turn formulas into MathML, keep options whole, and let the keyboard reach narrow tables."""
+    content = re.sub(r"(?<!</span>)<code>([^<\n]*-[^<\n]*)</code>", with_whole_words, content)
+    content = re.sub(
+        r'(?<=<div class="language-sh highlight">).*?(?=</pre>)',
+        lambda block: re.sub(r"(?<=[\s>])-[^\s<>]+", lambda m: unbroken(m[0]), block[0]),
+        content,
+        flags=re.DOTALL,
+    )
+    content = re.sub(r"<td.*?</td>", lambda m: m[0].replace(r"\|", "|"), content, flags=re.DOTALL)
     return with_formulas(content).replace("<table>", '<table tabindex="0">')
+
+
+def with_whole_words(code: re.Match[str]) -> str:
+    """Code in a sentence whose words, such as --output, are not broken at their hyphens."""
+    whole = re.sub(r"\S*-\S*", lambda m: unbroken(m[0]), code[1])
+    return f"<code>{whole}</code>"
+
+
+def unbroken(word: str) -> str:
+    return f'<span class="word">{word}</span>' if len(word) <= LONGEST_WORD else word
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
@@ -294,6 +313,16 @@ def maps() -> str:
     return table(("network", "map's maximum inside the object"), rows)
 
 
+def exactness() -> str:
+    """How near maps are to dense matrices, from the table of the page on coverage."""
+    page = (ROOT / "docs" / "coverage.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\w+) \| \d+ / \d+ \| (\S+) \| (\S+) \|", page, re.MULTILINE)
+    _, *errors = zip(*rows, strict=True)
+    float64, float32 = (f"{max(map(float, column)):.0e}" for column in errors)
+    header = ("networks", "all methods of attention, float64", "Rollout, float32")
+    return table(header, [(str(len(rows)), float64, float32)])
+
+
 def rollout() -> str:
     """What a rollout costs beside a forward pass."""
     rows = [(row["what"], row["forward"], row["memory"]) for row in results()["rollout"]]
@@ -314,6 +343,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "runs": runs,
     "seeds": seeds,
     "maps": maps,
+    "exactness": exactness,
     "rollout": rollout,
     "speed": speed,
     "commands": commands,

@@ -106,7 +106,7 @@ def study() -> None:
             images=args.images,
             data=args.data,
         ),
-        markdown_table(["network", "named right", "mosaics"], [about(one) for one in studied]),
+        markdown_table(["network", "classified right", "mosaics"], [about(one) for one in studied]),
     ]
     for one in studied:
         page += [f"\n## {one.spec}\n", f"{one.quick.verdict().what}\n", table(one)]
@@ -145,7 +145,7 @@ def effort(quick: Effort, slow: Effort) -> str:
         f"Methods of a few passes a map on {quick.images} photos, drawn at random (randomisation "
         f"and sensitivity on {quick.sanity}); IntegratedGradients and Occlusion, which take "
         f"hundreds, on {slow.images}, by deletion and insertion alone. The last column says on how "
-        "many photos, mosaics and photos with lost weights each number rests."
+        "many photos and mosaics, and on how many photos with random weights, each number rests."
     )
 
 
@@ -153,9 +153,10 @@ def about(one: Studied) -> list[str]:
     """A network's row: its accuracy on what was scored, and what it makes of mosaics."""
     right = one.quick.results.accuracy()
     named = "" if right is None else f"{right[0]:.1%} of {right[1]} photos"
+    sizes = {"full": "at its own size", "shrunk": "shrunk"}
     mosaics = "; ".join(
-        f"{row.side}x{row.side}: {row.mosaics}, photos {row.frame}, "
-        f"{row.named[row.frame]:.0%} of their classes among the first {row.side**2}"
+        f"{row.side}x{row.side}: {row.mosaics} mosaics, each photo {sizes[row.frame]}; "
+        f"{row.named[row.frame]:.0%} of their classes are among the {row.side**2} most probable"
         for row in one.quick.results.mosaics
     )
     return [f"`{one.spec}`", named, mosaics]

@@ -136,12 +136,38 @@ def test_what_is_said_of_speed_is_in_the_journal():
             assert number in journal, f"{row['what']}: {number}"
 
 
+def test_the_exactness_of_maps_is_that_of_every_network_of_the_table():
+    page = (ROOT / "docs/coverage.md").read_text(encoding="utf-8")
+    rows = page.partition("| sum of r |\n")[2].partition("\n\n")[0].splitlines()[1:]
+    cells = [row.strip("| ").split(" | ") for row in rows]
+    shown = site_module().exactness().splitlines()[-1].strip("| ").split(" | ")
+    assert int(shown[0]) == len(cells) > 30
+    for place, value in ((2, shown[1]), (3, shown[2])):
+        assert float(value) == max(float(row[place]) for row in cells)
+
+
 def test_a_formula_is_mathml_and_code_is_left_alone():
     given = r'<p><span class="arithmatex">\(a &lt; b\)</span> <code>$x$</code></p>'
     made = site_module().with_formulas(given)
     assert "<math" in made
     assert "&lt;" in made.partition("<code>")[0].replace("&#x0003C;", "&lt;")
     assert "<code>$x$</code>" in made
+
+
+def test_a_word_of_code_in_a_sentence_stays_whole_and_a_pipe_loses_its_backslash():
+    given = r"<p><code>--output DIR</code></p><td><code>mean\|max</code></td>"
+    block = "<pre><span></span><code>vision-attn demo</code></pre>"
+    made = site_module().on_page_content(given + block, None, None, None)
+    assert '<code><span class="word">--output</span> DIR</code>' in made
+    assert "<code>mean|max</code>" in made
+    assert block in made
+    shell = f'<div class="language-sh highlight">{block}</div>'.replace(
+        "demo", "demo -o DIR --page"
+    )
+    made = site_module().on_page_content(shell, None, None, None)
+    assert (
+        'vision-attn demo <span class="word">-o</span> DIR<w> </w><span class="word">--page' in made
+    )
 
 
 LEARN = sorted((ROOT / "docs/learn").glob("[0-9]*.md"))

@@ -236,8 +236,8 @@ def test_a_folder_says_which_checkpoints_it_holds(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 2}, "made by vision-attn 0.1.0: another version's format"),
-        ({"classes": ["cat"]}, "1 class names for 3 outputs"),
+        ({"format": 2}, "made by vision-attn 0.1.0, in the format of another version"),
+        ({"classes": ["cat"]}, "expected 3 class names, one for each output, got 1"),
         ({"preprocess": {"input_size": (8, 8)}}, "cannot be rebuilt: .*missing"),
         ({"network": {"class_path": "os.system", "init_args": {}}}, "refused to build 'os.system'"),
         ({"network": None}, "its class is not one of vision_attn, so only your code can build it"),

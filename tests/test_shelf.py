@@ -287,11 +287,11 @@ def test_a_damaged_card_is_one_line(text, message, shelf, spec):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"format": 99}, "another version's format"),
+        ({"format": 99}, "in the format of another version"),
         ({"network": {"class_path": "os.system", "init_args": {}}}, "refused to build 'os.system'"),
         ({"calibration": {"temperature": -1.0}}, "temperature must be above 0"),
         ({"calibration": {"threshold": "high"}}, "cannot be rebuilt"),
-        ({"classes": ["a"]}, "1 class names for 10 outputs"),
+        ({"classes": ["a"]}, "expected 10 class names, one for each output, got 1"),
     ],
 )
 def test_a_card_that_asks_for_what_may_not_be_is_refused(values, message, shelf, spec):

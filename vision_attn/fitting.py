@@ -102,7 +102,7 @@ def fit(
     run.fit()
     if run.folder is None:
         raise ValueError(
-            "fit returns a run, and a fast_dev_run writes no files: use vision-attn fit"
+            "fit returns a run, but a fast_dev_run writes no files: use the command vision-attn fit"
         )
     return FittedRun(run.folder)
 

@@ -238,7 +238,9 @@ def _checkpoint(saved: Checkpoint, ask: Request) -> Parts:
         classes = [str(name) for name in about["classes"]]
         outputs = about["network"]["init_args"].get("num_classes") or len(classes)
         if outputs != len(classes):
-            raise ValueError(f"{len(classes)} class names for {outputs} outputs")
+            raise ValueError(
+                f"expected {outputs} class names, one for each output, got {len(classes)}"
+            )
         calibration = Calibration(**about.get("calibration") or {})
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: its network cannot be rebuilt: {_in_words(error)}") from error

@@ -94,3 +94,9 @@ def test_names_that_are_no_text_do_not_stop_the_page(tmp_path):
     page = Reader(write_page(tmp_path, "t", [Gallery("Heatmaps", [row])]))
     assert "a?.png" in page.text
     assert page.all("img")[0]["src"] == "./a%FF.jpg"
+
+
+def test_a_heading_of_a_group_has_the_network_and_its_answer_on_lines_of_their_own():
+    picture = Shot("a.jpg", "a.png", (3, 5), "Rollout", "a")
+    html = Row("a.png", "", [picture], groups=[("vit: golf ball 97%", 1)]).html()
+    assert "<h4><span>vit:</span> <span>golf ball 97%</span></h4>" in html

@@ -95,3 +95,20 @@ def test_a_picture_is_as_large_as_its_bytes_allow(tmp_path):
         sizes.append(kept.shape[1])
     assert sizes == sorted(set(sizes), reverse=True)
     assert save_within(noise, tmp_path / "a.jpg", 10).shape == (60, 80, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "methods", "first"),
+    [
+        ("mine", ["all"], "Rollout"),
+        ("vision_attn:senet_imagenette", ["all"], "GradCAM"),  # as its card says
+        ("vision_attn:senet_imagenette", ["EdgeMap", "Rollout"], "Rollout"),
+    ],
+)
+def test_of_all_methods_the_one_to_trust_is_shown_first(model, name, methods, first, tmp_path):
+    model = replace(model, name=name)
+    summary = gallery(model, fill(tmp_path / "in", 13, (40, 30)), methods, output=tmp_path)
+    (shown,) = re.findall(r'<select name="map".*?</select>', summary.page.read_text())
+    assert re.findall(r"<option value=\"([^\"]+)", shown)[0] == first
+    for card in summary.page.read_text().split("<article")[1:]:
+        assert re.findall(r"<figcaption>(.*?)<", card)[:2] == ["photo", first]

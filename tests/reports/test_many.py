@@ -256,7 +256,7 @@ def test_the_command_and_its_errors(models, folder, tmp_path, capsys):
             f"no maps of Rollout in {out}: there are EdgeMap",
         ),
         (["pictures", str(folder)], f"{folder}: no results in this folder: expected results.jsonl"),
-        ([*words, "--save", "maps", "--masks", out], "masks are shown on pictures"),
+        ([*words, "--save", "maps", "--masks", out], "masks are drawn on pictures"),
         (
             [*words, "--save", "none", "--frames", "2"],
             "--save none: expected photos, got the video",

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive,
         metavar="N",
         help="train for about N minutes, all three networks together: their first steps are "
-        "measured, and as many epochs planned as fit (default: two epochs each)",
+        "timed, and as many epochs are planned as fit into the time (default: two epochs each)",
     )
     options.add_seed(parser)
 

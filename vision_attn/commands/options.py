@@ -58,7 +58,7 @@ def add_images(parser: argparse.ArgumentParser) -> None:
     """IMAGE..., files and folders; see `existing`."""
     what = "image files, and folders of them"
     parser.add_argument("images", metavar="IMAGE", nargs="*", help=what)
-    add_limit(parser, "the first ones (default: all)")
+    add_limit(parser, "the first N (default: all)")
     add_bound(parser)
 
 

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("data", metavar="DATA", help=what)
     options.add_bound(parser)
-    options.add_limit(parser, "a random draw (default: 1000, with --method all 500)")
+    options.add_limit(parser, "drawn at random (default: 1000, with --method all 500)")
     parser.add_argument(
         "--images",
         dest="limit",

@@ -111,7 +111,7 @@ def unpack(path: str | Path) -> Checkpoint:
     contents = read_file(path)
     if ENTRY not in contents:
         raise ModelError(
-            f"{path}: not a checkpoint of vision-attn (it does not say which network it is of); "
+            f"{path}: not a checkpoint of vision-attn (it does not name its network); "
             "name the network and take only the weights from the file: timm:NAME --weights FILE"
         )
     about = contents[ENTRY]
@@ -140,7 +140,7 @@ def _check_format(about: Mapping[str, Any], path: str | Path) -> None:
     if about.get("format") != FORMAT:
         raise ModelError(
             f"{path}: its network cannot be rebuilt: made by vision-attn "
-            f"{about.get('version', 'of an unknown version')}: another version's format"
+            f"{about.get('version', 'of an unknown version')}, in the format of another version"
         )
 
 

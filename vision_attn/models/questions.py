@@ -101,8 +101,8 @@ class QuestionAnswerer(Rebuildable):
         words, seen = self.question_encoder(question), self.image_encoder(image)
         if len(image) == 0 or len(question) % len(image):
             raise ValueError(
-                f"expected as many questions about each image, got {len(question)} questions about "
-                f"{len(image)} images"
+                f"expected the same number of questions about each image, got {len(question)} "
+                f"questions about {len(image)} images"
             )
         each = len(question) // len(image)
         return words, seen if each == 1 else Memory(*(x.repeat_interleave(each, 0) for x in seen))

@@ -4,6 +4,7 @@
 be moved or sent as a whole. Every text is escaped.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -251,12 +252,16 @@ class Row:
     groups: Sequence[tuple[str, int]] = ()
     warning: str = ""
 
-    def html(self, folded: bool = False) -> str:
-        """Write the row's HTML; folded: pictures after the first two come out on a click."""
+    def html(self, folded: bool = False, first: str = "") -> str:
+        """Write the row's HTML; folded: pictures after the first two come out on a click.
+
+        first: the caption of the map that then stands beside the photo.
+        """
         if self.groups:
             shown = f'<div class="groups">{"".join(self._groups())}</div>'
         else:
-            cells = [shot.html(f"{self.name} · {shot.caption}") for shot in self.shots]
+            shots = [*self.shots[:1], *sorted(self.shots[1:], key=lambda one: one.caption != first)]
+            cells = [shot.html(f"{self.name} · {shot.caption}") for shot in shots]
             front = 2 if folded and len(cells) > 2 else len(cells)
             shown = _cells(cells[:front])
             if cells[front:]:
@@ -276,8 +281,9 @@ class Row:
                 shot.html(f"{self.name} · {heading} · {shot.caption}")
                 for shot in islice(shots, count)
             ]
+            lines = [f"<span>{_text(line)}</span>" for line in re.split("(?<=:) ", heading)]
             yield (
-                f'<div class="group" style="--count: {count}"><h4>{_text(heading)}</h4>'
+                f'<div class="group" style="--count: {count}"><h4>{" ".join(lines)}</h4>'
                 f"{_cells(cells)}</div>"
             )
 
@@ -306,6 +312,7 @@ class Gallery(Section):
 
     More than a dozen are shown a page at a time, can be found by name, sorted, and filtered by
     class and by right or wrong where that is known; maps after the first come out on a click.
+    first: the caption of the map that stands beside each photo then; any, if it is empty.
     Without JavaScript the first page stays as it is.
 
     Examples:
@@ -318,11 +325,12 @@ class Gallery(Section):
     """
 
     rows: Sequence[Row]
+    first: str = ""
 
     def html(self) -> str:
         if len(self.rows) < MANY:
             return "".join(row.html() for row in self.rows)
-        rows = [row.html(folded=True) for row in self.rows]
+        rows = [row.html(folded=True, first=self.first) for row in self.rows]
         first, rest = "".join(rows[:PER_PAGE]), "".join(rows[PER_PAGE:])
         without = (
             f"<noscript><p>The first {PER_PAGE} of {len(rows)} photos; the others need JavaScript."
@@ -363,7 +371,8 @@ class Gallery(Section):
             tools += _choice("verdict", "Right or wrong", verdicts | {"wrong": f"wrong ({wrong})"})
         captions = dict.fromkeys(shot.caption for row in self.rows for shot in row.shots[1:])
         if len(captions) > 1:
-            tools += _choice("map", "Map shown", {caption: caption for caption in captions})
+            listed = sorted(captions, key=lambda caption: caption != self.first)
+            tools += _choice("map", "Map shown", {caption: caption for caption in listed})
         return tools + '<button type="reset">Reset</button>'
 
 

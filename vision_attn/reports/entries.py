@@ -56,7 +56,8 @@ class Results:
 
     files: all there are, in their order. shard: (number, of how many), from 1. settings: plain
     values, which all shards must share. title and lead: of the gallery, which has no page without
-    a lead; warning: added to the title. page: the gallery, when it is written.
+    a lead; warning: added to the title; first: the method that it shows first. page: the gallery,
+    when it is written.
 
     Examples:
         >>> from pathlib import Path
@@ -81,8 +82,10 @@ class Results:
         title: str = "Where it looks",
         lead: str | None = None,
         warning: str = "",
+        first: str = "",
     ):
         self.folder, self.title, self.lead, self.warning = folder, title, lead, warning
+        self.first = first
         self.number, self.shards = shard
         self.files = list(files)
         self.last_line = as_line({"asked": settings or {}})
@@ -138,7 +141,7 @@ class Results:
     def _gallery(self, entries: Iterable[Entry]) -> None:
         if self.lead is not None:
             rows = [entry.row for entry in entries if entry.row is not None]
-            shown = render.Gallery("Photos", rows)
+            shown = render.Gallery("Photos", rows, self.first)
             self.page = render.write_page(self.folder, self.title, [shown], self.lead, self.warning)
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from vision_attn.data.video import Video, clips, is_video
-from vision_attn.explain import Explainer
+from vision_attn.explain import Explainer, choose_methods
 from vision_attn.files import claimed
 from vision_attn.render import ColorMap, Style
 from vision_attn.reports import workers
@@ -41,6 +41,7 @@ from vision_attn.reports.many import SAVES, Save, explain_many
 from vision_attn.reports.naming import file_names
 from vision_attn.reports.progress import Bar, Silent
 from vision_attn.reports.video import Film
+from vision_attn.shelf import is_shelved, shelved
 from vision_attn.types import Model
 
 __all__ = ["Summary", "film", "gallery", "page_title"]
@@ -124,7 +125,9 @@ def gallery(
         if of_films:
             raise ValueError(f"save {save}: expected photos, got the video {of_films[0]}")
         if masks is not None and save != "both":
-            raise ValueError(f"masks are shown on pictures: save must be both, got {save}")
+            raise ValueError(
+                f"masks are drawn on pictures: expected save to be pictures or both, got {save}"
+            )
         drawn = style or ColorMap(), None if masks is None else Path(masks)
         return _many(
             request, paths, save, output, drawn, page, limit, batch_size, processes, shard, progress
@@ -152,6 +155,7 @@ def gallery(
             title=page_title(model.name or type(model.network).__name__),
             warning=model.warning,
             lead=lead if page else None,
+            first=_first(request, methods) if page else "",
         )
         for problem in problems:
             shown.problem(problem)
@@ -242,9 +246,7 @@ def film(
     """
     path = Path(video)
     if path.is_dir() and not frames:
-        raise ValueError(
-            f"{path}: a folder: give frames=RATE, the number of its images for each second"
-        )
+        raise ValueError(f"{path} is a folder: give frames=RATE, the number of images per second")
     if path.is_dir():
         clips(path)
     else:
@@ -341,6 +343,21 @@ def _settings(
         "limit": limit,
         "frames": frames,
     }
+
+
+def _first(request: Request, methods: Sequence[str | Explainer] | None) -> str:
+    """Name the method that a page of all methods shows first; empty where they were chosen.
+
+    That is the method which the card of a pretrained network trusts, else the usual one.
+    """
+    words = [one.strip().lower() for one in methods or () if isinstance(one, str)]
+    if "all" not in words:
+        return ""
+    usual = [str(one) for one in choose_methods(None, request.model)]
+    if is_shelved(request.model.name):
+        usual.insert(0, shelved(request.model.name).values.get("heatmap", "").partition(",")[0])
+    known = [str(explainer) for explainer in request.explainers]
+    return next((name for name in usual if name in known), "")
 
 
 def page_title(model: str) -> str:

@@ -41,7 +41,7 @@ class Warmup(LambdaLR):
             raise ValueError(f"a schedule needs at least 1 step, got {steps}")
         for name, share in (("warmup", warmup), ("final", final)):
             if share is None or not 0 <= share <= 1:
-                raise ValueError(f"{name} is a share of the run, from 0 to 1, got {share}")
+                raise ValueError(f"{name} must be a share of the run, from 0 to 1, got {share}")
         warmup_steps = round(warmup * steps)
 
         def factor(step: int) -> float:

@@ -30,7 +30,7 @@ def bomb(levels: int) -> str:
         (bomb(40), "more than 100000 values"),
         ("a: &a [*a]", r"\*a inside its own anchor &a never ends"),
         ("a: &a {b: [1, {c: *a}]}", r"\*a inside its own anchor &a"),
-        ("a: " + "[" * 500 + "]" * 500, "more than 100 lists or mappings in one another"),
+        ("a: " + "[" * 500 + "]" * 500, "more than 100 lists or mappings nested in one another"),
         ("a: *b", "is not YAML: line 1: found undefined alias"),
         ("a: !!python/object/apply:os.system [x]", "is not YAML: line 1: could not determine"),
         ("a: !!timestamp x", "is not YAML: a value is not what its tag"),

@@ -30,7 +30,8 @@ ABOUT = {
         "vision-attn test --config vit_planted --ckpt_path best",
     ),
     "predict": (
-        "Predicts each image's class: a CSV of file, class, probability beside the checkpoint.",
+        "Predicts the class of each image, and writes file, class and probability to a CSV file\n"
+        "beside the checkpoint.",
         "vision-attn predict --ckpt_path outputs/vit_planted/version_0/best.ckpt --images photos",
     ),
 }
@@ -52,7 +53,7 @@ usage: vision-attn {command} --config FILE_OR_NAME [--ckpt_path FILE] [--SECTION
   --data.OPTION VALUE           root, batch_size ...
   --model.network.OPTION VALUE  options of the network's class
   --model.optimizer.OPTION VALUE, --model.schedule.OPTION VALUE
-  --model.optimizer CLASS       another class; options that it has too are kept
+  --model.optimizer CLASS       another class; it keeps the options that it knows
   --print_config                print the config with all defaults and changes, and stop
   --help-all                    show every option (loads torch and Lightning first)
 
@@ -74,10 +75,15 @@ MISPLACED = {  # what people type, and the option's whole name
 
 FITTING = """\
   --model.weights FILE          start from these weights: a checkpoint, or vision_attn:NAME; if
-                                the config names no network, theirs is built
-  --minutes N                   train for about N minutes: the first steps are measured, and as
-                                many epochs planned as fit
-  --probe false                 compute in the usual way, without measuring first which is fastest
+                                the config names no network, the network of the weights is built
+  --minutes N                   train for about N minutes: the first steps are timed, and as many
+                                epochs are planned as fit into the time
+  --probe false                 compute in the usual way: do not measure first which is fastest
+"""
+
+PREDICTING = """\
+  --images FILE_OR_FOLDER ...   images to predict, and folders of them
+  -o, --output FILE             the CSV file to write (default: beside the checkpoint)
 """
 
 
@@ -105,7 +111,8 @@ def help_text(command: str) -> str:
         ckpt_path = "continue from this checkpoint (last.ckpt), in a new version folder"
         more = FITTING
     else:
-        ckpt_path, more = "the checkpoint (best.ckpt), or vision_attn:NAME", ""
+        ckpt_path = "the checkpoint (best.ckpt), or vision_attn:NAME"
+        more = PREDICTING if command == "predict" else ""
     found = local_configs()
     configs = f"configs here: {', '.join(found)}\n" if found else ""
     return HELP.format(

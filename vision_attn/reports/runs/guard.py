@@ -114,7 +114,9 @@ def _check_size(text: str, path: Path) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             inside.append((event.anchor, 1))
             if len(inside) > DEEPEST:
-                raise ValueError(f"{path}: more than {DEEPEST} lists or mappings in one another")
+                raise ValueError(
+                    f"{path}: more than {DEEPEST} lists or mappings nested in one another"
+                )
             continue
         if isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in inside):

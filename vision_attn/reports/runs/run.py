@@ -139,7 +139,7 @@ class Run(LightningCLI):
             "--minutes",
             type=float | None,
             help="train for about so many minutes, in place of trainer.max_epochs: the first steps "
-            "are measured, and as many epochs planned as fit",
+            "are timed, and as many epochs are planned as fit into the time",
         )
         if self.command == "predict":
             parser.add_argument("--images", nargs="+", action="extend", help="files and folders")
@@ -439,8 +439,8 @@ class Run(LightningCLI):
                 raise
             said = " ".join(f"{type(error).__name__}: {error}".split())
             raise ModelError(
-                f"{path}: its training state is damaged, or of another version of Lightning "
-                f"({said}): take an earlier checkpoint"
+                f"{path}: its training state is damaged, or was written by another version of "
+                f"Lightning ({said}): take an earlier checkpoint"
             ) from error
 
     @staticmethod

@@ -187,7 +187,7 @@ class Mosaics:
                 if told and not any("problem" in one for one in told):
                     named[frame] = sum(one["named"] for one in told) / len(told)
             if not named:
-                raise ValueError(f"no mosaic of {side}x{side} could be read again")
+                raise ValueError(f"no mosaic of {side}x{side} could be read")
             self.frames[side] = max(named, key=lambda frame: named[frame])  # full where both do
             used = {item for i in mine for item in self.made[i].items}
             chances = [-p for found in self.sure.values() for p, item in found if item in used]
