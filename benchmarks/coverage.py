@@ -7,23 +7,35 @@
 The first prints the table of tests/explain/test_dense.py: networks of few layers, all their maps
 beside dense float64 matrices. `--all` tries each network of tests/explain/every/catalogue.py in a
 process of its own, bound in time and memory, and appends a line of JSON to --results; networks that
-are there already are left out, so that it goes on where it stopped. `--write` makes
-docs/coverage.md's counts of these lines. With --probe nothing is compared: it says only of which
-networks there is a map.
+are there already are left out, so that it goes on where it stopped. First come the architectures of
+attending.py, then one network of each family, then the others. All that was found of a network,
+method by method, goes to --details. `--again older` tries again what an earlier commit was tried
+with. `--write` keeps the newest line of each network in --results, and makes docs/coverage.md's
+counts of these lines. With --probe nothing is compared: it says only of which networks there is a
+map.
+
+On Linux a trial is forked from this process, which has imported everything; elsewhere each trial
+imports for itself, and nothing bounds its memory.
 """
 
 import argparse
 import fnmatch
 import json
+import multiprocessing
 import os
-import resource
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import date
+from functools import cache
+from multiprocessing.connection import wait
 from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported: no threads before a fork
 
 ROOT = Path(__file__).parent.parent
 sys.path += [str(ROOT / "tests" / "explain"), str(ROOT / "tests" / "explain" / "every")]
@@ -37,8 +49,11 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write docs/coverage.md")
     parser.add_argument("--only", nargs="+", default=["*"], help="shell patterns of names")
     parser.add_argument("--limit-parameters", type=float, default=150, help="millions")
-    parser.add_argument("--results", type=Path, default=ROOT / "outputs" / "coverage.jsonl")
-    parser.add_argument("--again", nargs="*", default=[], help="what to try again, such as crash")
+    parser.add_argument("--results", type=Path, default=ROOT / "docs" / "coverage.jsonl")
+    parser.add_argument("--details", type=Path, default=ROOT / "outputs" / "coverage.jsonl")
+    parser.add_argument(
+        "--again", nargs="*", default=[], help="what to try again, such as crash, or older"
+    )
     parser.add_argument("--seconds", type=int, default=240, help="of a core, for one network")
     parser.add_argument("--gigabytes", type=float, default=10, help="of memory, for one network")
     parser.add_argument("--jobs", type=int, default=1, help="networks at a time")
@@ -76,83 +91,178 @@ def known(results: Path) -> dict[str, dict]:
     return {one["name"]: one for one in map(json.loads, lines)}
 
 
+@cache
+def commit() -> str:
+    """Name the last commit that changed the package; with a + where it has changed since."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", *words, "--", "vision_attn"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+
+    try:
+        return git("log", "-1", "--format=%h", "--abbrev=7") + "+" * bool(git("diff", "HEAD"))
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+@cache
+def entries() -> dict:
+    """List the networks of the catalogue by name, in the order to try them."""
+    import attending
+    import catalogue
+
+    listed = catalogue.one_a_family_first(catalogue.every())
+    listed.sort(key=lambda entry: entry.name not in attending.NETWORKS)
+    return {entry.name: entry for entry in listed}
+
+
 def sweep(words: argparse.Namespace) -> None:
     """Try what is not known yet, a process each."""
+    before = known(words.results)
+    todo = [
+        name
+        for name in entries()
+        if any(fnmatch.fnmatch(name, each) for each in words.only)
+        and (name not in before or to_try_again(before[name], words.again))
+    ]
+    todo.sort(key=lambda name: name in before)
+    fork = sys.platform == "linux"
+    if fork:
+        import_once(todo)
+    context = multiprocessing.get_context("fork" if fork else "spawn")
+    for path in (words.results, words.details):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    words.commit = commit()  # of the code as it is imported here
+    print(f"{len(todo)} to try, {len(before)} known, commit {words.commit}", flush=True)
+    end = time.monotonic() + 60 * words.minutes
+    running: dict = {}
+    while todo or running:
+        while todo and len(running) < words.jobs and time.monotonic() < end:
+            name = todo.pop(0)
+            process = context.Process(target=attempt, args=(name, words), daemon=True)
+            process.start()
+            running[process.sentinel] = (process, name, time.monotonic())
+        if not running:
+            break
+        ended = wait(list(running), timeout=10)
+        for sentinel, (process, name, begun) in list(running.items()):
+            took = time.monotonic() - begun
+            late = took > wall_clock(words)
+            if late:
+                process.kill()
+            elif sentinel not in ended:
+                continue
+            process.join()
+            del running[sentinel]
+            if process.exitcode:
+                why = stopped_by(process.exitcode, late, words)
+                add(words, entries()[name], {"map": "stopped", "why": why})
+            last = known(words.results).get(name, {})
+            why = last.get("why", "")[:150]
+            print(f"{last.get('map'):8} {name} {took:.0f} s {why}", flush=True)
+
+
+def to_try_again(line: dict, again: list[str]) -> bool:
+    return line["map"] in again or ("older" in again and line.get("commit") != commit())
+
+
+def import_once(names: Iterable[str]) -> None:
+    """Import what trials need, for all of them."""
+    import catalogue
+    import oracle  # noqa: F401
     import torch
 
     torch.set_num_threads(1)
-    import catalogue
-    import oracle  # noqa: F401 - loaded once, for all processes
-
-    words.results.parent.mkdir(parents=True, exist_ok=True)
-    done = {name for name, one in known(words.results).items() if one["map"] not in words.again}
-    asked = [
-        entry
-        for entry in catalogue.every()
-        if any(fnmatch.fnmatch(entry.name, each) for each in words.only)
-    ]
-    todo = [entry for entry in catalogue.one_a_family_first(asked) if entry.name not in done]
-    catalogue.load_libraries(todo)  # once, for all processes
-    print(f"{len(todo)} to try, {len(done)} known", flush=True)
-    end = time.monotonic() + 60 * words.minutes
-    running: dict[int, tuple] = {}
-    while todo or running:
-        while todo and len(running) < words.jobs and time.monotonic() < end:
-            entry = todo.pop(0)
-            pid = os.fork()
-            if not pid:
-                attempt(entry, words)
-            running[pid] = (entry, time.monotonic())
-        if not running:
-            break
-        pid, status = os.waitpid(-1, 0)
-        entry, begun = running.pop(pid)
-        if status:
-            add(words.results, entry, {"map": "stopped", "why": stopped_by(status, words)})
-        last = known(words.results).get(entry.name, {})
-        took = time.monotonic() - begun
-        why = last.get("why", "")[:150]
-        print(f"{last.get('map'):8} {entry.name} {took:.0f} s {why}", flush=True)
+    catalogue.load_libraries(entries()[name] for name in names)
 
 
-def stopped_by(status: int, words: argparse.Namespace) -> str:
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGALRM, signal.SIGXCPU):
-        return f"took more than {words.seconds} seconds"
-    return f"its process ended with status {status}"
+def wall_clock(words: argparse.Namespace) -> int:
+    """How many seconds of the clock a trial may take, on a machine that others use too."""
+    return max(600, 20 * words.seconds)
 
 
-def add(results: Path, entry, found: dict) -> None:
-    line = {"name": entry.name, "source": entry.source, "family": entry.family, **found}
-    line["date"] = date.today().isoformat()
-    with results.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+def stopped_by(exitcode: int, late: bool, words: argparse.Namespace) -> str:
+    """Say why a trial ended without a line of its own."""
+    if late:
+        return f"took more than {wall_clock(words)} seconds of the clock"
+    if exitcode > 0:
+        return f"its process ended with status {exitcode}"
+    killed = signal.Signals(-exitcode)
+    if killed.name == "SIGXCPU":
+        return f"took more than {words.seconds} seconds of a core"
+    if killed.name == "SIGKILL":
+        return "its process was killed, as the system does where memory is short"
+    return f"its process ended by {killed.name}"
 
 
-def attempt(entry, words: argparse.Namespace) -> None:
-    """Try one network in this process, and end it."""
-    signal.alarm(20 * words.seconds)
-    resource.setrlimit(resource.RLIMIT_CPU, (words.seconds, words.seconds + 5))
-    limit = int(words.gigabytes * 2**30)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+def add(words: argparse.Namespace, entry, found: dict) -> None:
+    """Append what was found: in short to the results, in full to the details."""
+    when = {"date": date.today().isoformat(), "commit": words.commit}
+    line = {"name": entry.name, "family": entry.family, "map": found["map"]}
+    line |= {"why": shortened(found["why"])} if found.get("why") else {}
+    line |= {"part": True} if found.get("part") else {}
+    line |= {"cam": True} if found.get("maps", {}).get("GradCAM") == "map" else {}
+    with words.results.open("a") as file:
+        file.write(as_line(line | when))
+    with words.details.open("a") as file:
+        file.write(as_line({"name": entry.name, **found, **when}))
+
+
+def as_line(values: dict) -> str:
+    return json.dumps(values, separators=(",", ":"), ensure_ascii=False) + "\n"
+
+
+def shortened(why: str) -> str:
+    """Shorten a reason to what the page shows."""
+    why = why.partition(" [softmaxes")[0]
+    return why if len(why) <= LONGEST else why[: LONGEST - 4] + " ..."
+
+
+def attempt(name: str, words: argparse.Namespace) -> None:
+    """Try one network, in a process of its own."""
+    bound(words)
+    entry = entries()[name]
     try:
         from oracle import tried
 
-        begun = time.monotonic()
+        begun = time.process_time()
         found = tried(entry, words.limit_parameters * 1e6, check=not words.probe)
-        add(words.results, entry, {**found, "seconds": round(time.monotonic() - begun, 1)})
+        found["seconds"] = round(time.process_time() - begun, 1)  # of a core
     except MemoryError:
-        add(words.results, entry, {"map": "stopped", "why": f"more than {words.gigabytes} GB"})
+        found = {"map": "stopped", "why": "std::bad_alloc"}
     except Exception as error:
-        add(words.results, entry, {"map": "crash", "why": f"{type(error).__name__}: {error}"})
-    finally:
-        sys.stdout.flush()
-        os._exit(0)
+        found = {"map": "crash", "why": f"{type(error).__name__}: {error}"}
+    if any(sign in found["why"] for sign in OUT_OF_MEMORY):
+        found |= {"map": "stopped", "why": f"needs more than {words.gigabytes:g} GB"}
+    add(words, entry, found)
+
+
+def bound(words: argparse.Namespace) -> None:
+    """Bound this process in time and memory; where memory is short it is the first to go."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (words.seconds, words.seconds + 5))
+    with suppress(ValueError, OSError):
+        limit = int(words.gigabytes * 2**30)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def write(results: Path) -> None:
-    """Put the counts, the share of the fixed list, and a line a family into docs/coverage.md."""
-    tried = {name: one for name, one in known(results).items() if one["map"] in VERDICTS}
-    lines = [*counted(list(tried.values())), "", *share(tried), "", *by_family(tried.values())]
+    """Tidy the results, and put counts, the share of the fixed list, and families on the page."""
+    lines_of = known(results)
+    results.write_text("".join(as_line(lines_of[name]) for name in sorted(lines_of)))
+    tried = {name: one for name, one in lines_of.items() if one["map"] in VERDICTS}
+    lines = [*counted(lines_of), "", *share(tried), "", *by_family(tried.values())]
     page = ROOT / "docs" / "coverage.md"
     before, start, rest = page.read_text().partition(START)
     _, end, after = rest.partition(END)
@@ -162,17 +272,17 @@ def write(results: Path) -> None:
     print("\n".join(lines[:20]))
 
 
-def counted(tried: list[dict]) -> list[str]:
-    """Count what came of all networks that were tried, and say how many there are."""
-    import catalogue
-
-    count = Counter(one["map"] for one in tried)
-    parts = sum(bool(one.get("part")) for one in tried)
-    earlier = sum("date" not in one for one in tried)
-    every = sum(1 for _ in catalogue.every())
-    days = sorted({one.get("date", EARLIER) for one in tried})
+def counted(lines_of: dict[str, dict]) -> list[str]:
+    """Count what came of all networks, and say how many there are."""
+    found = [one for name, one in lines_of.items() if name in entries()]
+    count = Counter(one["map"] for one in found)
+    parts = sum("part" in one for one in found)
+    older = sum(one["commit"] != commit() for one in found)
+    tried = sum(count[verdict] for verdict in VERDICTS)
+    days = sorted({one["date"] for one in found}) or ["never"]
+    every = len(entries())
     return [
-        f"Tried from {days[0]} to {days[-1]}: {len(tried)} of the catalogue's {every} networks.",
+        f"Tried from {days[0]} to {days[-1]}: {tried} of the catalogue's {every} networks.",
         "",
         "| what came of it | networks |",
         "|---|---|",
@@ -183,8 +293,10 @@ def counted(tried: list[dict]) -> list[str]:
         f"| wrong | {count['wrong']} |",
         f"| crashed | {count['crash']} |",
         f"| stopped, as it took too much time or memory | {count['stopped']} |",
-        f"| of all these, tried by an earlier version of the code that day | {earlier} |",
-        f"| in the catalogue, not tried | {every - len(tried)} |",
+        f"| left out: too many parameters, or no such attention | {count['left out']} |",
+        f"| cannot be built or run by its library as it is | {count['not built']} |",
+        f"| of all these, tried with an earlier commit than {commit()} | {older} |",
+        f"| in the catalogue, not tried | {every - len(found)} |",
     ]
 
 
@@ -194,7 +306,7 @@ def share(tried: dict[str, dict]) -> list[str]:
 
     known = [tried[name] for name in NETWORKS if name in tried]
     mapped = [one for one in known if one["map"] in ("right", "unchecked")]
-    whole = [one for one in mapped if not one.get("part")]
+    whole = [one for one in mapped if "part" not in one]
     lines = [
         f"Of {len(NETWORKS)} architectures whose blocks attend from token to token "
         f"(tests/explain/every/attending.py), {len(known)} were tried and {len(mapped)} have a "
@@ -204,15 +316,16 @@ def share(tried: dict[str, dict]) -> list[str]:
         "| architecture | why there is no token map |",
         "|---|---|",
     ]
-    lines += [f"| {one['name']} | {told(one)} |" for one in known if one not in mapped]
-    return lines + [f"| {name} | not tried |" for name in NETWORKS if name not in tried]
+    lines += [f"| {one['name']} | {cell(one)} |" for one in known if one not in mapped]
+    others = [name for name in NETWORKS if name not in tried]
+    return lines + (["", f"Not tried: {', '.join(others)}."] if others else [])
 
 
 def by_family(tried: Iterable[dict]) -> list[str]:
     """Make a table with a line for each family."""
     families: dict[tuple[str, str], list[dict]] = {}
-    for one in sorted(tried, key=lambda one: (SOURCES.index(one["source"]), one["family"])):
-        families.setdefault((one["source"], one["family"]), []).append(one)
+    for one in sorted(tried, key=lambda one: (SOURCES.index(source_of(one)), one["family"])):
+        families.setdefault((source_of(one), one["family"]), []).append(one)
     lines = [
         "| family | tried | right | not compared | bad | GradCAM | the first without a map: why |",
         "|---|---|---|---|---|---|---|",
@@ -220,10 +333,10 @@ def by_family(tried: Iterable[dict]) -> list[str]:
     for (source, family), members in families.items():
         count = Counter(one["map"] for one in members)
         bad = count["wrong"] + count["crash"] + count["stopped"]
-        cams = sum(one.get("maps", {}).get("GradCAM") == "map" for one in members)
+        cams = sum("cam" in one for one in members)
         without = [one for one in members if one["map"] not in ("right", "unchecked")]
         name = source if source == family else f"{source}: {family}"
-        why = told(without[0]) if without else ""
+        why = cell(without[0]) if without else ""
         lines.append(
             f"| {name} | {len(members)} | {count['right']} | {count['unchecked']} | {bad} | {cams} "
             f"| {why} |"
@@ -231,12 +344,17 @@ def by_family(tried: Iterable[dict]) -> list[str]:
     return lines
 
 
-def told(one: dict) -> str:
+def source_of(line: dict) -> str:
+    return line["name"].partition(":")[0]
+
+
+def cell(line: dict) -> str:
     """The reason of a line, for a table."""
-    return one["why"].partition(" [softmaxes")[0].replace("|", "/")
+    return line["why"].replace("|", "/")
 
 
-EARLIER = "2026-11-25"  # of lines without a date
+LONGEST = 320  # letters of a reason
+OUT_OF_MEMORY = ("can't allocate memory", "std::bad_alloc", "MemoryError")
 VERDICTS = ("right", "unchecked", "refused", "wrong", "crash", "stopped")
 SOURCES = ["timm", "torchvision", "transformers", "vit-pytorch", "by hand"]
 START, END = "<!-- the sweep -->", "<!-- the end of the sweep -->"

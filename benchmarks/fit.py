@@ -1,7 +1,8 @@
 """Lightning's fit, with everything that `vision-attn fit` adds, beside loops written by hand.
 
-Network, data and augmentation are the same; the number format is the CPU's native one. One loop has AdamW as torch makes it by default; the
-other has it `fused`, as `fit` does on a CPU. Each turn gives the time of its median step.
+Network, data and augmentation are the same; the number format is the CPU's native one. One loop
+has AdamW as torch makes it by default; the other has it `fused`, as `fit` does on a CPU. Each turn
+gives the time of its median step.
 """
 
 import argparse

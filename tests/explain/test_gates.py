@@ -4,9 +4,14 @@ import pytest
 import timm
 import torch
 import torchvision
-from timm.layers.cbam import CbamModule
-from timm.layers.eca import EcaModule
+from timm.layers.cbam import CbamModule, LightCbamModule
+from timm.layers.coord_attn import CoordAttn, EfficientLocalAttn, SimpleCoordAttn, StripAttn
+from timm.layers.eca import CecaModule, EcaModule
+from timm.layers.gather_excite import GatherExcite
 from timm.layers.global_context import GlobalContext
+from timm.layers.selective_kernel import SelectiveKernel
+from timm.layers.split_attn import SplitAttn
+from timm.layers.squeeze_excite import EffectiveSEModule, SqueezeExciteCl
 from timm.models.hgnet import EseModule
 from timm.models.senet import SEModule
 from torch import nn
@@ -103,6 +108,134 @@ def test_gates_of_other_libraries(network, channel, spatial):
         value = values[name]
         value = value[:, None] if name in spatial_gates(network) else value[:, :, None, None]
         torch.testing.assert_close(x * value, y)
+
+
+def activations_of(network, names=("gate", "sigmoid")):
+    """What each activation named so gave in a run, as a list."""
+    given = []
+    hooks = [
+        module.register_forward_hook(lambda _m, _x, y: given.append(y.detach().clone()))
+        for name, module in network.named_modules()
+        if name.rpartition(".")[2] in names and not list(module.parameters())
+    ]
+    network(IMAGES)
+    for hook in hooks:
+        hook.remove()
+    return given
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        SEModule(5, 2), EseModule(5), EffectiveSEModule(5), EcaModule(5), CecaModule(5),
+        EcaModule(5, use_mlp=True, rd_channels=3), GlobalContext(5), GlobalContext(5, fuse_add=True),
+        GlobalContext(5, use_attn=False), GatherExcite(5, extent=0, use_mlp=False),
+        GatherExcite(5, extent=2, use_mlp=False), CbamModule(5), SimpleCoordAttn(5),
+        SimpleCoordAttn(5, has_skip=True), StripAttn(5),
+    ],
+    ids=lambda gate: type(gate).__name__,
+)  # fmt: skip
+def test_what_is_recorded_is_what_the_activation_gives(gate):
+    network = cnn(gate)
+    for parameter in network.parameters():
+        nn.init.normal_(parameter)
+    expected, found = activations_of(network), gate_values(network, IMAGES)
+    assert expected
+    assert len(expected) == len(found)
+    for one, value in zip(expected, found.values(), strict=True):
+        assert one.std() > 0
+        torch.testing.assert_close(value.flatten(), one.flatten())
+    if not isinstance(gate, CbamModule):
+        x, values = network[0](IMAGES), expected[0].reshape(2, 5, *value.shape[2:] or (1, 1))
+        expected = (values * x.abs()).mean(1)
+        torch.testing.assert_close(ChannelGates()(network, IMAGES).values, expected)
+
+
+@pytest.mark.parametrize("gate", [CoordAttn(5), EfficientLocalAttn(5)])
+def test_gates_along_rows_and_columns_are_one_gate_of_each_place(gate):
+    network = cnn(gate)
+    for parameter in network.parameters():
+        nn.init.normal_(parameter)
+    first, second = activations_of(network)
+    found = gate_values(network, IMAGES)["1"]
+    torch.testing.assert_close(found, first * second)
+    assert {first.shape[2:], second.shape[2:]} == {(10, 1), (1, 14)}
+
+
+def test_a_gate_without_a_module_for_its_activation_is_read():
+    gate = LightCbamModule(5)
+    network = cnn(gate)
+    found = gate_values(network, IMAGES)
+    x = network[0](IMAGES)
+    torch.testing.assert_close(x * found["1.channel"][:, :, None, None], gate.channel(x))
+    x = gate.channel(x)
+    torch.testing.assert_close(x * found["1.spatial"][:, None], gate.spatial(x))
+
+
+@pytest.mark.parametrize(
+    ("gate", "name"),
+    [(SelectiveKernel(6, 5), "1.attn"), (SplitAttn(6, 5, norm_layer=nn.BatchNorm2d), "1"),
+     (SplitAttn(6, 5, radix=3, groups=1, norm_layer=nn.BatchNorm2d), "1")],
+    ids=["kernels", "splits", "three splits"],
+)  # fmt: skip
+def test_gates_among_branches_weigh_their_channels(gate, name):
+    """The channels of the branches times their gates, summed over the branches, are the output."""
+    layers = [nn.Conv2d(3, 6, 3, padding=1), gate, nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    network = nn.Sequential(*layers, nn.Linear(5, 7)).eval()
+    branches = []
+    if isinstance(gate, SplitAttn):
+        gate.act0.register_forward_hook(lambda _m, _x, y: branches.append(y.detach().clone()))
+    else:
+        gate.attn.register_forward_hook(lambda _m, x, _y: branches.append(x[0].detach().clone()))
+    values = gate_values(network, IMAGES)[name]
+    x = branches[0].view(2, -1, 5, 10, 14)
+    weights = values.view(2, -1, 5, 1, 1)
+    torch.testing.assert_close(weights.sum(1), torch.ones(2, 5, 1, 1))
+    torch.testing.assert_close((x * weights).sum(1), network[:2](IMAGES))
+    expected = (x.abs() * weights).mean((1, 2))
+    torch.testing.assert_close(ChannelGates()(network, IMAGES).values, expected)
+
+
+def test_gates_of_maps_with_channels_last():
+    class Turned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.se = SqueezeExciteCl(5, rd_channels=3)
+
+        def forward(self, x):
+            return self.se(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    network = cnn(Turned())
+    (expected,) = activations_of(network)
+    torch.testing.assert_close(gate_values(network, IMAGES)["1.se"], expected[:, 0, 0])
+    assert ChannelGates()(network, IMAGES).values.shape == (2, 10, 14)
+
+
+def test_features_that_a_gate_overwrites_are_read_before():
+    class InPlace(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate = nn.Sigmoid()
+
+        def forward(self, x):
+            return x.mul_(self.gate(x.mean((2, 3), keepdim=True)))
+
+    network = cnn(InPlace())
+    x = network[0](IMAGES)
+    expected = (x.mean((2, 3), keepdim=True).sigmoid() * x.abs()).mean(1)
+    torch.testing.assert_close(ChannelGates()(network, IMAGES).values, expected)
+
+
+def test_an_identity_named_gate_is_none():
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate = nn.Identity()
+
+        def forward(self, x):
+            return self.gate(x)
+
+    assert ChannelGates().refusal(cnn(Plain())) == "it has no channel gates"
 
 
 def test_batches_are_the_images_one_by_one():

@@ -7,8 +7,13 @@ import timm
 import torch
 from pytorch_grad_cam.utils.image import scale_cam_image
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+from timm.models.crossvit import CrossVit
+from timm.models.mvitv2 import MultiScaleVit, MultiScaleVitCfg
 from timm.models.swin_transformer import SwinTransformer
+from timm.models.tnt import TNT
+from timm.models.vgg import VGG
 from torch import nn
+from torch.nn import functional as F
 
 from vision_attn import explain
 from vision_attn.explain.gradcam import find_layers
@@ -221,7 +226,9 @@ def test_an_in_place_activation_after_the_layer_does_no_harm():
 
 def test_what_cannot_be_read_is_said(resnet):
     linear = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
-    assert "no convolution and no transformer block" in explain.GradCAM().refusal(linear)
+    assert explain.GradCAM().refusal(linear) == (
+        "it has no convolution, and no norm before an attention was found: name a layer"
+    )
     with pytest.raises(ValueError, match="no map larger than 1x1 for images of 32x32: use larger"):
         explain.GradCAM()(resnet, torch.randn(1, 3, 32, 32))
     unused = Wrapped(resnet)
@@ -306,3 +313,122 @@ def test_tokens_lie_where_the_run_says(batch_first, by_columns, count):
     expected = explain.GradCAM()(usual, images, 3, layout=TokenLayout(0, (4, 6), "mean")).values
     assert expected.std() > 0
     torch.testing.assert_close(explain.GradCAM()(other, images, 3).values, expected)
+
+
+def test_a_classifier_of_convolutions_and_the_pool_before_it_are_no_maps():
+    """VGG: the last map is that of the last activation before the last pool."""
+    torch.manual_seed(0)
+    network = VGG([4, "M", 6, "M"], num_classes=3, mlp_ratio=0.01).eval()
+    images = torch.randn(2, 3, 28, 28)
+    found = explain.GradCAM()(network, images, 1).values
+    assert found.shape == (2, 14, 14)
+    assert found.amax() > 0
+    torch.testing.assert_close(
+        found, explain.GradCAM(layer="features.4")(network, images, 1).values
+    )
+
+
+class OwnNorm(nn.Module):
+    """Attention that normalises its tokens itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.to_qkv = nn.LayerNorm(12), nn.Linear(12, 36)
+        self.q_norm = nn.LayerNorm(12)
+
+    def forward(self, x):
+        q, k, v = self.to_qkv(self.norm(x)).chunk(3, -1)
+        return F.scaled_dot_product_attention(self.q_norm(q), k, v)
+
+
+class Normed(nn.Module):
+    """Tokens normalised, then anything."""
+
+    def __init__(self, fn):
+        super().__init__()
+        self.layer_norm_1, self.fn = nn.LayerNorm(12), fn
+
+    def forward(self, x):
+        return self.fn(self.layer_norm_1(x))
+
+
+class NoNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(12, 12) for _ in range(3))
+        self.k_norm = nn.LayerNorm(12)
+
+    def forward(self, x):
+        key = self.k_norm(self.key(x))
+        return F.scaled_dot_product_attention(self.query(x), key, self.value(x))
+
+
+class Attending(nn.Module):
+    def __init__(self, *attentions):
+        super().__init__()
+        self.cut, self.head = nn.Conv2d(3, 12, 8, 8), nn.Linear(12, 5)
+        self.layers = nn.ModuleList([nn.ModuleList([attention]) for attention in attentions])
+
+    def forward(self, images):
+        x = self.cut(images).flatten(2).mT
+        for (attention,) in self.layers:
+            x = x + attention(x)
+        return self.head(x.mean(1))
+
+
+@pytest.mark.parametrize(
+    ("attention", "norm"),
+    [(OwnNorm, "layers.1.0.norm"), (lambda: Normed(NoNorm()), "layers.1.0.layer_norm_1"),
+     (lambda: nn.Sequential(nn.RMSNorm(12), NoNorm()), "layers.1.0.0")],
+    ids=["its own", "around it", "before it"],
+)  # fmt: skip
+def test_the_norm_before_the_last_projection_is_found_whatever_its_name(attention, norm):
+    torch.manual_seed(0)
+    network = Attending(attention(), attention()).eval()
+    images = torch.randn(2, 3, 32, 48)
+    layout = TokenLayout(0, (4, 6), "mean")
+    found = explain.GradCAM()(network, images, 1)
+    assert found.values.amax() > 0
+    named = explain.GradCAM(layer=norm)(network, images, 1, layout=layout)
+    torch.testing.assert_close(found.values, named.values)
+
+
+def mvit():
+    config = MultiScaleVitCfg(depths=(1, 2), embed_dim=12, num_heads=1, stride_q=((1, 1), (2, 2)))
+    return MultiScaleVit(config, img_size=(64, 64), num_classes=5)
+
+
+def tnt():
+    return TNT(
+        img_size=(64, 96), num_classes=5, embed_dim=24, inner_dim=12, depth=2, num_heads_inner=2,
+        num_heads_outer=3,
+    )  # fmt: skip
+
+
+def crossvit():
+    return CrossVit(
+        img_size=96, num_classes=5, img_scale=(1.0, 2 / 3), patch_size=(8, 16), embed_dim=(12, 24),
+        depth=((1, 1, 0),), num_heads=(2, 2), mlp_ratio=(2.0, 2.0, 1.0),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("network", "size", "layer", "prefix", "grid"),
+    [
+        (tnt, (64, 96), "blocks.1.norm_out", 1, (4, 6)),
+        (mvit, (64, 64), "stages.1.blocks.1.norm1", 0, (8, 8)),
+        (crossvit, (96, 96), "blocks.0.fusion.1.norm1", 1, (12, 12)),
+    ],
+)
+def test_transformers_of_timm_with_several_grids(network, size, layer, prefix, grid):
+    torch.manual_seed(0)
+    network = network().eval()
+    for parameter in network.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    images = torch.randn(2, 3, *size)
+    found = explain.GradCAM()(network, images, 1).values
+    assert found.shape == (2, *grid)
+    assert found.amax() > 0
+    layout = TokenLayout(prefix, grid, "cls" if prefix else "mean")
+    named = explain.GradCAM(layer=layer)(network, images, 1, layout=layout).values
+    torch.testing.assert_close(found, named)

@@ -1,7 +1,9 @@
 """The gates of an attention CNN: squeeze-and-excitation, spatial masks, CBAM.
 
-x the features before a gate (b c h w), g the gate in [0, 1]: (b c 1 1) for a channel gate,
-(b 1 h w) for a spatial one; the network goes on with g x.
+x the features before a gate (b c h w), g the gate in [0, 1]: (b c 1 1) for a channel gate, or
+(b c h w) where each channel has a gate in each place, (b 1 h w) for a spatial one; the network goes
+on with g x. A gate that selects among branches (selective kernels, split attention) scales each
+branch's channels before they are summed: there c runs over the channels of all branches.
 
 Axes: b batch, c channels, h height, w width.
 """
@@ -10,13 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from vision_attn.attention.gates import Gate, NoGate
 from vision_attn.explain.base import Explainer, class_logits, in_eval_mode
@@ -35,6 +37,12 @@ Read = Callable[[Tensor, Tensor], Tensor]  # (x, g) -> what to keep of them
 
 # What timm and torchvision call the activation whose output is the gate.
 GATE_ACTIVATIONS = ("gate", "scale_activation", "sigmoid")
+# What timm calls the last layer of a gate among kernels, and the softmax of one among splits.
+KERNEL_GATE, SPLIT_GATE = "fc_select", "rsoftmax"
+TIMES = frozenset(
+    {torch.mul, torch.multiply, Tensor.mul, Tensor.mul_, Tensor.multiply, Tensor.multiply_,
+     Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__}
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -125,7 +133,8 @@ class SpatialGates(Explainer):
 def gate_values(network: nn.Module | Model, images: Images) -> dict[str, Float[Tensor, "b ..."]]:
     """Run a network and read its gates, by the module's name, in the order they run.
 
-    (b c) for a channel gate, (b h w) for a spatial one. Raises ValueError where there is no gate.
+    (b c) for a channel gate, (b c h w) for one of each channel in each place, (b h w) for a spatial
+    one. Raises ValueError where there is no gate.
 
     Examples:
         >>> import torch
@@ -140,11 +149,13 @@ def gate_values(network: nn.Module | Model, images: Images) -> dict[str, Float[T
     gates = channel_gates(network) | spatial_gates(network)
     if not gates:
         raise ValueError(f"{type(network).__name__} has no channel or spatial gates to read")
-    with (
-        in_eval_mode(network),
-        torch.no_grad(),
-        reading(gates, lambda x, g: g[:, 0] if g.shape[1] == 1 else g[:, :, 0, 0]) as values,
-    ):
+
+    def read(x: Tensor, g: Tensor) -> Tensor:
+        if g.shape[1] == 1:
+            return g[:, 0]
+        return g[:, :, 0, 0] if g.shape[2:].numel() == 1 else g
+
+    with in_eval_mode(network), torch.no_grad(), reading(gates, read) as values:
         class_logits(network, images)
     return dict(values)
 
@@ -177,9 +188,15 @@ def reading(gates: dict[str, nn.Module], read: Read) -> Iterator[dict[str, Tenso
     def keep(name: str, x: Tensor, gate: Tensor) -> None:
         values[name] = read(x, gate)
 
-    hooks = [hook for name, module in gates.items() for hook in _hook(module, partial(keep, name))]
+    products = Products()
+    hooks = [
+        hook
+        for name, module in gates.items()
+        for hook in _hook(module, partial(keep, name), products)
+    ]
     try:
-        yield values
+        with products:
+            yield values
     finally:
         for hook in hooks:
             hook.remove()
@@ -187,46 +204,123 @@ def reading(gates: dict[str, nn.Module], read: Read) -> Iterator[dict[str, Tenso
         raise ValueError(f"{len(silent)} of {len(gates)} gates gave no value, first {silent[0]!r}")
 
 
-def _hook(module: nn.Module, keep: Callable[[Tensor, Tensor], None]) -> list:
+@dataclass
+class Product:
+    """The features that a module was given, what it multiplies them by, and the product so far."""
+
+    features: Tensor
+    gate: Tensor | None = None
+    so_far: Tensor | None = None
+
+
+class Products(TorchFunctionMode):
+    """Follow what modules multiply their input by, while they run.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.gates import Product, Products
+        >>> x = torch.ones(1, 2, 3, 3)
+        >>> with Products() as products:
+        ...     products.open.append(Product(x))
+        ...     _ = torch.full((1, 2, 1, 1), 0.5) * x
+        >>> products.open[0].gate.flatten().tolist()
+        [0.5, 0.5]
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[Product] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        if not self.open or func not in TIMES or len(args) != 2:
+            return func(*args, **kwargs or {})
+        inner = self.open[-1]
+        pairs = [(x, g) for x, g in (args, args[::-1]) if isinstance(g, Tensor)]
+        current = inner.features if inner.so_far is None else inner.so_far
+        factor = next((g for x, g in pairs if x is current), None)
+        if factor is not None and inner.so_far is None and func.__name__.endswith(("_", "imul__")):
+            inner.features = inner.features.clone()  # the product overwrites them
+        product = func(*args, **kwargs or {})
+        if factor is not None:
+            inner.gate = factor if inner.gate is None else inner.gate * factor
+            inner.so_far = product
+        return product
+
+
+def _hook(module: nn.Module, keep: Callable[[Tensor, Tensor], None], products: Products) -> list:
     """Hook a module so that `keep` gets its features and gate whenever it runs."""
     if isinstance(module, Gate):
         return [
             module.register_forward_hook(lambda _m, args, _out: keep(args[0], module.gate(args[0])))
         ]
+    children = dict(module.named_children())
+    if KERNEL_GATE in children:  # the branches lie side by side: b branch c h w
+        return [
+            module.register_forward_hook(
+                lambda _m, args, out: keep(args[0].flatten(1, 2), out.flatten(1, 2))
+            )
+        ]
+    if SPLIT_GATE in children:
+        branches: list[Tensor] = []
+        return [
+            children["act0"].register_forward_hook(lambda _m, _args, out: branches.append(out)),
+            children[SPLIT_GATE].register_forward_hook(
+                lambda _m, _args, out: keep(branches.pop(), out[:, :, None, None])
+            ),
+        ]
 
-    activations: list[Tensor] = []
+    def before(_module: nn.Module, args: tuple) -> None:
+        products.open.append(Product(args[0] if args else torch.empty(0)))
 
-    def after(_module: nn.Module, args: tuple, _output: Tensor) -> None:
-        x = args[0]
-        shape = (len(x), 1, *x.shape[2:]) if _is_spatial(module) else (*x.shape[:2], 1, 1)
-        if activations and (gate := activations.pop()).numel() == prod(shape):
-            keep(x, gate.reshape(shape))
+    def after(_module: nn.Module, _args: tuple, _output: object) -> None:
+        product = products.open.pop()
+        if product.gate is not None:
+            keep(*_channels_second(product.features, _narrowed(product.gate)))
 
-    activation = _activation(module)
-    assert activation is not None
     return [
-        activation.register_forward_hook(lambda _m, _args, out: activations.append(out)),
-        module.register_forward_hook(after),
+        module.register_forward_pre_hook(before),
+        module.register_forward_hook(after, always_call=True),
     ]
+
+
+def _narrowed(gate: Tensor) -> Tensor:
+    """Undo an expansion: keep one of what lies in memory once."""
+    for axis, stride in enumerate(gate.stride()):
+        if stride == 0 and axis:
+            gate = gate.narrow(axis, 0, 1)
+    return gate
+
+
+def _channels_second(x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn features (b h w c) whose gate is (b 1 1 c)."""
+    if gate.shape[1:3].numel() == 1 and gate.shape[3] == x.shape[3] > 1:
+        return x.movedim(3, 1), gate.movedim(3, 1)
+    return x, gate
 
 
 def _gates(network: nn.Module) -> dict[str, nn.Module]:
     return {
         name: module
         for name, module in network.named_modules()
-        if (isinstance(module, Gate) and not isinstance(module, NoGate)) or _activation(module)
+        if (isinstance(module, Gate) and not isinstance(module, NoGate)) or _is_gate(module)
     }
 
 
-def _activation(module: nn.Module) -> nn.Module | None:
-    """Find the activation whose output is the gate, in a gate of timm or torchvision."""
+def _is_gate(module: nn.Module) -> bool:
+    """Whether a module of timm or torchvision is a gate, by the names of its layers."""
+    children = dict(module.named_children())
+    if KERNEL_GATE in children or {SPLIT_GATE, "act0"} <= set(children):
+        return True
     if getattr(module, "mlp_scale", module) is None:  # a global context that is added alone
-        return None
-    for name, child in module.named_children():
-        weightless = not any(True for _ in child.parameters())
-        if name in GATE_ACTIVATIONS and weightless and not isinstance(child, Gate):
-            return child
-    return None
+        return False
+    return any(
+        name in GATE_ACTIVATIONS
+        and not any(True for _ in child.parameters())
+        and not isinstance(child, Gate | nn.Identity)
+        for name, child in children.items()
+    )
 
 
 def _is_spatial(gate: nn.Module) -> bool:

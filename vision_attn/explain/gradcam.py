@@ -6,6 +6,8 @@ relu(sum_c contribution), and differs in how A and G make the contribution.
 Axes: b batch, c channels, h height, w width, n tokens, d token width.
 """
 
+import itertools
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 
 from vision_attn.explain.base import Explainer, class_logits, target_classes
 from vision_attn.explain.networks.layout import layout_of
-from vision_attn.explain.networks.modules import why_opaque
+from vision_attn.explain.networks.modules import attends, why_opaque
 from vision_attn.explain.options import hint
 from vision_attn.explain.propagation.path import find_places
 from vision_attn.explain.propagation.places import Places
@@ -93,8 +95,13 @@ class ClassActivationMap(Explainer):
         layout: TokenLayout | None,
     ) -> Heatmaps:
         norms = place_norms(network) if self.after_norm and self.layer is None else []
-        with cut(find_layers(network, self.layer), norms) as leaves:
+        layers = find_layers(network, self.layer)
+        with cut(layers, norms) as leaves, linear_by_convolution(layers[0]) as is_linear:
             logits = class_logits(network, images)
+        if not leaves and is_linear and self.layer is None:
+            layers = find_layers(network, None, before=layers[0])
+            with cut(layers, norms) as leaves:
+                logits = class_logits(network, images)
         targets = target_classes(logits, targets)
         if not leaves:
             raise ValueError(
@@ -111,7 +118,7 @@ class ClassActivationMap(Explainer):
         size = images.shape[2], images.shape[3]
         places: TokenLayout | Places | None = layout
         if features.ndim == 3 and layout is None:
-            places = places_of_tokens(network, images, features, self.layer)
+            places = places_of_tokens(network, images, features, layers[0])
         if len(features) != len(images) and not (
             isinstance(places, Places) and features.shape[places.batch_axis] == len(images)
         ):
@@ -236,14 +243,14 @@ class LayerCAM(ClassActivationMap):
 
 
 def places_of_tokens(
-    network: nn.Module, images: Images, features: Tensor, layer: str | None
+    network: nn.Module, images: Images, features: Tensor, layer: nn.Module
 ) -> TokenLayout | Places:
     """Find where a layer's tokens (b n d) lie: as the network's kind says, or by a run."""
     with suppress(ValueError):
         layout = layout_of(network, (images.shape[2], images.shape[3]))
         if (len(images), layout.tokens) == features.shape[:2]:
             return layout
-    return find_places(network, images, find_layers(network, layer)[0])
+    return find_places(network, images, layer)
 
 
 def inverse(x: Tensor) -> Tensor:
@@ -251,13 +258,15 @@ def inverse(x: Tensor) -> Tensor:
     return torch.where(x == 0, 0, 1 / x)
 
 
-def find_layers(network: nn.Module, name: str | None) -> list[nn.Module]:
+def find_layers(
+    network: nn.Module, name: str | None, before: nn.Module | None = None
+) -> list[nn.Module]:
     """Find the modules to read, inside out: the last of them to give a map is meant.
 
     A name finds one module, through wrappers (`layer4` finds `network.layer4`). Without a name: the
     norm before the last attention or the last spatial convolution, whichever comes later in the
-    network, all modules around it and, after a convolution, all that follow but pools. Raises
-    ValueError where there is none.
+    network, all modules around it and, after a convolution, all that follow but pools. before: a
+    module, before which to look. Raises ValueError where there is none.
     """
     modules = dict(network.named_modules())
     if name is not None:
@@ -267,21 +276,81 @@ def find_layers(network: nn.Module, name: str | None) -> list[nn.Module]:
         return [modules[min(matches, key=len)]]
 
     order = list(modules)
+    end = len(order) if before is None else list(modules.values()).index(before)
     norms = [f"{path}.{norm}" for path, block in modules.items() for norm in _norms(block)]
     blocks = [path for path, block in modules.items() if _is_post_norm(block)]
     if len(blocks) > 1 and (not norms or order.index(norms[-1]) < order.index(blocks[-1])):
         norms.append(blocks[-2])
-    convs = [path for path, module in modules.items() if isinstance(module, nn.Conv2d)]
+    norms = norms or _norms_by_projection(modules)
+    convs = [path for path in order[:end] if isinstance(modules[path], nn.Conv2d)]
+    if norms:  # a convolution of queries or keys gives no map of the network's own
+        inside = tuple(f"{path}." for path, module in modules.items() if path and attends(module))
+        convs = [path for path in convs if not path.startswith(inside)]
     spatial = [path for path in convs if max(modules[path].kernel_size) > 1] or convs
     last = max([*norms[-1:], *spatial[-1:]], key=order.index, default=None)
     if last is None:
-        raise ValueError("it has no convolution and no transformer block; name a layer")
+        raise ValueError(
+            "it has no convolution, and no norm before an attention was found: name a layer"
+        )
     parts = last.split(".")
     around = [modules[".".join(parts[:depth])] for depth in range(len(parts), -1, -1)]
     if last in norms:
         return around
-    later = [modules[path] for path in order[order.index(last) + 1 :]]
+    later = [modules[path] for path in order[order.index(last) + 1 : end]]
     return around + [module for module in later if not _pools(module)]
+
+
+def _norms_by_projection(modules: dict[str, nn.Module]) -> list[str]:
+    """Name the norm before the last module that projects to queries and keys, if there is one.
+
+    The nearest that is registered before its projections: its own, its neighbour, or that of a
+    module around it.
+    """
+    attending = [path for path, module in modules.items() if attends(module)]
+    if not attending:
+        return []
+    path = attending[-1]
+    own = itertools.takewhile(
+        lambda pair: not isinstance(pair[1], nn.Linear | nn.Conv2d), modules[path].named_children()
+    )
+    inside = [name for name, child in own if _norms_tokens(name, child)]
+    if inside:
+        return [f"{path}.{inside[-1]}"]
+    while path:
+        around, _, child = path.rpartition(".")
+        names = list(dict(modules[around].named_children()))
+        for name in reversed(names[: names.index(child)]):
+            if _norms_tokens(name, modules[around].get_submodule(name)):
+                return [f"{around}.{name}" if around else name]
+        path = around
+    return []
+
+
+def _norms_tokens(name: str, module: nn.Module) -> bool:
+    """Whether a module is a norm of tokens, not of queries or keys."""
+    kind = type(module).__name__
+    return ("LayerNorm" in kind or "RMSNorm" in kind) and not re.match("q|k", name)
+
+
+@contextmanager
+def linear_by_convolution(module: nn.Module) -> Iterator[list[bool]]:
+    """Note whether a module is a convolution whose kernel covers the whole map that it is given.
+
+    Yields a list that holds True once it has run as such: a linear layer, as in VGG's classifier.
+    """
+    found: list[bool] = []
+
+    def note(module: nn.Module, inputs: tuple, output: object) -> None:
+        if isinstance(module, nn.Conv2d) and not any(module.padding):
+            size = tuple(inputs[0].shape[-2:])
+            if size == tuple(module.kernel_size) and max(size) > 1:
+                found.append(True)
+
+    hook = module.register_forward_hook(note)
+    try:
+        yield found
+    finally:
+        hook.remove()
 
 
 def _pools(module: nn.Module) -> bool:
@@ -324,9 +393,12 @@ def cut(layers: list[nn.Module], norms: Sequence[nn.Module] = ()) -> Iterator[li
     """
     leaves: list[Tensor] = []
     given: list[Tensor] = []  # what follows the last map gets
+    pooled: list[object] = []  # what the last pool gave: no map of the modules around it
 
     def take(module: nn.Module, _inputs: tuple, output: object) -> Tensor | None:
         if not isinstance(output, Tensor) or not _is_map(output, tokens=module is layers[0]):
+            return None
+        if pooled and output is pooled[0]:
             return None
         leaves[:] = [output.detach().requires_grad_()]
         given[:] = [leaves[0].clone()]
@@ -337,7 +409,12 @@ def cut(layers: list[nn.Module], norms: Sequence[nn.Module] = ()) -> Iterator[li
             return take(layers[0], inputs, output)
         return None
 
+    def pool(_module: nn.Module, _inputs: tuple, output: object) -> None:
+        pooled[:] = [output]
+
     hooks = [layer.register_forward_hook(take) for layer in layers]
+    within = {module for layer in layers for module in layer.children()}
+    hooks += [module.register_forward_hook(pool) for module in within if _pools(module)]
     hooks += [norm.register_forward_hook(normed) for norm in norms]
     try:
         yield leaves

@@ -3,13 +3,14 @@
 Axes: b batch, n tokens, head.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from vision_attn.explain.networks.layout import coarser
 from vision_attn.explain.propagation.chain import Attention, Chain, Patches, PropagationRule
 from vision_attn.explain.propagation.explainer import (
     AttentionExplainer,
@@ -17,6 +18,7 @@ from vision_attn.explain.propagation.explainer import (
     full_precision,
     trace,
 )
+from vision_attn.explain.propagation.path import find_path
 from vision_attn.explain.propagation.transpose import apply_transpose
 from vision_attn.explain.recording.calls import AttentionCall
 from vision_attn.types import Heatmaps, Images, TokenLayout
@@ -90,6 +92,24 @@ class QueryKey(AttentionExplainer):
 
     class_specific = False
     why_empty = "the query attends to nothing on the image in this layer"
+
+    def refusal_for(
+        self, network: nn.Module, images: Images, layout: TokenLayout | None = None
+    ) -> str | None:
+        if reason := super().refusal_for(network, images, layout):
+            return reason
+        chain = find_path(network, images).chain
+        if chain is None:
+            return None
+        chain = (chain if layout is None else replace(chain, layout=layout)).without_readout()
+        layout = chain.layout
+        by_place = self.query != "cls" if self.query is not None else not layout.class_token
+        if by_place and chain.tokens != layout.tokens:
+            try:
+                coarser(layout, chain.tokens - layout.prefix)
+            except ValueError as error:
+                return f"which of its last tokens lies in a place is not known: {error}"
+        return None
 
     def explain(
         self,

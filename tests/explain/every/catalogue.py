@@ -155,7 +155,8 @@ def make_timm(name: str, small: bool = True):
         kwargs |= {key: fewer(kwargs[key], key) for key in FEW if key in kwargs}
         return original(cls, variant, pretrained, *args, **kwargs)
 
-    sizes = [(96, 128), half, size]
+    whole = (84, 112) if re.search(r"p(atch)?14", name) else (96, 128)  # whole patches
+    sizes = [whole, half, size]
     for shrink in (True, False):
         for wanted in sizes if takes_size else [None]:
             options = {"img_size": wanted} if takes_size else {}
@@ -232,10 +233,10 @@ OF_TRANSFORMERS = {  # by the class: (its configuration's, options, size)
     "Swinv2": ("Swinv2", {"embed_dim": 24, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4, "image_size": 64}, (64, 64)),
     "DonutSwin": ("DonutSwin", {"embed_dim": 24, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4, "image_size": 64}, (64, 64)),
     "Hiera": ("Hiera", {"embed_dim": 24, "depths": [1, 1, 2, 1], "num_heads": [1, 2, 4, 8], "image_size": [64, 64], "mlp_ratio": 2.0}, (64, 64)),
-    "Cvt": ("Cvt", {"embed_dim": [16, 32, 64], "depth": [1, 1, 2], "num_heads": [1, 2, 4]}, (64, 96)),
+    "Cvt": ("Cvt", {"embed_dim": [16, 32, 64], "depth": [1, 2, 3], "num_heads": [1, 2, 4]}, (64, 96)),
     "Levit": ("Levit", {"hidden_sizes": [32, 48, 64], "num_attention_heads": [2, 3, 4], "depths": [2, 2, 2], "key_dim": [8, 8, 8], "image_size": 112}, (112, 112)),
     "Levit:WithTeacher": ("Levit", {"hidden_sizes": [32, 48, 64], "num_attention_heads": [2, 3, 4], "depths": [2, 2, 2], "key_dim": [8, 8, 8], "image_size": 112}, (112, 112)),
-    "MobileViT": ("MobileViT", {"hidden_sizes": [24, 32, 40], "neck_hidden_sizes": [8, 12, 16, 20, 24, 28, 64], "image_size": 64}, (64, 96)),
+    "MobileViT": ("MobileViT", {"hidden_sizes": [24, 32, 40], "neck_hidden_sizes": [8, 12, 16, 20, 24, 28, 64], "image_size": 128}, (128, 192)),
     "MobileViTV2": ("MobileViTV2", {"image_size": 64}, (64, 96)),
     "Pvt": ("Pvt", {"hidden_sizes": [16, 32, 40, 64], "depths": [1, 1, 1, 2], "image_size": 64}, (64, 64)),
     "PvtV2": ("PvtV2", {"hidden_sizes": [16, 32, 40, 64], "depths": [1, 1, 1, 2], "image_size": 64}, (64, 96)),
@@ -369,7 +370,7 @@ OF_VIT_PYTORCH = {  # module: (class, options, size)
     "sep_vit": ("SepViT", {"num_classes": 7, "dim": 16, "dim_head": 8, "heads": (1, 2, 2, 4), "depth": (1, 1, 1, 1), "window_size": 4}, (128, 128)),
     "max_vit": ("MaxViT", {"num_classes": 7, "dim": 16, "dim_head": 8, "depth": (1, 1), "window_size": 4}, (64, 64)),
     "nest": ("NesT", {"image_size": 64, "patch_size": 4, "num_classes": 7, "dim": 24, "heads": 3, "num_hierarchies": 3, "block_repeats": (1, 1, 1)}, (64, 64)),
-    "mobile_vit": ("MobileViT", {"image_size": (64, 64), "dims": [24, 32, 40], "channels": [8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 96], "num_classes": 7}, (64, 64)),
+    "mobile_vit": ("MobileViT", {"image_size": (128, 128), "dims": [24, 32, 40], "channels": [8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 96], "num_classes": 7}, (128, 128)),
     "xcit": ("XCiT", {"image_size": 64, "patch_size": 16, "num_classes": 7, "dim": 48, "depth": 2, "cls_depth": 1, "heads": 3, "mlp_dim": 96}, (64, 64)),
     "ats_vit": ("ViT", {**SQUARE, "dim_head": 16, "max_tokens_per_depth": (16, 8)}, (64, 64)),
     "es_vit": ("EsViTTransformer", {"num_classes": 7}, (224, 224)),

@@ -311,12 +311,17 @@ def _run_methods(network, images, verdict):
 
 
 def cam_error(network, images, verdict):
-    """How far HiResCAM and GradCAM are from W f; None where the head is no mean and linear layer."""
-    maps, last = [], []
+    """How far HiResCAM and GradCAM are from W f; None where the head is no mean and linear layer.
+
+    GradCAM is read before a norm of each place, so it is W f only where none lies before the mean.
+    """
+    maps, last, normed = [], [], []
 
     def keep(module, args, out):
         if isinstance(out, torch.Tensor) and out.ndim == 4 and out.shape[2:].numel() > 1:
             maps.append(out.detach())
+            if "LayerNorm" in type(module).__name__:
+                normed.append(out.detach())
         if isinstance(module, nn.Linear) and args[0].ndim == 2:
             last[:] = [module, args[0].detach(), out.detach(), len(maps)]
 
@@ -338,7 +343,8 @@ def cam_error(network, images, verdict):
                 if true.max() < 1e-9:
                     return None
                 errors = []
-                for name in ("GradCAM", "HiResCAM"):
+                after = any(x.shape == features.shape and torch.equal(x, features) for x in normed)
+                for name in ("HiResCAM",) if after else ("GradCAM", "HiResCAM"):
                     try:
                         found = methods()[name]()(network, images, 1).values.double()
                     except ValueError:
@@ -346,6 +352,6 @@ def cam_error(network, images, verdict):
                     same = found.shape == true.shape
                     errors.append(off(found, true) if same else float("inf"))
                 if errors and not max(errors) < 1e-4:
-                    verdict.faults.append(f"GradCAM, HiResCAM are {errors} off the formula of CAM")
+                    verdict.faults.append(f"GradCAM, HiResCAM: {errors} off the formula of CAM")
                 return max(errors, default=None)
     return None

@@ -91,7 +91,8 @@ class Attention(Link):
     attention pool, LeViT's smaller grid; None where each is added to its query, and the other
     tokens wait. kept: whether the tokens before
     the call live on, ahead of the new.
-    patches: the keys that are places of the image; None: all. call: None until a run gives it.
+    patches: the keys that are places of the image; None: all. foreign: whether the weights of each
+    query come of other tokens than the one its output is added to. call: None until a run gives it.
 
     Examples:
         >>> import torch
@@ -108,6 +109,7 @@ class Attention(Link):
     new: Int[Tensor, "window i"] | None = None
     kept: bool = False
     patches: Patches = None
+    foreign: bool = False
     call: AttentionCall | None = None
 
     @cached_property

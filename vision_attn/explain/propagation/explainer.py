@@ -251,8 +251,8 @@ def _traced(
     images: Images,
 ) -> Trace:
     chain = path.chain_for(calls, layout, len(images))
-    if path.left_out:
-        warnings.warn(path.left_out, stacklevel=2)
+    for sentence in path.warnings():
+        warnings.warn(sentence, stacklevel=2)
     return Trace(calls, chain, images, _outliers(record, chain.layout, len(images)))
 
 

@@ -26,6 +26,7 @@ from vision_attn.explain.propagation.traced import Step, UnknownPathError, follo
 from vision_attn.explain.propagation.writer import ChainWriter
 from vision_attn.explain.recording.calls import AttentionCall
 from vision_attn.explain.recording.log import RecordError
+from vision_attn.explain.recording.origins import NOWHERE
 from vision_attn.types import Images, TokenLayout
 
 __all__ = ["Path", "Step", "find_path", "find_places", "found_layout"]
@@ -39,7 +40,8 @@ class Path:
     those that count, from what the classifier reads to the first tokens; None where it cannot be.
     refusal: why there is no map, or none until a layout is given; None: there is one. layout: how
     the first tokens lie on the image; None: not known. left_out: why the map begins later than the
-    first attention call; None: it does not.
+    first attention call; None: it does not. caveats: sentences of what the run does not prove, or a
+    map does not show.
 
     Examples:
         >>> import torch
@@ -60,6 +62,7 @@ class Path:
     refusal: str | None
     patch: tuple[int, int] | None = None
     left_out: str | None = None
+    caveats: Sequence[str] = ()
 
     def __str__(self) -> str:
         lines = [self._tokens()]
@@ -74,8 +77,12 @@ class Path:
             )
             lines.append(f"{line}  {notes[at]}".rstrip())
         lines.append(f"no map: {self.refusal}" if self.refusal else self._read())
-        lines += [self.left_out] if self.left_out else []
+        lines += [] if self.refusal else self.warnings()
         return "\n".join(lines)
+
+    def warnings(self) -> list[str]:
+        """List what whoever sees a map must know, in sentences."""
+        return [*([self.left_out] if self.left_out else []), *self.caveats]
 
     def _tokens(self) -> str:
         if self.layout is None:
@@ -279,14 +286,14 @@ def run_path(network: nn.Module, images: Images) -> Path:
         writer.write()
     except UnknownPathError as error:
         return Path(run.steps + run.unread(), None, None, str(error))
-    refusal = writer.unread
     boxes, centres = run.origins.box[writer.first, :4], run.origins.centre[writer.first]
+    if writer.aside:
+        boxes[-len(writer.aside) :] = NOWHERE
     layout, patch = layout_found(network, size, writer.links, boxes, centres, writer.reads)
-    if layout is None and refusal is None:
-        refusal = UNKNOWN_PLACES.format(writer.links[0].before)
+    refusal = UNKNOWN_PLACES.format(writer.links[0].before) if layout is None else None
     chain = Chain(writer.links, layout or UNPLACED, len(writer.state), writer.reads)
-    if writer.begins is None:
-        return Path(run.steps, chain, layout, refusal, patch)
+    if writer.begins is None or len(writer.used) == len(run.used):
+        return Path(run.steps, chain, layout, refusal, patch, caveats=writer.caveats)
     begin, reason = writer.begins
     steps = [
         replace(step, used=False, mixed=True) if at < begin and step.used else step
@@ -294,7 +301,7 @@ def run_path(network: nn.Module, images: Images) -> Path:
     ]
     counted = sum(step.used for step in steps)
     left_out = f"a map shows the last {counted} of {len(run.used)} attention calls alone: {reason}"
-    return Path(steps, chain, layout, refusal, patch, left_out)
+    return Path(steps, chain, layout, refusal, patch, left_out, writer.caveats)
 
 
 # Attributes that change how a network runs, and not where its tokens go.

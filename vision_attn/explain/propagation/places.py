@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from vision_attn.explain.networks.layout import layout_of
@@ -11,7 +12,14 @@ from vision_attn.explain.propagation.chain import Attention, Link
 from vision_attn.explain.propagation.traced import TracedRun
 from vision_attn.types import Pool, TokenLayout
 
-__all__ = ["Places", "grid_of", "layout_found", "places_of", "rounded"]
+__all__ = [
+    "Places",
+    "grid_of",
+    "layout_found",
+    "places_of",
+    "rounded",
+    "rows_apart",
+]
 
 
 @dataclass(frozen=True)
@@ -98,8 +106,10 @@ def pool_read(
     if reads is None:
         return (hint.pool, named) if hint else ("mean", named)
     attentions = [link for link in links if isinstance(link, Attention)]
-    if attentions and attentions[-1].new is not None:
-        return "attention", named
+    if attentions and (new := attentions[-1].new) is not None:
+        last = attentions[-1]
+        every = new.numel() > 1 and bool((last.queries < last.before).all())
+        return "mean" if last.kept or every else "attention", named
     if len(reads) != len(beside) + len(patches):
         return "mean", named
     read = [place for place, share in enumerate(reads.tolist()) if share]
@@ -118,12 +128,17 @@ def grid_of(
     """Find the grid (h, w) on which tokens lie row by row, and the size of each in pixels.
 
     boxes (n 4): the pixels that each was made of. Where they are the whole image, as after many
-    convolutions, the order of the centres (n 2) tells; then no token has a size.
+    convolutions, the order of the centres (n 2) tells; then no token has a size. At the edges of a
+    map centres are a little off: rows and columns must lie farther apart than they are wide.
     """
     grid = product_of(boxes[:, [0, 2]].tolist(), boxes[:, [1, 3]].tolist())
     if grid is None:
         places = rounded(centres)
-        return product_of(*([[place[axis]] for place in places] for axis in (0, 1))), None
+        grid = product_of(*([[place[axis]] for place in places] for axis in (0, 1)))
+        found = rows_apart(centres) if grid is None else None
+        if found is not None and found[1] == list(range(len(centres))):
+            grid = found[0]
+        return grid, None
     middle = boxes[len(boxes) // 2].tolist()
     return grid, (middle[0] + middle[2] + 1, middle[1] + middle[3] + 1)
 
@@ -134,6 +149,33 @@ def product_of(rows: list[list[int]], columns: list[list[int]]) -> tuple[int, in
     tops, lefts = (list(dict.fromkeys(place[axis] for place in places)) for axis in (0, 1))
     whole = bool(places) and [(y, x) for y in tops for x in lefts] == places
     return (len(tops), len(lefts)) if whole else None
+
+
+def rows_apart(centres: Tensor) -> tuple[tuple[int, int], list[int]] | None:
+    """Find the grid (h, w) of places (n 2) and their order row by row, where they lie about on one.
+
+    None where on no grid all rows and columns are apart by more than twice what each is wide.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.propagation.places import rows_apart
+        >>> rows_apart(torch.tensor([[0.1, 9.0], [0.0, 0.2], [8.0, 0.0], [8.1, 9.1]]))
+        ((2, 2), [1, 0, 2, 3])
+    """
+    n = len(centres)
+    if not n or bool(centres.isnan().any()):
+        return None
+    for h in range(1, n + 1):
+        if n % h:
+            continue
+        order = centres[:, 0].argsort(stable=True).view(h, -1)
+        order = order.gather(1, centres[order, 1].argsort(dim=1, stable=True))
+        y, x = centres[order].unbind(-1)
+        wide = max((y.amax(1) - y.amin(1)).max(), (x.amax(0) - x.amin(0)).max())
+        apart = [y.amin(1)[1:] - y.amax(1)[:-1], x.amin(0)[1:] - x.amax(0)[:-1]]
+        if bool((torch.cat(apart) > max(2 * float(wide), 1e-9)).all()):
+            return (h, n // h), order.flatten().tolist()
+    return None
 
 
 def rounded(centres: Tensor) -> list[tuple[int, int]]:

@@ -6,6 +6,7 @@ Axes: b images, n tokens, i queries, j keys, lead images times windows or heads.
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -100,12 +101,24 @@ class TracedRun:
             self.read = self._distinct(tracer.origins_of(logits)[0])
             results = [logits]
         reached = [self._distinct(tracer.origins_of(x)) for x in results]
-        self.used, self.reaching = self._reached({one for ids in reached for one in ids})
+        self.used, self.reaching = self.before({one for ids in reached for one in ids})
         self.steps: list[Step] = []
         self.aliases: dict[int, int] = {}  # outputs of a head in the batch: those of the first
         self.queries: dict[int, list[list[int]]] = {}
         self.keys: dict[int, list[list[int]]] = {}
         self.outputs: dict[int, list[list[int]]] = {}
+
+    @cached_property
+    def read_of(self) -> set[int]:
+        """The origins that the logits are made of, up to outputs of attention and to pixels."""
+        seen, stack = set(self.read or ()), list(self.read or ())
+        while stack:
+            one = stack.pop()
+            if one not in self.owner and one > self.origins.pixel_count:
+                more = [each for each in self.origins.members(one) if each not in seen]
+                seen.update(more)
+                stack += more
+        return seen
 
     def read_steps(self) -> None:
         """Find the tokens and the windows of each call in turn, and list it in `steps`.
@@ -126,8 +139,8 @@ class TracedRun:
     def _distinct(self, ids: Tensor) -> list[int]:
         return [one for one in ids.flatten().unique().tolist() if one]
 
-    def _reached(self, ids: Iterable[int]) -> tuple[set[int], set[int]]:
-        """The attention calls whose output reaches these origins, and the origins that do."""
+    def before(self, ids: Iterable[int]) -> tuple[set[int], set[int]]:
+        """Find the attention calls whose output reaches these origins, and the origins that do."""
         seen, stack, used = set(ids), list(ids), set()
 
         def add(more: Iterable[int]) -> None:

@@ -12,16 +12,12 @@ import torch
 from torch import Tensor
 
 from vision_attn.explain.propagation.chain import Attention, Link, Regroup
-from vision_attn.explain.propagation.places import grid_of, rounded
+from vision_attn.explain.propagation.places import grid_of, rounded, rows_apart
 from vision_attn.explain.propagation.traced import TracedRun, UnknownPathError
 
 __all__ = ["ChainWriter"]
 
 FAR = 50  # origins that are looked through for tokens that went into others
-
-
-class UnreadError(UnknownPathError):
-    """The classifier does not read the tokens by a mean."""
 
 
 class Token(NamedTuple):
@@ -35,9 +31,10 @@ class ChainWriter:
     """Go through a run's attention calls in their order, and write a link for each.
 
     size: (height, width) of the image. After `write`: links; reads, the share of each of the last
-    tokens in the logits; unread, why that is not known though a layout may tell; first, the origins
-    of the first tokens; state, the last tokens; begins, the call that the chain begins with, and
-    why, where calls before it are left out.
+    tokens in the logits; first, the origins of the first tokens; aside, those of them that lie on
+    the image, but on another grid than the one that is shown; state, the last tokens; begins, the
+    call that the chain begins with, and why, where calls before it are left out; caveats, what the
+    run does not prove, in sentences.
 
     Examples:
         >>> import torch
@@ -57,7 +54,10 @@ class ChainWriter:
         self.run, self.origins, self.size = run, run.origins, size
         self.used = sorted(run.used)
         self.begins: tuple[int, str] | None = None
-        self.unread: str | None = None
+        self.aside: list[int] = []
+        self.averages = False  # whether keys that are mixtures of first tokens count as their mean
+        self.read_by: set[str] = set()  # operations by which the classifier reads tokens
+        self.bypassed = False  # whether it reads what went through no call of the chain
 
     def write(self) -> None:
         """Write the chain of all calls, or of the last ones, if something mixes tokens before them.
@@ -70,10 +70,12 @@ class ChainWriter:
             if error.mixed is None:
                 raise
             self._write_end(error)
+        links = len(self.links)
         self._unite_streams()
+        if len(self.links) == links and not self._on_one_grid():
+            self._choose_grid()
 
     def _write_chain(self) -> None:
-        self.unread = None
         initial = self._walk(None)
         if initial:
             self._walk(initial)
@@ -90,11 +92,68 @@ class ChainWriter:
                 break
             begin = at
         if begin == len(calls):
-            raise reason
+            begin, why, self.averages = len(calls) - 1, reason, True
         self.used, self.begins = calls[begin:], (calls[begin], str(why))
-        self._write_chain()
-        if grid_of(*self._places(self._patches()))[0] is None:
+        try:
+            self._write_chain()
+        except UnknownPathError:
+            raise reason from None
+        if set(calls[:begin]) - self.run.before(self.first)[0]:
+            raise reason  # a call beside those of the chain, in no order with them
+        if not self._on_one_grid():
+            self._choose_grid()
+        if not self._on_one_grid():
             raise reason  # what has no place on the image begins no map
+
+    @property
+    def caveats(self) -> list[str]:
+        """What the run does not prove of the chain, or the map does not show, in sentences."""
+        found = []
+        if self.averages:
+            found.append(
+                "the keys of the first call shown are mixtures of tokens that lie close together, "
+                "by a convolution say: a map counts each as the mean of the tokens it is made of"
+            )
+        if self.read_by:
+            found.append(
+                f"the classifier reads the tokens by {', '.join(sorted(self.read_by))}, so they do "
+                "not count equally, but a map counts them as if they did"
+            )
+        if self.bypassed:
+            found.append(
+                "the classifier also reads what went past the attention calls shown, which is not "
+                "in a map"
+            )
+        if self.aside:
+            found.append(
+                "the tokens lie on several grids: a map shows the finest, and counts the tokens of "
+                f"the others ({len(self.aside)}) among those beside the image"
+            )
+        return found
+
+    def _on_one_grid(self) -> bool:
+        shown = [one for one in self._patches() if one not in set(self.aside)]
+        return grid_of(*self._places(shown))[0] is not None
+
+    def _choose_grid(self) -> None:
+        """Show the finest of several grids on which the first tokens lie, each a call's."""
+        since: dict[int, int] = {}
+        for at in self.used:
+            for row in self.run.keys[at] + self.run.queries[at]:
+                since = dict.fromkeys(row, at) | since
+        grids: dict[int | None, list[int]] = {}
+        for one in self._patches():
+            grids.setdefault(since.get(one), []).append(one)
+        by_rows = [self._in_rows(grid) for grid in grids.values()]
+        known = [grid for grid in by_rows if grid_of(*self._places(grid))[0] is not None]
+        if len(grids) < 2 or not known:
+            return
+        shown = max(known, key=len)
+        patches = set(self._patches())
+        beside = [one for one in self.first if one not in patches]
+        aside = [one for one in self._patches() if one not in set(shown)]
+        self._walk([*beside, *shown, *aside])
+        self.aside = aside
 
     def _patches(self) -> list[int]:
         return [one for one in self.first if self.origins.box[one, 2] >= 0]
@@ -113,7 +172,7 @@ class ChainWriter:
         """
         self.last_use: dict[int, int] = {}
         for at in self.used:
-            for row in self.run.keys[at] + self.run.queries[at]:
+            for row in self._rows(at):
                 self.last_use |= dict.fromkeys(row, at)
         self.state: list[Token] = [Token(one, one) for one in initial or ()]
         self.place: dict[int, int] = {one: at for at, one in enumerate(initial or ())}
@@ -123,10 +182,10 @@ class ChainWriter:
         self.stream = [0] * len(initial or ())  # of each first token: 0, or of a later run
         self.links: list[Link] = []
         self.first: list[int] = list(initial or ())
+        self.read_by, self.bypassed = set(), False
         late: list[int] | None = None
         for layer, at in enumerate(self.used):
-            rows = self.run.keys[at] + self.run.queries[at]
-            ids = list(dict.fromkeys(one for row in rows for one in row if one))
+            ids = list(dict.fromkeys(one for row in self._rows(at) for one in row if one))
             joined = self._join(layer, at, ids)
             apart = len(set(self.stream)) > 1 and any(
                 self.origins.box[one, 2] >= 0 and stream
@@ -145,16 +204,36 @@ class ChainWriter:
         self.reads = self._readout()
         return late or (self._by_rows() if initial is None else None)
 
+    def _rows(self, at: int) -> list[list[int]]:
+        """The tokens of a call that its map depends on: queries only where outputs join them."""
+        return self.run.keys[at] + (self.run.queries[at] if self._joins(at) else [])
+
+    def _joins(self, at: int) -> bool:
+        """Whether the outputs of a call are added to its queries, not new tokens."""
+        asked = [one for row in self.run.queries[at] for one in row if one]
+        learned = bool(asked) and all(  # class tokens: nothing tells that they are added to
+            self.origins.call[one] < 0 and self.origins.box[one, 2] < 0 for one in asked
+        )
+        return learned or bool(self.origins.residual[self._with_aliases(at)].any())
+
     def _by_rows(self) -> list[int] | None:
         """The first tokens with their patches row by row; None where they are, or have no grid."""
         patches = self._patches()
-        in_rows = sorted(patches, key=self._centre)
+        in_rows = self._in_rows(patches)
         if in_rows == patches or len(set(self.stream)) > 1:
             return None
         if grid_of(*self._places(in_rows))[0] is None:
             return None
         following = iter(in_rows)
         return [next(following) if one in patches else one for one in self.first]
+
+    def _in_rows(self, patches: Sequence[int]) -> list[int]:
+        """Sort patches row by row."""
+        in_rows = sorted(patches, key=self._centre)
+        if grid_of(*self._places(in_rows))[0] is None:
+            about = rows_apart(self.origins.centre[list(patches)])
+            in_rows = in_rows if about is None else [patches[at] for at in about[1]]
+        return in_rows
 
     def _centre(self, origin: int) -> tuple[int, int]:
         return rounded(self.origins.centre[origin][None])[0]
@@ -251,7 +330,7 @@ class ChainWriter:
             parts[one] = self._parts(one, at, known)
             for place in parts[one]:
                 times[place] = times.get(place, 0) + 1
-                if times[place] > 1:
+                if times[place] > 1 and not (self.averages and layer == 0):
                     raise UnknownPathError(
                         f"the tokens of {self.run.name(at)} are mixtures of the tokens before it "
                         f"(the first of {len(parts[one])}), by something other than a recorded "
@@ -292,18 +371,21 @@ class ChainWriter:
         if origin in self.place:
             return {self.place[origin]: 1.0}
         reader = "the classifier" if at is None else self.run.name(at)
-        operation = self.origins.operation.get(origin)
-        if operation and at is None:
-            raise UnreadError(
-                f"the classifier reads the tokens by {operation}, so they do not count equally: "
-                "give layout= with the nearest pool"
-            )
+        call = int(self.origins.call[origin])
+        if at is None and origin not in self.before:
+            past = self.run.owner.get(origin, self.used[0]) not in self.used
+            if past or call < self.used[0]:
+                self.bypassed |= call >= 0 or bool(self.origins.box[origin, 2] >= 0)
+                return {}
+            if operation := self.origins.operation.get(origin):
+                self.read_by.add(operation)
         if origin in self.before or origin in self.run.owner:
             later = self.before.get(origin)
             what = "" if later is None else f", which {self.run.name(later)} has changed since"
             raise UnknownPathError(
                 f"{reader} reads tokens as they were before{what}: branches side by side, or a "
-                "connection that skips calls, whose maps have no single product"
+                "connection that skips calls, whose maps have no single product",
+                mixed=at,
             )
         members = self.origins.members(origin)
         if not members:
@@ -312,10 +394,11 @@ class ChainWriter:
                 "before it",
                 mixed=at,
             )
+        of = [own for one in members if (own := self._parts(one, at, known))]
         parts: dict[int, float] = {}
-        for one in members:
-            for place, part in self._parts(one, at, known).items():
-                parts[place] = parts.get(place, 0) + part / len(members)
+        for own in of:
+            for place, part in own.items():
+                parts[place] = parts.get(place, 0) + part / len(of)
         return parts
 
     def _attend(self, layer: int, at: int) -> None:
@@ -323,7 +406,8 @@ class ChainWriter:
         before = len(self.state)
         on_image = self.origins.box[:, 2] >= 0
         name = self.run.name(at)
-        places = [[self.place[one] if one else before for one in row] for row in queries]
+        joins = self._joins(at)
+        places = [[self.place.get(one, before) for one in row] for row in queries]
         of_keys = torch.tensor(
             [[self.place[one] if one else before for one in row] for row in keys]
         )
@@ -335,13 +419,13 @@ class ChainWriter:
         for what, rows in (("keys", keys), ("queries", queries)):
             for row in rows:
                 real = [one for one in row if one]
-                if len(set(real)) == 1 < len(real) and what == "queries":
+                if len(set(real)) == 1 < len(real) and what == "queries" and len(rows) > 1:
                     raise UnknownPathError(
                         f"one token alone gives the weights of {len(real)} queries of {name} "
                         "(outlook attention?), and which token each query is, is not known",
                         mixed=self._following(at),
                     )
-                if len(set(real)) < len(real):
+                if len(set(real)) < len(real) and (joins or what == "keys"):
                     if mixer := self._operation_of(real):
                         raise UnknownPathError(
                             f"the {what} of {name} come of {mixer}, which mixes tokens or chooses "
@@ -351,12 +435,11 @@ class ChainWriter:
                         f"the {what} of {name} are not one token each ({len(real)} of them, made "
                         f"of {len(set(real))}): linear attention, or attention over channels"
                     )
-        link = Attention(layer, before, torch.tensor(places), of_keys, patches=patches)
-        asked = [one for row in queries for one in row if one]
-        learned = bool(asked) and all(  # class tokens: nothing tells that they are added to
-            self.origins.call[one] < 0 and self.origins.box[one, 2] < 0 for one in asked
-        )
-        if learned or bool(self.origins.residual[self._with_aliases(at)].any()):
+        link = Attention(
+            layer, before, torch.tensor(places), of_keys, patches=patches,
+            foreign=at in self.origins.foreign,
+        )  # fmt: skip
+        if joins:
             real = [place for row in places for place in row if place < before]
             if len(set(real)) != len(real):
                 raise UnknownPathError(f"{name} has one token as a query in several windows")
@@ -371,8 +454,15 @@ class ChainWriter:
                         self.state[place] = Token(one, old.first)
             self.link_of[at] = len(self.links)
             self.links.append(link)
+            read = [one for row in queries for one in row if one in self.run.read_of]
+            if read := [one for one in read if one in self.was]:
+                self._copy(layer, read)  # the classifier reads them as they were, too
             return
-        alive = [token for token in self.state if self._later(token.origin, at)]
+        alive = [
+            token
+            for token in self.state
+            if self._later(token.origin, at) or token.origin in self.run.read_of
+        ]
         start = before if alive else 0
         new = torch.arange(start, start + len(flat)).view(len(outputs), -1)
         self.links.append(replace(link, new=new, kept=bool(alive)))
@@ -410,16 +500,14 @@ class ChainWriter:
         if self.run.read is None:
             return None
         known: dict[int, dict[int, float]] = {}
-        try:
-            of_classes = [self._parts(one, None, known) for one in self.run.read]
-        except UnreadError as error:
-            self.unread = str(error)
-            return None
+        of_classes = [self._parts(one, None, known) for one in self.run.read]
         reads = torch.zeros(len(self.state), dtype=torch.float64)
         for parts in of_classes:
             for place, part in parts.items():
                 reads[place] += part / len(of_classes)
-        return reads
+        if not reads.any():
+            raise UnknownPathError("the classifier reads no token of the attention calls")
+        return reads / reads.sum() if self.bypassed else reads
 
     def _unite_streams(self) -> None:
         """Let the patches of a later run lie where those of the first do (a flipped image, say)."""

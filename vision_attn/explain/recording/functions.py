@@ -78,6 +78,8 @@ class CallMode(TorchFunctionMode):
         self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is torch.einsum and len(args) == 2 and isinstance(args[1], list | tuple):
+            args = (args[0], *args[1])  # operands in a list
         outputs, log = self.softmax_outputs, self.log
         if func not in WATCHED and not outputs.data:
             return func(*args, **kwargs)
@@ -92,6 +94,8 @@ class CallMode(TorchFunctionMode):
         factors = self._factors(func, args, kwargs)
         if factors is not None and self._are_weights(factors, func):
             return self._weigh(factors, outputs.pop(factors.weights))
+        if func is torch.einsum and (context := self._pooled(args)) is not None:
+            return context
         if self.undivided.data or self.unsummed.data:
             context = self._finished(func, args, kwargs)
             if context is not None:
@@ -99,7 +103,7 @@ class CallMode(TorchFunctionMode):
         out = func(*args, **kwargs)
         if factors is not None and outputs[factors.weights] is UNSUMMED:
             self.undivided[out] = factors
-        dim = _dim(args, kwargs) if func in SOFTMAX and out.ndim > 2 else None
+        dim = _dim(args, kwargs) if func in SOFTMAX and out.ndim > 1 else None
         if dim is not None and dim % out.ndim > 0:
             over_last = dim in (-1, out.ndim - 1)
             keeps = over_last and "scores" in log.keep
@@ -199,6 +203,20 @@ class CallMode(TorchFunctionMode):
                 if contraction is not None:
                     return Factors(weights, v, contraction)
         return None
+
+    def _pooled(self, args: tuple) -> Tensor | None:
+        """Record a sequence's pool, weights (b j) of values (b j e); None where it is none."""
+        if len(args) != 3 or not all(isinstance(x, Tensor) for x in args[1:]):
+            return None
+        equation, weights, v = args[0].replace(" ", ""), *args[1:]
+        if weights not in self.softmax_outputs or (weights.ndim, v.ndim) != (2, 3):
+            return None
+        if not re.fullmatch(r"(\w)(\w),\1\2(\w)->\1\3", equation):
+            return None
+        order = Contraction.of("...ij,...jd->...id", 3, 3)
+        assert order is not None
+        self.softmax_outputs.pop(weights)
+        return self._weigh(Factors(weights.unsqueeze(1), v, order)).squeeze(1)
 
     def _are_weights(self, factors: Factors, func: Callable) -> bool:
         """Whether they sum to 1 over the keys, as a softmax does over its last axis."""

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["CallOrigins", "Origins"]
+__all__ = ["NOTHING", "NOWHERE", "CallOrigins", "Origins"]
 
 NOTHING = 0  # the origin of constants and parameters
 NOWHERE = -(2**30)
+FORMER = 4  # states of a key, by calls before it, that an output may be added to
 DEDUPLICATED = 2**15  # rows of more elements are not compared with each other
 
 
@@ -65,6 +66,8 @@ class Origins:
         self.centre = torch.full((64, 2), torch.nan, dtype=torch.float64)
         self.pixel_count = 0  # the first origins
         self.operation: dict[int, str] = {}  # what mixed the members of an origin
+        self.keys: dict[int, Tensor] = {}  # of each call
+        self.foreign: set[int] = set()  # calls whose queries are not what their outputs join
         self._first: list[int] = []
         self._members: list[Tensor] = []
         self._known: dict[int, int] = {}  # by the hash of their members
@@ -99,8 +102,9 @@ class Origins:
             self.box[ids[image].flatten(), 4 + image] = 0
         return ids
 
-    def outputs(self, queries: Tensor, call: int) -> Tensor:
+    def outputs(self, queries: Tensor, call: int, keys: Tensor) -> Tensor:
         """Make an origin for the output of an attention call at each of its queries."""
+        self.keys[call] = keys.flatten().unique()
         ids = self.new(queries.numel()).view(queries.shape)
         self.query[ids], self.call[ids], self.box[ids] = queries, call, self.box[queries]
         self.centre[ids] = self.centre[queries]
@@ -158,6 +162,34 @@ class Origins:
         free = self.output[last] & (self.query[last] == NOTHING) & (others != NOTHING)
         chosen = alike & older & free
         self.query[last[chosen]] = others[chosen]
+        self._adopt_from_mixtures(last, others, alike & older & ~free)
+
+    def _adopt_from_mixtures(self, last: Tensor, others: Tensor, may: Tensor) -> None:
+        """Let outputs whose queries are mixtures, by a convolution say, be of the keys they join.
+
+        Of what goes into a map, a query gives the weights alone: the token is what the output is
+        added to. It must be, or have been, a key of the call, or be what the query is made of.
+        """
+        may &= ~self.residual[last] & (others != self.query[last])
+        may &= (self.query[last] != NOTHING) & (others != NOTHING)
+        for one in self.call[last[may]].unique().tolist():
+            at = may & (self.call[last] == one)
+            keys = known = self.keys[one]
+            for _ in range(FORMER):
+                keys = self.query[keys].unique()
+                known = torch.cat([known, keys])
+            fits = torch.isin(others[at], known)
+            pairs = zip(self.query[last[at]].tolist(), others[at].tolist(), strict=True)
+            fits |= torch.tensor([other in self.members(query) for query, other in pairs])
+            joined = torch.stack([last[at], others[at]], 1).unique(dim=0)
+            each = len(joined) == len(joined[:, 0].unique())  # not one output for many tokens
+            if fits.all() and each and not torch.isin(self.query[last[at]], others[at]).all():
+                joins = list(zip(last[at].tolist(), others[at].tolist(), strict=True))
+                joins += [(head, other) for out, other in joins for head in self.members(out)]
+                outs, joined = torch.tensor(joins).T
+                self.query[outs], self.box[outs] = joined, self.box[joined]
+                self.centre[outs] = self.centre[joined]
+                self.foreign |= {*self.call[outs].tolist()}
 
     def _groups(self, rows: Tensor, equal: bool, operation: str) -> Tensor:
         if rows.numel() > DEDUPLICATED:

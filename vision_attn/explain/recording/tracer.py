@@ -131,7 +131,7 @@ class Tracer(DispatchMode):
             queries = self._of_tokens(self.one(label))
         lead = max(len(queries), len(keys))  # a learned query may be one for all images
         queries, keys = queries.expand(lead, -1), keys.expand(lead, -1)
-        ids = self.origins.outputs(queries, call)
+        ids = self.origins.outputs(queries, call, keys)
         apart = v.shape[1] if turned and v.ndim > 3 and not queries.any() else 1
         self.calls[call] = CallOrigins(queries, keys, ids, apart)
         if out.ndim > 2:  # one an axis 0 and an axis -2 of it
@@ -241,9 +241,17 @@ class Tracer(DispatchMode):
             return first  # a scale and a shift for all places together
         if name in REDUCED and first is not None:
             return self._reduction(name, first, args, kwargs, out)
-        if name == "aten::convolution" and first is not None and not args[6]:
+        if name == "aten::convolution" and first is not None:
             weight, stride, padding, dilation = args[1], *args[3:6]
             ids = self._reduced(self.one(first), [1])
+            if args[6]:
+                return Label(self._spread(ids, [
+                    reached(n, m, *each)
+                    for n, m, *each in zip(
+                        args[0].shape[2:], shape[2:], weight.shape[2:], stride, padding, dilation,
+                        strict=True,
+                    )
+                ], shape))  # fmt: skip
             return Label(self._windows(ids, weight.shape[2:], stride, padding, dilation, shape))
         if "upsample" in name and first is not None and len(shape) == 4:
             return Label(self._resized(func, first, args, shape))
@@ -422,12 +430,23 @@ class Tracer(DispatchMode):
             one = [1, n, 1, 1]
             one[2 + axis] = n
             told = func(torch.eye(n).view(one).expand(1, n, *size).contiguous(), *args[1:])[0]
-            of = (told.select(2 - axis, 0) != 0).T  # place after, place before
+            around.append((told.select(2 - axis, 0) != 0).T)  # place after, place before
+        return self._spread(ids, around, shape)
+
+    def _spread(self, ids: Tensor, around: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+        """Merge what each place of a map (b c *shape) comes of, by axis (place after, before)."""
+        if len(around) != 2:
+            own = [self._all(compact(ids[at]), "convolution") for at in range(len(ids))]
+            return torch.cat(own).view(-1, *[1] * (len(shape) - 1)).expand(shape)
+        size = [of.shape[1] for of in around]
+        ids = ids[:, :1].expand(-1, 1, *size)[:, 0]
+        places = []
+        for n, of in zip(size, around, strict=True):
             most = int(of.sum(1).max())
             order = of.long().argsort(dim=1, descending=True, stable=True)[:, :most]
-            around.append(order.masked_fill(~of.gather(1, order), n))
-        rows, columns = around
-        ids = F.pad(ids[:, 0], (0, 1, 0, 1), value=NOTHING)
+            places.append(order.masked_fill(~of.gather(1, order), n))
+        rows, columns = places
+        ids = F.pad(ids, (0, 1, 0, 1), value=NOTHING)
         members = ids[:, rows[:, None, :, None], columns[None, :, None, :]].flatten(3)
         merged = self.origins.merge(members.flatten(0, 2))
         return merged.view(len(ids), 1, *shape[2:]).expand(shape)
@@ -468,6 +487,12 @@ class Tracer(DispatchMode):
 
     def _set(self, x: Tensor, label: Label | None) -> None:
         self._labels[x] = label
+
+
+def reached(before: int, after: int, size: int, stride: int, padding: int, dilation: int) -> Tensor:
+    """Find which places of an axis a transposed convolution brings to which (after, before)."""
+    offset = torch.arange(after)[:, None] + padding - stride * torch.arange(before)
+    return (offset % dilation == 0) & (offset >= 0) & (offset <= dilation * (size - 1))
 
 
 def tensors(args: Any) -> list[Tensor]:
