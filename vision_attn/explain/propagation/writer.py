@@ -58,6 +58,7 @@ class ChainWriter:
         self.averages = False  # whether keys that are mixtures of first tokens count as their mean
         self.read_by: set[str] = set()  # operations by which the classifier reads tokens
         self.bypassed = False  # whether it reads what went through no call of the chain
+        self.copied = False  # whether calls lie side by side
 
     def write(self) -> None:
         """Write the chain of all calls, or of the last ones, if something mixes tokens before them.
@@ -70,6 +71,12 @@ class ChainWriter:
             if error.mixed is None:
                 raise
             self._write_end(error)
+        if self.copied and (self.read_by or self.bypassed):
+            raise UnknownPathError(
+                "the outputs of attention calls side by side join by "
+                f"{', '.join(sorted(self.read_by)) or 'more than a sum'}, and which part each of "
+                "them has is not known: branches side by side, whose maps have no single product"
+            )
         links = len(self.links)
         self._unite_streams()
         if len(self.links) == links and not self._on_one_grid():
@@ -182,7 +189,7 @@ class ChainWriter:
         self.stream = [0] * len(initial or ())  # of each first token: 0, or of a later run
         self.links: list[Link] = []
         self.first: list[int] = list(initial or ())
-        self.read_by, self.bypassed = set(), False
+        self.read_by, self.bypassed, self.copied = set(), False, False
         late: list[int] | None = None
         for layer, at in enumerate(self.used):
             ids = list(dict.fromkeys(one for row in self._rows(at) for one in row if one))
@@ -286,6 +293,7 @@ class ChainWriter:
         The other has copies, made before the first. What comes of both is one token again, to which
         each adds a half.
         """
+        self.copied = True
         since = min(self.link_of[self.before[one]] for one in again)
         n = len(self.state)
         places = [self.was[one] for one in again]
