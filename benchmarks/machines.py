@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def ways_of(before: str | None, place: Path) -> list[Way]:
-    """This code and, where asked for, an earlier one; each on both machines."""
+    """This code and, where asked for, an earlier one; each on both machines, if they differ."""
     codes = {"": ROOT}
     if before:
         codes["before: "] = place / "before"
@@ -109,10 +109,13 @@ def ways_of(before: str | None, place: Path) -> list[Way]:
             ["git", "archive", before], cwd=ROOT, capture_output=True, check=True
         )
         subprocess.run(["tar", "x"], cwd=codes["before: "], input=archive.stdout, check=True)
+    machines = {"this CPU": False}
+    if torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+        machines["AVX2"] = True
     return [
         Way(f"{when}{machine}", code, held)
         for when, code in codes.items()
-        for machine, held in (("this CPU", False), ("AVX2", True))
+        for machine, held in machines.items()
     ]
 
 
