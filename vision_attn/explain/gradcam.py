@@ -405,9 +405,10 @@ def cut(layers: list[nn.Module], norms: Sequence[nn.Module] = ()) -> Iterator[li
         return given[0]
 
     def normed(module: nn.Module, inputs: tuple, output: object) -> Tensor | None:
-        if given and inputs and inputs[0] is given[0] and given[0].ndim == 4:
-            return take(layers[0], inputs, output)
-        return None
+        if not (given and inputs and given[0].ndim == 4 and isinstance(inputs[0], Tensor)):
+            return None
+        its_view = inputs[0].ndim == 4 and inputs[0]._base is given[0]  # channels turned last
+        return take(layers[0], inputs, output) if its_view or inputs[0] is given[0] else None
 
     def pool(_module: nn.Module, _inputs: tuple, output: object) -> None:
         pooled[:] = [output]
