@@ -405,10 +405,11 @@ def cut(layers: list[nn.Module], norms: Sequence[nn.Module] = ()) -> Iterator[li
         return given[0]
 
     def normed(module: nn.Module, inputs: tuple, output: object) -> Tensor | None:
-        if not (given and inputs and given[0].ndim == 4 and isinstance(inputs[0], Tensor)):
+        if not (given and inputs and isinstance(inputs[0], Tensor) and given[0].ndim == 4):
             return None
-        its_view = inputs[0].ndim == 4 and inputs[0]._base is given[0]  # channels turned last
-        return take(layers[0], inputs, output) if its_view or inputs[0] is given[0] else None
+        its_view = inputs[0].ndim == 4 and inputs[0].data_ptr() == given[0].data_ptr()
+        its_view &= inputs[0].numel() == given[0].numel()  # the channels may be turned last
+        return take(layers[0], inputs, output) if its_view else None
 
     def pool(_module: nn.Module, _inputs: tuple, output: object) -> None:
         pooled[:] = [output]
