@@ -286,6 +286,29 @@ def test_hirescam_is_read_after_the_norm_of_each_place():
     torch.testing.assert_close(found, true.detach().float())
 
 
+class TurnedNorm(nn.Module):
+    """A convolution, then a norm that is given the channels last, as NesT's."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 7, 3), nn.LayerNorm(7), nn.Linear(7, 5)
+
+    def features(self, images):
+        return self.norm(self.conv(images).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    def forward(self, images):
+        return self.head(self.features(images).mean((2, 3)))
+
+
+def test_hirescam_is_read_after_a_norm_that_is_given_the_channels_last():
+    torch.manual_seed(0)
+    network, images = TurnedNorm().eval(), torch.randn(2, 3, 7, 9)
+    with torch.no_grad():
+        evidence = network.head.weight[1, :, None, None] * network.features(images) / (5 * 7)
+    found = explain.HiResCAM()(network, images, 1).values
+    torch.testing.assert_close(found, evidence.sum(1).relu(), rtol=1e-4, atol=1e-6)
+
+
 class Encoder(nn.Module):
     """torch's own encoder on patches: tokens first or images first, patches by rows or by columns."""
 
