@@ -59,6 +59,7 @@ def test_a_description_is_plain_values_under_public_names():
                 "class_path": "vision_attn.attention.SpatialMask",
                 "init_args": {"kernel_size": 5},
             },
+            "stride": 1,
         },
     }
 

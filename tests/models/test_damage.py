@@ -131,7 +131,10 @@ DAMAGES = {
     "list entry": (lambda c: c.update(vision_attn=[1]), "its entry 'vision_attn' is not a dict"),
     "int entry key": (lambda c: c["vision_attn"].update({1: 2}), "is not a dict of named values"),
     "no format": (lambda c: c["vision_attn"].pop("format"), "in the format of another version"),
-    "later format": (entry(format=2, version="9.0"), "made by vision-attn 9.0: another version's"),
+    "later format": (
+        entry(format=2, version="9.0"),
+        "made by vision-attn 9.0, in the format of another version",
+    ),
     "no classes": (lambda c: c["vision_attn"].pop("classes"), "rebuilt: it has no 'classes'"),
     "int classes": (entry(classes=3), "a.ckpt: its network cannot be rebuilt: "),
     "fewer classes": (entry(classes=["a"]), "expected 3 class names, one for each output, got 1"),

@@ -67,7 +67,7 @@ def test_its_state_is_plain_and_a_longer_run_takes_its_own_length():
     [
         ({"steps": 0}, "at least 1 step, got 0"),
         ({"steps": 5, "warmup": 5.0}, "warmup must be a share of the run, from 0 to 1, got 5.0"),
-        ({"steps": 5, "final": -1.0}, "final is a share"),
+        ({"steps": 5, "final": -1.0}, "final must be a share of the run"),
     ],
 )
 def test_refuses_what_makes_no_sense(options, message):
