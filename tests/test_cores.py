@@ -114,6 +114,7 @@ print(torch.get_num_threads())
 """
 
 
+@pytest.mark.slow
 def test_torch_has_that_many_threads(groups, tmp_path):
     groups(NEW, **{"a/b/cpu.max": "100000 100000"})
     words = [sys.executable, "-c", TORCH]

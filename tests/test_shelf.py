@@ -396,6 +396,7 @@ def task(tmp_path) -> Path:
 FIT = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["shelf", "checkpoint"])
 def test_a_network_learns_a_new_task_from_its_weights(
     source, spec, run, task, tmp_path, capsys, monkeypatch

@@ -154,6 +154,7 @@ def test_one_set_of_parameters_serves_many_heads() -> None:
     torch.testing.assert_close(score(q, k)[1, 2, 4, 12], pair.squeeze())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [make for make, _ in FORMULAS])
 def test_gradients(make: Callable[..., Score]) -> None:
     score = randomized(make(head_dim=3, heads=2))

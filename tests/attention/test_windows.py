@@ -221,6 +221,7 @@ def test_memory_grows_with_the_length_alone(name: str) -> None:
     assert largest[1] < 4096 * 100
 
 
+@pytest.mark.slow
 def test_flex_attention_agrees() -> None:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 

@@ -14,6 +14,14 @@ CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 Open = Callable[..., Page]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test in a browser is a slow one."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     path = next(filter(None, map(shutil.which, CHROMIUM)))

@@ -369,6 +369,7 @@ def test_processes_fill_the_folder_as_one_does(alone, tmp_path):
     assert not same_but_for_time(tmp_path / "two", folder)
 
 
+@pytest.mark.slow
 def test_the_last_shard_puts_all_together(alone, tmp_path, capsys):
     words, folder = alone
     out = tmp_path / "out"
@@ -384,6 +385,7 @@ def test_the_last_shard_puts_all_together(alone, tmp_path, capsys):
     assert same_but_for_time(out, folder) == {f"results.{i}-of-3.jsonl" for i in (1, 2, 3)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("old", "new"), [("RandomMap", "RandomMop"), ('{"', "["), ("0", "1")])
 def test_a_damaged_shard_is_named_and_done_again(alone, tmp_path, capsys, old, new):
     words, folder = alone

@@ -58,6 +58,7 @@ def test_ordinals(number: int, end: str):
     assert suffix(number) == end
 
 
+@pytest.mark.slow
 def test_configs_take_the_longest_source():
     days = [FIRST + timedelta(days=day) for day in range(DAYS)]
     lengths = {len(written(day, form)) for day in days for form in FORMS}

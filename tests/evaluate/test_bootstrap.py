@@ -102,6 +102,7 @@ def hits(p, q, linked):
     return draw
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("draw", "truth"),
     [

@@ -13,6 +13,7 @@ from vision_attn.models import BasicBlock, Bottleneck, SEResNet, SpatialCNN, ser
 from vision_attn.models.senet import TIMM_GATE
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize(
     "name", ["seresnet18", "seresnet34", "seresnet50", "seresnet101", "seresnet152"]

@@ -154,6 +154,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 @pytest.mark.parametrize("name", DAMAGES)

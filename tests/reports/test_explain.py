@@ -248,6 +248,7 @@ def provenance(request):
     return request.param
 
 
+@pytest.mark.slow
 def test_random_weights_are_marked_wherever_their_maps_are_seen(vit, photos, tmp_path, provenance):
     """By a line below the picture and in the title; nothing is drawn over the picture itself."""
     model = replace(vit, weights=provenance)
@@ -293,6 +294,7 @@ def test_a_film_of_random_weights_says_so_in_each_frame(senet, tmp_path):
     assert heights["random"] > heights["trained"]
 
 
+@pytest.mark.slow
 def test_all_methods_stand_by_kind_and_baselines_last_and_marked(vit, photos, tmp_path):
     found = vit.explain(photos / "tiny.png", "EdgeMap", "all", "Rollout(fusion=max)")
     baselines = ["EdgeMap", "RandomMap", "CentreGaussian"]

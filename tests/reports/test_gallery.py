@@ -37,6 +37,7 @@ def fill(folder: Path, count: int, size: tuple[int, int] = (400, 300)) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("methods", [["Rollout", "GradCAM", "EdgeMap"], ["all"]])
 def test_a_photo_takes_less_than_60_kilobytes_of_the_page(model, methods, tmp_path):
     count = 40 if len(methods) > 1 else 5
@@ -97,6 +98,7 @@ def test_a_picture_is_as_large_as_its_bytes_allow(tmp_path):
     assert save_within(noise, tmp_path / "a.jpg", 10).shape == (60, 80, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "methods", "first"),
     [

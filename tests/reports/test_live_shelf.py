@@ -52,6 +52,7 @@ def named(name: str) -> Model:
     return load_model(f"vision_attn:{name}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a compact ViT", *(row["name"] for row in list_models())])
 def test_the_page_sees_photos_as_python_does(run_in_page, name):
     model = compact_vit() if name == "a compact ViT" else named(name)

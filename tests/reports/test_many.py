@@ -54,6 +54,7 @@ def rows_of(folder) -> list[dict]:
     return [{k: v for k, v in json.loads(line).items() if k not in changing} for line in lines]
 
 
+@pytest.mark.slow
 def test_maps_and_rows_are_those_of_explain(model, folder, tmp_path):
     summary = run(model, folder, tmp_path / "out")
     assert (summary.photos, summary.explained, summary.problems) == (11, 11, [])
@@ -217,6 +218,7 @@ def test_a_photo_that_cannot_be_read_costs_itself_and_has_no_map(model, folder, 
     assert [bool(np.isnan(one).all()) for one in maps] == [file.name == "05.png" for file in files]
 
 
+@pytest.mark.slow
 def test_pictures_drawn_later_are_those_drawn_at_once(model, folder, tmp_path):
     run(model, folder, tmp_path / "out")
     drawn = vision_attn.draw_pictures(tmp_path / "out", ["collie", "tabby"], ["EdgeMap", "Rollout"])
@@ -240,6 +242,7 @@ def test_pictures_drawn_later_are_those_drawn_at_once(model, folder, tmp_path):
         assert abs(difference).mean() < 0.5, picture.name
 
 
+@pytest.mark.slow
 def test_the_command_and_its_errors(models, folder, tmp_path, capsys):
     out = str(tmp_path / "out")
     words = ["explain", models("vit"), str(folder), "--device", "cpu", "-o", out]

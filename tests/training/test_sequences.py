@@ -124,6 +124,7 @@ def test_an_infinite_loss_stops_the_run():
         trainer(max_epochs=1, num_sanity_val_steps=0).fit(learner, datamodule=data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["seq2seq", "transformer"])
 def test_a_slice_of_dates_is_learned(kind: str):
     """ISO dates alone are copied: the loss of guessing is log 12 = 2.5 nats a symbol."""

@@ -32,6 +32,7 @@ PARTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], PARTS])
 def test_ctrl_c_says_how_to_go_on_and_what_was_left_is_done_to_the_bit(
     options, fitted, here, capsys, monkeypatch, fit

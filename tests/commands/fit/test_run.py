@@ -28,6 +28,7 @@ def test_a_run_fills_its_folder(fitted):
         torch.load(fitted / name, weights_only=True)
 
 
+@pytest.mark.slow
 def test_runs_are_named_after_their_config_and_numbered(fitted, capsys, fit):
     assert fit("--trainer.limit_train_batches", "1") == 0
     assert fit("--trainer.limit_train_batches=1", "--trainer.logger=false") == 0

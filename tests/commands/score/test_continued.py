@@ -10,6 +10,7 @@ QUICK = "--steps", 4, "--batch-size", 4, "--method", "GradCAM"
 BASELINES = {"RandomMap", "CentreGaussian", "EdgeMap"}
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on(
     models, planted, tmp_path, monkeypatch, score, scores, same, complaint
 ):
@@ -75,6 +76,7 @@ def test_scores_of_other_settings_do_not_mix(models, planted, score, complaint):
     assert "weights" in complaint()
 
 
+@pytest.mark.slow
 def test_more_methods_and_images_add_to_what_is_there(models, tmp_path, monkeypatch, score, scores):
     words = models("vit"), "planted", "--steps", 2, "--batch-size", 4, "-o", tmp_path
     assert score(*words, "--method", "GradCAM", "--images", 4) == 0
@@ -86,6 +88,7 @@ def test_more_methods_and_images_add_to_what_is_there(models, tmp_path, monkeypa
     assert set(scores(tmp_path)) == {"GradCAM", "RawAttention", *BASELINES}
 
 
+@pytest.mark.slow
 def test_shards_are_put_together(models, planted, tmp_path, capsys, score, scores, same):
     words = models("vit"), "planted", *QUICK, "--images", 10, "-o", tmp_path
     for shard in ("2/2", "1/2"):

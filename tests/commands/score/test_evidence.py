@@ -69,6 +69,7 @@ def test_masks_land_where_the_network_sees_them(folder, models):
     assert not data[1].ignore.any()
 
 
+@pytest.mark.slow
 def test_masks_are_scored_and_bad_ones_named(
     folder, models, tmp_path, capsys, score, scores, complaint
 ):

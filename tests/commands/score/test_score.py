@@ -93,6 +93,7 @@ def test_images_is_the_old_word_for_limit(capsys):
     assert "--images" not in parser.format_help()
 
 
+@pytest.mark.slow
 def test_all_methods_and_the_sanity_check(models, tmp_path, score, scores):
     words = "--images", 3, "--steps", 2, "--sanity", 2
     methods = "GradCAM", "IntegratedGradients(steps=2)", "Occlusion(window=16, stride=16)"

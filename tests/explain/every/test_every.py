@@ -9,7 +9,7 @@ sys.path.append(str(Path(__file__).parent))
 import catalogue
 import oracle
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 RIGHT = [f"by hand:{name}" for name in catalogue.handwritten.WAYS]
 RIGHT += [

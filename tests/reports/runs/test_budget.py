@@ -102,6 +102,7 @@ def test_as_many_epochs_as_fit(epochs, slow, tmp_path):
     assert "minutes" not in saved
 
 
+@pytest.mark.slow
 def test_a_rehearsal_leaves_nothing(tmp_path):
     """The run with minutes is, to the bit, the run of as many epochs."""
     run = fit("vit_planted", SMALL, minutes=0.03, output=tmp_path / "minutes")

@@ -273,6 +273,7 @@ def test_names_stay_inside_the_output_folder(here, capsys):
         assert {path.name for path in here.iterdir()} == {"tiny.yaml"}
 
 
+@pytest.mark.slow
 def test_last_and_best_are_those_of_the_newest_run(here, capsys):
     words = ["--config", "tiny.yaml", "--trainer.max_epochs"]
     assert main(["test", *words[:2], "--ckpt_path", "best"]) == 2

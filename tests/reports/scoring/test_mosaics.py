@@ -253,6 +253,7 @@ def test_a_vit_has_a_layout_of_the_mosaic(folder):
     assert sum(rollout["cells"]) == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_stopped_call_and_shards_give_the_same(model, folder, scored, tmp_path, monkeypatch):
     ask = {**FEW, "mosaic": (2, 3), "output": tmp_path, "name": "colours"}
     methods = [Oracle(), Blind()]

@@ -90,6 +90,7 @@ def test_best_and_the_tables_that_show_themselves(planted):
     assert "<b>" in planted._repr_html_()
 
 
+@pytest.mark.slow
 def test_a_stopped_call_goes_on_and_draws_without_the_network(
     model, planted, tmp_path, monkeypatch
 ):
@@ -119,6 +120,7 @@ def test_a_stopped_call_goes_on_and_draws_without_the_network(
     again.save(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_map_that_was_cut_short_is_drawn_again(model, tmp_path):
     vision_attn.score(model, "planted", "GradCAM", **QUICK, output=tmp_path)
     maps = sorted((tmp_path / "per_image" / "maps").glob("GradCAM*.npz"))
@@ -290,6 +292,7 @@ def test_drawn_leaves_out_what_fails(model):
     assert set(drawn) == dark
 
 
+@pytest.mark.slow
 def test_scoring_loads_no_lightning():
     code = (
         "import sys, vision_attn; vision_attn.score; import vision_attn.hub;"
