@@ -29,7 +29,6 @@ ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "notebooks"
 KEPT = ROOT / "outputs" / "notebooks"
 SECONDS = 3600  # for one cell, on a busy machine
-STARTUP = 900  # seconds until the kernel answers, on a busy machine
 SHORT = 14  # lines of code that a page shows at once; longer cells are folded
 
 
@@ -57,7 +56,6 @@ def run(source: Path, kept: Path = KEPT) -> NotebookNode:
     client = NotebookClient(
         notebook,
         timeout=SECONDS,
-        startup_timeout=STARTUP,
         kernel_name="python3",
         coalesce_streams=True,  # what a cell prints is one block
         extra_arguments=["--IPKernelApp.log_level=40"],  # errors alone: not that TCP is local

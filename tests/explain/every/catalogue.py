@@ -236,7 +236,7 @@ OF_TRANSFORMERS = {  # by the class: (its configuration's, options, size)
     "Cvt": ("Cvt", {"embed_dim": [16, 32, 64], "depth": [1, 2, 3], "num_heads": [1, 2, 4]}, (64, 96)),
     "Levit": ("Levit", {"hidden_sizes": [32, 48, 64], "num_attention_heads": [2, 3, 4], "depths": [2, 2, 2], "key_dim": [8, 8, 8], "image_size": 112}, (112, 112)),
     "Levit:WithTeacher": ("Levit", {"hidden_sizes": [32, 48, 64], "num_attention_heads": [2, 3, 4], "depths": [2, 2, 2], "key_dim": [8, 8, 8], "image_size": 112}, (112, 112)),
-    "MobileViT": ("MobileViT", {"hidden_sizes": [24, 32, 40], "neck_hidden_sizes": [8, 12, 16, 20, 24, 28, 64], "image_size": 128}, (128, 192)),
+    "MobileViT": ("MobileViT", {"hidden_sizes": [24, 32, 40], "neck_hidden_sizes": [8, 12, 16, 20, 24, 28, 64], "image_size": 128, "initializer_range": 0.3}, (128, 192)),
     "MobileViTV2": ("MobileViTV2", {"image_size": 64}, (64, 96)),
     "Pvt": ("Pvt", {"hidden_sizes": [16, 32, 40, 64], "depths": [1, 1, 1, 2], "image_size": 64}, (64, 64)),
     "PvtV2": ("PvtV2", {"hidden_sizes": [16, 32, 40, 64], "depths": [1, 1, 1, 2], "image_size": 64}, (64, 96)),

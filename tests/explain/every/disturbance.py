@@ -16,13 +16,16 @@ from vision_attn.explain.propagation.chain import Attention
 SAMPLES = 12  # queries that are disturbed, over all calls
 
 
-def disturbed_run(network, image, matched, windows, at=None, window=0, query=0):
-    """Scores of every matched call and the logits, with all weights 0 but one query's of a call."""
+def disturbed_run(network, image, matched, windows, at=None, window=0, query=0, alone=False):
+    """Scores of every matched call and the logits, with all weights 0 but one query's of a call.
+
+    alone: the weights of calls that are not matched, before the chain, are 0 too.
+    """
     at_place = {place: (call, order) for call, (place, order) in matched.items()}
 
     def replace(place, weights):
         if place not in at_place:
-            return weights
+            return torch.zeros_like(weights) if alone else weights
         call, order = at_place[place]
         none = torch.zeros_like(weights)
         if call == at:
@@ -84,8 +87,7 @@ def disturb_queries(network, image, path, chain, matched, verdict):
             if chain.reads is not None and fault is None:
                 says = bool((read & (chain.reads > 0)).any())
                 moved = bool((out - logits).abs().max() > 1e-9 * logits.abs().max())
-                proven = not any("do not count equally" in one for one in path.caveats)
-                if says != moved and (proven or moved):
+                if says != moved and (path.unread is None or moved):  # a maximum may not move
                     fault = f"its token {'reaches' if moved else 'does not reach'} the logits"
             if fault:
                 verdict.faults.append(f"query {query} of window {window} of call {layer}: {fault}")
@@ -154,15 +156,15 @@ def disturb_image(network, image, path, chain, matched, verdict):
     (h, w), size = chain.layout.grid, image.shape[2:]
     if len(matched) < len(attentions) or min(h, w) < 3:
         return
-    windows = windows_of(chain)
-    base, _ = disturbed_run(network, image, matched, windows)
+    windows, alone = windows_of(chain), path.left_out is not None
+    base, _ = disturbed_run(network, image, matched, windows, alone=alone)
     for y, x in {(0, 0), (h // 2, w // 2), (h - 1, w // 3), (h // 3, w - 1)}:
         spot = image.clone()
         top, left = (
             int((at + 0.5) * side / n) for at, side, n in zip((y, x), size, (h, w), strict=True)
         )
         spot[..., max(top - 1, 0) : top + 1, max(left - 1, 0) : left + 1] += 3.0
-        scores, _ = disturbed_run(network, spot, matched, windows)
+        scores, _ = disturbed_run(network, spot, matched, windows, alone=alone)
         size_of = torch.zeros(chain.links[0].before, dtype=torch.float64)
         back = [[at] for at in range(len(size_of))]  # the first tokens that went into each
         for link in chain.links:
@@ -190,10 +192,7 @@ def disturb_image(network, image, path, chain, matched, verdict):
         where = amounts / amounts.sum()
         row = float((where.sum(1) * torch.arange(h)).sum())
         column = float((where.sum(0) * torch.arange(w)).sum())
-        part = float(
-            (amounts > 0.02 * amounts.max()).double().mean()
-        )  # sides of a window: its root
-        reach = 1.0 + max(h, w) * max(0.2 * part, 0.25 * part**0.5)
+        reach = 1.0 + 0.2 * max(h, w) * float((amounts > 0.02 * amounts.max()).double().mean())
         if abs(row - y) > reach or abs(column - x) > reach:
             verdict.faults.append(
                 f"a spot on patch {y, x} changes the tokens around ({row:.1f}, {column:.1f})"

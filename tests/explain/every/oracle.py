@@ -313,15 +313,16 @@ def _run_methods(network, images, verdict):
 def cam_error(network, images, verdict):
     """How far HiResCAM and GradCAM are from W f; None where the head is no mean and linear layer.
 
-    GradCAM is read before a norm of each place, so it is W f only where none lies before the mean.
+    By default GradCAM is read before a norm of each place: it is asked for that norm's own map.
     """
     maps, last, normed = [], [], []
+    names = {module: name for name, module in network.named_modules()}
 
     def keep(module, args, out):
         if isinstance(out, torch.Tensor) and out.ndim == 4 and out.shape[2:].numel() > 1:
             maps.append(out.detach())
             if "LayerNorm" in type(module).__name__:
-                normed.append(out.detach())
+                normed.append((names[module], out.detach()))
         if isinstance(module, nn.Linear) and args[0].ndim == 2:
             last[:] = [module, args[0].detach(), out.detach(), len(maps)]
 
@@ -343,10 +344,11 @@ def cam_error(network, images, verdict):
                 if true.max() < 1e-9:
                     return None
                 errors = []
-                after = any(x.shape == features.shape and torch.equal(x, features) for x in normed)
-                for name in ("HiResCAM",) if after else ("GradCAM", "HiResCAM"):
+                norm = next((at for at, x in reversed(normed) if torch.equal(x, features)), None)
+                for name, layer in (("GradCAM", norm), ("HiResCAM", None)):
                     try:
-                        found = methods()[name]()(network, images, 1).values.double()
+                        method = methods()[name](layer=layer)
+                        found = method(network, images, 1).values.double()
                     except ValueError:
                         continue
                     same = found.shape == true.shape

@@ -1,5 +1,7 @@
 """The path of the tokens, proven by a run: what is chained, what is read, and what is refused."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -465,6 +467,10 @@ def test_a_maximum_counts_tokens_alike_and_says_so():
         found = Rollout()(network, IMAGES).values
     shares = rolled(network, torch.full((24,), 1 / 24, dtype=torch.float64))
     torch.testing.assert_close(found, shares.unflatten(1, (4, 6)).float())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        settled = Rollout()(network, IMAGES, layout=TokenLayout(0, (4, 6), "mean")).values
+    torch.testing.assert_close(settled, found)
 
 
 def test_of_several_grids_the_finest_is_shown():

@@ -251,7 +251,7 @@ def _traced(
     images: Images,
 ) -> Trace:
     chain = path.chain_for(calls, layout, len(images))
-    for sentence in path.warnings():
+    for sentence in path.warnings(layout):
         warnings.warn(sentence, stacklevel=2)
     return Trace(calls, chain, images, _outliers(record, chain.layout, len(images)))
 

@@ -41,7 +41,8 @@ class Path:
     refusal: why there is no map, or none until a layout is given; None: there is one. layout: how
     the first tokens lie on the image; None: not known. left_out: why the map begins later than the
     first attention call; None: it does not. caveats: sentences of what the run does not prove, or a
-    map does not show.
+    map does not show. unread: the sentence for a classifier whose reading the run does not prove;
+    a layout that is given settles that.
 
     Examples:
         >>> import torch
@@ -63,6 +64,7 @@ class Path:
     patch: tuple[int, int] | None = None
     left_out: str | None = None
     caveats: Sequence[str] = ()
+    unread: str | None = None
 
     def __str__(self) -> str:
         lines = [self._tokens()]
@@ -80,9 +82,10 @@ class Path:
         lines += [] if self.refusal else self.warnings()
         return "\n".join(lines)
 
-    def warnings(self) -> list[str]:
-        """List what whoever sees a map must know, in sentences."""
-        return [*([self.left_out] if self.left_out else []), *self.caveats]
+    def warnings(self, layout: TokenLayout | None = None) -> list[str]:
+        """List what whoever sees a map must know, in sentences; layout: the one that was given."""
+        unread = self.unread if layout is None else None
+        return [sentence for sentence in (self.left_out, unread, *self.caveats) if sentence]
 
     def _tokens(self) -> str:
         if self.layout is None:
@@ -293,7 +296,9 @@ def run_path(network: nn.Module, images: Images) -> Path:
     refusal = UNKNOWN_PLACES.format(writer.links[0].before) if layout is None else None
     chain = Chain(writer.links, layout or UNPLACED, len(writer.state), writer.reads)
     if writer.begins is None or len(writer.used) == len(run.used):
-        return Path(run.steps, chain, layout, refusal, patch, caveats=writer.caveats)
+        return Path(
+            run.steps, chain, layout, refusal, patch, caveats=writer.caveats, unread=writer.unread
+        )
     begin, reason = writer.begins
     steps = [
         replace(step, used=False, mixed=True) if at < begin and step.used else step
@@ -301,7 +306,7 @@ def run_path(network: nn.Module, images: Images) -> Path:
     ]
     counted = sum(step.used for step in steps)
     left_out = f"a map shows the last {counted} of {len(run.used)} attention calls alone: {reason}"
-    return Path(steps, chain, layout, refusal, patch, left_out, writer.caveats)
+    return Path(steps, chain, layout, refusal, patch, left_out, writer.caveats, writer.unread)
 
 
 # Attributes that change how a network runs, and not where its tokens go.

@@ -34,7 +34,7 @@ class ChainWriter:
     tokens in the logits; first, the origins of the first tokens; aside, those of them that lie on
     the image, but on another grid than the one that is shown; state, the last tokens; begins, the
     call that the chain begins with, and why, where calls before it are left out; caveats, what the
-    run does not prove, in sentences.
+    run does not prove, in sentences; unread, the same of what the classifier reads.
 
     Examples:
         >>> import torch
@@ -121,11 +121,6 @@ class ChainWriter:
                 "the keys of the first call shown are mixtures of tokens that lie close together, "
                 "by a convolution say: a map counts each as the mean of the tokens it is made of"
             )
-        if self.read_by:
-            found.append(
-                f"the classifier reads the tokens by {', '.join(sorted(self.read_by))}, so they do "
-                "not count equally, but a map counts them as if they did"
-            )
         if self.bypassed:
             found.append(
                 "the classifier also reads what went past the attention calls shown, which is not "
@@ -137,6 +132,16 @@ class ChainWriter:
                 f"the others ({len(self.aside)}) among those beside the image"
             )
         return found
+
+    @property
+    def unread(self) -> str | None:
+        """The sentence for a classifier whose reading of the tokens the run does not prove."""
+        if not self.read_by:
+            return None
+        return (
+            f"the classifier reads the tokens by {', '.join(sorted(self.read_by))}, so they do not "
+            "count equally, but a map counts them as if they did"
+        )
 
     def _on_one_grid(self) -> bool:
         shown = [one for one in self._patches() if one not in set(self.aside)]
