@@ -309,6 +309,39 @@ def test_hirescam_is_read_after_a_norm_that_is_given_the_channels_last():
     torch.testing.assert_close(found, evidence.sum(1).relu(), rtol=1e-4, atol=1e-6)
 
 
+class NormedMap(nn.Module):
+    """Attention between the places of a map, then a batch norm, as Visformer's."""
+
+    def __init__(self):
+        super().__init__()
+        self.cut, self.block = nn.Conv2d(3, 6, 4, 4), nn.Module()
+        self.block.norm1 = nn.BatchNorm2d(6)
+        self.block.attn = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.norm, self.head = nn.BatchNorm2d(6), nn.Linear(6, 5)
+
+    def features(self, images):
+        x = self.cut(images)
+        tokens = self.block.norm1(x).flatten(2).mT
+        return self.norm(x + self.block.attn(tokens, tokens, tokens)[0].mT.reshape(x.shape))
+
+    def forward(self, images):
+        return self.head(self.features(images).mean((2, 3)))
+
+
+@pytest.mark.parametrize("method", [explain.GradCAM, explain.HiResCAM])
+def test_a_map_is_read_after_the_batch_norm_that_follows_the_last_attention(method):
+    torch.manual_seed(0)
+    network = NormedMap().double().eval()
+    for norm in (network.norm, network.block.norm1):
+        nn.init.normal_(norm.bias)
+        nn.init.uniform_(norm.running_mean, -1, 1)
+    images = torch.randn(2, 3, 20, 28, dtype=torch.float64)
+    with torch.no_grad():
+        evidence = network.head.weight[1, :, None, None] * network.features(images) / (5 * 7)
+    found = method()(network, images, 1).values.double()
+    torch.testing.assert_close(found, evidence.sum(1).relu(), rtol=1e-4, atol=1e-6)
+
+
 class Encoder(nn.Module):
     """torch's own encoder on patches: tokens first or images first, patches by rows or by columns."""
 

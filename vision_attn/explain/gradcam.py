@@ -265,8 +265,9 @@ def find_layers(
 
     A name finds one module, through wrappers (`layer4` finds `network.layer4`). Without a name: the
     norm before the last attention or the last spatial convolution, whichever comes later in the
-    network, all modules around it and, after a convolution, all that follow but pools. before: a
-    module, before which to look. Raises ValueError where there is none.
+    network, all modules around it and, after a convolution, all that follow but pools; after an
+    attention, the batch norms that follow its block. before: a module, before which to look. Raises
+    ValueError where there is none.
     """
     modules = dict(network.named_modules())
     if name is not None:
@@ -294,10 +295,12 @@ def find_layers(
         )
     parts = last.split(".")
     around = [modules[".".join(parts[:depth])] for depth in range(len(parts), -1, -1)]
+    later = order[order.index(last) + 1 : end]
     if last in norms:
-        return around
-    later = [modules[path] for path in order[order.index(last) + 1 : end]]
-    return around + [module for module in later if not _pools(module)]
+        block = last.rpartition(".")[0] + "."
+        later = [path for path in later if not path.startswith(block)]
+        return around + [modules[at] for at in later if isinstance(modules[at], nn.BatchNorm2d)]
+    return around + [modules[path] for path in later if not _pools(modules[path])]
 
 
 def _norms_by_projection(modules: dict[str, nn.Module]) -> list[str]:
