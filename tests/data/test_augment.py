@@ -68,6 +68,17 @@ def test_flip_mirrors_about_its_share(limit, monkeypatch):
     assert torch.equal(images, before)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_large_images_are_mirrored_as_small_ones(dtype, channels_last, monkeypatch):
+    images = (pictures(13) * 255).to(dtype)
+    if channels_last:
+        images = images.to(memory_format=torch.channels_last)
+    expected = Flip()(images, Draws(0, 0, np.arange(13)))
+    monkeypatch.setattr("vision_attn.data.augment.ONE_BY_ONE", 0)
+    assert torch.equal(Flip()(images, Draws(0, 0, np.arange(13))), expected)
+
+
 def test_alternating_flip_shows_both_sides_in_two_epochs():
     images, items = pictures(101), np.arange(101)
     flip = AlternatingFlip()

@@ -18,7 +18,9 @@ from vision_attn.data import (
     TensorSet,
     Translate,
 )
+from vision_attn.data.draws import Draws
 from vision_attn.data.module import channel_statistics
+from vision_attn.data.tensors import Batch
 
 
 def planted(**options) -> ImageData:
@@ -160,6 +162,19 @@ def test_test_and_two_processes(tmp_path):
         images, labels = data.for_training(batch)
         torch.testing.assert_close(images, torch.cat([images for images, _ in parts]))
         assert torch.equal(labels, torch.cat([labels for _, labels in parts]))
+
+
+@pytest.mark.parametrize("size", [(5, 7), (199, 251)])  # many, and two, to a part
+def test_images_are_normalised_by_mean_and_std(size):
+    mean, std = (0.3, 0.4, 0.5), (0.1, 0.2, 0.3)
+    data = ImageData(planted().source, mean=mean, std=std)
+    data.setup("fit")
+    pixels = torch.randint(0, 256, (5, 3, *size), dtype=torch.uint8)
+    batch = Batch(pixels, torch.arange(5), Draws(0, 0, np.arange(5)))
+    found, _ = data.for_evaluation(batch)
+    given = torch.tensor([mean, std], dtype=torch.float64)[:, :, None, None]
+    expected = (pixels.double() / 255 - given[0]) / given[1]
+    torch.testing.assert_close(found, expected.float(), atol=3e-6, rtol=0)
 
 
 def test_predict_reads_files_with_the_checkpoints_preprocessing(tmp_path, caplog):

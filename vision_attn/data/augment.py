@@ -10,6 +10,7 @@ Axes: b batch, c channels, h height, w width.
 from abc import ABC, abstractmethod
 from math import log
 
+import cv2
 import torch
 from einops import rearrange, reduce
 from jaxtyping import Bool, Float, Int, UInt8
@@ -35,6 +36,7 @@ Numbers = Float[Tensor, " b"]
 LUMA = 0.2989, 0.587, 0.114  # ITU-R 601-2, as torchvision and Pillow weigh them
 TRIES = 10  # random boxes drawn before the central one is taken
 ONE_BY_ONE = 2**15  # bytes of an image above which a loop over images costs less than more passes
+BY_OPENCV = torch.uint8, torch.float32
 
 
 class Augment(nn.Module, ABC):
@@ -367,10 +369,14 @@ def hue_and_saturation(turn: Numbers, saturation: Numbers) -> Float[Tensor, "b 3
 def _mirrored(images: Pixels, chosen: Bool[Tensor, " b"]) -> Pixels:
     """The chosen ones mirrored: large ones on a CPU one by one, else picked from both kinds, which
     is 6 times faster than `where`."""
-    if images.device.type == "cpu" and images[:1].nbytes > ONE_BY_ONE:
-        mirrored = images.clone()
-        for place in chosen.nonzero()[:, 0].tolist():
-            mirrored[place] = images[place].flip(2)
+    if images.is_cpu and images[:1].nbytes > ONE_BY_ONE and images.dtype in BY_OPENCV:
+        mirrored = torch.empty_like(images, memory_format=torch.contiguous_format)
+        rows = (x.contiguous().flatten(1, 2).numpy() for x in (images, mirrored))
+        for image, out, turned in zip(*rows, chosen.tolist(), strict=True):
+            if turned:
+                cv2.flip(image, 1, dst=out)
+            else:
+                out[:] = image
         return mirrored
     places = torch.arange(len(images), device=images.device) + len(images) * chosen
     return torch.cat([images, images.flip(3)]).index_select(0, places)

@@ -153,8 +153,8 @@ def _upright(image: Image.Image, shorter_side: int | None) -> Image.Image:
 
 
 @contextmanager
-def regular_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for reading.
+def regular_file(path: Path, buffering: int = -1) -> Iterator[BinaryIO]:
+    """Open a file for reading; `buffering` as for `open`.
 
     Raises ImageError where it is missing or may not be read, and for a folder, a pipe, a socket or
     a device, which might block.
@@ -163,7 +163,7 @@ def regular_file(path: Path) -> Iterator[BinaryIO]:
         kind = stat.S_IFMT(path.stat().st_mode)
         if kind != stat.S_IFREG:
             raise ImageError(f"{path}: expected a file, got {KINDS.get(kind, 'something else')}")
-        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115
+        file = open(path, "rb", buffering, opener=_without_waiting)  # noqa: SIM115
     except FileNotFoundError:
         raise ImageError(f"{path}: no such file: check the path") from None
     except PermissionError:

@@ -42,11 +42,11 @@ def jpeg_bytes(path: Path) -> bytes | None:
     Raises ImageError as `regular_file` does; what else is wrong, decoding will say.
     """
     try:
-        with regular_file(path) as file:
-            if os.fstat(file.fileno()).st_size > MOST_BYTES:
+        with regular_file(path, buffering=0) as file:
+            if os.fstat(file.fileno()).st_size > MOST_BYTES or file.read(len(MAGIC)) != MAGIC:
                 return None
-            head = file.read(len(MAGIC))
-            return head + file.read() if head == MAGIC else None
+            file.seek(0)
+            return file.read()
     except OSError:
         return None
 

@@ -26,6 +26,9 @@ from vision_attn.data.tensors import Batch, Batches, ImageSet, InOrder, Shuffled
 __all__ = ["ImageData", "channel_statistics"]
 
 RESIDENT = 4 * 2**30  # bytes of images that may lie on the training device
+IN_CACHE = (
+    2**18
+)  # values on which a few operations in a row find the last one's result in the cache
 
 
 class ImageData(LightningDataModule):
@@ -218,7 +221,11 @@ class ImageData(LightningDataModule):
     def _normalised(self, images: Pixels) -> Float[Tensor, "b 3 h w"]:
         mean, std = torch.tensor([self.mean, self.std], device=images.device).view(2, 3, 1, 1)
         if images.dtype == torch.uint8:
-            return _room(images).copy_(images).mul_(1 / (std * 255)).sub_(mean / std)
+            normalised, scale, shift = _room(images), 1 / (std * 255), mean / std
+            some = max(1, IN_CACHE // images[:1].numel()) if images.is_cpu else len(images)
+            for floats, pixels in zip(normalised.split(some), images.split(some), strict=True):
+                floats.copy_(pixels).mul_(scale).sub_(shift)
+            return normalised
         return images.float().mul_(1 / std).sub_(mean / std)
 
     def state_dict(self) -> dict[str, Any]:
