@@ -310,6 +310,11 @@ def _run_methods(network, images, verdict):
             fault(verdict, name, error)
 
 
+def same_map(x, features):
+    """Whether a map, its channels first or last, is features (b c h w)."""
+    return any(torch.equal(turned, features) for turned in (x, x.permute(0, 3, 1, 2)))
+
+
 def cam_error(network, images, verdict):
     """How far HiResCAM and GradCAM are from W f; None where the head is no mean and linear layer.
 
@@ -344,7 +349,7 @@ def cam_error(network, images, verdict):
                 if true.max() < 1e-9:
                     return None
                 errors = []
-                norm = next((at for at, x in reversed(normed) if torch.equal(x, features)), None)
+                norm = next((at for at, x in reversed(normed) if same_map(x, turned)), None)
                 for name, layer in (("GradCAM", norm), ("HiResCAM", None)):
                     try:
                         method = methods()[name](layer=layer)

@@ -734,6 +734,59 @@ def test_the_table():
     assert printed.splitlines()[-1] == "the logits read: the class token"
 
 
+class Reordered(nn.Module):
+    """The tokens in another order: a fixed one, or one drawn anew in every run."""
+
+    def __init__(self, order=None):
+        super().__init__()
+        self.order = order
+
+    def forward(self, x):
+        order = torch.rand(x.shape[1]).argsort() if self.order is None else self.order
+        return x.gather(1, order[None, :, None].expand_as(x))
+
+
+def test_tokens_are_followed_through_a_fixed_choice_by_their_places():
+    order = torch.randperm(24, generator=torch.Generator().manual_seed(2))
+    network = own()
+    network.blocks.insert(1, Reordered(order))
+    with torch.no_grad(), record_attention(network, ()) as record:
+        network(IMAGES)
+    one, two = (0.5 * torch.eye(24) + 0.5 * call.weights().mean(1) for call in record.calls)
+    r = mean_of() @ two
+    before = torch.zeros_like(r).index_add(2, order, r)  # token i of the second was order[i]
+    expected = (before @ one)[:, 0].view(2, 4, 6)
+    found = Rollout()(network, IMAGES).values
+    torch.testing.assert_close(found, expected.float(), rtol=3e-6, atol=1e-8)
+
+
+def test_a_choice_by_random_numbers_is_refused_as_the_next_run_makes_another():
+    network = own()
+    network.blocks.insert(1, Reordered())
+    with pytest.raises(ValueError, match="a choice of tokens by random numbers"):
+        Rollout()(network, IMAGES)
+
+
+class Weighed(nn.Module):
+    """Each token times a number of its own: its product with one vector."""
+
+    def __init__(self):
+        super().__init__()
+        self.vector = nn.Parameter(torch.randn(24, dtype=torch.float64))
+
+    def forward(self, x):
+        return x * (x @ self.vector).sigmoid()[..., None]
+
+
+def test_a_product_with_a_vector_mixes_no_tokens():
+    network = own()
+    network.blocks.insert(1, Weighed())
+    expected = rolled(network, mean_of()).view(2, 4, 6)
+    torch.testing.assert_close(
+        Rollout()(network, IMAGES).values, expected.float(), rtol=3e-6, atol=1e-8
+    )
+
+
 def heads_third(q, k, v):
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     weights = (torch.einsum("bqhd,bkhd->bqhk", q, k) / q.shape[-1] ** 0.5).softmax(-1)

@@ -2,6 +2,7 @@
 
 __all__ = [
     "BATCH_NORM",
+    "CHOSEN",
     "EQUAL",
     "FOURIER",
     "FRESH",
@@ -29,11 +30,13 @@ FRESH = names(
 )
 SAME = names("clone _to_copy alias detach lift_fresh contiguous dropout native_dropout bernoulli")
 MOVED = names(
-    "roll flip index index_select repeat unfold im2col pixel_shuffle pixel_unshuffle rot90 narrow "
-    "reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d repeat_interleave "
-    "permute transpose t squeeze unsqueeze expand slice select unbind split split_with_sizes chunk "
-    "diagonal movedim swapaxes numpy_T mT tile slice_copy channel_shuffle"
+    "roll flip index index_select gather repeat unfold im2col pixel_shuffle pixel_unshuffle "
+    "rot90 narrow reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d "
+    "repeat_interleave permute transpose t squeeze unsqueeze expand slice select unbind split "
+    "split_with_sizes chunk diagonal movedim swapaxes numpy_T mT tile slice_copy "
+    "channel_shuffle"
 )
+CHOSEN = names("index index_select gather")
 POINTWISE = names(
     "hardswish silu gelu relu relu6 hardtanh hardsigmoid mish leaky_relu elu prelu celu selu "
     "softplus celu _prelu_kernel sigmoid tanh log_sigmoid_forward threshold copy where masked_fill "

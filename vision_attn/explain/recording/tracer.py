@@ -22,6 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from vision_attn.compat.torch_private import DispatchMode
 from vision_attn.explain.recording.operations import (
     BATCH_NORM,
+    CHOSEN,
     EQUAL,
     FOURIER,
     FRESH,
@@ -76,6 +77,7 @@ class Tracer(DispatchMode):
         self._labels: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._views: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what each is a view of, and how
         self._paused = False
+        self._random = False  # whether the run has drawn numbers, which are others in the next
 
     def image(self, images: Tensor) -> Tensor:
         """Copy one image or two (b c h w), with an origin for each pixel."""
@@ -159,9 +161,12 @@ class Tracer(DispatchMode):
             return func(*args, **kwargs)
         labelled = [self._get(x) for x in tensors(args)]
         out = func(*args, **kwargs)
-        if not any(label is not None for label in labelled) or not tensors([out]):
-            return out
         name = func.name().partition(".")[0]
+        known = any(label is not None for label in labelled)
+        if torch.Tag.nondeterministic_seeded in func.tags and (name in FRESH or not known):
+            self._random = True
+        if not known or not tensors([out]):
+            return out
         inplace = name.endswith("_") and not name.endswith("__")
         name = name.removesuffix("_") if inplace else name
         label = self._label(func, name, args, kwargs, out)
@@ -214,6 +219,8 @@ class Tracer(DispatchMode):
             return first.moved(lambda ids: tight(F.pad(ids, list(args[1]), value=NOTHING)))
         if (name in MOVED or func.is_view) and first is not None:
             indices = [x for x in tensors(args[1:]) if self._get(x) is not None]
+            if name in CHOSEN and self._random:
+                return self._mixed(args, out, "a choice of tokens by random numbers")
             if not indices:
                 try:
                     return self._moved(func, first, args[1:], kwargs)
@@ -386,7 +393,10 @@ class Tracer(DispatchMode):
     def _product(self, left: Tensor, right: Tensor, out: Tensor) -> Label:
         shape, a, b = out.shape, self._get(left), self._get(right)
         if a is not None and b is None:
-            return a.moved(lambda ids: self._reduced(ids, [ids.ndim - 1]).expand(shape))
+            rows = a.moved(lambda ids: self._reduced(ids, [ids.ndim - 1]))
+            if right.ndim == 1:
+                rows = rows.moved(lambda ids: ids[..., 0])
+            return rows.moved(lambda ids: ids.expand(shape))
         lengthwise = max(0, right.ndim - 2)
         if a is None and b is not None:
             found = b.moved(lambda ids: self._reduced(ids, [lengthwise]).expand(shape))
