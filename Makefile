@@ -46,15 +46,21 @@ $(VENV)/.installed-dev: $(BIN)/python pyproject.toml
 demo: $(VENV)/.installed
 	$(BIN)/vision-attn demo
 
+# Bytecode is kept, whatever the shell says: without it each process compiles all that it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # The second run is for tests that compile or export, which run-time type checks would break.
 PYTEST := $(BIN)/python -m pytest
 NO_SLOW := $(if $(SLOW),, and not slow)
+# The files that hold such tests: to import the others as well takes longer than many of these.
+COMPILED = $(sort $(shell grep -rl --include='test_*.py' 'pytest[.]mark[.]compiled' tests))
 test: $(VENV)/.installed-dev
 ifneq ($(FAST),)
 	OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) -m "not slow and not compiled and not browser" $(QUICK)
 else
 	OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadgroup -m "not compiled$(NO_SLOW)"
-	OMP_NUM_THREADS=1 VISION_ATTN_TYPECHECK=0 $(PYTEST) -m "compiled$(NO_SLOW)"
+	OMP_NUM_THREADS=1 VISION_ATTN_TYPECHECK=0 $(PYTEST) -n $(WORKERS) --maxprocesses 4 \
+	  --dist loadgroup -m "compiled$(NO_SLOW)" $(COMPILED)
 endif
 
 # Then $(BIN)/python tests/fuzz/report.py puts the counts of both into docs/reliability.md.

@@ -6,11 +6,13 @@ import pkgutil
 import re
 import subprocess
 import sys
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 
 PACKAGE = Path(__file__).parent.parent / "vision_attn"
 
@@ -279,16 +281,23 @@ def test_no_class_keeps_its_own_under_a_private_name_of_its_base():
         for one in vars(import_module(module.name)).values():
             if not inspect.isclass(one) or one.__module__ != module.name:
                 continue
-            kept = set(re.findall(r"self\.(_[a-z]\w*)", inspect.getsource(one)))
-            for base in one.__mro__[1:]:
+            kept = _kept_by(one)
+            for base in one.__mro__[1:] if kept else ():
                 if base.__module__.split(".")[0] not in ("vision_attn", "builtins", "typing"):
-                    theirs = set(re.findall(r"self\.(_[a-z]\w*)", _source(base)))
-                    found += [f"{one.__name__}: {base.__name__}.{name}" for name in kept & theirs]
+                    shared = kept & _kept_by(base)
+                    found += [f"{one.__name__}: {base.__name__}.{name}" for name in shared]
     assert not found
 
 
-def _source(kind: type) -> str:
+def test_private_names_of_a_class_are_seen():
+    assert {"_modules", "_parameters"} <= _kept_by(torch.nn.Module)
+    assert _kept_by(torch.Size) == set()  # written in C
+
+
+@cache
+def _kept_by(kind: type) -> set[str]:
+    """The private names that the source of a class uses of self; none if it is written in C."""
     try:
-        return inspect.getsource(kind)
-    except (OSError, TypeError):  # written in C
-        return ""
+        return set(re.findall(r"self\.(_[a-z]\w*)", inspect.getsource(kind)))
+    except (OSError, TypeError):
+        return set()

@@ -36,9 +36,12 @@ def normalised(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0]).lower()
 
 
+installed = cache(packages_distributions)  # it reads the files of every distribution
+
+
 @cache
 def distributions(package: str) -> frozenset[str]:
-    return frozenset(map(normalised, packages_distributions().get(package, [package])))
+    return frozenset(map(normalised, installed().get(package, [package])))
 
 
 DEPENDENCIES = set(map(normalised, PROJECT["dependencies"]))
@@ -110,11 +113,28 @@ def test_which_tests_make_runs(words, chosen):
         k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "SLOW", "FAST")
     }
     done = subprocess.run(made, cwd=ROOT, env=clean, capture_output=True, text=True, check=True)
-    runs = re.findall(r'-m pytest (.*)-m "(.*)"(.*)', done.stdout)
+    runs = re.findall(r'-m pytest (.*)-m "(.*)"(.*)', done.stdout.replace("\\\n", ""))
     assert [expression for _, expression, _ in runs] == chosen
     paths = [path for *_, rest in runs for path in rest.split()]
-    assert bool(paths) == ("FAST=1" in words)
     assert all((ROOT / path).exists() for path in paths)
+    if "FAST=1" not in words:  # all files, and then all that hold a test to compile
+        mark = "pytest.mark." + "compiled"
+        files = [path for path in (ROOT / "tests").rglob("test_*.py") if mark in path.read_text()]
+        assert files
+        assert sorted(paths) == sorted(str(path.relative_to(ROOT)) for path in files)
+    else:
+        assert paths
+
+
+def test_make_keeps_bytecode_whatever_the_shell_says():
+    """Without it each process compiles the libraries anew: seconds in each of hundreds."""
+    show = "show:\n\t@echo found=$$PYTHONDONTWRITEBYTECODE\n"
+    done = subprocess.run(
+        ["make", "-s", "-f", "Makefile", "-f", "-", "show"],
+        cwd=ROOT, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        input=show, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "found=\n"
 
 
 def worked_examples() -> dict[str, str]:

@@ -128,6 +128,7 @@ def test_the_page_is_that_of_the_cards(tmp_path):
         ([], "none of 3 scored, on 50 images"),
     ],
 )
+@pytest.mark.xdist_group("made shelf")
 def test_the_heatmap_to_trust_is_of_the_scores(trusted, expected, shelf, tmp_path, monkeypatch):
     """The widest lead of insertion over deletion among those that are trusted; C has the widest."""
     lead = {"A": (0.4, 0.3), "B": (0.6, 0.3), "C": (0.9, 0.1)}
@@ -154,6 +155,7 @@ def test_the_heatmap_to_trust_is_of_the_scores(trusted, expected, shelf, tmp_pat
     assert f"| heatmap to trust | {expected} |" in (shelf / "models.md").read_text()
 
 
+@pytest.mark.xdist_group("made shelf")
 def test_the_weights_are_those_of_the_run_rounded(made, run):
     whole = unpack(run / "best.ckpt").weights
     shipped = load_file(made / "tiny.safetensors")
@@ -166,6 +168,7 @@ def test_the_weights_are_those_of_the_run_rounded(made, run):
     assert Shelf(made)["tiny"].values["sha256"] == digest
 
 
+@pytest.mark.xdist_group("made shelf")
 def test_the_card_says_what_was_measured(made):
     """Against the planted images themselves, through the model as a person loads it."""
     from vision_attn.data import planted
@@ -208,6 +211,7 @@ def test_folders_with_imagenets_numbers_are_classes_with_names():
     assert label_of("val/n03888257/1.JPEG", names) == 2
 
 
+@pytest.mark.xdist_group("made shelf")
 def test_its_row_and_the_command_that_lists_it(made, capsys):
     (row,) = vision_attn.list_models(made)
     size = (made / "tiny.safetensors").stat().st_size
@@ -222,6 +226,7 @@ def test_its_row_and_the_command_that_lists_it(made, capsys):
 # loaded
 
 
+@pytest.mark.xdist_group("made shelf")
 def test_random_weights_and_another_size_are_not_calibrated(spec):
     own = load_model(spec)
     assert own.weights == "trained"
@@ -235,11 +240,13 @@ def test_random_weights_and_another_size_are_not_calibrated(spec):
     assert not torch.equal(drawn.network.fc.weight, own.network.fc.weight)
 
 
+@pytest.mark.xdist_group("made shelf")
 def test_it_takes_no_arguments_of_the_network(spec):
     with pytest.raises(ModelError, match="takes no model arguments, got depth"):
         load_model(spec, depth=3)
 
 
+@pytest.mark.xdist_group("made shelf")
 def test_an_unknown_name_offers_the_nearest(made):
     with pytest.raises(ModelError, match="named 'tniy'; did you mean tiny"):
         Shelf(made)["tniy"]
@@ -249,6 +256,7 @@ def test_an_unknown_name_offers_the_nearest(made):
         load_model("vision_attn:nothing_like_it")
 
 
+@pytest.mark.xdist_group("made shelf")
 def test_a_damaged_file_is_named_by_its_checksum(shelf, spec):
     path = shelf / "tiny.safetensors"
     whole = path.read_bytes()
@@ -278,6 +286,7 @@ def test_a_damaged_file_is_named_by_its_checksum(shelf, spec):
         ),
     ],
 )
+@pytest.mark.xdist_group("made shelf")
 def test_a_damaged_card_is_one_line(text, message, shelf, spec):
     (shelf / "tiny.json").write_text(text)
     with pytest.raises(ModelError, match=message):
@@ -294,6 +303,7 @@ def test_a_damaged_card_is_one_line(text, message, shelf, spec):
         ({"classes": ["a"]}, "expected 10 class names, one for each output, got 1"),
     ],
 )
+@pytest.mark.xdist_group("made shelf")
 def test_a_card_that_asks_for_what_may_not_be_is_refused(values, message, shelf, spec):
     change(shelf, **values)
     with pytest.raises(ModelError, match=message):
@@ -303,6 +313,7 @@ def test_a_card_that_asks_for_what_may_not_be_is_refused(values, message, shelf,
 # tested, and asked
 
 
+@pytest.mark.xdist_group("made shelf")
 def test_the_test_command_prints_the_cards_accuracy(shelf, spec, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
@@ -316,6 +327,7 @@ def test_the_test_command_prints_the_cards_accuracy(shelf, spec, tmp_path, capsy
     assert not list(shelf.glob("*.txt"))
 
 
+@pytest.mark.xdist_group("made shelf")
 def test_predictions_are_calibrated(shelf, spec, photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
@@ -330,6 +342,7 @@ def test_predictions_are_calibrated(shelf, spec, photos, tmp_path, monkeypatch):
         assert float(row["probability"]) == pytest.approx(logits.softmax(0).max().item(), abs=1e-4)
 
 
+@pytest.mark.xdist_group("made shelf")
 def test_a_photo_unlike_what_is_known_is_said_to_be(shelf, spec, photos, tmp_path):
     folder = tmp_path / "out"
     for threshold, said in ((1.0, True), (0.0, False)):
@@ -355,6 +368,7 @@ def test_a_photo_unlike_what_is_known_is_said_to_be(shelf, spec, photos, tmp_pat
     assert warned[1][1] > sizes[1][1]
 
 
+@pytest.mark.xdist_group("made shelf")
 def test_an_explanation_says_so_and_shows_calibrated_probabilities(shelf, spec, photos):
     change(shelf, calibration={"temperature": 3.0, "threshold": 1.0})
     model = load_model(spec)
@@ -398,6 +412,7 @@ FIT = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["shelf", "checkpoint"])
+@pytest.mark.xdist_group("made shelf")
 def test_a_network_learns_a_new_task_from_its_weights(
     source, spec, run, task, tmp_path, capsys, monkeypatch
 ):
@@ -423,6 +438,7 @@ def test_a_network_learns_a_new_task_from_its_weights(
     assert told["test/top1"] > 0.5  # by chance a third
 
 
+@pytest.mark.xdist_group("made shelf")
 def test_what_does_not_fit_is_one_line(spec, models, task, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(TINY)

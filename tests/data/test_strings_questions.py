@@ -106,6 +106,7 @@ def text(row):
     return " ".join(WORDS.decode(row[None])[0])
 
 
+@pytest.mark.xdist_group("questions")
 def test_answers_are_balanced_whatever_the_words_say(asked):
     replies = [REPLIES.symbols[int(a)] for a in asked.answer]
     first_words = Counter()
@@ -125,6 +126,7 @@ def test_answers_are_balanced_whatever_the_words_say(asked):
     assert best["right"] / 1500 < 0.55  # of a few questions a sentence, so by luck above 0.3
 
 
+@pytest.mark.xdist_group("questions")
 def test_the_answer_is_what_the_picture_shows(asked):
     """By another way: the board is read back from the colours on the image."""
     hues = torch.tensor([[1, 0, 0], [0.05, 0.2, 1], [1, 0.9, 0], [0, 1, 0.15]])
@@ -164,6 +166,7 @@ def test_questions_on_a_board():
     assert said["hops"] == {"what colour is the one left of the disk": "red"}
 
 
+@pytest.mark.xdist_group("questions")
 def test_evidence_and_the_words_that_matter(asked):
     for i in range(0, 50):
         kind = list(ANSWERS)[int(asked.kind[i])]
@@ -174,6 +177,7 @@ def test_evidence_and_the_words_that_matter(asked):
             assert asked.evidence[i].any()
 
 
+@pytest.mark.xdist_group("questions")
 def test_further_questions_about_a_board(asked):
     several = PlantedQuestions(train=1500, val=20, test=1, asked=4)
     assert len(several.examples("val").question) == 20

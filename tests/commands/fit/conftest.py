@@ -18,9 +18,12 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def fitted(tmp_path_factory):
-    """The run folder of one finished `fit` of the tiny config."""
+    """The run folder of one finished `fit` of the tiny config: to read, or to copy.
+
+    Tests that take it are of xdist_group("fitted"), so that one process makes it.
+    """
     folder = tmp_path_factory.mktemp("fitted")
     config = folder / "tiny.yaml"
     config.write_text(TINY)

@@ -14,6 +14,7 @@ from PIL import Image
 from vision_attn.cli import main
 
 
+@pytest.mark.xdist_group("fitted")
 def test_resume_goes_on_in_a_fresh_folder(fitted, here, complaint):
     words = ["--trainer.max_epochs", "2", "--trainer.default_root_dir", "outputs"]
     words += ["--ckpt_path", str(fitted / "last.ckpt")]
@@ -34,6 +35,7 @@ PARTS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], PARTS])
+@pytest.mark.xdist_group("fitted")
 def test_ctrl_c_says_how_to_go_on_and_what_was_left_is_done_to_the_bit(
     options, fitted, here, capsys, monkeypatch, fit
 ):
@@ -137,6 +139,7 @@ DAMAGES = {
 
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
 @pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.xdist_group("fitted")
 def test_a_damaged_training_state_is_one_line(name, fitted, capsys, fit):
     path = damaged("bad.ckpt", DAMAGES[name], fitted)
     assert fit("--trainer.max_epochs", "2", "--ckpt_path", path) == 2
@@ -145,6 +148,7 @@ def test_a_damaged_training_state_is_one_line(name, fitted, capsys, fit):
     assert lines[0].startswith("vision-attn: error: bad.ckpt: its training state is damaged")
 
 
+@pytest.mark.xdist_group("fitted")
 def test_a_damaged_checkpoint_is_one_line_under_test_and_predict(fitted, here, capsys):
     damaged("bad.ckpt", DAMAGES["no version"], fitted)
     for words in (["test", "--config", "configs/tiny.yaml"], ["predict", "--images", str(here)]):
@@ -155,6 +159,7 @@ def test_a_damaged_checkpoint_is_one_line_under_test_and_predict(fitted, here, c
         assert "\n" not in line
 
 
+@pytest.mark.xdist_group("fitted")
 def test_damaged_and_foreign_checkpoints(fitted, here, complaint):
     whole = (fitted / "best.ckpt").read_bytes()
     Path("cut.ckpt").write_bytes(whole[: len(whole) // 2])
@@ -169,6 +174,7 @@ def test_damaged_and_foreign_checkpoints(fitted, here, complaint):
         assert words in line
 
 
+@pytest.mark.xdist_group("fitted")
 def test_a_checkpoint_of_another_network_is_refused(fitted, here, complaint):
     words = ["--ckpt_path", str(fitted / "best.ckpt"), "--model.network.dim", "12"]
     for command in ("fit", "test"):

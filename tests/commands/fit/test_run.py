@@ -16,6 +16,7 @@ from PIL import Image
 from vision_attn.cli import main
 
 
+@pytest.mark.xdist_group("fitted")
 def test_a_run_fills_its_folder(fitted):
     assert {path.name for path in fitted.iterdir()} == {
         "best.ckpt", "best.safetensors", "config.yaml", "confusion_matrix.png", "last.ckpt",
@@ -29,6 +30,7 @@ def test_a_run_fills_its_folder(fitted):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("fitted")
 def test_runs_are_named_after_their_config_and_numbered(fitted, capsys, fit):
     assert fit("--trainer.limit_train_batches", "1") == 0
     assert fit("--trainer.limit_train_batches=1", "--trainer.logger=false") == 0
@@ -39,6 +41,7 @@ def test_runs_are_named_after_their_config_and_numbered(fitted, capsys, fit):
     assert "outputs/tiny/version_1" in capsys.readouterr().out
 
 
+@pytest.mark.xdist_group("fitted")
 def test_the_saved_config_is_complete_and_makes_the_same_run(fitted, here):
     saved = yaml.safe_load((fitted / "config.yaml").read_text())
     assert set(saved) == {"seed_everything", "trainer", "model", "data", "name", "probe"}
@@ -53,6 +56,7 @@ def test_the_saved_config_is_complete_and_makes_the_same_run(fitted, here):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.xdist_group("fitted")
 def test_test_and_validate_write_beside_the_checkpoint(fitted, here, capsys):
     run = shutil.copytree(fitted, "run")
     os.remove("run/confusion_matrix.png")
@@ -67,6 +71,7 @@ def test_test_and_validate_write_beside_the_checkpoint(fitted, here, capsys):
     assert Path("run/summary.txt").read_bytes() == (fitted / "summary.txt").read_bytes()
 
 
+@pytest.mark.xdist_group("fitted")
 def test_predict_names_the_class_of_files_and_folders(fitted, here, capsys):
     Path("photos").mkdir()
     for name, colour in (("photos/a.png", "red"), ("photos/b.jpg", "blue"), ("c.png", "green")):
@@ -82,6 +87,7 @@ def test_predict_names_the_class_of_files_and_folders(fitted, here, capsys):
     assert all(row["class"] in classes and 0.1 <= float(row["probability"]) <= 1 for row in rows)
 
 
+@pytest.mark.xdist_group("fitted")
 def test_predict_needs_images(fitted, complaint):
     assert main(["predict", "--ckpt_path", str(fitted / "best.ckpt")]) == 2
     assert complaint() == "no image to predict: --images FILE_OR_FOLDER ..."

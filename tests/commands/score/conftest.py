@@ -42,9 +42,12 @@ def same() -> Callable[[dict, dict], None]:
     return check
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def planted(models, score, tmp_path_factory) -> Path:
-    """Ten planted images, scored."""
+    """Ten planted images, scored: to read, or to copy.
+
+    Tests that take it are of xdist_group("scored"), so that one process makes it.
+    """
     folder = tmp_path_factory.mktemp("scored")
     quick = "--steps", 4, "--batch-size", 4, "--method", "GradCAM"
     assert score(models("vit"), "planted", *quick, "--images", 10, "-o", folder) == 0

@@ -11,6 +11,7 @@ BASELINES = {"RandomMap", "CentreGaussian", "EdgeMap"}
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("scored")
 def test_a_stopped_run_goes_on(
     models, planted, tmp_path, monkeypatch, score, scores, same, complaint
 ):
@@ -36,6 +37,7 @@ def test_a_stopped_run_goes_on(
     same(scores(tmp_path), scores(planted))
 
 
+@pytest.mark.xdist_group("scored")
 def test_damaged_scores_are_made_again(models, planted, tmp_path, monkeypatch, score, scores, same):
     """A digit, a name, bytes that are no text, brackets without an end: each costs its image."""
     shutil.copytree(planted, tmp_path, dirs_exist_ok=True)
@@ -69,6 +71,7 @@ def test_damaged_settings_are_named(models, tmp_path, text, score, complaint):
     assert "settings.json: damaged: the settings of its scores are unknown" in complaint()
 
 
+@pytest.mark.xdist_group("scored")
 def test_scores_of_other_settings_do_not_mix(models, planted, score, complaint):
     assert score(models("vit"), "planted", "--steps", 5, "-o", planted) == 2
     assert "it holds scores of other settings (steps 4, now 5)" in complaint()
@@ -89,6 +92,7 @@ def test_more_methods_and_images_add_to_what_is_there(models, tmp_path, monkeypa
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("scored")
 def test_shards_are_put_together(models, planted, tmp_path, capsys, score, scores, same):
     words = models("vit"), "planted", *QUICK, "--images", 10, "-o", tmp_path
     for shard in ("2/2", "1/2"):
@@ -102,6 +106,7 @@ def test_shards_are_put_together(models, planted, tmp_path, capsys, score, score
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("scored")
 def test_other_processes_give_the_same(models, planted, tmp_path, score, scores, same):
     """One task is left to do, so that one process starts."""
     shutil.copytree(planted, tmp_path, dirs_exist_ok=True)

@@ -25,6 +25,7 @@ QUICK = "--steps", 4, "--batch-size", 4, "--method", "GradCAM"
 BASELINES = {"RandomMap", "CentreGaussian", "EdgeMap"}
 
 
+@pytest.mark.xdist_group("scored")
 def test_the_table_is_what_the_metrics_say(planted, models, scores):
     model = load_model(models("vit"))
     data = open_data("planted", model, Path("."))
@@ -53,6 +54,7 @@ def test_the_table_is_what_the_metrics_say(planted, models, scores):
     assert ahead["certain"] == (ahead["low"] > 0)
 
 
+@pytest.mark.xdist_group("scored")
 def test_the_files_say_the_same(planted, scores):
     told = scores(planted)
     assert set(told) == {"GradCAM", *BASELINES}
@@ -73,6 +75,7 @@ def test_the_files_say_the_same(planted, scores):
     assert not (planted / "sanity.png").exists()
 
 
+@pytest.mark.xdist_group("scored")
 def test_from_python_it_is_the_same(planted, models):
     found = vision_attn.score(
         load_model(models("vit")), "planted", "GradCAM",

@@ -121,6 +121,7 @@ def scored(model, folder, tmp_path_factory):
     )
 
 
+@pytest.mark.xdist_group("mosaics")
 def test_the_oracle_scores_one_and_what_is_blind_to_the_class_the_share_of_a_cell(scored):
     for side, metric in zip((2, 3), GRIDS, strict=True):
         means = {m: scored.results.mean(metric, m) for m in scored.methods}
@@ -131,6 +132,7 @@ def test_the_oracle_scores_one_and_what_is_blind_to_the_class_the_share_of_a_cel
         assert {mean.n for mean in means.values()} == {5}
 
 
+@pytest.mark.xdist_group("mosaics")
 def test_a_mosaic_holds_the_surest_photos_that_are_named_right(scored, model, folder):
     data = open_data(str(folder), model, folder)
     with torch.no_grad():
@@ -155,6 +157,7 @@ def test_a_mosaic_holds_the_surest_photos_that_are_named_right(scored, model, fo
             torch.testing.assert_close(used.sort(descending=True).values, mine[: len(used)])
 
 
+@pytest.mark.xdist_group("mosaics")
 def test_the_files_say_how_and_mark_what_is_class_blind(scored):
     folder = scored._memory.folder.parent
     told = json.loads((folder / "scores.json").read_text())
@@ -254,6 +257,7 @@ def test_a_vit_has_a_layout_of_the_mosaic(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("mosaics")
 def test_a_stopped_call_and_shards_give_the_same(model, folder, scored, tmp_path, monkeypatch):
     ask = {**FEW, "mosaic": (2, 3), "output": tmp_path, "name": "colours"}
     methods = [Oracle(), Blind()]

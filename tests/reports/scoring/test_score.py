@@ -55,6 +55,7 @@ def same(one: Scores, other: Scores) -> None:
         assert mine["mean"] == pytest.approx(theirs["mean"], abs=2e-3)
 
 
+@pytest.mark.xdist_group("scored in memory")
 def test_rows_are_plain_values_and_the_csv(planted, tmp_path):
     rows = planted.table()
     assert {row["method"] for row in rows} == {"GradCAM", *BASELINES}
@@ -68,6 +69,7 @@ def test_rows_are_plain_values_and_the_csv(planted, tmp_path):
     assert rows[0]["ahead_of_EdgeMap_low"] == ahead["EdgeMap"]["low"]
 
 
+@pytest.mark.xdist_group("scored in memory")
 def test_in_memory_and_in_a_folder_it_is_the_same(model, planted, tmp_path):
     kept = vision_attn.score(model, "planted", [GradCAM()], **QUICK, output=tmp_path)
     assert kept.to_dict() == planted.to_dict()
@@ -77,6 +79,7 @@ def test_in_memory_and_in_a_folder_it_is_the_same(model, planted, tmp_path):
         assert (tmp_path / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
+@pytest.mark.xdist_group("scored in memory")
 def test_best_and_the_tables_that_show_themselves(planted):
     means = {r["method"]: r["mean"] for r in planted.table() if r["metric"] == "insertion"}
     assert planted.best("insertion") == max(means, key=means.get)
@@ -91,6 +94,7 @@ def test_best_and_the_tables_that_show_themselves(planted):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("scored in memory")
 def test_a_stopped_call_goes_on_and_draws_without_the_network(
     model, planted, tmp_path, monkeypatch
 ):
@@ -132,6 +136,7 @@ def test_a_map_that_was_cut_short_is_drawn_again(model, tmp_path):
     assert sorted((tmp_path / "per_image" / "maps").glob("GradCAM*.npz")) == maps
 
 
+@pytest.mark.xdist_group("scored in memory")
 def test_scores_on_a_full_disk_stay_as_they_were(planted, full_disk):
     (full_disk / "a.txt").write_bytes(b"x" * 65_536)
     for name in ("scores.json", "scores.csv", "scores.md"):
@@ -153,6 +158,7 @@ def tables_of(scores: Scores) -> dict[str, str]:
     return {".json": as_json, ".csv": tables.as_csv(results), ".md": tables.as_markdown(results)}
 
 
+@pytest.mark.xdist_group("scored in memory")
 def test_two_calls_at_once_share_a_folder(model, planted, tmp_path):
     work = Work(model, "planted", "GradCAM", images=5, steps=2)
     first, second = (Folder(tmp_path / "out", work.settings) for _ in range(2))
@@ -163,6 +169,7 @@ def test_two_calls_at_once_share_a_folder(model, planted, tmp_path):
     assert not work.tasks(set(first.records()))
 
 
+@pytest.mark.xdist_group("scored in memory")
 def test_shards_meet_in_a_folder(model, planted, tmp_path):
     for number in (2, 1):
         part = vision_attn.score(
@@ -176,10 +183,12 @@ def test_shards_meet_in_a_folder(model, planted, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("scored in memory")
 def test_two_processes_give_the_same(model, planted):
     same(vision_attn.score(model, "planted", "GradCAM", **QUICK, processes=2), planted)
 
 
+@pytest.mark.xdist_group("scored in memory")
 def test_a_model_that_cannot_be_sent_is_scored_in_one_process(model, planted):
     class Local(nn.Module):  # known to this function alone
         def __init__(self):
@@ -312,6 +321,7 @@ def test_examples(module):
     assert result.failed == 0
 
 
+@pytest.mark.xdist_group("scored in memory")
 def test_nothing_here_prints(planted, capsys, tmp_path):
     planted.save(tmp_path)
     assert capsys.readouterr() == ("", "")

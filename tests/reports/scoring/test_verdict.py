@@ -234,6 +234,7 @@ def untrained() -> Scores:
     return vision_attn.score(model, "planted", ["GradCAM"], **quick)
 
 
+@pytest.mark.xdist_group("scored untrained")
 def test_the_verdict_is_a_value_in_the_files_and_the_last_word_of_the_command(
     untrained, tmp_path, capsys
 ):
@@ -248,6 +249,7 @@ def test_the_verdict_is_a_value_in_the_files_and_the_last_word_of_the_command(
     assert capsys.readouterr().out.rstrip().endswith(verdict.text)
 
 
+@pytest.mark.xdist_group("scored untrained")
 def test_scores_of_random_weights_say_so(untrained):
     words = "Random weights: this model has not been trained."
     assert untrained.to_dict()["weights"] == "random"
