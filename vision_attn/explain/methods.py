@@ -106,28 +106,32 @@ def choose_methods(
         >>> choose_methods(["EdgeMap(cells=7)", "EdgeMap(cells=7)"], nn.Conv2d(3, 5, 3))
         [EdgeMap(cells=7)]
     """
-    fit = fitting_methods(network)
-    if not fit:
-        raise ValueError(f"no method fits {type(network_of(network)).__name__}")
     if not methods:
-        usual = ("GradCAM", "Rollout") if _leaves_calls_out(network) else ("Rollout", "GradCAM")
-        default = [one for name in usual for one in fit if str(one) == name]
-        return (default or fit)[:1]
+        usual = (GradCAM(), Rollout()) if _leaves_calls_out(network) else (Rollout(), GradCAM())
+        first = next((one for one in usual if refusal(one, network) is None), None)
+        return [first] if first else _some_fitting(network)[:1]
     chosen: list[Explainer] = []
     for method in methods:
         if isinstance(method, Explainer):
             chosen.append(method)
         elif method.strip().lower() == "all":
-            chosen += fit
+            chosen += _some_fitting(network)
         else:
             chosen.append(parse_method(method))
     for explainer in chosen:
         if reason := refusal(explainer, network):
             raise MisfitError(
                 f"{explainer} does not fit this model: {reason}; "
-                f"these methods do: {', '.join(map(str, fit))}"
+                f"these methods do: {', '.join(map(str, _some_fitting(network)))}"
             )
     return sorted(dict.fromkeys(chosen), key=lambda one: isinstance(one, Baseline))
+
+
+def _some_fitting(network: nn.Module | Model) -> list[Explainer]:
+    """List the methods that fit, of which there must be one."""
+    if not (fit := fitting_methods(network)):
+        raise ValueError(f"no method fits {type(network_of(network)).__name__}")
+    return fit
 
 
 def _leaves_calls_out(network: nn.Module | Model) -> bool:
