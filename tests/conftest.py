@@ -124,7 +124,16 @@ def models(tmp_path_factory) -> Callable[[str], str]:
 @pytest.fixture
 def photos(tmp_path) -> Path:
     """A folder of three photos, one of them tall, one small."""
-    folder = tmp_path / "photos"
+    return _three_photos(tmp_path / "photos")
+
+
+@pytest.fixture(scope="session")
+def kept_photos(tmp_path_factory) -> Path:
+    """The same photos for several tests: to read alone."""
+    return _three_photos(tmp_path_factory.mktemp("kept") / "photos")
+
+
+def _three_photos(folder: Path) -> Path:
     folder.mkdir()
     rng = np.random.default_rng(0)
     for name, shape in (("cat.png", (331, 401)), ("dog.jpg", (500, 353)), ("tiny.png", (40, 60))):

@@ -60,18 +60,16 @@ def test_search_works_from_the_disk(visit):
     assert not page.url.endswith("index.html")
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_fits_a_narrow_screen_and_shows_its_pictures(visit, name):
-    page = visit(name, width=400)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 400
-    broken = "[...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src)"
-    assert page.evaluate(broken) == []
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", PAGES)
-def test_axe_finds_nothing_serious(visit, name, scheme):
-    page = visit(name, {"light": 1300, "dark": 400}[scheme], scheme)
+def test_a_page_fits_its_screen_with_its_pictures_and_axe_finds_nothing_serious(
+    visit, name, scheme
+):
+    width = {"light": 1300, "dark": 400}[scheme]
+    page = visit(name, width, scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    broken = "[...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src)"
+    assert page.evaluate(broken) == []
     slate = page.evaluate("document.body.getAttribute('data-md-color-scheme')")
     assert slate == {"light": "default", "dark": "slate"}[scheme]
     page.evaluate(AXE_SCRIPT)

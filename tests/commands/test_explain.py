@@ -353,16 +353,18 @@ def same_but_for_time(folder, other):
     return parts
 
 
-@pytest.fixture
-def alone(models, photos, tmp_path):
+@pytest.fixture(scope="module")
+def alone(models, kept_photos, tmp_path_factory):
     """Words, and the folder that one process fills."""
-    words = [models("vit"), photos, "--method", "Rollout", "--method", "RandomMap", "--page"]
+    folder = tmp_path_factory.mktemp("explained") / "alone"
+    words = [models("vit"), kept_photos, "--method", "Rollout", "--method", "RandomMap", "--page"]
     words += ["--batch-size", 1]
-    assert explain(*words, "-o", tmp_path / "alone") == 0
-    return words, tmp_path / "alone"
+    assert explain(*words, "-o", folder) == 0
+    return words, folder
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("explained")
 def test_processes_fill_the_folder_as_one_does(alone, tmp_path):
     words, folder = alone
     assert explain(*words, "--processes", 2, "-o", tmp_path / "two") == 0
@@ -370,6 +372,7 @@ def test_processes_fill_the_folder_as_one_does(alone, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("explained")
 def test_the_last_shard_puts_all_together(alone, tmp_path, capsys):
     words, folder = alone
     out = tmp_path / "out"
@@ -387,6 +390,7 @@ def test_the_last_shard_puts_all_together(alone, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("old", "new"), [("RandomMap", "RandomMop"), ('{"', "["), ("0", "1")])
+@pytest.mark.xdist_group("explained")
 def test_a_damaged_shard_is_named_and_done_again(alone, tmp_path, capsys, old, new):
     words, folder = alone
     out = tmp_path / "out"
@@ -401,6 +405,7 @@ def test_a_damaged_shard_is_named_and_done_again(alone, tmp_path, capsys, old, n
     assert same_but_for_time(out, folder)
 
 
+@pytest.mark.xdist_group("explained")
 def test_torchrun_says_which_shard_a_process_is(alone, tmp_path, monkeypatch):
     words, folder = alone
     monkeypatch.setenv("WORLD_SIZE", "2")
