@@ -76,7 +76,12 @@ def imported_parts(path: Path) -> set[str]:
     """The parts of the package that a file imports, at any depth of its code."""
     names = [f"{module}.{name}".split(".") for module, name in imported_names(path)]
     parts = {name[1] for name in names if name[0] == "vision_attn" and name[1]}
-    return parts & (set(ALLOWED) | {part_of(p) for p in PACKAGE.rglob("*.py")})
+    return parts & (set(ALLOWED) | parts_in(PACKAGE))
+
+
+@cache
+def parts_in(package: Path) -> frozenset[str]:
+    return frozenset(part_of(path) for path in package.rglob("*.py"))
 
 
 def imported_files(path: Path) -> set[Path]:

@@ -102,37 +102,41 @@ def image_of(model: Model) -> torch.Tensor:
     return torch.randn(3, *model.preprocess.input_size, generator=torch.Generator().manual_seed(3))
 
 
-@pytest.mark.parametrize("plain", [False, True], ids=["wasm", "plain"])
 @pytest.mark.parametrize("name", VITS)
-def test_a_vit_in_the_page_is_the_one_in_torch(run_in_page, name, plain):
+def test_a_vit_in_the_page_is_the_one_in_torch(run_in_page, name):
+    """Computed by WebAssembly, and by plain JavaScript."""
     torch.manual_seed(0)
     model = VITS[name]()
     image = image_of(model)
-    found = run_in_page(model, image, plain=plain)
-    assert found["kernels"] == ("PlainKernels" if plain else "WasmKernels")
     with torch.no_grad(), record_attention(model.network, keep=()) as record:
         expected = model.network(image[None])[0]
-    logits = torch.tensor(found["logits"])
-    torch.testing.assert_close(logits, expected, atol=3e-4, rtol=1e-4)
     assert expected.std() > 0.1
     maps = Rollout()(model.network, image[None])
-    shown = torch.tensor(found["rollout"]["values"]).view_as(maps.values)
-    torch.testing.assert_close(shown, maps.values, atol=1e-6, rtol=1e-3)
-    assert found["rollout"]["prefixMass"] == pytest.approx(float(maps.prefix_mass), abs=1e-5)
-    calls = [call for call in record.calls if call.queries == call.keys]
-    assert len(calls) == len(found["layers"]) == 3
-    for call, layer in zip(calls, found["layers"], strict=True):
-        weights = call.weights()[0].numpy()
-        shape = weights.shape[0], layer["tokens"], -1
-        q, k = (np.reshape(layer[part], shape) for part in "qk")
-        scores = q @ k.swapaxes(1, 2)
-        shares = np.exp(scores - scores.max(2, keepdims=True))
-        np.testing.assert_allclose(shares / shares.sum(2, keepdims=True), weights, atol=2e-4)
-        np.testing.assert_allclose(layer["fused"], weights.mean(0).ravel(), atol=2e-4)
-        for head, known in enumerate(layer["averages"]):
-            assert known["entropy"] == pytest.approx(entropy(weights[head]), abs=2e-3)
-            reach = distance(weights[head], model.layout.grid)
-            assert known["distance"] == pytest.approx(reach, rel=1e-3)
+    layers = [call.weights()[0].numpy() for call in record.calls if call.queries == call.keys]
+    for kernels in ("WasmKernels", "PlainKernels"):
+        found = run_in_page(model, image, plain=kernels == "PlainKernels")
+        assert found["kernels"] == kernels
+        logits = torch.tensor(found["logits"])
+        torch.testing.assert_close(logits, expected, atol=3e-4, rtol=1e-4)
+        shown = torch.tensor(found["rollout"]["values"]).view_as(maps.values)
+        torch.testing.assert_close(shown, maps.values, atol=1e-6, rtol=1e-3)
+        assert found["rollout"]["prefixMass"] == pytest.approx(float(maps.prefix_mass), abs=1e-5)
+        assert len(layers) == len(found["layers"]) == 3
+        for weights, layer in zip(layers, found["layers"], strict=True):
+            assert_attends(layer, weights, model.layout.grid)
+
+
+def assert_attends(layer: dict, weights: np.ndarray, grid: tuple[int, int]) -> None:
+    """A layer of the page has these weights (head i j), as its queries and keys and in numbers."""
+    shape = weights.shape[0], layer["tokens"], -1
+    q, k = (np.reshape(layer[part], shape) for part in "qk")
+    scores = q @ k.swapaxes(1, 2)
+    shares = np.exp(scores - scores.max(2, keepdims=True))
+    np.testing.assert_allclose(shares / shares.sum(2, keepdims=True), weights, atol=2e-4)
+    np.testing.assert_allclose(layer["fused"], weights.mean(0).ravel(), atol=2e-4)
+    for head, known in enumerate(layer["averages"]):
+        assert known["entropy"] == pytest.approx(entropy(weights[head]), abs=2e-3)
+        assert known["distance"] == pytest.approx(distance(weights[head], grid), rel=1e-3)
 
 
 def test_attention_that_is_tested_is_sharp():
@@ -208,43 +212,45 @@ CNNS = {
 }
 
 
-@pytest.mark.parametrize("plain", [False, True], ids=["wasm", "plain"])
 @pytest.mark.parametrize("name", CNNS)
-def test_a_cnn_in_the_page_is_the_one_in_torch(run_in_page, name, plain):
+def test_a_cnn_in_the_page_is_the_one_in_torch(run_in_page, name):
+    """Computed by WebAssembly, and by plain JavaScript."""
     torch.manual_seed(0)
     make, size = CNNS[name]
     model = cnn(make(), size)
     for parameter in model.network.parameters():  # gates that are neutral would hide a mistake
         parameter.data += (0.05 + 0.1 * parameter.abs().mean()) * torch.randn_like(parameter)
     image = image_of(model)
-    found = run_in_page(model, image, plain=plain)
     with torch.no_grad():
         expected = model.network(image[None])[0]
     largest = float(expected.abs().max())
-    logits = torch.tensor(found["logits"])
-    torch.testing.assert_close(logits, expected, atol=5e-3 * largest, rtol=0)
     maps = [GradCAM()(model.network, image[None], at).values[0].flatten() for at in range(7)]
-    shown, wanted = torch.tensor(found["cams"]), torch.stack(maps)
+    wanted = torch.stack(maps)
     assert (wanted.amax(1) > 0).sum() > 1  # relu leaves some classes without a map
-    torch.testing.assert_close(shown, wanted, atol=0.02 * float(wanted.max()), rtol=0)
-    if NoGate in {type(module) for module in model.network.modules()}:
-        assert found["gates"] == []
-        return
-    gates = gate_values(model.network, image[None])
-    assert [gate["name"] for gate in found["gates"]] == list(gates)
+    gated = NoGate not in {type(module) for module in model.network.modules()}
+    gates = gate_values(model.network, image[None]) if gated else {}
     channels = [name for name, values in gates.items() if values.ndim == 2]
-    for gate, values in zip(found["gates"], gates.values(), strict=True):
-        torch.testing.assert_close(
-            torch.tensor(gate["values"]), values.flatten(), atol=5e-3, rtol=0
-        )
-        assert gate["shape"] == list(values.shape[1:])
-        if values.ndim == 2:
-            at = ChannelGates(layer=channels.index(gate["name"]), kind="selected")
-            wanted = at(model.network, image[None]).values[0].flatten()
-            where = torch.tensor(gate["where"], dtype=torch.float32)
-            torch.testing.assert_close(
-                where, wanted, atol=0.02 * float(wanted.abs().max()) + 1e-6, rtol=0
-            )
+    selected = {
+        name: ChannelGates(layer=layer, kind="selected")(model.network, image[None]).values[0]
+        for layer, name in enumerate(channels)
+    }
+    for plain in (False, True):
+        found = run_in_page(model, image, plain=plain)
+        logits = torch.tensor(found["logits"])
+        torch.testing.assert_close(logits, expected, atol=5e-3 * largest, rtol=0)
+        cams = torch.tensor(found["cams"])
+        torch.testing.assert_close(cams, wanted, atol=0.02 * float(wanted.max()), rtol=0)
+        assert [gate["name"] for gate in found["gates"]] == list(gates)
+        for gate, values in zip(found["gates"], gates.values(), strict=True):
+            shown = torch.tensor(gate["values"])
+            torch.testing.assert_close(shown, values.flatten(), atol=5e-3, rtol=0)
+            assert gate["shape"] == list(values.shape[1:])
+            if values.ndim == 2:
+                where = torch.tensor(gate["where"], dtype=torch.float32)
+                at = selected[gate["name"]].flatten()
+                torch.testing.assert_close(
+                    where, at, atol=0.02 * float(at.abs().max()) + 1e-6, rtol=0
+                )
 
 
 def half_exact(network: nn.Module) -> nn.Module:
