@@ -45,6 +45,7 @@ def test_damaged_files_end_in_a_line_and_harm_nothing(corpus, summary):
     assert sum(summary["cases"][corpus].values()) == CASES
 
 
+@pytest.mark.xdist_group("fuzz")
 def test_every_corpus_is_tested(summary):
     assert list(summary["cases"]) == CORPORA
 

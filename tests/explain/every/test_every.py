@@ -1,6 +1,7 @@
 """Networks of every kind, each judged by what it shows when it is disturbed: right, or refused."""
 
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,12 @@ REFUSED = {
     "timm:test_byobnet": "no attention was found",
 }
 NAMES = list(dict.fromkeys([*RIGHT, *REFUSED]))
-ENTRIES = {entry.name: entry for entry in catalogue.every() if entry.name in NAMES}
+
+
+@cache
+def entries() -> dict[str, catalogue.Entry]:
+    """The networks of these names, found when the first is tried: to list all takes seconds."""
+    return {entry.name: entry for entry in catalogue.every() if entry.name in NAMES}
 
 
 @pytest.mark.parametrize(
@@ -43,9 +49,9 @@ ENTRIES = {entry.name: entry for entry in catalogue.every() if entry.name in NAM
     ],
 )
 def test_its_maps_are_right_or_refused_for_this_reason(name):
-    if name not in ENTRIES:
+    if name not in entries():
         pytest.skip(f"the library of {name} is not installed, or has no such network")
-    found = oracle.tried(ENTRIES[name])
+    found = oracle.tried(entries()[name])
     if name in REFUSED:
         assert found["map"] == "refused"
         assert REFUSED[name] in found["why"]
