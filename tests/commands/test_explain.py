@@ -266,6 +266,7 @@ def test_every_kind_of_image_works(models, tmp_path):
     assert read(tmp_path / "out" / "turned.EdgeMap.png").shape[0] == 270  # 90 high, enlarged by 3
 
 
+@pytest.mark.slow  # render/test_overlay.py draws as many in the usual run
 def test_twenty_megapixels(models, tmp_path):
     image = Image.new("RGB", (5200, 3900), (90, 120, 40))
     image.paste((10, 10, 10), (0, 0, 2600, 3900))

@@ -7,6 +7,7 @@ import torch
 from vision_attn.data import Preprocess, example_photos
 from vision_attn.models import SEResNet, ViT
 from vision_attn.render import write_page
+from vision_attn.reports import demo_photos
 from vision_attn.reports.demo_page import write_first_page
 from vision_attn.reports.demo_photos import PhotoWall, methods_of
 from vision_attn.types import Model
@@ -32,26 +33,28 @@ def test_each_network_shows_the_maps_that_fit_it():
     assert methods_of(transformer()) == ["Rollout", "Relevance"]
 
 
-def test_every_photo_has_a_row_with_every_map_and_what_each_network_sees(tmp_path):
+def test_every_photo_has_a_row_with_every_map_and_what_each_network_sees(tmp_path, monkeypatch):
+    photos = dict(list(example_photos().items())[:3])
+    monkeypatch.setattr(demo_photos, "example_photos", lambda: photos)
     models = {"SENet": convolutions(), "ViT": transformer()}
     wall = PhotoWall(tmp_path, models)
     section, links = wall.sections()
     page = (tmp_path / "live.html").read_text()
     assert all(f'"{name}"' in page for name in models)
     assert [link[0] for link in links.links] == ["live.html"]
-    assert [row.name for row in section.rows] == [n.replace("_", " ") for n in example_photos()]
-    for row, name in zip(section.rows, example_photos(), strict=True):
+    assert [row.name for row in section.rows] == [n.replace("_", " ") for n in photos]
+    for row, name in zip(section.rows, photos, strict=True):
         assert [shot.caption for shot in row.shots] == [
             *("photo", "GradCAM", "ChannelGates", "Rollout", "Relevance")
         ]
         for model, (group, maps) in zip(models, row.groups[1:], strict=True):
-            logits = models[model].network(PREPROCESS(example_photos()[name])[None]).softmax(1)
+            logits = models[model].network(PREPROCESS(photos[name])[None]).softmax(1)
             sure = logits.max(1)
             assert group == f"{model}: class {sure.indices.item()} {sure.values.item():.0%}"
             assert maps == 2
     page = write_first_page(tmp_path, [section, links]).read_text()
     assert "are being trained now" in page
     files = re.findall(r'(?:src|href)="\./([^"#]+)"', page)
-    assert len(files) > 12 * 2 * 4
+    assert len(files) > 3 * 2 * 4
     assert all((tmp_path / file).is_file() for file in files)
     assert write_page(tmp_path, "again", [section]).is_file()
