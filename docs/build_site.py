@@ -34,6 +34,7 @@ import notebooks
 
 ROOT = Path(__file__).parent.parent
 LONGEST_WORD = 32  # letters of code that stay on one line, also on a telephone
+LONGEST_NAME = 24  # the same in a cell of a table
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -67,8 +68,15 @@ def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
         content,
         flags=re.DOTALL,
     )
-    content = re.sub(r"<td.*?</td>", lambda m: m[0].replace(r"\|", "|"), content, flags=re.DOTALL)
+    content = re.sub(r"<td.*?</td>", lambda m: with_names(m[0]), content, flags=re.DOTALL)
+    content = content.replace("<th></th>", "<td></td>")  # a heading without words is none
     return with_formulas(content).replace("<table>", '<table tabindex="0">')
+
+
+def with_names(cell: str) -> str:
+    """A cell whose names of code are not broken, and whose pipes have lost their backslash."""
+    name = rf"<code>([^<\s]{{1,{LONGEST_NAME}}})</code>"
+    return re.sub(name, r'<code class="name">\1</code>', cell.replace(r"\|", "|"))
 
 
 def with_whole_words(code: re.Match[str]) -> str:
@@ -78,7 +86,9 @@ def with_whole_words(code: re.Match[str]) -> str:
 
 
 def unbroken(word: str) -> str:
-    return f'<span class="word">{word}</span>' if len(word) <= LONGEST_WORD else word
+    """A word on one line; a long one may be broken after a dot, a slash or an equals sign."""
+    parts = [word] if len(word) <= LONGEST_WORD else re.split(r"(?<=[./=])(?=[^./=])", word)
+    return "<wbr>".join(f'<span class="word">{part}</span>' for part in parts)
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
@@ -424,7 +434,9 @@ def with_formulas(content: str) -> str:
     """HTML whose formulas are MathML."""
     content = re.sub(
         r'<div class="arithmatex">\\\[(.*?)\\\]</div>',
-        lambda m: f'<span class="formula" tabindex="0">{mathml(m[1], "block")}</span>',
+        lambda m: (
+            f'<span class="formula" tabindex="0">{"".join(map(block, parts_of(m[1])))}</span>'
+        ),
         content,
         flags=re.DOTALL,
     )
@@ -434,6 +446,19 @@ def with_formulas(content: str) -> str:
         content,
         flags=re.DOTALL,
     )
+
+
+def parts_of(formula: str) -> list[str]:
+    """A formula in the parts between its wide gaps: on a narrow screen each gets a line."""
+    parts = [""]
+    for piece in re.split(r"\\qquad|\\quad", formula):
+        whole = parts[-1].count("{") == parts[-1].count("}") and parts[-1].strip()
+        parts = [*parts, piece] if whole else [*parts[:-1], parts[-1] + piece]
+    return parts
+
+
+def block(formula: str) -> str:
+    return mathml(formula, "block")
 
 
 def mathml(formula: str, display: str) -> str:

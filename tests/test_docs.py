@@ -159,13 +159,33 @@ def test_a_word_of_code_in_a_sentence_stays_whole_and_a_pipe_loses_its_backslash
     block = "<pre><span></span><code>vision-attn demo</code></pre>"
     made = site_module().on_page_content(given + block, None, None, None)
     assert '<code><span class="word">--output</span> DIR</code>' in made
-    assert "<code>mean|max</code>" in made
+    assert '<td><code class="name">mean|max</code></td>' in made
     assert block in made
     shell = f'<div class="language-sh highlight">{block}</div>'.replace(
         "demo", "demo -o DIR --page"
     )
     made = site_module().on_page_content(shell, None, None, None)
     assert 'vision-attn demo <span class="word">-o</span> DIR <span class="word">--page' in made
+
+
+def test_a_long_word_of_code_is_broken_after_its_dots_alone_and_names_in_cells_are_not():
+    content = site_module().on_page_content
+    long = "--trainer.callbacks+=vision_attn.training.Compile"
+    made = content(f"<p><code>{long}</code></p>", None, None, None)
+    parts = re.findall(r'<span class="word">([^<]*)</span>', made)
+    assert parts == ["--trainer.", "callbacks+=", "vision_attn.", "training.", "Compile"]
+    assert made.count("<wbr>") == len(parts) - 1
+    cells = "<td><code>AttentionOverAttention</code></td><td><code>Rollout(fusion=max, x=1)</code>"
+    made = content(f"{cells}</td><p><code>Dot</code></p><th></th>", None, None, None)
+    assert made.count('class="name"') == 1
+    assert made.endswith("<p><code>Dot</code></p><td></td>")
+
+
+def test_a_formula_is_divided_at_its_wide_gaps_but_not_inside_braces():
+    parts = site_module().parts_of(r"a = b, \qquad c^{x \quad y} = d \quad e")
+    assert parts == ["a = b, ", " c^{x  y} = d ", " e"]
+    given = r'<div class="arithmatex">\[a, \qquad b\]</div>'
+    assert site_module().with_formulas(given).count('display="block"') == 2
 
 
 LEARN = sorted((ROOT / "docs/learn").glob("[0-9]*.md"))

@@ -92,7 +92,9 @@ def scores() -> Figure:
         ("Dot", lambda: attn.Dot(2)),
         ("ScaledDot", lambda: attn.ScaledDot(2)),
         ("General", lambda: attn.General(2)),
+        ("BiasedGeneral", lambda: attn.BiasedGeneral(2)),
         ("ActivatedGeneral", lambda: attn.ActivatedGeneral(2)),
+        ("Concat", lambda: attn.Concat(2)),
         ("Additive", lambda: attn.Additive(2)),
         ("Deep", lambda: attn.Deep(2)),
         ("KeyOnly", lambda: attn.KeyOnly(2)),
@@ -100,7 +102,7 @@ def scores() -> Figure:
     side = torch.linspace(-3, 3, 61)
     keys = torch.cartesian_prod(side, side)[None, None]
     query = torch.tensor([1.2, 1.6]).view(1, 1, 1, 2)
-    figure, grid = plt.subplots(2, 4, figsize=(8, 4.2), layout="constrained", dpi=110)
+    figure, grid = plt.subplots(2, 5, figsize=(8, 3.6), layout="constrained", dpi=110)
     for axes, (name, make) in zip(grid.flat, kinds, strict=True):
         torch.manual_seed(3)
         with torch.no_grad():
@@ -166,6 +168,20 @@ def self_attention() -> Figure:
     return figure
 
 
+def convolution() -> Figure:
+    """The nine heads that make a 3 x 3 convolution, sharp and blurred, for the middle pixel."""
+    conv = nn.Conv2d(1, 1, 3, padding=1)
+    figure, grid = plt.subplots(2, 9, figsize=(8, 2.1), layout="constrained", dpi=110)
+    for row, alpha in zip(grid, (40, 1), strict=True):
+        attention = attn.QuadraticAttention.from_conv(conv, alpha)
+        looks = attention.weights((7, 7)).detach()[:, 24].view(9, 9, 9)[:, 1:8, 1:8]
+        for head, axes in enumerate(row):
+            matrix(axes, looks[head], f"head {head + 1}" if alpha == 40 else "")
+            axes.plot(3, 3, "s", mfc="none", mec=BLUE, ms=7, mew=1)
+        row[0].set_ylabel(f"alpha = {alpha}")
+    return figure
+
+
 def heads() -> Figure:
     """What each head of two layers of a trained ViT looks at, averaged over its queries."""
     image, _, weights = asked()
@@ -177,6 +193,94 @@ def heads() -> Figure:
         for head, axes in enumerate(row[:-1]):
             over(axes, image, weights[layer][head].mean(0), f"layer {layer + 1}, head {head + 1}")
         over(row[-1], image, weights[layer].mean((0, 1)), "mean of the heads")
+    return figure
+
+
+def views() -> Figure:
+    """Three views of multi-dimensional attention: three matrices in one bilinear score."""
+    photos = planted.paint(28, 29, split="train")
+    tokens = described(photos.images)[..., [*range(8), *range(10, 14)]]
+    at = object_place(photos, 0)
+    attention = attn.MultiDimAttention(12, heads=3, qkv_bias=False, score=attn.General)
+    colour, place = torch.zeros(12, 12), torch.zeros(12, 12)
+    colour[:3, :3], place[8:, 8:] = 0.4 * torch.eye(3), 2.5 * torch.eye(4)
+    with torch.no_grad():
+        attention.qkv.weight.copy_(torch.eye(12).repeat(3, 1))
+        attention.attend.score.query_proj.weight.copy_(
+            torch.stack([colour, colour + place, colour - place])
+        )
+        weights = attention.weights(tokens)[0, :, at]
+    names = ("like in colour", "like in colour, and near", "like in colour, and far")
+    figure, grid = plt.subplots(1, 4, figsize=(8, 2.3), layout="constrained", dpi=110)
+    image = picture(photos, 0)
+    grid[0].imshow(image)
+    grid[0].set(title="the query is in the ring")
+    grid[0].set_axis_off()
+    for axes, view, name in zip(grid[1:], weights, names, strict=True):
+        over(axes, image, view, name)
+    for axes in grid:
+        ring(axes, at)
+    return figure
+
+
+def hierarchy() -> Figure:
+    """Three modules that attend in levels, taught for some seconds to find the object."""
+    photos = planted.paint(0, 512, split="train")
+    keys, inside = described(photos.images)[..., :10], on_object(photos)
+    first, second = 28, 48  # of the same class
+    torch.manual_seed(0)
+
+    pool = attn.HierarchicalPool(10, regions=(4, 4))
+    layout = TokenLayout(0, (16, 16), "attention")
+
+    def pool_loss() -> Tensor:
+        some = torch.randint(512, (64,))
+        return missed(pool.weights(keys[some], layout), inside[some, None])
+
+    via = attn.AttentionViaAttention(10)
+    coarse = nn.functional.avg_pool2d(keys.mT.unflatten(2, (16, 16)), 4).flatten(2).mT
+    mostly = nn.functional.avg_pool2d(inside.float().unflatten(1, (16, 16)), 4).flatten(1) > 0.5
+
+    def via_loss() -> Tensor:
+        some, asked = torch.randint(512, (64,)), torch.randint(256, (64, 4))
+        query = keys[some].gather(1, asked[..., None].expand(-1, -1, 10))
+        there = inside[some].gather(1, asked)[..., None]
+        over_coarse, over_fine = via.weights(query, coarse[some], keys[some])
+        fine = missed(over_fine, there == inside[some, None])
+        return fine + missed(over_coarse, there == mostly[some, None])
+
+    guided = attn.TargetGuided(10)
+
+    def guided_loss() -> Tensor:
+        some = torch.randint(500, (64,))
+        other = (some + 10 * torch.randint(1, 40, (64,))) % 500  # every tenth is of the same class
+        _, found = guided.weights(keys[some], keys[other], target_mask=inside[some])
+        return missed(found, inside[other])
+
+    for module, loss in ((pool, pool_loss), (via, via_loss), (guided, guided_loss)):
+        teach(module, loss)
+    at = object_place(photos, first)
+    one, other = slice(first, first + 1), slice(second, second + 1)
+    with torch.no_grad():
+        places, regions = pool.weights(keys[one], layout)[0]
+        over_coarse, over_fine = via.weights(keys[one, at : at + 1], coarse[one], keys[one])
+        target, found = guided.weights(keys[one], keys[other], target_mask=inside[one])
+    image, next_image = picture(photos, first), picture(photos, second)
+    figure, grid = plt.subplots(3, 3, figsize=(6.4, 6.8), layout="constrained", dpi=110)
+    for row in grid:
+        row[0].imshow(image)
+        row[0].set_axis_off()
+    grid[0, 0].set(title="Hierarchical")
+    over(grid[0, 1], image, regions, "weights of regions")
+    over(grid[0, 2], image, places, "weights of places")
+    grid[1, 0].set(title="AttentionViaAttention")
+    over(grid[1, 1], image, over_coarse, "first look: regions")
+    over(grid[1, 2], image, over_fine, "second look: places")
+    for axes in grid[1]:
+        ring(axes, at)
+    grid[2, 0].set(title="TargetGuided")
+    over(grid[2, 1], image, target, "over the target")
+    over(grid[2, 2], next_image, found, "over another image")
     return figure
 
 
@@ -282,7 +386,7 @@ def vit() -> Figure:
     middle.imshow(strip)
     middle.set(title="64 patches of 8 x 8, read as a sequence")
     near = torch.cosine_similarity(embed[8 * 2 + 5], embed, dim=1).view(8, 8)
-    right.imshow(near, cmap="PuOr_r", vmin=-1, vmax=1)
+    right.imshow(near, cmap="PuOr", vmin=-1, vmax=1)
     right.plot(5, 2, "s", mfc="none", mec="k", ms=14, mew=2)
     right.set(title="similar positions")
     for axes in (left, middle, right):
@@ -307,6 +411,18 @@ def rollout() -> Figure:
     return figure
 
 
+def maps() -> Figure:
+    """One image and one class by eight methods."""
+    image, _, _ = asked()
+    names = ("RawAttention", "Rollout", "WeightedRollout", "GradientRollout")
+    names += ("Relevance", "LeGrad", "GradCAM", "Occlusion")
+    found = load_model(MODEL).explain(image, *names)
+    figure, grid = plt.subplots(2, 4, figsize=(8, 4.4), layout="constrained", dpi=110)
+    for axes, name in zip(grid.flat, names, strict=True):
+        over(axes, image, torch.as_tensor(found[name].values).clamp(min=0).flatten(), name)
+    return figure
+
+
 # ---------------------------------------------------------------- shared
 
 
@@ -322,6 +438,64 @@ def asked() -> tuple[Image.Image, Tensor, list[Tensor]]:
     return image, test.object_mask[SHOWN].float(), weights
 
 
+def described(images: Tensor) -> Tensor:
+    """uint8 images (n 3 64 64) -> 14 numbers for each of 16 x 16 places, (n 256 14).
+
+    Mean colour, spread of the colours, roughness across and down, close up and from afar; and the
+    place, as angles.
+    """
+    x = images.float() / 255
+    grey = x.mean(1, keepdim=True)
+    rough = []
+    for reach in (1, 3):
+        across = (grey[..., reach:] - grey[..., :-reach]).abs()
+        down = (grey[:, :, reach:] - grey[:, :, :-reach]).abs()
+        pad = nn.functional.pad
+        rough += [pad(across, (0, reach)), pad(down, (0, 0, 0, reach))]
+    local = torch.cat([x, x * x, *rough], 1)
+    mean = nn.functional.avg_pool2d(local, 12, 4, 4, count_include_pad=False)
+    colour, square, rough_there = mean.split([3, 3, 4], 1)
+    spread = (square - colour**2).clamp(min=0).sqrt()
+    looks = torch.cat([colour, spread, rough_there], 1).flatten(2).mT
+    looks = (looks - looks.mean((0, 1))) / looks.std((0, 1))
+    y, x = torch.meshgrid(*[torch.linspace(-1.2, 1.2, 16)] * 2, indexing="ij")
+    place = torch.stack([x.sin(), x.cos(), y.sin(), y.cos()], -1).flatten(0, 1)
+    return torch.cat([looks, place.expand(len(looks), -1, -1)], -1)
+
+
+def on_object(photos: planted.PlantedImages) -> Tensor:
+    """Which of the 16 x 16 places lie on the object, (n 256)."""
+    return nn.functional.avg_pool2d(photos.object_mask[:, None].float(), 4).flatten(1) > 0.5
+
+
+def object_place(photos: planted.PlantedImages, number: int) -> int:
+    """A place in the middle of the object."""
+    return int(on_object(photos)[number].nonzero().median())
+
+
+def teach(module: nn.Module, loss_of_a_batch: Callable[[], Tensor], steps: int = 200) -> None:
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
+    for _ in range(steps):
+        loss = loss_of_a_batch()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def missed(weights: Tensor, wanted: Tensor) -> Tensor:
+    """-log of the weight that falls where it should."""
+    return -(weights * wanted).sum(-1).clamp(min=1e-6).log().mean()
+
+
+def picture(photos: planted.PlantedImages, number: int) -> Image.Image:
+    return Image.fromarray(photos.images[number].permute(1, 2, 0).numpy())
+
+
+def ring(axes: Axes, place: int) -> None:
+    """Mark one of the 16 x 16 places."""
+    axes.plot(place % 16 * 4 + 2, place // 16 * 4 + 2, "o", mfc="none", mec="w", ms=9, mew=2)
+
+
 def scaled(images: Tensor) -> Tensor:
     return images.float() / 127.5 - 1
 
@@ -332,9 +506,10 @@ def matrix(axes: Axes, weights: Tensor, title: str) -> None:
 
 
 def over(axes: Axes, image: Image.Image, row: Tensor, title: str) -> None:
-    """One row of weights over the 8 x 8 patches, on the grey image."""
+    """One row of weights over a square grid of patches, on the grey image."""
+    side = round(row.numel() ** 0.5)
     axes.imshow(image.convert("L"), cmap="gray", alpha=0.6)
-    axes.imshow(row.view(8, 8), cmap="inferno", vmin=0, extent=(0, 64, 64, 0), alpha=0.7)
+    axes.imshow(row.view(side, side), cmap="inferno", vmin=0, extent=(0, 64, 64, 0), alpha=0.7)
     axes.set(title=title, xlim=(0, 64), ylim=(64, 0))
     axes.set_axis_off()
 
@@ -346,11 +521,15 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "normalisers.svg": normalisers,
     "windows.png": windows,
     "self_attention.png": self_attention,
+    "convolution.png": convolution,
     "heads.png": heads,
+    "views.png": views,
+    "hierarchy.png": hierarchy,
     "co_attention.png": co_attention,
     "gates.png": gates,
     "vit.png": vit,
     "rollout.png": rollout,
+    "maps.png": maps,
 }
 
 
