@@ -35,6 +35,7 @@ import notebooks
 ROOT = Path(__file__).parent.parent
 LONGEST_WORD = 32  # letters of code that stay on one line, also on a telephone
 LONGEST_NAME = 24  # the same in a cell of a table
+SHORT_VALUE = 5  # letters of a value that stays beside its option
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -69,6 +70,7 @@ def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
         flags=re.DOTALL,
     )
     content = re.sub(r"<td.*?</td>", lambda m: with_names(m[0]), content, flags=re.DOTALL)
+    content = re.sub(r"<thead>\s*<tr>\s*(<th></th>\s*)+</tr>\s*</thead>", "", content)
     content = content.replace("<th></th>", "<td></td>")  # a heading without words is none
     return with_formulas(content).replace("<table>", '<table tabindex="0">')
 
@@ -152,7 +154,8 @@ def written(action: argparse.Action) -> str:
     value = value or action.dest.upper()
     if not action.option_strings:
         return f"`{value}`" + {"*": " ...", "?": " (may be left out)"}.get(str(action.nargs), "")
-    return f"{names} `{value}`"
+    space = "\N{NO-BREAK SPACE}" if len(value) <= SHORT_VALUE else " "
+    return f"{names}{space}`{value}`"
 
 
 def commands() -> str:
