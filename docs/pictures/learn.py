@@ -203,11 +203,11 @@ def views() -> Figure:
     at = object_place(photos, 0)
     attention = attn.MultiDimAttention(12, heads=3, qkv_bias=False, score=attn.General)
     colour, place = torch.zeros(12, 12), torch.zeros(12, 12)
-    colour[:3, :3], place[8:, 8:] = 0.4 * torch.eye(3), 2.5 * torch.eye(4)
+    colour[:3, :3], place[8:, 8:] = 0.3 * torch.eye(3), torch.eye(4)
     with torch.no_grad():
         attention.qkv.weight.copy_(torch.eye(12).repeat(3, 1))
         attention.attend.score.query_proj.weight.copy_(
-            torch.stack([colour, colour + place, colour - place])
+            torch.stack([colour, colour + 4 * place, colour - 1.5 * place])
         )
         weights = attention.weights(tokens)[0, :, at]
     names = ("like in colour", "like in colour, and near", "like in colour, and far")
