@@ -72,6 +72,7 @@ def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
     content = re.sub(r"<td.*?</td>", lambda m: with_names(m[0]), content, flags=re.DOTALL)
     content = re.sub(r"<thead>\s*<tr>\s*(<th></th>\s*)+</tr>\s*</thead>", "", content)
     content = content.replace("<th></th>", "<td></td>")  # a heading without words is none
+    content = re.sub(r"(?<=\d) %(?![^<]*</(?:code|pre)>)", "&nbsp;%", content)
     return with_formulas(content).replace("<table>", '<table tabindex="0">')
 
 

@@ -179,6 +179,8 @@ def test_a_long_word_of_code_is_broken_after_its_dots_alone_and_names_in_cells_a
     made = content(f"{cells}</td><p><code>Dot</code></p><th></th>", None, None, None)
     assert made.count('class="name"') == 1
     assert made.endswith("<p><code>Dot</code></p><td></td>")
+    shares = content("<p>20 % of them</p><code>20 % 3</code>", None, None, None)
+    assert shares == "<p>20&nbsp;% of them</p><code>20 % 3</code>"
     bare = "<table><thead><tr><th></th><th></th></tr></thead><tbody>"
     assert content(bare, None, None, None) == '<table tabindex="0"><tbody>'
 
