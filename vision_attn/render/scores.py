@@ -95,6 +95,8 @@ def small_curves(
                 step = -(-len(ticks) // MOST_TICKS)
                 at = np.linspace(0, 1, len(ticks))[::step]
                 place.set_xticks(at, ticks[::step], rotation=60, ha="right")
+            else:
+                place.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])  # short: panels are close
         labelled = (rows - 1) * columns if ticks else max(0, len(panels) - columns)
         for number, place in enumerate(axes[: len(panels)]):
             place.tick_params(labelbottom=number >= labelled)
