@@ -393,10 +393,10 @@ class Tracer(DispatchMode):
     def _product(self, left: Tensor, right: Tensor, out: Tensor) -> Label:
         shape, a, b = out.shape, self._get(left), self._get(right)
         if a is not None and b is None:
-            rows = a.moved(lambda ids: self._reduced(ids, [ids.ndim - 1]))
-            if right.ndim == 1:
-                rows = rows.moved(lambda ids: ids[..., 0])
-            return rows.moved(lambda ids: ids.expand(shape))
+            found = a.moved(lambda ids: self._reduced(ids, [ids.ndim - 1]))
+            if right.ndim == 1:  # a vector leaves no axis
+                found = found.moved(lambda ids: ids[..., 0])
+            return found.moved(lambda ids: ids.expand(shape))
         lengthwise = max(0, right.ndim - 2)
         if a is None and b is not None:
             found = b.moved(lambda ids: self._reduced(ids, [lengthwise]).expand(shape))
