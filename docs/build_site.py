@@ -347,10 +347,10 @@ def rollout() -> str:
 def speed() -> str:
     """The package beside others."""
     rows = [
-        (row["what"], row["ratio"], f"[journal](lab/journal.md#{row['journal']})")
+        (row["what"], row["ratio"], row["avx2"], f"[journal](lab/journal.md#{row['journal']})")
         for row in results()["speed"]
     ]
-    return table(("what", "ratio", "measured"), rows)
+    return table(("what", "AVX512, bfloat16", "AVX2, float32", "measured"), rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
