@@ -109,7 +109,7 @@ def test_a_picture_is_as_large_as_its_bytes_allow(tmp_path):
 )
 def test_of_all_methods_the_one_to_trust_is_shown_first(model, name, methods, first, tmp_path):
     model = replace(model, name=name)
-    summary = gallery(model, fill(tmp_path / "in", 4, (40, 30)), methods, output=tmp_path)
+    summary = gallery(model, fill(tmp_path / "in", 13, (40, 30)), methods, output=tmp_path)
     (shown,) = re.findall(r'<select name="map".*?</select>', summary.page.read_text())
     assert re.findall(r"<option value=\"([^\"]+)", shown)[0] == first
     for card in summary.page.read_text().split("<article")[1:]:
