@@ -347,7 +347,7 @@ OF_VIT_PYTORCH = {  # module: (class, options, size)
     "vit_with_keel_post_ln": ("ViT", {**USUAL, "dim_head": 16}, (64, 96)),
     "vit_with_decorr": ("ViT", {**USUAL, "dim_head": 16}, (64, 96)),
     "vit_detpool": ("ViTDetPool", {**USUAL, "dim_head": 16}, (64, 96)),
-    "vit_5": ("ViT5", {**USUAL, "dim_head": 16}, (64, 96)),
+    "vit_5": ("ViT", {**SQUARE, "dim_head": 16}, (64, 64)),
     "vit_for_small_dataset": ("ViT", {**SQUARE, "dim_head": 16}, (64, 64)),
     "parallel_vit": ("ViT", {**USUAL, "dim_head": 16, "num_parallel_branches": 2}, (64, 96)),
     "local_vit": ("LocalViT", {**SQUARE, "dim_head": 16}, (64, 64)),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
 
 from vision_attn.explain import (
     GradCAM,
@@ -765,6 +766,19 @@ def test_a_choice_by_random_numbers_is_refused_as_the_next_run_makes_another():
     network.blocks.insert(1, Reordered())
     with pytest.raises(ValueError, match="a choice of tokens by random numbers"):
         Rollout()(network, IMAGES)
+
+
+def flex(q, k, v):
+    return flex_attention(q, k, v)
+
+
+def test_flex_attention_is_refused_in_words():
+    network = Own([Block(flex)]).eval()
+    network.blocks[0].qkv = nn.Identity()  # a name by which it is known to attend
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch: it runs as it is written, not compiled
+        found = probe(network, SIZE)
+    assert "it runs torch's flex_attention, which hides its weights" in str(found)
 
 
 class Weighed(nn.Module):

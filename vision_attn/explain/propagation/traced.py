@@ -3,6 +3,7 @@
 Axes: b images, n tokens, i queries, j keys, lead images times windows or heads.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from vision_attn.explain.base import in_eval_mode
 from vision_attn.explain.networks.modules import attends, modules_of
 from vision_attn.explain.recording.calls import AttentionCall
+from vision_attn.explain.recording.log import RecordError
 from vision_attn.explain.recording.origins import Origins
 from vision_attn.explain.recording.recorder import Recorder
 from vision_attn.explain.recording.tracer import Tracer
@@ -272,11 +274,27 @@ def follow(network: nn.Module, image: Images, watched: nn.Module | None = None) 
         recorder = Recorder(frozenset(), None, tracer)
         two = tracer.image(image.repeat(2, 1, 1, 1))
         kept: list[Tensor] = []
-        with recorder.watching(network), tracer, watching(watched, tracer, kept):
+        watch = watching(watched, tracer, kept)
+        with refused_in_words(), recorder.watching(network), tracer, watch:
             out = network(two)
     run = TracedRun(tracer, recorder.record.calls, out)
     run.watched = kept[-1] if kept else None
     return run
+
+
+@contextmanager
+def refused_in_words() -> Iterator[None]:
+    """Say it in words where torch runs what no mode can follow, such as FlexAttention."""
+    try:
+        yield
+    except NotImplementedError as error:
+        found = re.search(r"HigherOrderOperator (\w+)", str(error))
+        if found is None:
+            raise
+        raise RecordError(
+            f"it runs torch's {found[1]}, which hides its weights: if it offers a choice, choose "
+            "torch's scaled_dot_product_attention; or use GradCAM"
+        ) from error
 
 
 @contextmanager
