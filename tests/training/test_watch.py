@@ -74,6 +74,28 @@ def test_a_logger_that_keeps_pictures_gets_them(tmp_path):
         assert (last.width, last.height) == drawn.size
 
 
+class SecondProcess(Trainer):
+    """A trainer as any process but the first has it; it counts how often it is asked for a folder."""
+
+    named = 0
+    is_global_zero = False
+
+    @property
+    def log_dir(self):
+        self.named += 1  # Lightning's sends the first process's name to the others, who must listen
+        return "never"
+
+
+def test_every_process_hears_the_folders_name_and_the_first_alone_draws(tmp_path, monkeypatch):
+    watch = WatchHeatmaps(Rollout(), images=1)
+    model = train(watch, tmp_path, epochs=1)
+    monkeypatch.chdir(tmp_path)
+    second = SecondProcess(accelerator="cpu", logger=False)
+    watch.on_train_epoch_end(second, model)
+    assert second.named == 1
+    assert not (tmp_path / "never").exists()
+
+
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_what_cannot_be_watched_is_said(tmp_path):
     with pytest.raises(ValueError, match="images must be at least 1, got 0"):

@@ -82,9 +82,9 @@ class WatchHeatmaps(Callback):
         """After so many epochs. Every process looks, so that none waits for another; one draws."""
         found = self.explainer(pl_module.network, self.images, self.labels)
         self.found[epochs] = replace(found, values=found.values.cpu())
+        folder = Path(trainer.log_dir or trainer.default_root_dir)  # the first process tells all
         if not trainer.is_global_zero:
             return
-        folder = Path(trainer.log_dir or trainer.default_root_dir)
         (folder / "heatmaps").mkdir(parents=True, exist_ok=True)
         picture = self._epoch(epochs)
         save(picture, folder / "heatmaps" / f"epoch_{epochs}.png")
