@@ -93,11 +93,11 @@ def known(results: Path) -> dict[str, dict]:
 
 @cache
 def commit() -> str:
-    """Name the last commit that changed what makes maps; with a + where it has changed since."""
+    """Name the last commit that changed the package; with a + where it has changed since."""
 
     def git(*words: str) -> str:
         return subprocess.run(
-            ["git", *words, "--", "vision_attn/attention", "vision_attn/explain"],
+            ["git", *words, "--", "vision_attn"],
             cwd=ROOT,
             capture_output=True,
             text=True,

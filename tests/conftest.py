@@ -33,14 +33,11 @@ def _names_a_shape(annotation: Any) -> bool:
 
 
 def _checked(made: Any = None, *, typechecker: Any) -> Any:
-    """Check as jaxtyping does; where no shape is annotated, by beartype alone, at 1/20 of the time.
-
-    A function inside another is checked for its shapes only: it is made anew by every call.
-    """
+    """Check as jaxtyping does; where no shape is annotated, by beartype alone, at 1/20 of the time."""
     if made is None:
         return partial(_checked, typechecker=typechecker)
     if inspect.isfunction(made) and not any(map(_names_a_shape, made.__annotations__.values())):
-        return made if "<locals>" in made.__qualname__ else _by_beartype(made)
+        return _by_beartype(made)
     if dataclasses.is_dataclass(made) and "__init__" in vars(made):
         made.__init__ = _checked(made.__init__, typechecker=typechecker)
         return made

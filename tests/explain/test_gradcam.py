@@ -342,6 +342,30 @@ def test_a_map_is_read_after_the_batch_norm_that_follows_the_last_attention(meth
     torch.testing.assert_close(found, evidence.sum(1).relu(), rtol=1e-4, atol=1e-6)
 
 
+class WrittenMap(nn.Module):
+    """A batch norm, then a ReLU that is no module and writes into its map, as DenseNet's."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 7, 3), nn.BatchNorm2d(7), nn.Linear(7, 5)
+
+    def features(self, images):
+        return nn.functional.relu(self.norm(self.conv(images)), inplace=True)
+
+    def forward(self, images):
+        return self.head(self.features(images).mean((2, 3)))
+
+
+@pytest.mark.parametrize("method", [explain.GradCAM, explain.HiResCAM])
+def test_a_relu_that_writes_into_the_last_map_is_a_part_of_it(method):
+    torch.manual_seed(0)
+    network, images = WrittenMap().eval(), torch.randn(2, 3, 7, 9)
+    with torch.no_grad():
+        evidence = network.head.weight[1, :, None, None] * network.features(images) / (5 * 7)
+    found = method()(network, images, 1).values
+    torch.testing.assert_close(found, evidence.sum(1).relu(), rtol=1e-4, atol=1e-6)
+
+
 class Encoder(nn.Module):
     """torch's own encoder on patches: tokens first or images first, patches by rows or by columns."""
 

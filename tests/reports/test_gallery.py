@@ -40,7 +40,7 @@ def fill(folder: Path, count: int, size: tuple[int, int] = (400, 300)) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("methods", [["Rollout", "GradCAM", "EdgeMap"], ["all"]])
 def test_a_photo_takes_less_than_60_kilobytes_of_the_page(model, methods, tmp_path):
-    count = 26 if len(methods) > 1 else 3
+    count = 40 if len(methods) > 1 else 5
     summary = gallery(model, fill(tmp_path / "in", count), methods, output=tmp_path / "out")
     assert summary.explained == count
     files = [summary.page, *(tmp_path / "out" / "page").iterdir()]

@@ -108,7 +108,9 @@ class ClassActivationMap(Explainer):
                 f"{self}: the last convolutional stage gives no map larger than 1x1 for images of "
                 f"{images.shape[2]}x{images.shape[3]}: use larger images or name an earlier layer"
             )
-        features = leaves[-1]
+        leaf, given = leaves
+        # A ReLU that is no module may write into the last map: it is a part of it (DenseNet).
+        features = given if self.layer is None and given.ndim == 4 else leaf
         score = logits.gather(1, targets[:, None]).sum()
         gradient = None
         if score.requires_grad:
@@ -386,8 +388,9 @@ def _norms(block: nn.Module) -> list[str]:
 
 @contextmanager
 def cut(layers: list[nn.Module], norms: Sequence[nn.Module] = ()) -> Iterator[list[Tensor]]:
-    """Cut the graph at the last of these layers that gives a map: yields a list that will hold it.
+    """Cut the graph at the last of these layers that gives a map.
 
+    Yields a list that will hold the map, a leaf, and the copy of it that what follows is given.
     norms: modules that take the place of a map that they are given as it is. Tokens count as a map
     from the first layer alone: after the last attention of a transformer that reads its class
     token, no gradient reaches the others. The output becomes a leaf, so that
@@ -395,7 +398,6 @@ def cut(layers: list[nn.Module], norms: Sequence[nn.Module] = ()) -> Iterator[li
     operations.
     """
     leaves: list[Tensor] = []
-    given: list[Tensor] = []  # what follows the last map gets
     pooled: list[object] = []  # what the last pool gave: no map of the modules around it
 
     def take(module: nn.Module, _inputs: tuple, output: object) -> Tensor | None:
@@ -403,15 +405,15 @@ def cut(layers: list[nn.Module], norms: Sequence[nn.Module] = ()) -> Iterator[li
             return None
         if pooled and output is pooled[0]:
             return None
-        leaves[:] = [output.detach().requires_grad_()]
-        given[:] = [leaves[0].clone()]
-        return given[0]
+        leaf = output.detach().requires_grad_()
+        leaves[:] = [leaf, leaf.clone()]
+        return leaves[1]
 
     def normed(module: nn.Module, inputs: tuple, output: object) -> Tensor | None:
-        if not (given and inputs and isinstance(inputs[0], Tensor) and given[0].ndim == 4):
+        if not (leaves and inputs and isinstance(inputs[0], Tensor) and leaves[1].ndim == 4):
             return None
-        its_view = inputs[0].ndim == 4 and inputs[0].data_ptr() == given[0].data_ptr()
-        its_view &= inputs[0].numel() == given[0].numel()  # the channels may be turned last
+        its_view = inputs[0].ndim == 4 and inputs[0].data_ptr() == leaves[1].data_ptr()
+        its_view &= inputs[0].numel() == leaves[1].numel()  # the channels may be turned last
         return take(layers[0], inputs, output) if its_view else None
 
     def pool(_module: nn.Module, _inputs: tuple, output: object) -> None:

@@ -325,7 +325,7 @@ def cam_error(network, images, verdict):
 
     def keep(module, args, out):
         if isinstance(out, torch.Tensor) and out.ndim == 4 and out.shape[2:].numel() > 1:
-            maps.append(out.detach().clone())  # what follows may write into it (DenseNet)
+            maps.append(out.detach())
             if "LayerNorm" in type(module).__name__:
                 normed.append((names[module], maps[-1]))
         if isinstance(module, nn.Linear) and args[0].ndim == 2:
