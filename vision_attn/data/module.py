@@ -26,9 +26,7 @@ from vision_attn.data.tensors import Batch, Batches, ImageSet, InOrder, Shuffled
 __all__ = ["ImageData", "channel_statistics"]
 
 RESIDENT = 4 * 2**30  # bytes of images that may lie on the training device
-IN_CACHE = (
-    2**18
-)  # values on which a few operations in a row find the last one's result in the cache
+IN_CACHE = 2**18  # values that stay in the cache from one operation to the next
 
 
 class ImageData(LightningDataModule):
