@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import tarfile
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +13,17 @@ import pytest
 import torch
 from PIL import Image
 
-from vision_attn.data import DataError, HuggingFace, ImageFolder, ImageTable, WebDataset
+from vision_attn.data import (
+    Batches,
+    DataError,
+    HuggingFace,
+    ImageData,
+    ImageFolder,
+    ImageTable,
+    Shuffled,
+    StreamedSet,
+    WebDataset,
+)
 from vision_attn.data.draws import Draws
 
 CLASSES = ["ant", "bee", "cat"]
@@ -74,7 +85,7 @@ def datasets(tmp_path, monkeypatch):
     return found
 
 
-def parquet(datasets, root, path, labels=None, **columns):
+def parquet(datasets, root, path, labels=None, rows_a_group=None):
     """Write the photos as Parquet."""
     listed = files(root)
     features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=CLASSES)}
@@ -89,7 +100,7 @@ def parquet(datasets, root, path, labels=None, **columns):
     for name, feature in features.items():
         table = table.cast_column(name, feature)
     path.parent.mkdir(exist_ok=True)
-    table.to_parquet(str(path))
+    table.to_parquet(str(path), batch_size=rows_a_group)
 
 
 @needs_datasets
@@ -129,6 +140,176 @@ def test_labels_as_words_as_lists_and_of_another_kind(datasets, root):
     cut.write_bytes(cut.read_bytes()[:1000])
     with pytest.raises(DataError, match="words: the data set cannot be opened"):
         HuggingFace("words", **SIZES).load(root, 0.2, 0)
+
+
+# Parquet, read in place
+
+
+def in_place(path="shards", **more):
+    more = {"storage": "auto", "workers": 0, **more}
+    return HuggingFace(path, streaming=True, window=5, **more, **SIZES)
+
+
+@needs_datasets
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("storage", ["auto", "cache", "memory"])
+def test_parquet_in_place_gives_what_a_folder_gives(datasets, root, expected, storage, workers):
+    parquet(datasets, root, root / "shards" / "train-0.parquet", rows_a_group=4)
+    source = in_place(storage=storage, workers=workers)
+    found = source.load(root, 0.2, 0)
+    assert found.classes == CLASSES
+    assert_same(found, expected)
+    assert isinstance(found.train, StreamedSet) == (storage == "auto")
+    assert not list((root / "hf").glob("**/*.arrow"))  # the library copied nothing
+
+
+@needs_datasets
+def test_labels_are_read_once_and_again_when_the_file_changes(datasets, root, monkeypatch):
+    from pyarrow.parquet import ParquetFile
+
+    file = root / "shards" / "train-0.parquet"
+    parquet(datasets, root, file, rows_a_group=4)
+    first = in_place().load(root, 0.2, 0)
+    whole = ParquetFile.read
+
+    def read(*more, **options):
+        raise AssertionError("read again")
+
+    monkeypatch.setattr(ParquetFile, "read", read)
+    again = in_place().load(root, 0.2, 0)
+    assert_same(again, first)
+    monkeypatch.setattr(ParquetFile, "read", whole)
+    parquet(datasets, root, file, labels=[0, 1, 2] * 7, rows_a_group=4)
+    os.utime(file, (1, 1))
+    other = in_place(classes=CLASSES, test_fraction=0.0).load(root, 0.0, 0)
+    assert other.train.labels.tolist() == [0, 1, 2] * 7
+    index = next((root / ".cache" / "rows").glob("*.json"))
+    index.write_text("{")  # damaged: looked into again
+    again = in_place(classes=CLASSES, test_fraction=0.0).load(root, 0.0, 0)
+    assert torch.equal(again.train.labels, other.train.labels)
+
+
+@needs_datasets
+def test_a_damaged_row_group_is_a_line(datasets, root, monkeypatch):
+    monkeypatch.setattr("vision_attn.data.row_groups.PAUSES", ())
+    file = root / "shards" / "train-0.parquet"
+    parquet(datasets, root, file, rows_a_group=4)
+    train = in_place(test_fraction=0.0).load(root, 0.0, 0).train
+    content = bytearray(file.read_bytes())
+    content[4:400] = bytes(396)
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=r"^\S*train-0\.parquet: (cut short|cannot be read)[^\n]*$"):
+        train.fetch(np.array([0]), Draws(0, 0, np.array([0])))
+
+
+@needs_datasets
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_in_place_has_every_photo_once(datasets, root, workers):
+    for part, rows in (("train-0", 4), ("train-1", 3), ("test-0", 100)):
+        parquet(datasets, root, root / "shards" / f"{part}.parquet", rows_a_group=rows)
+    data = ImageData(in_place(workers=workers), root=str(root), batch_size=4, val_fraction=0.2)
+    data.setup("fit")
+    train, val, test = data.splits.train, data.splits.val, data.splits.test
+    assert (len(train) + len(val), len(test)) == (42, 21)
+    assert len(set(train.blocks.numbers.tolist())) > 9
+    loader = data.train_dataloader()
+    order = np.concatenate([batch.draws.items for batch in loader])
+    np.testing.assert_array_equal(order, train.blocks.permutation((0, 0)))
+    for batch in loader:
+        items = batch.draws.items
+        alone = train.fetch(items, Draws(0, loader.sampler.epoch, items))
+        torch.testing.assert_close(batch.images, alone, rtol=0, atol=0)
+        assert torch.equal(batch.labels, train.labels[torch.from_numpy(items)])
+    sums = torch.zeros(2, 3, dtype=torch.float64)
+    for item in range(len(train)):
+        values = train.fetch(np.array([item]), Draws(0, 0, np.array([item]))).double() / 255
+        sums += torch.stack([values.mean((0, 2, 3)), (values**2).mean((0, 2, 3))])
+    mean, square = sums / len(train)
+    torch.testing.assert_close(torch.tensor(data.mean).double(), mean)
+    torch.testing.assert_close(torch.tensor(data.std).double(), (square - mean**2).sqrt())
+
+
+@needs_datasets
+def test_parquet_of_a_server_is_read_through_its_file_system(datasets, root, expected, monkeypatch):
+    """fsspec's file system in memory, in the place of the hub's; it fails now and then."""
+    import fsspec
+
+    parquet(datasets, root, root / "shards" / "train-0.parquet", rows_a_group=4)
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/set/train-0.parquet", (root / "shards" / "train-0.parquet").read_bytes())
+    local = datasets.load_dataset_builder
+
+    def hub(path, name=None, **more):
+        assert (path, name) == ("somebody/set", "small")
+        files = {"train": ["memory://set/train-0.parquet"]}
+        return local("parquet", data_files=files)
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", hub)
+    real, calls = fsspec.open, []
+
+    def sometimes(path, *more):
+        calls.append(path)
+        if len(calls) % 3:
+            raise ConnectionResetError("the server hung up")
+        return real(path, *more)
+
+    monkeypatch.setattr("vision_attn.data.row_groups.PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(fsspec, "open", sometimes)
+    found = in_place("somebody/set", name="small").load(root, 0.2, 0)
+    assert_same(found, expected)
+    assert len(calls) >= 9
+    monkeypatch.setattr(fsspec, "open", lambda *more: sometimes("none"))
+    calls.clear()
+    monkeypatch.setattr("vision_attn.data.row_groups.PAUSES", (0.0,))
+    message = r"train-0\.parquet: cannot be read \(ConnectionResetError: the server hung up\)"
+    with pytest.raises(DataError, match=message):
+        found.train.fetch(np.array([0]), Draws(0, 0, np.array([0])))
+    memory.rm("/set/train-0.parquet")
+    monkeypatch.setattr(fsspec, "open", real)
+    with pytest.raises(DataError, match=r"train-0\.parquet: no such file: it was there when"):
+        found.train.fetch(np.array([0]), Draws(0, 0, np.array([0])))
+
+
+@needs_datasets
+def test_what_cannot_be_read_in_place(datasets, root, caplog):
+    (root / "csv").mkdir()
+    (root / "csv" / "train.csv").write_text("image,label\na.jpg,0\n")
+    with pytest.raises(DataError, match=r"csv: `streaming` reads Parquet, got .*train\.csv: leave"):
+        in_place("csv").load(root, 0.0, 0)
+    parquet(datasets, root, root / "shards" / "train-0.parquet", rows_a_group=4)
+    table = datasets.load_dataset("parquet", data_files=str(root / "shards" / "train-0.parquet"))
+    table.save_to_disk(str(root / "saved"))
+    with pytest.raises(DataError, match="saved: a folder of save_to_disk is read in place anyway"):
+        in_place("saved").load(root, 0.0, 0)
+    with pytest.raises(DataError, match=r"no column 'img': there are image"):
+        in_place(image="img").load(root, 0.0, 0)
+    with pytest.raises(DataError, match="gone: the data set cannot be opened"):
+        in_place("gone").load(root, 0.0, 0)
+    with pytest.raises(ValueError, match="window must be at least 0, got -1"):
+        HuggingFace("shards", streaming=True, window=-1)
+    cut = root / "shards" / "train-0.parquet"
+    cut.write_bytes(cut.read_bytes()[:1000])
+    with pytest.raises(DataError, match=r"train-0\.parquet: cut short or no Parquet .* fetch it"):
+        in_place().load(root, 0.0, 0)
+
+
+@needs_datasets
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_bad_photo_in_place_is_passed_over(datasets, root, caplog, workers):
+    files(root)[4][0].write_bytes(b"no photo")
+    parquet(datasets, root, root / "shards" / "train-0.parquet", rows_a_group=4)
+    source = in_place(workers=workers, test_fraction=0.0, max_corrupt=1)
+    train = source.load(root, 0.0, 0).train
+    found = list(Batches(train, Shuffled(21, 5, blocks=train.blocks)))
+    assert sum(map(len, found)) == 21
+    assert "shards train row 4: " in caplog.text
+    assert "Another photo of its class takes its place" in caplog.text
+    strict = in_place(workers=workers, test_fraction=0.0).load(root, 0.0, 0).train
+    with pytest.raises(DataError, match=r"1 photos cannot be read, 0 are allowed"):
+        list(Batches(strict, Shuffled(21, 5, blocks=train.blocks)))
 
 
 # tar shards

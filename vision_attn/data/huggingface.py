@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -9,66 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from vision_attn.data.images import ImageError, decode_image, open_encoded, open_image, read_image
-from vision_attn.data.jpeg import jpeg_bytes
 from vision_attn.data.photo_sets import Part, PhotoSource
 from vision_attn.data.photos import Names, Photos
+from vision_attn.data.row_groups import RowGroupPhotos, RowGroups, index_files, schema_features
+from vision_attn.data.rows import RowPhotos
 from vision_attn.data.sources import DataError
+from vision_attn.data.storage import Storage
 
-__all__ = ["HuggingFace", "RowPhotos"]
+__all__ = ["HuggingFace"]
 
 HELD_OUT = {"val": ("validation", "val", "valid", "dev"), "test": ("test",)}
 KINDS = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".json": "json"}
-
-
-class RowPhotos(Photos):
-    """Photos in a column of a data set of the `datasets` library, as it stores them.
-
-    Examples:
-        >>> from vision_attn.data.huggingface import RowPhotos
-        >>> photos = RowPhotos([{"image": {"bytes": b"GIF", "path": "a.gif"}}], "image", "set")
-        >>> photos.names[0]
-        'set row 0'
-    """
-
-    def __init__(self, rows: Any, column: str, where: str) -> None:
-        self.rows, self.column = rows, column
-        self.names = Names(f"{where} row {place}" for place in range(len(rows)))
-
-    def read(self, item: int, shorter_side: int | None = None) -> Image.Image:
-        encoded, path = self._cell(item)
-        if encoded is not None:
-            return decode_image(encoded, self.names[item], shorter_side)
-        return read_image(path, shorter_side)
-
-    def jpeg(self, item: int) -> bytes | None:
-        encoded, path = self._cell(item)
-        return jpeg_bytes(Path(path)) if encoded is None else encoded
-
-    def side(self, item: int) -> tuple[int, int]:
-        encoded, path = self._cell(item)
-        opened = open_image(path) if encoded is None else open_encoded(encoded, self.names[item])
-        with opened as image:
-            return image.size
-
-    def stamp(self, item: int) -> tuple[int, int]:
-        return 0, 0  # rows stay as they are: of other files the library makes another cache
-
-    def _cell(self, item: int) -> tuple[bytes | None, str]:
-        """The photo's encoded bytes, or the path of its file."""
-        cell = self.rows[item][self.column]
-        if isinstance(cell, Mapping):
-            encoded, path = cell.get("bytes"), cell.get("path")
-            if encoded is not None or path:
-                return encoded, str(path)
-        if isinstance(cell, bytes):
-            return cell, ""
-        raise ImageError(
-            f"{self.names[item]}: expected an encoded image in the column {self.column!r}, "
-            f"got {type(cell).__name__}"
-        )
 
 
 @dataclass(eq=False)
@@ -80,8 +33,13 @@ class HuggingFace(PhotoSource):
     label: the columns; a label is a class (a ClassLabel, a whole number or a word), or a list of
     them, with which a photo has any number of classes. train, val and test: its splits; None takes
     the usual names where they are, else a part is held out of `train`. classes: their names, for
-    numbers without. The other options are those of `ImageFolder`; the rows themselves stay in the
-    library's memory-mapped files.
+    numbers without. The other options are those of `ImageFolder`.
+
+    The library copies what it opens to its own cache, and maps that into memory. streaming: read
+    Parquet in place instead, here or on the hub, and keep nothing but the labels. A photo is then
+    read with its row group. So an epoch takes the row groups in a new order, each once, and mixes
+    about `window` photos: let the rows lie shuffled in the files. Each process of a run reads all
+    row groups.
 
     Examples:
         >>> from vision_attn.data import HuggingFace
@@ -96,9 +54,13 @@ class HuggingFace(PhotoSource):
     val: str | None = None
     test: str | None = None
     classes: list[str] | None = None
+    streaming: bool = False
+    window: int = 2048
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.window < 0:
+            raise ValueError(f"window must be at least 0, got {self.window}")
         self._address = ""
 
     def place(self, root: Path) -> Path:
@@ -109,24 +71,32 @@ class HuggingFace(PhotoSource):
 
     def parts(self, root: Path) -> tuple[dict[str, Part], list[str]]:
         found = self._open(root)
-        splits = {}
-        for part, asked in {"train": self.train, "val": self.val, "test": self.test}.items():
-            usual = (asked,) if asked is not None else HELD_OUT[part]
+        splits: dict[str, _Split] = {}
+        for part, wanted in {"train": self.train, "val": self.val, "test": self.test}.items():
+            usual = (wanted,) if wanted is not None else HELD_OUT[part]
             named = [name for name in usual if name in found]
-            if asked is not None and not named:
-                raise DataError(f"{self.path}: no split {asked!r}: there are {', '.join(found)}")
+            if wanted is not None and not named:
+                raise DataError(f"{self.path}: no split {wanted!r}: there are {', '.join(found)}")
             if named:
                 splits[part] = found[named[0]]
-        files = [[one["filename"] for one in rows.cache_files] for rows in splits.values()]
-        told = json.dumps([files, [len(rows) for rows in splits.values()]])
-        self._address = hashlib.sha256(told.encode()).hexdigest()[:8]
-        names, raw = self._labels(splits)
+        about = json.dumps([split.about for split in splits.values()])
+        self._address = hashlib.sha256(about.encode()).hexdigest()[:8]
+        names, labels = self._labels(splits)
         return {
-            part: Part(self._photos(rows, part), raw[part], f"{self.path}, {part}")
-            for part, rows in splits.items()
+            part: Part(
+                split.photos(self.image, f"{self.path} {part}"),
+                labels[part],
+                f"{self.path}, {part}",
+            )
+            for part, split in splits.items()
         }, names
 
-    def _open(self, root: Path) -> dict[str, Any]:
+    def _storage(self, root: Path, parts: dict[str, Part]) -> Storage:
+        if self.streaming and self.storage == "auto":
+            return "stream"
+        return super()._storage(root, parts)
+
+    def _open(self, root: Path) -> "dict[str, _Split]":
         """The splits by name."""
         try:
             import datasets
@@ -135,19 +105,27 @@ class HuggingFace(PhotoSource):
                 "HuggingFace needs the library datasets: pip install 'vision-attn[datasets]'"
             ) from None
         local = root / self.path
+        saved = (local / "dataset_dict.json").is_file() or (local / "state.json").is_file()
+        if saved and self.streaming:
+            raise DataError(
+                f"{self.path}: a folder of save_to_disk is read in place anyway: leave out "
+                "`streaming`"
+            )
         try:
-            if (local / "dataset_dict.json").is_file() or (local / "state.json").is_file():
-                found = datasets.load_from_disk(str(local))
-            else:
-                files = _files(local)
-                kind = KINDS.get(files[0].suffix) if files else None
-                if kind:
-                    data = _by_split(files)
-                    found = datasets.load_dataset(kind, data_files=data)
-                elif local.is_dir():
-                    found = datasets.load_dataset(str(local), self.name)
-                else:
-                    found = datasets.load_dataset(self.path, self.name)
+            if saved:
+                return _mapped(datasets.load_from_disk(str(local)))
+            files = _files(local)
+            kind = KINDS.get(files[0].suffix) if files else None
+            what: dict[str, Any] = {"path": self.path, "name": self.name}
+            if kind:
+                what = {"path": kind, "data_files": _by_split(files)}
+            elif local.is_dir():
+                what = {"path": str(local), "name": self.name}
+            if not self.streaming:
+                return _mapped(datasets.load_dataset(**what))
+            return self._in_place(datasets.load_dataset_builder(**what), root)
+        except DataError:
+            raise
         except Exception as error:  # of any library below it
             text = " ".join(str(error).split())[:300]
             raise DataError(
@@ -155,27 +133,42 @@ class HuggingFace(PhotoSource):
                 "expected Parquet or Arrow files below the root folder, a folder of save_to_disk, "
                 "or a name on the hub"
             ) from error
-        return dict(found) if isinstance(found, Mapping) else {"train": found}
 
-    def _photos(self, rows: Any, part: str) -> RowPhotos:
-        import datasets
+    def _in_place(self, builder: Any, root: Path) -> "dict[str, _Split]":
+        """The splits of a builder whose files are Parquet."""
+        found: dict[str, _Split] = {}
+        for split, files in (builder.config.data_files or {}).items():
+            other = next((file for file in files if not file.endswith(".parquet")), None)
+            if other:
+                break
+            versions = [str(version) for version in files.origin_metadata]
+            found[str(split)] = _InPlace(
+                dict(zip(map(str, files), versions, strict=True)),
+                builder.info.features,
+                Path(self.cache or root / ".cache") / "rows",
+                self.window,
+            )
+        else:
+            if found:
+                return found
+            other = "no data files"
+        raise DataError(
+            f"{self.path}: `streaming` reads Parquet, got {other}: leave it out, or write the set "
+            "with to_parquet"
+        )
 
-        if isinstance(rows.features[self.image], datasets.Image):
-            rows = rows.cast_column(self.image, datasets.Image(decode=False))
-        return RowPhotos(rows.select_columns([self.image]), self.image, f"{self.path} {part}")
-
-    def _labels(self, splits: dict[str, Any]) -> tuple[list[str], dict[str, np.ndarray]]:
+    def _labels(self, splits: "dict[str, _Split]") -> tuple[list[str], dict[str, np.ndarray]]:
         """The classes, and the labels of each part as numbers, or 0 and 1 for each class."""
         columns = {}
-        for part, rows in splits.items():
+        for part, split in splits.items():
             for column in (self.image, self.label):
-                if column not in rows.features:
-                    known = list(rows.features)
+                if column not in split.features:
+                    known = list(split.features)
                     near = get_close_matches(column, known, 3) or known[:5]
                     raise DataError(
                         f"{self.path}, {part}: no column {column!r}: there are {', '.join(near)}"
                     )
-            columns[part] = rows.with_format(None)[self.label][:]
+            columns[part] = split.labels(self.label)
         first = next((value for value in columns["train"] if value is not None), None)
         several = isinstance(first, list)
         every = {
@@ -217,6 +210,74 @@ class HuggingFace(PhotoSource):
         if any(isinstance(one, str) for one in found):
             return sorted(map(str, found))
         return [str(number) for number in range(max(found) + 1)]
+
+
+class _Split(ABC):
+    """The rows of a split: their columns (features), and plain values that change with them."""
+
+    features: Mapping[str, Any]
+    about: list[Any]
+
+    @abstractmethod
+    def labels(self, column: str) -> list[Any]:
+        """Read the labels of all rows."""
+
+    @abstractmethod
+    def photos(self, column: str, where: str) -> Photos:
+        """The photos of all rows, after their labels were read."""
+
+
+class _Mapped(_Split):
+    """Rows in the library's memory-mapped files."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows, self.features = rows, rows.features
+        self.about = [[one["filename"] for one in rows.cache_files], len(rows)]
+
+    def labels(self, column: str) -> list[Any]:
+        return list(self.rows.with_format(None)[column][:])
+
+    def photos(self, column: str, where: str) -> Photos:
+        import datasets
+
+        rows = self.rows
+        if isinstance(rows.features[column], datasets.Image):
+            rows = rows.cast_column(column, datasets.Image(decode=False))
+        names = Names(f"{where} row {place}" for place in range(len(rows)))
+        return RowPhotos(_Cells(rows.select_columns([column]), column), names, column)
+
+
+class _Cells:
+    """A column of a data set by the number of the row."""
+
+    def __init__(self, rows: Any, column: str) -> None:
+        self._rows, self._column = rows, column
+
+    def __getitem__(self, item: int) -> Any:
+        return self._rows[item][self._column]
+
+
+class _InPlace(_Split):
+    """Rows in Parquet files, whose versions tell when they change."""
+
+    def __init__(self, files: dict[str, str], features: Any, index: Path, window: int) -> None:
+        self.files, self.index, self.window = files, index, window
+        self.features = features or schema_features(next(iter(files)))
+        self.about = list(files.items())
+        self._table: list[tuple[int, int, int]] = []
+
+    def labels(self, column: str) -> list[Any]:
+        self._table, labels = index_files(self.files, column, self.index)
+        return labels
+
+    def photos(self, column: str, where: str) -> Photos:
+        groups = RowGroups(list(self.files), self._table, column)
+        return RowGroupPhotos(groups, where, self.window)
+
+
+def _mapped(found: Any) -> dict[str, _Split]:
+    splits = found if isinstance(found, Mapping) else {"train": found}
+    return {str(name): _Mapped(rows) for name, rows in splits.items()}
 
 
 def _hot(numbers: list[list[int]], classes: int) -> np.ndarray:

@@ -164,7 +164,7 @@ class ImageData(LightningDataModule):
     def batches_apart(self) -> Batches:
         """The training batches of the first epoch, without moving this run's place in it."""
         images = self.splits.train
-        order = Shuffled(len(images), self.batch_size, *self._place(), self.seed)
+        order = Shuffled(len(images), self.batch_size, *self._place(), self.seed, images.blocks)
         return Batches(self._resident(images), order, self.seed)
 
     def val_dataloader(self) -> Batches | list[Batches]:
@@ -259,9 +259,11 @@ def channel_statistics(
 ) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
     """Mean and standard deviation of each channel, on a scale of 0..1.
 
-    Of at most `most` images, spread evenly over the set; exact sums of integers.
+    Of at most `most` images, spread evenly over the set, or of as many in whole blocks where images
+    are read so; exact sums of integers.
     """
     items = np.unique(np.linspace(0, len(images) - 1, min(len(images), most)).round().astype(int))
+    items = images.blocks.spread(most) if images.blocks else items
     sums = np.zeros((2, 3), np.int64)
     pixels = 0
     for chunk in np.array_split(items, -(-len(items) // 256)):

@@ -22,11 +22,12 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from vision_attn.compat.native_stderr import drop_native_stderr, native_stderr_dropped
 from vision_attn.cores import usable_cores
+from vision_attn.data.block_photos import BlockPhotos, read_ahead
 from vision_attn.data.draws import Draws
 from vision_attn.data.images import ImageError
 from vision_attn.data.photos import Photos
 from vision_attn.data.sources import DataError
-from vision_attn.data.tensors import Fetched, ImageSet, Items
+from vision_attn.data.tensors import Fetched, ImageSet, Items, ahead_of
 
 __all__ = ["Crop", "StreamedSet", "stretch"]
 
@@ -38,7 +39,7 @@ AHEAD = 2  # batches that each process decodes before they are asked for
 # From the sides (height, width) of images, what is shown: left, top, right, bottom, in pixels.
 Crop = Callable[[Integer[np.ndarray, "b 2"], Draws], Float[np.ndarray, "b 4"]]
 Pixels = UInt8[np.ndarray, "h w 3"]
-Wanted = tuple[Items, Draws]
+Wanted = tuple[Items, Draws, Photos]  # photos: those that have the items
 Problems = dict[int, str]
 
 
@@ -99,19 +100,30 @@ class StreamedSet(ImageSet):
         self.max_corrupt = max_corrupt
         self.corrupt: Problems = {}
         self.ahead = 0 if self.workers else torch.get_num_threads() + 1
+        self.blocks = photos.blocks if isinstance(photos, BlockPhotos) else None
 
     def fetch(self, items: Items, draws: Draws) -> UInt8[Tensor, "b 3 h w"]:
+        return self._fetch((items, draws, self.photos))
+
+    def fetch_all(self, wanted: Iterable[tuple[Items, Draws]]) -> Iterator[Fetched]:
+        if isinstance(self.photos, BlockPhotos):
+            every = read_ahead(self.photos, wanted)
+        else:
+            every = ((items, draws, self.photos) for items, draws in wanted)
+        if self.workers:
+            yield from self._from_processes(every)
+            return
+        for (items, draws, _), images in ahead_of(self._fetch, every, self.ahead):
+            yield items, draws, images
+
+    def _fetch(self, wanted: Wanted) -> UInt8[Tensor, "b 3 h w"]:
         with native_stderr_dropped(), ThreadPoolExecutor(torch.get_num_threads()) as threads:
-            images = self.empty(len(items))
-            problems = self.decoded(items, draws, images, threads.map)
+            images = self.empty(len(wanted[0]))
+            problems = self.decoded(wanted, images, threads.map)
         self._pass_over(problems)
         return images
 
-    def fetch_all(self, wanted: Iterable[Wanted]) -> Iterator[Fetched]:
-        if not self.workers:
-            yield from super().fetch_all(wanted)
-            return
-        every = iter(wanted)
+    def _from_processes(self, every: Iterator[Wanted]) -> Iterator[Fetched]:
         first = list(islice(every, 1))
         if not first:
             return
@@ -141,8 +153,7 @@ class StreamedSet(ImageSet):
 
     def decoded(
         self,
-        items: Items,
-        draws: Draws,
+        wanted: Wanted,
         out: UInt8[Tensor, "b 3 h w"],
         over: Callable[..., Iterable[Any]] = map,
     ) -> Problems:
@@ -150,8 +161,9 @@ class StreamedSet(ImageSet):
 
         over: what maps a function over the photos: threads, or one after the other.
         """
+        items, draws, photos = wanted
         problems: Problems = {}
-        read = list(over(lambda item: self._read(int(item), problems), items))
+        read = list(over(lambda item: self._read(int(item), photos, problems), items))
         sides = np.array([image.shape[:2] for image in read])
         boxes = self.crop(sides, draws).round().astype(int).tolist()
         list(over(lambda one: stretch(*one), zip(read, boxes, out.numpy(), strict=True)))
@@ -161,10 +173,10 @@ class StreamedSet(ImageSet):
         """Make room for so many images."""
         return torch.empty(count, 3, *self.size, dtype=torch.uint8)
 
-    def _read(self, item: int, problems: Problems) -> Pixels:
+    def _read(self, item: int, photos: Photos, problems: Problems) -> Pixels:
         """Decode a photo, or the next of the same labels that can be read."""
         try:
-            return self.photos.pixels(item, self.shorter_side)
+            return photos.pixels(item, self.shorter_side)
         except ImageError as error:
             problems[item] = str(error)
         alike = (self.labels == self.labels[item]).reshape(len(self.labels), -1).all(1)
@@ -231,10 +243,11 @@ class _Decoding(Dataset[Any]):
     def __getitem__(
         self, asked: tuple[int, Wanted]
     ) -> tuple[Items, Draws, UInt8[Tensor, "b 3 h w"] | None, Problems]:
-        number, (items, draws) = asked
+        number, wanted = asked
+        items, draws, _ = wanted
         place = self.places.place(number, len(items))
         images = self.images.empty(len(items)) if place is None else place
-        problems = self.images.decoded(items, draws, images)
+        problems = self.images.decoded(wanted, images)
         return items, draws, images if place is None else None, problems
 
 

@@ -60,6 +60,7 @@ class ChosenSet(ImageSet):
         self.images, self.items = images, items
         self.labels = images.labels[torch.from_numpy(items)]
         self.size, self.ahead = images.size, images.ahead
+        self.blocks = images.blocks.chosen(items) if images.blocks else None
 
     def fetch(self, items: Items, draws: Draws) -> UInt8[Tensor, "b 3 h w"]:
         return self.images.fetch(self.items[items], draws)

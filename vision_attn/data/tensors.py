@@ -4,19 +4,23 @@ Axes: n images of a set, b batch, h height, w width.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Integer, UInt8
 from torch import Tensor
 
+from vision_attn.data.blocks import Blocks
 from vision_attn.data.draws import Draws, permutation
 
 __all__ = ["Batch", "Batches", "ImageSet", "InOrder", "Shuffled", "TensorSet"]
 
+Wanted = TypeVar("Wanted")
+Found = TypeVar("Found")
 Items = Integer[np.ndarray, " b"]
 Labels = Int[Tensor, " n"] | Float[Tensor, "n k"]
 Fetched = tuple[Items, Draws, UInt8[Tensor, "b 3 h w"]]
@@ -27,7 +31,8 @@ class ImageSet(ABC):
 
     labels: (n), or (n k) where an image has any number of k classes. size: (h, w) of every batch.
     ahead: how many batches are fetched in threads while
-    the network computes; 0 where fetching costs nothing.
+    the network computes; 0 where fetching costs nothing. blocks: which images are read together,
+    for the order of an epoch; None where each is read alone.
 
     Examples:
         >>> from vision_attn.data import ImageSet
@@ -38,6 +43,7 @@ class ImageSet(ABC):
     labels: Labels
     size: tuple[int, int]
     ahead: int = 0
+    blocks: Blocks | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -48,19 +54,33 @@ class ImageSet(ABC):
 
     def fetch_all(self, wanted: Iterable[tuple[Items, Draws]]) -> Iterator[Fetched]:
         """Yield batch after batch as `fetch` gives them, `ahead` of them fetched meanwhile."""
-        if not self.ahead:
-            for items, draws in wanted:
-                yield items, draws, self.fetch(items, draws)
-            return
-        waiting: list[tuple[Items, Draws, Future[Tensor]]] = []
-        with ThreadPoolExecutor(self.ahead) as threads:
-            for items, draws in wanted:
-                waiting.append((items, draws, threads.submit(self.fetch, items, draws)))
-                if len(waiting) > self.ahead:
-                    items, draws, images = waiting.pop(0)
-                    yield items, draws, images.result()
-            for items, draws, images in waiting:
-                yield items, draws, images.result()
+        for (items, draws), images in ahead_of(lambda one: self.fetch(*one), wanted, self.ahead):
+            yield items, draws, images
+
+
+def ahead_of(
+    fetch: Callable[[Wanted], Found], wanted: Iterable[Wanted], ahead: int
+) -> Iterator[tuple[Wanted, Found]]:
+    """Yield all that is wanted with what is found for it; so many are fetched ahead in threads.
+
+    Examples:
+        >>> from vision_attn.data.tensors import ahead_of
+        >>> list(ahead_of(str, [3, 1], ahead=2))
+        [(3, '3'), (1, '1')]
+    """
+    if not ahead:
+        for one in wanted:
+            yield one, fetch(one)
+        return
+    waiting: list[tuple[Wanted, Future[Found]]] = []
+    with ThreadPoolExecutor(ahead) as threads:
+        for one in wanted:
+            waiting.append((one, threads.submit(fetch, one)))
+            if len(waiting) > ahead:
+                first, found = waiting.pop(0)
+                yield first, found.result()
+        for first, found in waiting:
+            yield first, found.result()
 
 
 class TensorSet(ImageSet):
@@ -163,6 +183,8 @@ class InOrder:
 class Shuffled(InOrder):
     """`InOrder` in a new order every epoch, a function of (seed, epoch).
 
+    blocks: of images that are read together, which then stay near one another.
+
     Examples:
         >>> from vision_attn.data import Shuffled
         >>> order = Shuffled(7, batch_size=7, seed=0)
@@ -172,13 +194,20 @@ class Shuffled(InOrder):
     """
 
     def __init__(
-        self, length: int, batch_size: int, rank: int = 0, world: int = 1, seed: int = 0
+        self,
+        length: int,
+        batch_size: int,
+        rank: int = 0,
+        world: int = 1,
+        seed: int = 0,
+        blocks: Blocks | None = None,
     ) -> None:
         super().__init__(length, batch_size, rank, world)
-        self.seed = seed
+        self.seed, self.blocks = seed, blocks
 
     def items(self) -> Integer[np.ndarray, " n"]:
-        return permutation((self.seed, self.epoch), self.length)
+        key = self.seed, self.epoch
+        return self.blocks.permutation(key) if self.blocks else permutation(key, self.length)
 
 
 class Batches:
