@@ -5,7 +5,8 @@
 A made-up tree of JPEGs (mosaics of noise, 10 classes) is written once below --root, and tar shards
 of the same files. The others are timm, torchvision, WebDataset, and Hugging Face's datasets; and
 `decoding` and `pillow`, as many of torch's worker processes that decode and do nothing else, as the
-stream does and with Pillow: that ratio says how much of their rate the stream keeps. Every loader
+stream does and with Pillow: that ratio says how much of their rate the stream keeps. `parquet`
+compares reading Parquet in place, in row groups of 100, with that of datasets. Every loader
 gives the same: a random box of 35 to 100 % of each photo, resized to --size by linear
 interpolation, flipped at random, normalised, in batches of --batch, decoded by as many worker
 processes. Ours crops and resizes in the workers and flips and normalises whole batches; timm (its
@@ -36,8 +37,9 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import datasets
 from torchvision.transforms import v2 as tv
 
-from vision_attn.data import Flip, ImageData, ImageFolder
+from vision_attn.data import Flip, HuggingFace, ImageData, ImageFolder
 from vision_attn.data.listing import Tree
+from vision_attn.data.photo_sets import PhotoSource
 from vision_attn.data.photos import FilePhotos, Photos
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -83,9 +85,11 @@ def write_tree(folder: Path, photos: int, side: int) -> None:
     (folder / f"whole-{photos}-{side}").touch()
 
 
-def ours(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable]:
+def ours(
+    folder: Path, args: argparse.Namespace, kind: Callable[..., PhotoSource] = ImageFolder
+) -> Callable[[], Iterable]:
     """Our stream, cropped in the workers; flipped and normalised by the batch."""
-    source = ImageFolder(
+    source = kind(
         str(folder),
         size=args.size,
         shorter_side=max(args.size, args.side),
@@ -186,6 +190,51 @@ def of_datasets(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable
     )
 
 
+def write_parquet(folder: Path) -> Path:
+    """The training photos as Parquet, in row groups of 100."""
+    import datasets as hugging_face
+
+    place = folder / "parquet"
+    if not (place / "whole").is_file():
+        place.mkdir(exist_ok=True)
+        files = sorted((folder / "train").rglob("*.jpg"), key=lambda file: file.name)
+        for number, start in enumerate(range(0, len(files), 1000)):
+            some = files[start : start + 1000]
+            columns = {
+                "image": [{"bytes": file.read_bytes(), "path": file.name} for file in some],
+                "label": [int(file.parent.name.removeprefix("class")) for file in some],
+            }
+            rows = hugging_face.Dataset.from_dict(columns)
+            rows = rows.cast_column("image", hugging_face.Image())
+            rows.to_parquet(str(place / f"train-{number:05}.parquet"), batch_size=100)
+        (place / "whole").touch()
+    return place
+
+
+def ours_of_parquet(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable]:
+    """Our stream, of Parquet read in place."""
+    place = str(write_parquet(folder))
+    return ours(folder, args, lambda _, **more: HuggingFace(place, streaming=True, **more))
+
+
+def of_parquet(folder: Path, args: argparse.Namespace) -> Callable[[], Iterable]:
+    """Hugging Face's datasets, streaming Parquet through a buffer of 2,048."""
+    import datasets as hugging_face
+
+    transform = of_photo(args.size)
+    files = sorted(map(str, write_parquet(folder).glob("*.parquet")))
+    rows = hugging_face.load_dataset("parquet", data_files=files, split="train", streaming=True)
+    photos = rows.shuffle(seed=0, buffer_size=2048).map(
+        lambda row: {"image": transform(row["image"].convert("RGB")), "label": row["label"]}
+    )
+
+    def batched(samples: list[dict]) -> tuple[torch.Tensor, torch.Tensor]:
+        images = torch.stack([sample["image"] for sample in samples])
+        return images, torch.tensor([sample["label"] for sample in samples])
+
+    return lambda: DataLoader(photos, args.batch, num_workers=args.workers, collate_fn=batched)
+
+
 class ByPillow(FilePhotos):
     """Photos that Pillow decodes, whatever they are."""
 
@@ -278,7 +327,9 @@ PEERS = {
     "torchvision": of_torchvision,
     "webdataset": of_webdataset,
     "datasets": of_datasets,
+    "parquet": of_parquet,
 }
+OURS = {"parquet": ours_of_parquet}  # what is compared with a peer, if it is not `ours`
 
 
 def main() -> None:
@@ -302,10 +353,9 @@ def main() -> None:
     print(f"{args.photos:,} photos listed in {first:.2f} s, again in {later:.2f} s")
     alone = decoding_alone(folder, args)
     print(f"decoding alone, one process: {alone:,.0f} images/s")
-    mine = ours(folder, args)
     print(f"{args.workers} workers{'':20} ours       theirs      ratio")
     for name in args.against:
-        theirs = PEERS[name](folder, args)
+        mine, theirs = (build(folder, args) for build in (OURS.get(name, ours), PEERS[name]))
         measure(mine, args.batch), measure(theirs, args.batch)
         pairs = np.array(
             [(measure(mine, args.most), measure(theirs, args.most)) for _ in range(args.rounds)]
