@@ -273,6 +273,17 @@ BACKBONES = {  # without a head of their own: a linear layer on what `pooler_out
 }
 
 
+class First(nn.Module):
+    """The first of what a network gives."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, images):
+        return self.network(images)[0]
+
+
 class Headed(nn.Module):
     """A backbone of transformers under a linear layer."""
 
@@ -283,7 +294,10 @@ class Headed(nn.Module):
     def forward(self, images):
         out = self.backbone(images)
         pooled = getattr(out, "pooler_output", None)
-        return self.head(out.last_hidden_state.mean(1) if pooled is None else pooled)
+        if pooled is None:
+            tokens = out.last_hidden_state  # Pixtral's are those of all images in one row
+            pooled = tokens.reshape(len(images), -1, tokens.shape[-1]).mean(1)
+        return self.head(pooled)
 
 
 def of_transformers() -> Iterator[Entry]:
@@ -296,9 +310,9 @@ def of_transformers() -> Iterator[Entry]:
                 import transformers
 
                 made = getattr(transformers, f"{config}Config")(**options, num_labels=7)
-                return getattr(transformers, name)._from_config(
-                    made, attn_implementation=attention
-                ), [size]
+                kind = getattr(transformers, name)
+                network = kind._from_config(made, attn_implementation=attention)
+                return First(network) if config == "PPLCNet" else network, [size]
 
             yield Entry(f"transformers:{key}:{attention}", "transformers", kind, build)
     for key, options in BACKBONES.items():
@@ -363,17 +377,16 @@ OF_VIT_PYTORCH = {  # module: (class, options, size)
     "pit": ("PiT", {"image_size": 64, "patch_size": 8, "num_classes": 7, "dim": 48, "depth": (1, 1), "heads": 3, "mlp_dim": 96}, (64, 64)),
     "levit": ("LeViT", {"image_size": 128, "num_classes": 7, "stages": 2, "dim": (32, 48), "depth": 1, "heads": (2, 3), "mlp_mult": 2}, (128, 128)),
     "cvt": ("CvT", {"num_classes": 7}, (64, 64)),
-    "twins_svt": ("TwinsSVT", {"num_classes": 7, "s1_emb_dim": 16, "s2_emb_dim": 24, "s3_emb_dim": 32, "s4_emb_dim": 48, "s1_local_patch_size": 4, "s2_local_patch_size": 4, "s3_local_patch_size": 4, "s3_depth": 1, "s4_local_patch_size": 2, "s4_depth": 1}, (128, 128)),
-    "crossformer": ("CrossFormer", {"num_classes": 7, "dim": (16, 24, 32, 48), "depth": (1, 1, 1, 1), "global_window_size": (4, 2, 2, 1), "local_window_size": 2}, (128, 128)),
+    "twins_svt": ("TwinsSVT", {"num_classes": 7, "s1_emb_dim": 16, "s2_emb_dim": 24, "s3_emb_dim": 32, "s4_emb_dim": 48, "s1_local_patch_size": 4, "s2_local_patch_size": 4, "s3_local_patch_size": 4, "s3_depth": 1, "s4_local_patch_size": 2, "s4_global_k": 2, "s4_depth": 1}, (128, 128)),
+    "crossformer": ("CrossFormer", {"num_classes": 7, "dim": (32, 32, 64, 64), "depth": (1, 1, 1, 1), "global_window_size": (4, 2, 2, 1), "local_window_size": 2}, (128, 128)),
     "regionvit": ("RegionViT", {"dim": (16, 24, 32, 48), "depth": (1, 1, 1, 1), "num_classes": 7, "window_size": 4, "tokenize_local_3_conv": False}, (128, 128)),
     "scalable_vit": ("ScalableViT", {"num_classes": 7, "dim": 16, "heads": (1, 2, 2, 4), "depth": (1, 1, 1, 1), "ssa_dim_key": (8, 8, 8, 8), "reduction_factor": (4, 2, 2, 1), "window_size": (16, 8, None, None)}, (128, 128)),
-    "sep_vit": ("SepViT", {"num_classes": 7, "dim": 16, "dim_head": 8, "heads": (1, 2, 2, 4), "depth": (1, 1, 1, 1), "window_size": 4}, (128, 128)),
+    "sep_vit": ("SepViT", {"num_classes": 7, "dim": 16, "dim_head": 8, "heads": (1, 2, 2, 4), "depth": (1, 1, 1, 1)}, (224, 224)),
     "max_vit": ("MaxViT", {"num_classes": 7, "dim": 16, "dim_head": 8, "depth": (1, 1), "window_size": 4}, (64, 64)),
     "nest": ("NesT", {"image_size": 64, "patch_size": 4, "num_classes": 7, "dim": 24, "heads": 3, "num_hierarchies": 3, "block_repeats": (1, 1, 1)}, (64, 64)),
     "mobile_vit": ("MobileViT", {"image_size": (128, 128), "dims": [24, 32, 40], "channels": [8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 96], "num_classes": 7}, (128, 128)),
     "xcit": ("XCiT", {"image_size": 64, "patch_size": 16, "num_classes": 7, "dim": 48, "depth": 2, "cls_depth": 1, "heads": 3, "mlp_dim": 96}, (64, 64)),
     "ats_vit": ("ViT", {**SQUARE, "dim_head": 16, "max_tokens_per_depth": (16, 8)}, (64, 64)),
-    "es_vit": ("EsViTTransformer", {"num_classes": 7}, (224, 224)),
     "vit_nd": ("ViTND", {"ndim": 2, "input_shape": (64, 96), "patch_size": 16, "num_classes": 7, "dim": 48, "depth": 2, "heads": 3, "mlp_dim": 96}, (64, 96)),
     "vit_nd_rotary": ("ViTND", {"ndim": 2, "input_shape": (64, 96), "patch_size": 16, "num_classes": 7, "dim": 48, "depth": 2, "heads": 3, "mlp_dim": 96}, (64, 96)),
     "vit_nd_pope": ("ViTND", {"ndim": 2, "input_shape": (64, 96), "patch_size": 16, "num_classes": 7, "dim": 48, "depth": 2, "heads": 3, "mlp_dim": 96}, (64, 96)),
@@ -392,7 +405,8 @@ def of_vit_pytorch() -> Iterator[Entry]:
         def build(key=key, kind=kind, options=options, size=size):
             made = getattr(import_module(f"vit_pytorch.{key.partition(':')[0]}"), kind)
             taken = inspect.signature(made).parameters  # they change from version to version
-            return made(**{name: options[name] for name in options if name in taken}), [size]
+            network = made(**{name: options[name] for name in options if name in taken})
+            return First(network) if key == "vit_with_decorr" else network, [size]
 
         yield Entry(f"vit-pytorch:{key}", "vit-pytorch", key.partition(":")[0], build)
 
