@@ -176,6 +176,7 @@ def add(args: argparse.Namespace) -> Card:
             "hardware": args.hardware or f"{len(os.sched_getaffinity(0))} CPU cores",
             "precision": config["trainer"]["precision"],
             "flops": training_flops(summary, len(data.splits.train)),
+            "teacher_flops": summary.get("pflop teacher", 0) * 1e15,
         },
         "heatmap": best_method(args.scores),
         "checkpoint": pack(network, about),
@@ -332,7 +333,7 @@ def about(card: Card) -> str:
     v, test, data, training = (card.values, *(card.values[k] for k in ("test", "data", "training")))
     calibration = Calibration(**v["checkpoint"]["calibration"])
     height, width = v["checkpoint"]["preprocess"]["input_size"]
-    flops = training["flops"]
+    flops, teacher = training["flops"], training.get("teacher_flops")
     rows = [
         ["classes", ", ".join(name.split(",")[0] for name in v["checkpoint"]["classes"])],
         [
@@ -366,7 +367,8 @@ def about(card: Card) -> str:
             "training",
             f"{training['epochs']} epochs, {training['minutes']:.1f} minutes, "
             f"{training['precision']}, {training['hardware']}, seed {training['seed']}"
-            + (f", {flops / 1e15:.2f} PFLOP" if flops else ""),
+            + (f", {flops / 1e15:.2f} PFLOP" if flops else "")
+            + (f", {teacher / 1e15:.2f} of it the teacher's" if teacher else ""),
         ],
         ["weights", f"{v['dtype']}, {v['bytes']:,} bytes, SHA-256 `{v['sha256']}`"],
         ["licence of the data", data["licence"]],

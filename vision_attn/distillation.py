@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from vision_attn.data import Preprocess
 from vision_attn.hub import load_model
 from vision_attn.training import ImageClassifier
+from vision_attn.training.flops import forward_flops
 from vision_attn.training.threads import InParts
 from vision_attn.types import Images, Logits, Model
 
@@ -39,9 +40,11 @@ class Distillation(Callback):
     cache: keep the teacher's logits of each image that comes again to the bit, as without
     augmentation, or with flips alone. If none has come again after two epochs, nothing is kept.
 
-    Validation and test have the plain loss. Raises ValueError for a share outside of 0 to 1, a
-    temperature of 0 or less, a module that is not an ImageClassifier, and a teacher that lacks one
-    of the data's classes; ModelError for a teacher that cannot be loaded.
+    Validation and test have the plain loss. The teacher's operations count as work of the run.
+
+    Raises ValueError for a share outside of 0 to 1, a temperature of 0 or less, a module that is
+    not an ImageClassifier, and a teacher that lacks one of the data's classes; ModelError for a
+    teacher that cannot be loaded.
 
     Examples:
         >>> from vision_attn.distillation import Distillation
@@ -81,6 +84,7 @@ class Distillation(Callback):
             self.cache,
         ).to(pl_module.device)
         pl_module.teaching = self._loss
+        pl_module.teacher_flops = 0
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._answers and trainer.current_epoch >= 2:
@@ -97,6 +101,10 @@ class Distillation(Callback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         self.on_fit_end(trainer, pl_module)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *batch: Any) -> None:
+        if self._answers and isinstance(pl_module, ImageClassifier):
+            pl_module.teacher_flops = self._answers.flops
 
     def _loss(self, loss: Tensor, logits: Logits, images: Images) -> Tensor:
         assert self._answers is not None
@@ -145,6 +153,8 @@ class _Answers(torch.nn.Module):
         self.parts = InParts(parts.threads, least=parts.least) if parts else None
         self.kept: dict[bytes, Tensor] | None = {} if cache else None
         self.used = False
+        self.flops = 0  # of all answers so far
+        self._flops: dict[torch.Size, int] = {}  # of an image of each shape
 
     @torch.no_grad()
     def forward(self, images: Images) -> Float[Tensor, "b k"]:
@@ -171,6 +181,10 @@ class _Answers(torch.nn.Module):
         images = torch.addcmul(self.offset, images, self.gain)
         if self.size and tuple(images.shape[2:]) != self.size:
             images = F.interpolate(images, self.size, mode="bilinear", antialias=True)
+        shape = images.shape[1:]
+        if shape not in self._flops:
+            self._flops[shape] = forward_flops(self.network, images[:1])
+        self.flops += self._flops[shape] * len(images)
         run = self.parts or torch.nn.Module.__call__
         return run(self.network, images)[:, self.places].float()
 

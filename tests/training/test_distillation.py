@@ -11,7 +11,8 @@ from vision_attn.data import Preprocess
 from vision_attn.distillation import Distillation, hard_distillation, soft_distillation
 from vision_attn.errors import ModelError
 from vision_attn.explain import layout_of
-from vision_attn.training import ImageClassifier, ThreadParallel
+from vision_attn.training import ImageClassifier, Summary, ThreadParallel
+from vision_attn.training.flops import training_flops
 from vision_attn.types import Model
 
 CLASSES = ["row 0", "row 1", "row 2"]
@@ -112,6 +113,20 @@ def test_images_that_come_again_are_answered_once(trainer, stripes, small_vit):
     run = trainer(callbacks=[Distillation(as_model(teacher))], max_epochs=3)
     run.fit(ImageClassifier(small_vit()), datamodule=stripes())
     assert sum(map(len, teacher.given)) == 48
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_the_teachers_work_is_work_of_the_run(cache, trainer, stripes, small_vit, tmp_path):
+    """By hand: 2 x 48 x 3 operations an answer, and 48 or 3 x 48 answers."""
+    summary, network, data = Summary(tmp_path), small_vit(), stripes()
+    run = trainer(callbacks=[Distillation(as_model(Counted()), cache=cache), summary], max_epochs=3)
+    run.fit(ImageClassifier(network), datamodule=data)
+    teacher = 2 * 48 * 3 * (48 if cache else 3 * 48) / 1e15
+    assert summary.figures["pflop teacher"] == pytest.approx(teacher, rel=1e-12)
+    images = next(iter(data.train_dataloader()))[0][:2]
+    own = training_flops(network, images) / 2 * 3 * 48 / 1e15
+    assert summary.figures["pflop"] == pytest.approx(own + teacher, rel=1e-9)
+    assert summary.rows["work"].endswith(" of it the teacher's")
 
 
 def test_answers_are_not_kept_where_no_image_comes_again(trainer, stripes, small_vit):

@@ -43,7 +43,8 @@ class ImageClassifier(TrainingModule):
         anew where the number of classes differs. `start` says so in a line.
 
     run: how the network is called, as run(network, images). teaching: what a training step makes of
-    its loss, as teaching(loss, logits, images); None leaves it as it is.
+    its loss, as teaching(loss, logits, images); None leaves it as it is. teacher_flops: the
+    operations that a teacher has spent in this process, which count as work of the run.
     classes and preprocess (input_size, mean, std ...) come from the data module, and go into the
     checkpoint with the network's description.
 
@@ -80,6 +81,7 @@ class ImageClassifier(TrainingModule):
         self.loss = nn.CrossEntropyLoss() if loss is None else loss
         self.run: Callable[[nn.Module, Images], Logits] = as_it_is
         self.teaching: Callable[[Tensor, Logits, Images], Tensor] | None = None
+        self.teacher_flops = 0
         self.metrics = nn.ModuleDict()
         self.classes: Sequence[str] = ()
         self.preprocess: dict[str, Any] = {}

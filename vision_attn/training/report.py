@@ -54,7 +54,8 @@ class Summary(Callback):
     """The run's results as a table, `folder`/summary.txt, and as numbers, summary.json.
 
     The work in PFLOP (10^15 operations) is that of all forward and backward passes of this run,
-    counted at the sizes that it trained at; test and validation are not in it. The speed in GF/s
+    counted at the sizes that it trained at, a teacher's among them; test and validation are not in
+    it. The speed in GF/s
     counts three forward passes an image, each at the size that it was trained at; the percentage is
     of what this machine reaches in a matrix product of the run's number format.
 
@@ -139,8 +140,12 @@ class Summary(Callback):
                 for shape in self._images
             }
         work = sum(pairs[shape] * count for shape, count in self._images.items()) / 2
-        self.rows["work"] = f"{work / 1e15:.3g} PFLOP"
-        self.figures["pflop"] = work / 1e15
+        teacher = getattr(pl_module, "teacher_flops", 0) * trainer.world_size
+        self.rows["work"] = f"{(work + teacher) / 1e15:.3g} PFLOP"
+        self.figures["pflop"] = (work + teacher) / 1e15
+        if teacher:
+            self.rows["work"] += f", {teacher / 1e15:.3g} of it the teacher's"
+            self.figures["pflop teacher"] = teacher / 1e15
         peak = peak_flops(device, torch.bfloat16 if low else torch.float32) * trainer.world_size
         rate = 3 * sum(flops[shape] * count for shape, count in self._images.items()) / seconds
         full = flops[max(self._images, key=torch.Size.numel)]
