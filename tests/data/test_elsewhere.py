@@ -165,6 +165,23 @@ def test_parquet_in_place_gives_what_a_folder_gives(datasets, root, expected, st
 
 
 @needs_datasets
+def test_of_a_row_group_only_the_photos_of_the_set_are_kept(datasets, root):
+    """A hundredth of a set opens a hundred times as many groups: whole ones would not fit."""
+    parquet(datasets, root, root / "shards" / "train-0.parquet", rows_a_group=4)
+    whole = in_place(test_fraction=0.0).load(root, 0.0, 0).train.photos
+    places = np.array([13, 2, 20, 3, 12, 2])
+    some = whole.chosen(places)
+    blocks = {block: some.read_block(block) for block in (0, 3, 5)}
+    assert {block: len(column) for block, column in blocks.items()} == {0: 2, 3: 2, 5: 1}
+    kept = sum(column.get_total_buffer_size() for column in blocks.values())
+    assert kept < 0.5 * sum(whole.read_block(block).get_total_buffer_size() for block in range(6))
+    held = some.held(np.arange(6), blocks)
+    for item, place in enumerate(places.tolist()):
+        encoded = files(root)[place][0].read_bytes()
+        assert held.jpeg(item) == some.jpeg(item) == whole.jpeg(place) == encoded
+
+
+@needs_datasets
 def test_labels_are_read_once_and_again_when_the_file_changes(datasets, root, monkeypatch):
     from pyarrow.parquet import ParquetFile
 

@@ -100,6 +100,9 @@ class RowGroupPhotos(RowPhotos, BlockPhotos):
         self._first = groups.first
         numbers = np.searchsorted(self._first, self.places, side="right") - 1
         self.blocks = Blocks(numbers, window)
+        self._rows, at = np.unique(self.places, return_inverse=True)
+        self._starts = np.searchsorted(self._rows, [*self._first, groups.rows])
+        self._at = (at - self._starts[numbers]).astype(np.int32)  # among its group's
         self._kept: OrderedDict[int, Any] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -113,7 +116,9 @@ class RowGroupPhotos(RowPhotos, BlockPhotos):
         return RowGroupPhotos(self.groups, self.where, self.window, self.places[items])
 
     def read_block(self, block: int) -> Any:
-        return self.groups.read(block)
+        column = self.groups.read(block)
+        rows = self._rows[self._starts[block] : self._starts[block + 1]] - self._first[block]
+        return column if len(rows) == len(column) else column.take(rows)
 
     def held(self, items: Integer[np.ndarray, " b"], blocks: Mapping[int, Any]) -> Photos:
         wanted = items.tolist()
@@ -132,8 +137,7 @@ class RowGroupPhotos(RowPhotos, BlockPhotos):
             return self._in(item, self._kept[block])
 
     def _in(self, item: int, column: Any) -> Any:
-        block = int(self.blocks.numbers[item])
-        return column[int(self.places[item] - self._first[block])].as_py()
+        return column[int(self._at[item])].as_py()
 
 
 class _RowNames(Sequence[str]):
