@@ -25,6 +25,7 @@ from vision_attn.data import (
     WebDataset,
 )
 from vision_attn.data.draws import Draws
+from vision_attn.data.row_groups import index_files
 
 CLASSES = ["ant", "bee", "cat"]
 SIZES = {"size": 16, "shorter_side": 20}
@@ -142,6 +143,44 @@ def test_labels_as_words_as_lists_and_of_another_kind(datasets, root):
         HuggingFace("words", **SIZES).load(root, 0.2, 0)
 
 
+@needs_datasets
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        ([[0], None, [2]], None, r"train, row 1: expected a list of classes .*, got None"),
+        # the library's own reader refuses splits of different columns
+        ([[0], [1, 2], [2]], [0, 1, 2], r"(test, row 0: .* list .*, got 0|cannot be opened)"),
+        ([0, None, 2], None, r"train, row 1: expected a class .*, got None"),
+        ([0, 1, 2], [-1] * 3, r"test, row 0: .*, got -1: .* a split that has classes with `test`"),
+        ([[], [], []], None, "no photo has a class in the column 'label'"),
+    ],
+)
+def test_rows_without_a_class_are_named(datasets, root, streaming, train, test, message):
+    parquet(datasets, root, root / "shards" / "train-0.parquet", train * 7)
+    if test:
+        parquet(datasets, root, root / "shards" / "test-0.parquet", test * 7)
+    with pytest.raises(DataError, match=rf"^shards[^\n]*{message}[^\n]*$"):
+        HuggingFace("shards", streaming=streaming, **SIZES).load(root, 0.2, 0)
+
+
+@needs_datasets
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("path", ["shards", "shards/*/*.parquet", "*/*/*.parquet"])
+def test_folders_name_splits_as_files_do(datasets, root, streaming, path):
+    for number, split in enumerate(("train", "validation", "test")):
+        file = root / "shards" / split / "0000.parquet"
+        file.parent.mkdir(parents=True)
+        parquet(datasets, root, file, [number] * 21)
+    source = HuggingFace(path, classes=CLASSES, streaming=streaming, storage="stream", **SIZES)
+    parts, _ = source.parts(root)
+    assert {name: set(part.labels) for name, part in parts.items()} == {
+        "train": {0},
+        "val": {1},
+        "test": {2},
+    }
+
+
 # Parquet, read in place
 
 
@@ -162,6 +201,23 @@ def test_parquet_in_place_gives_what_a_folder_gives(datasets, root, expected, st
     assert_same(found, expected)
     assert isinstance(found.train, StreamedSet) == (storage == "auto")
     assert not list((root / "hf").glob("**/*.arrow"))  # the library copied nothing
+
+
+@needs_datasets
+def test_of_a_row_group_only_the_photos_of_the_set_are_kept(datasets, root):
+    """A hundredth of a set opens a hundred times as many groups: whole ones would not fit."""
+    parquet(datasets, root, root / "shards" / "train-0.parquet", rows_a_group=4)
+    whole = in_place(test_fraction=0.0).load(root, 0.0, 0).train.photos
+    places = np.array([13, 2, 20, 3, 12, 2])
+    some = whole.chosen(places)
+    blocks = {block: some.read_block(block) for block in (0, 3, 5)}
+    assert {block: len(column) for block, column in blocks.items()} == {0: 2, 3: 2, 5: 1}
+    kept = sum(column.get_total_buffer_size() for column in blocks.values())
+    assert kept < 0.5 * sum(whole.read_block(block).get_total_buffer_size() for block in range(6))
+    held = some.held(np.arange(6), blocks)
+    for item, place in enumerate(places.tolist()):
+        encoded = files(root)[place][0].read_bytes()
+        assert held.jpeg(item) == some.jpeg(item) == whole.jpeg(place) == encoded
 
 
 @needs_datasets
@@ -188,6 +244,38 @@ def test_labels_are_read_once_and_again_when_the_file_changes(datasets, root, mo
     index.write_text("{")  # damaged: looked into again
     again = in_place(classes=CLASSES, test_fraction=0.0).load(root, 0.0, 0)
     assert torch.equal(again.train.labels, other.train.labels)
+
+
+@needs_datasets
+def test_labels_of_a_file_without_a_version_are_not_kept(datasets, root):
+    """A server that tells no version may have another file tomorrow."""
+    file = root / "shards" / "train-0.parquet"
+    for labels in ([0, 1, 2] * 7, [2, 1, 0] * 7):
+        parquet(datasets, root, file, labels)
+        assert index_files({str(file): ""}, "label", root / "index")[1] == labels
+    assert not (root / "index").exists()
+
+
+@needs_datasets
+def test_files_of_a_split_that_differ(datasets, root):
+    from pyarrow import parquet as pq
+
+    file = root / "shards" / "train-0.parquet"
+    parquet(datasets, root, file, rows_a_group=4)
+    train = in_place(test_fraction=0.0).load(root, 0.0, 0).train
+    rows = pq.read_table(file)
+    for shorter in (rows.slice(0, 19), rows.slice(0, 16)):  # the last group is shorter, or gone
+        pq.write_table(shorter, file, row_group_size=4)
+        with pytest.raises(DataError, match=r"train-0\.parquet: it was replaced since the run beg"):
+            train.fetch(np.array([20]), Draws(0, 0, np.array([20])))
+    parquet(datasets, root, file, rows_a_group=4)
+    other = root / "shards" / "train-1.parquet"
+    for column in ("label", "image"):
+        pq.write_table(rows.drop_columns(column), other)
+        with pytest.raises(
+            DataError, match=rf"train-1\.parquet: no column '{column}', which other"
+        ):
+            in_place().load(root, 0.2, 0).train.fetch(np.arange(20), Draws(0, 0, np.arange(20)))
 
 
 @needs_datasets
@@ -241,8 +329,8 @@ def test_parquet_of_a_server_is_read_through_its_file_system(datasets, root, exp
     memory.pipe("/set/train-0.parquet", (root / "shards" / "train-0.parquet").read_bytes())
     local = datasets.load_dataset_builder
 
-    def hub(path, name=None, **more):
-        assert (path, name) == ("somebody/set", "small")
+    def hub(path, name=None, revision=None):
+        assert (path, name, revision) == ("somebody/set", "small", "v1.2")
         files = {"train": ["memory://set/train-0.parquet"]}
         return local("parquet", data_files=files)
 
@@ -257,7 +345,7 @@ def test_parquet_of_a_server_is_read_through_its_file_system(datasets, root, exp
 
     monkeypatch.setattr("vision_attn.data.row_groups.PAUSES", (0.0, 0.0))
     monkeypatch.setattr(fsspec, "open", sometimes)
-    found = in_place("somebody/set", name="small").load(root, 0.2, 0)
+    found = in_place("somebody/set", name="small", revision="v1.2").load(root, 0.2, 0)
     assert_same(found, expected)
     assert len(calls) >= 9
     monkeypatch.setattr(fsspec, "open", lambda *more: sometimes("none"))

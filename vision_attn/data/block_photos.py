@@ -36,7 +36,10 @@ class BlockPhotos(Photos):
 
     @abstractmethod
     def read_block(self, block: int) -> Any:
-        """Read a block; several threads may do so at once. Raises DataError."""
+        """Read a block, and keep the photos that belong to this set and nothing else of it.
+
+        Several threads may do so at once. Raises DataError.
+        """
 
     @abstractmethod
     def held(self, items: Items, blocks: Mapping[int, Any]) -> Photos:

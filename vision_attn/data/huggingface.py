@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,13 @@ class HuggingFace(PhotoSource):
     """A data set of the library `datasets`: `pip install 'vision-attn[datasets]'`.
 
     path: a folder or a glob of Parquet or Arrow files below the root folder (or absolute), a folder
-    that `save_to_disk` wrote, or a name on the hub. name: that of the configuration. image and
-    label: the columns; a label is a class (a ClassLabel, a whole number or a word), or a list of
-    them, with which a photo has any number of classes. train, val and test: its splits; None takes
-    the usual names where they are, else a part is held out of `train`. classes: their names, for
-    numbers without. The other options are those of `ImageFolder`.
+    that `save_to_disk` wrote, or a name on the hub. name: that of the configuration. revision: a
+    commit, tag or branch on the hub; None: the newest at each start. image and label: the columns;
+    a label is a class (a ClassLabel, a whole number or a word), or a list of them, with which a
+    photo has any number of classes. train, val and test: its splits; None takes the usual names
+    where they are, else a part is held out of `train`. Files, or else their folders, begin with the
+    name of their split. classes: their names, for numbers without. The other options are those of
+    `ImageFolder`.
 
     The library copies what it opens to its own cache, and maps that into memory. streaming: read
     Parquet in place instead, here or on the hub, and keep nothing but the labels. A photo is then
@@ -56,6 +59,7 @@ class HuggingFace(PhotoSource):
     classes: list[str] | None = None
     streaming: bool = False
     window: int = 2048
+    revision: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,9 +120,13 @@ class HuggingFace(PhotoSource):
                 return _mapped(datasets.load_from_disk(str(local)))
             files = _files(local)
             kind = KINDS.get(files[0].suffix) if files else None
-            what: dict[str, Any] = {"path": self.path, "name": self.name}
+            what: dict[str, Any] = {
+                "path": self.path,
+                "name": self.name,
+                "revision": self.revision,
+            }
             if kind:
-                what = {"path": kind, "data_files": _by_split(files)}
+                what = {"path": kind, "data_files": _by_split(files, local)}
             elif local.is_dir():
                 what = {"path": str(local), "name": self.name}
             if not self.streaming:
@@ -141,7 +149,7 @@ class HuggingFace(PhotoSource):
             other = next((file for file in files if not file.endswith(".parquet")), None)
             if other:
                 break
-            versions = [str(version) for version in files.origin_metadata]
+            versions = [str(version) if version else "" for version in files.origin_metadata]
             found[str(split)] = _InPlace(
                 dict(zip(map(str, files), versions, strict=True)),
                 builder.info.features,
@@ -172,7 +180,7 @@ class HuggingFace(PhotoSource):
         first = next((value for value in columns["train"] if value is not None), None)
         several = isinstance(first, list)
         every = {
-            part: [value if several else [value] for value in values]
+            part: values if several else [[value] for value in values]
             for part, values in columns.items()
         }
         self._check(every)
@@ -188,17 +196,26 @@ class HuggingFace(PhotoSource):
                 raise DataError(
                     f"{self.path}, {part}: a label is {worst}, but there are {len(names)} classes"
                 )
-            table[part] = _hot(numbers, len(names)) if several else np.array(numbers, int)[:, 0]
+            table[part] = (
+                _hot(numbers, len(names)) if several else np.array([one for (one,) in numbers], int)
+            )
         return names, table
 
-    def _check(self, every: dict[str, list[list[Any]]]) -> None:
+    def _check(self, every: dict[str, list[Any]]) -> None:
         for part, values in every.items():
             for place, row in enumerate(values):
+                where = f"{self.path}, {part}, row {place}"
+                if not isinstance(row, list):
+                    raise DataError(
+                        f"{where}: expected a list of classes in the column {self.label!r}, as in "
+                        f"the first row of train, got {row!r}"
+                    )
                 for one in row:
                     if not isinstance(one, int | str) or (isinstance(one, int) and one < 0):
                         raise DataError(
-                            f"{self.path}, {part}, row {place}: expected a class in the column "
-                            f"{self.label!r}, a whole number from 0 or a word, got {one!r}"
+                            f"{where}: expected a class in the column {self.label!r}, a whole "
+                            f"number from 0 or a word, got {one!r}: correct it, or name a split "
+                            f"that has classes with `{part}`"
                         )
 
     def _names(self, feature: Any, every: dict[str, list[list[Any]]]) -> list[str]:
@@ -207,6 +224,11 @@ class HuggingFace(PhotoSource):
         if known:
             return list(known)
         found = {one for values in every.values() for row in values for one in row}
+        if not found:
+            raise DataError(
+                f"{self.path}: no photo has a class in the column {self.label!r}: name the classes "
+                "with `classes`, or another column"
+            )
         if any(isinstance(one, str) for one in found):
             return sorted(map(str, found))
         return [str(number) for number in range(max(found) + 1)]
@@ -297,11 +319,14 @@ def _files(local: Path) -> list[Path]:
     return [local] if local.is_file() else []
 
 
-def _by_split(files: list[Path]) -> dict[str, list[str]]:
-    """Data files by the split that their names begin with, as the hub names them."""
+def _by_split(files: list[Path], local: Path) -> dict[str, list[str]]:
+    """Data files by the split that their names begin with, or else those of their folders."""
     found: dict[str, list[str]] = {}
-    usual = {alias: alias for names in HELD_OUT.values() for alias in names}
+    usual = {"train", *(alias for names in HELD_OUT.values() for alias in names)}
+    fixed = Path(*takewhile(lambda part: not any(sign in part for sign in "*?["), local.parts))
     for file in files:
-        word = file.stem.split("-")[0].split("_")[0].lower()
-        found.setdefault(usual.get(word, "train"), []).append(str(file))
+        below = file.parent.relative_to(fixed).parts if file != fixed else ()
+        words = [name.split("-")[0].split("_")[0].lower() for name in (file.stem, *below[::-1])]
+        split = next((word for word in words if word in usual), "train")
+        found.setdefault(split, []).append(str(file))
     return found

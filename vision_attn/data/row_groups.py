@@ -64,13 +64,20 @@ class RowGroups:
 
     def read(self, group: int) -> Any:
         """The column of a group, as pyarrow has it. Raises DataError."""
-        file, number, _ = self.table[group]
+        file, number, rows = self.table[group]
+        path = self.files[file]
 
         def column(opened: Any) -> Any:
+            _check_column(path, opened, self.column)
+            about = opened.metadata
+            if number >= about.num_row_groups or about.row_group(number).num_rows != rows:
+                raise DataError(
+                    f"{path}: it was replaced since the run began (row group {number} had {rows} "
+                    "rows): put the same file back, or start again"
+                )
             return opened.read_row_group(number, columns=[self.column], use_threads=False)[0]
 
-        found = _tried(self.files[file], column)
-        return found.combine_chunks()
+        return _tried(path, column).combine_chunks()
 
 
 class RowGroupPhotos(RowPhotos, BlockPhotos):
@@ -100,6 +107,9 @@ class RowGroupPhotos(RowPhotos, BlockPhotos):
         self._first = groups.first
         numbers = np.searchsorted(self._first, self.places, side="right") - 1
         self.blocks = Blocks(numbers, window)
+        self._rows, at = np.unique(self.places, return_inverse=True)
+        self._starts = np.searchsorted(self._rows, [*self._first, groups.rows])
+        self._at = (at - self._starts[numbers]).astype(np.int32)  # among its group's
         self._kept: OrderedDict[int, Any] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -113,7 +123,9 @@ class RowGroupPhotos(RowPhotos, BlockPhotos):
         return RowGroupPhotos(self.groups, self.where, self.window, self.places[items])
 
     def read_block(self, block: int) -> Any:
-        return self.groups.read(block)
+        column = self.groups.read(block)
+        rows = self._rows[self._starts[block] : self._starts[block + 1]] - self._first[block]
+        return column if len(rows) == len(column) else column.take(rows)
 
     def held(self, items: Integer[np.ndarray, " b"], blocks: Mapping[int, Any]) -> Photos:
         wanted = items.tolist()
@@ -132,8 +144,7 @@ class RowGroupPhotos(RowPhotos, BlockPhotos):
             return self._in(item, self._kept[block])
 
     def _in(self, item: int, column: Any) -> Any:
-        block = int(self.blocks.numbers[item])
-        return column[int(self.places[item] - self._first[block])].as_py()
+        return column[int(self._at[item])].as_py()
 
 
 class _RowNames(Sequence[str]):
@@ -155,19 +166,22 @@ def index_files(
     """The row groups of Parquet files, and the labels of all rows.
 
     files: the version of each by path or URL, which is another when the file is. What is found is
-    kept in `folder`, so that the files are looked into once. Raises DataError.
+    kept in `folder`, so that the files are looked into once; not so where a version is unknown
+    (""). Raises DataError.
     """
     about = [FORMAT, label, list(files.items())]
     address = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
     index = folder / f"{address}.index.json"
+    versioned = all(files.values())
     try:
-        content = json.loads(index.read_bytes())
+        content = json.loads(index.read_bytes()) if versioned else {}
         return [(int(a), int(b), int(c)) for a, b, c in content["table"]], content["labels"]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         pass
 
     def look(path: str) -> tuple[list[int], list[Any]]:
         def inside(opened: Any) -> tuple[list[int], list[Any]]:
+            _check_column(path, opened, label)
             about = opened.metadata
             counts = [about.row_group(i).num_rows for i in range(about.num_row_groups)]
             return counts, opened.read([label], use_threads=False)[0].to_pylist()
@@ -179,6 +193,8 @@ def index_files(
         for number, (counts, found) in enumerate(threads.map(look, files)):
             table += [(number, group, rows) for group, rows in enumerate(counts)]
             labels += found
+    if not versioned:
+        return table, labels
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(index, json.dumps({"table": table, "labels": labels}))
@@ -194,6 +210,15 @@ def schema_features(path: str) -> Mapping[str, Any]:
     return _tried(path, lambda opened: Features.from_arrow_schema(opened.schema_arrow))
 
 
+def _check_column(path: str, opened: Any, column: str) -> None:
+    known = opened.schema_arrow.names
+    if column not in known:
+        raise DataError(
+            f"{path}: no column {column!r}, which other files of its split have: there are "
+            f"{', '.join(known[:5])}"
+        )
+
+
 def _tried(path: str, use: Any) -> Any:
     """Open a Parquet file and use it; again after a while where its server or disk failed."""
     import fsspec
@@ -204,6 +229,8 @@ def _tried(path: str, use: Any) -> Any:
         try:
             with fsspec.open(path, "rb") as file:
                 return use(parquet.ParquetFile(file, pre_buffer=True))
+        except DataError:
+            raise
         except FileNotFoundError:
             raise DataError(f"{path}: no such file: it was there when the run began") from None
         except pyarrow.ArrowInvalid as error:
