@@ -177,6 +177,25 @@ class HuggingFace(PhotoSource):
                         f"{self.path}, {part}: no column {column!r}: there are {', '.join(near)}"
                     )
             columns[part] = split.labels(self.label)
+        feature = splits["train"].features[self.label]
+        whole = {part: _whole_numbers(values) for part, values in columns.items()}
+        if all(found is not None for found in whole.values()):
+            table = {part: found for part, found in whole.items() if found is not None}
+            names = self._names(feature, {int(found.max(initial=0)) for found in table.values()})
+            worst = {part: int(found.max(initial=0)) for part, found in table.items()}
+        else:
+            names, table, worst = self._mixed_labels(feature, columns)
+        for part, number in worst.items():
+            if number >= len(names):
+                raise DataError(
+                    f"{self.path}, {part}: a label is {number}, but there are {len(names)} classes"
+                )
+        return names, table
+
+    def _mixed_labels(
+        self, feature: Any, columns: dict[str, list[Any]]
+    ) -> tuple[list[str], dict[str, np.ndarray], dict[str, int]]:
+        """The classes, the labels and the largest number of each part, of words, lists, or both."""
         first = next((value for value in columns["train"] if value is not None), None)
         several = isinstance(first, list)
         every = {
@@ -184,22 +203,23 @@ class HuggingFace(PhotoSource):
             for part, values in columns.items()
         }
         self._check(every)
-        names = self._names(splits["train"].features[self.label], every)
+        names = self._names(
+            feature, {one for rows in every.values() for row in rows for one in row}
+        )
         words = {name: place for place, name in enumerate(names)}
-        table = {}
+        table, worst = {}, {}
         for part, values in every.items():
             numbers = [
                 [words[one] if isinstance(one, str) else int(one) for one in row] for row in values
             ]
-            worst = max((one for row in numbers for one in row), default=0)
-            if worst >= len(names):
-                raise DataError(
-                    f"{self.path}, {part}: a label is {worst}, but there are {len(names)} classes"
+            worst[part] = max((one for row in numbers for one in row), default=0)
+            if worst[part] < len(names):
+                table[part] = (
+                    _hot(numbers, len(names))
+                    if several
+                    else np.array([one for (one,) in numbers], int)
                 )
-            table[part] = (
-                _hot(numbers, len(names)) if several else np.array([one for (one,) in numbers], int)
-            )
-        return names, table
+        return names, table, worst
 
     def _check(self, every: dict[str, list[Any]]) -> None:
         for part, values in every.items():
@@ -218,12 +238,11 @@ class HuggingFace(PhotoSource):
                             f"that has classes with `{part}`"
                         )
 
-    def _names(self, feature: Any, every: dict[str, list[list[Any]]]) -> list[str]:
+    def _names(self, feature: Any, found: set[Any]) -> list[str]:
         inner = getattr(feature, "feature", feature)
         known = self.classes or getattr(inner, "names", None)
         if known:
             return list(known)
-        found = {one for values in every.values() for row in values for one in row}
         if not found:
             raise DataError(
                 f"{self.path}: no photo has a class in the column {self.label!r}: name the classes "
@@ -300,6 +319,15 @@ class _InPlace(_Split):
 def _mapped(found: Any) -> dict[str, _Split]:
     splits = found if isinstance(found, Mapping) else {"train": found}
     return {str(name): _Mapped(rows) for name, rows in splits.items()}
+
+
+def _whole_numbers(labels: list[Any]) -> np.ndarray | None:
+    """Labels as an array, where all are whole numbers from 0; else None."""
+    try:
+        found = np.asarray(labels)
+    except ValueError:  # lists of several lengths
+        return None
+    return found if found.dtype.kind == "i" and found.ndim == 1 and (found >= 0).all() else None
 
 
 def _hot(numbers: list[list[int]], classes: int) -> np.ndarray:
