@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import takewhile
@@ -13,9 +11,7 @@ from typing import Any
 import numpy as np
 
 from vision_attn.data.photo_sets import Part, PhotoSource
-from vision_attn.data.photos import Names, Photos
-from vision_attn.data.row_groups import RowGroupPhotos, RowGroups, index_files, schema_features
-from vision_attn.data.rows import RowPhotos
+from vision_attn.data.row_splits import ParquetSplit, Split, mapped_splits
 from vision_attn.data.sources import DataError
 from vision_attn.data.storage import Storage
 
@@ -71,18 +67,12 @@ class HuggingFace(PhotoSource):
         return root / f"{Path(self.path.replace('*', '')).name or 'set'}-{self._address}"
 
     def prepare(self, root: Path) -> None:
-        self._open(root)
+        splits = self._splits(root)
+        if self.streaming:
+            self._columns(splits)  # the index of the labels, which all processes read
 
     def parts(self, root: Path) -> tuple[dict[str, Part], list[str]]:
-        found = self._open(root)
-        splits: dict[str, _Split] = {}
-        for part, wanted in {"train": self.train, "val": self.val, "test": self.test}.items():
-            usual = (wanted,) if wanted is not None else HELD_OUT[part]
-            named = [name for name in usual if name in found]
-            if wanted is not None and not named:
-                raise DataError(f"{self.path}: no split {wanted!r}: there are {', '.join(found)}")
-            if named:
-                splits[part] = found[named[0]]
+        splits = self._splits(root)
         about = json.dumps([split.about for split in splits.values()])
         self._address = hashlib.sha256(about.encode()).hexdigest()[:8]
         names, labels = self._labels(splits)
@@ -95,12 +85,25 @@ class HuggingFace(PhotoSource):
             for part, split in splits.items()
         }, names
 
+    def _splits(self, root: Path) -> dict[str, Split]:
+        """The splits that are wanted, or usual, by the part that each one is."""
+        found = self._open(root)
+        splits: dict[str, Split] = {}
+        for part, wanted in {"train": self.train, "val": self.val, "test": self.test}.items():
+            usual = (wanted,) if wanted is not None else HELD_OUT[part]
+            named = [name for name in usual if name in found]
+            if wanted is not None and not named:
+                raise DataError(f"{self.path}: no split {wanted!r}: there are {', '.join(found)}")
+            if named:
+                splits[part] = found[named[0]]
+        return splits
+
     def _storage(self, root: Path, parts: dict[str, Part]) -> Storage:
         if self.streaming and self.storage == "auto":
             return "stream"
         return super()._storage(root, parts)
 
-    def _open(self, root: Path) -> "dict[str, _Split]":
+    def _open(self, root: Path) -> dict[str, Split]:
         """The splits by name."""
         try:
             import datasets
@@ -117,7 +120,7 @@ class HuggingFace(PhotoSource):
             )
         try:
             if saved:
-                return _mapped(datasets.load_from_disk(str(local)))
+                return mapped_splits(datasets.load_from_disk(str(local)))
             files = _files(local)
             kind = KINDS.get(files[0].suffix) if files else None
             what: dict[str, Any] = {
@@ -130,7 +133,7 @@ class HuggingFace(PhotoSource):
             elif local.is_dir():
                 what = {"path": str(local), "name": self.name}
             if not self.streaming:
-                return _mapped(datasets.load_dataset(**what))
+                return mapped_splits(datasets.load_dataset(**what))
             return self._in_place(datasets.load_dataset_builder(**what), root)
         except DataError:
             raise
@@ -142,15 +145,15 @@ class HuggingFace(PhotoSource):
                 "or a name on the hub"
             ) from error
 
-    def _in_place(self, builder: Any, root: Path) -> "dict[str, _Split]":
+    def _in_place(self, builder: Any, root: Path) -> dict[str, Split]:
         """The splits of a builder whose files are Parquet."""
-        found: dict[str, _Split] = {}
+        found: dict[str, Split] = {}
         for split, files in (builder.config.data_files or {}).items():
             other = next((file for file in files if not file.endswith(".parquet")), None)
             if other:
                 break
             versions = [str(version) if version else "" for version in files.origin_metadata]
-            found[str(split)] = _InPlace(
+            found[str(split)] = ParquetSplit(
                 dict(zip(map(str, files), versions, strict=True)),
                 builder.info.features,
                 Path(self.cache or root / ".cache") / "rows",
@@ -165,8 +168,8 @@ class HuggingFace(PhotoSource):
             "with to_parquet"
         )
 
-    def _labels(self, splits: "dict[str, _Split]") -> tuple[list[str], dict[str, np.ndarray]]:
-        """The classes, and the labels of each part as numbers, or 0 and 1 for each class."""
+    def _columns(self, splits: dict[str, Split]) -> dict[str, list[Any]]:
+        """The labels of each part as they are written."""
         columns = {}
         for part, split in splits.items():
             for column in (self.image, self.label):
@@ -177,6 +180,11 @@ class HuggingFace(PhotoSource):
                         f"{self.path}, {part}: no column {column!r}: there are {', '.join(near)}"
                     )
             columns[part] = split.labels(self.label)
+        return columns
+
+    def _labels(self, splits: dict[str, Split]) -> tuple[list[str], dict[str, np.ndarray]]:
+        """The classes, and the labels of each part as numbers, or 0 and 1 for each class."""
+        columns = self._columns(splits)
         feature = splits["train"].features[self.label]
         whole = {part: _whole_numbers(values) for part, values in columns.items()}
         if all(found is not None for found in whole.values()):
@@ -251,74 +259,6 @@ class HuggingFace(PhotoSource):
         if any(isinstance(one, str) for one in found):
             return sorted(map(str, found))
         return [str(number) for number in range(max(found) + 1)]
-
-
-class _Split(ABC):
-    """The rows of a split: their columns (features), and plain values that change with them."""
-
-    features: Mapping[str, Any]
-    about: list[Any]
-
-    @abstractmethod
-    def labels(self, column: str) -> list[Any]:
-        """Read the labels of all rows."""
-
-    @abstractmethod
-    def photos(self, column: str, where: str) -> Photos:
-        """The photos of all rows, after their labels were read."""
-
-
-class _Mapped(_Split):
-    """Rows in the library's memory-mapped files."""
-
-    def __init__(self, rows: Any) -> None:
-        self.rows, self.features = rows, rows.features
-        self.about = [[one["filename"] for one in rows.cache_files], len(rows)]
-
-    def labels(self, column: str) -> list[Any]:
-        return list(self.rows.with_format(None)[column][:])
-
-    def photos(self, column: str, where: str) -> Photos:
-        import datasets
-
-        rows = self.rows
-        if isinstance(rows.features[column], datasets.Image):
-            rows = rows.cast_column(column, datasets.Image(decode=False))
-        names = Names(f"{where} row {place}" for place in range(len(rows)))
-        return RowPhotos(_Cells(rows.select_columns([column]), column), names, column)
-
-
-class _Cells:
-    """A column of a data set by the number of the row."""
-
-    def __init__(self, rows: Any, column: str) -> None:
-        self._rows, self._column = rows, column
-
-    def __getitem__(self, item: int) -> Any:
-        return self._rows[item][self._column]
-
-
-class _InPlace(_Split):
-    """Rows in Parquet files, whose versions tell when they change."""
-
-    def __init__(self, files: dict[str, str], features: Any, index: Path, window: int) -> None:
-        self.files, self.index, self.window = files, index, window
-        self.features = features or schema_features(next(iter(files)))
-        self.about = list(files.items())
-        self._table: list[tuple[int, int, int]] = []
-
-    def labels(self, column: str) -> list[Any]:
-        self._table, labels = index_files(self.files, column, self.index)
-        return labels
-
-    def photos(self, column: str, where: str) -> Photos:
-        groups = RowGroups(list(self.files), self._table, column)
-        return RowGroupPhotos(groups, where, self.window)
-
-
-def _mapped(found: Any) -> dict[str, _Split]:
-    splits = found if isinstance(found, Mapping) else {"train": found}
-    return {str(name): _Mapped(rows) for name, rows in splits.items()}
 
 
 def _whole_numbers(labels: list[Any]) -> np.ndarray | None:
