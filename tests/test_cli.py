@@ -24,6 +24,14 @@ def test_help_lists_the_commands(capsys):
             assert re.search(rf"^  {command} ", out, re.MULTILINE)
 
 
+def test_a_word_too_many_is_not_called_an_option(capsys):
+    assert main(["models", "senet"]) == 2
+    assert capsys.readouterr().err == (
+        "vision-attn: error: unexpected argument 'senet': leave it out, or name an option before "
+        "it (see vision-attn models --help)\n"
+    )
+
+
 def test_unknown_command(capsys):
     assert main(["fitt"]) == 2
     line = capsys.readouterr().err

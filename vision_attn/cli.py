@@ -127,6 +127,8 @@ class Parser(argparse.ArgumentParser):
         if unknown != message:
             word = unknown.split()[0].split("=")[0]
             message = f"unknown option {word}{nearest(word, options_of(self))}"
+            if not word.startswith("-"):
+                message = f"unexpected argument {word!r}: leave it out, or name an option before it"
         raise ValueError(f"{message} (see {self.prog} --help)")
 
 

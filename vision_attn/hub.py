@@ -30,7 +30,7 @@ from vision_attn.models.timm_model import (
 )
 from vision_attn.models.torchvision_model import create_torchvision
 from vision_attn.models.vit import ViT
-from vision_attn.shelf import PREFIX
+from vision_attn.shelf import PREFIX, Shelf
 from vision_attn.types import Calibration, LoadedSequences, Model, Provenance, Symbols, TokenLayout
 
 LARGEST_SIDE = 8192  # pixels of a network's input
@@ -394,6 +394,8 @@ def _unknown(spec: str) -> str:
         return f"{spec}: a folder; {expected}" + (f"; it holds {found}" if found else "")
     if timm.is_model(spec):
         return f"{spec}: no such file; the network of that name is timm:{spec}"
+    if any(card.name == spec for card in Shelf()):
+        return f"{spec}: no such file; the network of that name is {PREFIX}{spec}"
     source, colon, name = spec.partition(":")
     if colon and name and path.suffix != ".ckpt":
         return f"no source of models named {source!r}{did_you_mean(source, LIBRARIES)}; {expected}"

@@ -5,7 +5,7 @@ import warnings
 import matplotlib
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from vision_attn.render import (
     ColorMap,
@@ -27,6 +27,7 @@ from vision_attn.render import (
 )
 from vision_attn.render.fonts import fitted, pil_font, printable
 from vision_attn.render.picture import _number, bar, ticks
+from vision_attn.types import Calibration
 
 rng = np.random.default_rng(0)
 PHOTO = rng.integers(0, 256, (331, 473, 3), dtype=np.uint8)
@@ -120,6 +121,28 @@ def test_a_grid_holds_every_panel(count):
     for colour in colours:
         assert (sheet == colour).all(-1).sum() == 400 * 240
     assert sheet.shape[1] == 24 + min(count, 5) * 424
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_grid_shows_every_word_of_its_warning(count, monkeypatch):
+    drawn = []
+    draws = ImageDraw.ImageDraw.text
+    monkeypatch.setattr(
+        ImageDraw.ImageDraw,
+        "text",
+        lambda self, at, text, *rest, **more: (
+            drawn.append((*at, text)),
+            draws(self, at, text, *rest, **more),
+        ),
+    )
+    warning = Calibration(threshold=0.6621).unlike(0.5437)
+    sheet = heatmap_grid([Panel("photo", PHOTO)] * count, "photo.jpg", warning=warning)
+    lines = [(x, y, text) for x, y, text in drawn if text not in ("photo", "photo.jpg", "")]
+    assert " ".join(text for *_, text in lines) == warning
+    room = sheet.shape[1] - 24
+    assert all(x + pil_font(t, 16, True).getlength(t) <= room for x, _, t in lines)
+    panel = next(y for _, y, text in drawn if text == "photo")
+    assert max(y for _, y, _ in lines) + 16 < panel
 
 
 def test_heads_share_a_scale():

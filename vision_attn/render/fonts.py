@@ -6,7 +6,7 @@ from functools import cache
 from matplotlib.font_manager import FontProperties, findSystemFonts, fontManager, get_font
 from PIL import ImageFont
 
-__all__ = ["families", "fitted", "pil_font", "printable"]
+__all__ = ["families", "fitted", "pil_font", "printable", "wrapped"]
 
 FAMILIES = (  # the first comes with matplotlib, the others draw what it lacks
     "DejaVu Sans",
@@ -46,12 +46,25 @@ def printable(text: str, longest: int = 80) -> str:
 
 def fitted(text: str, font_size: int, width: int, bold: bool = False) -> str:
     """Make text printable, and cut it until it is no wider than `width` pixels."""
-    longest = 120
+    longest = 240
     while True:
         short = printable(text, longest)
         if longest <= 3 or pil_font(short, font_size, bold).getlength(short) <= width:
             return short
         longest = min(len(short), longest) - 1
+
+
+def wrapped(text: str, font_size: int, width: int, bold: bool = False) -> list[str]:
+    """Break text between words into lines of at most `width` pixels; a wider word is cut."""
+    font = pil_font(text, font_size, bold)
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and font.getlength(longer) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return [fitted(line, font_size, width, bold) for line in lines]
 
 
 def pil_font(text: str, size: int, bold: bool = False) -> ImageFont.FreeTypeFont:

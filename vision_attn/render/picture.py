@@ -15,7 +15,7 @@ from numpy import ndarray
 from PIL import Image, ImageDraw
 
 from vision_attn.files import replacing
-from vision_attn.render.fonts import fitted, pil_font
+from vision_attn.render.fonts import pil_font, wrapped
 from vision_attn.render.overlay import Style, resize
 from vision_attn.render.scale import Scale
 
@@ -165,26 +165,12 @@ def with_caption(picture: Picture, text: str, size: int | None = None) -> Pictur
     height, width = picture.shape[:2]
     size = size or round(min(max(height / 26, 12), 48))
     pad = size // 2
-    lines = _lines(text, size, width - 2 * pad)
+    lines = wrapped(text, size, width - 2 * pad)
     strip = Image.new("RGB", (width, len(lines) * round(1.4 * size) + pad), PAPER)
     draw = ImageDraw.Draw(strip)
     for number, line in enumerate(lines):
-        line = fitted(line, size, width - 2 * pad)
         draw.text((pad, pad + number * round(1.4 * size)), line, WARNING, pil_font(line, size))
     return np.concatenate([picture, np.asarray(strip)])
-
-
-def _lines(text: str, size: int, width: int) -> list[str]:
-    """Break text between words into lines of at most `width` pixels."""
-    font = pil_font(text, size)
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and font.getlength(longer) > width:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return lines
 
 
 def bar(style: Style, scale: Scale, length: int, thickness: int) -> Picture:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from PIL import Image, ImageDraw
 
-from vision_attn.render.fonts import fitted, pil_font
+from vision_attn.render.fonts import fitted, pil_font, wrapped
 from vision_attn.render.overlay import ColorMap, Style, overlay, resize
 from vision_attn.render.picture import INK, PAPER, QUIET, WARNING, Picture, bar, place, ticks
 from vision_attn.render.scale import Scale, times_uniform
@@ -46,7 +46,8 @@ def heatmap_grid(
 ) -> Picture:
     """Draw a photo and its maps (and masks) side by side, all of one size, each with its name.
 
-    columns: at most this many a row. warning: a line below the title, in another colour.
+    columns: at most this many a row. warning: text below the title, in another colour, on
+    several lines where the grid is narrow.
     ValueError without a panel.
 
     Examples:
@@ -64,15 +65,17 @@ def heatmap_grid(
     tall = min(max(round(PANEL * height / width), 40), 3 * PANEL)
     above, below = 2 * SMALL, 3 * SMALL
     under_title = GAP + (3 * LARGE // 2 if title else 0)
-    top = GAP + (2 * LARGE if title else 0) + (2 * SMALL if warning else 0)
-    sheet = Image.new(
-        "RGB",
-        (GAP + columns * (PANEL + GAP), top + rows * (above + tall + below) + GAP // 2),
-        PAPER,
-    )
+    wide = GAP + columns * (PANEL + GAP)
+    lines = wrapped(warning, SMALL, wide - 2 * GAP, bold=True) if warning else []
+    line, spare = 3 * SMALL // 2, SMALL // 2 if lines else 0
+    top = GAP + (2 * LARGE if title else 0) + len(lines) * line + spare
+    size = (wide, top + rows * (above + tall + below) + GAP // 2)
+    sheet = Image.new("RGB", size, PAPER)
     draw = ImageDraw.Draw(sheet)
-    _write(draw, (GAP, GAP), title, LARGE, INK, sheet.width - 2 * GAP, bold=True)
-    _write(draw, (GAP, under_title), warning, SMALL, WARNING, sheet.width - 2 * GAP, bold=True)
+    _write(draw, (GAP, GAP), title, LARGE, INK, wide - 2 * GAP, bold=True)
+    for number, text in enumerate(lines):
+        at = (GAP, under_title + number * line)
+        _write(draw, at, text, SMALL, WARNING, wide - 2 * GAP, bold=True)
     for number, panel in enumerate(panels):
         x = GAP + number % columns * (PANEL + GAP)
         y = top + number // columns * (above + tall + below)

@@ -40,6 +40,8 @@ def test_missing_config_names_the_nearest(here, complaint):
         "fit needs a config: --config FILE_OR_NAME (here: configs/tiny.yaml); "
         "vision-attn configs lists those of the package"
     )
+    assert main(["fit", "vit_planted", "--trainer.max_epochs=1"]) == 2
+    assert complaint() == "fit needs a config: did you mean --config vit_planted?"
 
 
 def test_missing_checkpoint(fit, complaint):

@@ -108,7 +108,8 @@ def test_few_images_tell_nothing_however_large_the_lead():
     assert verdict.of("unknown") == ["GradCAM", "Occlusion", "Rollout"]
     assert verdict.what == (
         "No method has shown here that it can be trusted. "
-        "Cannot tell from 19 images: GradCAM, Occlusion, Rollout."
+        "Cannot tell from 19 images: GradCAM, Occlusion, Rollout. "
+        "A verdict needs at least 20 images."
     )
     assert judge(results_of({"GradCAM": (0.3, 0.3)}, images=20)).of("yes") == ["GradCAM"]
 

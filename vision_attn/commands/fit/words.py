@@ -9,6 +9,7 @@ from vision_attn.reports.runs.configs import (
     NEWEST,
     find_config,
     local_configs,
+    shipped_configs,
     values_of,
     without,
 )
@@ -153,6 +154,9 @@ def check(command: str, words: list[str]) -> None:
     if command == "fit" and not configs:
         own = [Path(path).with_name("config.yaml") for path in checkpoints]
         hint = f" (that of the checkpoint's run is {own[-1]})" if own and own[-1].is_file() else ""
+        named = next((word for word in words if word in shipped_configs()), "")
+        if named:
+            raise ValueError(f"fit needs a config: did you mean --config {named}?")
         known = f" (here: {', '.join(local_configs())})" if local_configs() else ""
         raise ValueError(
             f"fit needs a config: --config FILE_OR_NAME{hint or known}; "

@@ -139,6 +139,8 @@ class Verdict:
             parts.append(f"Deletion and insertion disagree on {', '.join(split)}.")
         if unknown:
             parts.append(f"Cannot tell from {counted(self.images)}: {', '.join(unknown)}.")
+            if self.images < FEWEST:
+                parts.append(f"A verdict needs at least {FEWEST} images.")
         return " ".join(parts)
 
     @property
