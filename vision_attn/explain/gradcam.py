@@ -1,4 +1,4 @@
-"""Class activation maps: feature channels weighed by what the class's logit gains from them.
+"""Class activation maps: feature channels weighted by what the class's logit gains from them.
 
 A the features of one layer (b c h w), G = d logit_target / dA. Every method is
 relu(sum_c contribution), and differs in how A and G make the contribution.
@@ -141,7 +141,7 @@ class ClassActivationMap(Explainer):
 
 @dataclass(frozen=True)
 class GradCAM(ClassActivationMap):
-    """Grad-CAM: channels weighed by their mean gradient.
+    """Grad-CAM: channels weighted by their mean gradient.
 
     relu(sum_c mean_hw(G_c) A_c), Selvaraju et al. 2017.
 
@@ -160,7 +160,7 @@ class GradCAM(ClassActivationMap):
 
 @dataclass(frozen=True)
 class GradCAMPlusPlus(ClassActivationMap):
-    """Grad-CAM++: channels weighed by their positive gradients, each place by its share.
+    """Grad-CAM++: channels weighted by their positive gradients, each place by its share.
 
     relu(sum_c w_c A_c), w = sum_hw(a relu(G)), a = 1 / (2 + G sum_hw(A)).
 
@@ -184,7 +184,7 @@ class GradCAMPlusPlus(ClassActivationMap):
 
 @dataclass(frozen=True)
 class XGradCAM(ClassActivationMap):
-    """XGrad-CAM: channels weighed by their mean gradient, places by their activation.
+    """XGrad-CAM: channels weighted by their mean gradient, places by their activation.
 
     relu(sum_c w_c A_c), w = sum_hw(G A) / sum_hw(A), 0 where sum_hw(A) is 0. Fu et al. 2020.
 

@@ -1,7 +1,7 @@
 // Where the page's items come from: a worker runs the networks on photos, as they are or covered.
 
 const ROLLOUT = "Where the class comes from: attention of all layers, one after the other.";
-const CAM = "Channels of the last features, weighed by what they give to the class.";
+const CAM = "Channels of the last features, weighted by what they add to the class.";
 const PLAIN = { target: null, unit: "", factor: 1, prefix_mass: null, scores: {} }; // a map
 
 /** The worker, by questions and answers. */
