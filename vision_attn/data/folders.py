@@ -163,7 +163,9 @@ def imagenet_names(wnids: Sequence[str]) -> list[str]:
 def _parts(folder: Path) -> dict[str, Path]:
     """Where the training set lies and, where the folder says so, the validation and test sets."""
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder: give the image folder's path, relative to root")
+        raise DataError(
+            f"{folder}: no such folder: name one by --data.source.path, seen from --data.root"
+        )
     inside = _subfolders(folder)
     if "train" not in inside:
         return {"train": folder}

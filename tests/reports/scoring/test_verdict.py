@@ -262,3 +262,13 @@ def test_scores_of_random_weights_say_so(untrained):
 def test_no_methods_no_verdict():
     results = results_of({}, methods=())
     assert judge(results).what == "No method was scored."
+
+
+@pytest.mark.parametrize(("images", "best", "worst"), [(1, 1, 0), (2, 1, 1), (5, 3, 2), (13, 3, 3)])
+def test_no_image_is_among_the_best_and_the_worst(images, best, worst):
+    found = results_of({}, images)
+    numbers = found.numbers(found.ranking[0], "Rollout")
+    lower_is_better = found.ranking[0] == "deletion"
+    order = sorted(numbers, key=numbers.__getitem__, reverse=not lower_is_better)
+    assert len(order) == images
+    assert found.extremes("Rollout") == (order[:best], order[::-1][:worst])

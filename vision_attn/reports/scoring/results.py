@@ -180,13 +180,14 @@ class Results:
     def extremes(self, method: str) -> tuple[list[str], list[str]]:
         """The images of a method that score best and worst, by `ranking`, each the extreme first.
 
-        Where there are few, the same image may be both.
+        No image is both: where there are few, fewer are taken.
         """
         metric, _ = self.ranking
         numbers = self.numbers(metric, method)
         sign = 1 if METRICS[metric].higher_is_better else -1
         order = sorted(numbers, key=lambda image: -sign * numbers[image])
-        return order[:SHOWN], order[-SHOWN:][::-1]
+        best = min(SHOWN, -(-len(order) // 2))
+        return order[:best], order[max(best, len(order) - SHOWN) :][::-1]
 
     @cached_property
     def ranking(self) -> tuple[str, str]:
