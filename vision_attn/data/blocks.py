@@ -26,7 +26,7 @@ class Blocks:
         >>> import numpy as np
         >>> from vision_attn.data.blocks import Blocks
         >>> blocks = Blocks(np.array([0, 0, 0, 1, 1, 1]), window=0)
-        >>> blocks.numbers[blocks.permutation((0, 1))]  # block after block
+        >>> blocks.numbers[blocks.permutation((0, 2))]  # block after block
         array([1, 1, 1, 0, 0, 0])
     """
 

@@ -60,6 +60,7 @@ class RowGroups:
 
     @property
     def rows(self) -> int:
+        """Count the rows of all groups."""
         return sum(rows for _, _, rows in self.table)
 
     def read(self, group: int) -> Any:
@@ -89,7 +90,7 @@ class RowGroupPhotos(RowPhotos, BlockPhotos):
         >>> from vision_attn.data.row_groups import RowGroupPhotos, RowGroups
         >>> groups = RowGroups(["a.parquet"], [(0, 0, 100), (0, 1, 40)], "image")
         >>> photos = RowGroupPhotos(groups, "set train", window=200)
-        >>> photos.names[139], photos.blocks.numbers[139]
+        >>> photos.names[139], int(photos.blocks.numbers[139])
         ('set train row 139', 1)
     """
 
