@@ -214,6 +214,7 @@ def test_hugging_face_from_a_folder(tmp_path):
         ("outputs/none/best.ckpt", "outputs/none/best.ckpt: no such file; expected a checkpoint"),
         ("vit_small_patch16_224", "the network of that name is timm:vit_small_patch16_224"),
         ("senet_imagenette", "the network of that name is vision_attn:senet_imagenette"),
+        ("senet_imagenett", r"no such file; did you mean vision_attn:senet_imagenette\?"),
         ("tim:vit_small_patch16_224", "no source of models named 'tim'; did you mean timm?"),
         ("timm:", "expected a checkpoint file, vision_attn:NAME"),
         ("timm:vit_smal_patch16_224", "no network named .*; did you mean vit_small_patch16_224"),

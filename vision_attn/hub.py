@@ -8,6 +8,7 @@ Axes: b batch, k classes.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
@@ -394,8 +395,11 @@ def _unknown(spec: str) -> str:
         return f"{spec}: a folder; {expected}" + (f"; it holds {found}" if found else "")
     if timm.is_model(spec):
         return f"{spec}: no such file; the network of that name is timm:{spec}"
-    if any(card.name == spec for card in Shelf()):
+    near = get_close_matches(spec, [card.name for card in Shelf()], 1, cutoff=0.8)
+    if spec in near:
         return f"{spec}: no such file; the network of that name is {PREFIX}{spec}"
+    if near:
+        return f"{spec}: no such file; did you mean {PREFIX}{near[0]}?"
     source, colon, name = spec.partition(":")
     if colon and name and path.suffix != ".ckpt":
         return f"no source of models named {source!r}{did_you_mean(source, LIBRARIES)}; {expected}"
