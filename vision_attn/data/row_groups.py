@@ -241,8 +241,8 @@ def _tried(path: str, use: Any) -> Any:
             if pause is None:
                 text = " ".join(str(error).split())[:200]
                 raise DataError(
-                    f"{path}: cannot be read ({type(error).__name__}: {text}): continue from "
-                    "last.ckpt when it can"
+                    f"{path}: cannot be read ({type(error).__name__}: {text}): try again, "
+                    "or continue from last.ckpt, when it can"
                 ) from error
             time.sleep(pause)
     raise AssertionError("unreachable")
