@@ -247,6 +247,22 @@ def test_shards_of_a_server_are_fetched_once(webdataset, root, expected, server)
     assert not list((root / ".cache/shards").glob("*.part"))
 
 
+def test_what_a_command_prints_is_a_shard(webdataset, root, expected, monkeypatch):
+    place = shards(root)
+    source = WebDataset(f"pipe:cat {place}/train-{{000..002}}.tar", classes=CLASSES, **SIZES)
+    with pytest.raises(DataError, match=r"a pipe runs a command: set VISION_ATTN_PIPES=1 if you"):
+        source.load(root, 0.2, 0)
+    monkeypatch.setenv("VISION_ATTN_PIPES", "1")
+    assert_same(source.load(root, 0.2, 0), expected)
+    for shard in place.iterdir():
+        shard.unlink()
+    assert_same(source.load(root, 0.2, 0), expected)  # each command ran once
+    broken = WebDataset("pipe:printf 123; echo no such bucket >&2; exit 3", **SIZES)
+    with pytest.raises(DataError, match=r"cannot be fetched .*ended with status 3: no such bucket"):
+        broken.load(root, 0.2, 0)
+    assert not list((root / ".cache/shards").glob("*.part"))
+
+
 # tables
 
 

@@ -9,6 +9,8 @@ Axes: n photos, k classes.
 import hashlib
 import json
 import os
+import re
+import subprocess
 import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,6 +30,8 @@ from vision_attn.files import write_text
 __all__ = ["TarPhotos", "WebDataset"]
 
 FORMAT = 1
+PIPE = "pipe:"
+ALLOW = "VISION_ATTN_PIPES"
 Urls = str | list[str]
 
 
@@ -94,10 +98,11 @@ class WebDataset(PhotoSource):
 
     train: the shards, as paths below the root folder (or absolute), with `*` and `{000..146}`, or
     as URLs that fsspec opens (http, s3, gs ...), which are fetched once into the folder of the
-    cache. val and test: other shards, held out of `train` if they are not given. A photo is the
-    member KEY.jpg (or .png, .webp ...), its label KEY.cls, a number or a word, or the entry `label`
-    of KEY.json. label: the ending that has the label, `cls` or `json`; classes: the names of the
-    numbers, in their order.
+    cache, as is what COMMAND of `pipe:COMMAND` prints, if VISION_ATTN_PIPES=1 allows commands. val
+    and test: other shards, held out of `train` if they are not given. A photo is the member KEY.jpg
+    (or .png, .webp ...), its label KEY.cls, a number or a word, or the entry `label` of KEY.json.
+    label: the ending that has the label, `cls` or `json`; classes: the names of the numbers, in
+    their order.
 
     Of a shard that is cut short the whole photos are used, with a warning; with corrupt="error"
     it stops the run, with a line that names it. The other options are those of `ImageFolder`.
@@ -165,7 +170,7 @@ class WebDataset(PhotoSource):
         """The shards as files of this machine; what lies elsewhere is fetched, once."""
         found: list[Path] = []
         for url in self._expanded(root, urls):
-            found.append(self._fetched(root, url) if "://" in url else Path(url))
+            found.append(self._fetched(root, url) if _elsewhere(url) else Path(url))
         for shard in found:
             if not shard.is_file():
                 raise DataError(f"{shard}: no such shard: check the path")
@@ -180,8 +185,8 @@ class WebDataset(PhotoSource):
             ) from None
         expanded: list[str] = []
         for url in [urls] if isinstance(urls, str) else urls:
-            for one in expand_urls(url if "://" in url else str(root / url)):
-                if "://" in one or not any(sign in one for sign in "*?["):
+            for one in expand_urls(url if _elsewhere(url) else str(root / url)):
+                if _elsewhere(one) or not any(sign in one for sign in "*?["):
                     expanded.append(one)
                     continue
                 path = Path(one)
@@ -193,21 +198,21 @@ class WebDataset(PhotoSource):
         return expanded
 
     def _fetched(self, root: Path, url: str) -> Path:
-        import fsspec
         from filelock import FileLock
 
         folder = Path(self.cache or root / ".cache") / "shards"
-        target = folder / f"{hashlib.sha256(url.encode()).hexdigest()[:8]}-{Path(url).name}"
+        name = re.sub(r"[^\w.-]", "_", Path(url).name)[-80:]
+        target = folder / f"{hashlib.sha256(url.encode()).hexdigest()[:8]}-{name}"
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{target}.lock"):
             if target.is_file():
                 return target
             beside = target.with_suffix(".part")
-            options = {"client_kwargs": {"timeout": _timeout(self.timeout)}}
-            http = url.startswith(("http://", "https://"))
             try:
-                system, path = fsspec.core.url_to_fs(url, **(options if http else {}))
-                system.get_file(path, str(beside))
+                if url.startswith(PIPE):
+                    _run(url.removeprefix(PIPE), beside)
+                else:
+                    self._get(url, beside)
                 os.replace(beside, target)
             except Exception as error:  # of whichever library opens such a URL
                 beside.unlink(missing_ok=True)
@@ -217,6 +222,15 @@ class WebDataset(PhotoSource):
                     "fetch it yourself and give its path"
                 ) from error
         return target
+
+    def _get(self, url: str, target: Path) -> None:
+        """Fetch a URL by fsspec."""
+        import fsspec
+
+        options = {"client_kwargs": {"timeout": _timeout(self.timeout)}}
+        http = url.startswith(("http://", "https://"))
+        system, path = fsspec.core.url_to_fs(url, **(options if http else {}))
+        system.get_file(path, str(target))
 
     def _members(self, root: Path, shard: Path) -> list[Member]:
         """The photos of a shard, from its index if that is of the shard as it is now."""
@@ -290,6 +304,23 @@ class WebDataset(PhotoSource):
                 f"{shard}: {key}.{self.label}: expected a class, a number or a word ({error})"
             ) from None
         return text.strip()
+
+
+def _elsewhere(url: str) -> bool:
+    """Whether a shard has to be fetched."""
+    return "://" in url or url.startswith(PIPE)
+
+
+def _run(command: str, target: Path) -> None:
+    """Write what a shell command prints to a file. Raises OSError where it fails."""
+    if os.environ.get(ALLOW) != "1":
+        raise OSError(f"a pipe runs a command: set {ALLOW}=1 if you trust it")
+    with target.open("wb") as file:
+        done = subprocess.run(command, shell=True, stdout=file, stderr=subprocess.PIPE)
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        raise OSError(f"the command ended with status {done.returncode}: {last}")
 
 
 def _timeout(seconds: float) -> Any:
