@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from vision_attn.data.blocks import Blocks
-from vision_attn.data.draws import Draws
+from vision_attn.data.draws import Drawn, Draws
 from vision_attn.data.photos import Photos
 
 __all__ = ["BlockPhotos", "read_ahead"]
@@ -51,7 +51,7 @@ class BlockPhotos(Photos):
 
 
 def read_ahead(
-    photos: BlockPhotos, wanted: Iterable[tuple[Items, Draws]]
+    photos: BlockPhotos, wanted: Iterable[Drawn]
 ) -> Iterator[tuple[Items, Draws, Photos]]:
     """Yield batch after batch with the photos that it needs, their blocks read meanwhile.
 

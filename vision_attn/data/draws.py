@@ -56,6 +56,9 @@ class Draws:
         return self
 
 
+Drawn = tuple[Integer[np.ndarray, " _"], Draws]  # a batch of any size, and what is random about it
+
+
 def uniforms(key: tuple[int, ...], items: Items, count: int) -> Float[Tensor, "n j"]:
     """`count` float32 numbers in [0, 1) for each item, multiples of 2^-24."""
     words = bits(key, items, count) >> np.uint64(40)

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from vision_attn.compat.native_stderr import drop_native_stderr, native_stderr_dropped
 from vision_attn.cores import usable_cores
 from vision_attn.data.block_photos import BlockPhotos, read_ahead
-from vision_attn.data.draws import Draws
+from vision_attn.data.draws import Drawn, Draws
 from vision_attn.data.images import ImageError
 from vision_attn.data.photos import Photos
 from vision_attn.data.sources import DataError
@@ -105,7 +105,7 @@ class StreamedSet(ImageSet):
     def fetch(self, items: Items, draws: Draws) -> UInt8[Tensor, "b 3 h w"]:
         return self._fetch((items, draws, self.photos))
 
-    def fetch_all(self, wanted: Iterable[tuple[Items, Draws]]) -> Iterator[Fetched]:
+    def fetch_all(self, wanted: Iterable[Drawn]) -> Iterator[Fetched]:
         if isinstance(self.photos, BlockPhotos):
             every = read_ahead(self.photos, wanted)
         else:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Integer, UInt8
 from torch import Tensor
 
-from vision_attn.data.draws import Draws, permutation
+from vision_attn.data.draws import Drawn, Draws, permutation
 from vision_attn.data.sources import Source, Splits
 from vision_attn.data.tensors import Fetched, ImageSet, Items
 
@@ -65,10 +65,10 @@ class ChosenSet(ImageSet):
     def fetch(self, items: Items, draws: Draws) -> UInt8[Tensor, "b 3 h w"]:
         return self.images.fetch(self.items[items], draws)
 
-    def fetch_all(self, wanted: Iterable[tuple[Items, Draws]]) -> Iterator[Fetched]:
+    def fetch_all(self, wanted: Iterable[Drawn]) -> Iterator[Fetched]:
         asked: deque[Items] = deque()
 
-        def there() -> Iterator[tuple[Items, Draws]]:
+        def there() -> Iterator[Drawn]:
             for items, draws in wanted:
                 asked.append(items)
                 yield self.items[items], draws

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int, Integer, UInt8
 from torch import Tensor
 
 from vision_attn.data.blocks import Blocks
-from vision_attn.data.draws import Draws, permutation
+from vision_attn.data.draws import Drawn, Draws, permutation
 
 __all__ = ["Batch", "Batches", "ImageSet", "InOrder", "Shuffled", "TensorSet"]
 
@@ -52,7 +52,7 @@ class ImageSet(ABC):
     def fetch(self, items: Items, draws: Draws) -> UInt8[Tensor, "b 3 h w"]:
         """The images at the places `items`; `draws` decides what is random about them."""
 
-    def fetch_all(self, wanted: Iterable[tuple[Items, Draws]]) -> Iterator[Fetched]:
+    def fetch_all(self, wanted: Iterable[Drawn]) -> Iterator[Fetched]:
         """Yield batch after batch as `fetch` gives them, `ahead` of them fetched meanwhile."""
         for (items, draws), images in ahead_of(lambda one: self.fetch(*one), wanted, self.ahead):
             yield items, draws, images
