@@ -3,17 +3,22 @@
 Axes: b batch, c channels, h height, w width, k classes.
 """
 
+import sys
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float16
 from lightning.pytorch import Callback, LightningModule, Trainer
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 from torch.nn import functional as F
 
-from vision_attn.data import Preprocess
+from vision_attn.data import Batches, ImageData, InOrder, Preprocess
+from vision_attn.data.draws import Draws
 from vision_attn.hub import load_model
 from vision_attn.training import ImageClassifier
 from vision_attn.training.flops import forward_flops
@@ -21,6 +26,9 @@ from vision_attn.training.threads import InParts
 from vision_attn.types import Images, Logits, Model
 
 __all__ = ["Distillation", "hard_distillation", "soft_distillation"]
+
+ANSWERED = 500  # images at once
+MOST_KEPT = 2**24  # numbers in a checkpoint
 
 
 class Distillation(Callback):
@@ -39,12 +47,17 @@ class Distillation(Callback):
     teacher's class instead of its probabilities.
     cache: keep the teacher's logits of each image that comes again to the bit, as without
     augmentation, or with flips alone. If none has come again after two epochs, nothing is kept.
+    fixed: the teacher answers before the first epoch and never again, for each training image as it
+    is and mirrored; the mean of both logits is the answer for every augmented view (the fixed
+    teacher of Beyer et al. 2022, arXiv:2106.05237). The label becomes (1 - share) * label + share *
+    softmax(answer), and `mix` mixes it. Far less work, for images that augmentation changes little.
 
     Validation and test have the plain loss. The teacher's operations count as work of the run.
 
     Raises ValueError for a share outside of 0 to 1, a temperature of 0 or less, a module that is
-    not an ImageClassifier, and a teacher that lacks one of the data's classes; ModelError for a
-    teacher that cannot be loaded.
+    not an ImageClassifier, and a teacher that lacks one of the data's classes; with `fixed` also
+    for a temperature other than 1, and data whose images have several labels or are cropped at
+    random as they are read. Raises ModelError for a teacher that cannot be loaded.
 
     Examples:
         >>> from vision_attn.distillation import Distillation
@@ -59,14 +72,19 @@ class Distillation(Callback):
         temperature: float = 1.0,
         hard: bool = False,
         cache: bool = True,
+        fixed: bool = False,
     ) -> None:
         if not 0 <= share <= 1:
             raise ValueError(f"share must be in 0..1, got {share}")
         if not temperature > 0:
             raise ValueError(f"temperature must be above 0, got {temperature}")
+        if fixed and temperature != 1:
+            raise ValueError(f"fixed answers need a temperature of 1, got {temperature}")
         self.teacher = teacher
         self.share, self.temperature, self.hard, self.cache = share, temperature, hard, cache
+        self.fixed = fixed
         self._answers: _Answers | None = None
+        self._every: Float[Tensor, "n k"] | None = None  # the fixed answers
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not isinstance(pl_module, ImageClassifier):
@@ -81,10 +99,33 @@ class Distillation(Callback):
             Preprocess(**pl_module.preprocess),
             pl_module.classes,
             pl_module.run if isinstance(pl_module.run, InParts) else None,
-            self.cache,
+            self.cache and not self.fixed,
         ).to(pl_module.device)
-        pl_module.teaching = self._loss
+        pl_module.teaching = None if self.fixed else self._loss
         pl_module.teacher_flops = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not (self.fixed and self._answers and isinstance(pl_module, ImageClassifier)):
+            return
+        data: Any = getattr(trainer, "datamodule", None)
+        if not isinstance(data, ImageData):
+            raise ValueError(
+                "fixed answers need the images of a vision_attn.data.ImageData, "
+                f"got {type(data).__name__}"
+            )
+        labels = data.splits.train.labels
+        if labels.ndim != 1:
+            raise ValueError(
+                "fixed answers need one class per image, these have several: fixed=False"
+            )
+        if self._every is None or len(self._every) != len(labels):
+            with trainer.precision_plugin.forward_context():
+                self._every = fixed_answers(self._answers, data)
+            pl_module.teacher_flops = self._answers.flops
+        k = self._every.shape[1]
+        hard = F.one_hot(self._every.argmax(1), k).float() if self.hard else None
+        learnt = self._every.float().softmax(1) if hard is None else hard
+        data.targets = (1 - self.share) * F.one_hot(labels, k) + self.share * learnt
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._answers and trainer.current_epoch >= 2:
@@ -93,6 +134,8 @@ class Distillation(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if isinstance(pl_module, ImageClassifier):
             pl_module.teaching = None
+        if self.fixed and isinstance(data := getattr(trainer, "datamodule", None), ImageData):
+            data.targets = None
         if self._answers:
             self._answers.close()
             self._answers = None
@@ -106,6 +149,14 @@ class Distillation(Callback):
         if self._answers and isinstance(pl_module, ImageClassifier):
             pl_module.teacher_flops = self._answers.flops
 
+    def state_dict(self) -> dict[str, Any]:
+        """The fixed answers, for a run that goes on, if they are no more than 2^24 numbers."""
+        kept = self._every is not None and self._every.numel() <= MOST_KEPT
+        return {"answers": self._every} if kept else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._every = state_dict.get("answers")
+
     def _loss(self, loss: Tensor, logits: Logits, images: Images) -> Tensor:
         assert self._answers is not None
         answers = self._answers(images)
@@ -114,6 +165,31 @@ class Distillation(Callback):
         else:
             distilled = soft_distillation(logits, answers, self.temperature)
         return (1 - self.share) * loss + self.share * distilled
+
+
+@torch.no_grad()
+def fixed_answers(answers: "_Answers", data: ImageData) -> Float16[Tensor, "n k"]:
+    """The answers for all training images, each the mean of the image's and its mirror image's."""
+    train = data.splits.train
+    some = np.arange(min(8, len(train)))
+    first, second = (train.fetch(some, Draws(data.seed, epoch, some)) for epoch in (0, 1))
+    if not torch.equal(first, second):
+        raise ValueError(
+            "fixed answers need images that come the same in every epoch: these are cropped at "
+            "random as they are read; fixed=False lets the teacher answer for each crop"
+        )
+    found = []
+    batches = Batches(train, InOrder(len(train), ANSWERED), data.seed)
+    for batch in track(
+        batches,
+        "the teacher answers",
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    ):
+        images = data.for_evaluation(batch.to(answers.gain.device))[0]
+        found.append((answers(images) + answers(images.flip(3))) / 2)
+    return torch.cat(found).half().cpu()
 
 
 def soft_distillation(logits: Logits, answers: Logits, temperature: float = 1.0) -> Tensor:

@@ -4,7 +4,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from vision_attn.attention import CBAM, NoGate
-from vision_attn.models import ConvEmbed, FastCNN, ViT, Whitening, build, describe
+from vision_attn.models import ConvEmbed, FastCNN, ViT, Whitening, WideEmbed, build, describe
+from vision_attn.training import parameter_groups
 
 
 def test_whitened_patches_are_uncorrelated_with_variance_one():
@@ -56,6 +57,33 @@ def test_tokens_of_convolutions_lie_where_patches_would():
     for size in (0, 1, 6):
         with pytest.raises(ValueError, match=f"power of 2, at least 2, got {size}"):
             ConvEmbed(12, size)
+
+
+def test_tokens_of_wide_blocks_are_their_formula_and_lie_where_patches_would():
+    torch.manual_seed(5)
+    embed = WideEmbed(dim=11, patch_size=8, widths=(5, 7)).eval()
+    images = torch.randn(2, 3, 24, 40)
+    x = F.gelu(embed.whitening.conv(F.pad(images, (0, 1, 0, 1), mode="reflect")))
+    for block in embed.blocks:
+        x = F.gelu(block.bn1(F.max_pool2d(block.conv1(x), 2)))
+        x = F.gelu(block.bn2(block.conv2(x)))
+    tokens = embed(images)
+    assert tokens.shape == (2, 15, 11)
+    torch.testing.assert_close(tokens[:, 5 + 2], x[:, :, 1, 2])
+    with pytest.raises(ValueError, match=r"expected patch_size 4 with widths \(64,\), got 8"):
+        WideEmbed(12, patch_size=8)
+
+
+def test_a_vit_of_wide_blocks_is_rebuilt_and_only_its_hidden_kernels_are_muons():
+    torch.manual_seed(1)
+    vit = ViT(16, 4, 3, dim=12, depth=1, heads=3, class_token=False, pool="mean", embed=WideEmbed)
+    again = build(describe(vit.eval())).eval()
+    again.load_state_dict(vit.state_dict())
+    images = torch.randn(2, 3, 16, 24)
+    torch.testing.assert_close(again(images), vit(images))
+    (hidden,) = (group for group in parameter_groups(vit) if group.get("hidden"))
+    kernels = [p for p in hidden["params"] if p.ndim == 4]
+    assert {tuple(k.shape[:2]) for k in kernels} == {(64, 24), (64, 64), (12, 64), (12, 12)}
 
 
 def test_tokens_of_several_convolutions_a_halving_with_norms():

@@ -54,6 +54,7 @@ from vision_attn.attention.pooling import (
     Readout,
 )
 from vision_attn.attention.quadratic import QuadraticAttention
+from vision_attn.attention.rotary import RotaryAttention
 from vision_attn.attention.scores import (
     ActivatedGeneral,
     Additive,
@@ -120,6 +121,7 @@ __all__ = [
     "ParallelCoAttention",
     "QuadraticAttention",
     "Readout",
+    "RotaryAttention",
     "SampledHard",
     "ScaledDot",
     "Score",

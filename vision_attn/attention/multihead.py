@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from vision_attn.attention.attend import Attend
 from vision_attn.attention.checks import divisible
 from vision_attn.attention.normalizers import Normalizer, Softmax
-from vision_attn.attention.scores import ScaledDot, Score
+from vision_attn.attention.scores import Keys, Queries, ScaledDot, Score
 from vision_attn.attention.windows import Global, Window
 from vision_attn.types import TokenLayout
 
@@ -106,7 +106,11 @@ class MultiHeadAttention(nn.Module):
         how the tokens lie on the image, for windows that need it.
         """
         q, k, _ = self.project(x, memory)
-        return self.attend.weights(q, k, mask, layout)
+        return self.attend.weights(*self.placed(q, k, layout), mask, layout)
+
+    def placed(self, q: Queries, k: Keys, layout: TokenLayout | None) -> tuple[Queries, Keys]:
+        """Queries and keys marked with the places of their tokens: unchanged but in a subclass."""
+        return q, k
 
     def forward(
         self,
@@ -116,5 +120,6 @@ class MultiHeadAttention(nn.Module):
         layout: TokenLayout | None = None,
     ) -> Float[Tensor, "b n d"]:
         """Compute the new tokens, (b n d). Arguments: as in `weights`."""
-        context = self.attend(*self.project(x, memory), mask, layout)
+        q, k, v = self.project(x, memory)
+        context = self.attend(*self.placed(q, k, layout), v, mask, layout)
         return self.proj_dropout(self.proj(context.transpose(1, 2).flatten(-2)))

@@ -41,6 +41,8 @@ class ImageData(LightningDataModule):
     the training images to choose by, where the source has no validation part. predict: files and
     folders for `predict`, which gives (images, paths).
 
+    targets: what training learns instead of the labels, shares (n k) of the training images; None.
+
     After `setup`: `classes`, `preprocess` (input size, mean and std among it) and `splits`. A
     checkpoint keeps the first two, so `predict` needs no data set.
 
@@ -85,6 +87,7 @@ class ImageData(LightningDataModule):
         self._preprocess: Preprocess | None = None
         self._batches: Batches | None = None
         self._resume: dict[str, int] | None = None
+        self.targets: Float[Tensor, "n k"] | None = None
 
     def prepare_data(self) -> None:
         self.source.prepare(self.root)
@@ -204,6 +207,9 @@ class ImageData(LightningDataModule):
     def for_training(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Augmented, mixed and normalised images, and labels (b), or (b k) where mixed."""
         images, labels = batch.images, batch.labels
+        if self.targets is not None:
+            chosen = torch.from_numpy(batch.draws.items).to(self.targets.device)
+            labels = self.targets[chosen].to(images.device, torch.float32)
         for augment in self.augment:
             images = augment(images, batch.draws)
         if self.mix and labels.ndim == 1:

@@ -11,7 +11,7 @@ from vision_attn.models.encoders import (
     SelfAttentionEncoder,
     ViTEncoder,
 )
-from vision_attn.models.fast_cnn import FastCNN, Whitening
+from vision_attn.models.fast_cnn import FastCNN, Whitening, WideEmbed
 from vision_attn.models.pooled_cnn import PooledCNN
 from vision_attn.models.questions import QuestionAnswerer
 from vision_attn.models.senet import (
@@ -53,6 +53,7 @@ __all__ = [
     "ViT",
     "ViTEncoder",
     "Whitening",
+    "WideEmbed",
     "beam",
     "build",
     "describe",

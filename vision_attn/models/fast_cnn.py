@@ -16,7 +16,7 @@ from vision_attn.attention import SqueezeExcite
 from vision_attn.models.checkpoint import Rebuildable
 from vision_attn.types import Images, Logits
 
-__all__ = ["FastCNN", "Whitening", "WideBlock"]
+__all__ = ["FastCNN", "Whitening", "WideBlock", "WideEmbed"]
 
 
 class Whitening(nn.Module):
@@ -85,6 +85,51 @@ class WideBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.gelu(self.bn1(F.max_pool2d(self.conv1(x), 2)))
         return self.gate(F.gelu(self.bn2(self.conv2(x))))
+
+
+class WideEmbed(nn.Module):
+    """Whitened patches and wide blocks instead of the patches of a ViT: a token is p pixels wide.
+
+    The first blocks of `FastCNN` without gates, for `ViT(embed=WideEmbed)`: each halves the image,
+    the last has `dim` channels. An alternative to `ConvEmbed` that learns faster. Call
+    `whitening.fit` on training images first: `vision_attn.training.Whiten` does.
+
+    widths: channels of the blocks before the last. patch_size: 2 to the power of the number of
+    blocks, else ValueError. memory: how much of their running statistics the norms keep at each
+    step.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.models import WideEmbed
+        >>> WideEmbed(dim=12, patch_size=4, widths=(8,))(torch.randn(2, 3, 16, 24)).shape
+        torch.Size([2, 24, 12])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        patch_size: int = 4,
+        widths: tuple[int, ...] = (64,),
+        memory: float = 0.6,
+    ):
+        super().__init__()
+        if patch_size != 2 ** (len(widths) + 1):
+            raise ValueError(
+                f"each block halves the image: expected patch_size {2 ** (len(widths) + 1)} with "
+                f"widths {widths}, got {patch_size}"
+            )
+        self.whitening = Whitening()
+        starts = (self.whitening.conv.out_channels, *widths)
+        self.blocks = nn.ModuleList(
+            WideBlock(c_in, c_out, nn.Identity, memory)
+            for c_in, c_out in zip(starts, (*widths, dim), strict=True)
+        )
+
+    def forward(self, images: Images) -> Float[Tensor, "b n d"]:
+        x = F.gelu(self.whitening(F.pad(images, (0, 1, 0, 1), mode="reflect")))
+        for block in self.blocks:
+            x = block(x)
+        return rearrange(x, "b d h w -> b (h w) d")
 
 
 class FastCNN(Rebuildable):

@@ -15,7 +15,7 @@ from numpy import ndarray
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
-from vision_attn.attention import Global, Location, Window
+from vision_attn.attention import Global, Location, RotaryAttention, Window
 from vision_attn.errors import ModelError
 from vision_attn.evaluate import (
     AverageDrop,
@@ -346,7 +346,7 @@ def as_plain_vit(model: Model) -> ViT | None:
         except ModelError:
             return None
     asks_where = any(
-        isinstance(module, Location | Window) and not isinstance(module, Global)
+        isinstance(module, Location | RotaryAttention | Window) and not isinstance(module, Global)
         for module in network.modules()
     )
     if asks_where or getattr(network.readout, "attends", True):

@@ -1,0 +1,86 @@
+"""Rotary positions: queries and keys are turned by angles that grow with their tokens' places.
+
+Axes: b batch, n tokens, p patches, head, d_head width of a head, f frequencies.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vision_attn.attention.multihead import MultiHeadAttention
+from vision_attn.types import TokenLayout
+
+__all__ = ["RotaryAttention"]
+
+PerHead = Float[Tensor, "b head n d_head"]
+
+
+class RotaryAttention(MultiHeadAttention):
+    """Multi-head self-attention with rotary positions: scores know how far apart two patches are.
+
+    Each pair of a query's features is turned by the angle f y or f x, where y is the row and x the
+    column of its patch, and so is each pair of a key's. The score of two patches then depends on
+    where one lies as seen from the other. The frequencies f fall from 1 to about 1 / base; half of
+    the pairs are for rows and half for columns. Class token and registers are not turned. RoPE: Su
+    et al. 2021 (arXiv:2104.09864); with two axes and a base of 100: Heo et al. 2024
+    (arXiv:2403.13298).
+
+    dim, heads, options: as in `MultiHeadAttention`; dim / heads is a multiple of 4, and base is
+    above 1, else ValueError. A call without a layout raises ValueError: the places are not known.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.attention import RotaryAttention
+        >>> from vision_attn.types import TokenLayout
+        >>> attention = RotaryAttention(dim=16, heads=2)
+        >>> layout = TokenLayout(prefix=1, grid=(2, 3), pool="cls", class_token=True)
+        >>> attention(torch.randn(5, 7, 16), layout=layout).shape
+        torch.Size([5, 7, 16])
+    """
+
+    frequencies: Tensor
+
+    def __init__(self, dim: int, heads: int = 8, *, base: float = 100.0, **options: Any):
+        super().__init__(dim, heads, **options)
+        width = dim // heads
+        if width % 4:
+            raise ValueError(
+                "rotary positions turn two pairs of features at once: expected dim / heads to be a "
+                f"multiple of 4, got {dim} / {heads}"
+            )
+        if not base > 1:
+            raise ValueError(f"base must be above 1, got {base}")
+        frequencies = base ** (-torch.arange(0, width, 4) / width)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+
+    def placed(self, q: PerHead, k: PerHead, layout: TokenLayout | None) -> tuple[PerHead, PerHead]:
+        """Turn queries and keys by the places of their patches."""
+        if layout is None:
+            raise ValueError(
+                "rotary positions need the places of the tokens: give attention(tokens, layout=...)"
+            )
+        if not q.shape[2] == k.shape[2] == layout.prefix + layout.grid[0] * layout.grid[1]:
+            raise ValueError(
+                f"expected the {layout.prefix} + {layout.grid[0]} x {layout.grid[1]} tokens of the "
+                f"layout as queries and as keys, got {q.shape[2]} and {k.shape[2]}"
+            )
+        angles = self.angles(layout)
+        cosine, sine = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
+        return _turned(q, cosine, sine), _turned(k, cosine, sine)
+
+    def angles(self, layout: TokenLayout) -> Float[Tensor, "n pairs"]:
+        """The angle of each token for each pair of features, in radians: 0 for no patch."""
+        rows, columns = (torch.arange(side, device=self.frequencies.device) for side in layout.grid)
+        places = torch.cartesian_prod(rows, columns).float()
+        angles = (places[:, :, None] * self.frequencies).flatten(1)
+        return torch.cat([angles.new_zeros(layout.prefix, angles.shape[1]), angles])
+
+
+def _turned(
+    x: PerHead, cosine: Float[Tensor, "n pairs"], sine: Float[Tensor, "n pairs"]
+) -> PerHead:
+    """Feature i and feature i + d_head / 2 are a pair."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
