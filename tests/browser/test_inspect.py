@@ -403,6 +403,44 @@ def cpu_seconds(page) -> Callable[[], float]:
     return read
 
 
+def test_the_scale_is_the_quantile_that_numpy_has(show):
+    page = show([inspection()])
+    for count in (1, 2, 3, 7, 101, 196, 5003):
+        drawn = RNG.normal(size=count).astype(np.float32)
+        for values in (drawn, np.sort(drawn), -np.sort(np.abs(drawn)), np.round(drawn)):
+            found = page.evaluate(
+                "(values) => quantile(Float32Array.from(values), 0.99)", values.tolist()
+            )
+            wanted = np.quantile(np.abs(values).astype(np.float64), 0.99)
+            assert found == pytest.approx(wanted, rel=1e-12)
+    nothing = "{ values: new Float32Array(5), inside: new Uint8Array(5), factor: 0, unit: UNIFORM }"
+    assert page.evaluate(f"scaleOf({nothing}).top") == 3  # where every patch was left out
+
+
+def test_what_is_chosen_and_how_it_is_coloured_reach_the_small_maps(show):
+    page = show([inspection()])
+    cells = "[...document.querySelectorAll('.overview canvas')].map((one) => one.toDataURL())"
+    seen = [page.evaluate(cells)]
+    for step, changes in [
+        ("changeView(0, { layer: 2, head: 1 })", False),
+        ("changeLook({ opacity: 0.5 })", False),
+        ("changeLook({ colours: 'viridis' })", True),
+        ("changeLook({ scale: 'fixed', top: 20 })", True),
+        ("changeLook({ top: 50 })", True),
+        ("changeQuery([0.2, 0.9])", True),
+        ("hold()", False),
+        ("changeQuery([0.7, 0.1], state.query.held)", True),
+    ]:
+        page.evaluate(step)
+        settle(page)
+        seen.append(page.evaluate(cells))
+        assert (seen[-1] != seen[-2]) == changes, step
+    chosen = page.locator(".overview [aria-selected=true]")
+    assert chosen.count() == 1
+    assert chosen.get_attribute("aria-label") == "layer 2, head 1"
+    assert page.locator(".overview [tabindex='0']").count() == 1
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_serious_finding_of_accessibility(show, scheme):
     page = show([inspection(), inspection(image="b.png")], color_scheme=scheme)
@@ -460,3 +498,26 @@ def test_a_baseline_is_marked_zero_has_no_sign_and_random_weights_are_named(show
     assert page.inner_text(".readout strong") == "EdgeMap (baseline)"
     cards = [text.replace("\u200b", "") for text in page.locator(".cards button").all_inner_texts()]
     assert cards == ["Rollout", "EdgeMap (baseline)"]
+
+
+def test_what_is_hidden_is_drawn_once_it_is_seen(show):
+    page = show([inspection(), inspection(image="b.png")])
+    page.get_by_role("button", name="Compare").click()
+    settle(page)
+    picture = "document.querySelector('.stage canvas').toDataURL()"
+    half = page.evaluate(picture)
+    page.get_by_role("button", name="Compare").click()
+    settle(page)
+    assert page.locator(".view").count() == 1
+    whole = page.evaluate(picture)
+    assert whole != half
+    page.evaluate("document.querySelector('main').hidden = true")
+    settle(page)
+    page.evaluate("changeQuery([0.2, 0.1])")
+    settle(page)
+    page.evaluate("document.querySelector('main').hidden = false")
+    settle(page)
+    assert page.evaluate(picture) not in (whole, half)
+    page.evaluate(f"changeQuery({[0.5, 0.5]})")
+    settle(page)
+    assert page.evaluate(picture) == whole
