@@ -381,26 +381,41 @@ def test_large_attention_is_a_small_file_that_opens_and_answers_at_once(show):
     page.reload()
     page.wait_for_selector("html[data-ready]")
     to_open = seconds()
+    seconds = cpu_seconds(page, *OWN_WORK)
     for column in range(14):
         click_patch(page, 7, column, (14, 14), box)
+    page.wait_for_timeout(300)  # until the link is written
+    an_answer = seconds() / 14
     marks = "performance.getEntriesByName('render', 'measure').map((one) => one.duration)"
-    answers = page.evaluate(marks)
-    print(f"{to_open:.2f} s of work to open; milliseconds an answer: {sorted(answers)}")
+    best = min(page.evaluate(marks))
+    print(
+        f"{to_open:.2f} s of work to open, {1000 * an_answer:.1f} ms an answer, "
+        f"the fastest in {best:.1f} ms"
+    )
     assert to_open < 2
-    assert min(answers) < 50  # the best, as others may use the machine too
+    assert an_answer < 0.05
     assert_shown(page, shown, 7, -1, 1 + 7 * 14 + 13)
 
 
-def cpu_seconds(page) -> Callable[[], float]:
-    """What the page's thread has worked, however many others the machine works for."""
+# What the page itself computes, and lays out for that: all but the browser's painting.
+OWN_WORK = "ScriptDuration", "LayoutDuration", "RecalcStyleDuration"
+
+
+def cpu_seconds(page, *kinds: str) -> Callable[[], float]:
+    """What the page's thread works from now on, however many others the machine works for.
+
+    kinds: of work, all of it unless given.
+    """
     devtools = page.context.new_cdp_session(page)
     devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
 
     def read() -> float:
         metrics = devtools.send("Performance.getMetrics")["metrics"]
-        return next(one["value"] for one in metrics if one["name"] == "TaskDuration")
+        kept = kinds or ("TaskDuration",)
+        return sum(one["value"] for one in metrics if one["name"] in kept)
 
-    return read
+    before = read()
+    return lambda: read() - before
 
 
 def test_the_scale_is_the_quantile_that_numpy_has(show):
