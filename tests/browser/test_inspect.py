@@ -381,26 +381,79 @@ def test_large_attention_is_a_small_file_that_opens_and_answers_at_once(show):
     page.reload()
     page.wait_for_selector("html[data-ready]")
     to_open = seconds()
+    seconds = cpu_seconds(page, *OWN_WORK)
     for column in range(14):
         click_patch(page, 7, column, (14, 14), box)
+    page.wait_for_timeout(300)  # until the link is written
+    an_answer = seconds() / 14
     marks = "performance.getEntriesByName('render', 'measure').map((one) => one.duration)"
-    answers = page.evaluate(marks)
-    print(f"{to_open:.2f} s of work to open; milliseconds an answer: {sorted(answers)}")
+    best = min(page.evaluate(marks))
+    print(
+        f"{to_open:.2f} s of work to open, {1000 * an_answer:.1f} ms an answer, "
+        f"the fastest in {best:.1f} ms"
+    )
     assert to_open < 2
-    assert min(answers) < 50  # the best, as others may use the machine too
+    assert an_answer < 0.05
     assert_shown(page, shown, 7, -1, 1 + 7 * 14 + 13)
 
 
-def cpu_seconds(page) -> Callable[[], float]:
-    """What the page's thread has worked, however many others the machine works for."""
+# What the page itself computes, and lays out for that: all but the browser's painting.
+OWN_WORK = "ScriptDuration", "LayoutDuration", "RecalcStyleDuration"
+
+
+def cpu_seconds(page, *kinds: str) -> Callable[[], float]:
+    """What the page's thread works from now on, however many others the machine works for.
+
+    kinds: of work, all of it unless given.
+    """
     devtools = page.context.new_cdp_session(page)
     devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
 
     def read() -> float:
         metrics = devtools.send("Performance.getMetrics")["metrics"]
-        return next(one["value"] for one in metrics if one["name"] == "TaskDuration")
+        kept = kinds or ("TaskDuration",)
+        return sum(one["value"] for one in metrics if one["name"] in kept)
 
-    return read
+    before = read()
+    return lambda: read() - before
+
+
+def test_the_scale_is_the_quantile_that_numpy_has(show):
+    page = show([inspection()])
+    for count in (1, 2, 3, 7, 101, 196, 5003):
+        drawn = RNG.normal(size=count).astype(np.float32)
+        for values in (drawn, np.sort(drawn), -np.sort(np.abs(drawn)), np.round(drawn)):
+            found = page.evaluate(
+                "(values) => quantile(Float32Array.from(values), 0.99)", values.tolist()
+            )
+            wanted = np.quantile(np.abs(values).astype(np.float64), 0.99)
+            assert found == pytest.approx(wanted, rel=1e-12)
+    nothing = "{ values: new Float32Array(5), inside: new Uint8Array(5), factor: 0, unit: UNIFORM }"
+    assert page.evaluate(f"scaleOf({nothing}).top") == 3  # where every patch was left out
+
+
+def test_what_is_chosen_and_how_it_is_coloured_reach_the_small_maps(show):
+    page = show([inspection()])
+    cells = "[...document.querySelectorAll('.overview canvas')].map((one) => one.toDataURL())"
+    seen = [page.evaluate(cells)]
+    for step, changes in [
+        ("changeView(0, { layer: 2, head: 1 })", False),
+        ("changeLook({ opacity: 0.5 })", False),
+        ("changeLook({ colours: 'viridis' })", True),
+        ("changeLook({ scale: 'fixed', top: 20 })", True),
+        ("changeLook({ top: 50 })", True),
+        ("changeQuery([0.2, 0.9])", True),
+        ("hold()", False),
+        ("changeQuery([0.7, 0.1], state.query.held)", True),
+    ]:
+        page.evaluate(step)
+        settle(page)
+        seen.append(page.evaluate(cells))
+        assert (seen[-1] != seen[-2]) == changes, step
+    chosen = page.locator(".overview [aria-selected=true]")
+    assert chosen.count() == 1
+    assert chosen.get_attribute("aria-label") == "layer 2, head 1"
+    assert page.locator(".overview [tabindex='0']").count() == 1
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -460,3 +513,26 @@ def test_a_baseline_is_marked_zero_has_no_sign_and_random_weights_are_named(show
     assert page.inner_text(".readout strong") == "EdgeMap (baseline)"
     cards = [text.replace("\u200b", "") for text in page.locator(".cards button").all_inner_texts()]
     assert cards == ["Rollout", "EdgeMap (baseline)"]
+
+
+def test_what_is_hidden_is_drawn_once_it_is_seen(show):
+    page = show([inspection(), inspection(image="b.png")])
+    page.get_by_role("button", name="Compare").click()
+    settle(page)
+    picture = "document.querySelector('.stage canvas').toDataURL()"
+    half = page.evaluate(picture)
+    page.get_by_role("button", name="Compare").click()
+    settle(page)
+    assert page.locator(".view").count() == 1
+    whole = page.evaluate(picture)
+    assert whole != half
+    page.evaluate("document.querySelector('main').hidden = true")
+    settle(page)
+    page.evaluate("changeQuery([0.2, 0.1])")
+    settle(page)
+    page.evaluate("document.querySelector('main').hidden = false")
+    settle(page)
+    assert page.evaluate(picture) not in (whole, half)
+    page.evaluate(f"changeQuery({[0.5, 0.5]})")
+    settle(page)
+    assert page.evaluate(picture) == whole

@@ -6,6 +6,7 @@ import re
 import zlib
 from dataclasses import replace
 from html import unescape
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ from vision_attn.render.inspect import (
     Weights,
     Windows,
 )
-from vision_attn.render.inspect.page import distance, entropy
+from vision_attn.render.inspect.page import SCRIPTS, distance, entropy
+from vision_attn.render.live import page as live
 
 RNG = np.random.default_rng(0)
 PHOTO = RNG.integers(0, 256, size=(30, 40, 3), dtype=np.uint8)
@@ -195,3 +197,21 @@ def test_windows_that_do_not_fit_are_named():
     for grid, prefix in (((3, 4), []), ((3, 3), ["cls"])):
         with pytest.raises(ValueError, match=r"layer 5: expected windows of a grid of 3x[34] and"):
             Inspection("m", "i", PHOTO, grid=grid, prefix=prefix, layers=[windows()])
+
+
+ADDED = {"inspect": ("recorded",), "live": live.PAGE_SCRIPTS + live.LAST_SCRIPTS}
+
+
+@pytest.mark.parametrize("page", ADDED)
+def test_no_script_of_a_page_takes_the_name_of_anothers_function(page):
+    places = [("inspect", name) for name in (*SCRIPTS, "page")]
+    places += [(page, name) for name in ADDED[page]]
+    scripts = [
+        (files("vision_attn.render") / folder / "js" / f"{name}.js").read_text(encoding="utf-8")
+        for folder, name in places
+    ]
+    found = re.findall(
+        r"^(?:async )?(?:function|class|const|let) (\w+)", "\n".join(scripts), re.MULTILINE
+    )
+    assert len(found) > 100
+    assert [name for name in set(found) if found.count(name) > 1] == []

@@ -37,6 +37,9 @@ class Factors {
   }
 }
 
+/** What each code of a key stands for, as a share of the largest weight of its row. */
+const SHARES = Float64Array.from({ length: 256 }, (_, code) => (code / 255) ** 2);
+
 /** One head as its weights: a row's largest, and for each key the root of its share of that. */
 class Rows {
   constructor(buffer, at, tokens) {
@@ -46,8 +49,11 @@ class Rows {
   }
 
   row(i) {
-    const codes = this.codes.subarray(i * this.tokens, (i + 1) * this.tokens);
-    return Float32Array.from(codes, (code) => this.largest[i] * (code / 255) ** 2);
+    const { codes, tokens } = this;
+    const largest = this.largest[i];
+    const row = new Float32Array(tokens);
+    for (let j = 0, at = i * tokens; j < tokens; j++, at++) row[j] = largest * SHARES[codes[at]];
+    return row;
   }
 }
 
@@ -64,7 +70,7 @@ class WindowRows {
     const { area, tokens } = this.windows;
     const row = new Float32Array(tokens + area);
     this.windows.of(i).forEach((token, place) => {
-      const share = (this.codes[i * area + place] / 255) ** 2;
+      const share = SHARES[this.codes[i * area + place]];
       row[token < tokens ? token : tokens + place] = this.largest[i] * share;
     });
     return row;
@@ -277,6 +283,7 @@ function floats(buffer, at, shape) {
 }
 
 function mean(rows) {
+  if (rows.length === 1) return rows[0];
   const sum = new Float32Array(rows[0].length);
   for (const row of rows) for (let j = 0; j < sum.length; j++) sum[j] += row[j] / rows.length;
   return sum;

@@ -11,7 +11,9 @@ class ColourBar {
     const { map, scale, look } = scene;
     this.element.hidden = !map;
     if (!map) return;
-    paintBar(this.find("canvas"), scale, look);
+    const painted = [scale.low / scale.top, look.table, look.style, look.opacity, look.smooth];
+    if (!isSame(painted, this.painted)) paintBar(this.find("canvas"), scale, look);
+    this.painted = painted;
     const labels = ticks(scale).map((mark) => {
       const label = make("span", { textContent: number(mark) });
       label.style.left = this.along(mark);

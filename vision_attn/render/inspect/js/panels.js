@@ -25,7 +25,14 @@ class Overview {
       [MEAN, ...heads.keys()].map((head) =>
         make(
           "div",
-          { role: "gridcell", "data-layer": layer, "data-head": head, tabIndex: -1 },
+          {
+            role: "gridcell",
+            "data-layer": layer,
+            "data-head": head,
+            tabIndex: -1,
+            "aria-selected": false,
+            "aria-label": `layer ${item.layers[layer].name}, ${headName(head)}`,
+          },
           make("canvas"),
         ),
       ),
@@ -35,23 +42,34 @@ class Overview {
       return make("div", { role: "row" }, name, ...cells);
     });
     this.element.replaceChildren(make("div", { role: "row" }, ...header), ...rows);
+    this.selected = null;
+    this.painted = null;
   }
 
-  show({ item, answers, layer, head, scaleFor, table }) {
+  show({ item, answers, layer, head, scaleFor, look }) {
     this.build(item);
     this.chosen = [layer, head];
+    this.select(this.cells[layer][head - MEAN]);
+    const painted = [...answers, look.table, look.scale, look.top];
+    if (isSame(painted, this.painted)) return; // only another cell was chosen
+    this.painted = painted;
     this.cells.forEach((cells, l) =>
       cells.forEach((cell, column) => {
         const h = column + MEAN;
         const { token, heads, mean } = answers[l];
         const map = item.layers[l].mapOf(h === MEAN ? mean : heads[h], token);
-        paintCells(cell.firstChild, map, scaleFor(map), table);
-        const selected = l === layer && h === head;
-        cell.setAttribute("aria-selected", selected);
-        cell.setAttribute("aria-label", `layer ${item.layers[l].name}, ${headName(h)}`);
-        cell.tabIndex = selected ? 0 : -1;
+        paintCells(cell.firstChild, map, scaleFor(map), look.table);
       }),
     );
+  }
+
+  /** Marks the cell that is chosen, the only one that the Tab key reaches. */
+  select(cell) {
+    for (const one of [this.selected, cell].filter(Boolean)) {
+      one.setAttribute("aria-selected", one === cell);
+      one.tabIndex = one === cell ? 0 : -1;
+    }
+    this.selected = cell;
   }
 
   choose(cell) {

@@ -3,23 +3,29 @@
 const FINEST = 384; // pixels: the map is painted at most this large, the rest is the canvas's own work
 
 /** Draws the photo, what the model did not see in grey, the map, the query's window and frame. */
-function drawPhoto(context, width, height, { item, map, scale, look, place, held, cursor }) {
-  const onCanvas = ([left, top, right, bottom]) => [
-    ...[left * width, top * height],
-    ...[(right - left) * width, (bottom - top) * height],
-  ];
-  const seen = onCanvas(item.box);
+function drawPhoto(context, width, height, scene) {
+  drawGround(context, width, height, scene.item);
+  drawMap(context, width, height, scene);
+}
+
+/** Draws what lies under the map: the photo, what the model did not see in grey. */
+function drawGround(context, width, height, { photo, box }) {
   context.imageSmoothingQuality = "high";
-  context.drawImage(item.photo, 0, 0, width, height);
-  drawUnseen(context, width, height, seen);
+  context.drawImage(photo, 0, 0, width, height);
+  drawUnseen(context, width, height, placed(box, width, height));
+}
+
+function drawMap(context, width, height, { item, map, scale, look, place, held, cursor }) {
+  const seen = placed(item.box, width, height);
   if (map) {
-    const covered = onCanvas(map.box ?? item.box);
+    const covered = placed(map.box ?? item.box, width, height);
     const finest = Math.min(1, FINEST / Math.max(covered[2], covered[3]));
     const size = [covered[2], covered[3]].map((side) => Math.max(1, Math.round(side * finest)));
     context.save();
     context.beginPath();
     context.rect(...seen);
     context.clip();
+    context.imageSmoothingQuality = "high";
     context.imageSmoothingEnabled = look.smooth;
     context.drawImage(paintLayer(map, scale, look, ...size), ...covered);
     context.restore();
@@ -29,6 +35,11 @@ function drawPhoto(context, width, height, { item, map, scale, look, place, held
     if (place) drawFrame(context, cells, place);
   }
   if (cursor) drawFrame(context, new Cells(item.cells.grid, seen, seen), cursor);
+}
+
+/** [left, top, width, height] of a box on a canvas, in pixels. */
+function placed([left, top, right, bottom], width, height) {
+  return [left * width, top * height, (right - left) * width, (bottom - top) * height];
 }
 
 /** Where the cells of a grid begin on a canvas, in pixels; none reaches beyond what was seen. */
@@ -110,7 +121,10 @@ class Stage {
     this.element = element;
     this.canvas = element.querySelector("canvas");
     this.onQuery = onQuery;
-    new ResizeObserver(() => this.draw()).observe(element);
+    new ResizeObserver(() => {
+      this.measure();
+      this.draw();
+    }).observe(element);
     element.addEventListener("pointerdown", (event) => {
       if (event.button || !this.board) return;
       element.setPointerCapture(event.pointerId);
@@ -145,13 +159,31 @@ class Stage {
     this.draw();
   }
 
+  /** Keeps the element's size: to ask for it while the page changes makes browsers lay it out. */
+  measure() {
+    this.size = [this.element.clientWidth, this.element.clientHeight];
+  }
+
   draw() {
     if (!this.picture) return;
-    const width = Math.round(this.element.clientWidth * devicePixelRatio);
-    const height = Math.round(this.element.clientHeight * devicePixelRatio);
-    if (this.canvas.width !== width) this.canvas.width = width;
-    if (this.canvas.height !== height) this.canvas.height = height;
-    drawPhoto(this.canvas.getContext("2d"), width, height, this.picture);
+    if (!this.size) this.measure();
+    const [width, height] = this.size.map((side) => Math.round(side * devicePixelRatio));
+    setSize(this.canvas, width, height);
+    if (!width || !height) return; // hidden, as in a closed frame
+    const context = this.canvas.getContext("2d");
+    context.drawImage(this.ground(width, height), 0, 0);
+    drawMap(context, width, height, this.picture);
+  }
+
+  /** What lies under the map, drawn anew only for another photo or size. */
+  ground(width, height) {
+    const { item } = this.picture;
+    const drawn = [item.photo, width, height, ...item.box];
+    if (isSame(drawn, this.drawn)) return this.under;
+    this.drawn = drawn;
+    this.under = make("canvas", { width, height });
+    drawGround(this.under.getContext("2d"), width, height, item);
+    return this.under;
   }
 
   /** What is pointed at: the layer's grid, or the brush's. */

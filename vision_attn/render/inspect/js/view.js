@@ -152,7 +152,7 @@ class View {
     const answers = item.layers.map((one) => one.answer(this.shared.query));
     if (measure === "maps") {
       const scaleFor = (map) => this.scaleFor(map);
-      this.overview.show({ item, answers, layer, head, scaleFor, table: look.table });
+      this.overview.show({ item, answers, layer, head, scaleFor, look });
       return;
     }
     const points = answers.flatMap(({ token, heads }, l) =>

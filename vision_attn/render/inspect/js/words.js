@@ -16,6 +16,11 @@ function make(tag, properties = {}, ...children) {
   return element;
 }
 
+/** Whether two lists hold the same things in the same places. */
+function isSame(list, other) {
+  return list.length === other?.length && list.every((one, at) => one === other[at]);
+}
+
 /** New children in place of the old; the focus stays in its place among them. */
 function fill(element, children) {
   const focused = [...element.children].findIndex((child) =>

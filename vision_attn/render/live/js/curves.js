@@ -90,13 +90,9 @@ function area(points, name) {
 /** A map at the size of a grid of cells, bilinear between centres. */
 function onCells({ values, grid: [h, w] }, [rows, columns]) {
   const out = [];
-  for (let row = 0; row < rows; row++) {
-    const [above, below, down] = between(row, rows, h);
-    for (let column = 0; column < columns; column++) {
-      const [left, right, along] = between(column, columns, w);
-      const cells = [above * w + left, above * w + right, below * w + left, below * w + right];
-      out.push(mix(values, cells, along, down));
-    }
+  for (let y = 0; y < rows; y++) {
+    const row = between(y, rows, h);
+    for (let x = 0; x < columns; x++) out.push(mix(values, w, row, between(x, columns, w)));
   }
   return out;
 }
