@@ -292,7 +292,7 @@ def run_row(run: dict[str, Any]) -> tuple[str, ...]:
         "" if run["pflop"] is None else f"{run['pflop']:.2g}",
         percent(run["top1"]),
         percent(run["views"]) if "views" in run else "",
-        f"{run['minutes']:.1f}",
+        f"{run['minutes']:.1f}" + (f" ({run['machine']})" if "machine" in run else ""),
     )
 
 

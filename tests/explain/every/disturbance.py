@@ -126,6 +126,8 @@ def follow_reach(links, start, reach, scores, base, chain):
             expected = there[link.queries][:, :, None] | there[link.keys][:, None, :]
             found = changed(scores[link.layer], base[link.layer])
             seen = (base[link.layer].abs() < 1e30).any(1)  # others are masked
+            padding = (link.keys >= link.before)[:, None, :]  # no token: where it is zeros and
+            expected = expected & (found | ~padding)  # scores are cosines, no query changes it
             if link.foreign or link.new is not None:  # of rows whose queries are other tokens
                 own = link.queries < link.before
                 own = (own & (not link.foreign))[:, :, None]
