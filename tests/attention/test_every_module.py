@@ -81,7 +81,11 @@ def groups() -> dict[str, tuple[nn.Module, tuple[Tensor, ...]]]:
     heads += [with_parts(score=s, normalizer=n) for s, n in zip(LEARNED, NORMALIZERS, strict=True)]
     heads += [with_parts(window=window) for window in WINDOWS]
     heads += [with_parts(score=att.Additive, window=window) for window in WINDOWS]
-    heads += [att.MultiDimAttention(D, 4), att.MultiDimAttention(D, 4, score=att.General)]
+    heads += [
+        att.RotaryAttention(D, HEADS),
+        att.MultiDimAttention(D, 4),
+        att.MultiDimAttention(D, 4, score=att.General),
+    ]
     pairs = [make(D) for make in CO_ATTENTION]
     pairs += [att.CoAttentionEnsemble(*(make(D) for make in CO_ATTENTION)), att.TargetGuided(D)]
     pairs += [att.MemoryHops(D), att.MemoryHops(D, update=att.GRUUpdate, shared=True)]

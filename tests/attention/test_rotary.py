@@ -43,6 +43,16 @@ def test_scores_are_those_of_turned_queries_and_keys(base: float) -> None:
     torch.testing.assert_close(ours(x, layout=LAYOUT), expected, rtol=1e-6, atol=1e-7)
 
 
+def test_a_network_in_bfloat16_turns_by_the_same_angles() -> None:
+    layout = TokenLayout(prefix=1, grid=(61, 53))
+    x = torch.randn(1, layout.tokens, DIM).bfloat16()
+    low = RotaryAttention(DIM, heads=1).bfloat16()
+    q, k, _ = (part.double() for part in low.project(x))
+    exact = RotaryAttention(DIM, heads=1).placed(q, k, layout)
+    for found, expected in zip(low.placed(q.bfloat16(), k.bfloat16(), layout), exact, strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=0.01)
+
+
 def test_patches_alike_see_one_another_by_where_they_lie() -> None:
     x = torch.randn(1, 1, DIM).double().expand(1, N, DIM)
     weights = attention().weights(x, layout=LAYOUT)[0]
@@ -82,5 +92,8 @@ def test_bad_input() -> None:
         RotaryAttention(24, 3, base=1.0)
     with pytest.raises(ValueError, match=r"need the places of the tokens: give attention\(tokens"):
         attention()(torch.randn(1, N, DIM).double())
+    vit = ViT(8, 4, 5, dim=16, depth=1, heads=2, attention=RotaryAttention, patch_drop=0.5)
+    with pytest.raises(ValueError, match="a ViT that leaves patches out has none: patch_drop=0"):
+        vit(torch.randn(1, 3, 8, 8))
     with pytest.raises(ValueError, match=r"expected the 2 \+ 3 x 5 tokens .* got 16 and 16"):
         attention()(torch.randn(1, 16, DIM).double(), layout=LAYOUT)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from vision_attn.attention import RotaryAttention
 from vision_attn.cli import main
 from vision_attn.models import (
     ConvEmbed,
@@ -11,12 +12,14 @@ from vision_attn.models import (
     SpatialCNN,
     TimmModel,
     ViT,
+    WideEmbed,
     describe,
 )
 
 NETWORKS = {
     "vit": lambda: ViT(16, 4, 5, dim=12, depth=2, heads=3, registers=1),
     "compact": lambda: ViT(16, 4, 5, 12, 1, pool="mean", class_token=False, embed=ConvEmbed),
+    "rotary": lambda: ViT(16, 4, 5, 16, 1, 2, attention=RotaryAttention, embed=WideEmbed),
     "senet": lambda: SEResNet(5, layers=(1, 1, 1, 1), widths=(8, 8, 8, 8)),
     "fast": lambda: FastCNN(5, widths=(8, 8)),
     "spatial": lambda: SpatialCNN(5, widths=(4, 8)),

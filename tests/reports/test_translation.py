@@ -16,6 +16,7 @@ from vision_attn.attention import (
     MultiDimPool,
     MultiHeadAttention,
     NoGate,
+    RotaryAttention,
     Similarity,
     Softmax,
     Sparsemax,
@@ -25,7 +26,7 @@ from vision_attn.attention.scores import Dot
 from vision_attn.data import Preprocess
 from vision_attn.errors import ModelError
 from vision_attn.explain import ChannelGates, GradCAM, Rollout, gate_values, record_attention
-from vision_attn.models import ConvEmbed, FastCNN, SEResNet, SpatialCNN, TimmModel, ViT
+from vision_attn.models import ConvEmbed, FastCNN, SEResNet, SpatialCNN, TimmModel, ViT, WideEmbed
 from vision_attn.models.senet import Bottleneck
 from vision_attn.render.inspect.page import distance, entropy
 from vision_attn.reports.translation import translate
@@ -296,6 +297,11 @@ class Doubled(ViT):
             "and Local2d",
         ),
         (lambda: vit(pool=MultiDimPool), "MultiDimPool is not translated"),
+        (
+            lambda: vit(dim=24, attention=RotaryAttention),
+            "expected MultiHeadAttention, got RotaryAttention",
+        ),
+        (lambda: vit(embed=partial(WideEmbed, widths=(5, 7))), "WideEmbed is not translated"),
         (lambda: vit(pool=partial(AttentionPool, score=Similarity)), "a pool by Similarity"),
         (lambda: vit(num_classes=0), "expected Linear, got Identity"),
         (

@@ -21,10 +21,10 @@ class RotaryAttention(MultiHeadAttention):
     """Multi-head self-attention with rotary positions: scores know how far apart two patches are.
 
     Each pair of a query's features is turned by the angle f y or f x, where y is the row and x the
-    column of its patch, and so is each pair of a key's. The score of two patches then depends on
-    where one lies as seen from the other. The frequencies f fall from 1 to about 1 / base; half of
-    the pairs are for rows and half for columns. Class token and registers are not turned. RoPE: Su
-    et al. 2021 (arXiv:2104.09864); with two axes and a base of 100: Heo et al. 2024
+    column of its patch, and so is each pair of a key's. A score that is their product then depends
+    on where one lies as seen from the other. The frequencies f fall from 1 to about 1 / base; half
+    of the pairs are for rows and half for columns. Class token and registers are not turned. RoPE:
+    Su et al. 2021 (arXiv:2104.09864); with two axes and a base of 100: Heo et al. 2024
     (arXiv:2403.13298).
 
     dim, heads, options: as in `MultiHeadAttention`; dim / heads is a multiple of 4, and base is
@@ -40,8 +40,6 @@ class RotaryAttention(MultiHeadAttention):
         torch.Size([5, 7, 16])
     """
 
-    frequencies: Tensor
-
     def __init__(self, dim: int, heads: int = 8, *, base: float = 100.0, **options: Any):
         super().__init__(dim, heads, **options)
         width = dim // heads
@@ -52,29 +50,40 @@ class RotaryAttention(MultiHeadAttention):
             )
         if not base > 1:
             raise ValueError(f"base must be above 1, got {base}")
-        frequencies = base ** (-torch.arange(0, width, 4) / width)
-        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.base, self.width = base, width
 
     def placed(self, q: PerHead, k: PerHead, layout: TokenLayout | None) -> tuple[PerHead, PerHead]:
         """Turn queries and keys by the places of their patches."""
         if layout is None:
             raise ValueError(
-                "rotary positions need the places of the tokens: give attention(tokens, layout=...)"
+                "rotary positions need the places of the tokens: give attention(tokens, "
+                "layout=TokenLayout(...)); a ViT that leaves patches out has none: patch_drop=0"
             )
         if not q.shape[2] == k.shape[2] == layout.prefix + layout.grid[0] * layout.grid[1]:
             raise ValueError(
                 f"expected the {layout.prefix} + {layout.grid[0]} x {layout.grid[1]} tokens of the "
                 f"layout as queries and as keys, got {q.shape[2]} and {k.shape[2]}"
             )
-        angles = self.angles(layout)
+        angles = self.angles(layout, torch.promote_types(q.dtype, torch.float32), q.device)
         cosine, sine = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
         return _turned(q, cosine, sine), _turned(k, cosine, sine)
 
-    def angles(self, layout: TokenLayout) -> Float[Tensor, "n pairs"]:
-        """The angle of each token for each pair of features, in radians: 0 for no patch."""
-        rows, columns = (torch.arange(side, device=self.frequencies.device) for side in layout.grid)
-        places = torch.cartesian_prod(rows, columns).float()
-        angles = (places[:, :, None] * self.frequencies).flatten(1)
+    def angles(
+        self,
+        layout: TokenLayout,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+    ) -> Float[Tensor, "n pairs"]:
+        """The angle of each token for each pair of features, in radians: 0 for no patch.
+
+        Computed anew in each call: frequencies kept as a buffer would lose digits with the weights
+        of a network in bfloat16.
+        """
+        options: Any = {"dtype": dtype, "device": device}
+        frequencies = self.base ** (-torch.arange(0, self.width, 4, **options) / self.width)
+        rows, columns = (torch.arange(side, **options) for side in layout.grid)
+        places = torch.cartesian_prod(rows, columns)
+        angles = (places[:, :, None] * frequencies).flatten(1)
         return torch.cat([angles.new_zeros(layout.prefix, angles.shape[1]), angles])
 
 
