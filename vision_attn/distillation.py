@@ -4,17 +4,18 @@ Axes: b batch, c channels, h height, w width, k classes.
 """
 
 import sys
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float16
+from jaxtyping import Float, Float16, Int, Integer
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from rich.progress import track
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vision_attn.data import Batches, ImageData, InOrder, Preprocess
@@ -27,8 +28,8 @@ from vision_attn.types import Images, Logits, Model
 
 __all__ = ["Distillation", "hard_distillation", "soft_distillation"]
 
-ANSWERED = 500  # images at once
 MOST_KEPT = 2**24  # numbers in a checkpoint
+LOOKED_AT = 16  # images, to know a data set again
 
 
 class Distillation(Callback):
@@ -50,14 +51,19 @@ class Distillation(Callback):
     fixed: the teacher answers before the first epoch and never again, for each training image as it
     is and mirrored; the mean of both logits is the answer for every augmented view (the fixed
     teacher of Beyer et al. 2022, arXiv:2106.05237). The label becomes (1 - share) * label + share *
-    softmax(answer), and `mix` mixes it. Far less work, for images that augmentation changes little.
+    softmax(answer), which `mix` mixes and the loss smooths as any label; train/top1 is then the
+    share of images whose largest logit is that of the largest number in this mixture. Far less
+    work, for images that augmentation changes little. Of several processes each has all answers
+    from its own teacher. A run that goes on takes them from its checkpoint, if there are no more
+    than 2^24 numbers, and teacher and data are still the same.
 
     Validation and test have the plain loss. The teacher's operations count as work of the run.
 
     Raises ValueError for a share outside of 0 to 1, a temperature of 0 or less, a module that is
     not an ImageClassifier, and a teacher that lacks one of the data's classes; with `fixed` also
-    for a temperature other than 1, and data whose images have several labels or are cropped at
-    random as they are read. Raises ModelError for a teacher that cannot be loaded.
+    for a temperature other than 1, a loss that takes no shares of classes, and data whose images
+    have several labels or are cropped at random as they are read. Raises ModelError for a teacher
+    that cannot be loaded.
 
     Examples:
         >>> from vision_attn.distillation import Distillation
@@ -84,7 +90,7 @@ class Distillation(Callback):
         self.share, self.temperature, self.hard, self.cache = share, temperature, hard, cache
         self.fixed = fixed
         self._answers: _Answers | None = None
-        self._every: Float[Tensor, "n k"] | None = None  # the fixed answers
+        self._every = _Every()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not isinstance(pl_module, ImageClassifier):
@@ -118,14 +124,30 @@ class Distillation(Callback):
             raise ValueError(
                 "fixed answers need one class per image, these have several: fixed=False"
             )
-        if self._every is None or len(self._every) != len(labels):
+        _check_loss(pl_module.loss, len(pl_module.classes))
+        of = _digest(self._answers, data)
+        if self._every.of != of:
+            self._every.of = ""
             with trainer.precision_plugin.forward_context():
-                self._every = fixed_answers(self._answers, data)
-            pl_module.teacher_flops = self._answers.flops
-        k = self._every.shape[1]
-        hard = F.one_hot(self._every.argmax(1), k).float() if self.hard else None
-        learnt = self._every.float().softmax(1) if hard is None else hard
-        data.targets = (1 - self.share) * F.one_hot(labels, k) + self.share * learnt
+                self._every.logits = fixed_answers(self._answers, data, trainer.is_global_zero)
+            self._every.of, self._every.flops = of, self._answers.flops
+        pl_module.teacher_flops = self._every.flops
+        self._answers.close()  # it has answered
+        self._answers = None
+        data.targets = self._targets(labels)
+
+    def _targets(self, labels: Int[Tensor, " n"]) -> Float[Tensor, "n k"]:
+        """(1 - share) * label + share * answer."""
+        assert self._every.logits is not None
+        targets = self._every.logits.float()
+        if self.hard:
+            best = targets.argmax(1, keepdim=True)
+            targets.zero_().scatter_(1, best, 1.0)
+        else:
+            targets = targets.softmax(1)
+        targets *= self.share
+        targets[torch.arange(len(labels)), labels] += 1 - self.share
+        return targets
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._answers and trainer.current_epoch >= 2:
@@ -150,12 +172,14 @@ class Distillation(Callback):
             pl_module.teacher_flops = self._answers.flops
 
     def state_dict(self) -> dict[str, Any]:
-        """The fixed answers, for a run that goes on, if they are no more than 2^24 numbers."""
-        kept = self._every is not None and self._every.numel() <= MOST_KEPT
-        return {"answers": self._every} if kept else {}
+        """The fixed answers and what they are of, if they are no more than 2^24 numbers."""
+        logits = self._every.logits
+        if not self.fixed or logits is None or logits.numel() > MOST_KEPT:
+            return {}
+        return {"answers": logits, "of": self._every.of}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._every = state_dict.get("answers")
+        self._every = _Every(state_dict.get("answers"), state_dict.get("of", ""))
 
     def _loss(self, loss: Tensor, logits: Logits, images: Images) -> Tensor:
         assert self._answers is not None
@@ -167,11 +191,57 @@ class Distillation(Callback):
         return (1 - self.share) * loss + self.share * distilled
 
 
-@torch.no_grad()
-def fixed_answers(answers: "_Answers", data: ImageData) -> Float16[Tensor, "n k"]:
-    """The answers for all training images, each the mean of the image's and its mirror image's."""
+@dataclass
+class _Every:
+    """A teacher's answers for all training images, what they are of, and the operations spent."""
+
+    logits: Float16[Tensor, "n k"] | None = None
+    of: str = ""
+    flops: int = 0  # in this process
+
+    def __deepcopy__(self, memo: dict) -> "_Every":
+        """Itself: what a rehearsal's copy of the callback has answered, the run need not."""
+        return self
+
+
+def _check_loss(loss: nn.Module, k: int) -> None:
+    """Raise ValueError for a loss that takes no shares of classes, before the teacher answers."""
+    device = next((buffer.device for buffer in loss.buffers()), None)
+    try:
+        loss(torch.zeros(2, k, device=device), torch.full((2, k), 1 / k, device=device))
+    except Exception as error:
+        raise ValueError(
+            "fixed answers need a loss that takes shares of the classes (b k) as labels, such as "
+            f"torch.nn.CrossEntropyLoss, got {type(loss).__name__}: fixed=False takes any loss"
+        ) from error
+
+
+def _digest(answers: "_Answers", data: ImageData) -> str:
+    """Of the teacher's weights, the labels and some of the images: it changes with any of them."""
     train = data.splits.train
-    some = np.arange(min(8, len(train)))
+    some = _spread(len(train))
+    pixels = train.fetch(some, Draws(data.seed, 0, some))
+    found = blake2b(repr((len(train), answers.size, answers.places)).encode(), digest_size=16)
+    for numbers in (*answers.state_dict().values(), train.labels, pixels):
+        found.update(numbers.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+    return found.hexdigest()
+
+
+def _spread(count: int) -> Integer[np.ndarray, " some"]:
+    return np.unique(np.linspace(0, count - 1, min(LOOKED_AT, count)).round().astype(int))
+
+
+@torch.no_grad()
+def fixed_answers(
+    answers: "_Answers", data: ImageData, shown: bool = True
+) -> Float16[Tensor, "n k"]:
+    """The answers for all training images, each the mean of the image's and its mirror image's.
+
+    Each less its largest logit, which leaves its softmax as it is and keeps its digits. shown: with
+    a progress bar, where there is a terminal.
+    """
+    train = data.splits.train
+    some = _spread(len(train))
     first, second = (train.fetch(some, Draws(data.seed, epoch, some)) for epoch in (0, 1))
     if not torch.equal(first, second):
         raise ValueError(
@@ -179,17 +249,18 @@ def fixed_answers(answers: "_Answers", data: ImageData) -> Float16[Tensor, "n k"
             "random as they are read; fixed=False lets the teacher answer for each crop"
         )
     found = []
-    batches = Batches(train, InOrder(len(train), ANSWERED), data.seed)
+    batches = Batches(train, InOrder(len(train), data.batch_size), data.seed)
     for batch in track(
         batches,
         "the teacher answers",
         console=Console(stderr=True),
         transient=True,
-        disable=not sys.stderr.isatty(),
+        disable=not (shown and sys.stderr.isatty()),
     ):
         images = data.for_evaluation(batch.to(answers.gain.device))[0]
-        found.append((answers(images) + answers(images.flip(3))) / 2)
-    return torch.cat(found).half().cpu()
+        logits = (answers(images) + answers(images.flip(3))) / 2
+        found.append((logits - logits.amax(1, keepdim=True)).half().cpu())
+    return torch.cat(found)
 
 
 def soft_distillation(logits: Logits, answers: Logits, temperature: float = 1.0) -> Tensor:
@@ -203,7 +274,7 @@ def hard_distillation(logits: Logits, answers: Logits) -> Tensor:
     return F.cross_entropy(logits.float(), answers.argmax(1))
 
 
-class _Answers(torch.nn.Module):
+class _Answers(nn.Module):
     """A teacher's logits, in the order of the data's classes, of images normalised for the data."""
 
     gain: Tensor
@@ -261,7 +332,7 @@ class _Answers(torch.nn.Module):
         if shape not in self._flops:
             self._flops[shape] = forward_flops(self.network, images[:1])
         self.flops += self._flops[shape] * len(images)
-        run = self.parts or torch.nn.Module.__call__
+        run = self.parts or nn.Module.__call__
         return run(self.network, images)[:, self.places].float()
 
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.training.test_distillation import Counted, as_model
+from vision_attn import fit
 from vision_attn.data import CutMix, Flip, ImageData, ImageFolder, Planted, Preprocess
 from vision_attn.distillation import Distillation
 from vision_attn.models import ViT
@@ -128,9 +129,92 @@ def test_a_run_that_goes_on_has_its_answers(trainer, tmp_path):
     assert run.current_epoch == 2
 
 
+@pytest.mark.parametrize("changed", ["teacher", "images"])
+def test_a_run_that_goes_on_with_something_else_asks_anew(changed, trainer, tmp_path):
+    data = planted()
+    first = Distillation(teacher_of(data), fixed=True)
+    run = trainer("first", callbacks=[first], max_epochs=1)
+    run.fit(classifier(), datamodule=data)
+    run.save_checkpoint(tmp_path / "last.ckpt")
+    data = planted()
+    model = teacher_of(data)
+    if changed == "images":
+        data.splits.train.images = 255 - data.splits.train.images  # with the same labels
+    if changed == "teacher":
+        model.network.fc.weight.data[3] += 1
+    expected = by_hand(model, data, 0.3, hard=False)
+    seen = Seen(tmp_path)
+    run = trainer(
+        "second", callbacks=[Distillation(model, share=0.3, fixed=True), seen], max_epochs=2
+    )
+    run.fit(classifier(), datamodule=data, ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+    torch.testing.assert_close(seen.targets[0].double(), expected, rtol=0, atol=2e-3)
+
+
+def test_large_logits_keep_their_differences(trainer, tmp_path):
+    data = planted()
+    model = teacher_of(data)
+    expected = by_hand(model, data, 1.0, hard=False)
+    model.network.fc.bias.data += 5000  # the same for all classes, and the same answers
+    seen = Seen(tmp_path)
+    run = trainer(callbacks=[Distillation(model, share=1.0, fixed=True), seen], max_epochs=1)
+    run.fit(classifier(), datamodule=data)
+    torch.testing.assert_close(seen.targets[0].double(), expected, rtol=0, atol=4e-3)
+
+
+def test_the_teacher_answers_for_no_more_images_at_once_than_a_batch(trainer):
+    data = planted()
+    model = teacher_of(data)
+    run = trainer(callbacks=[Distillation(model, fixed=True)], max_epochs=1)
+    run.fit(classifier(), datamodule=data)
+    assert max(map(len, model.network.given)) == 8
+
+
+def test_a_run_planned_by_minutes_has_the_teacher_answer_once(tmp_path, monkeypatch):
+    """In the rehearsal of the first image size; its work is work of the run."""
+    model = teacher_of(planted())
+    monkeypatch.setattr("vision_attn.distillation.load_model", lambda _: model)
+    options = {
+        "model.network.image_size": 16,
+        "data.source.size": 16,
+        "data.source.train": TRAIN,
+        "data.source.val": 5,
+        "data.source.test": 5,
+        "data.batch_size": 8,
+        "data.augment": [
+            {
+                "class_path": "vision_attn.data.ProgressiveResizing",
+                "init_args": {"sizes": [8, 16], "epochs": [0, 2]},
+            }
+        ],
+        "trainer.accelerator": "cpu",
+        "trainer.callbacks": [
+            {
+                "class_path": "vision_attn.distillation.Distillation",
+                "init_args": {"teacher": "the teacher", "fixed": True},
+            }
+        ],
+        "probe": False,
+    }
+    run = fit("vit_planted", options, minutes=0.01, output=tmp_path)
+    answered = [images for images in model.network.given if len(images) > 1]
+    assert sum(map(len, answered)) == 2 * TRAIN
+    work = 2 * TRAIN * 2 * 48 * 10 / 1e15
+    assert run.summary["pflop teacher"] == pytest.approx(work, rel=1e-12)
+
+
 def test_fixed_answers_need_a_temperature_of_one():
     with pytest.raises(ValueError, match=r"fixed answers need a temperature of 1, got 2\.0"):
         Distillation("timm:resnet18", temperature=2.0, fixed=True)
+
+
+def test_fixed_answers_need_a_loss_of_shares(trainer):
+    data = planted()
+    model = teacher_of(data)
+    run = trainer(callbacks=[Distillation(model, fixed=True)], max_epochs=1)
+    with pytest.raises(ValueError, match=r"shares of the classes .* got MultiMarginLoss: fixed="):
+        run.fit(classifier(loss=nn.MultiMarginLoss()), datamodule=data)
+    assert model.network.given == []
 
 
 def test_fixed_answers_need_image_data(trainer, stripes, small_vit):

@@ -41,7 +41,7 @@ class ImageData(LightningDataModule):
     the training images to choose by, where the source has no validation part. predict: files and
     folders for `predict`, which gives (images, paths).
 
-    targets: what training learns instead of the labels, shares (n k) of the training images; None.
+    targets: shares (n k) that training learns instead of the labels of its n images; None: labels.
 
     After `setup`: `classes`, `preprocess` (input size, mean and std among it) and `splits`. A
     checkpoint keeps the first two, so `predict` needs no data set.

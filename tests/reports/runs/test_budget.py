@@ -12,7 +12,7 @@ from vision_attn.cli import main
 from vision_attn.data import ProgressiveResizing
 from vision_attn.fitting import _word
 from vision_attn.models import ViT
-from vision_attn.reports.runs.budget import Clock, Length, sizes
+from vision_attn.reports.runs.budget import Clock, Length, length_of, sizes
 from vision_attn.reports.runs.making import make_run
 
 STEP = 0.05  # seconds
@@ -88,6 +88,25 @@ def test_an_epoch_is_its_steps_and_its_validation():
     clock = Clock(1.0, ends, validated=[0.5, 0.25, 4.0], batches=100)
     assert clock.seconds(8) == 100 * 1.0 + 8 * 0.5
     assert Clock(1.0, [0.0, 3.0], batches=10).seconds(0) == 30.0
+
+
+def test_what_comes_before_the_first_step_counts_among_the_minutes(monkeypatch):
+    def rehearse(clock, epoch, *_):
+        now = iter([100.0, 112.0])  # the fit starts, then its first step
+        monkeypatch.setattr("vision_attn.reports.runs.budget.perf_counter", lambda: next(now))
+        clock.on_fit_start(trainer, None)
+        clock.on_train_start(trainer, None)
+        clock.ends += [113.0, 114.0, 115.0, 116.0, 117.0]
+
+    trainer = SimpleNamespace(num_training_batches=4)
+    monkeypatch.setattr("vision_attn.reports.runs.budget.rehearse", rehearse)
+    data = SimpleNamespace(prepare_data=lambda: None, setup=lambda _: None, val_dataloader=list)
+    found = length_of(1.0, None, data, [], None, 5)
+    assert found == Length(int(0.97 * (60 - 12) / 4))
+    with pytest.raises(
+        ValueError, match=r"--minutes 0\.1: .* took 0\.2 minutes: give more minutes"
+    ):
+        length_of(0.1, None, data, [], None, 5)
 
 
 @pytest.mark.parametrize("epochs", [5, 0.4])

@@ -76,10 +76,16 @@ class Clock(Callback):
     ends: list[float] = field(default_factory=list)  # of training steps, the start first
     validated: list[float] = field(default_factory=list)  # seconds of each batch
     batches: int = 0  # of an epoch
+    begun: float = 0.0
+    prepared: float = 0.0  # seconds before the first step: a teacher's answers
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.begun = perf_counter()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.batches = int(trainer.num_training_batches)
         self.ends.append(perf_counter())
+        self.prepared = self.ends[0] - self.begun
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         self.ends.append(perf_counter())
@@ -127,17 +133,25 @@ def length_of(
     """Find how long a training takes about so many minutes.
 
     trainer: makes one with the run's options and those that it is given. epochs: of the config,
-    which says when images grow.
+    which says when images grow. What a callback prepares in a rehearsal and keeps for the run, such
+    as a teacher's fixed answers, counts among the minutes; ValueError where it takes them all.
     """
     data.prepare_data()
     data.setup("fit")
-    seconds = 0.0
+    seconds = prepared = 0.0
     for epoch, share in sizes(data, epochs):
         clock = Clock(min(SECONDS, PART * 60 * minutes))
         with torch.random.fork_rng([]):
             rehearse(clock, epoch, model, data, callbacks, trainer)
         seconds += share * clock.seconds(len(data.val_dataloader()))
-    return Length.of(TRAINING * 60 * minutes / seconds, clock.batches)
+        prepared += clock.prepared if clock.prepared > SECONDS else 0
+    left = 60 * minutes - prepared
+    if left <= 0:
+        raise ValueError(
+            f"--minutes {minutes:g}: what comes before the first step (a teacher's answers) took "
+            f"{prepared / 60:.2g} minutes: give more minutes, or --trainer.max_epochs instead"
+        )
+    return Length.of(TRAINING * left / seconds, clock.batches)
 
 
 def rehearse(
