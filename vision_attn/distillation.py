@@ -4,6 +4,8 @@ Axes: b batch, c channels, h height, w width, k classes.
 """
 
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -128,8 +130,8 @@ class Distillation(Callback):
         of = _digest(self._answers, data)
         if self._every.of != of:
             self._every.of = ""
-            with trainer.precision_plugin.forward_context():
-                self._every.logits = fixed_answers(self._answers, data, trainer.is_global_zero)
+            context = trainer.precision_plugin.forward_context
+            self._every.logits = fixed_answers(self._answers, data, context, trainer.is_global_zero)
             self._every.of, self._every.flops = of, self._answers.flops
         pl_module.teacher_flops = self._every.flops
         self._answers.close()  # it has answered
@@ -233,12 +235,15 @@ def _spread(count: int) -> Integer[np.ndarray, " some"]:
 
 @torch.no_grad()
 def fixed_answers(
-    answers: "_Answers", data: ImageData, shown: bool = True
+    answers: "_Answers",
+    data: ImageData,
+    context: Callable[[], AbstractContextManager],
+    shown: bool = True,
 ) -> Float16[Tensor, "n k"]:
     """The answers for all training images, each the mean of the image's and its mirror image's.
 
-    Each less its largest logit, which leaves its softmax as it is and keeps its digits. shown: with
-    a progress bar, where there is a terminal.
+    Each less its largest logit, which leaves its softmax as it is and keeps its digits. context: in
+    which the teacher computes. shown: with a progress bar, where there is a terminal.
     """
     train = data.splits.train
     some = _spread(len(train))
@@ -258,7 +263,8 @@ def fixed_answers(
         disable=not (shown and sys.stderr.isatty()),
     ):
         images = data.for_evaluation(batch.to(answers.gain.device))[0]
-        logits = (answers(images) + answers(images.flip(3))) / 2
+        with context():
+            logits = (answers(images) + answers(images.flip(3))) / 2
         found.append((logits - logits.amax(1, keepdim=True)).half().cpu())
     return torch.cat(found)
 
