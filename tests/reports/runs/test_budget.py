@@ -2,10 +2,12 @@
 
 from time import sleep
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 import yaml
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 from vision_attn import fit
 from vision_attn.cli import main
@@ -94,19 +96,19 @@ def test_what_comes_before_the_first_step_counts_among_the_minutes(monkeypatch):
     def rehearse(clock, epoch, *_):
         now = iter([100.0, 112.0])  # the fit starts, then its first step
         monkeypatch.setattr("vision_attn.reports.runs.budget.perf_counter", lambda: next(now))
-        clock.on_fit_start(trainer, None)
-        clock.on_train_start(trainer, None)
+        clock.on_fit_start(trainer, model)
+        clock.on_train_start(trainer, model)
         clock.ends += [113.0, 114.0, 115.0, 116.0, 117.0]
 
-    trainer = SimpleNamespace(num_training_batches=4)
+    trainer, model, data = Mock(Trainer), Mock(LightningModule), Mock(LightningDataModule)
+    trainer.num_training_batches, data.val_dataloader.return_value = 4, []
     monkeypatch.setattr("vision_attn.reports.runs.budget.rehearse", rehearse)
-    data = SimpleNamespace(prepare_data=lambda: None, setup=lambda _: None, val_dataloader=list)
-    found = length_of(1.0, None, data, [], None, 5)
+    found = length_of(1.0, model, data, [], Trainer, 5)
     assert found == Length(int(0.97 * (60 - 12) / 4))
     with pytest.raises(
         ValueError, match=r"--minutes 0\.1: .* took 0\.2 minutes: give more minutes"
     ):
-        length_of(0.1, None, data, [], None, 5)
+        length_of(0.1, model, data, [], Trainer, 5)
 
 
 @pytest.mark.parametrize("epochs", [5, 0.4])
