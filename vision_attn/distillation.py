@@ -92,7 +92,7 @@ class Distillation(Callback):
         self.share, self.temperature, self.hard, self.cache = share, temperature, hard, cache
         self.fixed = fixed
         self._answers: _Answers | None = None
-        self._every = _Every()
+        self._kept = _FixedAnswers()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not isinstance(pl_module, ImageClassifier):
@@ -128,20 +128,20 @@ class Distillation(Callback):
             )
         _check_loss(pl_module.loss, len(pl_module.classes))
         of = _digest(self._answers, data)
-        if self._every.of != of:
-            self._every.of = ""
+        if self._kept.of != of:
+            self._kept.of = ""
             context = trainer.precision_plugin.forward_context
-            self._every.logits = fixed_answers(self._answers, data, context, trainer.is_global_zero)
-            self._every.of, self._every.flops = of, self._answers.flops
-        pl_module.teacher_flops = self._every.flops
+            self._kept.logits = fixed_answers(self._answers, data, context, trainer.is_global_zero)
+            self._kept.of, self._kept.flops = of, self._answers.flops
+        pl_module.teacher_flops = self._kept.flops
         self._answers.close()  # it has answered
         self._answers = None
         data.targets = self._targets(labels)
 
     def _targets(self, labels: Int[Tensor, " n"]) -> Float[Tensor, "n k"]:
         """(1 - share) * label + share * answer."""
-        assert self._every.logits is not None
-        targets = self._every.logits.float()
+        assert self._kept.logits is not None
+        targets = self._kept.logits.float()
         if self.hard:
             best = targets.argmax(1, keepdim=True)
             targets.zero_().scatter_(1, best, 1.0)
@@ -175,13 +175,13 @@ class Distillation(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The fixed answers and what they are of, if they are no more than 2^24 numbers."""
-        logits = self._every.logits
+        logits = self._kept.logits
         if not self.fixed or logits is None or logits.numel() > MOST_KEPT:
             return {}
-        return {"answers": logits, "of": self._every.of}
+        return {"answers": logits, "of": self._kept.of}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._every = _Every(state_dict.get("answers"), state_dict.get("of", ""))
+        self._kept = _FixedAnswers(state_dict.get("answers"), state_dict.get("of", ""))
 
     def _loss(self, loss: Tensor, logits: Logits, images: Images) -> Tensor:
         assert self._answers is not None
@@ -194,14 +194,14 @@ class Distillation(Callback):
 
 
 @dataclass
-class _Every:
+class _FixedAnswers:
     """A teacher's answers for all training images, what they are of, and the operations spent."""
 
     logits: Float16[Tensor, "n k"] | None = None
     of: str = ""
     flops: int = 0  # in this process
 
-    def __deepcopy__(self, memo: dict) -> "_Every":
+    def __deepcopy__(self, memo: dict) -> "_FixedAnswers":
         """Itself: what a rehearsal's copy of the callback has answered, the run need not."""
         return self
 

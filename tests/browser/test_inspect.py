@@ -382,10 +382,11 @@ def test_large_attention_is_a_small_file_that_opens_and_answers_at_once(show):
     page.wait_for_selector("html[data-ready]")
     to_open = seconds()
     seconds = cpu_seconds(page, *OWN_WORK)
+    before = seconds()
     for column in range(14):
         click_patch(page, 7, column, (14, 14), box)
     page.wait_for_timeout(300)  # until the link is written
-    an_answer = seconds() / 14
+    an_answer = (seconds() - before) / 14
     marks = "performance.getEntriesByName('render', 'measure').map((one) => one.duration)"
     best = min(page.evaluate(marks))
     print(
@@ -394,6 +395,7 @@ def test_large_attention_is_a_small_file_that_opens_and_answers_at_once(show):
     )
     assert to_open < 2
     assert an_answer < 0.05
+    assert best < 50  # as others may use the machine too
     assert_shown(page, shown, 7, -1, 1 + 7 * 14 + 13)
 
 
@@ -402,7 +404,7 @@ OWN_WORK = "ScriptDuration", "LayoutDuration", "RecalcStyleDuration"
 
 
 def cpu_seconds(page, *kinds: str) -> Callable[[], float]:
-    """What the page's thread works from now on, however many others the machine works for.
+    """What the page's thread has worked, however many others the machine works for.
 
     kinds: of work, all of it unless given.
     """
@@ -414,8 +416,7 @@ def cpu_seconds(page, *kinds: str) -> Callable[[], float]:
         kept = kinds or ("TaskDuration",)
         return sum(one["value"] for one in metrics if one["name"] in kept)
 
-    before = read()
-    return lambda: read() - before
+    return read
 
 
 def test_the_scale_is_the_quantile_that_numpy_has(show):

@@ -1,5 +1,7 @@
 """A teacher that answers once: targets worked out by hand, runs that go on, and refusals."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -114,28 +116,29 @@ def test_the_teacher_answers_twice_for_each_image_in_the_whole_run(trainer, tmp_
     assert summary.figures["pflop teacher"] == pytest.approx(work, rel=1e-12)
 
 
-def test_a_run_that_goes_on_has_its_answers(trainer, tmp_path):
+def stopped_run(trainer, folder: Path) -> Path:
+    """The checkpoint of a run of one epoch."""
     data = planted()
-    first = Distillation(teacher_of(data), fixed=True)
-    run = trainer("first", callbacks=[first], max_epochs=1)
+    run = trainer("first", callbacks=[Distillation(teacher_of(data), fixed=True)], max_epochs=1)
     run.fit(classifier(), datamodule=data)
-    run.save_checkpoint(tmp_path / "last.ckpt")
+    run.save_checkpoint(folder / "last.ckpt")
+    return folder / "last.ckpt"
+
+
+def test_a_run_that_goes_on_has_its_answers(trainer, tmp_path):
+    stopped = stopped_run(trainer, tmp_path)
     data = planted()
     model = teacher_of(data)
     second = Distillation(model, fixed=True)
     run = trainer("second", callbacks=[second], max_epochs=2)
-    run.fit(classifier(), datamodule=data, ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+    run.fit(classifier(), datamodule=data, ckpt_path=stopped, weights_only=True)
     assert model.network.given == []
     assert run.current_epoch == 2
 
 
 @pytest.mark.parametrize("changed", ["teacher", "images"])
 def test_a_run_that_goes_on_with_something_else_asks_anew(changed, trainer, tmp_path):
-    data = planted()
-    first = Distillation(teacher_of(data), fixed=True)
-    run = trainer("first", callbacks=[first], max_epochs=1)
-    run.fit(classifier(), datamodule=data)
-    run.save_checkpoint(tmp_path / "last.ckpt")
+    stopped = stopped_run(trainer, tmp_path)
     data = planted()
     model = teacher_of(data)
     if changed == "images":
@@ -147,7 +150,7 @@ def test_a_run_that_goes_on_with_something_else_asks_anew(changed, trainer, tmp_
     run = trainer(
         "second", callbacks=[Distillation(model, share=0.3, fixed=True), seen], max_epochs=2
     )
-    run.fit(classifier(), datamodule=data, ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+    run.fit(classifier(), datamodule=data, ckpt_path=stopped, weights_only=True)
     torch.testing.assert_close(seen.targets[0].double(), expected, rtol=0, atol=2e-3)
 
 

@@ -1,6 +1,6 @@
 """Rotary positions: queries and keys are turned by angles that grow with their tokens' places.
 
-Axes: b batch, n tokens, p patches, head, d_head width of a head, f frequencies.
+Axes: b batch, n tokens, head, d_head width of a head, pairs of its features.
 """
 
 from typing import Any

@@ -208,8 +208,7 @@ class ImageData(LightningDataModule):
         """Augmented, mixed and normalised images, and labels (b), or (b k) where mixed."""
         images, labels = batch.images, batch.labels
         if self.targets is not None:
-            chosen = torch.from_numpy(batch.draws.items).to(self.targets.device)
-            labels = self.targets[chosen].to(images.device, torch.float32)
+            labels = self.targets[torch.from_numpy(batch.draws.items)].to(images.device)
         for augment in self.augment:
             images = augment(images, batch.draws)
         if self.mix and labels.ndim == 1:
