@@ -29,7 +29,7 @@ def faults():
 found = []
 for way in (nullcontext, kept_memory, nullcontext):
     with way() as can:
-        found.append([can, faults()])
+        found.append([can, faults(), faults()])
 print(json.dumps(found))
 """
 
@@ -37,12 +37,16 @@ print(json.dumps(found))
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 @pytest.mark.slow
 def test_kept_memory_takes_no_new_pages():
-    """In a process whose malloc has not been told anything, before, in kept_memory, and after."""
+    """In a process whose malloc has not been told anything, before, in kept_memory, and after.
+
+    How many tensors take new pages at first depends on where the system lays the heap: small blocks
+    get into the places that tensors leave (1 to 8 of the first 20, seen). The next 20 take none.
+    """
     untold = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run([sys.executable, "-c", FAULTS], env=untold, capture_output=True)
-    (_, before), (can, inside), (_, after) = json.loads(done.stdout)
+    (_, before, _), (can, _, inside), (_, after, _) = json.loads(done.stdout)
     assert can is True
-    assert inside <= 3 * PAGES  # for 20 tensors, one after the other
+    assert inside < 0.1 * PAGES  # for 20 tensors, one after the other
     huge = before < 20 * PAGES  # pages of 2 MiB were given
     assert huge or after > 0.9 * PAGES  # what was kept has been given back
 
