@@ -274,6 +274,13 @@ def test_the_front_page_is_short_and_its_numbers_are_those_of_the_package():
         cells = f"| {row['network']} | {row['data']} | {row['accuracy']:.1%}".replace("%", " %")
         cells += f" | {row['parameters'] / 1e6:.2f} M | {row['size'] / 1e6:.1f} MB |"
         assert f"| `vision_attn:{row['name']}` {cells}" in text
+    runs = json.loads((ROOT / "docs" / "results.json").read_text(encoding="utf-8"))["runs"]
+    listed = re.findall(r"^\| `(\w+)`.*\| ([\d.]+) % \| ([\d.]+) % \| ([\d.]+) \|$", text, re.M)
+    assert len(listed) == 5
+    for name, *cells in listed:
+        (run,) = [run for run in runs if run["config"] == name and "variant" not in run]
+        assert [float(cell) for cell in cells[:2]] == [run["top1"], run["views"]], name
+        assert float(cells[2]) == float(f"{run['pflop']:.2g}"), name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
