@@ -41,6 +41,22 @@ def test_filled_cells_show_the_fill(rows):
         torch.testing.assert_close(shown[1, 1, :, y : y + 4, x : x + 4], expected)
 
 
+@pytest.mark.parametrize(("side", "most"), [(64, 37), (176, 33), (1100, 1)])
+def test_a_forward_pass_on_a_cpu_has_a_limited_number_of_pixels(side, most):
+    given = []
+
+    def forward(images):
+        given.append(len(images))
+        return images.mean((2, 3))
+
+    images, counts = torch.rand(1, 3, side, side), list(range(37))
+    order = torch.randperm(36)[None]
+    logits = FilledCells(forward, (6, 6)).logits(images, order, counts)
+    assert (sum(given), max(given)) == (37, most)
+    assert logits.shape == (1, 37, 3)
+    torch.testing.assert_close(logits[0, -1], images.mean((2, 3))[0])
+
+
 class Masked(nn.Module):
     """Attention that no query may pay to the removed patches."""
 

@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 Fill = Callable[[Tensor], Tensor]  # images -> what stands in the place of removed pixels
+PIXELS = 2**20  # of a forward pass on a CPU, at most: its features then fit the caches better
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,8 @@ class FilledCells(Removal):
     """Removal by a fill, whatever the network: removed cells show it instead of the image.
 
     forward: images -> logits. grid: rows and columns of cells. fill: images -> images, `MeanFill()`
-    unless given. rows: images a forward pass at most, steps and images together.
+    unless given. rows: images a forward pass at most, steps and images together; on a CPU fewer
+    where they are large. memory_format: in which the network gets the images.
 
     Examples:
         >>> import torch
@@ -140,6 +142,7 @@ class FilledCells(Removal):
     grid: tuple[int, int]
     fill: Fill = field(default_factory=MeanFill)
     rows: int = 256
+    memory_format: torch.memory_format = torch.contiguous_format
     least = 0
 
     def logits(
@@ -150,10 +153,13 @@ class FilledCells(Removal):
         rank = F.interpolate(rank.float(), size=images.shape[2:], mode="nearest-exact")
         kept = torch.tensor(counts, device=images.device).repeat(len(images))
         which = torch.arange(len(images), device=images.device).repeat_interleave(len(counts))
-        logits = [
-            self.forward(torch.where(rank[i] < count.view(-1, 1, 1, 1), images[i], fill[i]))
-            for i, count in zip(which.split(self.rows), kept.split(self.rows), strict=True)
-        ]
+        rows = self.rows
+        if images.device.type == "cpu":
+            rows = max(1, min(rows, PIXELS // images[0, 0].numel()))
+        logits = []
+        for i, count in zip(which.split(rows), kept.split(rows), strict=True):
+            shown = torch.where(rank[i] < count.view(-1, 1, 1, 1), images[i], fill[i])
+            logits.append(self.forward(shown.contiguous(memory_format=self.memory_format)))
         return torch.cat(logits).unflatten(0, (len(images), len(counts)))
 
 

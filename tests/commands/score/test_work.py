@@ -1,16 +1,18 @@
 """How much work there is to score, and how one map of it is measured."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from vision_attn.evaluate import DroppedTokens, FilledCells
 from vision_attn.explain import Explainer
 from vision_attn.hub import load_model
 from vision_attn.models import ViT
+from vision_attn.reports.scoring import scorer
 from vision_attn.reports.scoring import tasks as score_work
 from vision_attn.reports.scoring.evidence import open_data
 from vision_attn.reports.scoring.results import Results
@@ -127,6 +129,42 @@ def test_tokens_are_dropped_only_where_that_is_the_same_as_masking(models):
     assert isinstance(removal(model, "auto"), FilledCells)
     senet = removal(load_model(models("senet")), "auto")
     assert senet.grid == (8, 8)
+
+
+class Viewed(nn.Module):
+    """A network with a `view` that channels-last features do not have."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network, self.head = network, nn.LazyLinear(3)
+
+    def forward(self, images):
+        features = self.network(images)
+        return self.head(features.view(len(images), -1))
+
+
+@pytest.mark.parametrize("native", ["32-true", "bf16-mixed"])
+def test_convolutions_in_float32_get_their_images_channels_last(native, models, monkeypatch):
+    monkeypatch.setattr(scorer, "native_precision", lambda kind: native)
+    model = load_model(models("senet"))
+    formats = []
+    model.network.register_forward_pre_hook(
+        lambda _, given: formats.append(given[0].is_contiguous(memory_format=torch.channels_last))
+    )
+    found = removal(model, "mean")
+    formats.clear()
+    images, order = torch.randn(3, 3, 32, 48), torch.stack([torch.randperm(64) for _ in range(3)])
+    logits = found.logits(images, order, [0, 7, 64])
+    assert formats == [native == "32-true"]
+    usual = FilledCells(model.network, (8, 8)).logits(images, order, [0, 7, 64])
+    torch.testing.assert_close(logits, usual, atol=1e-5, rtol=1e-5)
+    assert removal(load_model(models("vit")), "mean").memory_format == torch.contiguous_format
+    convs = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Conv2d(5, 5, 3))
+    viewed, images = Viewed(convs), torch.randn(2, 3, 32, 48)
+    viewed(images)  # its head finds its size
+    view = removal(replace(model, network=viewed), "mean")
+    assert view.memory_format == torch.contiguous_format
+    assert view.logits(images, order[:2], [64]).shape == (2, 1, 3)
 
 
 def test_tokens_of_timms_vit_are_dropped():

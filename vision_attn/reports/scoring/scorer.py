@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from vision_attn.attention import Global, Location, RotaryAttention, Window
+from vision_attn.devices import native_precision
 from vision_attn.errors import ModelError
 from vision_attn.evaluate import (
     AverageDrop,
@@ -331,7 +332,25 @@ def removal(model: Model, how: str = "auto", seed: int = 0) -> Removal:
     usual = 14 if min(size) >= 112 else 8
     grid = model.layout.grid if model.layout else (min(usual, size[0]), min(usual, size[1]))
     fill = NoiseFill(seed) if how == "noise" else FILLS.get(how, MeanFill)()
-    return FilledCells(partial(class_logits, model.network), grid, fill)
+    forward = partial(class_logits, model.network)
+    return FilledCells(forward, grid, fill, memory_format=_memory_format(model))
+
+
+def _memory_format(model: Model) -> torch.memory_format:
+    """Channels last for convolutions in float32 on a CPU: they then take 0.6 to 0.75 of the time.
+
+    Not where the network's own code needs the usual format, as `view` does.
+    """
+    convolutions = sum(isinstance(module, nn.Conv2d) for module in model.network.modules())
+    if convolutions < 2 or model.device.type != "cpu" or native_precision("cpu") != "32-true":
+        return torch.contiguous_format
+    images = torch.zeros(2, 3, *model.preprocess.input_size)
+    try:
+        with torch.no_grad(), torch.random.fork_rng([]):
+            model.network(images.contiguous(memory_format=torch.channels_last))
+    except Exception:  # if it is for another reason, the run itself says so
+        return torch.contiguous_format
+    return torch.channels_last
 
 
 def as_plain_vit(model: Model) -> ViT | None:
