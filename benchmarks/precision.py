@@ -52,18 +52,13 @@ def rounded(x: Any) -> Any:
 
 
 class AsBfloat16(TorchFunctionMode):
-    """Rounds what autocast would compute in bfloat16; `seen` counts the functions called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: dict[str, int] = {}
+    """Rounds what autocast would compute in bfloat16."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in PRODUCTS:
             args = tuple(map(rounded, args))
             kwargs = {key: rounded(value) for key, value in kwargs.items()}
-        self.seen[getattr(func, "__name__", str(func))] = 1
         out = func(*args, **kwargs)
         return rounded(out) if func in PRODUCTS | THEN else out
 
@@ -96,10 +91,10 @@ def run(config: str, seed: int, kind: str, options: argparse.Namespace) -> dict[
     words = ["fit", "--config", config, "--seed_everything", str(seed), "--probe", "false"]
     words += ["--trainer.precision", "32-true", "--trainer.default_root_dir", str(folder)]
     words += [] if options.train is None else ["--data.source.train", str(options.train)]
-    plain, mode, begun = ImageClassifier.forward, AsBfloat16(), time.perf_counter()
+    plain, begun = ImageClassifier.forward, time.perf_counter()
 
     def forward(self: ImageClassifier, images: Tensor) -> Tensor:
-        with mode if kind == "rounded" else nullcontext():
+        with AsBfloat16() if kind == "rounded" else nullcontext():
             return plain(self, images)
 
     ImageClassifier.forward = forward  # type: ignore[method-assign]
@@ -109,7 +104,6 @@ def run(config: str, seed: int, kind: str, options: argparse.Namespace) -> dict[
     finally:
         ImageClassifier.forward = plain  # type: ignore[method-assign]
     summary = json.loads(next(folder.rglob("summary.json")).read_text())
-    print(sorted(mode.seen))
     test = {key: value for key, value in summary.items() if "test" in key}
     about = {"config": config, "seed": seed, "format": kind, "train": options.train}
     return about | {"minutes": (time.perf_counter() - begun) / 60, **test}
