@@ -155,7 +155,7 @@ class FilledCells(Removal):
         which = torch.arange(len(images), device=images.device).repeat_interleave(len(counts))
         rows = self.rows
         if images.device.type == "cpu":
-            rows = max(1, min(rows, PIXELS // images[0, 0].numel()))
+            rows = max(1, min(rows, PIXELS // images.shape[2:].numel()))
         logits = []
         for i, count in zip(which.split(rows), kept.split(rows), strict=True):
             shown = torch.where(rank[i] < count.view(-1, 1, 1, 1), images[i], fill[i])
