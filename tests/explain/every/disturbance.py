@@ -191,6 +191,8 @@ def disturb_image(network, image, path, chain, matched, verdict):
                 verdict.faults.append(f"a spot on patch {y, x} changes no score of the first call")
                 return
             continue
+        if is_window(amounts > 0.02 * amounts.max(), y, x):
+            continue
         where = amounts / amounts.sum()
         row = float((where.sum(1) * torch.arange(h)).sum())
         column = float((where.sum(0) * torch.arange(w)).sum())
@@ -200,3 +202,16 @@ def disturb_image(network, image, path, chain, matched, verdict):
                 f"a spot on patch {y, x} changes the tokens around ({row:.1f}, {column:.1f})"
             )
             return
+
+
+def is_window(changed, y, x):
+    """Whether what changed (h w) is a square around (y, x), cut off at the edges, and not all.
+
+    A convolution that makes the tokens sees such a square. Where it is cut off, its centre is not
+    at (y, x), and how far it may be from there says nothing.
+    """
+    (h, w), (rows, columns) = changed.shape, changed.nonzero().T
+    far = max(int((rows - y).abs().max()), int((columns - x).abs().max()))
+    square = torch.zeros(h, w, dtype=torch.bool)
+    square[max(0, y - far) : y + far + 1, max(0, x - far) : x + far + 1] = True
+    return not square.all() and torch.equal(changed, square)

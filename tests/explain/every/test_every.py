@@ -3,11 +3,14 @@
 import sys
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 sys.path.append(str(Path(__file__).parent))
 import catalogue
+import disturbance
 import oracle
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
@@ -24,6 +27,7 @@ RIGHT += [
     "transformers:Dinov2WithRegisters:sdpa",
     "transformers:IJepa:sdpa",
     "transformers:Swin:sdpa",
+    "vit-pytorch:look_vit",
 ]
 REFUSED = {
     "by hand:a_loop_over_images": "has a batch of 3 for 2 images",
@@ -59,3 +63,45 @@ def test_its_maps_are_right_or_refused_for_this_reason(name):
         assert (found["map"], found["why"]) == ("right", "")
     if found["batch"] is not None:
         assert found["batch"] < 1e-5
+
+
+@pytest.mark.parametrize("name", ["timm:test_vit", "vit-pytorch:look_vit"])
+@pytest.mark.parametrize("order", ["turned by 180 degrees", "one column further"])
+def test_a_map_whose_tokens_lie_elsewhere_is_found_wrong(name, order, monkeypatch):
+    if name not in entries():
+        pytest.skip(f"the library of {name} is not installed, or has no such network")
+
+    def elsewhere(network, image, path, chain, matched, verdict):
+        places = torch.arange(chain.links[0].before)[chain.layout.patches].view(chain.layout.grid)
+        moved = places.flip(0, 1) if order == "turned by 180 degrees" else places.roll(1, 1)
+        layout = SimpleNamespace(grid=chain.layout.grid, patches=moved.flatten().tolist())
+        chain = SimpleNamespace(links=chain.links, layout=layout)
+        disturbance.disturb_image(network, image, path, chain, matched, verdict)
+
+    monkeypatch.setattr(oracle, "disturb_image", elsewhere)
+    found = oracle.tried(entries()[name])
+    assert found["map"] == "wrong"
+    assert "changes the tokens around" in found["why"]
+
+
+def square(rows, columns):
+    changed = torch.zeros(5, 7, dtype=torch.bool)
+    changed[rows, columns] = True
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("changed", "spot", "is_it"),
+    [
+        (square(slice(1, 4), slice(2, 5)), (2, 3), True),
+        (square(slice(0, 3), slice(0, 3)), (0, 0), True),  # cut off above and at the left
+        (square(slice(2, 5), slice(0, 4)), (4, 1), True),
+        (square(slice(2, 3), slice(3, 4)), (2, 3), True),
+        (square(slice(2, 3), slice(3, 4)), (2, 4), False),
+        (square(slice(0, 3), slice(1, 4)), (0, 0), False),
+        (square(slice(1, 4), slice(1, 5)), (2, 3), False),  # wider than high
+        (square(slice(0, 5), slice(0, 7)), (0, 0), False),  # all of it
+    ],
+)
+def test_what_a_convolution_changes_is_a_square_around_its_spot(changed, spot, is_it):
+    assert disturbance.is_window(changed, *spot) is is_it
