@@ -93,8 +93,9 @@ class TracedRun:
         for at, call in tracer.calls.items():
             if at < len(calls):
                 self.owner |= dict.fromkeys(call.outputs.flatten().tolist(), at)
-        for one in self.origins.residual.nonzero()[:, 0].tolist():
-            self.origins.residual[self.origins.members(one)] = True  # of branches side by side
+        added = self.origins.residual.nonzero()[:, 0].tolist()
+        beside = [each for one in added for each in self.origins.members(one)]
+        self.origins.residual[beside] = True  # of branches side by side
         logits = getattr(out, "logits", out)
         self.read: list[int] | None = None
         self.watched: Tensor | None = None
@@ -111,16 +112,9 @@ class TracedRun:
         self.outputs: dict[int, list[list[int]]] = {}
 
     @cached_property
-    def read_of(self) -> set[int]:
-        """The origins that the logits are made of, up to outputs of attention and to pixels."""
-        seen, stack = set(self.read or ()), list(self.read or ())
-        while stack:
-            one = stack.pop()
-            if one not in self.owner and one > self.origins.pixel_count:
-                more = [each for each in self.origins.members(one) if each not in seen]
-                seen.update(more)
-                stack += more
-        return seen
+    def read_of(self) -> Tensor:
+        """Whether the logits are made of an origin (origins,), through no attention call."""
+        return self.origins.behind(self.read or ())
 
     def read_steps(self) -> None:
         """Find the tokens and the windows of each call in turn, and list it in `steps`.
@@ -141,28 +135,11 @@ class TracedRun:
     def _distinct(self, ids: Tensor) -> list[int]:
         return [one for one in ids.flatten().unique().tolist() if one]
 
-    def before(self, ids: Iterable[int]) -> tuple[set[int], set[int]]:
-        """Find the attention calls whose output reaches these origins, and the origins that do."""
-        seen, stack, used = set(ids), list(ids), set()
-
-        def add(more: Iterable[int]) -> None:
-            fresh = [one for one in more if one not in seen]
-            seen.update(fresh)
-            stack.extend(fresh)
-
-        while stack:
-            one = stack.pop()
-            if self.origins.call[one] < 0:
-                continue
-            call = self.owner.get(one)
-            if call is None:
-                add(self.origins.members(one))
-            elif call not in used:
-                used.add(call)
-                traced = self.tracer.calls[call]
-                add(self._distinct(traced.queries))
-                add(self._distinct(traced.keys))
-        return used, seen
+    def before(self, ids: Iterable[int]) -> tuple[set[int], Tensor]:
+        """Find the attention calls whose output reaches these origins, and all origins that do."""
+        calls = {at: call for at, call in self.tracer.calls.items() if at < len(self.calls)}
+        found = self.origins.behind(ids, calls.values())
+        return {at for at, call in calls.items() if found[call.outputs].any()}, found
 
     def _step(self, at: int) -> Step:
         """Find what the batch of a call is made of: images, and windows or heads of each."""
@@ -203,7 +180,7 @@ class TracedRun:
         keys, queries, outputs = (x[order[:, 0]] for x in (keys, queries, outputs))
         constant = torch.zeros_like(keys, dtype=torch.bool)
         if windows == 1 and keys.shape == outputs.shape:  # what is only padded is cut off again
-            constant = (keys == 0) & torch.isin(outputs, torch.tensor([*self.reaching]))
+            constant = (keys == 0) & self.reaching[outputs]
         if constant.any():
             fresh = self.origins.new(int(constant.sum()))  # a token of zeros is one all the same
             keys, queries = keys.clone(), queries.clone()

@@ -266,10 +266,38 @@ class ChainWriter:
         self.first += sources
         self.stream += [int(bool(self.links))] * len(sources)
         known: dict[int, dict[int, float]] = {}
-        groups = self._renamed([one for one in unknown if one not in sources], at, known)
+        unknown = [one for one in unknown if one not in sources]
+        if not (self.averages and layer == 0):
+            self._refuse_mixtures(at, unknown[:2])
+        groups = self._renamed(unknown, at, known)
         if groups:
             self._regroup(layer, at, groups, known)
         return bool(sources)
+
+    def _refuse_mixtures(self, at: int, pair: Sequence[int]) -> None:
+        """Refuse tokens of which two are each made of several, some of them the same.
+
+        `_regroup` would come to this too, after the parts of all: long, behind many convolutions.
+        """
+        places = dict(self.place)
+        places |= {out: places[one] for out, one in self.run.aliases.items() if one in places}
+        ids = torch.tensor([*places])
+        ends = torch.zeros(self.origins.count, dtype=torch.bool)
+        ends[ids] = True
+        of_each = []
+        for one in pair:
+            found = ids[self.origins.behind([one], ends=ends)[ids]].tolist()
+            of_each.append({places[each] for each in found})
+        if len(of_each) == 2 and min(map(len, of_each)) > 1 and of_each[0] & of_each[1]:
+            raise self._mixtures(at, len(of_each[1]))
+
+    def _mixtures(self, at: int, count: int) -> UnknownPathError:
+        return UnknownPathError(
+            f"the tokens of {self.run.name(at)} are mixtures of the tokens before it (the first of "
+            f"{count}), by something other than a recorded attention from token to token: a "
+            "convolution, a pool, linear or channel attention",
+            mixed=at,
+        )
 
     def _renamed(
         self, groups: Sequence[int], at: int, known: dict[int, dict[int, float]]
@@ -344,13 +372,7 @@ class ChainWriter:
             for place in parts[one]:
                 times[place] = times.get(place, 0) + 1
                 if times[place] > 1 and not (self.averages and layer == 0):
-                    raise UnknownPathError(
-                        f"the tokens of {self.run.name(at)} are mixtures of the tokens before it "
-                        f"(the first of {len(parts[one])}), by something other than a recorded "
-                        "attention from token to token: a convolution, a pool, linear or channel "
-                        "attention",
-                        mixed=at,
-                    )
+                    raise self._mixtures(at, len(parts[one]))
         made = sorted(groups, key=lambda one: (*self._centre(one), one))
         pairs = [(new, old, 1.0) for new, old in enumerate(kept)]
         state = [self.state[old] for old in kept]
@@ -467,14 +489,14 @@ class ChainWriter:
                         self.state[place] = Token(one, old.first)
             self.link_of[at] = len(self.links)
             self.links.append(link)
-            read = [one for row in queries for one in row if one in self.run.read_of]
+            read = [one for row in queries for one in row if self.run.read_of[one]]
             if read := [one for one in read if one in self.was]:
                 self._copy(layer, read)  # the classifier reads them as they were, too
             return
         alive = [
             token
             for token in self.state
-            if self._later(token.origin, at) or token.origin in self.run.read_of
+            if self._later(token.origin, at) or self.run.read_of[token.origin]
         ]
         start = before if alive else 0
         new = torch.arange(start, start + len(flat)).view(len(outputs), -1)

@@ -4,7 +4,7 @@ Axes: b batch, head, i queries, j keys, d width.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -116,8 +116,33 @@ class Origins:
         at = bisect_right(self._first, origin) - 1
         if at < 0 or origin >= self._first[at] + len(self._members[at]):
             return []
-        row = self._members[at][origin - self._first[at]]
-        return row[row != NOTHING].unique().tolist()
+        return sorted({*self._members[at][origin - self._first[at]].tolist()} - {NOTHING})
+
+    def behind(
+        self, ids: Iterable[int], through: Iterable[CallOrigins] = (), ends: Tensor | None = None
+    ) -> Tensor:
+        """Find these origins, what they were made of, what that was made of, ...: (origins,) bool.
+
+        through: the attention calls whose outputs count as made of all their queries and keys.
+        ends: (origins,) bool, of which what they were made of is not asked.
+        """
+        steps = [
+            (first + torch.arange(len(rows))[:, None], rows)
+            for first, rows in zip(self._first, self._members, strict=True)
+        ]
+        for call in through:
+            of = torch.cat([call.queries, call.keys], 1)
+            steps.append((call.outputs.flatten()[None], of.flatten()[None]))
+        steps.sort(key=lambda step: int(step[0][0, 0]), reverse=True)  # what is made is newer
+        found = torch.zeros(self.count, dtype=torch.bool)
+        found[torch.tensor([*ids], dtype=torch.long)] = True
+        before = -1
+        while before < (before := int(found.sum())):
+            for made, of in steps:
+                reached = found[made] if ends is None else found[made] & ~ends[made]
+                found[of[reached.any(1)]] = True
+            found[NOTHING] = False
+        return found
 
     def merge(
         self, rows: Tensor, equal: bool = False, operation: str = "", adopt: bool = False
