@@ -14,6 +14,7 @@ from vision_attn.explain.base import class_logits
 from vision_attn.explain.propagation.chain import Attention
 
 SAMPLES = 12  # queries that are disturbed, over all calls
+PRECISE = 0.6  # of a token: how far a change at the edge may be from the same change in the middle
 
 
 def disturbed_run(network, image, matched, windows, at=None, window=0, query=0, alone=False):
@@ -155,53 +156,92 @@ def reused(scores):
 def disturb_image(network, image, path, chain, matched, verdict):
     """The token that lies on a spot must change, and the others around it alone."""
     attentions = [link for link in chain.links if isinstance(link, Attention)]
-    (h, w), size = chain.layout.grid, image.shape[2:]
+    h, w = chain.layout.grid
     if len(matched) < len(attentions) or min(h, w) < 3:
         return
     windows, alone = windows_of(chain), path.left_out is not None
     base, _ = disturbed_run(network, image, matched, windows, alone=alone)
-    for y, x in {(0, 0), (h // 2, w // 2), (h - 1, w // 3), (h // 3, w - 1)}:
-        spot = image.clone()
-        top, left = (
-            int((at + 0.5) * side / n) for at, side, n in zip((y, x), size, (h, w), strict=True)
-        )
-        spot[..., max(top - 1, 0) : top + 1, max(left - 1, 0) : left + 1] += 3.0
+    middle = h // 2, w // 2
+    amounts_of = {}
+    for y, x in dict.fromkeys([middle, (0, 0), (h - 1, w // 3), (h // 3, w - 1)]):
+        spot = with_spot(image, (y, x), (h, w))
         scores, _ = disturbed_run(network, spot, matched, windows, alone=alone)
-        size_of = torch.zeros(chain.links[0].before, dtype=torch.float64)
-        back = [[at] for at in range(len(size_of))]  # the first tokens that went into each
-        for link in chain.links:
-            if isinstance(link, Attention):
-                moved = (scores[link.layer] - base[link.layer]).nan_to_num(0).abs().amax(1)
-                amount = moved.median(1).values  # window j: a changed query changes one of a column
-                pairs = zip(link.keys.flatten().tolist(), amount.flatten().tolist(), strict=True)
-                for token, value in pairs:
-                    for one in back[token] if token < len(back) else []:
-                        size_of[one] = max(size_of[one], value)
-                break
-            made_of = [link.of[link.made == at].tolist() for at in range(after_of(link))]
-            back = [[one for old in of for one in back[old]] for of in made_of]
-        places = (
-            torch.tensor(chain.layout.patches)
-            if not isinstance(chain.layout.patches, slice)
-            else torch.arange(len(size_of))[chain.layout.patches]
-        )
-        amounts = size_of[places].view(h, w)
+        amounts_of[y, x] = amounts = moved_tokens(chain, scores, base)
         if amounts.max() <= 1e-9:
             if isinstance(chain.links[0], Attention) and chain.links[0].keys.numel() >= h * w:
                 verdict.faults.append(f"a spot on patch {y, x} changes no score of the first call")
                 return
             continue
-        if is_window(amounts > 0.02 * amounts.max(), y, x):
+        centre, changed = centre_of(amounts), amounts > 0.02 * amounts.max()
+        reach = 1.0 + 0.2 * max(h, w) * float(changed.double().mean())
+        if apart(centre, (y, x)) <= reach:
             continue
-        where = amounts / amounts.sum()
-        row = float((where.sum(1) * torch.arange(h)).sum())
-        column = float((where.sum(0) * torch.arange(w)).sum())
-        reach = 1.0 + 0.2 * max(h, w) * float((amounts > 0.02 * amounts.max()).double().mean())
-        if abs(row - y) > reach or abs(column - x) > reach:
+        in_middle = amounts_of[middle]
+        known = apart(centre_of(in_middle), middle) < PRECISE
+        moved = centre_of(cut_off(in_middle, middle, (y, x)))
+        if not (known and apart(centre, moved) < PRECISE) and not is_window(changed, y, x):
             verdict.faults.append(
-                f"a spot on patch {y, x} changes the tokens around ({row:.1f}, {column:.1f})"
+                f"a spot on patch {y, x} changes the tokens around "
+                f"({centre[0]:.1f}, {centre[1]:.1f})"
             )
             return
+
+
+def with_spot(image, at, grid):
+    """The image, brighter in the middle of one patch."""
+    spot = image.clone()
+    top, left = (
+        int((place + 0.5) * side / n)
+        for place, side, n in zip(at, image.shape[2:], grid, strict=True)
+    )
+    spot[..., max(top - 1, 0) : top + 1, max(left - 1, 0) : left + 1] += 3.0
+    return spot
+
+
+def moved_tokens(chain, scores, base):
+    """How much each patch of the first tokens (h w) differs, by the scores that it is a key of."""
+    size_of = torch.zeros(chain.links[0].before, dtype=torch.float64)
+    back = [[at] for at in range(len(size_of))]  # the first tokens that went into each
+    for link in chain.links:
+        if isinstance(link, Attention):
+            moved = (scores[link.layer] - base[link.layer]).nan_to_num(0).abs().amax(1)
+            amount = moved.median(1).values  # window j: a changed query changes one of a column
+            pairs = zip(link.keys.flatten().tolist(), amount.flatten().tolist(), strict=True)
+            for token, value in pairs:
+                for one in back[token] if token < len(back) else []:
+                    size_of[one] = max(size_of[one], value)
+            break
+        made_of = [link.of[link.made == at].tolist() for at in range(after_of(link))]
+        back = [[one for old in of for one in back[old]] for of in made_of]
+    places = chain.layout.patches
+    if isinstance(places, slice):
+        return size_of[places].view(chain.layout.grid)
+    return size_of[torch.tensor(places)].view(chain.layout.grid)
+
+
+def centre_of(amounts):
+    share = amounts / amounts.sum()
+    (h, w), rows, columns = amounts.shape, share.sum(1), share.sum(0)
+    return float((rows * torch.arange(h)).sum()), float((columns * torch.arange(w)).sum())
+
+
+def apart(one, other):
+    return max(abs(one[0] - other[0]), abs(one[1] - other[1]))
+
+
+def cut_off(amounts, middle, spot):
+    """What a change around the middle (h w) would be around a spot, cut off at the edges.
+
+    Beyond what the middle shows it is mirrored, and beyond that it is the least there is.
+    """
+    moved = amounts
+    for axis, (n, about, at) in enumerate(zip(amounts.shape, middle, spot, strict=True)):
+        index = torch.arange(n) - at + about
+        index = torch.where((index >= 0) & (index < n), index, 2 * about - index)
+        known = (index >= 0) & (index < n)
+        known = known[:, None] if axis == 0 else known
+        moved = moved.index_select(axis, index.clamp(0, n - 1)).where(known, amounts.min())
+    return moved
 
 
 def is_window(changed, y, x):

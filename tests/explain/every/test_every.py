@@ -105,3 +105,21 @@ def square(rows, columns):
 )
 def test_what_a_convolution_changes_is_a_square_around_its_spot(changed, spot, is_it):
     assert disturbance.is_window(changed, *spot) is is_it
+
+
+def test_a_change_is_cut_off_at_the_edge():
+    amounts = torch.zeros(5, 6)
+    amounts[1:4, 2:5] = torch.tensor([[1.0, 2, 3], [4, 5, 6], [7, 8, 9]])
+    moved = torch.zeros(5, 6)
+    moved[:2, 4:] = torch.tensor([[4.0, 5], [7, 8]])
+    assert torch.equal(disturbance.cut_off(amounts, (2, 3), (0, 5)), moved)
+    assert torch.equal(disturbance.cut_off(amounts, (2, 3), (2, 3)), amounts)
+    assert disturbance.centre_of(moved) == pytest.approx((15 / 24, (4 * 11 + 5 * 13) / 24))
+
+
+def test_what_the_middle_does_not_show_is_mirrored():
+    amounts = torch.tensor(
+        [[5.0, 3.0, 1.0, 0.5]]
+    )  # around its second: to the left 1, to the right 2
+    assert disturbance.cut_off(amounts, (0, 1), (0, 3)).tolist() == [[0.5, 0.5, 5.0, 3.0]]
+    assert disturbance.cut_off(amounts, (0, 1), (0, 0)).tolist() == [[3.0, 1.0, 0.5, 0.5]]

@@ -3,6 +3,7 @@
 Axes: n tokens, i queries, j keys.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -345,11 +346,12 @@ class ChainWriter:
         pixels = 2 * self.size[0] * self.size[1]
         seen, stack = {origin}, [origin]
         while stack and len(seen) < FAR:
-            more = [one for one in self.origins.members(stack.pop()) if one > pixels]
-            if any(one in tokens for one in more):
+            members = self.origins.members(stack.pop())
+            more = set(members[bisect_right(members, pixels) :])
+            if not tokens.isdisjoint(more):
                 return True
-            stack += [one for one in more if one not in seen]
-            seen.update(more)
+            stack += sorted(more - seen)
+            seen |= more
         return False
 
     def _widen(self, more: int, since: int = 0) -> None:
