@@ -1,8 +1,14 @@
 """Origins: what values are made of, against sets that are followed one by one."""
 
 import torch
+from torch import nn
+from torch.nn import functional as F
+from torchvision.models import SwinTransformer
 
+from vision_attn.explain import record_attention
+from vision_attn.explain.propagation.traced import follow
 from vision_attn.explain.recording.origins import NOTHING, CallOrigins, Origins
+from vision_attn.models import ViT
 
 
 def random_run(seed):
@@ -66,3 +72,44 @@ def test_nothing_is_behind_nothing():
     origins = Origins()
     origins.new(3)
     assert not origins.behind([]).any()
+
+
+class Masked(nn.Module):
+    """Attention twice, with a number added to each score."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Conv2d(3, 5, 8, 8), nn.Linear(5, 3)
+        self.bias = nn.Parameter(torch.randn(1, 1, 4, 4))
+
+    def forward(self, images):
+        x = self.embed(images).flatten(2).mT[:, None]
+        for _ in range(2):
+            x = x + F.scaled_dot_product_attention(x, x, x, attn_mask=self.bias)
+        return self.head(x[:, 0].mean(1))
+
+
+def test_a_followed_run_keeps_no_more_of_its_calls_than_their_shapes():
+    explicit = SwinTransformer((4, 4), 12, (2,), (3,), (2, 2), num_classes=5).eval()
+    plain = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=3, heads=3)
+    kept = {}
+    for network in (explicit, Masked(), plain):
+        run = follow(network, torch.rand(1, 3, 16, 16))
+        with record_attention(network) as record, torch.no_grad():
+            network(torch.rand(2, 3, 16, 16))
+        assert [call.shape for call in run.calls] == [call.shape for call in record.calls]
+        for followed, recorded in zip(run.calls[:-1], record.calls, strict=False):
+            kept[type(recorded).__name__, *large(recorded)] = large(followed)
+    assert kept == {
+        ("ExplicitWeights", "all_weights"): [],
+        ("LazyWeights", "mask"): [],
+        ("LazyWeights", "lse"): [],
+    }
+
+
+def large(call):
+    """What a call holds of each of its queries, and is no query."""
+    names = [
+        name for name in ("all_weights", "mask", "lse") if getattr(call, name, None) is not None
+    ]
+    return [name for name in names if getattr(call, name).untyped_storage().nbytes() > 8]

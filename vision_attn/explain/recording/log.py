@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
@@ -158,6 +158,7 @@ class CallLog:
         lse, self.lse = self.lse, None
         if self.tracer is not None:
             self.tracer.attended(len(self.record.calls), v, context, q)
+        self._lighten_last()
         self.record.calls.append(
             LazyWeights(
                 self.module,
@@ -171,6 +172,18 @@ class CallLog:
                 lse=None if lse is None else lse.detach(),
             )
         )
+
+    def _lighten_last(self) -> None:
+        """Where values are followed, keep no more of the call before than what tells its shape."""
+        calls = self.record.calls
+        if self.tracer is None or not calls:
+            return
+        last = calls[-1]
+        if isinstance(last, LazyWeights):
+            calls[-1] = replace(last, mask=None, lse=None)
+        elif isinstance(last, ExplicitWeights):
+            shape = last.all_weights.new_empty(()).expand(last.shape)
+            calls[-1] = replace(last, all_weights=shape, all_scores=None)
 
     def add_explicit(
         self,
@@ -188,6 +201,7 @@ class CallLog:
         """
         if self.tracer is not None and v is not None and context is not None:
             self.tracer.attended(len(self.record.calls), v, context, query, weights, turned)
+        self._lighten_last()
         self.record.calls.append(
             ExplicitWeights(
                 self.module,

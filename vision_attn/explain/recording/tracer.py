@@ -209,7 +209,7 @@ class Tracer(DispatchMode):
         if name == "aten::view_as_real" and first is not None:
             return first.moved(lambda ids: ids.unsqueeze(-1).expand(shape))
         if name in RESHAPED and first is not None:
-            return first.moved(lambda ids: tight(ids.reshape(shape), ids))
+            return first.moved(lambda ids: reshaped(ids, shape))
         if name == "aten::cat":
             return self._cat(*args, **kwargs)
         if name == "aten::stack":
@@ -518,6 +518,12 @@ def tensors(args: Any) -> list[Tensor]:
 def compact(ids: Tensor) -> Tensor:
     """Keep one of the elements along each axis on which they are all the same memory."""
     return ids[tuple(slice(0, 1) if step == 0 else slice(None) for step in ids.stride())]
+
+
+def reshaped(ids: Tensor, shape: Sequence[int]) -> Tensor:
+    """Reshape origins: as a view, wherever axes that are the same memory join others like them."""
+    small = compact(ids).contiguous()
+    return tight(small.expand(ids.shape).reshape(shape), small)
 
 
 def tight(ids: Tensor, base: Tensor | None = None) -> Tensor:
