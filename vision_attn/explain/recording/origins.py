@@ -133,15 +133,13 @@ class Origins:
         for call in through:
             of = torch.cat([call.queries, call.keys], 1)
             steps.append((call.outputs.flatten()[None], of.flatten()[None]))
-        steps.sort(key=lambda step: int(step[0][0, 0]), reverse=True)  # what is made is newer
+        steps.sort(key=lambda step: int(step[0][0, 0]), reverse=True)  # made of older ones alone
         found = torch.zeros(self.count, dtype=torch.bool)
         found[torch.tensor([*ids], dtype=torch.long)] = True
-        before = -1
-        while before < (before := int(found.sum())):
-            for made, of in steps:
-                reached = found[made] if ends is None else found[made] & ~ends[made]
-                found[of[reached.any(1)]] = True
-            found[NOTHING] = False
+        for made, of in steps:
+            reached = found[made] if ends is None else found[made] & ~ends[made]
+            found[of[reached.any(1)]] = True
+        found[NOTHING] = False
         return found
 
     def merge(
