@@ -23,6 +23,21 @@ def test_rotary_positions_of_more_heads_than_images():
         torch.testing.assert_close(found, LeGrad()(network, image[None], 1).values[0])
 
 
+@pytest.mark.parametrize(
+    "name", ["vit_small_patch16_rope_mixed_224", "vit_base_patch16_siglip_224"]
+)
+def test_as_many_heads_as_images_times_blocks(name):
+    torch.manual_seed(0)
+    network = timm.create_model(
+        name, img_size=64, embed_dim=48, num_heads=6, depth=3, num_classes=5
+    ).double().eval()  # fmt: skip
+    images = torch.randn(7, 3, 64, 64, dtype=torch.float64)
+    true = LeGrad()(network, images, 1).values
+    for count in (2, 6):  # 6 images: the last block's batch has as many, too
+        found = LeGrad()(network, images[:count], 1).values
+        torch.testing.assert_close(found, true[:count])
+
+
 @pytest.mark.parametrize("method", [LeGrad(), GradCAM()], ids=str)
 def test_networks_that_compute_twice_to_save_memory(method):
     torch.manual_seed(0)

@@ -101,20 +101,25 @@ class LeGrad(AttentionExplainer):
             raise ValueError(
                 f"start_layer must be from 0 to {len(blocks) - 1}, got {self.start_layer}"
             )
+        copies = len(blocks)
+        sizes = {size for step in find_path(network, images).steps for size in step.shape}
+        while copies * len(images) in sizes:  # or positions of each head were one of each image
+            copies += 1
         with (
-            ends_side_by_side(blocks, len(images)),
+            ends_side_by_side(blocks, len(images), copies),
             record_attention(network, ("v", "context")) as record,
         ):
-            logits = class_logits(network, images.repeat(len(blocks), 1, 1, 1))
+            logits = class_logits(network, images.repeat(copies, 1, 1, 1))
+        spare = (copies - len(blocks)) * len(images)
         targets = target_classes(
             logits[-len(images) :], targets
         )  # the last block's end is the network's
-        score = logits.gather(1, targets.repeat(len(blocks))[:, None]).sum()
+        score = logits[spare:].gather(1, targets.repeat(len(blocks))[:, None]).sum()
         calls, gradients = gradients_of(score, record.calls)
         check_calls(calls, len(blocks), layout)
         with full_precision(images):
             if layout.pool == "attention":
-                maps = positive_gradients(calls[-1], gradients[-1], layout).unflatten(
+                maps = positive_gradients(calls[-1], gradients[-1], layout)[spare:].unflatten(
                     0, (len(blocks), -1)
                 )
             else:
@@ -161,8 +166,10 @@ def blocks_of(network: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def ends_side_by_side(blocks: list[nn.Module], images: int) -> Iterator[None]:
+def ends_side_by_side(blocks: list[nn.Module], images: int, copies: int) -> Iterator[None]:
     """Run blocks on the first `images` of the batch, and what follows them on every block's output.
+
+    The batch holds so many copies of the images: one a block, and before them what is not needed.
 
     Each block gets its tokens off the graph, so that its output depends on its own weights alone;
     what else it is given (rotary positions) is cut only where there is one for each of the batch.
@@ -175,14 +182,14 @@ def ends_side_by_side(blocks: list[nn.Module], images: int) -> Iterator[None]:
         if threading.get_ident() != thread:
             return None
 
-        batch = images * len(blocks) if not ends else images
+        batch = images * copies if not ends else images
 
         def own(x: Any) -> Any:
             if not isinstance(x, Tensor):
                 return x
             if x is tokens:
                 return x[:images].detach().requires_grad_()
-            return x[:images] if x.ndim > 2 and len(x) == images * len(blocks) == batch else x
+            return x[:images] if x.ndim > 2 and len(x) == images * copies == batch else x
 
         every = [*args, *kwargs.values()]
         tokens = next((x for x in every if isinstance(x, Tensor) and x.ndim == 3), None)
@@ -197,7 +204,8 @@ def ends_side_by_side(blocks: list[nn.Module], images: int) -> Iterator[None]:
                 "blocks that all have the same tokens"
             )
         ends.append(out)
-        return torch.cat(ends) if block is blocks[-1] else None
+        spare = [ends[0].detach()] * (copies - len(blocks))
+        return torch.cat([*spare, *ends]) if block is blocks[-1] else None
 
     hooks: list = []
     try:

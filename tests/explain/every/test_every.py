@@ -123,3 +123,12 @@ def test_what_the_middle_does_not_show_is_mirrored():
     )  # around its second: to the left 1, to the right 2
     assert disturbance.cut_off(amounts, (0, 1), (0, 3)).tolist() == [[0.5, 0.5, 5.0, 3.0]]
     assert disturbance.cut_off(amounts, (0, 1), (0, 0)).tolist() == [[3.0, 1.0, 0.5, 0.5]]
+
+
+def test_a_query_gets_the_key_at_its_own_place():
+    smaller = disturbance.from_the_same_place(torch.rand(2, 1, 16, 4))
+    assert smaller.sum(-1).unique().tolist() == [1.0]
+    assert smaller[1, 0].argmax(-1).tolist() == [0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3, 2, 2, 3, 3]
+    bordered = disturbance.from_the_same_place(torch.rand(1, 4, 16))
+    assert bordered[0].argmax(-1).tolist() == [5, 6, 9, 10]
+    assert not disturbance.from_the_same_place(torch.rand(1, 4, 12)).any()

@@ -5,6 +5,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from timm.layers.lambda_layer import LambdaLayer
 from torch import nn
 from torch.nn import functional as F
 
@@ -93,6 +94,24 @@ def test_keys_and_windows_of_any_kind_are_found(attend):
 def test_attention_that_is_not_from_token_to_token(attend, message):
     with pytest.raises(ValueError, match=message):
         Rollout()(Patches(attend), IMAGES)
+
+
+class Lambdas(nn.Module):
+    """A softmax over places weighs values, and the sums are multiplied by each place's query."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Conv2d(3, 24, 8, 8), nn.Linear(24, 5)
+        self.mix = LambdaLayer(24, num_heads=4, dim_head=16, r=3)
+
+    def forward(self, images):
+        x = self.embed(images)
+        return self.head((x + self.mix(x)).mean((2, 3)))
+
+
+def test_contexts_of_no_token_that_each_token_multiplies():
+    with pytest.raises(ValueError, match=r"queries of .*\(mix\) are no tokens, .*linear attention"):
+        Rollout()(Lambdas().eval(), IMAGES)
 
 
 def test_a_layout_that_does_not_fit_the_calls():

@@ -15,6 +15,7 @@ from torch import Tensor
 from vision_attn.explain.propagation.chain import Attention, Link, Regroup
 from vision_attn.explain.propagation.places import grid_of, rounded, rows_apart
 from vision_attn.explain.propagation.traced import TracedRun, UnknownPathError
+from vision_attn.explain.recording.tracer import PRODUCTS
 
 __all__ = ["ChainWriter"]
 
@@ -78,10 +79,24 @@ class ChainWriter:
                 f"{', '.join(sorted(self.read_by)) or 'more than a sum'}, and which part each of "
                 "them has is not known: branches side by side, whose maps have no single product"
             )
+        if self.bypassed and PRODUCTS in self.read_by:
+            self._refuse_linear_attention()
         links = len(self.links)
         self._unite_streams()
         if len(self.links) == links and not self._on_one_grid():
             self._choose_grid()
+
+    def _refuse_linear_attention(self) -> None:
+        """Refuse contexts that belong to no token, and are multiplied by each token afterwards."""
+        for link in self.links:
+            if not isinstance(link, Attention) or link.new is None:
+                continue
+            at = self.used[link.layer]
+            if not any(one for row in self.run.queries[at] for one in row):
+                raise UnknownPathError(
+                    f"the queries of {self.run.name(at)} are no tokens, and its outputs are "
+                    "multiplied by other tokens: linear attention, or attention over channels"
+                )
 
     def _write_chain(self) -> None:
         initial = self._walk(None)
