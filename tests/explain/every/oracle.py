@@ -28,6 +28,7 @@ from vision_attn.explain.methods import methods
 from vision_attn.explain.propagation.chain import Attention
 from vision_attn.explain.propagation.path import find_path
 
+COARSE = 4  # tokens along a side, of which the convolutions before the last calls see all
 BLACK_BOX = {"IntegratedGradients", "Occlusion", "RandomMap", "CentreGaussian", "EdgeMap"}
 
 
@@ -35,10 +36,10 @@ BLACK_BOX = {"IntegratedGradients", "Occlusion", "RandomMap", "CentreGaussian", 
 class Verdict:
     """What was found of one network.
 
-    map: right, refused, wrong, crash or unchecked. why: the refusal, what is wrong, or the exception. part: why
-    the map is of the last calls alone; empty: it is of all. errors
-    are shares of the map's maximum. cam: of HiResCAM and GradCAM beside W f where the head is a
-    mean and a linear layer; None where it is not.
+    map: right, refused, wrong, crash or unchecked. why: the refusal, what is wrong, or the exception.
+    part: why the map is of the last calls alone; empty: it is of all. side: tokens along the
+    shorter side of the grid. errors are shares of the map's maximum. cam: of HiResCAM and GradCAM
+    beside W f where the head is a mean and a linear layer; None where it is not.
     """
 
     map: str = ""
@@ -46,6 +47,7 @@ class Verdict:
     part: str = ""
     calls: int = 0
     tokens: int = 0
+    side: int = 0
     compared: int = 0  # calls whose weights were found by the plain softmax too
     disturbed: int = 0  # queries that were
     error64: float | None = None
@@ -119,11 +121,26 @@ def tried(entry, most=float("inf"), check=True):
     else:
         return {"map": "not built", "why": f"it does not run: {why}"}
     found = judge(network, images) if check else probed(network, images)
+    if check and found.part and 0 < found.side < COARSE and takes(network, larger(images)):
+        torch.manual_seed(3)
+        network, images = entry.build()[0].eval().double(), larger(images)
+        size, found = images.shape[2:], judge(network, images)
     if isinstance(network, Own) and found.map == "right":
         error = off(Rollout()(network, images).values.double(), network.dense_rollout(images))
         if not error < 3e-6:
             found.map, found.why = "wrong", f"{error:.1e} off the weights of its own"
     return asdict(found) | {"parameters": count, "size": list(size)}
+
+
+def larger(images):
+    return torch.randn(*images.shape[:2], *(2 * side for side in images.shape[2:])).to(images)
+
+
+def takes(network, images):
+    with suppress(Exception), torch.no_grad():
+        network(images)
+        return True
+    return False
 
 
 def judge(network, images):
@@ -174,6 +191,7 @@ def _judge_path(network, images, verdict):
         verdict.map, verdict.why = "refused", "where its tokens lie is not known"
         return
     verdict.map, verdict.tokens = "right", path.layout.tokens
+    verdict.side = min(path.layout.grid)
     verdict.part = path.left_out or ""
     chain, matched = compared_weights(network, images, path, verdict)
     disturb_queries(network, images[:1], path, chain, matched, verdict)
