@@ -123,8 +123,10 @@ def tried(entry, most=float("inf"), check=True):
     found = judge(network, images) if check else probed(network, images)
     if check and found.part and 0 < found.side < COARSE and takes(network, larger(images)):
         torch.manual_seed(3)
-        network, images = entry.build()[0].eval().double(), larger(images)
-        size, found = images.shape[2:], judge(network, images)
+        larger_network, images = entry.build()[0].eval().double(), larger(images)
+        at_twice = judge(larger_network, images)
+        if at_twice.map != "refused":
+            network, size, found = larger_network, images.shape[2:], at_twice
     if isinstance(network, Own) and found.map == "right":
         error = off(Rollout()(network, images).values.double(), network.dense_rollout(images))
         if not error < 3e-6:
