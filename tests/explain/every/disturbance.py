@@ -16,7 +16,6 @@ from vision_attn.explain.base import class_logits
 from vision_attn.explain.propagation.chain import Attention
 
 SAMPLES = 12  # queries that are disturbed, over all calls
-PRECISE = 0.6  # of a token: how far a change at the edge may be from the same change in the middle
 
 
 def disturbed_run(network, image, matched, windows, at=None, window=0, query=0, alone=None):
@@ -161,33 +160,26 @@ def disturb_image(network, image, path, chain, matched, verdict):
     h, w = chain.layout.grid
     if len(matched) < len(attentions) or min(h, w) < 3:
         return
-    windows, middle = windows_of(chain), (h // 2, w // 2)
+    windows = windows_of(chain)
     alone = None if path.left_out is None else torch.zeros_like
     base, _ = disturbed_run(network, image, matched, windows, alone=alone)
     if alone is not None and not depends_on(image, chain, base, network, matched, windows, alone):
         alone = from_the_same_place  # where nothing else brings the image to the chain
         base, _ = disturbed_run(network, image, matched, windows, alone=alone)
-    amounts_of = {}
-    for y, x in dict.fromkeys([middle, (0, 0), (h - 1, w // 3), (h // 3, w - 1)]):
+    for y, x in {(0, 0), (h // 2, w // 2), (h - 1, w // 3), (h // 3, w - 1)}:
         spot = with_spot(image, (y, x), (h, w))
         scores, _ = disturbed_run(network, spot, matched, windows, alone=alone)
-        amounts_of[y, x] = amounts = moved_tokens(chain, scores, base)
+        amounts = moved_tokens(chain, scores, base)
         if amounts.max() <= 1e-9:
             if isinstance(chain.links[0], Attention) and chain.links[0].keys.numel() >= h * w:
                 verdict.faults.append(f"a spot on patch {y, x} changes no score of the first call")
                 return
             continue
-        centre, changed = centre_of(amounts), amounts > 0.02 * amounts.max()
-        reach = 1.0 + 0.2 * max(h, w) * float(changed.double().mean())
-        if apart(centre, (y, x)) <= reach:
-            continue
-        in_middle = amounts_of[middle]
-        known = apart(centre_of(in_middle), middle) < PRECISE
-        moved = centre_of(cut_off(in_middle, middle, (y, x)))
-        if not (known and apart(centre, moved) < PRECISE) and not is_window(changed, y, x):
+        row, column = centre_of(amounts)
+        reach = 1.0 + 0.2 * max(h, w) * float((amounts > 0.02 * amounts.max()).double().mean())
+        if abs(row - y) > reach or abs(column - x) > reach:
             verdict.faults.append(
-                f"a spot on patch {y, x} changes the tokens around "
-                f"({centre[0]:.1f}, {centre[1]:.1f})"
+                f"a spot on patch {y, x} changes the tokens around ({row:.1f}, {column:.1f})"
             )
             return
 
@@ -249,35 +241,3 @@ def centre_of(amounts):
     share = amounts / amounts.sum()
     (h, w), rows, columns = amounts.shape, share.sum(1), share.sum(0)
     return float((rows * torch.arange(h)).sum()), float((columns * torch.arange(w)).sum())
-
-
-def apart(one, other):
-    return max(abs(one[0] - other[0]), abs(one[1] - other[1]))
-
-
-def cut_off(amounts, middle, spot):
-    """What a change around the middle (h w) would be around a spot, cut off at the edges.
-
-    Beyond what the middle shows it is mirrored, and beyond that it is the least there is.
-    """
-    moved = amounts
-    for axis, (n, about, at) in enumerate(zip(amounts.shape, middle, spot, strict=True)):
-        index = torch.arange(n) - at + about
-        index = torch.where((index >= 0) & (index < n), index, 2 * about - index)
-        known = (index >= 0) & (index < n)
-        known = known[:, None] if axis == 0 else known
-        moved = moved.index_select(axis, index.clamp(0, n - 1)).where(known, amounts.min())
-    return moved
-
-
-def is_window(changed, y, x):
-    """Whether what changed (h w) is a square around (y, x), cut off at the edges, and not all.
-
-    A convolution that makes the tokens sees such a square. Where it is cut off, its centre is not
-    at (y, x), and how far it may be from there says nothing.
-    """
-    (h, w), (rows, columns) = changed.shape, changed.nonzero().T
-    far = max(int((rows - y).abs().max()), int((columns - x).abs().max()))
-    square = torch.zeros(h, w, dtype=torch.bool)
-    square[max(0, y - far) : y + far + 1, max(0, x - far) : x + far + 1] = True
-    return not square.all() and torch.equal(changed, square)

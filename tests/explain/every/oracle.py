@@ -28,7 +28,6 @@ from vision_attn.explain.methods import methods
 from vision_attn.explain.propagation.chain import Attention
 from vision_attn.explain.propagation.path import find_path
 
-COARSE = 4  # tokens along a side, of which the convolutions before the last calls see all
 BLACK_BOX = {"IntegratedGradients", "Occlusion", "RandomMap", "CentreGaussian", "EdgeMap"}
 
 
@@ -37,9 +36,9 @@ class Verdict:
     """What was found of one network.
 
     map: right, refused, wrong, crash or unchecked. why: the refusal, what is wrong, or the exception.
-    part: why the map is of the last calls alone; empty: it is of all. side: tokens along the
-    shorter side of the grid. errors are shares of the map's maximum. cam: of HiResCAM and GradCAM
-    beside W f where the head is a mean and a linear layer; None where it is not.
+    part: why the map is of the last calls alone; empty: it is of all. errors are shares of the
+    map's maximum. cam: of HiResCAM and GradCAM beside W f where the head is a mean and a linear
+    layer; None where it is not.
     """
 
     map: str = ""
@@ -47,7 +46,6 @@ class Verdict:
     part: str = ""
     calls: int = 0
     tokens: int = 0
-    side: int = 0
     compared: int = 0  # calls whose weights were found by the plain softmax too
     disturbed: int = 0  # queries that were
     error64: float | None = None
@@ -121,28 +119,11 @@ def tried(entry, most=float("inf"), check=True):
     else:
         return {"map": "not built", "why": f"it does not run: {why}"}
     found = judge(network, images) if check else probed(network, images)
-    if check and found.part and 0 < found.side < COARSE and takes(network, larger(images)):
-        torch.manual_seed(3)
-        larger_network, images = entry.build()[0].eval().double(), larger(images)
-        at_twice = judge(larger_network, images)
-        if at_twice.map != "refused":
-            network, size, found = larger_network, images.shape[2:], at_twice
     if isinstance(network, Own) and found.map == "right":
         error = off(Rollout()(network, images).values.double(), network.dense_rollout(images))
         if not error < 3e-6:
             found.map, found.why = "wrong", f"{error:.1e} off the weights of its own"
     return asdict(found) | {"parameters": count, "size": list(size)}
-
-
-def larger(images):
-    return torch.randn(*images.shape[:2], *(2 * side for side in images.shape[2:])).to(images)
-
-
-def takes(network, images):
-    with suppress(Exception), torch.no_grad():
-        network(images)
-        return True
-    return False
 
 
 def judge(network, images):
@@ -193,7 +174,6 @@ def _judge_path(network, images, verdict):
         verdict.map, verdict.why = "refused", "where its tokens lie is not known"
         return
     verdict.map, verdict.tokens = "right", path.layout.tokens
-    verdict.side = min(path.layout.grid)
     verdict.part = path.left_out or ""
     chain, matched = compared_weights(network, images, path, verdict)
     disturb_queries(network, images[:1], path, chain, matched, verdict)

@@ -27,7 +27,7 @@ RIGHT += [
     "transformers:Dinov2WithRegisters:sdpa",
     "transformers:IJepa:sdpa",
     "transformers:Swin:sdpa",
-    "vit-pytorch:look_vit",
+    "vit-pytorch:rvt",
 ]
 REFUSED = {
     "by hand:a_loop_over_images": "has a batch of 3 for 2 images",
@@ -65,7 +65,7 @@ def test_its_maps_are_right_or_refused_for_this_reason(name):
         assert found["batch"] < 1e-5
 
 
-@pytest.mark.parametrize("name", ["timm:test_vit", "vit-pytorch:look_vit"])
+@pytest.mark.parametrize("name", ["timm:test_vit", "vit-pytorch:rvt"])
 @pytest.mark.parametrize("order", ["turned by 180 degrees", "one column further"])
 def test_a_map_whose_tokens_lie_elsewhere_is_found_wrong(name, order, monkeypatch):
     if name not in entries():
@@ -82,47 +82,6 @@ def test_a_map_whose_tokens_lie_elsewhere_is_found_wrong(name, order, monkeypatc
     found = oracle.tried(entries()[name])
     assert found["map"] == "wrong"
     assert "changes the tokens around" in found["why"]
-
-
-def square(rows, columns):
-    changed = torch.zeros(5, 7, dtype=torch.bool)
-    changed[rows, columns] = True
-    return changed
-
-
-@pytest.mark.parametrize(
-    ("changed", "spot", "is_it"),
-    [
-        (square(slice(1, 4), slice(2, 5)), (2, 3), True),
-        (square(slice(0, 3), slice(0, 3)), (0, 0), True),  # cut off above and at the left
-        (square(slice(2, 5), slice(0, 4)), (4, 1), True),
-        (square(slice(2, 3), slice(3, 4)), (2, 3), True),
-        (square(slice(2, 3), slice(3, 4)), (2, 4), False),
-        (square(slice(0, 3), slice(1, 4)), (0, 0), False),
-        (square(slice(1, 4), slice(1, 5)), (2, 3), False),  # wider than high
-        (square(slice(0, 5), slice(0, 7)), (0, 0), False),  # all of it
-    ],
-)
-def test_what_a_convolution_changes_is_a_square_around_its_spot(changed, spot, is_it):
-    assert disturbance.is_window(changed, *spot) is is_it
-
-
-def test_a_change_is_cut_off_at_the_edge():
-    amounts = torch.zeros(5, 6)
-    amounts[1:4, 2:5] = torch.tensor([[1.0, 2, 3], [4, 5, 6], [7, 8, 9]])
-    moved = torch.zeros(5, 6)
-    moved[:2, 4:] = torch.tensor([[4.0, 5], [7, 8]])
-    assert torch.equal(disturbance.cut_off(amounts, (2, 3), (0, 5)), moved)
-    assert torch.equal(disturbance.cut_off(amounts, (2, 3), (2, 3)), amounts)
-    assert disturbance.centre_of(moved) == pytest.approx((15 / 24, (4 * 11 + 5 * 13) / 24))
-
-
-def test_what_the_middle_does_not_show_is_mirrored():
-    amounts = torch.tensor(
-        [[5.0, 3.0, 1.0, 0.5]]
-    )  # around its second: to the left 1, to the right 2
-    assert disturbance.cut_off(amounts, (0, 1), (0, 3)).tolist() == [[0.5, 0.5, 5.0, 3.0]]
-    assert disturbance.cut_off(amounts, (0, 1), (0, 0)).tolist() == [[3.0, 1.0, 0.5, 0.5]]
 
 
 def test_a_query_gets_the_key_at_its_own_place():
