@@ -6,8 +6,6 @@ that query's token. A spot of the image must change the token that lies there.
 Axes: b images, head, i queries, j keys, n tokens.
 """
 
-from math import isqrt
-
 import torch
 from plain import Plain
 from torch.nn import functional as F
@@ -18,16 +16,16 @@ from vision_attn.explain.propagation.chain import Attention
 SAMPLES = 12  # queries that are disturbed, over all calls
 
 
-def disturbed_run(network, image, matched, windows, at=None, window=0, query=0, alone=None):
+def disturbed_run(network, image, matched, windows, at=None, window=0, query=0, alone=False):
     """Scores of every matched call and the logits, with all weights 0 but one query's of a call.
 
-    alone: what the weights of calls that are not matched, before the chain, become.
+    alone: the weights of calls that are not matched, before the chain, are 0 too.
     """
     at_place = {place: (call, order) for call, (place, order) in matched.items()}
 
     def replace(place, weights):
         if place not in at_place:
-            return weights if alone is None else alone(weights)
+            return torch.zeros_like(weights) if alone else weights
         call, order = at_place[place]
         none = torch.zeros_like(weights)
         if call == at:
@@ -160,12 +158,8 @@ def disturb_image(network, image, path, chain, matched, verdict):
     h, w = chain.layout.grid
     if len(matched) < len(attentions) or min(h, w) < 3:
         return
-    windows = windows_of(chain)
-    alone = None if path.left_out is None else torch.zeros_like
+    windows, alone = windows_of(chain), path.left_out is not None
     base, _ = disturbed_run(network, image, matched, windows, alone=alone)
-    if alone is not None and not depends_on(image, chain, base, network, matched, windows, alone):
-        alone = from_the_same_place  # where nothing else brings the image to the chain
-        base, _ = disturbed_run(network, image, matched, windows, alone=alone)
     for y, x in {(0, 0), (h // 2, w // 2), (h - 1, w // 3), (h // 3, w - 1)}:
         spot = with_spot(image, (y, x), (h, w))
         scores, _ = disturbed_run(network, spot, matched, windows, alone=alone)
@@ -182,27 +176,6 @@ def disturb_image(network, image, path, chain, matched, verdict):
                 f"a spot on patch {y, x} changes the tokens around ({row:.1f}, {column:.1f})"
             )
             return
-
-
-def depends_on(image, chain, base, network, matched, windows, alone):
-    """Whether the scores of the chain's first call are others for another image."""
-    scores, _ = disturbed_run(network, image + 1.0, matched, windows, alone=alone)
-    return bool(moved_tokens(chain, scores, base).max() > 1e-9)
-
-
-def from_the_same_place(weights):
-    """Weights (... i j) by which a query gets the key at its own place, in squares of both.
-
-    Where there are more keys than queries, those of a window have a border around them.
-    """
-    queries, keys = (isqrt(size) for size in weights.shape[-2:])
-    found = torch.zeros_like(weights)
-    if (queries**2, keys**2) == tuple(weights.shape[-2:]):
-        at = torch.arange(queries)
-        at = at + (keys - queries) // 2 if keys >= queries else at * keys // queries
-        own = (at[:, None] * keys + at).flatten()
-        found[..., torch.arange(len(own)), own] = 1.0
-    return found
 
 
 def with_spot(image, at, grid):

@@ -82,12 +82,3 @@ def test_a_map_whose_tokens_lie_elsewhere_is_found_wrong(name, order, monkeypatc
     found = oracle.tried(entries()[name])
     assert found["map"] == "wrong"
     assert "changes the tokens around" in found["why"]
-
-
-def test_a_query_gets_the_key_at_its_own_place():
-    smaller = disturbance.from_the_same_place(torch.rand(2, 1, 16, 4))
-    assert smaller.sum(-1).unique().tolist() == [1.0]
-    assert smaller[1, 0].argmax(-1).tolist() == [0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3, 2, 2, 3, 3]
-    bordered = disturbance.from_the_same_place(torch.rand(1, 4, 16))
-    assert bordered[0].argmax(-1).tolist() == [5, 6, 9, 10]
-    assert not disturbance.from_the_same_place(torch.rand(1, 4, 12)).any()
