@@ -114,6 +114,57 @@ def test_contexts_of_no_token_that_each_token_multiplies():
         Rollout()(Lambdas().eval(), IMAGES)
 
 
+class StateSpace(nn.Module):
+    """States are weighted means of places, and each place multiplies all of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Conv2d(3, 24, 8, 8), nn.Linear(24, 5)
+        self.project, self.mix = nn.Conv2d(24, 27, 3, padding=1), nn.Linear(24, 24)
+
+    def forward(self, images):
+        x = self.embed(images)
+        scale, read, score = self.project(x).flatten(2).chunk(3, 1)
+        states = x.flatten(2) @ (score.softmax(-1) * scale).mT
+        mixed = self.mix(states.mT).mT @ read
+        return self.head((x + mixed.view_as(x)).mean((2, 3)))
+
+
+@pytest.mark.parametrize("side", [16, 32])
+def test_states_that_each_token_multiplies(side):
+    message = r"no tokens, .*: linear attention|9 contexts, .*: linear attention, or a state space"
+    with pytest.raises(ValueError, match=message):
+        Rollout()(StateSpace().eval(), torch.randn(1, 3, side, side))
+
+
+class Narrowed(nn.Module):
+    """A convolution leaves a quarter of the tokens, to which others of the image are added."""
+
+    def __init__(self):
+        super().__init__()
+        self.fine, self.coarse = nn.Conv2d(3, 24, 8, 8), nn.Conv2d(3, 24, 16, 16)
+        self.narrow, self.head = nn.Conv2d(24, 24, 2, 2), nn.Linear(24, 5)
+        self.first, self.last = (nn.MultiheadAttention(24, 2, batch_first=True) for _ in range(2))
+
+    def forward(self, images):
+        x = self.fine(images)
+        x = self.narrow(attended(self.first, x)) + self.coarse(images)
+        return self.head(attended(self.last, x).mean((2, 3)))
+
+
+def attended(attention, x):
+    tokens = x.flatten(2).mT
+    return (tokens + attention(tokens, tokens, tokens)[0]).mT.unflatten(2, x.shape[2:])
+
+
+def test_the_last_calls_alone_make_no_map_of_one_token():
+    with pytest.warns(UserWarning, match="the last 1 of 2 attention calls alone"):
+        found = Rollout()(Narrowed().eval(), torch.randn(1, 3, 16, 32))
+    assert found.values.shape == (1, 1, 2)
+    with pytest.raises(ValueError, match="mixed with something that went through no attention"):
+        Rollout()(Narrowed().eval(), torch.randn(1, 3, 16, 16))
+
+
 def test_a_layout_that_does_not_fit_the_calls():
     Rollout()(Patches(plain), IMAGES)
     with pytest.raises(

@@ -88,8 +88,9 @@ class ChainWriter:
 
     def _refuse_linear_attention(self) -> None:
         """Refuse contexts that belong to no token, and are multiplied by each token afterwards."""
-        for link in self.links:
-            if not isinstance(link, Attention) or link.new is None:
+        attentions = [link for link in self.links if isinstance(link, Attention)]
+        for link in attentions:
+            if link.new is None:
                 continue
             at = self.used[link.layer]
             if not any(one for row in self.run.queries[at] for one in row):
@@ -97,6 +98,12 @@ class ChainWriter:
                     f"the queries of {self.run.name(at)} are no tokens, and its outputs are "
                     "multiplied by other tokens: linear attention, or attention over channels"
                 )
+        last = attentions[-1]
+        if last.new is not None and last.new.shape[-1] > 1:  # one is a gate, whose row is a map
+            raise UnknownPathError(
+                f"the outputs of {self.run.name(self.used[-1])} are {last.new.shape[-1]} contexts, "
+                "which are multiplied by other tokens: linear attention, or a state space"
+            )
 
     def _write_chain(self) -> None:
         initial = self._walk(None)
@@ -125,8 +132,8 @@ class ChainWriter:
             raise reason  # a call beside those of the chain, in no order with them
         if not self._on_one_grid():
             self._choose_grid()
-        if not self._on_one_grid():
-            raise reason  # what has no place on the image begins no map
+        if not self._on_one_grid() or len(self._patches()) == 1:
+            raise reason  # what has no place on the image, or fills it, begins no map
 
     @property
     def caveats(self) -> list[str]:
