@@ -366,3 +366,28 @@ def test_however_attention_is_written_its_rollout_is_that_of_its_weights(attend)
             r = 0.5 * r + 0.5 * r @ each
     found = Rollout()(network, IMAGES).values.flatten(1)
     torch.testing.assert_close(found, r[:, 0].to(found), atol=1e-7, rtol=1e-5)
+
+
+class Embedded(nn.Module):
+    """Patches by a convolution that looks at the image, or at patches cut before it; one block."""
+
+    def __init__(self, channels, cut):
+        super().__init__()
+        self.cut = nn.PixelUnshuffle(8) if cut else nn.Identity()
+        self.norm = nn.BatchNorm2d(channels)
+        self.embed = nn.Conv2d(channels * 64, 24, 1) if cut else nn.Conv2d(channels, 24, 8, 8)
+        self.mix, self.head = nn.MultiheadAttention(24, 2, batch_first=True), nn.Linear(24, 5)
+
+    def forward(self, images):
+        tokens = self.embed(self.cut(self.norm(images))).flatten(2).mT
+        return self.head((tokens + self.mix(tokens, tokens, tokens)[0]).mean(1))
+
+
+@pytest.mark.parametrize(("channels", "cut"), [(3, True), (1, False), (13, False)])
+def test_a_probe_has_as_many_channels_as_the_network_takes(channels, cut):
+    network = Embedded(channels, cut)
+    path = probe(network, (16, 24))
+    assert (path.refusal, path.layout.grid, path.layout.pool) == (None, (2, 3), "mean")
+    assert network.training
+    assert network.norm.num_batches_tracked == 0
+    assert not network.embed._forward_pre_hooks

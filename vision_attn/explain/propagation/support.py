@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vision_attn.explain.base import in_eval_mode
 from vision_attn.explain.networks.modules import modules_of, network_of, why_opaque
 from vision_attn.explain.propagation.path import Path, find_path
 from vision_attn.types import Images, Model, TokenLayout
@@ -83,9 +84,33 @@ def blank_image(network: nn.Module, size: tuple[int, int] | None = None) -> Tens
         if isinstance(told, int | list | tuple):
             height, width = (told, told) if isinstance(told, int) else told[-2:]
             break
-    for module in modules_of(network):
-        if isinstance(module, nn.Conv2d):
-            channels = module.in_channels
-            break
     height, width = size or (height, width)
-    return torch.zeros(1, channels, height, width, dtype=weight.dtype, device=weight.device)
+    image = torch.zeros(1, channels, height, width, dtype=weight.dtype, device=weight.device)
+    first = next((one for one in modules_of(network) if isinstance(one, nn.Conv2d)), None)
+    if first is None or first.in_channels == channels or _fits(network, image, first):
+        return image
+    return image[:, :1].repeat(1, first.in_channels, 1, 1)
+
+
+class _Reached(BaseException):
+    """A run came to the module that it should come to."""
+
+
+def _fits(network: nn.Module, image: Tensor, convolution: nn.Conv2d) -> bool:
+    """Whether an image comes to a convolution with as many channels as it takes, cut before say."""
+
+    def stop(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if inputs[0].shape[-3] == convolution.in_channels:
+            raise _Reached
+
+    handle = convolution.register_forward_pre_hook(stop)
+    try:
+        with torch.no_grad(), in_eval_mode(network):
+            network(image)
+    except _Reached:
+        return True
+    except Exception:  # its own code, on an image that may be of the wrong kind
+        return False
+    finally:
+        handle.remove()
+    return True
