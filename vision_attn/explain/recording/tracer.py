@@ -337,11 +337,14 @@ class Tracer(DispatchMode):
         a, b = (self._get(x) if isinstance(x, Tensor) else None for x in (left, right))
         if a is None or b is None or a.columns is not None or b.columns is not None:
             return None
-        rows, columns = (compact(label.ids.expand(shape)) for label in (a, b))
-        longer = [i > j for i, j in zip(rows.shape, columns.shape, strict=True)]
-        shorter = [i < j for i, j in zip(rows.shape, columns.shape, strict=True)]
-        if len(shape) < 4 or not any(longer) or not any(shorter):
+        if len(shape) < 4:
             return None
+        for find in (compact, tighter):  # the second is right, and slow
+            rows, columns = (find(label.ids.expand(shape)) for label in (a, b))
+            longer = [i > j for i, j in zip(rows.shape, columns.shape, strict=True)]
+            shorter = [i < j for i, j in zip(rows.shape, columns.shape, strict=True)]
+            if not any(longer) or not any(shorter):
+                return None
         if longer.index(True) > shorter.index(True):
             rows, columns = columns, rows
         return Label(rows.expand(shape), columns.expand(shape))
@@ -361,7 +364,7 @@ class Tracer(DispatchMode):
             other = compact(other.expand(shape))
             if whole.shape == other.shape and torch.equal(whole, other):
                 continue
-            whole, other = torch.broadcast_tensors(whole, other)
+            whole, other = torch.broadcast_tensors(tighter(whole), tighter(other))
             rows = torch.stack([whole, other], -1).flatten(0, -2)
             whole = self.origins.merge(rows, operation=operation, adopt=True).view(whole.shape)
         return whole.expand(shape)
@@ -488,9 +491,18 @@ class Tracer(DispatchMode):
         if view is None:
             return
         base, func, args, kwargs = view
-        ids = self.origins_of(base).clone(memory_format=torch.contiguous_format)
-        func(ids, *args, **kwargs).copy_(self.origins_of(x))
-        self._write(base, Label(ids))
+
+        def written(whole: Tensor, part: Tensor) -> Tensor:
+            ids = whole.clone(memory_format=torch.contiguous_format)
+            func(ids, *args, **kwargs).copy_(part)
+            return tight(ids)
+
+        whole = self._get(base)
+        if whole is None or whole.columns is None or label is None or label.columns is None:
+            self._write(base, Label(written(self.origins_of(base), self.origins_of(x))))
+        else:  # rows and columns apart: no origin for each score
+            rows = written(whole.ids, label.ids)
+            self._write(base, Label(rows, written(whole.columns, label.columns)))
 
     def _get(self, x: Tensor) -> Label | None:
         return self._labels.get(x)
@@ -524,6 +536,11 @@ def reshaped(ids: Tensor, shape: Sequence[int]) -> Tensor:
     """Reshape origins: as a view, wherever axes that are the same memory join others like them."""
     small = compact(ids).contiguous()
     return tight(small.expand(ids.shape).reshape(shape), small)
+
+
+def tighter(ids: Tensor) -> Tensor:
+    """Keep one of the elements along each axis on which they are all equal."""
+    return compact(tight(compact(ids)))
 
 
 def tight(ids: Tensor, base: Tensor | None = None) -> Tensor:
