@@ -1,6 +1,8 @@
 """Origins: what values are made of, against sets that are followed one by one."""
 
+import pytest
 import torch
+from timm.layers.halo_attn import rel_logits_1d
 from torch import nn
 from torch.nn import functional as F
 from torchvision.models import SwinTransformer
@@ -113,3 +115,55 @@ def large(call):
         name for name in ("all_weights", "mask", "lse") if getattr(call, name, None) is not None
     ]
     return [name for name in names if getattr(call, name).untyped_storage().nbytes() > 8]
+
+
+class Scored(nn.Module):
+    """Attention twice; what is added to each score depends on its query: relative positions."""
+
+    def __init__(self, relate, side):
+        super().__init__()
+        self.relate = relate
+        self.embed, self.head = nn.Conv2d(3, 5, 8, 8), nn.Linear(5, 3)
+        self.before = nn.Parameter(torch.randn(1, 1, 5))
+        self.project = nn.ModuleList(nn.Linear(5, 15) for _ in range(2))
+        self.relative = nn.Parameter(torch.randn(5, 2 * side - 1))
+
+    def forward(self, images):
+        patches = self.embed(images).flatten(2).mT
+        x = torch.cat([self.before.expand(len(patches), -1, -1), patches], 1)
+        for project in self.project:
+            q, k, v = project(x).chunk(3, -1)
+            x = x + self.relate(q @ k.mT, q, self.relative).softmax(-1) @ v
+        return self.head(x.mean(1))
+
+
+def alone(scores, q, relative):
+    return scores
+
+
+def written(scores, q, relative):
+    scores[:, 1:, 1:] = scores[:, 1:, 1:] + q[:, 1:] @ relative[:, :6]
+    return scores
+
+
+def by_rows_and_columns(scores, q, relative):
+    """A query's score for a row and one for a column, cut from those for every distance."""
+    patches = q[:, 1:].unflatten(1, (3, 3))
+    columns = rel_logits_1d(patches, relative.mT, (0, 1, 3, 2, 4))
+    rows = rel_logits_1d(patches.transpose(1, 2), relative.mT, (0, 3, 1, 4, 2))
+    return scores + F.pad((rows + columns).flatten(1, 2).flatten(2), (1, 0, 1, 0))
+
+
+@pytest.mark.parametrize(
+    ("relate", "size", "side"),
+    [(written, (16, 24), 6), (by_rows_and_columns, (24, 24), 3)],
+    ids=["in place", "by rows and columns"],
+)
+def test_relative_positions_make_no_origin_for_each_score(relate, size, side):
+    counts = []
+    for way in (alone, relate):
+        torch.manual_seed(0)
+        run = follow(Scored(way, side), torch.rand(1, 3, *size))
+        counts.append(run.origins.count)
+        assert [call.keys for call in run.calls] == [size[0] * size[1] // 64 + 1] * 2
+    assert counts[0] == counts[1]
