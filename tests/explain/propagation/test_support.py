@@ -152,9 +152,10 @@ class Narrowed(nn.Module):
         return self.head(attended(self.last, x).mean((2, 3)))
 
 
-def attended(attention, x):
+def attended(attention, x, added=True):
     tokens = x.flatten(2).mT
-    return (tokens + attention(tokens, tokens, tokens)[0]).mT.unflatten(2, x.shape[2:])
+    out = attention(tokens, tokens, tokens)[0]
+    return (tokens + out if added else out).mT.unflatten(2, x.shape[2:])
 
 
 def test_the_last_calls_alone_make_no_map_of_one_token():
@@ -163,6 +164,29 @@ def test_the_last_calls_alone_make_no_map_of_one_token():
     assert found.values.shape == (1, 1, 2)
     with pytest.raises(ValueError, match="mixed with something that went through no attention"):
         Rollout()(Narrowed().eval(), torch.randn(1, 3, 16, 16))
+
+
+class Mixed(nn.Module):
+    """A convolution between two attention calls; added: whether the first adds to its tokens."""
+
+    def __init__(self, added):
+        super().__init__()
+        self.added, self.cut = added, nn.Conv2d(3, 24, 8, 8)
+        self.between, self.head = nn.Conv2d(24, 24, 3, padding=1), nn.Linear(24, 5)
+        self.first, self.last = (nn.MultiheadAttention(24, 2, batch_first=True) for _ in range(2))
+
+    def forward(self, images):
+        x = attended(self.first, self.cut(images), self.added)
+        return self.head(attended(self.last, self.between(x)).mean((2, 3)))
+
+
+def test_tokens_that_come_through_earlier_attention_alone_begin_no_map():
+    with pytest.warns(UserWarning, match="the last 1 of 2 attention calls alone"):
+        Rollout()(Mixed(True).eval(), IMAGES)
+    with pytest.raises(
+        ValueError, match=r"attention call 1 \(last\) are mixtures .* a convolution"
+    ):
+        Rollout()(Mixed(False).eval(), IMAGES)
 
 
 def test_a_layout_that_does_not_fit_the_calls():

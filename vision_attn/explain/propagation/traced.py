@@ -17,7 +17,7 @@ from vision_attn.explain.base import in_eval_mode
 from vision_attn.explain.networks.modules import attends, modules_of
 from vision_attn.explain.recording.calls import AttentionCall
 from vision_attn.explain.recording.log import RecordError
-from vision_attn.explain.recording.origins import Origins
+from vision_attn.explain.recording.origins import CallOrigins, Origins
 from vision_attn.explain.recording.recorder import Recorder
 from vision_attn.explain.recording.tracer import Tracer
 from vision_attn.types import Images
@@ -140,6 +140,20 @@ class TracedRun:
         calls = {at: call for at, call in self.tracer.calls.items() if at < len(self.calls)}
         found = self.origins.behind(ids, calls.values())
         return {at for at, call in calls.items() if found[call.outputs].any()}, found
+
+    def beside(self, ids: Iterable[int]) -> Tensor:
+        """Find the origins that reach these through no attention weights: (origins,) bool.
+
+        An attention's outputs count as made of what they are added to alone.
+        """
+        added_to = []
+        for call in self.tracer.calls.values():
+            outputs = call.outputs.flatten()
+            outputs = outputs[self.origins.residual[outputs]]
+            if len(outputs):
+                tokens = self.origins.query[outputs][None]
+                added_to.append(CallOrigins(tokens, tokens, outputs[None]))
+        return self.origins.behind(ids, added_to)
 
     def _step(self, at: int) -> Step:
         """Find what the batch of a call is made of: images, and windows or heads of each."""

@@ -134,6 +134,9 @@ class ChainWriter:
             self._choose_grid()
         if not self._on_one_grid() or len(self._patches()) == 1:
             raise reason  # what has no place on the image, or fills it, begins no map
+        pixels = slice(1, self.origins.pixel_count + 1)
+        if not self.run.beside(self._patches())[pixels].any():
+            raise reason  # what is there came by the weights of the calls that are left out
 
     @property
     def caveats(self) -> list[str]:
