@@ -289,12 +289,13 @@ def run_path(network: nn.Module, images: Images) -> Path:
         writer.write()
     except UnknownPathError as error:
         return Path(run.steps + run.unread(), None, None, str(error))
-    boxes, centres = run.origins.box[writer.first, :4], run.origins.centre[writer.first]
+    walk = writer.walk
+    boxes, centres = run.origins.box[walk.first, :4], run.origins.centre[walk.first]
     if writer.aside:
         boxes[-len(writer.aside) :] = NOWHERE
-    layout, patch = layout_found(network, size, writer.links, boxes, centres, writer.reads)
-    refusal = UNKNOWN_PLACES.format(writer.links[0].before) if layout is None else None
-    chain = Chain(writer.links, layout or UNPLACED, len(writer.state), writer.reads)
+    layout, patch = layout_found(network, size, walk.links, boxes, centres, walk.reads)
+    refusal = UNKNOWN_PLACES.format(walk.links[0].before) if layout is None else None
+    chain = Chain(walk.links, layout or UNPLACED, len(walk.state), walk.reads)
     if writer.begins is None or len(writer.used) == len(run.used):
         return Path(
             run.steps, chain, layout, refusal, patch, caveats=writer.caveats, unread=writer.unread
