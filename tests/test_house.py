@@ -299,10 +299,32 @@ def test_private_names_of_a_class_are_seen():
     assert _kept_by(torch.Size) == set()  # written in C
 
 
-@cache
 def _kept_by(kind: type) -> set[str]:
     """The private names that the source of a class uses of self; none if it is written in C."""
     try:
-        return set(re.findall(r"self\.(_[a-z]\w*)", inspect.getsource(kind)))
-    except (OSError, TypeError):
+        file = inspect.getsourcefile(kind)
+    except TypeError:
         return set()
+    return _kept_in(file).get(kind.__qualname__, set()) if file else set()
+
+
+@cache
+def _kept_in(file: str) -> dict[str, set[str]]:
+    """The same of each class of a file, by its qualified name: one look for all of them."""
+    text = Path(file).read_text()
+    lines, found = text.splitlines(), {}
+
+    def visit(nodes: list[ast.stmt], inside: str) -> None:
+        for node in nodes:
+            if isinstance(node, ast.ClassDef):
+                source = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+                found[inside + node.name] = set(re.findall(r"self\.(_[a-z]\w*)", source))
+            name = getattr(node, "name", "")
+            local = "" if isinstance(node, ast.ClassDef) else "<locals>."
+            visit(
+                [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.stmt)],
+                f"{inside}{name}.{local}" if name else inside,
+            )
+
+    visit(ast.parse(text).body, "")
+    return found

@@ -9,10 +9,10 @@ import torchvision
 from safetensors.torch import save_file
 
 from vision_attn.cli import main
+from vision_attn.compat import download as download_module
 from vision_attn.data.preprocess import Preprocess
 from vision_attn.hub import LoadedModel, ModelError, load_model
 from vision_attn.models import SpatialCNN, TimmModel, ViT, checkpoint, describe
-from vision_attn.models import download as download_module
 from vision_attn.types import TokenLayout
 
 CLASSES = ["cat", "dog", "hen"]

@@ -6,8 +6,8 @@ from huggingface_hub import constants
 from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils import get_session
 
+from vision_attn.compat import download
 from vision_attn.compat import huggingface_private as reaches
-from vision_attn.models import download
 
 
 def test_the_client_heeds_the_switch():

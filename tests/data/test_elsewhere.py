@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vision_attn.compat import download
+from vision_attn.compat.huggingface_private import is_offline
 from vision_attn.data import (
     DataError,
     HuggingFace,
@@ -62,6 +64,26 @@ def test_labels_as_words_as_lists_and_of_another_kind(datasets, root):
     cut.write_bytes(cut.read_bytes()[:1000])
     with pytest.raises(DataError, match="words: the data set cannot be opened"):
         HuggingFace("words", **SIZES).load(root, 0.2, 0)
+
+
+@needs_datasets
+@pytest.mark.parametrize(
+    ("streaming", "loader"), [(False, "load_dataset"), (True, "load_dataset_builder")]
+)
+def test_without_a_network_a_data_set_is_looked_for_in_the_cache_alone(
+    datasets, root, monkeypatch, streaming, loader
+):
+    parquet(datasets, root, root / "here" / "train.parquet")
+    real, offline = getattr(datasets, loader), []
+    monkeypatch.setattr(download, "_reachable", lambda url: False)
+    monkeypatch.setattr(
+        datasets, loader, lambda **what: (offline.append(is_offline()), real(**what))[1]
+    )
+    with pytest.raises(DataError, match=r"gone: the data set cannot be opened .* on the hub"):
+        HuggingFace("gone", streaming=streaming, **SIZES).load(root, 0.2, 0)
+    HuggingFace("here", streaming=streaming, **SIZES).load(root, 0.2, 0)
+    assert offline == [True, False]
+    assert not is_offline()
 
 
 @needs_datasets

@@ -117,7 +117,7 @@ DAMAGES = {
     "huge size": (args(dim=10**12), "the size 1000000000000: expected at most 10000000"),
     "huge list": (args(image_size=[16, 10**12]), "the size 1000000000000: expected at most"),
     "too large to hold": (
-        args(dim=999_990, patch_size=2),  # one block: 12 TB
+        args(dim=999_990, patch_size=2, image_size=(4, 4)),  # one block: 12 TB
         "a.ckpt: its network cannot be rebuilt: ",
     ),
     "zero heads": (args(heads=0), "a.ckpt: its network cannot be rebuilt: "),

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from vision_attn.compat import download as download_module
 from vision_attn.compat.huggingface_private import is_offline
 from vision_attn.models import ModelError, TimmModel
-from vision_attn.models import download as download_module
 from vision_attn.models.checkpoint import load_weights, read_file, read_weights
 from vision_attn.models.timm_model import create_timm, read_timm_weights
 

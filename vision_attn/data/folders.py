@@ -16,6 +16,7 @@ from vision_attn.data.listing import Tree
 from vision_attn.data.photo_sets import CachedSet, CenterCrop, Part, PhotoSource, RandomCrop
 from vision_attn.data.photos import FilePhotos
 from vision_attn.data.sources import DataError
+from vision_attn.data.wordnet import imagenet_descriptions
 
 __all__ = ["CachedSet", "CenterCrop", "ImageFolder", "RandomCrop", "imagenet_names"]
 
@@ -141,10 +142,7 @@ def imagenet_names(wnids: Sequence[str]) -> list[str]:
         >>> imagenet_names(["n01440764", "n03445777"])
         ['tench', 'golf ball']
     """
-    from timm.data import ImageNetInfo
-
-    known = ImageNetInfo()
-    described = dict(zip(known.label_names(), known.label_descriptions(), strict=True))
+    described = imagenet_descriptions()
     for wnid in wnids:
         if wnid not in described:
             near = ", ".join(get_close_matches(wnid, described, 2)) or "n01440764"

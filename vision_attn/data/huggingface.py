@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import takewhile
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from vision_attn.compat.download import hub_reached_or_left
 from vision_attn.data.photo_sets import Part, PhotoSource
 from vision_attn.data.row_splits import ParquetSplit, Split, mapped_splits
 from vision_attn.data.sources import DataError
@@ -132,9 +134,11 @@ class HuggingFace(PhotoSource):
                 what = {"path": kind, "data_files": _by_split(files, local)}
             elif local.is_dir():
                 what = {"path": str(local), "name": self.name}
-            if not self.streaming:
-                return mapped_splits(datasets.load_dataset(**what))
-            return self._in_place(datasets.load_dataset_builder(**what), root)
+            on_hub = not kind and not local.is_dir()
+            with hub_reached_or_left() if on_hub else nullcontext():
+                if not self.streaming:
+                    return mapped_splits(datasets.load_dataset(**what))
+                return self._in_place(datasets.load_dataset_builder(**what), root)
         except DataError:
             raise
         except Exception as error:  # of any library below it

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
+from vision_attn.compat.download import hub_reached_or_left
 from vision_attn.compat.huggingface_private import attention_of
 from vision_attn.errors import ModelError
 from vision_attn.models.checkpoint import load_weights, read_weights
-from vision_attn.models.download import hub_reached_or_left
 from vision_attn.models.errors import library_errors
 from vision_attn.types import Images, Logits
 

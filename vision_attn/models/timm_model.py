@@ -10,9 +10,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from vision_attn.attention import MultiHeadAttention
+from vision_attn.compat.download import hub_reached_or_left
 from vision_attn.errors import ModelError, did_you_mean
 from vision_attn.models.checkpoint import Rebuildable, load_weights, read_weights, without_prefix
-from vision_attn.models.download import hub_reached_or_left
 from vision_attn.models.errors import library_errors
 from vision_attn.models.vit import ViT
 from vision_attn.types import Images, Logits

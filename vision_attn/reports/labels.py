@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-import timm
+from vision_attn.data.wordnet import imagenet_descriptions
 
 __all__ = ["class_names", "label_of"]
 
@@ -25,11 +25,10 @@ def class_names(classes: Sequence[str]) -> dict[str, int]:
     for index, full in enumerate(classes):
         for name in (full, *full.split(",")):
             found[name.strip().lower()].add(index)
-    imagenet = timm.data.ImageNetInfo()
     of_imagenet = len(classes) == 1000 and "tench" in classes[0]
-    named = [description.lower().split(",") for description in imagenet.label_descriptions()]
-    for place, wnid in enumerate(imagenet.label_names()):
-        meant = {index for name in named[place] for index in found.get(name.strip(), ())}
+    for place, (wnid, description) in enumerate(imagenet_descriptions().items()):
+        names = description.lower().split(",")
+        meant = {index for name in names for index in found.get(name.strip(), ())}
         found[wnid] |= {place} if of_imagenet else meant
     return {name: min(places) for name, places in found.items() if len(places) == 1}
 
