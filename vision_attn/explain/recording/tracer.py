@@ -555,4 +555,6 @@ def tight(ids: Tensor, base: Tensor | None = None) -> Tensor:
         first = small.narrow(dim, 0, min(1, small.shape[dim]))
         if small.shape[dim] > 1 and bool((small == first).all()):
             small = first
+    if small is not ids:
+        small = small.clone(memory_format=torch.contiguous_format)  # the rest need not live on
     return small.expand(ids.shape)
