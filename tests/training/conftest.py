@@ -1,119 +1,42 @@
-"""A data set and a network so small that a whole run takes a second."""
+"""Fixtures of small runs; what they are made of is imported by the tests that need it alone."""
+
+import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
-import torch
-from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.loggers import CSVLogger
 from torch import distributed
-from torch.distributed.device_mesh import init_device_mesh
-from torch.utils.data import DataLoader, TensorDataset
 
-from vision_attn.data import Preprocess
-from vision_attn.models import ViT
-from vision_attn.training import BestCheckpoint, LastCheckpoint
-
-
-class _Shuffled:
-    """Batches in an order of the epoch's, which go on in its middle where they are told to."""
-
-    def __init__(self, images, labels, start):
-        self.images, self.labels, self.sampler = images, labels, self
-        self.epoch, self.given, self.start = 0, start, start
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __len__(self):
-        return len(self.labels) // 16
-
-    def __iter__(self):
-        generator = torch.Generator().manual_seed(self.epoch)
-        batches = torch.randperm(len(self.labels), generator=generator).split(16)
-        self.given, self.start = self.start, 0
-        for batch in batches[self.given :]:
-            self.given += 1
-            yield self.images[batch], self.labels[batch]
-
-    def state_dict(self):
-        return {"given": self.given}
-
-    def load_state_dict(self, state):
-        """Lightning asks for it, and never calls it where the length of a run was asked first."""
-
-
-class _Stripes(LightningDataModule):
-    """Noise with one bright row; the class is which."""
-
-    def __init__(self, images=48, classes=3, poisoned=None):
-        super().__init__()
-        self.start = 0
-        self.classes = [f"row {i}" for i in range(classes)]
-        self.preprocess = Preprocess((8, 8), (0.5,) * 3, (0.25,) * 3)
-        generator = torch.Generator().manual_seed(0)
-        self.labels = torch.arange(images) % classes
-        self.images = torch.randn(images, 3, 8, 8, generator=generator) / 4
-        self.images[torch.arange(images), :, self.labels * (8 // classes)] += 2
-        if poisoned is not None:
-            self.images[poisoned] = torch.nan
-
-    def train_dataloader(self):
-        self.loader = _Shuffled(self.images, self.labels, self.start)
-        return self.loader
-
-    def state_dict(self):
-        return self.loader.state_dict()
-
-    def load_state_dict(self, state):
-        self.start = state["given"] % 3
-
-    def val_dataloader(self):
-        return DataLoader(TensorDataset(self.images[:17], self.labels[:17]), batch_size=7)
-
-    test_dataloader = val_dataloader
-
-
-def _small_vit(**options):
-    torch.manual_seed(0)
-    return ViT(
-        **{"image_size": 8, "patch_size": 2, "num_classes": 3, "dim": 12, "depth": 1, **options}
-    )
+sys.path.append(str(Path(__file__).parent))
 
 
 @pytest.fixture
 def stripes():
-    return _Stripes
+    from small_runs import Stripes
+
+    return Stripes
 
 
 @pytest.fixture
 def small_vit():
-    return _small_vit
+    from small_runs import small_vit
+
+    return small_vit
 
 
 @pytest.fixture
 def trainer(tmp_path):
     """Makes trainers that keep their checkpoints in tmp_path/NAME."""
+    from small_runs import make_trainer
 
-    def make(name="run", callbacks=(), **options):
-        folder = tmp_path / name
-        return Trainer(
-            **{
-                "accelerator": "cpu",
-                "max_epochs": 2,
-                "enable_progress_bar": False,
-                "enable_model_summary": False,
-                "log_every_n_steps": 1,
-                "logger": CSVLogger(tmp_path, name="", version=name),
-                "callbacks": [*callbacks, BestCheckpoint(folder), LastCheckpoint(folder)],
-                **options,
-            }
-        )
-
-    return make
+    return partial(make_trainer, tmp_path)
 
 
 @pytest.fixture
 def mesh():
     """One process, as if it were one of many."""
+    from torch.distributed.device_mesh import init_device_mesh
+
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     distributed.destroy_process_group()
