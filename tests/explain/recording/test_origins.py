@@ -9,12 +9,7 @@ from torchvision.models import SwinTransformer
 
 from vision_attn.explain import record_attention
 from vision_attn.explain.propagation.traced import follow
-from vision_attn.explain.recording.origins import (
-    NOTHING,
-    CallOrigins,
-    Origins,
-    without_repeats,
-)
+from vision_attn.explain.recording.origins import NOTHING, CallOrigins, Origins
 from vision_attn.explain.recording.tracer import tight
 from vision_attn.models import ViT
 
@@ -80,19 +75,6 @@ def test_nothing_is_behind_nothing():
     origins = Origins()
     origins.new(3)
     assert not origins.behind([]).any()
-
-
-@pytest.mark.parametrize(
-    ("columns", "kept"),
-    [([0, 0, 0, 1, 1, 1, 2, 2, 2], 3), ([0, 0, 1, 2], 4), ([0, 1, 0, 1], 4), ([1, 1, 1], 1)],
-)
-def test_columns_that_repeat_each_other_as_often_count_once(columns, kept):
-    rows = torch.tensor([[7, 8, 9], [9, 8, 7], [8, 8, 5]])[:, columns]
-    found = without_repeats(rows)
-    assert found.shape == (3, kept)
-    for few, many in zip(found.double(), rows.double(), strict=True):
-        assert few.mean() == pytest.approx(many.mean())
-        assert {*few.tolist()} == {*many.tolist()}
 
 
 def test_equal_origins_of_an_axis_take_no_memory():

@@ -152,7 +152,6 @@ class Origins:
         """
         if not rows.numel():
             return rows.new_zeros(len(rows))
-        rows = without_repeats(rows)
         last = rows.amax(1)  # an attention's output is newer than its query
         if adopt:
             self._adopt(rows, last)
@@ -249,11 +248,3 @@ class Origins:
             if operation:
                 self.operation |= dict.fromkeys(ids.tolist(), operation)
         return ids
-
-
-def without_repeats(rows: Tensor) -> Tensor:
-    """Keep one column of each run of equal ones (a head's channels, say), if all are as long."""
-    changes = (rows[:, 1:] != rows[:, :-1]).any(0).nonzero()[:, 0] + 1
-    length = rows.shape[1] // (len(changes) + 1)
-    starts = torch.arange(0, rows.shape[1], length)
-    return rows[:, ::length] if torch.equal(starts[1:], changes) else rows
