@@ -280,9 +280,10 @@ def counted(lines_of: dict[str, dict]) -> list[str]:
     older = sum(one["commit"] != commit() for one in found)
     tried = sum(count[verdict] for verdict in VERDICTS)
     days = sorted({one["date"] for one in found}) or ["never"]
+    period = f"from {days[0]} to {days[-1]}" if len(days) > 1 else f"on {days[0]}"
     every = len(entries())
     return [
-        f"Tried from {days[0]} to {days[-1]}: {tried} of the catalogue's {every} networks.",
+        f"Tried {period}: {tried} of the catalogue's {every} networks.",
         "",
         "| what came of it | networks |",
         "|---|---|",

@@ -311,7 +311,7 @@ def _kept_by(kind: type) -> set[str]:
 @cache
 def _kept_in(file: str) -> dict[str, set[str]]:
     """The same of each class of a file, by its qualified name: one look for all of them."""
-    text = Path(file).read_text()
+    text = Path(file).read_text(encoding="utf-8")
     lines, found = text.splitlines(), {}
 
     def visit(nodes: list[ast.stmt], inside: str) -> None:

@@ -130,9 +130,14 @@ class StateSpace(nn.Module):
         return self.head((x + mixed.view_as(x)).mean((2, 3)))
 
 
-@pytest.mark.parametrize("side", [16, 32])
-def test_states_that_each_token_multiplies(side):
-    message = r"no tokens, .*: linear attention|9 contexts, .*: linear attention, or a state space"
+@pytest.mark.parametrize(
+    ("side", "message"),
+    [
+        (16, r"outputs of .* are 9 contexts, .* linear attention, or a state space"),
+        (32, r"queries of .* are no tokens, .* linear attention, or attention over channels"),
+    ],
+)
+def test_states_that_each_token_multiplies(side, message):
     with pytest.raises(ValueError, match=message):
         Rollout()(StateSpace().eval(), torch.randn(1, 3, side, side))
 
@@ -167,26 +172,30 @@ def test_the_last_calls_alone_make_no_map_of_one_token():
 
 
 class Mixed(nn.Module):
-    """A convolution between two attention calls; added: whether the first adds to its tokens."""
+    """A convolution between two attention calls; what is added to the first one's outputs."""
 
     def __init__(self, added):
         super().__init__()
         self.added, self.cut = added, nn.Conv2d(3, 24, 8, 8)
         self.between, self.head = nn.Conv2d(24, 24, 3, padding=1), nn.Linear(24, 5)
         self.first, self.last = (nn.MultiheadAttention(24, 2, batch_first=True) for _ in range(2))
+        self.shortcut = nn.Conv2d(24, 24, 3, padding=1)
 
     def forward(self, images):
-        x = attended(self.first, self.cut(images), self.added)
+        x = self.cut(images)
+        out = attended(self.first, x, self.added == "its tokens")
+        x = out + self.shortcut(x) if self.added == "a shortcut computed later" else out
         return self.head(attended(self.last, self.between(x)).mean((2, 3)))
 
 
 def test_tokens_that_come_through_earlier_attention_alone_begin_no_map():
-    with pytest.warns(UserWarning, match="the last 1 of 2 attention calls alone"):
-        Rollout()(Mixed(True).eval(), IMAGES)
+    for added in ("its tokens", "a shortcut computed later"):
+        with pytest.warns(UserWarning, match="the last 1 of 2 attention calls alone"):
+            Rollout()(Mixed(added).eval(), IMAGES)
     with pytest.raises(
         ValueError, match=r"attention call 1 \(last\) are mixtures .* a convolution"
     ):
-        Rollout()(Mixed(False).eval(), IMAGES)
+        Rollout()(Mixed("nothing").eval(), IMAGES)
 
 
 def test_a_layout_that_does_not_fit_the_calls():

@@ -9,7 +9,7 @@ j keys.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -89,10 +89,9 @@ class Attention(Link):
     queries, keys: the token at each place, the token count where there is none (padding). new: the
     places of the outputs among the tokens after the call, where they are tokens of their own: an
     attention pool, LeViT's smaller grid; None where each is added to its query, and the other
-    tokens wait. kept: whether the tokens before
-    the call live on, ahead of the new.
-    patches: the keys that are places of the image; None: all. foreign: whether the weights of each
-    query come of other tokens than the one its output is added to. call: None until a run gives it.
+    tokens wait. kept: whether the tokens before the call live on, ahead of the new. patches: the
+    keys that are places of the image; None: all. foreign: whether the weights of each query come of
+    other tokens than the one its output is added to. call: None until a run gives it.
 
     Examples:
         >>> import torch
@@ -144,6 +143,12 @@ class Attention(Link):
         share[places.flatten()] = rule.residual
         return (share[:-1] * r).add_(tokens, alpha=rule.attention)
 
+    def widened(self, more: int) -> "Attention":
+        """Let so many tokens pass it by, after the others."""
+        wider = self.before + more  # which also stands for no token
+        queries, keys = (x.masked_fill(x == self.before, wider) for x in (self.queries, self.keys))
+        return replace(self, before=wider, queries=queries, keys=keys)
+
 
 @dataclass(frozen=True)
 class Regroup(Link):
@@ -172,6 +177,17 @@ class Regroup(Link):
     def back(self, r: After, rule: PropagationRule) -> Before:
         made, of, part = (x.to(r.device) for x in (self.made, self.of, self.part))
         return r.new_zeros(*r.shape[:2], self.before).index_add(2, of, r[..., made] * part.to(r))
+
+    def widened(self, more: int) -> "Regroup":
+        """Let so many tokens pass it by, after the others."""
+        waiting, after = torch.arange(more), int(self.made.max()) + 1
+        return replace(
+            self,
+            before=self.before + more,
+            made=torch.cat([self.made, after + waiting]),
+            of=torch.cat([self.of, self.before + waiting]),
+            part=torch.cat([self.part, torch.ones(more, dtype=torch.float64)]),
+        )
 
 
 @dataclass(frozen=True)

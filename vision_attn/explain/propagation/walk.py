@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vision_attn.explain.propagation.chain import Attention, Link, Regroup
+from vision_attn.explain.propagation.chain import Attention, Regroup
 from vision_attn.explain.propagation.places import grid_of, rounded, rows_apart
 from vision_attn.explain.propagation.traced import TracedRun, UnknownPathError
 
@@ -70,7 +70,7 @@ class Walk:
         self.was: dict[int, int] = {}  # where it was in the state, while places do not change
         self.link_of: dict[int, int] = {}  # by the call
         self.stream = [0] * len(initial or ())  # of each first token: 0, or of a later run
-        self.links: list[Link] = []
+        self.links: list[Attention | Regroup] = []
         self.first: list[int] = list(initial or ())
         self.read_by: set[str] = set()  # operations by which the classifier reads tokens
         self.bypassed = False  # whether it reads what went through no call of the chain
@@ -257,7 +257,9 @@ class Walk:
 
     def _widen(self, more: int, since: int = 0) -> None:
         """Let tokens that come later wait, after those that came before, from a link on."""
-        self.links[since:] = [widened(link, more) for link in self.links[since:]]
+        if any(isinstance(link, Attention) and link.new is not None for link in self.links[since:]):
+            raise UnknownPathError("tokens join after others were pooled")
+        self.links[since:] = [link.widened(more) for link in self.links[since:]]
 
     def _regroup(
         self, layer: int, at: int, groups: Sequence[int], known: dict[int, dict[int, float]]
@@ -477,28 +479,3 @@ class Walk:
         self.links.insert(0, Regroup(layer, len(kept), made, torch.tensor(of), part))
         self.first = [self.first[at] for at in kept]
         return True
-
-
-def widened(link: Link, more: int) -> Link:
-    """Let so many tokens pass a link by, after the others."""
-    n = link.before
-    if isinstance(link, Attention):
-        if link.new is not None:
-            raise UnknownPathError("tokens join after others were pooled")
-        places = padded(link.queries, n, more), padded(link.keys, n, more)
-        return replace(link, before=n + more, queries=places[0], keys=places[1])
-    assert isinstance(link, Regroup)
-    after = int(link.made.max()) + 1
-    waiting = torch.arange(more)
-    return replace(
-        link,
-        before=n + more,
-        made=torch.cat([link.made, after + waiting]),
-        of=torch.cat([link.of, n + waiting]),
-        part=torch.cat([link.part, torch.ones(more, dtype=torch.float64)]),
-    )
-
-
-def padded(places: Tensor, before: int, more: int) -> Tensor:
-    """Move the number that stands for no token."""
-    return places.masked_fill(places == before, before + more)
