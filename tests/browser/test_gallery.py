@@ -161,9 +161,9 @@ def test_the_enlarged_picture_steps_through_folded_maps_and_hands_the_focus_back
     page.keyboard.press("ArrowDown")
     assert caption.inner_text() == "2.png · GradCAM"
     page.keyboard.press("Escape")
-    focused = "document.activeElement"
-    assert page.evaluate(f"{focused}.tagName") == "SUMMARY"
-    assert page.evaluate(f"{focused}.closest('article').querySelector('h3').textContent") == "2.png"
+    page.wait_for_function("document.activeElement.tagName === 'SUMMARY'")  # close comes later
+    card = "document.activeElement.closest('article')"
+    assert page.evaluate(f"{card}.querySelector('h3').textContent") == "2.png"
 
 
 def test_without_javascript_the_first_page_stands(gallery):

@@ -230,7 +230,7 @@ def test_everything_by_keyboard(show):
     page.keyboard.press("?")
     assert page.locator("dialog").is_visible()
     page.keyboard.press("Escape")
-    assert not page.locator("dialog").is_visible()
+    page.locator("dialog").wait_for(state="hidden")
 
 
 def test_the_link_restores_what_was_seen(show):

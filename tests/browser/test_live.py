@@ -330,7 +330,7 @@ def test_the_tour_in_two_languages(show, make):
     assert page.evaluate("document.activeElement.name") == "tour"
     page.keyboard.press("Enter")
     page.keyboard.press("Escape")
-    assert not box.is_visible()
+    box.wait_for(state="hidden")
     assert page.locator(".toured").count() == 0
 
 
