@@ -92,15 +92,40 @@ def test_bad_questions():
         network("hops")(image, question.clamp(min=17))
 
 
-@pytest.mark.parametrize("way", ["ParallelCoAttention", "both", "hops"])
-def test_several_questions_about_an_image_are_answered_as_one_by_one(way: str):
-    answerer = network(way)
-    image, question = torch.randn(2, 3, 12, 20), torch.randint(3, 17, (6, 11))
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("way", ["ParallelCoAttention", "both", "hops", "neither"])
+def test_several_questions_about_an_image_are_answered_as_one_by_one(way: str, dropout: float):
+    answerer = network(way).double()
+    answerer.question_encoder.dropout.p = dropout  # of which each question has its own in training
+    image, question = torch.randn(2, 3, 12, 20).double(), torch.randint(3, 17, (6, 11))
+    question[4] = question[1]
+    question[2:4, 7:] = 0
     repeated = image.repeat_interleave(3, 0)
-    torch.testing.assert_close(answerer(image, question), answerer(repeated, question))
+    answers, one_by_one = answerer(image, question), answerer(repeated, question)
+    torch.testing.assert_close(answers, one_by_one)
     found, expected = answerer.looks(image, question), answerer.looks(repeated, question)
     torch.testing.assert_close(found.maps, expected.maps)
     torch.testing.assert_close(found.words, expected.words)
+    upstream = torch.randn_like(answers)
+    pairs = zip(
+        torch.autograd.grad(
+            (answers * upstream).sum(), [*answerer.parameters()], materialize_grads=True
+        ),
+        torch.autograd.grad(
+            (one_by_one * upstream).sum(), [*answerer.parameters()], materialize_grads=True
+        ),
+        strict=True,
+    )
+    for mine, other in pairs:
+        torch.testing.assert_close(mine, other)
+    reads = answerer.question_encoder.embed.register_forward_hook(
+        lambda _module, args, _out: rows.append(len(args[0]))
+    )
+    rows: list[int] = []
+    answerer(image, question)
+    answerer.train()(image, question)
+    reads.remove()
+    assert rows == [5, 6 if dropout else 5]
 
 
 def test_unequally_many_questions_about_images():

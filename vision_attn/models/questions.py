@@ -93,23 +93,29 @@ class QuestionAnswerer(Rebuildable):
         of_words, of_image = self._contexts(words, seen)
         parts = [of_words] if self.looks_by_hops_alone else [of_words, of_image]
         if self.hops is not None and self.query is not None:
-            parts.append(self.hops(self.query(of_words)[:, None], seen.keys)[:, 0])
+            query = self.query(of_words).unflatten(0, (len(image), -1))
+            parts.append(self.hops(query, seen.keys).flatten(0, 1))
         return self.head(torch.cat(parts, dim=1))
 
     def _read(self, image: Images, question: Question) -> tuple[Memory, Memory]:
-        """Each image is read once, however many questions there are about it."""
-        words, seen = self.question_encoder(question), self.image_encoder(image)
+        """Read each image once, and each distinct question of several about an image."""
         if len(image) == 0 or len(question) % len(image):
             raise ValueError(
                 f"expected the same number of questions about each image, got {len(question)} "
                 f"questions about {len(image)} images"
             )
-        each = len(question) // len(image)
-        return words, seen if each == 1 else Memory(*(x.repeat_interleave(each, 0) for x in seen))
+        seen = self.image_encoder(image)
+        if len(question) == len(image) or (self.training and self.question_encoder.dropout.p):
+            return self.question_encoder(question), seen
+        distinct, of = question.unique(dim=0, return_inverse=True)
+        words = self.question_encoder(distinct)
+        return Memory(*(x.index_select(0, of) for x in words)), seen
 
     def _contexts(
         self, words: Memory, seen: Memory
-    ) -> tuple[Float[Tensor, "b q"], Float[Tensor, "b q"]]:
+    ) -> tuple[Float[Tensor, "q d"], Float[Tensor, "q d"]]:
+        """The contexts of each question (q d) and of its image (q d)."""
+        seen = _repeated(seen, len(words.tokens))
         if self.coattention is None:
             return words.summary, seen.summary
         return self.coattention(words.tokens, seen.keys, words.exists, seen.exists)
@@ -121,10 +127,20 @@ class QuestionAnswerer(Rebuildable):
         over_words = words.tokens.new_zeros(len(question), 0, question.size(1))
         over_image = [seen.keys.new_zeros(len(question), 0, seen.keys.size(1))]
         if isinstance(self.coattention, CoAttention):
-            pair = self.coattention.weights(words.tokens, seen.keys, words.exists, seen.exists)
+            of_each = _repeated(seen, len(question))
+            pair = self.coattention.weights(
+                words.tokens, of_each.keys, words.exists, of_each.exists
+            )
             over_words, found = (x[:, None] if x.ndim == 2 else x for x in pair)
             over_image.append(found)
         if self.hops is not None and self.query is not None:
-            query = self.query(self._contexts(words, seen)[0])[:, None]
-            over_image.append(self.hops.weights(query, seen.keys)[:, :, 0])
+            query = self.query(self._contexts(words, seen)[0]).unflatten(0, (len(image), -1))
+            weights = self.hops.weights(query, seen.keys)  # image hop question n
+            over_image.append(weights.transpose(1, 2).flatten(0, 1))
         return Looks(over_words, self.image_encoder.maps(torch.cat(over_image, dim=1), size))
+
+
+def _repeated(seen: Memory, questions: int) -> Memory:
+    """The memory of the image of each question."""
+    each = questions // len(seen.keys)
+    return seen if each == 1 else Memory(*(x.repeat_interleave(each, 0) for x in seen))
