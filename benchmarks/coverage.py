@@ -206,6 +206,7 @@ def add(words: argparse.Namespace, entry, found: dict) -> None:
     line = {"name": entry.name, "family": entry.family, "map": found["map"]}
     line |= {"why": shortened(found["why"])} if found.get("why") else {}
     line |= {"part": True} if found.get("part") else {}
+    line |= {"far": True} if found.get("far") else {}
     line |= {"cam": True} if found.get("maps", {}).get("GradCAM") == "map" else {}
     with words.results.open("a") as file:
         file.write(as_line(line | when))
@@ -277,6 +278,7 @@ def counted(lines_of: dict[str, dict]) -> list[str]:
     found = [one for name, one in lines_of.items() if name in entries()]
     count = Counter(one["map"] for one in found)
     parts = sum("part" in one for one in found)
+    far = [one["name"] for one in found if "far" in one and one["map"] == "right"]
     older = sum(one["commit"] != commit() for one in found)
     tried = sum(count[verdict] for verdict in VERDICTS)
     days = sorted({one["date"] for one in found}) or ["never"]
@@ -290,6 +292,7 @@ def counted(lines_of: dict[str, dict]) -> list[str]:
         f"| the maps are right | {count['right']} |",
         f"| a map is made, but it was compared with nothing | {count['unchecked']} |",
         f"| of these two, a map of the last attention calls alone | {parts} |",
+        f"| of the right ones, by the order of their rows and columns | {len(far)} |",
         f"| refused, with a reason | {count['refused']} |",
         f"| wrong | {count['wrong']} |",
         f"| crashed | {count['crash']} |",
@@ -298,6 +301,11 @@ def counted(lines_of: dict[str, dict]) -> list[str]:
         f"| cannot be built or run by its library as it is | {count['not built']} |",
         f"| of all these, tried with an earlier commit than {commit()} | {older} |",
         f"| in the catalogue, not tried | {every - len(found)} |",
+        *(
+            ["", f"By the order of their rows and columns: {', '.join(sorted(far))}."]
+            if far
+            else []
+        ),
     ]
 
 

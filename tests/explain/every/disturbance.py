@@ -1,10 +1,13 @@
 """What changes in a network when all attention weights but one query's are 0, or a spot of its image.
 
 What of the later calls' scores changes, and whether the logits do, must be what the chain says of
-that query's token. A spot of the image must change the token that lies there.
+that query's token. A spot of the image must change the token that lies there. Where it changes
+others farther off, all rows and columns of tokens must still come in the order of the image's.
 
 Axes: b images, head, i queries, j keys, n tokens.
 """
+
+import itertools
 
 import torch
 from plain import Plain
@@ -14,6 +17,7 @@ from vision_attn.explain.base import class_logits
 from vision_attn.explain.propagation.chain import Attention
 
 SAMPLES = 12  # queries that are disturbed, over all calls
+DRAWS = 4  # of noise in each band of an image
 
 
 def disturbed_run(network, image, matched, windows, at=None, window=0, query=0, alone=False):
@@ -152,12 +156,14 @@ def reused(scores):
     }
 
 
-def disturb_image(network, image, path, chain, matched, verdict):
-    """The token that lies on a spot must change, and the others around it alone."""
+def disturb_image(network, image, path, chain, matched):
+    """The token that lies on a spot must change, and the others around it alone: what does not
+    hold; None: it does.
+    """
     attentions = [link for link in chain.links if isinstance(link, Attention)]
     h, w = chain.layout.grid
     if len(matched) < len(attentions) or min(h, w) < 3:
-        return
+        return None
     windows, alone = windows_of(chain), path.left_out is not None
     base, _ = disturbed_run(network, image, matched, windows, alone=alone)
     for y, x in {(0, 0), (h // 2, w // 2), (h - 1, w // 3), (h // 3, w - 1)}:
@@ -166,16 +172,57 @@ def disturb_image(network, image, path, chain, matched, verdict):
         amounts = moved_tokens(chain, scores, base)
         if amounts.max() <= 1e-9:
             if isinstance(chain.links[0], Attention) and chain.links[0].keys.numel() >= h * w:
-                verdict.faults.append(f"a spot on patch {y, x} changes no score of the first call")
-                return
+                return f"a spot on patch {y, x} changes no score of the first call"
             continue
         row, column = centre_of(amounts)
         reach = 1.0 + 0.2 * max(h, w) * float((amounts > 0.02 * amounts.max()).double().mean())
         if abs(row - y) > reach or abs(column - x) > reach:
-            verdict.faults.append(
-                f"a spot on patch {y, x} changes the tokens around ({row:.1f}, {column:.1f})"
-            )
-            return
+            return f"a spot on patch {y, x} changes the tokens around ({row:.1f}, {column:.1f})"
+    return None
+
+
+def disturb_bands(network, image, path, chain, matched):
+    """The tokens of each row and column must change by parts of the image farther down or to the
+    right than those of the one before: what does not hold; None: it does.
+
+    Noise is added to the image band by band: as many as there are rows, then columns. For each
+    token the mean place of the bands is taken, weighted by the square of what it changes by.
+    Unlike the bound on spots this asks for the order of all tokens, and not how far each reaches.
+    """
+    windows, alone = windows_of(chain), path.left_out is not None
+    base, _ = disturbed_run(network, image, matched, windows, alone=alone)
+    for axis, line in enumerate(("row", "column")):
+        n = chain.layout.grid[axis]
+        amounts = torch.zeros(n, *chain.layout.grid, dtype=torch.float64)
+        for draw in range(DRAWS):
+            for band, noisy in enumerate(with_noise(image, 2 + axis, n, draw)):
+                scores, _ = disturbed_run(network, noisy, matched, windows, alone=alone)
+                amounts[band] += moved_tokens(chain, scores, base)
+        share = amounts.square() / amounts.square().sum(0)
+        places = (share * torch.arange(n)[:, None, None]).sum(0)  # row column
+        places = places if axis == 0 else places.T
+        lines = places.mean(1)
+        for at in range(1, n):
+            if not lines[at] > lines[at - 1]:
+                return (
+                    f"{line} {at} changes by bands around {lines[at]:.2f}, the {line} before it by "
+                    f"those around {lines[at - 1]:.2f}"
+                )
+        ordered = float((places.diff(dim=0) > 0).double().mean())
+        if ordered < 0.75:
+            return f"{1 - ordered:.0%} of the tokens of each {line} change by earlier bands"
+    return None
+
+
+def with_noise(image, axis, count, seed):
+    """The image count times, each with noise in one band across an axis."""
+    random = torch.Generator().manual_seed(seed)
+    edges = [at * image.shape[axis] // count for at in range(count + 1)]
+    for start, end in itertools.pairwise(edges):
+        noisy = image.clone()
+        band = noisy.narrow(axis, start, end - start)
+        band += torch.randn(band.shape, generator=random, dtype=band.dtype)
+        yield noisy
 
 
 def with_spot(image, at, grid):

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 
 import catalogue
 import torch
-from disturbance import after_of, disturb_image, disturb_queries
+from disturbance import after_of, disturb_bands, disturb_image, disturb_queries
 from handwritten import Own
 from plain import Plain
 from torch import nn
@@ -28,6 +28,7 @@ from vision_attn.explain.methods import methods
 from vision_attn.explain.propagation.chain import Attention
 from vision_attn.explain.propagation.path import find_path
 
+SMALL = 4  # rows or columns
 BLACK_BOX = {"IntegratedGradients", "Occlusion", "RandomMap", "CentreGaussian", "EdgeMap"}
 
 
@@ -44,6 +45,7 @@ class Verdict:
     map: str = ""
     why: str = ""
     part: str = ""
+    far: str = ""
     calls: int = 0
     tokens: int = 0
     compared: int = 0  # calls whose weights were found by the plain softmax too
@@ -177,7 +179,7 @@ def _judge_path(network, images, verdict):
     verdict.part = path.left_out or ""
     chain, matched = compared_weights(network, images, path, verdict)
     disturb_queries(network, images[:1], path, chain, matched, verdict)
-    disturb_image(network, images[:1], path, chain, matched, verdict)
+    judge_places(network, images[:1], path, chain, matched, verdict)
     true = path.layout.to_map(dense_rollout(chain, len(images)))
     found = Rollout()(network, images)
     verdict.error64 = off(found.values.double(), true)
@@ -190,6 +192,23 @@ def _judge_path(network, images, verdict):
     total = found.values.sum((1, 2)) + found.prefix_mass
     if not (total - 1).abs().max() < 1e-4:
         verdict.faults.append(f"Rollout sums to {total.tolist()}")
+
+
+def judge_places(network, image, path, chain, matched, verdict):
+    """Judge where the tokens lie: by a spot at four places, or else by the order of all."""
+    far = disturb_image(network, image, path, chain, matched)
+    if far is None:
+        return
+    if min(chain.layout.grid) < SMALL:  # of few tokens noise may hide the order
+        larger = torch.randn(1, 3, *(2 * side for side in image.shape[2:]), dtype=image.dtype)
+        found = find_path(network, larger)
+        if not found.refusal:
+            chain, matched = compared_weights(network, larger, found, verdict)
+            image, path = larger, found
+    if wrong := disturb_bands(network, image, path, chain, matched):
+        verdict.faults.append(f"{far}, and {wrong}")
+    else:
+        verdict.far = far
 
 
 def off(found, true):

@@ -1,5 +1,6 @@
 """Networks of every kind, each judged by what it shows when it is disturbed: right, or refused."""
 
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,8 @@ sys.path.append(str(Path(__file__).parent))
 import catalogue
 import disturbance
 import oracle
+
+from vision_attn.explain.propagation.path import find_path
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
@@ -27,6 +30,7 @@ RIGHT += [
     "transformers:Dinov2WithRegisters:sdpa",
     "transformers:IJepa:sdpa",
     "transformers:Swin:sdpa",
+    "vit-pytorch:look_vit",
     "vit-pytorch:rvt",
 ]
 REFUSED = {
@@ -72,13 +76,58 @@ def test_a_map_whose_tokens_lie_elsewhere_is_found_wrong(name, order, monkeypatc
         pytest.skip(f"the library of {name} is not installed, or has no such network")
 
     def elsewhere(network, image, path, chain, matched, verdict):
-        places = torch.arange(chain.links[0].before)[chain.layout.patches].view(chain.layout.grid)
-        moved = places.flip(0, 1) if order == "turned by 180 degrees" else places.roll(1, 1)
-        layout = SimpleNamespace(grid=chain.layout.grid, patches=moved.flatten().tolist())
-        chain = SimpleNamespace(links=chain.links, layout=layout)
-        disturbance.disturb_image(network, image, path, chain, matched, verdict)
+        judge_places(network, image, path, with_places(chain, ORDERS[order]), matched, verdict)
 
-    monkeypatch.setattr(oracle, "disturb_image", elsewhere)
+    judge_places = oracle.judge_places
+    monkeypatch.setattr(oracle, "judge_places", elsewhere)
     found = oracle.tried(entries()[name])
     assert found["map"] == "wrong"
-    assert "changes the tokens around" in found["why"]
+    assert re.search("changes the tokens around .* changes by bands around", found["why"])
+
+
+def with_places(chain, order):
+    """A chain whose tokens are said to lie in another order of a grid's."""
+    places = torch.arange(chain.links[0].before)[chain.layout.patches].view(chain.layout.grid)
+    layout = SimpleNamespace(grid=chain.layout.grid, patches=order(places).flatten().tolist())
+    return SimpleNamespace(links=chain.links, layout=layout)
+
+
+def swapped(places, axis):
+    """Places (row column) with the second and the third line exchanged."""
+    return places.index_select(axis, torch.tensor([0, 2, 1, *range(3, places.shape[axis])]))
+
+
+ORDERS = {
+    "turned by 180 degrees": lambda places: places.flip(0, 1),
+    "one column further": lambda places: places.roll(1, 1),
+    "rows swapped": lambda places: swapped(places, 0),
+    "columns swapped": lambda places: swapped(places, 1),
+    "each row shuffled": lambda places: torch.stack(
+        [row.roll(3 * at) for at, row in enumerate(places)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["timm:test_vit", "vit-pytorch:look_vit"])
+def test_bands_of_noise_tell_every_order_of_rows_and_columns(name):
+    """In look_vit a spot changes tokens so far off that only the order of all can be asked for."""
+    if name not in entries():
+        pytest.skip(f"the library of {name} is not installed, or has no such network")
+    torch.manual_seed(3)
+    network, sizes = entries()[name].build()
+    images = torch.randn(2, 3, *sizes[0], dtype=torch.float64)
+    network = oracle.sharp(network.double().eval(), images)
+    path = find_path(network, images)
+    verdict = oracle.Verdict()
+    chain, matched = oracle.compared_weights(network, images, path, verdict)
+
+    def fault(chain):
+        return disturbance.disturb_bands(network, images[:1], path, chain, matched)
+
+    assert fault(chain) is None
+    for order, said in {
+        "rows swapped": "row 2 changes by bands around",
+        "columns swapped": "column 2 changes by bands around",
+        "each row shuffled": "column",
+    }.items():
+        assert fault(with_places(chain, ORDERS[order])).startswith(said)

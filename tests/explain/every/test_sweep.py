@@ -24,7 +24,7 @@ SPEC = importlib.util.spec_from_file_location("the_sweep", SCRIPT)
 benchmark = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(benchmark)
 FOUND = {
-    "map": "right", "why": "", "part": "a convolution", "maps": {"GradCAM": "map", "LeGrad": "empty"},
+    "map": "right", "why": "", "part": "a convolution", "far": "a spot on patch", "maps": {"GradCAM": "map", "LeGrad": "empty"},
     "calls": 7,
 }  # fmt: skip
 
@@ -90,8 +90,8 @@ def test_a_trial_that_ends_in_any_way_leaves_a_line_and_the_sweep_goes_on(words,
     good = found["by hand:good"]
     assert good.pop("date")
     assert good == {
-        "name": "by hand:good", "family": "by hand", "map": "right", "part": True, "cam": True,
-        "commit": benchmark.commit(),
+        "name": "by hand:good", "family": "by hand", "map": "right", "part": True, "far": True,
+        "cam": True, "commit": benchmark.commit(),
     }  # fmt: skip
     details = [json.loads(line) for line in words.details.read_text().splitlines()]
     assert next(one for one in details if one["name"] == "by hand:good")["maps"] == FOUND["maps"]
@@ -121,7 +121,7 @@ def test_the_page_counts_the_newest_line_of_each_network(words, tmp_path, monkey
     day = {"family": "by hand", "date": "2031-02-03", "commit": "1234567"}
     lines = [
         {"name": "by hand:good", "map": "crash", "why": "of an | earlier", **day, "commit": "7654321"},
-        {"name": "by hand:killed", "map": "right", "cam": True, **day, "commit": "7654321"},
+        {"name": "by hand:killed", "map": "right", "far": True, "cam": True, **day, "commit": "7654321"},
         {"name": "by hand:good", "map": "refused", "why": "it is | so", **day},
         {"name": "by hand:busy", "map": "left out", "why": "large", **day},
     ]  # fmt: skip
@@ -134,6 +134,8 @@ def test_the_page_counts_the_newest_line_of_each_network(words, tmp_path, monkey
     assert "2 of the catalogue's 7 networks" in text
     for row in [
         "| the maps are right | 1 |",
+        "| of the right ones, by the order of their rows and columns | 1 |",
+        "By the order of their rows and columns: by hand:killed.",
         "| refused, with a reason | 1 |",
         "| crashed | 0 |",
         "| left out: too many parameters, or no such attention | 1 |",

@@ -293,7 +293,8 @@ def run_path(network: nn.Module, images: Images) -> Path:
     boxes, centres = run.origins.box[walk.first, :4], run.origins.centre[walk.first]
     if writer.aside:
         boxes[-len(writer.aside) :] = NOWHERE
-    layout, patch = layout_found(network, size, walk.links, boxes, centres, walk.reads)
+    came = [walk.came[one] for one in walk.first]
+    layout, patch = layout_found(network, size, walk.links, boxes, centres, came, walk.reads)
     refusal = UNKNOWN_PLACES.format(walk.links[0].before) if layout is None else None
     chain = Chain(walk.links, layout or UNPLACED, len(walk.state), walk.reads)
     if writer.begins is None or len(writer.used) == len(run.used):

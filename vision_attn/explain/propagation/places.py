@@ -15,6 +15,7 @@ from vision_attn.types import Pool, TokenLayout
 __all__ = [
     "Places",
     "grid_of",
+    "in_steps",
     "layout_found",
     "places_of",
     "rounded",
@@ -61,26 +62,26 @@ def places_of(run: TracedRun) -> Places | None:
         patches = [at for at, box in enumerate(boxes.tolist()) if box[2] >= 0]
         places = rounded(centres)
         patches.sort(key=lambda at: places[at])
-        grid = grid_of(boxes[patches], centres[patches])[0]
+        grid = grid_of(boxes[patches], centres[patches], patches)[0]
         return None if grid is None else Places(grid, tuple(patches), batch_axis)
     return None
 
 
 def layout_found(
     network: nn.Module, size: tuple[int, int], links: Sequence[Link], boxes: Tensor,
-    centres: Tensor, reads: Tensor | None,
+    centres: Tensor, came: Sequence[int], reads: Tensor | None,
 ) -> tuple[TokenLayout | None, tuple[int, int] | None]:  # fmt: skip
     """Find how the first tokens lie on the image, by the pixels that each was computed from.
 
-    size: (height, width) of the image. boxes (n 4), centres (n 2): those of `Origins`. reads: the
-    share of each of the last tokens in the logits. Also returns the size of a patch; None for what
-    is not known.
+    size: (height, width) of the image. boxes (n 4), centres (n 2): those of `Origins`. came (n,):
+    where each token stands in the network's own order. reads: the share of each of the last tokens
+    in the logits. Also returns the size of a patch; None for what is not known.
     """
     first = links[0].before
     boxes = boxes[:first]
     beside = [place for place, box in enumerate(boxes.tolist()) if box[2] < 0]
     patches = [place for place in range(first) if place not in set(beside)]
-    grid, patch = grid_of(boxes[patches], centres[patches])
+    grid, patch = grid_of(boxes[patches], centres[patches], [came[place] for place in patches])
     hint: TokenLayout | None = None
     with suppress(ValueError):
         hint = layout_of(network, size)
@@ -123,13 +124,15 @@ def pool_read(
 
 
 def grid_of(
-    boxes: Tensor, centres: Tensor
+    boxes: Tensor, centres: Tensor, came: Sequence[int]
 ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
     """Find the grid (h, w) on which tokens lie row by row, and the size of each in pixels.
 
     boxes (n 4): the pixels that each was made of. Where they are the whole image, as after many
     convolutions, the order of the centres (n 2) tells; then no token has a size. At the edges of a
-    map centres are a little off: rows and columns must lie farther apart than they are wide.
+    map centres are a little off: rows and columns must lie farther apart than they are wide. came
+    (n,): where each stands in the network's own order; if that is another one, so that centres
+    alone tell, they must lie in even steps. Boxes that do not go down and to the right are no grid.
     """
     grid = product_of(boxes[:, [0, 2]].tolist(), boxes[:, [1, 3]].tolist())
     if grid is None:
@@ -138,7 +141,13 @@ def grid_of(
         found = rows_apart(centres) if grid is None else None
         if found is not None and found[1] == list(range(len(centres))):
             grid = found[0]
+        if grid is not None and came != sorted(came) and not in_steps(centres, grid):
+            return None, None
         return grid, None
+    edges = boxes.view(*grid, 4) * boxes.new_tensor([-1, -1, 1, 1])
+    down, right = edges[..., [0, 2]].diff(dim=0), edges[..., [1, 3]].diff(dim=1)
+    if (down < 0).any() or (right < 0).any():
+        return None, None
     middle = boxes[len(boxes) // 2].tolist()
     return grid, (middle[0] + middle[2] + 1, middle[1] + middle[3] + 1)
 
@@ -149,6 +158,29 @@ def product_of(rows: list[list[int]], columns: list[list[int]]) -> tuple[int, in
     tops, lefts = (list(dict.fromkeys(place[axis] for place in places)) for axis in (0, 1))
     whole = bool(places) and [(y, x) for y in tops for x in lefts] == places
     return (len(tops), len(lefts)) if whole else None
+
+
+def in_steps(centres: Tensor, grid: tuple[int, int]) -> bool:
+    """Whether the rows and columns of a grid (h, w) of centres (n 2) follow each other in even
+    steps: none is below a quarter of the median.
+
+    Behind convolutions over windows that are cut from a map, centres may come in another order than
+    their tokens. Some of them then lie close together.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.explain.propagation.places import in_steps
+        >>> y = torch.zeros(4)
+        >>> in_steps(torch.stack([y, torch.tensor([52.0, 80, 112, 144])], 1), (1, 4))
+        True
+        >>> in_steps(torch.stack([y, torch.tensor([52.0, 80, 82, 112])], 1), (1, 4))
+        False
+    """
+    y, x = centres.view(*grid, 2).unbind(-1)
+    for steps in (y.mean(1).diff(), x.mean(0).diff()):
+        if len(steps) and not (steps.min() > 0 and steps.min() >= steps.median() / 4):
+            return False
+    return True
 
 
 def rows_apart(centres: Tensor) -> tuple[tuple[int, int], list[int]] | None:

@@ -75,6 +75,7 @@ class Walk:
         self.read_by: set[str] = set()  # operations by which the classifier reads tokens
         self.bypassed = False  # whether it reads what went through no call of the chain
         self.copied = False  # whether calls lie side by side
+        self.came: dict[int, int] = {}  # where an origin stands in the order of the calls' tokens
         self.better: list[int] | None = None
 
     def go(self) -> None:
@@ -85,6 +86,9 @@ class Walk:
         late: list[int] | None = None
         for layer, at in enumerate(self.calls):
             ids = list(dict.fromkeys(one for row in self._rows(at) for one in row if one))
+            self.came |= {
+                one: len(self.came) + n for n, one in enumerate(ids) if one not in self.came
+            }
             joined = self._join(layer, at, ids)
             apart = len(set(self.stream)) > 1 and any(
                 self.origins.box[one, 2] >= 0 and stream
@@ -143,7 +147,7 @@ class Walk:
     def lie_on_a_grid(self, patches: Sequence[int]) -> bool:
         """Whether patches lie in rows and columns, in their order."""
         box, centre = self.origins.box[patches, :4], self.origins.centre[patches]
-        return grid_of(box, centre)[0] is not None
+        return grid_of(box, centre, [self.came[one] for one in patches])[0] is not None
 
     def _centre(self, origin: int) -> tuple[int, int]:
         return rounded(self.origins.centre[origin][None])[0]
