@@ -179,6 +179,8 @@ def test_a_run_planned_by_minutes_has_the_teacher_answer_once(tmp_path, monkeypa
     monkeypatch.setattr("vision_attn.distillation.load_model", lambda _: model)
     options = {
         "model.network.image_size": 16,
+        "model.network.dim": 12,
+        "model.network.depth": 1,
         "data.source.size": 16,
         "data.source.train": TRAIN,
         "data.source.val": 5,
@@ -199,7 +201,7 @@ def test_a_run_planned_by_minutes_has_the_teacher_answer_once(tmp_path, monkeypa
         ],
         "probe": False,
     }
-    run = fit("vit_planted", options, minutes=0.01, output=tmp_path)
+    run = fit("vit_planted", options, minutes=0.002, output=tmp_path)
     answered = [images for images in model.network.given if len(images) > 1]
     assert sum(map(len, answered)) == 2 * TRAIN
     work = 2 * TRAIN * 2 * 48 * 10 / 1e15

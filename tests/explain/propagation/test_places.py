@@ -34,6 +34,10 @@ def test_boxes_that_go_down_and_to_the_right_are_a_grid():
     grid, patch = grid_of(boxes, torch.zeros(35, 2), SORTED)
     assert grid == GRID
     assert patch == (4, 4)
+    boxes[:7, 0], boxes[-7:, 2] = -1, 13  # cut by the edge of the image
+    assert grid_of(boxes, torch.zeros(35, 2), SORTED) == (GRID, (4, 4))
+    boxes[14:21, 2] += 1  # a whole row inside is larger
+    assert grid_of(boxes, torch.zeros(35, 2), SORTED) == (GRID, None)
 
 
 @pytest.mark.parametrize("order", ["columns swapped", "rows swapped", "upside down"])

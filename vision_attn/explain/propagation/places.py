@@ -126,7 +126,7 @@ def pool_read(
 def grid_of(
     boxes: Tensor, centres: Tensor, came: Sequence[int]
 ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-    """Find the grid (h, w) on which tokens lie row by row, and the size of each in pixels.
+    """Find the grid (h, w) on which tokens lie row by row, and the size in pixels that each has.
 
     boxes (n 4): the pixels that each was made of. Where they are the whole image, as after many
     convolutions, the order of the centres (n 2) tells; then no token has a size. At the edges of a
@@ -148,8 +148,20 @@ def grid_of(
     down, right = edges[..., [0, 2]].diff(dim=0), edges[..., [1, 3]].diff(dim=1)
     if (down < 0).any() or (right < 0).any():
         return None, None
-    middle = boxes[len(boxes) // 2].tolist()
-    return grid, (middle[0] + middle[2] + 1, middle[1] + middle[3] + 1)
+    return grid, patch_of(boxes.view(*grid, 4))
+
+
+def patch_of(boxes: Tensor) -> tuple[int, int] | None:
+    """The size (height, width) of the boxes (h w 4) of a grid; None: they are not of one size.
+
+    The edge of the image may cut those of the first and last rows and columns.
+    """
+    inside = boxes
+    for axis in (0, 1):
+        if boxes.shape[axis] > 2:
+            inside = inside.narrow(axis, 1, boxes.shape[axis] - 2)
+    sizes = (inside[..., :2] + inside[..., 2:] + 1).flatten(0, 1).unique(dim=0)
+    return (int(sizes[0, 0]), int(sizes[0, 1])) if len(sizes) == 1 else None
 
 
 def product_of(rows: list[list[int]], columns: list[list[int]]) -> tuple[int, int] | None:
