@@ -36,7 +36,13 @@ def checkpoint(path, network):
 
 @pytest.mark.compiled
 @pytest.mark.filterwarnings("ignore")  # of what torch's exporters call
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("vit", "senet") else pytest.mark.slow)
+        for name in NETWORKS
+    ],
+)
 def test_the_file_gives_the_networks_logits(name, tmp_path, capsys):
     onnxruntime = pytest.importorskip("onnxruntime")
     network = NETWORKS[name]().eval()

@@ -106,10 +106,18 @@ PARTS = {
     "plain_cnn": att.NoGate,
     "pooled_cnn": att.AttentionPool,
 }
+OF_EACH_KIND = {"vit", "vit_hops", "senet", "spatial_cnn", "pooled_cnn"}
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*_planted.yaml"))
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem.removesuffix("_planted"))
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(path, marks=() if family in OF_EACH_KIND else pytest.mark.slow, id=family)
+        for path in CONFIGS
+        for family in [path.stem.removesuffix("_planted")]
+    ],
+)
 def test_every_family_trains_and_is_rebuilt(config: Path, tmp_path: Path) -> None:
     sizes = {"train": 256, "val": 32, "test": 32}
     words = [f"--data.source.{split}={size}" for split, size in sizes.items()]

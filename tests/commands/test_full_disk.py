@@ -40,7 +40,7 @@ def whole(path: Path) -> None:
         assert path.name == "a.txt", path
 
 
-@pytest.mark.parametrize("room", [0, 20_000])
+@pytest.mark.parametrize("room", [pytest.param(0, marks=pytest.mark.slow), 20_000])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
     full_disk, models, photos, capsys, command, room
@@ -148,6 +148,7 @@ def test_a_fit_on_a_full_disk_says_where(full_disk, capsys):
     assert not list(full_disk.rglob("*.part"))
 
 
+@pytest.mark.slow
 def test_measuring_on_a_full_disk_says_where(full_disk, photos, tmp_path, capsys):
     small = ["--data.source.train=8", "--data.source.val=4", "--data.source.test=4"]
     small += ["--model.network.depth=1", "--trainer.accelerator=cpu"]

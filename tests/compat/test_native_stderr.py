@@ -65,7 +65,13 @@ def test_libjpeg_is_silent_only_meanwhile(photos):
 
 
 @pytest.mark.parametrize(
-    ("storage", "workers"), [("cache", 0), ("memory", 0), ("stream", 0), ("stream", 1)]
+    ("storage", "workers"),
+    [
+        pytest.param("cache", 0, marks=pytest.mark.slow),
+        pytest.param("memory", 0, marks=pytest.mark.slow),
+        pytest.param("stream", 0, marks=pytest.mark.slow),
+        ("stream", 1),
+    ],
 )
 def test_no_line_that_names_no_photo(photos, storage, workers):
     done = run(DECODE, photos, storage, str(workers))

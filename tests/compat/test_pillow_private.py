@@ -52,7 +52,7 @@ def test_the_handler_of_libtiff_can_be_set():
     )
 
 
-@pytest.mark.parametrize("way", ["with", "without"])
+@pytest.mark.parametrize("way", ["with", pytest.param("without", marks=pytest.mark.slow)])
 def test_each_damaged_tiff_is_one_line_and_stderr_is_empty(way, tiffs):
     words = [sys.executable, "-c", READ, way, *map(str, tiffs)]
     done = subprocess.run(words, capture_output=True, text=True, check=True)

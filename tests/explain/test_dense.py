@@ -389,6 +389,12 @@ class Compared:
     total: float
 
 
+OF_EACH_KIND = {
+    "vit_tiny", "deit_distilled", "gap_registers", "beit", "eva_rope", "siglip", "map_with_prefix",
+    "relpos_cls", "naflexvit", "convit", "cait", "levit", "swin", "hf_vit", "ours_cls", "by_hand",
+}  # fmt: skip
+
+
 def compared(name, monkeypatch):
     """Every method of METHODS on this network beside its dense formula."""
     network, images = network_of(name)
@@ -412,7 +418,13 @@ def compared(name, monkeypatch):
     return Compared(len(record.calls), len(record.expected), error64, error32, total[off].item())
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in OF_EACH_KIND else pytest.mark.slow)
+        for name in NETWORKS
+    ],
+)
 def test_every_method_is_its_dense_formula(name, monkeypatch):
     found = compared(name, monkeypatch)
     assert found.captured == found.expected or name == "by_hand"

@@ -173,10 +173,9 @@ def product_of(rows: list[list[int]], columns: list[list[int]]) -> tuple[int, in
 
 
 def in_steps(centres: Tensor, grid: tuple[int, int]) -> bool:
-    """Whether the rows and columns of a grid (h, w) of centres (n 2) follow each other in even
-    steps: none is below a quarter of the median.
+    """Whether rows and columns of centres follow in even steps, none below a quarter of the median.
 
-    Behind convolutions over windows that are cut from a map, centres may come in another order than
+    centres (n 2): row by row of a grid (h, w). Behind convolutions over windows that are cut from a map, centres may come in another order than
     their tokens. Some of them then lie close together.
 
     Examples:
