@@ -98,8 +98,10 @@ def test_where_the_weights_come_from(tmp_path):
     save_file(random.network.state_dict(), tmp_path / "given.safetensors")
     given = load_model("timm:test_vit", pretrained=False, weights=tmp_path / "given.safetensors")
     own = LoadedModel(torch.nn.Identity(), PREPROCESS, CLASSES, None)
-    assert random.weights == load_model("hf:vit", pretrained=False).weights == "random"
-    assert load_model("torchvision:resnet18", pretrained=False).weights == "random"
+    args = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
+    hugging_face = load_model("hf:vit", pretrained=False, image_size=(32, 48), **args)
+    assert random.weights == hugging_face.weights == "random"
+    assert load_model("torchvision:squeezenet1_1", pretrained=False).weights == "random"
     assert load_model(saved).weights == load_model(saved, pretrained=False).weights == "trained"
     assert (given.weights, own.weights) == ("trained", "unknown")
     assert random.warning == "Random weights: this model has not been trained"
