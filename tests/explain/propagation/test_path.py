@@ -106,6 +106,27 @@ def test_branches_side_by_side_count_alike():
     torch.testing.assert_close(found, r[:, 0].unflatten(1, (4, 6)).float())
 
 
+class Joining(Own):
+    """Four tokens are pooled from the patches; then larger patches join them."""
+
+    def __init__(self):
+        super().__init__([Block(fused)])
+        self.pooled = nn.Parameter(torch.randn(1, 4, 24))
+        self.larger = nn.Conv2d(3, 24, 16, 16)
+
+    def forward(self, images):
+        x = self.cut(images).flatten(2).mT
+        x = softmaxed(self.pooled, x) @ x
+        larger = self.larger(images).flatten(2).mT
+        return self.head(self.blocks(torch.cat([x, larger], 1)).mean(1))
+
+
+def test_tokens_that_join_after_a_pool_are_refused():
+    network = Joining().double().eval()
+    with pytest.raises(ValueError, match="tokens join after others were pooled"):
+        Rollout()(network, IMAGES)
+
+
 def linear(q, k, v):
     return q.softmax(-1) @ (k.softmax(-2).mT @ v)
 
