@@ -41,7 +41,10 @@ def whole(path: Path) -> None:
 
 
 @pytest.mark.parametrize("room", [pytest.param(0, marks=pytest.mark.slow), 20_000])
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "export")) for name in COMMANDS],
+)
 def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
     full_disk, models, photos, capsys, command, room
 ):
