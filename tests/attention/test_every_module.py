@@ -113,7 +113,9 @@ def total(results: Tensor | list[Tensor] | tuple[Tensor, ...]) -> Tensor:
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "heads")) for name in NAMES]
+)
 def test_compiles_as_one_graph(name: str) -> None:
     torch._dynamo.reset()
     module, inputs = groups()[name]

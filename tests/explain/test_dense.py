@@ -391,7 +391,7 @@ class Compared:
 
 OF_EACH_KIND = {
     "vit_tiny", "deit_distilled", "gap_registers", "beit", "eva_rope", "siglip", "map_with_prefix",
-    "relpos_cls", "naflexvit", "convit", "cait", "levit", "swin", "hf_vit", "ours_cls", "by_hand",
+    "relpos_cls", "naflexvit", "convit", "cait", "swin", "hf_vit", "ours_cls", "by_hand",
 }  # fmt: skip
 
 

@@ -373,7 +373,8 @@ def test_tiles_of_any_size_give_the_same(monkeypatch):
             torch.testing.assert_close(method(net, images, 0).values, true, rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("threads", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [2, 3])
 def test_threads_with_tiles_of_their_own_give_the_same(threads, torch_threads, monkeypatch):
     net, images = network(depth=2, registers=1), pictures(5)
     methods = [*ALL, Rollout(fusion="min", discard=0.3), Rollout(query=(40, 3))]
