@@ -175,8 +175,8 @@ def product_of(rows: list[list[int]], columns: list[list[int]]) -> tuple[int, in
 def in_steps(centres: Tensor, grid: tuple[int, int]) -> bool:
     """Whether rows and columns of centres follow in even steps, none below a quarter of the median.
 
-    centres (n 2): row by row of a grid (h, w). Behind convolutions over windows that are cut from a map, centres may come in another order than
-    their tokens. Some of them then lie close together.
+    centres (n 2): row by row of a grid (h, w). Behind convolutions over windows that are cut from a
+    map, centres may come in another order than their tokens. Some of them then lie close together.
 
     Examples:
         >>> import torch
