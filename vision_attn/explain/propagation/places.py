@@ -144,11 +144,12 @@ def grid_of(
         if grid is not None and came != sorted(came) and not in_steps(centres, grid):
             return None, None
         return grid, None
-    edges = boxes.view(*grid, 4) * boxes.new_tensor([-1, -1, 1, 1])
+    boxes = boxes.view(*grid, 4)
+    edges = boxes * boxes.new_tensor([-1, -1, 1, 1])
     down, right = edges[..., [0, 2]].diff(dim=0), edges[..., [1, 3]].diff(dim=1)
     if (down < 0).any() or (right < 0).any():
         return None, None
-    return grid, patch_of(boxes.view(*grid, 4))
+    return grid, patch_of(boxes)
 
 
 def patch_of(boxes: Tensor) -> tuple[int, int] | None:
