@@ -73,6 +73,23 @@ def test_a_network_with_an_empty_layer_is_not_built():
         build({"class_path": "vision_attn.models.SEResNet", "init_args": sizes})
 
 
+def test_of_a_network_too_large_for_its_file_little_is_built(tmp_path, monkeypatch):
+    drawn = []
+    for name in ("trunc_normal_", "kaiming_uniform_", "uniform_", "normal_"):
+        original = getattr(nn.init, name)
+
+        def counted(tensor, *args, original=original, **kwargs):
+            drawn.append(tensor.numel())
+            return original(tensor, *args, **kwargs)
+
+        monkeypatch.setattr(nn.init, name, counted)
+    path = saved(tmp_path, args(depth=1000, dim=1200, heads=2))  # a block: 17 M weights
+    drawn.clear()
+    with pytest.raises(ModelError, match="and the file holds"):
+        load_model(path)
+    assert 0 < sum(drawn) < 4e6
+
+
 def entry(**changes):
     return lambda contents: contents["vision_attn"].update(changes)
 
@@ -120,6 +137,8 @@ DAMAGES = {
         args(dim=999_990, patch_size=2, image_size=(4, 4)),  # one block: 12 TB
         "a.ckpt: its network cannot be rebuilt: ",
     ),
+    "larger than the file": (args(dim=12_000), "more than 1,[0-9,]+ weights, and the file holds"),
+    "deeper than the file": (args(depth=9_990), "it would have more than 1,[0-9,]+ weights"),
     "zero heads": (args(heads=0), "a.ckpt: its network cannot be rebuilt: "),
     "text for a size": (args(dim="wide"), "a.ckpt: its network cannot be rebuilt: "),
     "null for a size": (args(patch_size=None), "a.ckpt: its network cannot be rebuilt: "),

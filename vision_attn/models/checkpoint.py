@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from vision_attn import __version__
 from vision_attn.errors import ModelError
-from vision_attn.models.errors import no_empty_layers
+from vision_attn.models.errors import no_empty_layers, not_much_larger_than
 from vision_attn.shelf import is_shelved, shelved
 
 __all__ = [
@@ -81,10 +81,17 @@ class Checkpoint:
         return "vocabularies" in self.about
 
     def build(self) -> nn.Module:
-        """Build the network, with fresh weights; ValueError where the description allows none."""
+        """Build the network, with fresh weights; ValueError where the description allows none.
+
+        A network of far more weights than the file holds is refused before it fills the memory.
+        """
         if self.about.get("network") is None:
             raise ValueError("its class is not one of vision_attn, so only your code can build it")
-        return build(self.about["network"])
+        if not self.weights:
+            return build(self.about["network"])
+        held = sum(tensor.numel() for tensor in self.weights.values())
+        with not_much_larger_than(held):
+            return build(self.about["network"])
 
 
 def pack(network: nn.Module, about: Mapping[str, Any]) -> dict[str, Any]:

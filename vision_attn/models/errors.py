@@ -1,12 +1,16 @@
 """What the libraries raise while they build or download a model, as one line."""
 
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
 from vision_attn.errors import ModelError
 
-__all__ = ["library_errors", "no_empty_layers"]
+__all__ = ["library_errors", "no_empty_layers", "not_much_larger_than"]
 
 FROM_FILE = (
     "give its weights with --weights FILE (weights=FILE), or take random ones with "
@@ -44,3 +48,28 @@ def no_empty_layers() -> Iterator[None]:
             if "zero-element" not in str(warning):
                 raise
             raise ValueError("a layer would have no weights: a size is 0") from warning
+
+
+@contextmanager
+def not_much_larger_than(held: int) -> Iterator[None]:
+    """Raise ValueError where a network gets far more weights than a file has numbers for.
+
+    It is raised before the rest is drawn, which may be more than the memory holds.
+    """
+    limit = 4 * held + 10**6  # a constructor may make some in vain
+    count, thread = 0, threading.get_ident()
+
+    def add(module: nn.Module, name: str, weights: nn.Parameter | None) -> None:
+        nonlocal count
+        if weights is not None and threading.get_ident() == thread:
+            count += weights.numel()
+            if count > limit:
+                raise ValueError(
+                    f"it would have more than {limit:,} weights, and the file holds {held:,}"
+                )
+
+    hook = register_module_parameter_registration_hook(add)
+    try:
+        yield
+    finally:
+        hook.remove()
