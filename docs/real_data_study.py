@@ -143,7 +143,7 @@ def effort(quick: Effort, slow: Effort) -> str:
     """On how many photos, in a sentence."""
     return (
         f"Methods of a few passes a map on {quick.images} photos, drawn at random (randomisation "
-        f"and sensitivity on {quick.sanity}); IntegratedGradients and Occlusion, which take "
+        f"and sensitivity on {quick.sanity}); IntegratedGradients, Occlusion and LIME, which take "
         f"hundreds, on {slow.images}, by deletion and insertion alone. The last column says on how "
         "many photos and mosaics, and on how many photos with random weights, each number rests."
     )

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from vision_attn.explain import (
+    LIME,
     AttentionGradCAM,
     GradientRollout,
     IntegratedGradients,
@@ -71,6 +72,8 @@ class ByHand(nn.Module):
         QueryKey(query=(3, 30), head=0),
         IntegratedGradients(),
         Occlusion(window=8, stride=8),
+        LIME(),
+        LIME(cells=4),
     ],
     ids=str,
 )

@@ -8,6 +8,7 @@ from vision_attn.explain.contrast import Contrast
 from vision_attn.explain.gates import ChannelGates, SpatialGates, gate_values
 from vision_attn.explain.gradcam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
 from vision_attn.explain.legrad import LeGrad
+from vision_attn.explain.lime import LIME
 from vision_attn.explain.methods import choose_methods, fitting_methods, methods, parse_method
 from vision_attn.explain.networks.layout import layout_of
 from vision_attn.explain.propagation.support import probe
@@ -18,6 +19,7 @@ from vision_attn.explain.relevance import AttentionGradCAM, Relevance
 from vision_attn.explain.rollout import GradientRollout, Rollout, WeightedRollout
 
 __all__ = [
+    "LIME",
     "AttentionCall",
     "AttentionGradCAM",
     "Attribution",

@@ -21,7 +21,9 @@ START = 32  # points of the quadrature to begin with
 
 @dataclass(frozen=True)
 class Attribution(Explainer):
-    """A share of the target's logit for every pixel. rows: images a forward pass at most.
+    """A share of the target's logit for every pixel or cell, from many passes through the network.
+
+    rows: images a forward pass at most.
 
     Examples:
         >>> from vision_attn.explain import Occlusion
@@ -40,13 +42,19 @@ class Attribution(Explainer):
             raise ValueError(f"{type(self).__name__}: rows must be at least 1, got {self.rows}")
 
     def refusal(self, network: nn.Module) -> str | None:
+        return None
+
+
+@dataclass(frozen=True)
+class _ByCaptum(Attribution):
+    def refusal(self, network: nn.Module) -> str | None:
         if find_spec("captum") is None:
             return f"{type(self).__name__} needs captum: pip install captum"
         return None
 
 
 @dataclass(frozen=True)
-class IntegratedGradients(Attribution):
+class IntegratedGradients(_ByCaptum):
     """Integrated gradients of the class's logit, from the mean colour to the image.
 
     x * mean over t in (0, 1) of d logit(t x) / dx, summed over channels, signed: Sundararajan et
@@ -121,7 +129,7 @@ class IntegratedGradients(Attribution):
 
 
 @dataclass(frozen=True)
-class Occlusion(Attribution):
+class Occlusion(_ByCaptum):
     """Occlusion: how far the class's logit falls if a window of the image is covered.
 
     logit(x) - logit(x with a window of the mean colour), the mean over the windows on a pixel:

@@ -13,6 +13,7 @@ from vision_attn.explain.baselines import Baseline, CentreGaussian, EdgeMap, Ran
 from vision_attn.explain.gates import ChannelGates, SpatialGates
 from vision_attn.explain.gradcam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
 from vision_attn.explain.legrad import LeGrad
+from vision_attn.explain.lime import LIME
 from vision_attn.explain.networks.modules import network_of
 from vision_attn.explain.options import hint
 from vision_attn.explain.propagation.path import find_path
@@ -30,7 +31,7 @@ METHODS: tuple[type[Explainer], ...] = (
     *(GradCAM, GradCAMPlusPlus, XGradCAM, HiResCAM, LayerCAM),  # features and their gradient
     *(ChannelGates, SpatialGates),  # gates
     IntegratedGradients,  # the input's gradient
-    Occlusion,  # perturbation
+    *(Occlusion, LIME),  # perturbation
     *(RandomMap, CentreGaussian, EdgeMap),  # baselines
 )
 

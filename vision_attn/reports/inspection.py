@@ -20,14 +20,13 @@ from torch import Tensor
 
 from vision_attn.data.images import ImageError
 from vision_attn.explain import (
+    Attribution,
     Baseline,
     CentreGaussian,
     ChannelGates,
     EdgeMap,
     Explainer,
     GradCAM,
-    IntegratedGradients,
-    Occlusion,
     QueryKey,
     RandomMap,
     RawAttention,
@@ -56,7 +55,7 @@ CELLS = (14, 14)  # that are removed to score a map, where the network has no to
 # Left out unless asked for: what the page shows by itself, what takes long, what knows no network.
 LEFT_OUT = (
     *(QueryKey, RawAttention),
-    *(IntegratedGradients, Occlusion),
+    Attribution,
     *(RandomMap, CentreGaussian, EdgeMap),
 )
 

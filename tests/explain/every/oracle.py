@@ -29,7 +29,8 @@ from vision_attn.explain.propagation.chain import Attention
 from vision_attn.explain.propagation.path import find_path
 
 SMALL = 4  # rows or columns
-BLACK_BOX = {"IntegratedGradients", "Occlusion", "RandomMap", "CentreGaussian", "EdgeMap"}
+BLACK_BOX = {"IntegratedGradients", "Occlusion", "LIME"}
+BLACK_BOX |= {"RandomMap", "CentreGaussian", "EdgeMap"}
 
 
 @dataclass
