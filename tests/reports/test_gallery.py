@@ -66,6 +66,17 @@ def test_a_card_knows_the_predicted_and_the_true_class(model, tmp_path):
         assert ("✗ true class" in card) == (true not in (None, facts["predicted"]))
 
 
+def test_photos_of_one_name_are_told_apart(model, tmp_path):
+    files = [tmp_path / folder / name for folder in "ab" for name in ("same.png", f"{folder}.png")]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (40, 30)).save(file)
+    source = gallery(model, files, ["EdgeMap"], output=tmp_path / "out").page.read_text()
+    for title in ("a-same.png", "b-same.png", "a.png", "b.png"):
+        assert source.count(f">{title}<") == 1
+    assert ">same.png<" not in source
+
+
 def test_two_classes_of_one_name_are_told_apart(model, tmp_path):
     names = ["crane, bird", "crane, machine", "church"]
     (tmp_path / "bird").mkdir()

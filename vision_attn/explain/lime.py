@@ -74,7 +74,7 @@ class LIME(Attribution):
         logits = class_logits(network, images)
         targets = target_classes(logits, targets)
         hidden = class_logits(network, torch.zeros_like(images))
-        change = (logits - hidden).gather(1, targets[:, None])[:, 0].double().cpu()
+        change = (logits - hidden).gather(1, targets[:, None])[:, 0].cpu().double()
         shown = self.shown(self.grid(images, layout))
         pairs = torch.cat([shown, ~shown])
         differences = []
@@ -83,7 +83,7 @@ class LIME(Attribution):
                 class_logits(network, self._covered(image, part))[:, target]
                 for part in pairs.split(self.rows)
             ]
-            seen, unseen = torch.cat(answers).double().cpu().chunk(2)
+            seen, unseen = torch.cat(answers).cpu().double().chunk(2)
             differences.append((seen - unseen) / 2)
         maps = weights(shown, torch.stack(differences))
         missing = change - maps.sum(dim=(1, 2))

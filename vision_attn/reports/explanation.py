@@ -362,15 +362,16 @@ class Pictures:
                 with replacing(place(f"{stem}.npy")) as file:
                     np.save(file, found.values)
         photo = Path(explanation.name)
+        title = photo.name if name == photo.stem else name  # another photo may have its name
         if (mask := self._mask(photo)) is not None:
             covered = render.overlay(panels[0].picture, mask, style=Dim(), scale=Scale(1.0))
             panels.append(Panel("mask", covered))
             links.append(None)
         if len(explanation.maps) > 1:
-            sheet = render.heatmap_grid(panels, photo.name, warning=explanation.warning)
+            sheet = render.heatmap_grid(panels, title, warning=explanation.warning)
             render.save(sheet, place(f"{name}.grid.png"))
         if explanation.channels:
-            chart = render.channel_gates(explanation.channels, photo.name)
+            chart = render.channel_gates(explanation.channels, title)
             chart = render.with_caption(chart, explanation.warning, size=20)
             render.save(chart, place(f"{name}.channels.png"))
         row = None
@@ -392,7 +393,7 @@ class Pictures:
                 )
             ]
             row = Row(
-                photo.name,
+                title,
                 panels[0].note,
                 shots,
                 *explanation.facts,
