@@ -20,7 +20,7 @@ LEVELS = 8  # a sample shows 1/16, 2/16 ... 8/16 of the cells, its complement th
 EACH = 8  # pairs at least that show as many cells, else there are fewer levels
 BLOB = 0.25  # of the grid's shorter side: how far hidden cells hang together
 ROUGHNESS = 0.3  # of the blobs' edges
-OWN = 0.1  # share of a cell's weight that its neighbours do not have
+OWN = 0.1  # variance of a cell's weight apart from its neighbours, whose common part has 1
 FINEST = 20  # tokens on a side that are cells of their own
 NOISES = torch.logspace(-4, 3, 36, dtype=torch.float64)  # variances, as multiples of the signal's
 
