@@ -119,8 +119,8 @@ def commented(jpeg: bytes, text: str) -> bytes:
 
 def write_tree(folder: Path, photos: int, side: int = 256, different: int = 2000) -> None:
     """Write the tree, unless a whole one of these sizes is there already."""
-    told = folder / f"whole-{photos}-{side}-{different}"
-    if told.is_file():
+    finished = folder / f"whole-{photos}-{side}-{different}"
+    if finished.is_file():
         return
     shutil.rmtree(folder, ignore_errors=True)
     for number, (kind, draw) in enumerate(KINDS.items()):
@@ -131,7 +131,7 @@ def write_tree(folder: Path, photos: int, side: int = 256, different: int = 2000
             place.mkdir(parents=True)
             for name, jpeg in _copies(pictures, count, f"{part}/{kind}"):
                 (place / name).write_bytes(jpeg)
-    told.touch()
+    finished.touch()
 
 
 def _copies(pictures: list[bytes], count: int, where: str) -> Iterator[tuple[str, bytes]]:

@@ -171,19 +171,19 @@ def in_words(values: torch.Tensor) -> str:
 
 def verdict(epochs: list[Epoch]) -> str:
     """When each method's gap first leaves 0 out for good, and how far it has come by the end."""
-    said = []
+    sentences = []
     for method in METHODS:
         gaps = [bca(one.gap(method)) for one in epochs]
         late = [i for i, gap in enumerate(gaps) if gap.low <= 0]
         first = late[-1] + 1 if late else 0
         if first == len(epochs):
-            said.append(f"`{method}` never shows more than a random map.")
+            sentences.append(f"`{method}` never shows more than a random map.")
         else:
-            said.append(
+            sentences.append(
                 f"`{method}` shows what the network uses from {epochs[first].number} epochs on "
                 f"(the interval lies above 0), {epochs[-1].gap(method).mean():.3f} by the end."
             )
-    return " ".join(said)
+    return " ".join(sentences)
 
 
 def picture(epochs: list[Epoch], named: Scores, data: str) -> np.ndarray:

@@ -280,17 +280,17 @@ def best_method(folder: Path | None) -> str:
     """Of the methods that a verdict trusts, the one with the most insertion less deletion."""
     if folder is None:
         return NOT_SCORED
-    told = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
+    report = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
 
     def lead(method: str) -> float:
-        scores = told["methods"][method]["scores"]
+        scores = report["methods"][method]["scores"]
         return scores["insertion"]["mean"] - scores["deletion"]["mean"]
 
-    rows = told["verdict"]["methods"]
+    rows = report["verdict"]["methods"]
     trusted = [row["method"] for row in rows if row["trust"] == "yes"]
     if not trusted:
-        return f"none of {len(rows)} scored, on {told['images']} images"
-    return f"{max(trusted, key=lead)}, of {len(rows)} scored, on {told['images']} images"
+        return f"none of {len(rows)} scored, on {report['images']} images"
+    return f"{max(trusted, key=lead)}, of {len(rows)} scored, on {report['images']} images"
 
 
 def write_page(shelf: Shelf, docs: Path) -> Path:

@@ -69,7 +69,7 @@ class Run:
     folder: Path
 
     @cached_property
-    def told(self) -> dict[str, float]:
+    def summary(self) -> dict[str, float]:
         return json.loads((self.folder / "summary.json").read_text())
 
     @cached_property
@@ -78,9 +78,11 @@ class Run:
 
     def row(self, *metrics: str) -> list[str]:
         """Name, parameters, minutes, and these metrics of the test examples."""
-        shares = [f"{self.told[metric]:.1%}" if metric in self.told else "" for metric in metrics]
-        size = f"{self.told['parameters'] / 1e6:.2f} M"
-        return [f"`{self.name}`", size, f"{self.told['minutes']:.1f}", *shares]
+        shares = [
+            f"{self.summary[metric]:.1%}" if metric in self.summary else "" for metric in metrics
+        ]
+        size = f"{self.summary['parameters'] / 1e6:.2f} M"
+        return [f"`{self.name}`", size, f"{self.summary['minutes']:.1f}", *shares]
 
 
 def version(summary: Path) -> int:
@@ -215,9 +217,9 @@ def two_hops(one: Run, two: Run, pictures: Path) -> str:
     photo = examples.image[at].permute(1, 2, 0).numpy()
     loaded = two.loaded
     image = loaded.preprocess(Image.fromarray(photo))[None]
-    asked = " ".join(loaded.vocabularies["question"].decode(examples.question[at : at + 1])[0])
+    question = " ".join(loaded.vocabularies["question"].decode(examples.question[at : at + 1])[0])
     answer, shown = of_question(
-        loaded.network, loaded, photo, image, asked,
+        loaded.network, loaded, photo, image, question,
         lambda values: loaded.preprocess.to_original(values, photo.shape[1::-1]),
     )  # fmt: skip
     render.save(shown["looks"], pictures / "two_hops.png")
@@ -233,9 +235,9 @@ networks see each place separately. One looks once, the other twice.
 Two looks against one, paired bootstrap: {gain.mean:+.1%}, 95 % interval {gain.low:+.1%} to
 {gain.high:+.1%}.
 
-![{asked}? {answer}](pictures/two_hops.png)
+![{question}? {answer}](pictures/two_hops.png)
 
-"{asked}?" — {answer}.
+"{question}?" — {answer}.
 """
 
 

@@ -145,19 +145,19 @@ def study() -> None:
         for network in NETWORKS
         for kind in KINDS
     }
-    told = {
+    scores = {
         (*which, pasted.what): scored(args, model, folder, which, pasted)
         for which, model in models.items()
         for pasted in CUES
     }
-    tables = [f"\n### {network}\n\n{table(told, network)}" for network in NETWORKS]
+    tables = [f"\n### {network}\n\n{table(scores, network)}" for network in NETWORKS]
     section = SECTION.format(
         share="all" if args.share == 1 else f"{args.share:.0%}",
         cues="; ".join(f"a {one.what} says {one.words}" for one in CUES),
         accuracy=accuracy(models, folder, args.images),
         images=args.images,
         tables="\n".join(tables),
-        verdict="\n".join(verdict(told, network) for network in NETWORKS),
+        verdict="\n".join(verdict(scores, network) for network in NETWORKS),
     )
     (args.output / "pictures").mkdir(parents=True, exist_ok=True)
     render.save(picture(models, folder), args.output / "pictures" / "shortcut_photos.jpg")
@@ -257,25 +257,27 @@ def accuracy(models: dict[tuple[str, str], LoadedModel], folder: Path, images: i
     return markdown_table(header, rows)
 
 
-Told = dict[tuple[str, str, str], Scores]
+ByNetwork = dict[tuple[str, str, str], Scores]
 
 
-def energies(told: Told, network: str, what: str, method: str) -> tuple[Tensor, Tensor]:
+def energies(scores: ByNetwork, network: str, what: str, method: str) -> tuple[Tensor, Tensor]:
     """A method's energy on the cue, photo by photo, by the cheating and by the honest network."""
-    honest, cheating = (told[network, kind, what].results.numbers(ENERGY, method) for kind in KINDS)
+    honest, cheating = (
+        scores[network, kind, what].results.numbers(ENERGY, method) for kind in KINDS
+    )
     photos = [photo for photo in honest if photo in cheating]
     return tuple(torch.tensor([one[p] for p in photos]).double() for one in (cheating, honest))
 
 
-def table(told: Told, network: str) -> str:
+def table(scores: ByNetwork, network: str) -> str:
     """A row a method, those that tell the networks apart best first, the baselines last."""
-    results = told[network, "honest", CUES[0].what].results
+    results = scores[network, "honest", CUES[0].what].results
     rows = []
     for method in results.table:
         cells, areas = [], []
         for pasted in CUES:
-            pair = energies(told, network, pasted.what, method)
-            area = energies(told, network, pasted.what, "RandomMap")[1].mean()
+            pair = energies(scores, network, pasted.what, method)
+            area = energies(scores, network, pasted.what, "RandomMap")[1].mean()
             areas.append(auc(*pair))
             cheating, honest = (float(one.mean() / area) for one in pair)
             cells += [f"{honest:.1f} → {cheating:.1f}", in_words(pair)]
@@ -295,15 +297,17 @@ def in_words(pair: tuple[Tensor, Tensor]) -> str:
     return f"{auc(*pair):.2f} [{low:.2f}, {high:.2f}]"
 
 
-def verdict(told: Told, network: str) -> str:
+def verdict(scores: ByNetwork, network: str) -> str:
     """Follows from the intervals: above TELLS, below it, or neither."""
-    results = told[network, "honest", CUES[0].what].results
+    results = scores[network, "honest", CUES[0].what].results
     kinds: dict[str, list[str]] = {"every": [], "some": [], "none": [], "open": []}
     for method in results.methods:
         if method in results.baselines:
             continue
-        found = {one.what: auc_interval(*energies(told, network, one.what, method)) for one in CUES}
-        few = min(len(energies(told, network, one.what, method)[0]) for one in CUES) < FEWEST
+        found = {
+            one.what: auc_interval(*energies(scores, network, one.what, method)) for one in CUES
+        }
+        few = min(len(energies(scores, network, one.what, method)[0]) for one in CUES) < FEWEST
         tells = [what for what, one in found.items() if one.low > TELLS and not few]
         if len(tells) == len(CUES):
             kinds["every"].append(method)

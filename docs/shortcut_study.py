@@ -73,7 +73,7 @@ def study() -> None:
     args = parser.parse_args()
     networks = {"honest": args.honest, "cheat": args.cheat}
     models = {name: load_model(checkpoint) for name, checkpoint in networks.items()}
-    told = {}
+    scored = {}
     for name, model in models.items():
         scores = vision_attn.score(
             model,
@@ -83,14 +83,14 @@ def study() -> None:
             output=Path(args.scores) / name,
             name=networks[name],
         )
-        told[name] = scores.to_dict()["methods"]
+        scored[name] = scores.to_dict()["methods"]
     (args.output / "pictures").mkdir(parents=True, exist_ok=True)
     render.save(picture(models), args.output / "pictures" / "shortcut.jpg")
     page = PAGE.format(
         accuracy=accuracy(models, args.images),
         images=args.images,
-        energy=energy(told),
-        verdict=verdict(told),
+        energy=energy(scored),
+        verdict=verdict(scored),
         tables=" and ".join(f"`{Path(args.scores) / name}/scores.md`" for name in networks),
     )
     file = args.output / "shortcut.md"
@@ -120,28 +120,28 @@ def accuracy(models: dict[str, LoadedModel], images: int) -> str:
     return markdown_table(["accuracy if", "trained without marks", "trained with marks"], rows)
 
 
-def share(told: dict, method: str, metric: str) -> float:
-    return told[method]["scores"][metric]["mean"]
+def share(scored: dict, method: str, metric: str) -> float:
+    return scored[method]["scores"][metric]["mean"]
 
 
-def times(told: dict, method: str) -> float:
+def times(scored: dict, method: str) -> float:
     """Energy on the mark, over that of a map without preference."""
     metric = "energy_inside_on_shortcut"
-    return share(told, method, metric) / share(told, "RandomMap", metric)
+    return share(scored, method, metric) / share(scored, "RandomMap", metric)
 
 
-def energy(told: dict[str, dict]) -> str:
+def energy(scored: dict[str, dict]) -> str:
     """Of each method on both networks; those that tell them apart most come first."""
     methods = sorted(
-        told["cheat"], key=lambda m: times(told["honest"], m) - times(told["cheat"], m)
+        scored["cheat"], key=lambda m: times(scored["honest"], m) - times(scored["cheat"], m)
     )
     rows = [
         [
             method,
-            *(f"{share(told[name], method, 'energy_inside'):.2f}" for name in told),
-            *(f"{times(told[name], method):.1f}" for name in told),
-            *(f"{points(told[name], method):.0%}" for name in told),
-            "baseline" if told["cheat"][method]["baseline"] else "",
+            *(f"{share(scored[name], method, 'energy_inside'):.2f}" for name in scored),
+            *(f"{times(scored[name], method):.1f}" for name in scored),
+            *(f"{points(scored[name], method):.0%}" for name in scored),
+            "baseline" if scored["cheat"][method]["baseline"] else "",
         ]
         for method in methods
     ]
@@ -150,22 +150,22 @@ def energy(told: dict[str, dict]) -> str:
     return markdown_table([*header, ""], rows)
 
 
-def points(told: dict, method: str) -> float:
-    return share(told, method, "pointing_game_on_shortcut")
+def points(scored: dict, method: str) -> float:
+    return share(scored, method, "pointing_game_on_shortcut")
 
 
-def verdict(told: dict[str, dict]) -> str:
+def verdict(scored: dict[str, dict]) -> str:
     """Follows from the figures: by energy twice the mark's area, by pointing every second image."""
-    methods = [method for method, row in told["cheat"].items() if not row["baseline"]]
+    methods = [method for method, row in scored["cheat"].items() if not row["baseline"]]
     by_energy = [
         method
         for method in methods
-        if times(told["cheat"], method) > 2 * max(1, times(told["honest"], method))
+        if times(scored["cheat"], method) > 2 * max(1, times(scored["honest"], method))
     ]
     by_pointing = [
         method
         for method in methods
-        if points(told["cheat"], method) > 0.5 > points(told["honest"], method)
+        if points(scored["cheat"], method) > 0.5 > points(scored["honest"], method)
     ]
     neither = [method for method in methods if method not in by_energy + by_pointing]
     lines = {

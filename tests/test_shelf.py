@@ -321,9 +321,9 @@ def test_the_test_command_prints_the_cards_accuracy(shelf, spec, tmp_path, capsy
     assert main(["test", "--ckpt_path", spec, *words]) == 0
     card = json.loads((shelf / "tiny.json").read_text())
     assert f"{card['test']['top1']:.4f}" in capsys.readouterr().out
-    told = json.loads(Path("outputs/tiny/test.json").read_text())
-    assert told["test/top1"] == pytest.approx(card["test"]["top1"])
-    assert told["test/ece"] == pytest.approx(card["test"]["calibration_error"], abs=1e-6)
+    summary = json.loads(Path("outputs/tiny/test.json").read_text())
+    assert summary["test/top1"] == pytest.approx(card["test"]["top1"])
+    assert summary["test/ece"] == pytest.approx(card["test"]["calibration_error"], abs=1e-6)
     assert not list(shelf.glob("*.txt"))
 
 
@@ -345,7 +345,7 @@ def test_predictions_are_calibrated(shelf, spec, photos, tmp_path, monkeypatch):
 @pytest.mark.xdist_group("made shelf")
 def test_a_photo_unlike_what_is_known_is_said_to_be(shelf, spec, photos, tmp_path):
     folder = tmp_path / "out"
-    for threshold, said in ((1.0, True), (0.0, False)):
+    for threshold, warned in ((1.0, True), (0.0, False)):
         change(shelf, calibration={"temperature": 3.0, "threshold": threshold})
         summary = vision_attn.gallery(
             load_model(spec), str(photos), ["GradCAM", "EdgeMap"], output=folder
@@ -355,14 +355,14 @@ def test_a_photo_unlike_what_is_known_is_said_to_be(shelf, spec, photos, tmp_pat
                 "Unlike the images that the network knows: the most probable class has "
                 f"{record['probability']:.1%}, where 95% of held-out images have at least 100.0%"
             )
-            assert record["unlike"] == (sentence if said else "")
-            assert (sentence in summary.page.read_text()) == said
+            assert record["unlike"] == (sentence if warned else "")
+            assert (sentence in summary.page.read_text()) == warned
         with (
             Image.open(folder / "cat.GradCAM.png") as picture,
             Image.open(folder / "cat.grid.png") as grid,
         ):
             sizes = picture.size, grid.size
-        if said:
+        if warned:
             warned = sizes
     assert warned[0][1] > sizes[0][1]  # a line below the picture, and one above the grid
     assert warned[1][1] > sizes[1][1]
@@ -431,11 +431,11 @@ def test_a_network_learns_a_new_task_from_its_weights(
     assert f"start: 88 of 90 tensors from {weights}".replace(" ", "") in printed
     assert "new: fc.weight, fc.bias, for 3 classes instead of 10".replace(" ", "") in printed
     folder = Path("outputs/finetune_shelf_imagefolder/version_0")
-    told = json.loads((folder / "summary.json").read_text())
+    summary = json.loads((folder / "summary.json").read_text())
     model = load_model(folder / "best.ckpt")
     assert model.classes == ["blue", "green", "red"]
     assert model.preprocess.mean == pytest.approx(load_model(spec).preprocess.mean)
-    assert told["test/top1"] > 0.5  # by chance a third
+    assert summary["test/top1"] > 0.5  # by chance a third
 
 
 @pytest.mark.xdist_group("made shelf")
@@ -443,23 +443,23 @@ def test_what_does_not_fit_is_one_line(spec, models, task, tmp_path, capsys, mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(TINY)
 
-    def said(*words) -> str:
+    def complaint(*words) -> str:
         assert main(["fit", *words, *FIT]) == 2
         (line,) = capsys.readouterr().err.strip().splitlines()
         assert not Path("outputs").exists()
         return line
 
     shelf = ["--config", "finetune_shelf_imagefolder", "--data.source.path", str(task)]
-    assert "no pretrained network named 'nothing_like_it'" in said(
+    assert "no pretrained network named 'nothing_like_it'" in complaint(
         *shelf, "--model.weights", "vision_attn:nothing_like_it"
     )
-    assert "none.ckpt: no such file; expected a checkpoint" in said(
+    assert "none.ckpt: no such file; expected a checkpoint" in complaint(
         *shelf, "--model.weights", "none.ckpt"
     )
-    assert "the config names no network: give --model.weights" in said(*shelf)
+    assert "the config names no network: give --model.weights" in complaint(*shelf)
     tiny = ["--config", "tiny.yaml"]
-    assert "weights do not fit SEResNet" in said(*tiny, "--model.weights", models("vit"))
+    assert "weights do not fit SEResNet" in complaint(*tiny, "--model.weights", models("vit"))
     assert (
         "no training state to continue from: start from its weights with --model.weights"
-        in said(*tiny, "--ckpt_path", spec)
+        in complaint(*tiny, "--ckpt_path", spec)
     )

@@ -223,15 +223,15 @@ def cifar10() -> None:
         runs = sorted(OUTPUTS.glob(f"{config}/version_*/confusion_matrix.png"), key=age)
         if not runs:
             sys.exit(f"expected a run: vision-attn fit --config configs/{config}.yaml")
-        told = json.loads(runs[-1].with_name("summary.json").read_text())
+        summary = json.loads(runs[-1].with_name("summary.json").read_text())
         with runs[-1].with_name("metrics.csv").open() as file:
             logged = list(csv.DictReader(file))
         for stage, style in (("train", "-"), ("val", "--")):
             shares = [float(row[f"{stage}/top1"]) for row in logged if row.get(f"{stage}/top1")]
             if shares:
                 top.plot(range(1, len(shares) + 1), shares, style, label=stage)
-        top.plot(told["epochs"], told["test/top1"], "k*", label="test", clip_on=False)
-        top.set_title(f"{config}: {told['minutes']:.0f} minutes", loc="left", weight="bold")
+        top.plot(summary["epochs"], summary["test/top1"], "k*", label="test", clip_on=False)
+        top.set_title(f"{config}: {summary['minutes']:.0f} minutes", loc="left", weight="bold")
         top.set(xlabel="epoch", ylabel="top-1 accuracy", ylim=(0.3, 1))
         top.xaxis.set_major_locator(MaxNLocator(integer=True))
         top.grid(alpha=0.3)

@@ -175,10 +175,10 @@ def test_a_killed_run_goes_on_and_explains_no_photo_twice(model, models, folder,
 
 
 def test_another_request_starts_over(tmp_path):
-    first = Ledger(tmp_path, ["a", "b"], asked={"methods": ["Rollout"]})
+    first = Ledger(tmp_path, ["a", "b"], settings={"methods": ["Rollout"]})
     first.add([Found(0, "a", [{"file": "a"}])])
-    assert list(Ledger(tmp_path, ["a", "b"], asked={"methods": ["Rollout"]}).left()) == [1]
-    assert list(Ledger(tmp_path, ["a", "b"], asked={"methods": ["GradCAM"]}).left()) == [0, 1]
+    assert list(Ledger(tmp_path, ["a", "b"], settings={"methods": ["Rollout"]}).left()) == [1]
+    assert list(Ledger(tmp_path, ["a", "b"], settings={"methods": ["GradCAM"]}).left()) == [0, 1]
 
 
 @pytest.mark.parametrize(("old", "new"), [("b.png", "c.png"), ('{"place"', '{"ploce"')])

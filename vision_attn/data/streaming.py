@@ -131,7 +131,7 @@ class StreamedSet(ImageSet):
         loader: Iterable[Any] = DataLoader(
             _Decoding(self, places),
             batch_size=None,
-            sampler=_Asked(chain(first, every)),
+            sampler=_Numbered(chain(first, every)),
             num_workers=self.workers,
             prefetch_factor=AHEAD,
             collate_fn=_as_it_is,
@@ -241,9 +241,9 @@ class _Decoding(Dataset[Any]):
         self.images, self.places = images, places
 
     def __getitem__(
-        self, asked: tuple[int, Wanted]
+        self, numbered: tuple[int, Wanted]
     ) -> tuple[Items, Draws, UInt8[Tensor, "b 3 h w"] | None, Problems]:
-        number, wanted = asked
+        number, wanted = numbered
         items, draws, _ = wanted
         place = self.places.place(number, len(items))
         images = self.images.empty(len(items)) if place is None else place
@@ -251,7 +251,7 @@ class _Decoding(Dataset[Any]):
         return items, draws, images if place is None else None, problems
 
 
-class _Asked(Sampler[Any]):
+class _Numbered(Sampler[Any]):
     """The batches that are asked for, in their order, with their numbers."""
 
     def __init__(self, wanted: Iterable[Wanted]) -> None:

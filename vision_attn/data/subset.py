@@ -66,15 +66,15 @@ class ChosenSet(ImageSet):
         return self.images.fetch(self.items[items], draws)
 
     def fetch_all(self, wanted: Iterable[Drawn]) -> Iterator[Fetched]:
-        asked: deque[Items] = deque()
+        waiting: deque[Items] = deque()
 
         def there() -> Iterator[Drawn]:
             for items, draws in wanted:
-                asked.append(items)
+                waiting.append(items)
                 yield self.items[items], draws
 
         for _, draws, images in self.images.fetch_all(there()):
-            yield asked.popleft(), draws, images
+            yield waiting.popleft(), draws, images
 
 
 class Subset(Source):

@@ -129,7 +129,7 @@ class Look:
         self.name = name
         self.model = model
         self.score = score
-        self.asked = None if methods is None else choose_methods(methods, model.network)
+        self.chosen = None if methods is None else choose_methods(methods, model.network)
         self.targets = [model.class_index(target) for target in targets]
 
     def at(self, photo: Photo) -> parts.Inspection:
@@ -212,7 +212,7 @@ class Look:
         ]
         quick.sort(key=lambda one: (not isinstance(one, Rollout), not isinstance(one, GradCAM)))
         usual = [variant for explainer in quick for variant in variants(explainer)]
-        for explainer in usual if self.asked is None else self.asked:
+        for explainer in usual if self.chosen is None else self.chosen:
             targets = explained if explainer.class_specific else [0]
             repeated = images.expand(len(targets), -1, -1, -1)
             try:
@@ -222,7 +222,7 @@ class Look:
                     )
                 )
             except ValueError as error:
-                if self.asked is not None:
+                if self.chosen is not None:
                     raise
                 notes.append(f"{explainer}: {error}")
                 continue

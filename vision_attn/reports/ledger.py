@@ -163,12 +163,12 @@ class Ledger:
         folder: Path,
         files: Sequence[str],
         shard: tuple[int, int] = (1, 1),
-        asked: dict[str, Any] | None = None,
+        settings: dict[str, Any] | None = None,
         methods: Sequence[str] = (),
     ):
         self.folder, self.files = folder, files
         self.number, self.shards = shard
-        self.first = as_line({"asked": asked or {}})
+        self.first = as_line({"asked": settings or {}})
         self.path = self.part(self.number)
         rows = len(range(self.number - 1, len(files), self.shards))
         self.done = np.zeros(rows, bool)

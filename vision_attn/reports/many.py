@@ -157,10 +157,10 @@ def explain_many(
     Returns how many of the shard's photos are explained now, and whether all shards are merged.
     """
     keeps, draws = save in ("maps", "both"), save == "both"
-    asked = settings | {"save": save, "files": len(files), "listed": checksum(files)}
-    write_text(folder / "about.json", as_line(about(request.model) | {"asked": asked}))
+    recorded = settings | {"save": save, "files": len(files), "listed": checksum(files)}
+    write_text(folder / "about.json", as_line(about(request.model) | {"asked": recorded}))
     methods = [str(explainer) for explainer in request.explainers] if keeps else []
-    ledger = Ledger(folder, files, shard, asked, methods)
+    ledger = Ledger(folder, files, shard, recorded, methods)
     drawer = Explaining(request, pictures if draws else None, keeps, shard)
     names = file_names([Path(file) for file in files]) if draws else None
     left = int((~ledger.done).sum())

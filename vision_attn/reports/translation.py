@@ -269,8 +269,8 @@ class Translation:
             nothing = torch.zeros(1, *query.shape)[:, :, None].to(score.key_proj.weight)
             bias = score.key_proj(nothing)[0, :, 0].double()  # (head hidden)
             if type(score) is Additive:
-                asked = score.query_proj(query[None, :, None].to(nothing))
-                bias = bias + asked[0, :, 0].double()
+                projected = score.query_proj(query[None, :, None].to(nothing))
+                bias = bias + projected[0, :, 0].double()
         hidden = self.product(x, beside(score.key_proj.weight.detach().double()), bias.flatten())
         energy: Any = score.energy
         vector = beside(energy.weight.detach().double())

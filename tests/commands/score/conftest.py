@@ -34,10 +34,10 @@ def same() -> Callable[[dict, dict], None]:
     def check(a: dict, b: dict) -> None:
         assert a.keys() == b.keys()
         for method in a:
-            for metric, told in a[method]["scores"].items():
+            for metric, score in a[method]["scores"].items():
                 other = b[method]["scores"][metric]
-                assert told["mean"] == pytest.approx(other["mean"], abs=2e-3), (method, metric)
-                assert told["n"] == other["n"]
+                assert score["mean"] == pytest.approx(other["mean"], abs=2e-3), (method, metric)
+                assert score["n"] == other["n"]
 
     return check
 

@@ -32,7 +32,7 @@ def test_the_table_is_what_the_metrics_say(planted, models, scores):
     samples = [data[item] for item in data.chosen(10)]
     images = torch.stack([sample.image for sample in samples])
     predicted = model.network(images).argmax(1)
-    told, settings = scores(planted), json.loads((planted / "settings.json").read_text())
+    methods, settings = scores(planted), json.loads((planted / "settings.json").read_text())
     assert settings["removal"] == "tokens"
     removal = DroppedTokens(model.network.forward_kept_tokens, (4, 6))
     found = {}
@@ -44,11 +44,11 @@ def test_the_table_is_what_the_metrics_say(planted, models, scores):
         pointing.update(maps, torch.stack([sample.masks["object"] for sample in samples]))
         found[str(explainer)] = deletion.per_image()
         for name, metric in (("deletion", deletion), ("pointing_game", pointing)):
-            row = told[str(explainer)]["scores"][name]
+            row = methods[str(explainer)]["scores"][name]
             assert row["mean"] == pytest.approx(metric.compute().item(), abs=2e-3)
             assert row["standard_error"] == pytest.approx(metric.standard_error().item(), abs=2e-3)
             assert row["n"] == 10
-    ahead = told["GradCAM"]["scores"]["deletion"]["better_than"]["RandomMap"]
+    ahead = methods["GradCAM"]["scores"]["deletion"]["better_than"]["RandomMap"]
     want = paired_bootstrap(found["RandomMap"], found["GradCAM"])
     assert [ahead["mean"], ahead["low"], ahead["high"]] == pytest.approx(list(want), abs=2e-3)
     assert ahead["certain"] == (ahead["low"] > 0)
@@ -56,17 +56,17 @@ def test_the_table_is_what_the_metrics_say(planted, models, scores):
 
 @pytest.mark.xdist_group("scored")
 def test_the_files_say_the_same(planted, scores):
-    told = scores(planted)
-    assert set(told) == {"GradCAM", *BASELINES}
+    methods = scores(planted)
+    assert set(methods) == {"GradCAM", *BASELINES}
     rows = list(csv.DictReader((planted / "scores.csv").read_text().splitlines()))
-    assert len(rows) == sum(len(method["scores"]) for method in told.values())
+    assert len(rows) == sum(len(method["scores"]) for method in methods.values())
     for row in rows:
-        want = told[row["method"]]["scores"][row["metric"]]
+        want = methods[row["method"]]["scores"][row["metric"]]
         assert float(row["mean"]) == pytest.approx(want["mean"])
         if row["method"] == "GradCAM":
             assert float(row["ahead_of_EdgeMap"]) == want["better_than"]["EdgeMap"]["mean"]
     text = (planted / "scores.md").read_text()
-    mean = told["GradCAM"]["scores"]["energy_inside"]["mean"]
+    mean = methods["GradCAM"]["scores"]["energy_inside"]["mean"]
     assert f"{mean:.3f}".lstrip("0") in text
     assert "± " not in text.split("##")[1]
     for name in ("curves.png", "best_and_worst.png"):
@@ -102,13 +102,13 @@ def test_all_methods_and_the_sanity_check(models, tmp_path, score, scores):
     methods = "GradCAM", "IntegratedGradients(steps=2)", "Occlusion(window=16, stride=16)"
     given = [word for method in methods for word in ("--method", method)]
     assert score(models("vit"), "planted", *words, *given, "-o", tmp_path) == 0
-    told = scores(tmp_path)
-    assert told["RandomMap"]["scores"]["randomisation"]["mean"] == pytest.approx(1)
-    assert told["GradCAM"]["scores"]["randomisation"]["n"] == 2
-    assert told["GradCAM"]["scores"]["randomisation"]["mean"] < 1
+    methods = scores(tmp_path)
+    assert methods["RandomMap"]["scores"]["randomisation"]["mean"] == pytest.approx(1)
+    assert methods["GradCAM"]["scores"]["randomisation"]["n"] == 2
+    assert methods["GradCAM"]["scores"]["randomisation"]["mean"] < 1
     layers = json.loads((tmp_path / "scores.json").read_text())["layers"]
     assert layers[0] == "head"
-    assert len(told["GradCAM"]["curves"]["ssim"]) == len(layers)
+    assert len(methods["GradCAM"]["curves"]["ssim"]) == len(layers)
     assert (tmp_path / "sanity.png").is_file()
 
 

@@ -38,9 +38,9 @@ def test_as_many_processes_as_there_is_work_for(maps, cores, processes, models, 
 def test_how_many_images_are_scored(models):
     model = load_model(models("vit"))
     usual = score_work.Work(model, "planted")
-    assert (usual.asked, len(usual.all.sane)) == (1000, 0)
+    assert (usual.requested, len(usual.all.sane)) == (1000, 0)
     every = score_work.Work(model, "planted", "all")
-    assert (every.asked, len(every.all.sane)) == (500, 32)
+    assert (every.requested, len(every.all.sane)) == (500, 32)
     assert every.all.chosen == every.data.chosen(500, 0)
 
 

@@ -160,12 +160,12 @@ def test_a_mosaic_holds_the_surest_photos_that_are_named_right(scored, model, fo
 @pytest.mark.xdist_group("mosaics")
 def test_the_files_say_how_and_mark_what_is_class_blind(scored):
     folder = scored._memory.folder.parent
-    told = json.loads((folder / "scores.json").read_text())
-    assert [row["side"] for row in told["mosaics"]] == [2, 3]
-    assert told["mosaics"][0]["frame"] == "full"
-    assert told["mosaics"][0]["named"] == {"full": 1.0, "shrunk": 1.0}
-    assert not told["methods"]["Blind"]["class_specific"]
-    ahead = told["methods"]["Oracle"]["scores"][GRIDS[0]]["better_than"]["RandomMap"]
+    report = json.loads((folder / "scores.json").read_text())
+    assert [row["side"] for row in report["mosaics"]] == [2, 3]
+    assert report["mosaics"][0]["frame"] == "full"
+    assert report["mosaics"][0]["named"] == {"full": 1.0, "shrunk": 1.0}
+    assert not report["methods"]["Blind"]["class_specific"]
+    ahead = report["methods"]["Oracle"]["scores"][GRIDS[0]]["better_than"]["RandomMap"]
     assert ahead["mean"] == pytest.approx(0.75, abs=1e-3)
     assert ahead["low"] <= ahead["mean"] <= ahead["high"]
     rows = list(csv.DictReader((folder / "scores.csv").read_text().splitlines()))
@@ -239,8 +239,8 @@ def test_a_vit_has_a_layout_of_the_mosaic(folder):
     }
     mosaics.compose(right)
     records, _ = mosaics.framed("full", [0, 1])
-    told = {("framed", "full", record["image"]): record for record in records}
-    mosaics.choose_frames(told)
+    framed = {("framed", "full", record["image"]): record for record in records}
+    mosaics.choose_frames(framed)
     (record, _), _ = mosaics.pointed(GradCAM(), [0, 1])
     images, *_ = mosaics.images([0], "full")
     assert tuple(images.shape) == (1, 3, 48, 72)
@@ -353,11 +353,11 @@ def test_on_the_command_line(models, model, folder, tmp_path, capsys, monkeypatc
     assert args.mosaic == [2, 3]
     command = ["score", models("senet"), str(folder), "--mosaic", "2", "--device", "cpu"]
     assert main([*command, "-o", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err.strip()
-    assert said.startswith(
+    complaint = capsys.readouterr().err.strip()
+    assert complaint.startswith(
         f"vision-attn: error: {folder}: the model knows no class named blue, cyan, "
     )
-    assert "\n" not in said
+    assert "\n" not in complaint
     monkeypatch.setattr("vision_attn.commands.options.load", lambda args: model)
     limits = ["--limit", "5", "--steps", "1", "--method", "RandomMap", "-o", str(tmp_path / "ok")]
     assert main([*command, *limits, "--processes", "1"]) == 0

@@ -77,7 +77,7 @@ def results_of(leads, images=100, methods=METHODS, **more) -> Results:
     work.all = Share(everything, everything if ends else [])
     work.explainers = explainers
     work.model = Model(nn.Sequential(nn.Linear(2, 2)), PREPROCESS, [], None)
-    work.asked = images
+    work.requested = images
     work.mosaics = Mosaics("d", work.model, work.data, sides=(), most=0)
     return Results(work, records)
 

@@ -75,14 +75,14 @@ def blank_image(network: nn.Module, size: tuple[int, int] | None = None) -> Tens
     channels, height, width = 3, USUAL, USUAL
     for module in modules_of(network):
         config: Any = getattr(module, "pretrained_cfg", None) or getattr(module, "config", None)
-        told = config.get("input_size") if isinstance(config, dict) else None
-        if told is not None:
+        declared = config.get("input_size") if isinstance(config, dict) else None
+        if declared is not None:
             own = getattr(getattr(module, "patch_embed", None), "img_size", None)
-            channels, height, width = (told[0], *own) if isinstance(own, tuple) else told
+            channels, height, width = (declared[0], *own) if isinstance(own, tuple) else declared
             break
-        told = getattr(config, "image_size", None) or getattr(module, "image_size", None)
-        if isinstance(told, int | list | tuple):
-            height, width = (told, told) if isinstance(told, int) else told[-2:]
+        declared = getattr(config, "image_size", None) or getattr(module, "image_size", None)
+        if isinstance(declared, int | list | tuple):
+            height, width = (declared, declared) if isinstance(declared, int) else declared[-2:]
             break
     height, width = size or (height, width)
     image = torch.zeros(1, channels, height, width, dtype=weight.dtype, device=weight.device)

@@ -119,9 +119,9 @@ class Walk:
 
     def _joins(self, at: int) -> bool:
         """Whether the outputs of a call are added to its queries, not new tokens."""
-        asked = [one for row in self.run.queries[at] for one in row if one]
-        learned = bool(asked) and all(  # class tokens: nothing tells that they are added to
-            self.origins.call[one] < 0 and self.origins.box[one, 2] < 0 for one in asked
+        queries = [one for row in self.run.queries[at] for one in row if one]
+        learned = bool(queries) and all(  # class tokens: nothing tells that they are added to
+            self.origins.call[one] < 0 and self.origins.box[one, 2] < 0 for one in queries
         )
         return learned or bool(self.origins.residual[self._with_aliases(at)].any())
 

@@ -442,8 +442,8 @@ class Tracer(DispatchMode):
         for axis, n in enumerate(size):
             one = [1, n, 1, 1]
             one[2 + axis] = n
-            told = func(torch.eye(n).view(one).expand(1, n, *size).contiguous(), *args[1:])[0]
-            around.append((told.select(2 - axis, 0) != 0).T)  # place after, place before
+            weights = func(torch.eye(n).view(one).expand(1, n, *size).contiguous(), *args[1:])[0]
+            around.append((weights.select(2 - axis, 0) != 0).T)  # place after, place before
         return self._spread(ids, around, shape)
 
     def _spread(self, ids: Tensor, around: Sequence[Tensor], shape: Sequence[int]) -> Tensor:

@@ -35,5 +35,5 @@ def made() -> Iterator[None]:
     except (ValueError, OSError):
         raise
     except Exception as error:  # of a library: a size below 0, a division by 0
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"the classes cannot be made with these options: {said}") from error
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"the classes cannot be made with these options: {message}") from error

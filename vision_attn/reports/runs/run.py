@@ -313,10 +313,10 @@ class Run(LightningCLI):
             raise
         except Exception as error:
             given = self.config.trainer
-            said = " ".join(str(error).split()) or type(error).__name__
+            message = " ".join(str(error).split()) or type(error).__name__
             raise ValueError(
                 f"--trainer.accelerator {given.accelerator}, --trainer.devices {given.devices}: "
-                f"{said}"
+                f"{message}"
             ) from error
 
     def _measuring_trainer(self, logger: Logger | bool) -> Trainer:
@@ -437,10 +437,10 @@ class Run(LightningCLI):
         except Exception as error:
             if path is None or self.begun.begun or "allocate" in str(error):
                 raise
-            said = " ".join(f"{type(error).__name__}: {error}".split())
+            message = " ".join(f"{type(error).__name__}: {error}".split())
             raise ModelError(
                 f"{path}: its training state is damaged, or was written by another version of "
-                f"Lightning ({said}): take an earlier checkpoint"
+                f"Lightning ({message}): take an earlier checkpoint"
             ) from error
 
     @staticmethod

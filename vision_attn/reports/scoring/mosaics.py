@@ -183,9 +183,9 @@ class Mosaics:
             named = {}
             for frame in FRAMES:
                 keys = [("framed", frame, self.made[i].name) for i in mine]
-                told = [records[key] for key in keys if key in records]
-                if told and not any("problem" in one for one in told):
-                    named[frame] = sum(one["named"] for one in told) / len(told)
+                found = [records[key] for key in keys if key in records]
+                if found and not any("problem" in one for one in found):
+                    named[frame] = sum(one["named"] for one in found) / len(found)
             if not named:
                 raise ValueError(f"no mosaic of {side}x{side} could be read")
             self.frames[side] = max(named, key=lambda frame: named[frame])  # full where both do
@@ -215,13 +215,13 @@ class Mosaics:
             return [], problems
         chances = self._logits(torch.stack([one.image for one in samples])).softmax(dim=1)
         probability, predicted = chances.max(dim=1)
-        told = zip(samples, predicted.tolist(), probability.tolist(), strict=True)
+        predictions = zip(samples, predicted.tolist(), probability.tolist(), strict=True)
         return [
             {
                 **{"kind": "named", "method": "", "image": one.name, "label": one.label},
                 **{"predicted": guess, "probability": round(chance, 5)},
             }
-            for one, guess, chance in told
+            for one, guess, chance in predictions
         ], problems
 
     def framed(self, frame: str, numbers: Sequence[int]) -> tuple[list[Record], list[str]]:
@@ -240,8 +240,8 @@ class Mosaics:
         except (AssertionError, RuntimeError, ValueError) as error:  # built for one size
             if frame != "full":
                 raise
-            said = {"problem": " ".join(str(error).split())}
-            return [one | said for one in records], problems
+            problem = {"problem": " ".join(str(error).split())}
+            return [one | problem for one in records], problems
         for one, row, i in zip(records, logits, numbers, strict=True):
             first = set(row.topk(self.made[i].side ** 2).indices.tolist())
             one["named"] = round(len(first & set(self.made[i].classes)) / len(first), 5)
@@ -257,15 +257,15 @@ class Mosaics:
             return [], problems
         names = self.names()
         try:
-            told = self._shares(explainer, images, kept)
+            records = self._shares(explainer, images, kept)
         except ValueError as error:
             if len(kept) > 1:
                 every = [self.pointed(explainer, [i]) for i in kept]
                 return [one for found, _ in every for one in found], problems
-            told = [{"problem": " ".join(str(error).split())}]
+            records = [{"problem": " ".join(str(error).split())}]
         return [
             {"kind": "mosaic", "method": str(explainer), "image": names[i], **one}
-            for i, one in zip(kept, told, strict=True)
+            for i, one in zip(kept, records, strict=True)
         ], problems
 
     def _shares(self, explainer: Explainer, images: Images, numbers: Sequence[int]) -> list[Record]:

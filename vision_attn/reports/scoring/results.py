@@ -55,14 +55,14 @@ class Results:
         names = work.data.names
         chosen, sane, mosaics = share or work.all
         self.images = [names[item] for item in chosen]
-        asked = {"maps": set(self.images), "sanity": {names[item] for item in sane}}
+        wanted = {"maps": set(self.images), "sanity": {names[item] for item in sane}}
         if mosaics:
             made = work.mosaics.names()
-            asked["mosaic"] = {made[number] for number in mosaics}
+            wanted["mosaic"] = {made[number] for number in mosaics}
         self.records = {
             key: record
             for key, record in records.items()
-            if key[1] in work.explainers and key[2] in asked.get(key[0], ())
+            if key[1] in work.explainers and key[2] in wanted.get(key[0], ())
         }
         self.mosaics = work.mosaics.known
         add_box_ious(self.records.values(), list(work.explainers))
@@ -203,35 +203,35 @@ class Results:
 
     def _short_of(self, work: Work, chosen: list[int]) -> str:
         scored = len({image for kind, _, image in self.records if kind == "maps"})
-        if scored == len(chosen) and work.asked <= len(work.data):
+        if scored == len(chosen) and work.requested <= len(work.data):
             return ""
         there = len(work.data)
-        return f"{work.asked} images requested, {there} found, {scored} could be read"
+        return f"{work.requested} images requested, {there} found, {scored} could be read"
 
     def notes(self) -> list[str]:
         """What to know before the numbers are believed."""
-        said = [self.short] if self.short else []
-        said += [str(row) for row in self.mosaics]
+        lines = [self.short] if self.short else []
+        lines += [str(row) for row in self.mosaics]
         for method in [*self.methods, *NAMES]:
             mine = self.by_method["maps", method]
             constant = sum(r.get("constant", False) for r in mine)
             if constant:
-                said.append(
+                lines.append(
                     f"{method}: {constant} of {len(mine)} maps are constant, and score as random"
                 )
-        return said
+        return lines
 
     def problems(self) -> list[str]:
         """A line for each method that failed on images, with the first reason."""
-        said = []
+        lines = []
         for (kind, method), records in self.by_method.items():
             reasons = [record["problem"] for record in records if "problem" in record]
             if reasons:
-                said.append(
+                lines.append(
                     f"{method} ({kind}) failed on {len(reasons)} of {len(records)} images, "
                     f"first: {reasons[0]}"
                 )
-        return said
+        return lines
 
 
 def add_box_ious(records: Iterable[Record], methods: Iterable[str]) -> None:

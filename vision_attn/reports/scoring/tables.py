@@ -153,13 +153,13 @@ def lead(results: Results) -> str:
 
 def verdicts(results: Results) -> list[str]:
     """Which methods are better than every baseline, metric by metric."""
-    said = []
+    lines = []
     for metric in COMPARED:
         if metric in results.metrics:
             ahead = [method for method in results.methods if results.beats_all(metric, method)]
             names = ", ".join(ahead) or "none"
-            said.append(f"{heading(metric)}: better than every baseline: {names}")
-    return said
+            lines.append(f"{heading(metric)}: better than every baseline: {names}")
+    return lines
 
 
 def after(results: Results) -> list[str]:
@@ -271,13 +271,13 @@ def as_csv(results: Results) -> str:
 def as_markdown(results: Results) -> str:
     """All tables, and by how much each method is ahead of the baselines, for scores.md."""
     verdict = judge(results)
-    said = "\n\n".join(map(plain, verdict.text.splitlines()))
+    text = "\n\n".join(map(plain, verdict.text.splitlines()))
     why = [
         [f"**{plain(one.method)}**", TRUST[one.trust], plain("; ".join([one.reason, *one.remarks]))]
         for one in verdict.methods
     ]
     parts = [
-        f"# Which heatmap to trust\n\n{said}\n",
+        f"# Which heatmap to trust\n\n{text}\n",
         markdown_table(["method", "trust it here?", "why"], why),
         f"{plain(RULE)}\n\n{plain(lead(results))}.\n\n{plain(LEGEND)}\n",
     ]

@@ -129,12 +129,12 @@ class Work:
             half=native_precision(kind) == "bf16-mixed",
         )
         everything = words is not None and "all" in words
-        self.asked = images or min(ALL_IMAGES if everything else IMAGES, len(self.data))
-        chosen = self.data.chosen(self.asked, seed)
+        self.requested = images or min(ALL_IMAGES if everything else IMAGES, len(self.data))
+        chosen = self.data.chosen(self.requested, seed)
         usual = SANE if everything else 0
         self.all = Share(chosen, chosen[: usual if sanity is None else sanity])
         self.batch_size = batch_size
-        most = min(self.asked, SANE) if everything else self.asked
+        most = min(self.requested, SANE) if everything else self.requested
         sides = check_sides(mosaic)
         self.mosaics = Mosaics(data_name(data), model, self.data, sides, most, seed)
         if sides:

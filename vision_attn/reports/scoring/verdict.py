@@ -167,10 +167,10 @@ class Verdict:
             "open": f"cannot tell from {count} mosaic{'' if count == 1 else 's'}",
         }
         found = {
-            said: [one.method for one in self.methods if one.pointing == pointing]
-            for pointing, said in words.items()
+            phrase: [one.method for one in self.methods if one.pointing == pointing]
+            for pointing, phrase in words.items()
         }
-        parts = [f"{said}: {', '.join(names)}" for said, names in found.items() if names]
+        parts = [f"{phrase}: {', '.join(names)}" for phrase, names in found.items() if names]
         return f"Asked for one class of a {side}x{side} mosaic, {'; '.join(parts)}."
 
     def __str__(self) -> str:
@@ -301,13 +301,13 @@ def interval_of(values: Sequence[float]) -> Interval | None:
 
 def remarks(results: Results, method: str) -> list[str]:
     """Say what else is known of a method: where it lies, and how it bears noise."""
-    said = []
+    lines = []
     for side, metric in GRIDS.items():
         if metric in results.metrics and method not in results.blind:
             mean = results.mean(metric, method)
             inside = interval_of(list(results.numbers(metric, method).values()))
             range_ = f" [{short(inside.low)}, {short(inside.high)}]" if inside else ""
-            said.append(
+            lines.append(
                 f"in mosaics of {side}x{side}, {short(mean.value)}{range_} of it lies on the photo "
                 f"of its class, {short(1 / side**2)} by chance"
             )
@@ -320,11 +320,11 @@ def remarks(results: Results, method: str) -> list[str]:
                 "no better": f"it lies on the object no more than {found.baseline} does",
                 "open": f"cannot tell whether it lies on the object more than {found.baseline}",
             }
-            said.append(words[found.standing])
+            lines.append(words[found.standing])
     moved = interval_of(list(results.numbers("sensitivity", method).values()))
     if moved is not None and moved.low > 1:
-        said.append("a little noise in the image changes it by more than its own size")
-    return said
+        lines.append("a little noise in the image changes it by more than its own size")
+    return lines
 
 
 def counted(images: int) -> str:
