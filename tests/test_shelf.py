@@ -363,9 +363,9 @@ def test_a_photo_unlike_what_is_known_is_said_to_be(shelf, spec, photos, tmp_pat
         ):
             sizes = picture.size, grid.size
         if warned:
-            warned = sizes
-    assert warned[0][1] > sizes[0][1]  # a line below the picture, and one above the grid
-    assert warned[1][1] > sizes[1][1]
+            larger = sizes
+    assert larger[0][1] > sizes[0][1]  # a line below the picture, and one above the grid
+    assert larger[1][1] > sizes[1][1]
 
 
 @pytest.mark.xdist_group("made shelf")
