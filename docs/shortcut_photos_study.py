@@ -100,8 +100,8 @@ tells them apart, 0.5 does not, and the baselines, which know nothing of the net
 
 The cue is outlined; above the honest network, below the one that cheats.
 
-How this section was made: `python docs/shortcut_photos_study.py --images {images}`, which trains and
-scores the four networks.
+How this section was made: `python docs/shortcut_photos_study.py --images {images}`, which trains
+and scores the four networks.
 """
 
 

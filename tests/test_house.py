@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"types", "deprecated", "files", "cores", "compat"},
     "render": {"types", "deprecated", "files"},
     "evaluate": {"types", "deprecated"},
-    "explain": {"types", "deprecated", "threads", "compat", "attention"},
+    "explain": {"types", "deprecated", "threads", "compat", "devices", "attention"},
     "fitting": {"hub", "models", "reports"},
     "distillation": {"types", "data", "training", "hub"},
     "training": {

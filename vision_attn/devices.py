@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor, nn
 
 CPU_INFO = Path("/proc/cpuinfo")
 # What ONEDNN_MAX_CPU_ISA may hold oneDNN to that knows no bfloat16.
@@ -41,6 +42,30 @@ def cpu_has_bf16() -> bool:
     else:  # torch 2.9 does not know yet, Linux does
         has = set(CPU_INFO.read_text().split()) if CPU_INFO.is_file() else set()
     return not has.isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def forward_format(network: nn.Module, images: Tensor) -> torch.memory_format:
+    """The memory format in which a network answers such images (b c h w) fastest.
+
+    Channels last for convolutions in float32 on a CPU: they then take 0.6 to 0.75 of the time. Not
+    where the network's own code needs the usual format, as `view` does: it is tried on the first
+    image.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.devices import forward_format
+        >>> forward_format(torch.nn.Linear(2, 2), torch.zeros(1, 3, 2, 2))
+        torch.contiguous_format
+    """
+    convolutions = sum(isinstance(module, nn.Conv2d) for module in network.modules())
+    if convolutions < 2 or images.device.type != "cpu" or native_precision("cpu") != "32-true":
+        return torch.contiguous_format
+    try:
+        with torch.no_grad(), torch.random.fork_rng([]):
+            network(images[:1].contiguous(memory_format=torch.channels_last))
+    except Exception:  # if it is for another reason, the run itself says so
+        return torch.contiguous_format
+    return torch.channels_last
 
 
 def find_device(name: str = "auto") -> torch.device:

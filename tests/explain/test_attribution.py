@@ -5,6 +5,8 @@ import torch
 from captum import attr
 from torch import nn
 
+from vision_attn import devices
+from vision_attn.explain import LIME
 from vision_attn.explain import attribution as perturbing
 from vision_attn.explain.attribution import IntegratedGradients, Occlusion
 
@@ -131,3 +133,24 @@ def test_errors(network, monkeypatch):
     monkeypatch.setattr(perturbing, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="Occlusion needs captum: pip install captum"):
         Occlusion()(network, IMAGES)
+
+
+@pytest.mark.parametrize("method", [IntegratedGradients(steps=3), Occlusion(window=5), LIME(16)])
+def test_convolutions_in_float32_see_their_samples_channels_last(method, monkeypatch):
+    network = nn.Sequential(
+        nn.Conv2d(3, 5, 3), nn.Tanh(), nn.Conv2d(5, 7, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    maps, last = {}, {}
+    for native in ("32-true", "bf16-mixed"):
+        monkeypatch.setattr(devices, "native_precision", lambda kind, native=native: native)
+        formats = []
+        handle = network.register_forward_pre_hook(
+            lambda _, given, formats=formats: formats.append(
+                len(given[0]) > 3 and given[0].is_contiguous(memory_format=torch.channels_last)
+            )
+        )
+        maps[native] = method(network, IMAGES, [1, 4, 6]).values
+        handle.remove()
+        last[native] = any(formats)
+    assert last == {"32-true": True, "bf16-mixed": False}
+    torch.testing.assert_close(maps["32-true"], maps["bf16-mixed"], rtol=1e-4, atol=1e-5)

@@ -3,16 +3,17 @@
 Axes: b batch, c channels, h height, w width.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from vision_attn.devices import forward_format
 from vision_attn.explain.base import Explainer, class_logits, target_classes
-from vision_attn.types import Heatmaps, Images, TokenLayout
+from vision_attn.types import Heatmaps, Images, Logits, TokenLayout
 
 __all__ = ["Attribution", "IntegratedGradients", "Occlusion"]
 
@@ -43,6 +44,12 @@ class Attribution(Explainer):
 
     def refusal(self, network: nn.Module) -> str | None:
         return None
+
+    @staticmethod
+    def logits(network: nn.Module, images: Images) -> Callable[[Images], Logits]:
+        """A function that gives the logits of such images in the network's fastest format."""
+        memory_format = forward_format(network, images)
+        return lambda some: class_logits(network, some.contiguous(memory_format=memory_format))
 
 
 @dataclass(frozen=True)
@@ -105,7 +112,7 @@ class IntegratedGradients(_ByCaptum):
             targets = target_classes(logits, targets)
             change = logits - class_logits(network, torch.zeros_like(images))
             change = change.gather(1, targets[:, None])[:, 0].float()
-        method = attr.IntegratedGradients(partial(class_logits, network))
+        method = attr.IntegratedGradients(self.logits(network, images))
         maps = images.new_zeros(len(images), *images.shape[2:], dtype=torch.float32)
         gaps = torch.full_like(change, torch.nan)
         steps, left = self.steps or min(START, self.most_steps), torch.arange(len(images))
@@ -171,7 +178,7 @@ class Occlusion(_ByCaptum):
         if step > side:
             raise ValueError(f"{self}: a stride of {step} skips pixels between windows of {side}")
         targets = target_classes(class_logits(network, images), targets)
-        attribution = attr.Occlusion(partial(class_logits, network)).attribute(
+        attribution = attr.Occlusion(self.logits(network, images)).attribute(
             images,
             sliding_window_shapes=(channels, side, side),
             strides=(channels, step, step),

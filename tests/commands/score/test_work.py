@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from vision_attn import devices
 from vision_attn.evaluate import DroppedTokens, FilledCells
 from vision_attn.explain import Explainer
 from vision_attn.hub import load_model
 from vision_attn.models import ViT
-from vision_attn.reports.scoring import scorer
 from vision_attn.reports.scoring import tasks as score_work
 from vision_attn.reports.scoring.evidence import open_data
 from vision_attn.reports.scoring.results import Results
@@ -145,7 +145,7 @@ class Viewed(nn.Module):
 
 @pytest.mark.parametrize("native", ["32-true", "bf16-mixed"])
 def test_convolutions_in_float32_get_their_images_channels_last(native, models, monkeypatch):
-    monkeypatch.setattr(scorer, "native_precision", lambda kind: native)
+    monkeypatch.setattr(devices, "native_precision", lambda kind: native)
     model = load_model(models("senet"))
     formats = []
     model.network.register_forward_pre_hook(

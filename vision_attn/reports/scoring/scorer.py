@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from vision_attn.attention import Global, Location, RotaryAttention, Window
-from vision_attn.devices import native_precision
+from vision_attn.devices import forward_format
 from vision_attn.errors import ModelError
 from vision_attn.evaluate import (
     AverageDrop,
@@ -333,24 +333,9 @@ def removal(model: Model, how: str = "auto", seed: int = 0) -> Removal:
     grid = model.layout.grid if model.layout else (min(usual, size[0]), min(usual, size[1]))
     fill = NoiseFill(seed) if how == "noise" else FILLS.get(how, MeanFill)()
     forward = partial(class_logits, model.network)
-    return FilledCells(forward, grid, fill, memory_format=_memory_format(model))
-
-
-def _memory_format(model: Model) -> torch.memory_format:
-    """Channels last for convolutions in float32 on a CPU: they then take 0.6 to 0.75 of the time.
-
-    Not where the network's own code needs the usual format, as `view` does.
-    """
-    convolutions = sum(isinstance(module, nn.Conv2d) for module in model.network.modules())
-    if convolutions < 2 or model.device.type != "cpu" or native_precision("cpu") != "32-true":
-        return torch.contiguous_format
-    images = torch.zeros(2, 3, *model.preprocess.input_size)
-    try:
-        with torch.no_grad(), torch.random.fork_rng([]):
-            model.network(images.contiguous(memory_format=torch.channels_last))
-    except Exception:  # if it is for another reason, the run itself says so
-        return torch.contiguous_format
-    return torch.channels_last
+    images = torch.zeros(1, 3, *size, device=model.device)
+    memory_format = forward_format(model.network, images)
+    return FilledCells(forward, grid, fill, memory_format=memory_format)
 
 
 def as_plain_vit(model: Model) -> ViT | None:
