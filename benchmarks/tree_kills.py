@@ -65,8 +65,8 @@ def faults(found: Sequence[tuple[str, str]], files: set[str], methods: int) -> l
     done = Counter(photo for photo, _ in set(found))
     short = [photo for photo in files if done[photo] != methods]
     strange = set(done) - files
-    faults = (twice, "more than once"), (short, f"not by {methods} methods"), (strange, "unknown")
-    return [f"{len(some)} {what}, such as {next(iter(some))}" for some, what in faults if some]
+    kinds = (twice, "more than once"), (short, f"not by {methods} methods"), (strange, "unknown")
+    return [f"{len(some)} {what}, such as {next(iter(some))}" for some, what in kinds if some]
 
 
 def report(part: str, before: int, found: Sequence[tuple[str, str]], wrong: list[str]) -> bool:

@@ -1,7 +1,9 @@
 import pytest
 import torch
+from torch import nn
 
 from vision_attn import devices as precision
+from vision_attn.explain import LIME
 from vision_attn.training import native_precision
 
 
@@ -77,3 +79,31 @@ def test_a_device_that_is_not_here_is_one_line(name):
         precision.find_device(name)
     assert "expected auto, cpu, cuda or mps" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+class Folded(nn.Module):
+    """Views images and channels as one axis: with channels last only a single image allows it."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolutions = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Conv2d(5, 7, 3))
+
+    def forward(self, images):
+        features = self.convolutions(images)
+        b, c, h, w = features.shape
+        return features.view(b * c, h, w).mean((1, 2)).view(b, c)
+
+
+@pytest.mark.parametrize("native", ["32-true", "bf16-mixed"])
+def test_the_format_of_forward_passes_is_one_that_every_batch_takes(native, monkeypatch):
+    monkeypatch.setattr(precision, "native_precision", lambda kind: native)
+    folded, one = Folded(), torch.randn(1, 3, 11, 13)
+    last = torch.channels_last
+    folded(one.contiguous(memory_format=last))  # a single image does not show it
+    with pytest.raises(RuntimeError, match="view"):
+        folded(one.repeat(2, 1, 1, 1).contiguous(memory_format=last))
+    assert precision.forward_format(folded, one) == torch.contiguous_format
+    usual = last if native == "32-true" else torch.contiguous_format
+    assert precision.forward_format(folded.convolutions, one) == usual
+    assert precision.forward_format(folded.convolutions[:1], one) == torch.contiguous_format
+    assert LIME(samples=16, cells=3)(folded, one, [2]).values.shape == (1, 3, 4)
