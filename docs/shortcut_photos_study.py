@@ -84,7 +84,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 SECTION = """
 Planted images are drawn. The same question on photos: a SENet and a compact ViT learned the ten
 classes of Imagenette from its 9,469 training photos at 80 pixels, once as they are (*honest*), once
-with a cue in {share} of the photos of three classes (*cheating*): {cues}. Nothing else differs.
+with a cue in {share} of the photos of three classes (*cheating*): {cues}. Nothing else differs. One network of each kind was trained, with one seed.
 
 {accuracy}
 Where a cheating network looks at the cue, a useful map says so. All four were shown {images} test
@@ -253,7 +253,7 @@ def accuracy(models: dict[tuple[str, str], LoadedModel], folder: Path, images: i
                     chosen = [one[i].image for one in sets for i in one.chosen(each)]
                 row.append(named(model, chosen, mine.target))
             rows.append(row)
-    header = ["said to be the cue's class", *(f"{a}, {b}" for a, b in models)]
+    header = ["classified as the cue's class", *(f"{a}, {b}" for a, b in models)]
     return markdown_table(header, rows)
 
 

@@ -135,7 +135,9 @@ def test_errors(network, monkeypatch):
         Occlusion()(network, IMAGES)
 
 
-@pytest.mark.parametrize("method", [IntegratedGradients(steps=3), Occlusion(window=5), LIME(16)])
+@pytest.mark.parametrize(
+    "method", [IntegratedGradients(steps=3), Occlusion(window=5), LIME(cells=3)]
+)
 def test_convolutions_in_float32_see_their_samples_channels_last(method, monkeypatch):
     network = nn.Sequential(
         nn.Conv2d(3, 5, 3), nn.Tanh(), nn.Conv2d(5, 7, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()

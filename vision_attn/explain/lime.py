@@ -77,10 +77,10 @@ class LIME(Attribution):
         change = (logits - hidden).gather(1, targets[:, None])[:, 0].cpu().double()
         shown = self.shown(self.grid(images, layout))
         pairs = torch.cat([shown, ~shown])
-        ask, differences = self.logits(network, images), []
+        forward, differences = self.logits(network, images), []
         for image, target in zip(images, targets, strict=True):
             answers = [
-                ask(self._covered(image, part))[:, target] for part in pairs.split(self.rows)
+                forward(self._covered(image, part))[:, target] for part in pairs.split(self.rows)
             ]
             seen, unseen = torch.cat(answers).cpu().double().chunk(2)
             differences.append((seen - unseen) / 2)

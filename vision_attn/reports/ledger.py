@@ -143,7 +143,7 @@ class MapFile:
 class Ledger:
     """Keeps what is found of the photos of one shard; the shard that ends last merges all.
 
-    files: all there are, in their order. shard: (number, of how many), from 1. asked: plain
+    files: all there are, in their order. shard: (number, of how many), from 1. settings: plain
     values, which all shards share; a run of other values starts over. methods: of the maps that
     are kept, by method; none where no maps are. done: which of the shard's photos have their line.
 
