@@ -84,7 +84,8 @@ NETWORKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 SECTION = """
 Planted images are drawn. The same question on photos: a SENet and a compact ViT learned the ten
 classes of Imagenette from its 9,469 training photos at 80 pixels, once as they are (*honest*), once
-with a cue in {share} of the photos of three classes (*cheating*): {cues}. Nothing else differs. One network of each kind was trained, with one seed.
+with a cue in {share} of the photos of three classes (*cheating*): {cues}.
+Nothing else differs. One network of each kind was trained, with one seed.
 
 {accuracy}
 Where a cheating network looks at the cue, a useful map says so. All four were shown {images} test
