@@ -104,6 +104,28 @@ def test_batches(network, method):
     torch.testing.assert_close(method(network, IMAGES).values, alone, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("method", [Occlusion(rows=11), LIME(samples=24, cells=5, rows=11)])
+def test_copies_of_an_image_in_a_row_are_passed_once_for_all_their_classes(network, method):
+    network, seen = network.double(), []
+    network.register_forward_hook(lambda module, args, output: seen.append(len(output)))
+
+    def passes(images, classes):
+        seen.clear()
+        maps = method(network, images, classes)
+        assert maps.targets.tolist() == classes
+        return maps.values, sum(seen)
+
+    first, second, third = IMAGES.double()
+    order = [first, second, second, second, third, first]
+    classes = [1, 4, 0, 4, 6, 2]
+    alone = [passes(image[None], [k]) for image, k in zip(order, classes, strict=True)]
+    values, together = passes(torch.stack(order), classes)
+    torch.testing.assert_close(values, torch.cat([one for one, _ in alone]), rtol=0, atol=1e-6)
+    assert not torch.equal(values[1], values[2])
+    saved = sum(count for _, count in alone) - together
+    assert saved > 0.9 * 2 * alone[1][1]  # two of the six are copies
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.parametrize("method", [IntegratedGradients(steps=4), Occlusion()])
 def test_networks_that_hide_their_modules_are_explained_from_outside(network, method):

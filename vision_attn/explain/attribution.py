@@ -3,9 +3,10 @@
 Axes: b batch, c channels, h height, w width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import pairwise
 
 import torch
 from jaxtyping import Int
@@ -50,6 +51,15 @@ class Attribution(Explainer):
         """A function that gives the logits of such images in the network's fastest format."""
         memory_format = forward_format(network, images)
         return lambda some: class_logits(network, some.contiguous(memory_format=memory_format))
+
+    @staticmethod
+    def each_once(
+        images: Images, targets: Int[Tensor, " b"]
+    ) -> Iterator[tuple[Images, Int[Tensor, " t"]]]:
+        """Give each image (1 c h w) once, with the classes of all its copies in a row."""
+        new = [i for i in range(1, len(images)) if not torch.equal(images[i], images[i - 1])]
+        for first, end in pairwise([0, *new, len(images)]):
+            yield images[first, None], targets[first:end]
 
 
 @dataclass(frozen=True)
@@ -155,6 +165,8 @@ class Occlusion(_ByCaptum):
     window: int = 0
     stride: int = 0
 
+    shares_passes = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("window", "stride"):
@@ -178,11 +190,14 @@ class Occlusion(_ByCaptum):
         if step > side:
             raise ValueError(f"{self}: a stride of {step} skips pixels between windows of {side}")
         targets = target_classes(class_logits(network, images), targets)
-        attribution = attr.Occlusion(self.logits(network, images)).attribute(
-            images,
-            sliding_window_shapes=(channels, side, side),
-            strides=(channels, step, step),
-            target=targets,
-            perturbations_per_eval=max(1, self.rows // len(images)),
-        )
-        return Heatmaps(attribution.mean(dim=1).float(), str(self), targets)
+        forward, maps = self.logits(network, images), []
+        for image, classes in self.each_once(images, targets):
+            occlusion = attr.Occlusion(lambda some, of=classes: forward(some)[:, of])
+            attribution = occlusion.attribute(
+                image,
+                sliding_window_shapes=(channels, side, side),
+                strides=(channels, step, step),
+                perturbations_per_eval=max(1, self.rows // len(classes)),
+            )
+            maps.append(attribution.mean(dim=1).float())  # a map a class
+        return Heatmaps(torch.cat(maps), str(self), targets)

@@ -65,6 +65,9 @@ class Explainer(ABC):
     """Whether the map is of one class, so that `targets` matters."""
     needs_gradients: ClassVar[bool] = False
     """Whether `explain` runs with gradients on (parameters frozen) or under no_grad."""
+    shares_passes: ClassVar[bool] = False
+    """Whether an image that stands in a batch once for each of several classes, in a row, costs no
+    more than one."""
     why_empty: ClassVar[str] = "no place has any effect"
     """What it means where a map is 0 everywhere, for pictures and records."""
 

@@ -57,6 +57,8 @@ class LIME(Attribution):
     cells: int = 0
     seed: int = 0
 
+    shares_passes = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.samples < 4 or self.samples % 2:
@@ -78,13 +80,13 @@ class LIME(Attribution):
         shown = self.shown(self.grid(images, layout))
         pairs = torch.cat([shown, ~shown])
         forward, differences = self.logits(network, images), []
-        for image, target in zip(images, targets, strict=True):
+        for image, classes in self.each_once(images, targets):
             answers = [
-                forward(self._covered(image, part))[:, target] for part in pairs.split(self.rows)
+                forward(self._covered(image, part))[:, classes] for part in pairs.split(self.rows)
             ]
             seen, unseen = torch.cat(answers).cpu().double().chunk(2)
-            differences.append((seen - unseen) / 2)
-        maps = weights(shown, torch.stack(differences))
+            differences.append((seen - unseen).mT / 2)
+        maps = weights(shown, torch.cat(differences))
         missing = change - maps.sum(dim=(1, 2))
         maps += (missing / shown[0].numel())[:, None, None]
         return Heatmaps(maps.float().to(images.device), str(self), targets)
@@ -118,9 +120,9 @@ class LIME(Attribution):
         return alike(side, max(1.0, BLOB * shorter)) + 1e-4 * torch.eye(side, dtype=torch.float64)
 
     @staticmethod
-    def _covered(image: Float[Tensor, "c h w"], shown: Bool[Tensor, "s y x"]) -> Images:
+    def _covered(image: Float[Tensor, "1 c h w"], shown: Bool[Tensor, "s y x"]) -> Images:
         mask = shown[:, None].to(image.device, image.dtype)
-        return image * F.interpolate(mask, size=image.shape[1:], mode="nearest-exact")
+        return image * F.interpolate(mask, size=image.shape[2:], mode="nearest-exact")
 
 
 def alike(side: int, length: float) -> Float[Tensor, "side side"]:

@@ -16,7 +16,8 @@ import vision_attn
 from vision_attn.cli import main
 from vision_attn.commands.score import add_arguments
 from vision_attn.data import Preprocess
-from vision_attn.explain import Explainer, GradCAM, Rollout
+from vision_attn.evaluate import GridPointingGame
+from vision_attn.explain import LIME, Explainer, GradCAM, Occlusion, Rollout
 from vision_attn.models import ViT
 from vision_attn.reports.progress import Silent
 from vision_attn.reports.scoring.evidence import open_data
@@ -226,7 +227,8 @@ def test_the_frame_is_the_one_in_which_more_is_named(folder):
     assert row["named"]["full"] < 1
 
 
-def test_a_vit_has_a_layout_of_the_mosaic(folder):
+def of_a_vit(folder) -> Mosaics:
+    """Two mosaics, as a ViT of random weights sees them."""
     network = ViT((24, 36), 12, 9, dim=12, depth=2, heads=2)
     for weight in network.parameters():
         nn.init.normal_(weight, std=0.3)
@@ -241,6 +243,28 @@ def test_a_vit_has_a_layout_of_the_mosaic(folder):
     records, _ = mosaics.framed("full", [0, 1])
     framed = {("framed", "full", record["image"]): record for record in records}
     mosaics.choose_frames(framed)
+    return mosaics
+
+
+@pytest.mark.parametrize("method", [LIME(samples=24), Occlusion(window=12)])
+def test_what_a_method_of_many_passes_shows_of_a_class_is_the_same_beside_the_others(
+    folder, method
+):
+    mosaics = of_a_vit(folder)
+    network = mosaics.model.network
+    records, _ = mosaics.pointed(method, [0, 1])
+    for number, record in enumerate(records):
+        images, *_ = mosaics.images([number], "full")
+        for cell, target in enumerate(mosaics.made[number].classes):
+            maps = method(network, images, target, network.layout((48, 72))).values
+            game = GridPointingGame(2)
+            game.update(maps, torch.tensor([cell]))
+            assert record["cells"][cell] == pytest.approx(game.compute().item(), abs=2e-5)
+
+
+def test_a_vit_has_a_layout_of_the_mosaic(folder):
+    mosaics = of_a_vit(folder)
+    network = mosaics.model.network
     (record, _), _ = mosaics.pointed(GradCAM(), [0, 1])
     images, *_ = mosaics.images([0], "full")
     assert tuple(images.shape) == (1, 3, 48, 72)

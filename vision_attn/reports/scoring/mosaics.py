@@ -8,19 +8,19 @@ A network that takes larger images sees each photo at its own size (`full`), one
 one size sees them `shrunk` into its input. Of the frames that it takes, that one is used in which
 it still names more of the photos: the share of a mosaic's classes among as many of highest logit.
 
-Axes: b mosaics, k cells, h, w a photo, H, W a mosaic.
+Axes: b mosaics, k cells, h, w a photo, H, W a mosaic, y, x a map.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from zlib import crc32
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vision_attn.data.draws import permutation
@@ -30,7 +30,7 @@ from vision_attn.explain import Explainer, layout_of
 from vision_attn.explain.base import class_logits
 from vision_attn.reports.scoring.evidence import Samples
 from vision_attn.reports.scoring.scorer import GRIDS, Record
-from vision_attn.types import Images, Model
+from vision_attn.types import Images, Model, TokenLayout
 
 __all__ = ["FRAMES", "Mosaic", "Mosaics", "check_sides", "paste"]
 
@@ -274,10 +274,8 @@ class Mosaics:
         if layout is not None:
             layout = layout_of(network, (images.shape[2], images.shape[3]))
         classes = torch.tensor([self.made[i].classes for i in numbers], device=images.device)
-        metric, maps = GridPointingGame(side), None
-        for cell in range(side**2):
-            if maps is None or explainer.class_specific:  # else it is the same for every class
-                maps = explainer(network, images, classes[:, cell], layout).values
+        metric = GridPointingGame(side)
+        for cell, maps in enumerate(maps_by_cell(explainer, network, images, classes, layout)):
             metric.update(maps, torch.full_like(classes[:, cell], cell))
         shares = metric.per_image().double().view(side**2, len(images)).T
         return [
@@ -321,6 +319,29 @@ class Mosaics:
                 f"{self.name}: a mosaic of {side}x{side} needs photos of {side**2} classes "
                 f"{words}, got {len(labels)}{known}"
             )
+
+
+def maps_by_cell(
+    explainer: Explainer,
+    network: nn.Module,
+    images: Images,
+    classes: Int[Tensor, "b k"],
+    layout: TokenLayout | None,
+) -> Iterator[Float[Tensor, "b y x"]]:
+    """Make the maps of the class of each cell in turn."""
+    if explainer.shares_passes:
+        cells = classes.shape[1]
+        maps = [
+            explainer(network, image.expand(cells, -1, -1, -1), wanted, layout).values
+            for image, wanted in zip(images.split(1), classes, strict=True)
+        ]
+        yield from torch.stack(maps, dim=1)
+        return
+    maps = []
+    for column in classes.T:
+        if not maps or explainer.class_specific:  # else it is the same for every class
+            maps = [explainer(network, images, column, layout).values]
+        yield maps[0]
 
 
 def check_sides(mosaic: int | Sequence[int] | None) -> tuple[int, ...]:
