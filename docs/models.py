@@ -2,19 +2,23 @@
 
     python docs/models.py                     the page, from the cards that there are
     python docs/models.py add RUN NAME        the best weights of a finished run, measured; the page
+    python docs/models.py sized NAME SIZE     the same weights, to ship at another size of photos,
+                                              measured anew; the page
     python docs/models.py scored NAME SCORES  which heatmap to trust, by a folder of vision-attn
                                               score, into a card that there is; the page
 
 RUN is a folder of `vision-attn fit`, with best.ckpt (averaged weights, if that is what it holds),
 config.yaml and summary.json. The weights are rounded to float16, or to bfloat16 where that costs
 less accuracy. What is measured is what ships: rounded, in float32 arithmetic, on the test images.
-With --size it is shown photos at another size than the run's, as networks that learned from random
-crops see objects better when these are a little larger (Touvron 2019, arXiv:1906.06423).
+With --size, and by `sized`, it is shown photos at another size than the run's, as networks that
+learned from random crops see objects better when these are a little larger (Touvron 2019,
+arXiv:1906.06423).
 The temperature, and the threshold below which a photo is called unlike what the network knows, are
 of the images that the run held out (data.val_fraction).
 """
 
 import argparse
+import copy
 import hashlib
 import json
 import os
@@ -32,6 +36,7 @@ from torchmetrics.functional.classification import (
     multiclass_confusion_matrix,
 )
 
+from vision_attn import load_model
 from vision_attn.data import ImageData
 from vision_attn.evaluate import wilson
 from vision_attn.files import replacing, write_text
@@ -94,6 +99,10 @@ def main() -> None:
     adding.add_argument("--scores", type=Path, help="a folder of vision-attn score")
     adding.add_argument("--size", type=int, help="pixels of height and width at which it ships")
     adding.add_argument("--licence", help="of the data, where LICENCES has none")
+    sizing = commands.add_parser("sized", help="ship a network at another size of photos")
+    sizing.add_argument("name")
+    sizing.add_argument("size", type=int, help="pixels of height and width")
+    sizing.add_argument("--data-root", default=os.environ.get("VISION_ATTN_DATA", ".data"))
     scoring = commands.add_parser("scored", help="write a card's heatmap to trust")
     scoring.add_argument("name")
     scoring.add_argument("scores", type=Path, help="a folder of vision-attn score")
@@ -101,8 +110,8 @@ def main() -> None:
     if args.command == "scored":
         card = Shelf(args.shelf)[args.name]
         write_card(Card(card.path, {**card.values, "heatmap": best_method(args.scores)}))
-    if args.command == "add":
-        card = add(args)
+    if args.command in ("add", "sized"):
+        card = add(args) if args.command == "add" else sized(args)
         print(f"{card.weights}: {card.values['bytes'] / 1e6:.2f} MB")
         print(f"{card.name}: {share(card.values['test'])} of {card.values['test']['images']}")
     print(write_page(Shelf(args.shelf), args.docs))
@@ -115,19 +124,15 @@ def add(args: argparse.Namespace) -> Card:
     best = args.run / "best.ckpt"
     saved = unpack(best)
     if args.size:
-        config["data"]["source"]["init_args"] |= {"size": args.size, "shorter_side": args.size}
-        saved.about["preprocess"]["input_size"] = [args.size, args.size]
-    data = opened(best, saved, config["data"], args.data_root)
+        at_size(args.size, config["data"], saved.about)
+    data = opened(str(best), saved.about, config["data"], args.data_root)
     network = saved.build().eval()
     weights, dtype, exact = rounded(network, saved, data)
     load_weights(network, weights, best)
-    test = measured(network, data, data.test_dataloader())
-    held_out = measured(network, data, data.val_dataloader()) if len(data.splits.val) else None
-    calibration = calibrate(*held_out) if held_out else Calibration()
+    calibration, tested = accuracy(network, data)
     file = save(weights)
     if len(file) > LARGEST:
         raise SystemExit(f"{len(file)} bytes of weights: expected at most {LARGEST}")
-    interval = wilson(test.hits)
     about = {
         "classes": named(saved.about["classes"]),
         "preprocess": saved.about["preprocess"],
@@ -155,18 +160,7 @@ def add(args: argparse.Namespace) -> Card:
             "test": len(data.splits.test),
             "licence": args.licence or LICENCES.get(name, "unknown"),
         },
-        "test": {
-            "images": len(test.labels),
-            "top1": test.top1,
-            "low": interval.low,
-            "high": interval.high,
-            "top1_float32": exact,
-            "calibration_error": test.error(calibration),
-            "calibration_error_before": test.error(Calibration()),
-            "confusion": multiclass_confusion_matrix(
-                test.logits, test.labels, test.logits.shape[1]
-            ).tolist(),
-        },
+        "test": tested | {"top1_float32": exact},
         "training": {
             "config": config_name,
             "command": args.words or command(config_name, config["seed_everything"]),
@@ -190,6 +184,54 @@ def add(args: argparse.Namespace) -> Card:
     return card
 
 
+def sized(args: argparse.Namespace) -> Card:
+    """Measure what ships at another size of photos, and write it into the card.
+
+    Which heatmap to trust at that size is not known then.
+    """
+    card = Shelf(args.shelf)[args.name]
+    values = copy.deepcopy(card.values)
+    spec = f"vision_attn:{card.path}"
+    network, about = load_model(spec).network, unpack(spec).about
+    at_size(args.size, values["data"]["config"], about)
+    data = opened(spec, about, values["data"]["config"], args.data_root)
+    calibration, values["test"] = accuracy(network, data)
+    values["checkpoint"] |= {
+        "preprocess": about["preprocess"],
+        "calibration": vars(calibration),
+    }
+    values["network"]["flops"] = forward_flops(network, data.examples(1, data.splits.test)[0])
+    values["heatmap"] = NOT_SCORED
+    card = Card(card.path, values)
+    write_card(card)
+    return card
+
+
+def at_size(size: int, config: dict[str, Any], about: dict[str, Any]) -> None:
+    """Show whole photos at that size, and write it into what ships."""
+    sizes = {"size": size, "test_size": None, "shorter_side": size}
+    config["source"]["init_args"] |= sizes
+    about["preprocess"] |= {"input_size": (size, size), "crop_pct": 1.0}
+
+
+def accuracy(network: nn.Module, data: ImageData) -> tuple[Calibration, dict[str, Any]]:
+    """Calibrate on the held-out images; then what the test images say, for the card."""
+    test = measured(network, data, data.test_dataloader())
+    held_out = measured(network, data, data.val_dataloader()) if len(data.splits.val) else None
+    calibration = calibrate(*held_out) if held_out else Calibration()
+    interval = wilson(test.hits)
+    confusion = multiclass_confusion_matrix(test.logits, test.labels, test.logits.shape[1])
+    return calibration, {
+        "images": len(test.labels),
+        "top1": test.top1,
+        "low": interval.low,
+        "high": interval.high,
+        "calibration_error": test.error(calibration),
+        "calibration_error_before": test.error(Calibration()),
+        "confusion": confusion.tolist(),
+    }
+
+
 def write_card(card: Card) -> None:
     """Write its JSON: a list of numbers or names takes a line, not a line each."""
     text = json.dumps(card.values, indent=2)
@@ -197,14 +239,14 @@ def write_card(card: Card) -> None:
     write_text(card.path, text + "\n")
 
 
-def opened(best: Path, saved: Checkpoint, config: dict[str, Any], root: str) -> ImageData:
+def opened(weights: str, about: dict[str, Any], config: dict[str, Any], root: str) -> ImageData:
     """The run's data, normalised as they were when it learned."""
     words = [f"--data.{name}={json.dumps(config[name])}" for name in ("val_fraction", "seed")]
     words += [f"--data.source={json.dumps(config['source'])}", f"--data.root={root}"]
-    data = make_run("test", ["--ckpt_path", str(best), *words]).datamodule
+    data = make_run("test", ["--ckpt_path", weights, *words]).datamodule
     data.prepare_data()
     data.setup("test")
-    data.load_state_dict({**{k: saved.about[k] for k in ("classes", "preprocess")}, "place": None})
+    data.load_state_dict({**{k: about[k] for k in ("classes", "preprocess")}, "place": None})
     return data
 
 
@@ -346,7 +388,7 @@ def about(card: Card) -> str:
             f"{data['name']}: {data['train']:,} training images, {data['held_out']:,} held out, "
             f"{data['test']:,} test images",
         ],
-        ["test top-1", f"{share(test)}; {percent(test['top1_float32'])} before rounding"],
+        ["test top-1", share(test) + before_rounding(test)],
         [
             "calibration error",
             f"{test['calibration_error']:.3f}; {test['calibration_error_before']:.3f} before "
@@ -375,6 +417,11 @@ def about(card: Card) -> str:
     ]
     picture = f"![What {card.name} mixes up](pictures/models/{card.name}.png)"
     return f"## {card.name}\n\n{markdown_table(['', ''], rows)}\n{picture}\n"
+
+
+def before_rounding(test: dict[str, Any]) -> str:
+    exact = test.get("top1_float32")
+    return "" if exact is None else f"; {percent(exact)} before rounding"
 
 
 LEAD = """\

@@ -203,6 +203,55 @@ def test_the_card_says_what_was_measured(made):
     assert (made / "pictures/models/tiny.png").is_file()
 
 
+def test_it_ships_at_another_size_with_what_was_measured_there(tmp_path, monkeypatch):
+    """Photos of one colour each are the same at any size: what is right can be counted apart."""
+    for name, red in (("ant", 60), ("bee", 200)):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for i in range(50):
+            colour = (red + i, 250 - 4 * i, 30 + i)
+            Image.new("RGB", (41, 37), colour).save(tmp_path / "set" / name / f"{i}.png")
+    (tmp_path / "tiny.yaml").write_text(
+        TINY.replace("vision_attn.data.Planted", "vision_attn.data.ImageFolder")
+        .replace("size: 16, train: 60, val: 41, test: 37", f"path: {tmp_path / 'set'}, size: 16")
+        .replace("num_classes: 10", "num_classes: 2")
+        .replace("batch_size: 20", "batch_size: 8\n  val_fraction: 0.3")
+    )
+    run = vision_attn.fit(tmp_path / "tiny.yaml", output=tmp_path / "run").folder
+    place = ["models.py", "--shelf", str(tmp_path / "shelf"), "--docs", str(tmp_path)]
+    about = ["--command", "vision-attn fit", "--licence", "MIT"]
+    root = ["--data-root", str(tmp_path)]
+    for words in (["add", str(run), "tiny", *root, *about], ["sized", "tiny", "24", *root]):
+        monkeypatch.setattr("sys.argv", [*place, *words])
+        script().main()
+        if words[0] == "add":
+            before = Shelf(tmp_path / "shelf")["tiny"].values
+    card = Shelf(tmp_path / "shelf")["tiny"]
+    assert card.values["sha256"] == before["sha256"]
+    assert before["checkpoint"]["preprocess"]["input_size"] == [16, 16]
+    assert card.values["checkpoint"]["preprocess"]["input_size"] == [24, 24]
+    assert card.values["checkpoint"]["preprocess"]["crop_pct"] == 1
+    model = load_model(f"vision_attn:{card.path}")
+    data = vision_attn.data.ImageData(
+        vision_attn.data.ImageFolder(str(tmp_path / "set"), size=24, shorter_side=24),
+        val_fraction=0.3,
+    )
+    data.setup("test")
+    (batch,) = data.test_dataloader()
+    assert batch.images.shape == (20, 3, 24, 24)
+    seen = model.preprocess
+    mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (seen.mean, seen.std))
+    logits = model.network((batch.images / 255 - mean) / std)
+    right = (logits.argmax(1) == batch.labels).double().mean().item()
+    test = card.values["test"]
+    assert (test["images"], test["top1"]) == (20, pytest.approx(right))
+    assert "before rounding" not in (tmp_path / "models.md").read_text()
+    assert card.values["network"]["flops"] > 2 * before["network"]["flops"]
+    assert card.values["heatmap"] == "not scored yet"
+    small = load_model(f"vision_attn:{card.path}", image_size=16)
+    assert model.calibration.threshold is not None
+    assert small.calibration.threshold is None
+
+
 def test_folders_with_imagenets_numbers_are_classes_with_names():
     from vision_attn.reports.labels import label_of
 

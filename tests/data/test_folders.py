@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vision_attn.data import DataError, ImageFolder, Preprocess
+from vision_attn.data import DataError, ImageData, ImageFolder, Preprocess
 from vision_attn.data.draws import Draws
 from vision_attn.data.folders import imagenet_names
 
@@ -90,6 +90,49 @@ def test_evaluation_shows_what_preprocess_shows(tmp_path):
         assert nearest < 0.035
 
 
+@pytest.mark.parametrize("storage", ["cache", "stream"])
+@pytest.mark.parametrize("size", [16, (16, 24)])
+@pytest.mark.parametrize("test_size", [40, (24, 40)])
+def test_what_is_not_for_training_has_a_size_of_its_own(tmp_path, storage, size, test_size):
+    """As a source of that size shows it; training shows what it does without."""
+    rng = np.random.default_rng(0)
+    for name in ("ant", "bee"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for i in range(6):
+            pixels = rng.integers(0, 256, (47 + i, 53, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "set" / name / f"{i}.png")
+
+    def splits(**sizes):
+        ask = {"shorter_side": 43, "storage": storage, "workers": 0}
+        return ImageFolder("set", **sizes, **ask).load(tmp_path, 0.25, 0)
+
+    def shown(images):
+        items = np.arange(len(images))
+        return images.fetch(items, Draws(0, 0, items))
+
+    both, small, large = (
+        splits(size=size, test_size=test_size),
+        splits(size=size),
+        splits(size=test_size),
+    )
+    assert both.train.size == ((16, 16) if size == 16 else size)
+    assert torch.equal(shown(both.train), shown(small.train))
+    assert both.val.size == both.test.size == large.test.size
+    assert torch.equal(shown(both.val), shown(large.val))
+    assert torch.equal(shown(both.test), shown(large.test))
+    assert both.crop_pct == large.crop_pct == 40 / 43
+
+
+def test_a_network_takes_photos_at_the_size_that_it_is_tested_at(flat):
+    data = ImageData(ImageFolder("set", size=16, test_size=24), root=str(flat), val_fraction=0.25)
+    data.setup("fit")
+    assert data.splits.train.size == (16, 16)
+    assert data.input_size == data.preprocess.input_size == (24, 24)
+    (batch, _), *_ = map(data.for_evaluation, data.test_dataloader())
+    photo = flat / "set" / "ant" / "00.png"
+    assert batch[0].shape == data.preprocess(photo).shape == (3, 24, 24)
+
+
 def test_training_shows_random_boxes_that_depend_on_the_draws(tmp_path):
     """A photo whose colour is its coordinate: each crop shows where it was taken."""
     ramp = np.zeros((90, 120, 3), np.uint8)
@@ -165,8 +208,16 @@ def test_errors(flat, tmp_path):
     says(
         "cannot be written.*option `cache`", classes=["ant", "bee"], cache=f"{flat}/set/ant/00.png"
     )
-    with pytest.raises(ValueError, match="shorter_side of at least the size"):
+    with pytest.raises(
+        ValueError, match=r"shorter_side of at least each size, got size \(64, 64\) a"
+    ):
         ImageFolder("set", size=64, shorter_side=32)
+    with pytest.raises(
+        ValueError, match=r"size \(64, 64\), test_size \(96, 70\) and shorter_side 8"
+    ):
+        ImageFolder("set", size=64, test_size=(96, 70), shorter_side=80)
+    with pytest.raises(ValueError, match=r"expected sizes of at least 1 pixel.*test_size \(0, 0\)"):
+        ImageFolder("set", test_size=0)
     with pytest.raises(ValueError, match="per_class must be at least 1"):
         ImageFolder("set", per_class=0)
 

@@ -32,8 +32,8 @@ class ImageFolder(PhotoSource):
     name says; with none of them, `test_fraction` of every class is the test set. An index in the
     root folder's .cache makes later starts fast; it notices files that come and go.
 
-    Training shows random boxes of `scale` of the area and `ratio` of width to height, all else the
-    centre, at `size` (h, w, or one number for both).
+    Training shows random boxes of `scale` of the area and `ratio` of width to height, at `size` (h,
+    w, or one number for both), all else the centre, at `test_size` (None: `size`).
 
     classes: only these folders, in this order. names: what the classes are called; "imagenet": the
     folders are WordNet ids as in ImageNet (n01440764), and a class has the first name of its id

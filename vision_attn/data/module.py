@@ -102,7 +102,7 @@ class ImageData(LightningDataModule):
         mean, std = self._given_mean, self._given_std
         if mean is None or std is None:
             mean, std = channel_statistics(splits.train)
-        self._preprocess = Preprocess(splits.train.size, mean, std, splits.crop_pct)
+        self._preprocess = Preprocess(splits.test.size, mean, std, splits.crop_pct)
 
     @property
     def splits(self) -> Splits:
@@ -117,7 +117,7 @@ class ImageData(LightningDataModule):
 
     @property
     def preprocess(self) -> Preprocess:
-        """The preprocessing of single files, to what the batches hold."""
+        """The preprocessing of single files, to what batches of test images hold."""
         if self._preprocess is None:
             self._load()
         assert self._preprocess is not None

@@ -143,7 +143,10 @@ class PhotoSource(Source):
     A subclass is a dataclass too: its own fields come first, and the options of this class follow,
     by keyword. It lists `parts`: `train`, and `val` and `test` where there are such parts; what is
     missing is held out of `train`. Training shows random boxes of `scale` of the area and `ratio`
-    of width to height, all else the centre, at `size` (h, w, or one number for both).
+    of width to height, at `size` (h, w, or one number for both). All else shows the centre, at
+    `test_size` (None: `size`), which is the network's input size from then on: a network that
+    learns from random boxes sees objects smaller in whole photos, and better where these are
+    enlarged (Touvron 2019, arXiv:1906.06423).
 
     per_class: at most so many photos of each class in every part. fraction: this share of each
     class's training photos. subset: a text file with the names of the training photos to take, one
@@ -167,6 +170,7 @@ class PhotoSource(Source):
     """
 
     size: int | tuple[int, int] = 128
+    test_size: int | tuple[int, int] | None = None
     shorter_side: int | None = None
     per_class: int | None = None
     test_fraction: float = 0.2
@@ -181,12 +185,15 @@ class PhotoSource(Source):
     subset: str | None = None
 
     def __post_init__(self) -> None:
-        self._shown = (self.size, self.size) if isinstance(self.size, int) else self.size
-        self._reduced = self.shorter_side or max(self._shown) * 8 // 7
-        if min(self._shown) < 1 or self._reduced < max(self._shown):
+        self._size = both(self.size)
+        self._test_size = both(self.size if self.test_size is None else self.test_size)
+        longest = max(*self._size, *self._test_size)
+        self._reduced = self.shorter_side or longest * 8 // 7
+        if min(*self._size, *self._test_size) < 1 or self._reduced < longest:
+            tested = f", test_size {self._test_size}" if self.test_size is not None else ""
             raise ValueError(
-                "expected a size of at least 1 pixel and a shorter_side of at least the size, "
-                f"got size {self._shown} and shorter_side {self._reduced}"
+                "expected sizes of at least 1 pixel and a shorter_side of at least each size, "
+                f"got size {self._size}{tested} and shorter_side {self._reduced}"
             )
         if self.per_class is not None and self.per_class < 1:
             raise ValueError(f"per_class must be at least 1, got {self.per_class}")
@@ -199,7 +206,7 @@ class PhotoSource(Source):
         if self.max_corrupt < 0:
             raise ValueError(f"max_corrupt must be at least 0, got {self.max_corrupt}")
         self._train_crop = RandomCrop(self.scale, self.ratio)
-        self._test_crop = CenterCrop(self._shown, max(self._shown) / self._reduced)
+        self._test_crop = CenterCrop(self._test_size, max(self._test_size) / self._reduced)
 
     @abstractmethod
     def parts(self, root: Path) -> tuple[dict[str, Part], list[str]]:
@@ -225,9 +232,9 @@ class PhotoSource(Source):
             read["val"] = train.chosen(rest[part])
             rest = rest[stays]
         return Splits(
-            train=self._set(train.chosen(rest), self._train_crop),
-            val=self._set(read["val"], self._test_crop),
-            test=self._set(read["test"], self._test_crop),
+            train=self._set(train.chosen(rest), self._size, self._train_crop),
+            val=self._set(read["val"], self._test_size, self._test_crop),
+            test=self._set(read["test"], self._test_size, self._test_crop),
             classes=classes,
             crop_pct=self._test_crop.crop_pct,
         )
@@ -271,13 +278,13 @@ class PhotoSource(Source):
         readable = self._without(errors, part)
         return _Kept(part, pixels).chosen(readable)
 
-    def _set(self, kept: "_Kept", crop: Crop) -> ImageSet:
+    def _set(self, kept: "_Kept", size: tuple[int, int], crop: Crop) -> ImageSet:
         if kept.pixels is not None:
-            return CachedSet(kept.pixels, kept.labels, self._shown, crop)
+            return CachedSet(kept.pixels, kept.labels, size, crop)
         return StreamedSet(
             kept.part.photos,
             kept.labels,
-            self._shown,
+            size,
             crop,
             self._reduced,
             self.workers,
@@ -316,6 +323,11 @@ class _Kept:
     def chosen(self, items: Integer[np.ndarray, " m"]) -> "_Kept":
         pixels = None if self.pixels is None else self.pixels.chosen(items)
         return _Kept(self.part.chosen(items), pixels)
+
+
+def both(size: int | tuple[int, int]) -> tuple[int, int]:
+    """Height and width, from one number for both or as they are."""
+    return (size, size) if isinstance(size, int) else size
 
 
 def _groups(labels: Labels) -> Integer[np.ndarray, " n"]:

@@ -16,9 +16,9 @@ __all__ = ["ProgressiveResizing"]
 class ProgressiveResizing(Augment):
     """Training images sizes[i] pixels high and wide from epoch epochs[i] on.
 
-    Put it last among the augmentations. The last size is the data's own, at which validation and
-    test are done. A ViT resamples its positions: sizes are multiples of its patch size. Progressive
-    resizing: Howard 2018 (DAWNBench), Tan & Le 2021 (EfficientNetV2).
+    Put it last among the augmentations. Validation and test are done at the data's own size,
+    whatever the last one is here. A ViT resamples its positions: sizes are multiples of its patch
+    size. Progressive resizing: Howard 2018 (DAWNBench), Tan & Le 2021 (EfficientNetV2).
 
     Examples:
         >>> import numpy as np

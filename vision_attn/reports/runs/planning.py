@@ -123,7 +123,7 @@ def _measured(
 ) -> Choice | None:
     """The fastest plan, measured now or earlier; None for a run that is too short."""
     data.prepare_data()
-    size = (3, *data.input_size)
+    size = (3, *data.splits.train.size)
     if _operations(network, data, trainer, size) < WORTH:
         return None
     plans, in_parts = _open(network, callbacks, precision)
