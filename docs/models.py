@@ -4,8 +4,8 @@
     python docs/models.py add RUN NAME        the best weights of a finished run, measured; the page
     python docs/models.py sized NAME SIZE     the same weights, to ship at another size of photos,
                                               measured anew; the page
-    python docs/models.py scored NAME SCORES  which heatmap to trust, by a folder of vision-attn
-                                              score, into a card that there is; the page
+    python docs/models.py scored NAME SCORES  which heatmap to trust, by one or more folders of
+                                              vision-attn score, into a card that there is; the page
 
 RUN is a folder of `vision-attn fit`, with best.ckpt (averaged weights, if that is what it holds),
 config.yaml and summary.json. The weights are rounded to float16, or to bfloat16 where that costs
@@ -23,6 +23,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,7 +97,7 @@ def main() -> None:
     adding.add_argument("--config", help="its config's name (default: the run's)")
     adding.add_argument("--command", dest="words", help="the whole command that trained it")
     adding.add_argument("--hardware", help="what it was trained on (default: this machine's cores)")
-    adding.add_argument("--scores", type=Path, help="a folder of vision-attn score")
+    adding.add_argument("--scores", type=Path, nargs="+", help="folders of vision-attn score")
     adding.add_argument("--size", type=int, help="pixels of height and width at which it ships")
     adding.add_argument("--licence", help="of the data, where LICENCES has none")
     sizing = commands.add_parser("sized", help="ship a network at another size of photos")
@@ -105,7 +106,7 @@ def main() -> None:
     sizing.add_argument("--data-root", default=os.environ.get("VISION_ATTN_DATA", ".data"))
     scoring = commands.add_parser("scored", help="write a card's heatmap to trust")
     scoring.add_argument("name")
-    scoring.add_argument("scores", type=Path, help="a folder of vision-attn score")
+    scoring.add_argument("scores", type=Path, nargs="+", help="folders of vision-attn score")
     args = parser.parse_args()
     if args.command == "scored":
         card = Shelf(args.shelf)[args.name]
@@ -318,21 +319,22 @@ def training_flops(summary: dict[str, float], images: int) -> float | None:
     return summary["flops/s"] / summary["images/s"] * images * summary["epochs"]
 
 
-def best_method(folder: Path | None) -> str:
+def best_method(folders: Sequence[Path] | None) -> str:
     """Of the methods that a verdict trusts, the one with the most insertion less deletion."""
-    if folder is None:
+    if not folders:
         return NOT_SCORED
-    report = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
-
-    def lead(method: str) -> float:
-        scores = report["methods"][method]["scores"]
-        return scores["insertion"]["mean"] - scores["deletion"]["mean"]
-
-    rows = report["verdict"]["methods"]
-    trusted = [row["method"] for row in rows if row["trust"] == "yes"]
-    if not trusted:
-        return f"none of {len(rows)} scored, on {report['images']} images"
-    return f"{max(trusted, key=lead)}, of {len(rows)} scored, on {report['images']} images"
+    leads, scored, counts = {}, 0, set()
+    for folder in folders:
+        report = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
+        counts.add(report["images"])
+        for row in report["verdict"]["methods"]:
+            scored += 1
+            if row["trust"] == "yes":
+                means = report["methods"][row["method"]]["scores"]
+                leads[row["method"]] = means["insertion"]["mean"] - means["deletion"]["mean"]
+    images = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    best = f"{max(leads, key=lambda one: leads[one])}, of" if leads else "none of"
+    return f"{best} {scored} scored, on {images} images"
 
 
 def write_page(shelf: Shelf, docs: Path) -> Path:

@@ -121,32 +121,41 @@ def test_the_page_is_that_of_the_cards(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("trusted", "expected"),
+    ("trusted", "parts", "expected"),
     [
-        (["A", "B"], "B, of 3 scored, on 50 images"),
-        (["A"], "A, of 3 scored, on 50 images"),
-        ([], "none of 3 scored, on 50 images"),
+        ("AB", ["ABC"], "B, of 3 scored, on 50 images"),
+        ("A", ["ABC"], "A, of 3 scored, on 50 images"),
+        ("", ["ABC"], "none of 3 scored, on 50 images"),
+        ("AB", ["A", "BC"], "B, of 3 scored, on 50 to 51 images"),
+        ("A", ["A", "B", "C"], "A, of 3 scored, on 50 to 52 images"),
     ],
 )
 @pytest.mark.xdist_group("made shelf")
-def test_the_heatmap_to_trust_is_of_the_scores(trusted, expected, shelf, tmp_path, monkeypatch):
+def test_the_heatmap_to_trust_is_of_the_scores(
+    trusted, parts, expected, shelf, tmp_path, monkeypatch
+):
     """The widest lead of insertion over deletion among those that are trusted; C has the widest."""
     lead = {"A": (0.4, 0.3), "B": (0.6, 0.3), "C": (0.9, 0.1)}
-    scores = {
-        "images": 50,
-        "methods": {
-            name: {"scores": {"insertion": {"mean": up}, "deletion": {"mean": down}}}
-            for name, (up, down) in lead.items()
-        },
-        "verdict": {
-            "methods": [
-                {"method": name, "trust": "yes" if name in trusted else "no"} for name in lead
-            ]
-        },
-    }
-    (tmp_path / "scores.json").write_text(json.dumps(scores))
+    folders = []
+    for number, names in enumerate(parts):
+        folders.append(tmp_path / names)
+        folders[-1].mkdir()
+        scores = {
+            "images": 50 + number,
+            "methods": {
+                name: {"scores": {"insertion": {"mean": up}, "deletion": {"mean": down}}}
+                for name, (up, down) in lead.items()
+                if name in names
+            },
+            "verdict": {
+                "methods": [
+                    {"method": name, "trust": "yes" if name in trusted else "no"} for name in names
+                ]
+            },
+        }
+        (folders[-1] / "scores.json").write_text(json.dumps(scores))
     before = (shelf / "tiny.json").read_text()
-    words = ["--shelf", str(shelf), "--docs", str(shelf), "scored", "tiny", str(tmp_path)]
+    words = ["--shelf", str(shelf), "--docs", str(shelf), "scored", "tiny", *map(str, folders)]
     monkeypatch.setattr("sys.argv", ["models.py", *words])
     script().main()
     after = (shelf / "tiny.json").read_text()
