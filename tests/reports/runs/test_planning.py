@@ -4,9 +4,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 from vision_attn import fit
-from vision_attn.data import ImageData, Planted
+from vision_attn.data import ImageData, ImageFolder, Planted
 from vision_attn.models import SpatialCNN, ViT
 from vision_attn.reports.runs import planning
 from vision_attn.reports.runs.making import make_run
@@ -91,6 +92,18 @@ def test_all_that_is_left_open_is_measured_and_remembered(measured, data):
     assert len(measured) == 1
     assert again.plan == choice.plan
     assert again.speeds == {}
+
+
+def test_what_is_measured_has_the_size_of_training_images(measured, tmp_path):
+    for name in ("ant", "bee"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for i in range(20):
+            Image.new("RGB", (31, 29), (9 * i, 40 + i, 90 - i)).save(
+                tmp_path / "set" / name / f"{i}.png"
+            )
+    photos = ImageFolder("set", size=16, test_size=24)
+    chosen(ImageData(photos, root=str(tmp_path), batch_size=8))
+    assert measured[0].images.shape[1:] == (3, 16, 16)
 
 
 def test_explicit_options_are_not_measured(measured, data):
