@@ -1,10 +1,12 @@
 """Describe and build: nothing is lost on the way, and nothing but our own classes is built."""
 
 import functools
+import re
 
 import jsonargparse
 import pytest
 import torch
+import yaml
 from torch import nn
 
 import vision_attn.models
@@ -19,6 +21,7 @@ from vision_attn.models import (
     describe,
     seresnet18,
 )
+from vision_attn.reports.runs.configs import shipped_configs
 
 VIT = {"image_size": (16, 24), "dim": 12, "depth": 1, "heads": 3}
 ADDITIVE = functools.partial(
@@ -84,6 +87,53 @@ def test_what_jsonargparse_makes_of_a_config_can_be_described():
     assert given["init_args"]["hidden_dim"] == 5
     again = build(describe(network))
     again.load_state_dict(network.state_dict(), strict=True)
+
+
+def test_options_that_a_part_hands_on_are_described_beside_the_others():
+    """Also where a config names them, and as earlier checkpoints hold them, below `options`."""
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(nn.Module, "network")
+    attention = {
+        "class_path": "vision_attn.attention.RotaryAttention",
+        "init_args": {"base": 50.0, "qkv_bias": False, "proj_dropout": 0.25},
+    }
+    sizes = {"image_size": 16, "patch_size": 8, "dim": 16, "depth": 1, "heads": 2}
+    config = {
+        "class_path": "vision_attn.models.ViT",
+        "init_args": {**sizes, "attention": attention},
+    }
+    network = parser.instantiate(parser.parse_object({"network": config})).network
+    description = describe(network)
+    given = description["init_args"]["attention"]["init_args"]
+    assert {name: given[name] for name in ("base", "qkv_bias", "proj_dropout")} == {
+        **{"base": 50.0, "qkv_bias": False, "proj_dropout": 0.25},
+    }
+    again = build(description)
+    again.load_state_dict(network.state_dict(), strict=True)
+    images = torch.rand(3, 3, 16, 16)
+    torch.testing.assert_close(again.eval()(images), network.eval()(images))
+    assert describe(again) == description
+    given["options"] = {"qkv_bias": given.pop("qkv_bias")}
+    assert build(description).blocks[0].attn.qkv.bias is None
+    given["options"] = 3
+    with pytest.raises(ValueError, match="unexpected keyword argument 'options'"):
+        build(description)
+
+
+# Of sequences and questions: tests/models/test_sequences.py. The other has the network of its weights.
+APART = re.compile(r".*_(dates|strings|questions)|finetune_shelf_imagefolder")
+
+
+@pytest.mark.parametrize("name", [n for n in shipped_configs() if not APART.fullmatch(n)])
+def test_the_network_of_a_config_is_built_again_from_its_description(name):
+    config = yaml.safe_load(shipped_configs()[name].read_text(encoding="utf-8"))
+    config = config["model"]["network"]
+    if config["class_path"].endswith("TimmModel"):
+        config["init_args"]["pretrained"] = False  # which would be fetched
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(nn.Module, "network")
+    network = parser.instantiate(parser.parse_object({"network": config})).network
+    build(describe(network)).load_state_dict(network.state_dict(), strict=True)
 
 
 def test_a_class_in_a_config_can_be_described():
@@ -173,6 +223,10 @@ def test_no_weights_are_fetched_whatever_a_description_says(tmp_path):
     [
         (described("vision_attn.models.ViT", dim=torch.zeros(1)), "got a torch.Tensor"),
         (described("vision_attn.models.ViT", dim={1: 2}), "plain value in a description"),
+        (
+            {"class_path": "vision_attn.models.ViT", "init_args": {1: 2}},
+            "expected a description with",
+        ),
         (described("vision_attn.models.ViT", depht=2), "unexpected keyword argument 'depht'"),
         (described("vision_attn.models.Bottleneck"), "a part of a network, not a network"),
         ({"class_path": "vision_attn.models.ViT"}, "expected a description with"),

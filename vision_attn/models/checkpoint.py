@@ -233,7 +233,17 @@ def _described(cls: type, args: dict[str, Any]) -> dict[str, Any]:
             f"cannot describe {_path(cls)}: a checkpoint names only public classes of "
             f"{' and '.join(PACKAGES)}"
         )
-    return {"class_path": path, "init_args": {k: _plain(k, v) for k, v in args.items()}}
+    flat = _flat(cls, args)
+    return {"class_path": path, "init_args": {k: _plain(k, v) for k, v in flat.items()}}
+
+
+def _flat(cls: type, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments with those that `**options` gathers beside the others, not below its name."""
+    flat = dict(args)
+    for name, parameter in inspect.signature(cls).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD and isinstance(flat.get(name), dict):
+            flat |= flat.pop(name)
+    return flat
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -267,8 +277,12 @@ def _described_partial(name: str, factory: functools.partial) -> dict[str, Any]:
 
 def _factory(description: Any) -> functools.partial:
     match description:
-        case {"class_path": str(path), "init_args": dict(args), **rest} if not rest:
-            return functools.partial(_find(path), **{k: _value(v) for k, v in args.items()})
+        case {"class_path": str(path), "init_args": dict(args), **rest} if not rest and all(
+            isinstance(key, str) for key in args
+        ):
+            cls = _find(path)
+            values = {k: _value(v) for k, v in args.items()}
+            return functools.partial(cls, **_flat(cls, values))
     raise ValueError(
         f"expected a description with 'class_path' and 'init_args', got {description!r}"
     )
