@@ -4,8 +4,8 @@
     python docs/models.py add RUN NAME        the best weights of a finished run, measured; the page
     python docs/models.py sized NAME SIZE     the same weights, to ship at another size of photos,
                                               measured anew; the page
-    python docs/models.py scored NAME SCORES  which heatmap to trust, by one or more folders of
-                                              vision-attn score, into a card that there is; the page
+    python docs/models.py scored NAME SCORES  which heatmap to trust, by folders of vision-attn
+                                              score, into a card that there is; the page
 
 RUN is a folder of `vision-attn fit`, with best.ckpt (averaged weights, if that is what it holds),
 config.yaml and summary.json. The weights are rounded to float16, or to bfloat16 where that costs

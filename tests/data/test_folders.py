@@ -124,7 +124,9 @@ def test_what_is_not_for_training_has_a_size_of_its_own(tmp_path, storage, size,
 
 
 def test_a_network_takes_photos_at_the_size_that_it_is_tested_at(flat):
-    data = ImageData(ImageFolder("set", size=16, test_size=24), root=str(flat), val_fraction=0.25)
+    half = (0.5, 0.5, 0.5)
+    photos = ImageFolder("set", size=16, test_size=24)
+    data = ImageData(photos, root=str(flat), val_fraction=0.25, mean=half, std=half)
     data.setup("fit")
     assert data.splits.train.size == (16, 16)
     assert data.input_size == data.preprocess.input_size == (24, 24)

@@ -283,7 +283,8 @@ def test_wrong_options(option, value, message):
 
 
 OPTIONS = [
-    *("size", "shorter_side", "per_class", "test_fraction", "scale", "ratio", "corrupt", "cache"),
+    *("size", "test_size", "shorter_side", "per_class", "test_fraction", "scale", "ratio"),
+    *("corrupt", "cache"),
     *("storage", "workers", "max_corrupt", "fraction", "subset"),
 ]
 
