@@ -452,8 +452,9 @@ interval. Probabilities are shown after temperature scaling (Guo et al. 2017), f
 were held out of the training data. If the top class of a photo is less probable than in 95 % of
 those images, the pictures, the page and `results.jsonl` say that the photo is unlike what the
 network knows. Most photos of other things are not noticed, though: of 226, `senet_imagenette`
-notices 34 % and, at 160 pixels, `compact_vit_imagenette` 18 % ([journal](lab/journal.md#photos-of-other-things)).
-Heatmaps explain the logits themselves, without the scaling.
+notices 34 % and, at 160 pixels, `compact_vit_imagenette` 18 %
+([journal](lab/journal.md#photos-of-other-things)). Heatmaps explain the logits themselves, without
+the scaling.
 
 `python docs/models.py` writes this page from the cards in `vision_attn/shelf`, and
 `python docs/models.py add RUN NAME` puts a run's best weights there.
