@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
+from vision_attn.compat.torch_private import FLASH_KERNEL
 from vision_attn.data import ImageData, Planted, ProgressiveResizing, Source, Splits, TensorSet
 from vision_attn.models import FastCNN, SEResNet, ViT, Whitening
 from vision_attn.training import (
@@ -22,6 +23,7 @@ from vision_attn.training import (
     Summary,
     TestTimeAugmentation,
     Whiten,
+    report,
 )
 from vision_attn.training.flops import forward_flops, peak_flops, training_flops
 
@@ -151,7 +153,11 @@ def test_the_suggestion_is_where_the_loss_falls_fastest():
     assert test._best([2.0] * 9) is None
 
 
-def test_operations_are_those_of_the_formula():
+@pytest.mark.parametrize("by_torch", [True, False])
+def test_operations_are_those_of_the_formula(by_torch, monkeypatch):
+    if not by_torch:  # as in torch 2.11, which does not know fused attention on CPUs
+        for name in (FLASH_KERNEL, f"{FLASH_KERNEL}_backward"):
+            monkeypatch.delitem(flop_registry, getattr(torch.ops.aten, name), raising=False)
     vit = ViT(8, 4, 3, dim=6, depth=2, heads=2, mlp_ratio=2.0, pool="mean", class_token=False)
     n, d = 4, 6
     block = 2 * n * d * (3 * d + d + 4 * d) + 4 * n * n * d
@@ -193,6 +199,21 @@ def test_the_summary_counts_operations_and_what_the_machine_could(
     assert "GFLOP an image" in text
     assert "PFLOP" in text
     assert "GF/s" in text
+
+
+def test_the_summary_is_of_the_device_that_trained(
+    trainer, stripes, small_vit, tmp_path, monkeypatch
+):
+    model, summary = ImageClassifier(small_vit()), Summary(tmp_path)
+    run = trainer(max_epochs=1, callbacks=[summary])
+    run.fit(model, datamodule=stripes())
+    measured = []
+    monkeypatch.setattr(report, "peak_flops", lambda *of: measured.append(of) or 1e15)
+    device = torch.device("cuda", 1)  # when training has ended, the weights are on the CPU again
+    monkeypatch.setattr(type(run.strategy), "root_device", property(lambda _: device))
+    summary.on_fit_end(run, model)
+    assert measured == [(device, torch.float32)]
+    assert summary.rows["trained"].endswith("32-true on cuda")
 
 
 def test_a_run_on_growing_images_counts_the_operations_of_each_size(trainer, small_vit, tmp_path):

@@ -5,12 +5,13 @@ A multiplication and an addition are two operations.
 
 from copy import deepcopy
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from vision_attn.compat.torch_private import without_hooks
+from vision_attn.compat.torch_private import FLASH_KERNEL, without_hooks
 from vision_attn.types import Images
 
 __all__ = ["forward_flops", "peak_flops", "training_flops"]
@@ -32,7 +33,7 @@ def forward_flops(network: nn.Module, images: Images) -> int:
     """
     # The counter hooks what has gradients.
     frozen = deepcopy(network, without_hooks(network)).eval().requires_grad_(False)
-    with FlopCounterMode(display=False) as counter:
+    with _counter() as counter:
         frozen(images)
     return counter.get_total_flops()
 
@@ -54,10 +55,25 @@ def training_flops(network: nn.Module, images: Images) -> int:
     with (
         torch.random.fork_rng([images.device] if images.is_cuda else []),
         torch.enable_grad(),
-        FlopCounterMode(display=False) as counter,
+        _counter() as counter,
     ):
         copy(images).float().sum().backward()
     return counter.get_total_flops()
+
+
+def _counter() -> FlopCounterMode:
+    """torch's counter, and with it fused attention on CPUs, which torch 2.11 does not count."""
+
+    def forward(*q_k_v_and_more: Any, **_: Any) -> int:
+        return sdpa_flop_count(*q_k_v_and_more[:3])
+
+    def backward(*gradient_q_k_v_and_more: Any, **_: Any) -> int:
+        return sdpa_backward_flop_count(*gradient_q_k_v_and_more[:4])
+
+    names = {FLASH_KERNEL: forward, f"{FLASH_KERNEL}_backward": backward}
+    aten = torch.ops.aten
+    counts = {getattr(aten, name): count for name, count in names.items() if hasattr(aten, name)}
+    return FlopCounterMode(display=False, custom_mapping=counts)
 
 
 def peak_flops(

@@ -106,10 +106,11 @@ class Summary(Callback):
         network = pl_module.network
         kind = getattr(network, "init_class", type(network))
         size = sum(p.numel() for p in pl_module.parameters()) / 1e6
+        device = trainer.strategy.root_device.type  # the weights are on the CPU again
         self.rows |= {
             "network": f"{kind.__name__}, {size:.2f} M parameters",
             "trained": f"{trainer.current_epoch} epochs, {trainer.global_step} steps, "
-            f"{seconds / 60:.1f} minutes, {trainer.precision} on {pl_module.device.type}",
+            f"{seconds / 60:.1f} minutes, {trainer.precision} on {device}",
         }
         self._speed(trainer, pl_module, seconds - self._validating)
         self.figures |= {"parameters": size * 1e6, "epochs": trainer.current_epoch}
@@ -129,7 +130,8 @@ class Summary(Callback):
         self.figures["images/s"] = images
         if not self._images or isinstance(trainer.strategy, (FSDPStrategy, ModelParallelStrategy)):
             return  # a process that has but a part of the weights cannot count
-        device, low = pl_module.device, "bf16" in str(trainer.precision)
+        device = pl_module.device
+        dtype = torch.bfloat16 if "bf16" in str(trainer.precision) else torch.float32
         with trainer.precision_plugin.forward_context():
             flops = {
                 shape: forward_flops(pl_module.network, torch.zeros(1, *shape, device=device))
@@ -146,7 +148,7 @@ class Summary(Callback):
         if teacher:
             self.rows["work"] += f", {teacher / 1e15:.3g} of it the teacher's"
             self.figures["pflop teacher"] = teacher / 1e15
-        peak = peak_flops(device, torch.bfloat16 if low else torch.float32) * trainer.world_size
+        peak = peak_flops(trainer.strategy.root_device, dtype) * trainer.world_size
         rate = 3 * sum(flops[shape] * count for shape, count in self._images.items()) / seconds
         full = flops[max(self._images, key=torch.Size.numel)]
         self.rows["network"] += f", {full / 1e9:.3f} GFLOP an image"
