@@ -59,7 +59,8 @@ lies on its photo among four, .25 by chance. Each number has its 95 % interval.
 
 {verdict}
 
-How this page was made: `python docs/forming_study.py`, on the checkpoints of one run.
+How this page was made: `python docs/forming_study.py`, on the checkpoints of one run,
+[described in the journal](lab/journal.md#a-run-watched-as-it-learns).
 """
 
 
