@@ -13,6 +13,7 @@ import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 
 import torch
 
@@ -84,6 +85,12 @@ class Studied:
     def mean(self, metric: str, method: str) -> float:
         """The mean of a method by a metric, NaN without one."""
         return self.scores(method).results.mean(metric, method).value
+
+    def common_means(self, metric: str, methods: list[str]) -> dict[str, float]:
+        """The methods' means over the photos, or parts of mosaics, that all were scored on."""
+        numbers = {m: self.scores(m).results.numbers(metric, m) for m in methods}
+        common = set.intersection(*(set(one) for one in numbers.values()))
+        return {m: mean(one[i] for i in common) for m, one in numbers.items()}
 
 
 def study() -> None:
@@ -246,13 +253,17 @@ def of_family(mine: list[Studied]) -> str:
 
 
 def mean_rank(method: str, mine: list[Studied], among: list[str]) -> float:
-    """The mean place of a method among others, over RANKED and networks; 0 is always first."""
+    """The mean place of a method among others, over RANKED and networks; 0 is always first.
+
+    Means that are equal to three digits share a place.
+    """
     places = []
     for one in mine:
         for metric in RANKED:
             sign = 1 if metric == "deletion" else -1
-            order = sorted(among, key=lambda m: sign * one.mean(metric, m))
-            places.append(order.index(method))
+            means = one.common_means(metric, among)
+            costs = {m: sign * round(means[m], 3) for m in among}
+            places.append(sum(costs[other] < costs[method] for other in among))
     return sum(places) / len(places)
 
 
@@ -269,9 +280,10 @@ The rule. A method passes if three things hold for every network of the kind. By
 and by insertion it is better than each of three maps that know nothing of the network (the 95 %
 interval of the paired difference does not contain 0). Its map changes when the weights are
 randomised. In mosaics, more of it lies on the photo of the target class than of these maps.
-Methods that pass are ordered by their mean rank in deletion, insertion and mosaics of 2x2. A
-method is not trusted if, for one network, it is worse than one of these maps, no better by both
-measures, or the same with random weights. A class-blind map is the same for every class.
+Methods that pass are ordered by their mean rank in deletion, insertion and mosaics of 2x2, on what
+all of them were scored on. A method is not trusted if, for one network, it is worse than one of
+these maps, no better by both measures, or the same with random weights. A class-blind map is the
+same for every class.
 `vision-attn score` gives such a verdict for your model."""
 
 PAGE = """\
