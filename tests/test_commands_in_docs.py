@@ -72,7 +72,7 @@ LIMITS = {
         "--data.val_fraction=0.25 --data.batch_size=2 --model.network.num_classes=2 "
         "--trainer.callbacks=null"
     ),
-    r"^fit .*compact_vit_cifar10_distilled": "--trainer.callbacks=null",  # its teacher knows ten classes
+    r"^fit .*compact_vit_cifar10_(distilled|long)": "--trainer.callbacks=null",  # its teacher knows ten classes
     r"^(fit|validate|test) (?!.*vision_attn:).*vit_planted": "--model.network.depth=1 --model.network.dim=12",
     r"^(explain|inspect|score|export) ": "--device cpu",
     r"^(explain|inspect) (?!.*(dates|questions))": "--limit 1",
