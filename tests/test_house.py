@@ -299,6 +299,13 @@ def test_private_names_of_a_class_are_seen():
     assert _kept_by(torch.Size) == set()  # written in C
 
 
+@pytest.mark.xdist_group("house")
+def test_a_group_of_tests_runs_in_one_process(request):
+    """pytest-xdist knows a group by the test's name; without it, each process prepares anew."""
+    by_group = request.config.getoption("loadgroup", default=False)
+    assert request.node.nodeid.endswith("@house") == by_group
+
+
 def _kept_by(kind: type) -> set[str]:
     """The private names that the source of a class uses of self; none if it is written in C."""
     try:
