@@ -95,6 +95,15 @@ VITS = {
     "strided convolutions": lambda: vit(
         embed=partial(ConvEmbed, depth=2, strided=True), patch_size=4
     ),
+    "rotary positions": lambda: vit(dim=24, registers=2, attention=RotaryAttention),
+    "wide convolutions": lambda: vit(
+        dim=24,
+        patch_size=4,
+        pool=AttentionPool,
+        class_token=False,
+        embed=partial(WideEmbed, widths=(6,)),
+        attention=RotaryAttention,
+    ),
     "another size": lambda: model_of(vit().network, (32, 24)),
 }
 
@@ -172,6 +181,20 @@ def test_patches_that_do_not_exist(run_in_page):
     assert not np.delete(shown, keep).any()
     assert shown[keep].min() > 0
     assert shown.sum() + found["rollout"]["prefixMass"] == pytest.approx(1, abs=1e-5)
+
+
+def test_patches_that_are_left_have_their_places_in_rotary_attention(run_in_page):
+    """Without a prefix, scores know distances alone: columns 2 to 4 of 5 are an image of three columns."""
+    torch.manual_seed(0)
+    model = vit(dim=24, attention=RotaryAttention, pool="mean", class_token=False)
+    network, image = model.network, image_of(model)
+    network.pos_embed.data.zero_()
+    keep = [row * 5 + column for row in range(3) for column in (2, 3, 4)]
+    found = run_in_page(model, image, keep=keep)
+    with torch.no_grad():
+        expected = network(image[None, :, :, 16:])[0]
+        assert (network(image[None])[0] - expected).abs().max() > 0.01
+    torch.testing.assert_close(torch.tensor(found["logits"]), expected, atol=3e-4, rtol=1e-4)
 
 
 def test_heads_that_are_switched_off(run_in_page):
@@ -282,6 +305,10 @@ def test_what_is_folded_costs_no_precision(run_in_page, kind):
     torch.testing.assert_close(logits, expected, atol=2e-5 * largest, rtol=0)
 
 
+class Louder(MultiHeadAttention):
+    """The same of attention."""
+
+
 class Doubled(ViT):
     """Of a subclass nobody knows what it computes."""
 
@@ -298,10 +325,9 @@ class Doubled(ViT):
         ),
         (lambda: vit(pool=MultiDimPool), "MultiDimPool is not translated"),
         (
-            lambda: vit(dim=24, attention=RotaryAttention),
-            "expected MultiHeadAttention, got RotaryAttention",
+            lambda: vit(attention=Louder),
+            "expected MultiHeadAttention or RotaryAttention, got Louder",
         ),
-        (lambda: vit(embed=partial(WideEmbed, widths=(5, 7))), "WideEmbed is not translated"),
         (lambda: vit(pool=partial(AttentionPool, score=Similarity)), "a pool by Similarity"),
         (lambda: vit(num_classes=0), "expected Linear, got Identity"),
         (

@@ -31,6 +31,7 @@ from vision_attn.attention import (
     MeanPool,
     MultiHeadAttention,
     NoGate,
+    RotaryAttention,
     ScaledDot,
     Softmax,
     SpatialGate,
@@ -39,12 +40,12 @@ from vision_attn.attention import (
 )
 from vision_attn.attention.gates import ChannelMLP
 from vision_attn.errors import ModelError
-from vision_attn.models import FastCNN, SEResNet, SpatialCNN, ViT
+from vision_attn.models import FastCNN, SEResNet, SpatialCNN, ViT, WideEmbed
 from vision_attn.models.senet import BasicBlock, Bottleneck
 from vision_attn.models.timm_model import TimmModel, vit_from_timm
 from vision_attn.models.vit import Block, ConvEmbed, PatchEmbed
 from vision_attn.render.live import Program
-from vision_attn.types import Model
+from vision_attn.types import Model, TokenLayout
 
 __all__ = ["translate"]
 
@@ -92,6 +93,7 @@ class Translation:
         self.program = program
         self.add = program.add
         self.names = {module: name for name, module in network.named_modules()}
+        self.layout: TokenLayout | None = None
 
     def linear(self, x: int, layer: nn.Module, scale: Tensor | None = None) -> int:
         """Add x W' + b, each output times `scale`."""
@@ -167,14 +169,18 @@ class Translation:
     # Vision Transformers
 
     def vit(self, network: ViT) -> None:
-        layout = network.layout(self.program.input_size)
+        self.layout = layout = network.layout(self.program.input_size)
         self.program.layout = {
             "prefix": layout.prefix,
             "grid": layout.grid,
             "pool": layout.pool,
             "class_token": layout.class_token,
         }
-        embeds = {PatchEmbed: self.patches, ConvEmbed: self.convolutions}
+        embeds = {
+            PatchEmbed: self.patches,
+            ConvEmbed: self.convolutions,
+            WideEmbed: self.wide_convolutions,
+        }
         x = self.tokens(choose(embeds, network.patch_embed)(network.patch_embed), network)
         for i, block in enumerate(network.blocks):
             x = self.block(x, block, str(i))
@@ -200,6 +206,19 @@ class Translation:
                 x = self.max_pool(self.conv(x, conv), 3, 2, 1)
                 x = x if batch_norm is None else self.batch_norm(x, batch_norm)
             x = self.add("relu", x)
+        return x
+
+    def wide_convolutions(self, embed: Any) -> int:
+        padded = self.add("mirror", self.program.image)
+        x = self.add("gelu", self.conv(padded, embed.whitening.conv))
+        return self.wide_blocks(x, embed.blocks)
+
+    def wide_blocks(self, x: int, blocks: Iterable[nn.Module]) -> int:
+        for each in blocks:
+            block: Any = each
+            x = self.batch_norm(self.max_pool(self.conv(x, block.conv1), 2, 2), block.bn1)
+            x = self.add("gelu", self.conv(self.add("gelu", x), block.conv2, block.bn2))
+            x = self.gate(x, block.gate)
         return x
 
     def tokens(self, patches: int, network: ViT) -> int:
@@ -232,21 +251,32 @@ class Translation:
         return self.add("add", x, self.linear(hidden, mlp.fc2, layer_scale(known.ls2)))
 
     def attention(self, x: int, attention: nn.Module, scale: nn.Module, name: str) -> int:
-        known: Any = expect(attention, MultiHeadAttention)
+        known: Any = expect(attention, MultiHeadAttention, RotaryAttention)
         attend = plain_attend(known.attend)
         if type(attend.score) not in (ScaledDot, Dot):
             raise ModelError(f"attention by {type(attend.score).__name__} is not translated")
         factor = attend.score.scale / attend.normalizer.temperature
         qkv = self.linear(x, known.qkv)
+        if type(known) is RotaryAttention:
+            qkv = self.turn(qkv, known)
         heads = self.add("attention", qkv, name=name, heads=known.heads, scale=factor)
         return self.linear(heads, known.proj, layer_scale(scale))
+
+    def turn(self, qkv: int, attention: RotaryAttention) -> int:
+        """Turn queries and keys by the places of their patches."""
+        assert self.layout is not None
+        prefix = self.layout.prefix
+        angles = attention.angles(self.layout, torch.float64)[prefix:]
+        cosine, sine = (self.program.table(array(each)) for each in (angles.cos(), angles.sin()))
+        options = {"heads": attention.heads, "prefix": prefix, "cosine": cosine, "sine": sine}
+        return self.add("turn", qkv, **options)
 
     def first(self, x: int, _readout: nn.Module) -> int:
         return self.add("first", x)
 
     def mean(self, x: int, _readout: nn.Module) -> int:
-        assert self.program.layout is not None
-        return self.add("mean", x, skip=self.program.layout["prefix"])
+        assert self.layout is not None
+        return self.add("mean", x, skip=self.layout.prefix)
 
     def attention_pool(self, x: int, pool: Any) -> int:
         """Add the scores of the tokens, whose query is constant, and the mean by their softmax."""
@@ -333,11 +363,7 @@ class Translation:
 
     def fast_cnn(self, network: FastCNN) -> None:
         x = self.add("gelu", self.conv(self.program.image, network.whitening.conv))
-        for each in network.blocks:
-            block: Any = each
-            x = self.batch_norm(self.max_pool(self.conv(x, block.conv1), 2, 2), block.bn1)
-            x = self.add("gelu", self.conv(self.add("gelu", x), block.conv2, block.bn2))
-            x = self.gate(x, block.gate)
+        x = self.wide_blocks(x, network.blocks)
         self.classify(x, "peak", network.fc, network.gain)
 
     def spatial_cnn(self, network: SpatialCNN) -> None:
@@ -361,6 +387,7 @@ class Translation:
     def gate(self, x: int, gate: nn.Module) -> int:
         gates: dict[type, Callable[[int, Any], int]] = {
             NoGate: lambda x, _gate: x,
+            nn.Identity: lambda x, _gate: x,
             SqueezeExcite: self.squeeze_excite,
             ChannelGate: self.channel_gate,
             SpatialGate: self.spatial_gate,

@@ -219,6 +219,21 @@ const OPERATIONS = {
     return out;
   },
 
+  /** The image with one more row and column at its end, mirrored at the last ones. */
+  mirror(run, x) {
+    const [height, width] = x.grid;
+    const out = run.matrix((height + 1) * (width + 1), x.columns, [height + 1, width + 1]);
+    const { heap } = run;
+    const c = x.columns;
+    for (let y = 0, at = out.at; y <= height; y++) {
+      const from = x.at + (y < height ? y : height - 2) * width * c;
+      heap.copyWithin(at, from, from + width * c);
+      heap.copyWithin(at + width * c, from + (width - 2) * c, from + (width - 1) * c);
+      at += (width + 1) * c;
+    }
+    return out;
+  },
+
   /** x * scale + shift, a number a column of each. */
   affine(run, x, { scale, shift }) {
     const out = run.matrix(x.rows, x.columns, x.grid);
@@ -327,6 +342,29 @@ const OPERATIONS = {
       const from = patch * x.columns;
       for (let c = 0; c < x.columns; c++, at++)
         heap[at] = heap[x.at + from + c] + heap[table.at + from + c];
+    }
+    return out;
+  },
+
+  /**
+   * Turns each head's queries and keys, the first two thirds of x, by the places of their patches:
+   * feature i and feature i + width / 2 are a pair, turned by one angle. Prefix tokens stay.
+   */
+  turn(run, x, { heads, prefix, cosine, sine }) {
+    const out = run.matrix(x.rows, x.columns);
+    const { heap } = run;
+    heap.copyWithin(out.at, x.at, x.at + x.rows * x.columns);
+    const pairs = x.columns / 3 / heads / 2;
+    for (let row = prefix; row < x.rows; row++) {
+      const patch = run.keep ? run.keep[row - prefix] : row - prefix;
+      const cos = run.weights[cosine].at + patch * pairs;
+      const sin = run.weights[sine].at + patch * pairs;
+      for (let part = 0, at = out.at + row * x.columns; part < 2 * heads; part++, at += 2 * pairs)
+        for (let i = 0; i < pairs; i++) {
+          const [a, b] = [heap[at + i], heap[at + pairs + i]];
+          heap[at + i] = a * heap[cos + i] - b * heap[sin + i];
+          heap[at + pairs + i] = a * heap[sin + i] + b * heap[cos + i];
+        }
     }
     return out;
   },
