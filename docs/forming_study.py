@@ -1,4 +1,4 @@
-"""Writes docs/forming.md and its picture: how a ViT's heatmaps come to the object as it learns.
+"""Writes docs/forming.md and its picture: how a ViT's heatmaps change as it learns.
 
     python docs/forming_study.py RUN [--data .data/imagenette160/val] [--images 100]
 
@@ -50,7 +50,7 @@ class's gradient.
 
 ![Photos, and their maps epoch by epoch](pictures/forming_photos.jpg)
 
-A row a photo and method; the maps of a row share their scale.
+One row for each photo and method; the maps of a row share their scale.
 
 {table}
 *Insertion - deletion* says how much more of the class's probability the map's first patches carry
@@ -180,9 +180,10 @@ def verdict(epochs: list[Epoch]) -> str:
         if first == len(epochs):
             sentences.append(f"`{method}` never shows more than a random map.")
         else:
+            at_the_end = epochs[-1].gap(method).mean()
             sentences.append(
-                f"`{method}` shows what the network uses from {epochs[first].number} epochs on "
-                f"(the interval lies above 0), {epochs[-1].gap(method).mean():.3f} by the end."
+                f"`{method}` is better than a random map from {epochs[first].number} epochs on "
+                f"(the interval lies above 0); the difference is {at_the_end:.3f} at the end."
             )
     return " ".join(sentences)
 

@@ -12,6 +12,7 @@ runs.
 import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from statistics import mean
 
@@ -90,7 +91,7 @@ class Studied:
         """The methods' means over the photos, or parts of mosaics, that all were scored on."""
         numbers = {m: self.scores(m).results.numbers(metric, m) for m in methods}
         common = set.intersection(*(set(one) for one in numbers.values()))
-        return {m: mean(one[i] for i in common) for m, one in numbers.items()}
+        return {m: mean(one[i] for i in common) if common else nan for m, one in numbers.items()}
 
 
 def study() -> None:
@@ -127,7 +128,11 @@ def study() -> None:
         markdown_table(["network", "classified right", "mosaics"], [about(one) for one in studied]),
     ]
     for one in studied:
-        page += [f"\n## {one.spec}\n", f"{one.quick.verdict().what}\n", table(one)]
+        page += [
+            f"\n## {one.spec}\n",
+            *(f"{part.verdict().what}\n" for part in one.parts),
+            table(one),
+        ]
     (args.output / "real_data.md").write_text("\n".join(page), encoding="utf-8")
     print(args.output / "real_data.md")
 
@@ -168,9 +173,10 @@ def effort(efforts: dict[str, Effort]) -> str:
     return (
         f"Methods of a few passes a map on {quick.images} photos, drawn at random (randomisation "
         f"and sensitivity on {quick.sanity}); LIME, which takes 258, on {lime.images} "
-        f"({lime.sanity}); IntegratedGradients and Occlusion, which take hundreds too, on "
-        f"{slow.images}, by deletion and insertion alone. The last column says on how many photos "
-        "and mosaics, and on how many photos with random weights, each number rests."
+        f"(randomisation and sensitivity on {lime.sanity}); IntegratedGradients and Occlusion, "
+        f"which take hundreds too, on {slow.images}, by deletion and insertion alone. "
+        "The last column says on how many photos and mosaics, and on how many photos with random "
+        "weights, each number rests."
     )
 
 
@@ -237,11 +243,14 @@ def of_family(mine: list[Studied]) -> str:
     refused = [m for m in common if any(one[m].trust == "no" for one in verdicts)]
     pointing = [m for m in trusted if all(one[m].pointing == "points" for one in verdicts)]
     blind = [m for m in common if all(one[m].pointing == "class-blind" for one in verdicts)]
-    ranked = sorted(pointing, key=lambda m: mean_rank(m, mine, pointing))
+    ranks = {m: mean_rank(m, mine, pointing) for m in pointing}
+    ranked = sorted(pointing, key=lambda m: ranks[m])
+    first = [m for m in ranked if ranks[m] == ranks[ranked[0]]]
     rest = [m for m in common if m not in (*ranked, *refused) and not (m in trusted and m in blind)]
-    sentences = [f"use {ranked[0]}." if ranked else "no method passes."]
+    alike = f" ({listed(first[1:])}: the same rank)" if first[1:] else ""
+    sentences = [f"use {ranked[0]}{alike}." if ranked else "no method passes."]
     for what, methods in (
-        ("Next to it, in this order", ranked[1:]),
+        ("Next to it, in this order", ranked[len(first) :]),
         ("For where it looks, whatever the class", [m for m in trusted if m in blind]),
         ("Do not trust", refused),
         ("The same map for every class", blind),
