@@ -77,7 +77,7 @@ LIMITS = {
     r"^(explain|inspect|score|export) ": "--device cpu",
     r"^(explain|inspect) (?!.*(dates|questions))": "--limit 1",
     r"^explain timm:": "--pretrained false --image-size 64",
-    r"^score ": "--limit 1 --steps 2 --processes 1",
+    r"^score ": "--limit 3 --steps 2 --processes 1",
     r"^score .*(--sanity|--method all)": "--sanity 1",  # else nothing is asked of lost weights
     r"^configs|^models|^live |--help$": "",
 }
