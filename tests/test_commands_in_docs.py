@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vision_attn import list_models
 from vision_attn.cli import COMMANDS, TRAINING, main
 from vision_attn.commands.fit.words import ABOUT
 from vision_attn.data import CIFAR10
@@ -280,12 +281,16 @@ def test_every_command_has_its_place():
         "optional-dependencies"
     ]
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    networks = [network["name"] for network in list_models()]
     listed = [found for group in GROUPS.values() for found in group]
     assert len(listed) - 1 == len(RUN) > 25
     for found in commands():
         program, *words = found.words
         if program == "vision-attn":
             assert words[0] in {**COMMANDS, **TRAINING, "COMMAND": ""}, unknown(found, "no command")
+            if found in listed:
+                for name in re.findall(r"\bvision_attn:(\w+)(?=\s|$)", " ".join(words)):
+                    assert name in networks, unknown(found, f"no pretrained network {name}")
         elif program == "make":
             assert words[0] in targets, unknown(found, "no such target in the Makefile")
         elif program in ("pip", "pre-commit"):
