@@ -20,7 +20,7 @@ from vision_attn.data import (
 )
 from vision_attn.data.draws import Draws
 from vision_attn.data.module import channel_statistics
-from vision_attn.data.tensors import Batch
+from vision_attn.data.tensors import Batch, Batches, InOrder
 
 
 def planted(**options) -> ImageData:
@@ -220,6 +220,27 @@ def test_statistics_classes_and_weights():
     assert some == pytest.approx([0.5] * 3, abs=0.05)
     given = planted(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
     assert (given.mean, given.std) == ((0.5,) * 3, (0.25,) * 3)
+
+
+@pytest.mark.parametrize("value", [0, 7, 29, 255])
+def test_a_channel_that_is_the_same_everywhere_is_centred(value):
+    """As in microscopy with two dyes; 7 and 29 are not exact as shares of 255."""
+    pixels = torch.randint(0, 256, (60, 3, 16, 16), dtype=torch.uint8)
+    pixels[:, 1] = value
+    images = TensorSet(pixels, torch.zeros(60).long())
+    mean, std = channel_statistics(images)
+    floats = pixels.double() / 255
+    torch.testing.assert_close(torch.tensor(mean).double(), floats.mean((0, 2, 3)))
+    expected = floats.std((0, 2, 3), correction=0)
+    expected[1] = 1
+    torch.testing.assert_close(torch.tensor(std).double(), expected)
+    assert std[1] == 1
+    data = planted(mean=mean, std=std)
+    data.setup("fit")
+    batch = next(iter(Batches(images, InOrder(60, batch_size=60))))
+    normalised, _ = data.for_evaluation(batch)
+    assert normalised[:, 1].abs().max() < 1e-6
+    assert normalised[:, 0].std() == pytest.approx(1, abs=1e-3)
 
 
 def test_errors(tmp_path):

@@ -4,6 +4,7 @@ Axes: b batch, h height, w width, k classes.
 """
 
 from dataclasses import asdict
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -264,8 +265,9 @@ def channel_statistics(
 ) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
     """Mean and standard deviation of each channel, on a scale of 0..1.
 
-    Of at most `most` images, spread evenly over the set, or of as many in whole blocks where images
-    are read so; exact sums of integers.
+    A channel that is the same everywhere, such as an empty one, is only centred: its deviation
+    counts as 1. Of at most `most` images, spread evenly over the set, or of as many in whole blocks
+    where images are read so; exact sums of integers.
     """
     items = np.unique(np.linspace(0, len(images) - 1, min(len(images), most)).round().astype(int))
     items = images.blocks.spread(most) if images.blocks else items
@@ -275,8 +277,12 @@ def channel_statistics(
         values = images.fetch(chunk, Draws(0, 0, chunk)).int()
         sums += torch.stack([values, values * values]).sum((1, 3, 4)).cpu().numpy()
         pixels += values[:, 0].numel()
-    mean, square = sums / pixels / np.array([[255], [255**2]])
-    return tuple(mean.tolist()), tuple(np.sqrt(square - mean**2).tolist())
+    whole = 255 * pixels
+    mean, variance = [], []
+    for values, squares in zip(*sums.tolist(), strict=True):  # Python's integers, which have no end
+        mean.append(values / whole)
+        variance.append((pixels * squares - values**2) / whole**2)
+    return tuple(mean), tuple(sqrt(one) if one else 1.0 for one in variance)
 
 
 def _listed(classes: list[str]) -> str:
