@@ -55,7 +55,7 @@ One row for each photo and method; the maps of a row share their scale.
 {table}
 *Insertion - deletion* says how much more of the class's probability the map's first patches carry
 than its last: about 0 for a random map. *In the mosaic*: the share of the map of a class that
-lies on its photo among four, .25 by chance. Each number has its 95 % interval.
+lies on its photo among four, 0.25 by chance. Each number has its 95 % interval.
 
 {verdict}
 
@@ -183,7 +183,8 @@ def verdict(epochs: list[Epoch]) -> str:
             at_the_end = epochs[-1].gap(method).mean()
             sentences.append(
                 f"`{method}` is better than a random map from {epochs[first].number} epochs on "
-                f"(the interval lies above 0); the difference is {at_the_end:.3f} at the end."
+                "(the interval lies above 0); insertion minus deletion is "
+                f"{at_the_end:.3f} at the end."
             )
     return " ".join(sentences)
 

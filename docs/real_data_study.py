@@ -10,7 +10,7 @@ runs.
 """
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
@@ -83,6 +83,14 @@ class Studied:
         """What the scores say of each method."""
         return {one.method: one for part in self.parts for one in part.verdict().methods}
 
+    def verdict_lines(self) -> Iterator[str]:
+        """For each part its methods, on how many photos, and what their scores say."""
+        for part in self.parts:
+            methods = [method for method in part.methods if not self.is_baseline(method)]
+            named = " and ".join(methods) if len(methods) < 3 else "Methods of a few passes"
+            photos = max(len(part.results.numbers("deletion", method)) for method in methods)
+            yield f"*{named}, {photos} photos.* {part.verdict().what}\n"
+
     def mean(self, metric: str, method: str) -> float:
         """The mean of a method by a metric, NaN without one."""
         return self.scores(method).results.mean(metric, method).value
@@ -130,7 +138,7 @@ def study() -> None:
     for one in studied:
         page += [
             f"\n## {one.spec}\n",
-            *(f"{part.verdict().what}\n" for part in one.parts),
+            *one.verdict_lines(),
             table(one),
         ]
     (args.output / "real_data.md").write_text("\n".join(page), encoding="utf-8")
@@ -287,13 +295,13 @@ def counted(mine: list[Studied]) -> str:
 RULE = """\
 The rule. A method passes if three things hold for every network of the kind. By deletion
 and by insertion it is better than each of three maps that know nothing of the network (the 95 %
-interval of the paired difference does not contain 0). Its map changes when the weights are
-randomised. In mosaics, more of it lies on the photo of the target class than of these maps.
-Methods that pass are ordered by their mean rank in deletion, insertion and mosaics of 2x2, on what
+interval of the paired difference lies above 0, and the lead is at least 0.005). Its map changes
+when the weights are randomised. In mosaics, more of it lies on the photo of the target class than
+of these maps. Methods that pass are ordered by their mean rank in deletion, insertion and mosaics of 2x2, on what
 all of them were scored on. A method is not trusted if, for one network, it is worse than one of
 these maps, no better by both measures, or the same with random weights. A class-blind map is the
 same for every class.
-`vision-attn score` gives such a verdict for your model."""
+`vision-attn score` gives such a verdict for your model, without the mosaics."""
 
 PAGE = """\
 # Heatmaps on photos, scored
@@ -307,7 +315,8 @@ know nothing of the network (in italics). *Deletion* and *insertion*: the mean p
 class while a map's first cells are removed, or inserted. *Mosaic*: photos of different classes,
 those that the network is most certain of, are joined; the number is the share of a class's map that
 lies on its photo, 1/4 and 1/9 by chance. *Randomisation*: the rank correlation with the map of the
-same network with random weights. *Sensitivity*: how much a little noise changes the map.
+same network with random weights. *Sensitivity*: how much a little noise changes the map, beside the
+size of the map; it is huge where a map is almost zero.
 
 {n} The photos are those of `{data}`, which no network was trained on.
 

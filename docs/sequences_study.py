@@ -54,8 +54,8 @@ QUESTION = "what colour is the one left of the {}"
 PAGE = """\
 # Sequences and two inputs, trained
 
-Each row is one run of `vision-attn fit --config configs/NAME.yaml`, with one seed, on examples that
-the package makes itself. Minutes are those of training, on {machine}.
+Each row, but `questions_blind` (see there), is one run of `vision-attn fit --config
+configs/NAME.yaml`, with one seed, on examples that the package makes itself. Minutes are those of training, on {machine}.
 The test examples were used once, at the end. *Exact* is the share of targets written without a
 mistake from end to end, by greedy decoding.
 """

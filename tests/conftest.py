@@ -1,6 +1,7 @@
 """Run-time type checks on the package, one thread a worker, fixtures that all parts share."""
 
 import dataclasses
+import gc
 import inspect
 import os
 import shutil
@@ -50,6 +51,14 @@ if os.environ.get("VISION_ATTN_TYPECHECK", "1") != "0":
 
 if os.environ.get("PYTEST_XDIST_WORKER"):
     torch.set_num_threads(1)
+
+gc.disable()  # until all is imported: what imports make, stays
+
+
+def pytest_collection_finish() -> None:
+    """Collect the tests' garbage, and look no more through what their imports made."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

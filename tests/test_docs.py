@@ -303,7 +303,7 @@ def test_what_is_code_and_what_is_data_is_said_in_a_sentence(page):
     named = re.search(r"a config can name only classes of ([\w, ]+);", sentences[0])
     assert named
     assert named[1].replace(" and ", ", ").split(", ") == list(PACKAGES)
-    assert "only a package that you name with `--allow PACKAGE` is code" in sentences[0]
+    assert "another package, whose code then runs, name that with `--allow PACKAGE`" in sentences[0]
     assert "No command reads the `config.yaml` beside a checkpoint" in text
 
 

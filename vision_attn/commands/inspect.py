@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--score",
         action="store_true",
-        help="also measure each map by deletion and insertion; takes minutes",
+        help="also measure each map by deletion and insertion; takes a minute or more",
     )
     options.add_seed(group)
 
