@@ -1,5 +1,7 @@
 """Class activation maps against the grad-cam package, and layers found by themselves."""
 
+import threading
+
 import numpy as np
 import pytest
 import pytorch_grad_cam
@@ -512,3 +514,37 @@ def test_transformers_of_timm_with_several_grids(network, size, layer, prefix, g
     layout = TokenLayout(prefix, grid, "cls" if prefix else "mean")
     named = explain.GradCAM(layer=layer)(network, images, 1, layout=layout).values
     torch.testing.assert_close(found, named)
+
+
+@pytest.mark.parametrize(
+    ("method", "network"),
+    [
+        *((name, "gates of channels") for name in (*FAMILY, "ChannelGates")),
+        *((name, "gates of places") for name in ("GradCAM", "SpatialGates")),
+    ],
+)
+def test_another_thread_may_ask_the_network_meanwhile(method, network):
+    """It explains images of its own, from end to end, once the layer of the map has run."""
+    torch.manual_seed(0)
+    if network == "gates of places":
+        net = SpatialCNN(num_classes=3, widths=(5, 7, 11)).eval()
+    else:
+        net = SEResNet(num_classes=3, layers=(1, 1, 1, 1), widths=(5, 7, 11, 13)).eval()
+    images, others = torch.randn(2, 3, 64, 64), torch.randn(3, 3, 64, 64)
+    explainer = getattr(explain, method)()
+    alone = [explainer(net, batch, 0).values for batch in (images, others)]
+    found = []
+
+    def meanwhile(_module, _inputs):
+        if threading.current_thread() is threading.main_thread():
+            ask = lambda: found.append(explainer(net, others, 0).values)  # noqa: E731
+            thread = threading.Thread(target=ask)
+            thread.start()
+            thread.join()
+
+    hook = net.fc.register_forward_pre_hook(meanwhile)
+    values = explainer(net, images, 0).values
+    hook.remove()
+    assert torch.equal(values, alone[0])
+    assert found
+    assert all(torch.equal(one, alone[1]) for one in found)

@@ -19,10 +19,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from vision_attn.attention.gates import Gate, NoGate
 from vision_attn.explain.base import Explainer, class_logits, in_eval_mode
 from vision_attn.explain.networks.modules import network_of
+from vision_attn.threads import in_this_thread
 from vision_attn.types import Heatmaps, Images, Model, TokenLayout
 
 __all__ = [
@@ -250,38 +252,36 @@ class Products(TorchFunctionMode):
 
 
 def _hook(module: nn.Module, keep: Callable[[Tensor, Tensor], None], products: Products) -> list:
-    """Hook a module so that `keep` gets its features and gate whenever it runs."""
+    """Hook a module so that `keep` gets its features and gate whenever this thread runs it."""
+
+    def after(of: nn.Module, hook: Callable[..., None], **options: bool) -> RemovableHandle:
+        return of.register_forward_hook(in_this_thread(hook), **options)
+
     if isinstance(module, Gate):
-        return [
-            module.register_forward_hook(lambda _m, args, _out: keep(args[0], module.gate(args[0])))
-        ]
+        return [after(module, lambda _m, args, _out: keep(args[0], module.gate(args[0])))]
     children = dict(module.named_children())
     if KERNEL_GATE in children:  # the branches lie side by side: b branch c h w
-        return [
-            module.register_forward_hook(
-                lambda _m, args, out: keep(args[0].flatten(1, 2), out.flatten(1, 2))
-            )
-        ]
+        beside = lambda _m, args, out: keep(args[0].flatten(1, 2), out.flatten(1, 2))  # noqa: E731
+        return [after(module, beside)]
     if SPLIT_GATE in children:
         branches: list[Tensor] = []
+        gate = lambda _m, _args, out: keep(branches.pop(), out[:, :, None, None])  # noqa: E731
         return [
-            children["act0"].register_forward_hook(lambda _m, _args, out: branches.append(out)),
-            children[SPLIT_GATE].register_forward_hook(
-                lambda _m, _args, out: keep(branches.pop(), out[:, :, None, None])
-            ),
+            after(children["act0"], lambda _m, _args, out: branches.append(out)),
+            after(children[SPLIT_GATE], gate),
         ]
 
-    def before(_module: nn.Module, args: tuple) -> None:
+    def enter(_module: nn.Module, args: tuple) -> None:
         products.open.append(Product(args[0] if args else torch.empty(0)))
 
-    def after(_module: nn.Module, _args: tuple, _output: object) -> None:
+    def leave(_module: nn.Module, _args: tuple, _output: object) -> None:
         product = products.open.pop()
         if product.gate is not None:
             keep(*_channels_second(product.features, _narrowed(product.gate)))
 
     return [
-        module.register_forward_pre_hook(before),
-        module.register_forward_hook(after, always_call=True),
+        module.register_forward_pre_hook(in_this_thread(enter)),
+        after(module, leave, always_call=True),
     ]
 
 

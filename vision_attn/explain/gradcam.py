@@ -25,6 +25,7 @@ from vision_attn.explain.networks.modules import attends, why_opaque
 from vision_attn.explain.options import hint
 from vision_attn.explain.propagation.path import find_places
 from vision_attn.explain.propagation.places import Places
+from vision_attn.threads import in_this_thread
 from vision_attn.types import Heatmaps, Images, TokenLayout
 
 __all__ = [
@@ -351,7 +352,7 @@ def linear_by_convolution(module: nn.Module) -> Iterator[list[bool]]:
             if size == tuple(module.kernel_size) and max(size) > 1:
                 found.append(True)
 
-    hook = module.register_forward_hook(note)
+    hook = module.register_forward_hook(in_this_thread(note))
     try:
         yield found
     finally:
@@ -419,10 +420,11 @@ def cut(layers: list[nn.Module], norms: Sequence[nn.Module] = ()) -> Iterator[li
     def pool(_module: nn.Module, _inputs: tuple, output: object) -> None:
         pooled[:] = [output]
 
-    hooks = [layer.register_forward_hook(take) for layer in layers]
+    hooks = [layer.register_forward_hook(in_this_thread(take)) for layer in layers]
     within = {module for layer in layers for module in layer.children()}
-    hooks += [module.register_forward_hook(pool) for module in within if _pools(module)]
-    hooks += [norm.register_forward_hook(normed) for norm in norms]
+    pools = filter(_pools, within)
+    hooks += [module.register_forward_hook(in_this_thread(pool)) for module in pools]
+    hooks += [norm.register_forward_hook(in_this_thread(normed)) for norm in norms]
     try:
         yield leaves
     finally:

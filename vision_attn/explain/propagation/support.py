@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from vision_attn.explain.base import in_eval_mode
 from vision_attn.explain.networks.modules import modules_of, network_of, why_opaque
 from vision_attn.explain.propagation.path import Path, find_path
+from vision_attn.threads import in_this_thread
 from vision_attn.types import Images, Model, TokenLayout
 
 __all__ = ["blank_image", "probe", "refusal_of"]
@@ -103,7 +104,7 @@ def _fits(network: nn.Module, image: Tensor, convolution: nn.Conv2d) -> bool:
         if inputs[0].shape[-3] == convolution.in_channels:
             raise _Reached
 
-    handle = convolution.register_forward_pre_hook(stop)
+    handle = convolution.register_forward_pre_hook(in_this_thread(stop))
     try:
         with torch.no_grad(), in_eval_mode(network):
             network(image)

@@ -20,6 +20,7 @@ from vision_attn.explain.recording.log import RecordError
 from vision_attn.explain.recording.origins import CallOrigins, Origins
 from vision_attn.explain.recording.recorder import Recorder
 from vision_attn.explain.recording.tracer import Tracer
+from vision_attn.threads import in_this_thread
 from vision_attn.types import Images
 
 __all__ = ["Step", "TracedRun", "UnknownPathError", "follow"]
@@ -299,7 +300,7 @@ def watching(module: nn.Module | None, tracer: Tracer, kept: list[Tensor]) -> It
     if module is None:
         yield
         return
-    hook = module.register_forward_hook(keep)
+    hook = module.register_forward_hook(in_this_thread(keep))
     try:
         yield
     finally:
