@@ -141,6 +141,9 @@ NETWORKS = {
     "flat": lambda: nn.Sequential(
         nn.Conv2d(3, C, 3), nn.ReLU(), nn.Conv2d(C, 7, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     ),
+    "depthwise": lambda: nn.Sequential(
+        nn.Conv2d(3, 6, 3, groups=3), nn.ReLU(), nn.Conv2d(6, 7, 3), nn.AdaptiveAvgPool2d(1)
+    ).append(nn.Flatten()),
     "own": lambda: nn.Sequential(nn.Conv2d(3, C, 3), Residual(), nn.Sequential(Residual())),
 }
 COUNTS = {
@@ -149,6 +152,7 @@ COUNTS = {
     "timm convnext": 12,
     "torchvision mobilenet": 11,
     "flat": 2,
+    "depthwise": 2,
     "own": 2,
 }
 

@@ -177,6 +177,11 @@ def test_similarity_of_zero_vectors_is_zero_with_finite_gradients() -> None:
     assert q.grad.isfinite().all()
 
 
+def test_similarity_takes_a_whole_beta() -> None:
+    q, k = torch.randn(1, 2, 3, 5), torch.randn(1, 2, 7, 5)
+    assert torch.equal(Similarity(5, heads=2, beta=3)(q, k), Similarity(5, heads=2, beta=3.0)(q, k))
+
+
 def test_bad_sizes() -> None:
     with pytest.raises(ValueError, match="head_dim must be at least 1, got 0"):
         Dot(0)

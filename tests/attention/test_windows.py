@@ -76,6 +76,22 @@ def test_local_predictive_is_the_formula_for_every_pair() -> None:
                     torch.testing.assert_close(weights[b, h, i, j], inside[j] * gain)
 
 
+def test_local_predictive_in_bfloat16_sees_as_many_of_a_long_memory() -> None:
+    """bfloat16 has no odd number between 256 and 512, and only every fourth up to 1024."""
+    window = LocalPredictive(D, heads=HEADS, radius=3)
+    q, k = sequence(5), sequence(997)
+    attend = Attend(ScaledDot(D), window=window).to(torch.bfloat16)
+    q, k = q.bfloat16(), k.bfloat16()
+    centre = window.centre(q, 997)
+    assert centre.dtype == torch.float32
+    weights = attend.weights(q, k)
+    assert weights.dtype == torch.bfloat16
+    expected = (torch.arange(997) - centre).abs() <= 3
+    assert expected.sum(-1).min() >= 6
+    assert torch.equal(weights > 0, expected)
+    torch.testing.assert_close(attend(q, k, k), weights @ k, rtol=0.05, atol=0.02)
+
+
 def test_the_gradient_of_local_predictive_reaches_the_position() -> None:
     window = LocalPredictive(D, radius=2)
     q, k, v = sequence(5), sequence(41), sequence(41)

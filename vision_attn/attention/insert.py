@@ -98,7 +98,7 @@ def output_channels(
             channels[block] = output.size(1)
 
     first = next(module for module in network.modules() if isinstance(module, nn.Conv2d))
-    image = first.weight.new_zeros(1, first.in_channels * first.groups, *image_size)
+    image = first.weight.new_zeros(1, first.in_channels, *image_size)
     was_training = {module: module.training for module in network.modules()}
     hooks = [block.register_forward_hook(record_channels) for block in blocks]
     try:

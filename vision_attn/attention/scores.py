@@ -167,7 +167,7 @@ class Similarity(DotProduct):
 
     def __init__(self, head_dim: int, heads: int = 1, beta: int | float = 1.0):
         super().__init__(head_dim, heads)
-        self.beta = nn.Parameter(torch.full((heads, 1, 1), beta))
+        self.beta = nn.Parameter(torch.full((heads, 1, 1), float(beta)))
 
     def transform(self, q: Queries, k: Keys) -> tuple[Tensor, Tensor]:
         unit = lambda x: F.normalize(x, dim=-1, eps=1e-6)  # noqa: E731

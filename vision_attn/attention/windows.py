@@ -129,10 +129,13 @@ class LocalPredictive(Window):
 
     def centre(self, q: Queries, length: int) -> Float[Tensor, "b head i 1"]:
         """Predict p, the position that each query attends to in a memory of this length."""
-        return length * self.position(self.hidden(q).tanh()).sigmoid()
+        logit = self.position(self.hidden(q).tanh())
+        logit = logit.to(torch.promote_types(logit.dtype, torch.float32))  # bf16 counts to 256
+        return length * logit.sigmoid()
 
     def terms(self, q: Tensor, k: Tensor, layout: TokenLayout | None) -> tuple[Tensor, Tensor]:
-        return self._around(self.centre(q, k.size(-2)), torch.arange(k.size(-2), device=k.device))
+        position = torch.arange(k.size(-2), device=k.device)
+        return self._around(self.centre(q, k.size(-2)), position, q.dtype)
 
     def forward(
         self,
@@ -147,11 +150,14 @@ class LocalPredictive(Window):
             return self.definition(dense, q, k, v, mask, layout)
         centre = self.centre(q, k.size(-2))
         seen = positions_around(centre, self.radius)
-        return gathered(dense, q, k, v, mask, seen, *self._around(centre, seen))
+        return gathered(dense, q, k, v, mask, seen, *self._around(centre, seen, q.dtype))
 
-    def _around(self, centre: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+    def _around(
+        self, centre: Tensor, position: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
         away = position - centre
-        return away.abs() <= self.radius, (-2 * (away / self.radius).square()).exp()
+        gain = (-2 * (away / self.radius).square()).exp()
+        return away.abs() <= self.radius, gain.to(dtype)
 
 
 def positions_around(centre: Float[Tensor, "*b i 1"], radius: int) -> Int[Tensor, "*b i s"]:
