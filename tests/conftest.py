@@ -61,6 +61,11 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """Let Python clean up at its end."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """The folder of real data that VISION_ATTN_DATA names."""
