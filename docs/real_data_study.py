@@ -297,10 +297,10 @@ The rule. A method passes if three things hold for every network of the kind. By
 and by insertion it is better than each of three maps that know nothing of the network (the 95 %
 interval of the paired difference lies above 0, and the lead is at least 0.005). Its map changes
 when the weights are randomised. In mosaics, more of it lies on the photo of the target class than
-of these maps. Methods that pass are ordered by their mean rank in deletion, insertion and mosaics of 2x2, on what
-all of them were scored on. A method is not trusted if, for one network, it is worse than one of
-these maps, no better by both measures, or the same with random weights. A class-blind map is the
-same for every class.
+of these maps. Methods that pass are ordered by their mean rank in deletion, insertion and mosaics
+of 2x2, on what all of them were scored on. A method is not trusted if, for one network, it is
+worse than one of these maps, no better by both measures, or the same with random weights. A
+class-blind map is the same for every class.
 `vision-attn score` gives such a verdict for your model, without the mosaics."""
 
 PAGE = """\

@@ -55,9 +55,9 @@ PAGE = """\
 # Sequences and two inputs, trained
 
 Each row, but `questions_blind` (see there), is one run of `vision-attn fit --config
-configs/NAME.yaml`, with one seed, on examples that the package makes itself. Minutes are those of training, on {machine}.
-The test examples were used once, at the end. *Exact* is the share of targets written without a
-mistake from end to end, by greedy decoding.
+configs/NAME.yaml`, with one seed, on examples that the package makes itself. Minutes are those of
+training, on {machine}. The test examples were used once, at the end.
+*Exact* is the share of targets written without a mistake from end to end, by greedy decoding.
 """
 
 
