@@ -4,7 +4,6 @@ Axes: b batch, h height, w width, k classes.
 """
 
 from dataclasses import asdict
-from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -277,12 +276,11 @@ def channel_statistics(
         values = images.fetch(chunk, Draws(0, 0, chunk)).int()
         sums += torch.stack([values, values * values]).sum((1, 3, 4)).cpu().numpy()
         pixels += values[:, 0].numel()
+    values, squares = sums.astype(object)  # Python's integers, which have no end
     whole = 255 * pixels
-    mean, variance = [], []
-    for values, squares in zip(*sums.tolist(), strict=True):  # Python's integers, which have no end
-        mean.append(values / whole)
-        variance.append((pixels * squares - values**2) / whole**2)
-    return tuple(mean), tuple(sqrt(one) if one else 1.0 for one in variance)
+    std = np.sqrt(((pixels * squares - values**2) / whole**2).astype(float))
+    std[std == 0] = 1
+    return tuple((values / whole).tolist()), tuple(std.tolist())
 
 
 def _listed(classes: list[str]) -> str:
