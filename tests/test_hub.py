@@ -1,5 +1,6 @@
 """Every source of models, and every way in which there is none."""
 
+import json
 from dataclasses import asdict
 
 import pytest
@@ -185,6 +186,28 @@ def test_torchvision_by_name(tmp_path):
         load_model("torchvision:vit_b_16", pretrained=False, image_size=(64, 96))
 
 
+@pytest.mark.parametrize("pretrained", [False, True])
+def test_a_torchvision_vit_is_built_for_the_size_of_its_photos(monkeypatch, pretrained):
+    """vit_h_14 itself, of 518 pixels, with one narrow block."""
+    from torchvision.models import _api, vision_transformer
+
+    def narrow(patch_size, num_layers, num_heads, hidden_dim, mlp_dim, image_size=224, **_):
+        return torchvision.models.VisionTransformer(image_size, patch_size, 1, 1, 4, 4)
+
+    theirs = narrow(14, 32, 16, 1280, 5120, image_size=518)
+    torch.nn.init.normal_(theirs.heads.head.weight)
+    monkeypatch.setattr(vision_transformer, "_vision_transformer", narrow)
+    monkeypatch.setattr(_api.WeightsEnum, "get_state_dict", lambda *_, **__: theirs.state_dict())
+    model = load_model("torchvision:vit_h_14", pretrained=pretrained)
+    assert model.preprocess.input_size == (518, 518)
+    assert model.layout == TokenLayout(1, (37, 37), "cls")
+    photo = torch.randn(1, 3, 518, 518)
+    same = torch.equal(model.network(photo), theirs.eval()(photo))
+    assert same == pretrained
+    smaller = load_model("torchvision:vit_h_14", pretrained=pretrained, image_size=28)
+    assert smaller.network(torch.zeros(1, 3, 28, 28)).shape == (1, 1000)
+
+
 def test_hugging_face_by_kind_of_network():
     pytest.importorskip("transformers")
     args = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "num_labels": 3}
@@ -208,6 +231,81 @@ def test_hugging_face_from_a_folder(tmp_path):
     torch.testing.assert_close(model.network(images), theirs(images).logits)
     assert model.classes == ["cat", "dog"]
     assert model.preprocess == Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3, fit="squash")
+
+
+def of_hugging_face(folder, options=None):
+    """A tiny network in a folder, with the options of its image processor, if it has one."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"image_size": 16, "patch_size": 8, "hidden_size": 8, "intermediate_size": 8}
+    config = transformers.ViTConfig(num_hidden_layers=1, num_attention_heads=2, **sizes)
+    transformers.ViTForImageClassification(config).save_pretrained(folder)
+    if options is not None:
+        options = {"image_processor_type": "ViTImageProcessor", "size": 16} | options
+        (folder / "preprocessor_config.json").write_text(json.dumps(options))
+    return f"hf:{folder}"
+
+
+MEANS = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
+
+
+@pytest.mark.parametrize(
+    ("options", "mean", "std"),
+    [
+        (None, (0.5,) * 3, (0.5,) * 3),
+        ({}, (0.5,) * 3, (0.5,) * 3),
+        (MEANS, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)),
+        ({"image_mean": 0.1, "image_std": 0.2}, (0.1,) * 3, (0.2,) * 3),
+        (MEANS | {"do_normalize": False}, (0.0,) * 3, (1.0,) * 3),
+        (MEANS | {"do_normalize": None}, (0.0,) * 3, (1.0,) * 3),
+        ({"image_mean": None}, (0.0,) * 3, (1.0,) * 3),
+        (MEANS | {"image_std": None}, (0.1, 0.2, 0.3), (1.0,) * 3),
+    ],
+)
+def test_hugging_face_normalizes_as_the_image_processor_does(tmp_path, options, mean, std):
+    preprocess = load_model(of_hugging_face(tmp_path, options)).preprocess
+    assert preprocess == Preprocess((16, 16), mean, std, fit="squash")
+
+
+def test_an_image_processor_without_do_normalize_subtracts_nothing(tmp_path):
+    """MobileViT's has means all the same."""
+    kind = {"image_processor_type": "MobileViTImageProcessor", "do_flip_channel_order": False}
+    model = load_model(of_hugging_face(tmp_path, kind | {"do_center_crop": False}))
+    assert (model.preprocess.mean, model.preprocess.std) == ((0.0,) * 3, (1.0,) * 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"image_processor_type": "MobileViTImageProcessor"},
+            "expected a network of RGB images, got one of BGR .*do_flip_channel_order is true",
+        ),
+        (
+            {"size": {"longest_edge": 32}},
+            r"expected size to be a number, .* got \{'longest_edge': 32\}: in a copy, set it",
+        ),
+        (
+            {"image_processor_type": "DeiTImageProcessor", "crop_size": {"longest_edge": 32}},
+            r"expected crop_size to be a number, .* got \{'longest_edge': 32\}",
+        ),
+    ],
+)
+def test_an_image_processor_that_cannot_be_followed_is_one_line(tmp_path, options, message):
+    with pytest.raises(ModelError, match=f"hf:{tmp_path}: {message}") as caught:
+        load_model(of_hugging_face(tmp_path, options))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_network_of_timm_inside_hugging_faces_takes_the_photos_of_timm(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    about = timm.create_model("test_vit").pretrained_cfg | {"mean": (0.1, 0.2, 0.3)}
+    config = transformers.TimmWrapperConfig(architecture="test_vit", pretrained_cfg=about)
+    transformers.TimmWrapperForImageClassification(config).save_pretrained(tmp_path)
+    model = load_model(f"hf:{tmp_path}")
+    assert model.preprocess == Preprocess(
+        (160, 160), (0.1, 0.2, 0.3), (0.5,) * 3, crop_pct=0.95, interpolation="bicubic"
+    )
+    assert model.network(torch.zeros(1, 3, 160, 160)).shape == (1, 2)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@
 Axes: b batch, k classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -305,8 +305,16 @@ def _timm(ask: Request) -> Parts:
             fit_classifier(network, weights)
         load_weights(network, weights, ask.weights)
     config = timm.data.resolve_model_data_config(network)
-    size = ask.size or args.get("img_size") or config["input_size"][1:]
-    preprocess = Preprocess(
+    preprocess = _timm_preprocess(config, ask.size or args.get("img_size"))
+    subset = timm.data.infer_imagenet_subset({"num_classes": network.num_classes})
+    names = timm.data.ImageNetInfo(subset).label_descriptions() if subset else []
+    return Parts(network, preprocess, _names(list(names), network.num_classes))
+
+
+def _timm_preprocess(config: dict[str, Any], size: int | Size | None) -> Preprocess:
+    """What timm's data config says; size: another input size than its own."""
+    size = size or config["input_size"][1:]
+    return Preprocess(
         input_size=(size, size) if isinstance(size, int) else tuple(size),
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
@@ -314,24 +322,22 @@ def _timm(ask: Request) -> Parts:
         interpolation=config["interpolation"],
         fit="squash" if config["crop_mode"] == "squash" else "crop",
     )
-    subset = timm.data.infer_imagenet_subset({"num_classes": network.num_classes})
-    names = timm.data.ImageNetInfo(subset).label_descriptions() if subset else []
-    return Parts(network, preprocess, _names(list(names), network.num_classes))
 
 
 def _torchvision(ask: Request) -> Parts:
+    size = ask.size or _torchvision_size(ask.name)
     network = create_torchvision(
         ask.name,
         pretrained=ask.pretrained,
         weights=ask.weights,
-        image_size=ask.size,
+        image_size=size,
         **ask.model_args,
     )
     about = torchvision.models.get_model_weights(ask.name).DEFAULT
     transform = about.transforms()
     side = transform.crop_size[0]
     preprocess = Preprocess(
-        input_size=ask.size or (side, side),
+        input_size=size or (side, side),
         mean=tuple(transform.mean),
         std=tuple(transform.std),
         crop_pct=side / transform.resize_size[0],
@@ -341,23 +347,72 @@ def _torchvision(ask: Request) -> Parts:
     return Parts(network, preprocess, classes)
 
 
+def _torchvision_size(name: str) -> Size | None:
+    """The input size of a classifier's own weights; None for a name that torchvision lacks."""
+    if name not in torchvision.models.list_models(module=torchvision.models):
+        return None
+    side = torchvision.models.get_model_weights(name).DEFAULT.transforms().crop_size[0]
+    return side, side
+
+
 def _huggingface(ask: Request) -> Parts:
     network = HuggingFaceModel(ask.name, ask.pretrained, ask.weights, ask.model_args)
     options, side = network.processor, network.image_size or 224
+    if "data_config" in options:  # a network of timm, inside one of transformers
+        preprocess = _timm_preprocess(options["data_config"], ask.size)
+        return Parts(network, preprocess, network.classes)
+    if options.get("do_flip_channel_order"):
+        raise ModelError(
+            f"hf:{ask.name}: expected a network of RGB images, got one of BGR images "
+            "(do_flip_channel_order is true): in a copy, reverse the input channels of its first "
+            "layer and set that to false in preprocessor_config.json"
+        )
     resize = options.get("size") or {"height": side, "width": side}
     crop = options.get("crop_size") if options.get("do_center_crop") else None
-    edge = resize.get("shortest_edge")
-    whole = (edge, edge) if edge else (resize["height"], resize["width"])
-    size = (crop["height"], crop["width"]) if crop else whole
+    whole = _sides(ask.name, "size", resize)
+    size = _sides(ask.name, "crop_size", crop) if crop else whole
+    mean, std = _normalization(options)
     preprocess = Preprocess(
         input_size=ask.size or size,
-        mean=tuple(options.get("image_mean", (0.5, 0.5, 0.5))),
-        std=tuple(options.get("image_std", (0.5, 0.5, 0.5))),
+        mean=mean,
+        std=std,
         crop_pct=min(1.0, size[0] / whole[0] * options.get("crop_pct", 1.0)),
         interpolation=Image.Resampling(options.get("resample", 2)).name.lower(),
-        fit="crop" if edge else "squash",
+        fit="squash" if isinstance(resize, int) or not resize.get("shortest_edge") else "crop",
     )
     return Parts(network, preprocess, network.classes)
+
+
+def _sides(name: str, option: str, size: Any) -> Size:
+    """Height and width of a size of Hugging Face's image processors."""
+    if isinstance(size, int):
+        return size, size
+    height, width, edge = (size.get(key) for key in ("height", "width", "shortest_edge"))
+    if edge:
+        return edge, edge
+    if not height or not width:
+        raise ModelError(
+            f"hf:{name}: expected {option} to be a number, height and width, or shortest_edge, "
+            f"got {dict(size)}: in a copy, set it to one of these in preprocessor_config.json"
+        )
+    return height, width
+
+
+def _normalization(options: dict[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of Hugging Face's image processor; ViT's where there is none.
+
+    A processor subtracts nothing where do_normalize is false, null or absent.
+    """
+    if not options:
+        return (0.5,) * 3, (0.5,) * 3
+    mean, std = options.get("image_mean"), options.get("image_std")
+    if not options.get("do_normalize") or mean is None:
+        return (0.0,) * 3, (1.0,) * 3
+    return _three(mean), _three(1.0 if std is None else std)
+
+
+def _three(values: float | Sequence[float]) -> tuple[float, ...]:
+    return (values,) * 3 if isinstance(values, int | float) else tuple(values)
 
 
 LIBRARIES: dict[str, Callable[[Request], Parts]] = {

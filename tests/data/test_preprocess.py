@@ -1,9 +1,12 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from vision_attn.data import ImageError, Preprocess, find_images
+from vision_attn.data.images import to_rgb
 from vision_attn.data.preprocess import read_image
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
@@ -47,15 +50,36 @@ def test_transparent_pixels_show_white(tmp_path):
         assert tuple(pixels[2, 3]) == (10, 20, 30)
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_is_applied(tmp_path, orientation):
-    upright = photo(23, 41)
+def save_turned(upright: Image.Image, orientation: int, path: Path) -> None:
+    """Save a photo as a camera that was held that way does."""
     undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # transpositions that EXIF will take back
     stored = upright.transpose(undo[orientation]) if orientation > 1 else upright
     exif = Image.Exif()
     exif[0x0112] = orientation
-    stored.save(tmp_path / "turned.png", exif=exif)
+    stored.save(path, exif=exif)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied(tmp_path, orientation):
+    upright = photo(23, 41)
+    save_turned(upright, orientation, tmp_path / "turned.png")
     np.testing.assert_array_equal(read_image(tmp_path / "turned.png"), upright)
+
+
+@pytest.mark.parametrize("name", ["turned.png", "turned.tif"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_of_an_opened_image_is_applied_once(tmp_path, orientation, name):
+    upright, preprocess = photo(23, 41), Preprocess((16, 24), MEAN, STD, crop_pct=0.9)
+    save_turned(upright, orientation, tmp_path / name)
+    expected = preprocess(upright)
+    for decoded in (False, True):
+        with Image.open(tmp_path / name) as image:
+            if decoded:
+                image.load()
+            assert torch.equal(preprocess(image), expected)
+            np.testing.assert_array_equal(to_rgb(image), upright)
+            np.testing.assert_array_equal(to_rgb(to_rgb(image)), upright)
+    assert torch.equal(preprocess(tmp_path / name), expected)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 9973), (9973, 1), (5477, 3651), (7, 5)])

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 import vision_attn
+from vision_attn.attention.gates import SpatialMask
 from vision_attn.cli import main
 from vision_attn.data.images import ImageError
 from vision_attn.data.video import Video
@@ -18,6 +19,7 @@ from vision_attn.explain import Explainer, GradCAM, RandomMap, Rollout
 from vision_attn.render import ColorMap, Dim, Scale, natural, overlay, with_colorbar
 from vision_attn.render.video import VideoWriter
 from vision_attn.reports.explain import read
+from vision_attn.reports.scoring.evidence import Photos
 from vision_attn.types import RANDOM_CLASSIFIER, RANDOM_WEIGHTS, Heatmaps
 
 
@@ -78,6 +80,20 @@ def test_photos_may_be_paths_images_and_arrays(vit, photos):
     assert maps.targets.tolist() == [same[0].predicted] * 4
     grey = vit.explain(array[..., 0], "GradCAM")
     assert grey.photo.mode == "RGB"
+
+
+def test_a_photo_held_sideways_is_the_same_by_path_and_opened(vit, photos):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned a quarter to the right, it is upright
+    with Image.open(photos / "cat.png") as image:
+        image.save(photos / "sideways.jpg", exif=exif)
+    with Image.open(photos / "sideways.jpg") as image:
+        by_path, opened = vit.explain([photos / "sideways.jpg", image], "GradCAM")
+        (scored,) = Photos(vit, [image])
+    assert by_path.photo.size == opened.photo.size == (331, 401)
+    np.testing.assert_array_equal(opened.photo, by_path.photo)
+    np.testing.assert_array_equal(opened[0].values, by_path[0].values)
+    assert torch.equal(scored.image, vit.preprocess(photos / "sideways.jpg"))
 
 
 @pytest.mark.parametrize("name", ["cat.png", "dog.jpg"])
@@ -189,6 +205,19 @@ def test_a_method_that_fails_on_a_photo_costs_that_map_only(vit):
     assert both.problems == ["image: Fussy: too dark"] * 2
     with pytest.raises(ValueError, match="image: Fussy: too dark"):
         vit.explain(dark, Fussy())
+
+
+def test_a_gate_without_a_value_costs_the_chart_of_the_channels_only(senet, photos):
+    whole = senet.explain(photos / "tiny.png", "ChannelGates", "EdgeMap")
+    senet.network.idle = SpatialMask(4)  # no image goes through it
+    both = senet.explain([photos / "tiny.png", photos / "cat.png"], "ChannelGates", "EdgeMap")
+    for one in both:
+        assert one.methods == whole.methods
+        (problem,) = one.problems
+        assert "gates gave no value, first 'idle'" in problem
+        assert not one.channels
+    assert whole.channels
+    assert not whole.problems
 
 
 def test_explainers_and_maps_agree_with_a_model(vit, photos):

@@ -12,7 +12,7 @@ from threading import Lock
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from vision_attn.compat.pillow_private import libtiff_errors
 
@@ -149,7 +149,7 @@ def _upright(image: Image.Image, shorter_side: int | None) -> Image.Image:
             width, height = (ceil(scale * side) for side in image.size)
             image.draft(None, (width, height))  # JPEG alone; others stay as they are
     _load(image)
-    return to_rgb(ImageOps.exif_transpose(image))
+    return to_rgb(image)
 
 
 @contextmanager
@@ -202,7 +202,13 @@ def _load(image: Image.Image) -> None:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Make RGB of any Pillow image: transparent parts are white, 16-bit grey keeps its upper 8."""
+    """Make RGB of any Pillow image, turned upright as its EXIF orientation says.
+
+    Transparent parts are white, 16-bit grey keeps its upper 8 bits.
+    """
+    image.load()  # Pillow turns a TIFF itself while it decodes
+    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+        image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):  # 16-bit grey, in one of Pillow's several modes for it
         grey = np.asarray(image).astype(np.int64) >> 8
         return Image.fromarray(grey.clip(0, 255).astype(np.uint8)).convert("RGB")

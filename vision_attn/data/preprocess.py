@@ -74,12 +74,11 @@ class Preprocess:
         return read_image(path)
 
     def __call__(self, image: Image.Image | str | PathLike[str]) -> Float[Tensor, "3 h w"]:
-        """The network's input for an RGB image or an image file."""
-        if not isinstance(image, Image.Image):
-            image = self.read(image)
+        """The network's input for an image, turned as its EXIF orientation says, or a file."""
+        image = to_rgb(image) if isinstance(image, Image.Image) else self.read(image)
         height, width = self.input_size
         resample = Image.Resampling[self.interpolation.upper()]
-        resized = to_rgb(image).resize((width, height), resample, box=self.box(image.size))
+        resized = image.resize((width, height), resample, box=self.box(image.size))
         pixels = torch.from_numpy(np.array(resized)).permute(2, 0, 1).float() / 255
         mean, std = torch.tensor(self.mean), torch.tensor(self.std)
         return (pixels - mean[:, None, None]) / std[:, None, None]

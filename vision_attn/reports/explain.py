@@ -170,9 +170,17 @@ class Request:
             )
 
     def _add_channels(self, images: Images, explanations: Sequence[Explanation]) -> None:
+        """Add the channel gates' values; where they cannot be read, that is a problem."""
         if not any(isinstance(explainer, ChannelGates) for explainer in self.explainers):
             return
-        for name, gates in gate_values(self.model.network, images).items():
+        try:
+            values = gate_values(self.model.network, images)
+        except (ValueError, RuntimeError) as error:
+            line = str(error).partition("\n")[0]
+            for explanation in explanations:
+                explanation.problems.append(f"ChannelGates: the gates' values: {line}")
+            return
+        for name, gates in values.items():
             if gates.ndim == 2:
                 for explanation, gate in zip(explanations, gates.cpu().numpy(), strict=True):
                     explanation.channels[name] = gate
