@@ -313,6 +313,25 @@ def test_probabilities_are_calibrated(show):
     assert "Unlike the images that the network knows" in page.inner_text(".notes")
 
 
+def test_classes_that_are_there_or_not_by_themselves(show):
+    """Each class has its own probability, in the list, in the note and in the curves."""
+    known = Calibration(temperature=2.0, threshold=0.999, independent=True)
+    model = replace(vit(), calibration=known)
+    page = opened(show, model, [PHOTO], "tab=methods")
+    image = model.preprocess(PHOTO)
+    wanted = known.probabilities(logits_of(model, image)[None])[0]
+    shown = chances(page)
+    for name, chance in shown.items():
+        assert chance == pytest.approx(float(wanted[model.classes.index(name)]), abs=2e-3)
+    assert sum(shown.values()) > 1.1
+    surest = page.evaluate(f"percent({float(wanted.max())})")
+    assert f"the most probable class has {surest}" in page.inner_text(".notes")
+    page.get_by_role("button", name="Deletion and insertion").click()
+    until(page, "document.querySelectorAll('.curves .point').length === 34")
+    first = page.evaluate("views[0].curves.points[0].deletion")
+    assert first == pytest.approx(float(wanted.max()), abs=2e-3)
+
+
 @pytest.mark.parametrize("make", [vit, senet])
 def test_the_tour_in_two_languages(show, make):
     page = opened(show, make(), [PHOTO])

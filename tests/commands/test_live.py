@@ -4,6 +4,7 @@ import json
 import re
 import zlib
 from base64 import b64decode
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from vision_attn.cli import Parser
 from vision_attn.commands import live as command
 from vision_attn.errors import ModelError
 from vision_attn.render.live import LiveNetwork, Program, live_page
+from vision_attn.types import Calibration
 
 EVIL = "</script><script>hacked = 1</script><img src=x onerror='hacked = 1'>"
 
@@ -62,6 +64,15 @@ def test_small_files_go_in_as_they_are_and_others_smaller(models, photos, tmp_pa
     assert b64decode(kept["text"]) == (photos / "cat.png").read_bytes()
     assert smaller["type"] == "image/jpeg"
     assert palette["type"] == array["type"] == "image/png"
+
+
+def test_the_page_knows_what_makes_probabilities(models, photos):
+    model = load_model(models("vit"))
+    known = Calibration(temperature=2.0, threshold=0.25, independent=True)
+    page = live({"one": model, "any": replace(model, calibration=known)}, photos / "cat.png")
+    one, several = data_of(page.html)["networks"]
+    assert not one["independent"]
+    assert {name: several[name] for name in asdict(known)} == asdict(known)
 
 
 def test_without_photos_those_that_come_along_are_there(models):

@@ -21,6 +21,8 @@ from vision_attn.attention import (
     Softmax,
     Sparsemax,
     SpatialMask,
+    SqueezeExcite,
+    add_gates,
 )
 from vision_attn.attention.scores import Dot
 from vision_attn.data import Preprocess
@@ -29,7 +31,7 @@ from vision_attn.explain import ChannelGates, GradCAM, Rollout, gate_values, rec
 from vision_attn.models import ConvEmbed, FastCNN, SEResNet, SpatialCNN, TimmModel, ViT, WideEmbed
 from vision_attn.models.senet import Bottleneck
 from vision_attn.render.inspect.page import distance, entropy
-from vision_attn.reports.translation import translate
+from vision_attn.reports.translation import has_hooks, translate
 from vision_attn.types import Model
 
 HALF = (0.5, 0.5, 0.5)
@@ -342,6 +344,54 @@ def test_what_the_page_cannot_run_is_refused(network, reason):
         ModelError, match=f"cannot run in a page: .*{reason}.*A page runs vision_attn's ViT"
     ):
         translate(network())
+
+
+def gated() -> nn.Module:
+    network = SEResNet(7, widths=(4, 4, 4, 4), layers=(1, 1, 1, 1), gate=NoGate)
+    return add_gates(network, SqueezeExcite, image_size=(32, 40))
+
+
+def test_gates_that_hooks_call_are_refused():
+    """The page would run the network without them."""
+    with pytest.raises(
+        ModelError, match=r"SEResNet cannot run in a page: BasicBlock layer1\.0 has"
+    ):
+        translate(model_of(gated(), (32, 40)))
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("inside", ["", "network", "network.blocks.1.attn"])
+def test_a_network_with_a_forward_hook_is_refused(inside, before):
+    small = {"embed_dim": 24, "depth": 2, "num_heads": 3, "img_size": 32}
+    model = model_of(TimmModel("vit_tiny_patch16_224", 7, model_args=small), (32, 32))
+    module = model.network.get_submodule(inside)
+    register = module.register_forward_pre_hook if before else module.register_forward_hook
+    hook = register(lambda *_: None)
+    with pytest.raises(ModelError, match=f"{type(module).__name__} ?{inside} has a forward hook"):
+        translate(model)
+    hook.remove()
+    assert translate(model).data()["ops"]
+
+
+@pytest.mark.parametrize("network", [gated, lambda: vit().network], ids=["gated", "vit"])
+def test_the_search_for_hooks_leaves_none_and_takes_none(network):
+    model = model_of(network(), (32, 40))
+    modules = [*model.network.modules()]
+    before = [has_hooks(module) for module in modules]
+    x = image_of(model)[None]
+    with torch.no_grad():
+        expected = model.network(x)
+        assert [has_hooks(module) for module in modules] == before
+        torch.testing.assert_close(model.network(x), expected)
+    assert any(before) == (network is gated)
+
+
+def test_a_recording_leaves_no_hook():
+    model = vit()
+    with torch.no_grad(), record_attention(model.network):
+        model.network(image_of(model)[None])
+    Rollout()(model.network, image_of(model)[None])
+    assert translate(model).data()["ops"]
 
 
 def test_a_timm_network_that_is_no_plain_vit_is_refused():

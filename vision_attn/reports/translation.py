@@ -68,6 +68,7 @@ def translate(model: Model) -> Program:
         kind = NETWORKS.get(type(network))
         if kind is None:
             raise ModelError("this kind of network is not translated")
+        refuse_hooks(model.network)
         program = Program(model.preprocess.input_size)
         kind(Translation(program, network), network)
     except ValueError as error:
@@ -436,6 +437,30 @@ NETWORKS: dict[type, Callable[[Translation, Any], None]] = {
     FastCNN: Translation.fast_cnn,
     SpatialCNN: Translation.spatial_cnn,
 }
+
+
+def refuse_hooks(network: nn.Module) -> None:
+    """Raise ModelError where a module has forward hooks: no class says what those compute."""
+    for name, module in network.named_modules():
+        if has_hooks(module):
+            where = f"{type(module).__name__} {name}".rstrip()
+            raise ModelError(
+                f"{where} has a forward hook, as after add_gates, and hooks are not translated"
+            )
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether anything runs before or after the module's own forward, seen beside hooks of ours."""
+    ours = module.register_forward_pre_hook(nothing), module.register_forward_hook(nothing)
+    try:
+        return any(len(hook.hooks_dict_ref() or ()) > 1 for hook in ours)
+    finally:
+        for hook in ours:
+            hook.remove()
+
+
+def nothing(*_args: object) -> None:
+    """Leave what a module takes and returns as it is."""
 
 
 def expect(module: nn.Module, *kinds: type) -> nn.Module:

@@ -124,6 +124,7 @@ def _network(network: LiveNetwork) -> dict[str, Any]:
         "warning": network.warning,
         "temperature": network.calibration.temperature,
         "threshold": network.calibration.threshold,
+        "independent": network.calibration.independent,
     }
 
 

@@ -2,8 +2,10 @@
 
 const LIKELIEST = 5; // classes that are shown
 
-/** softmax(logits / temperature) */
-function softmaxOf(logits, temperature = 1) {
+/** Probabilities as Python's Calibration makes them: softmax(logits / temperature), or sigmoids. */
+function probabilitiesOf(logits, { temperature = 1, independent = false }) {
+  if (independent)
+    return Float64Array.from(logits, (one) => 1 / (1 + Math.exp(-one / temperature)));
   const most = logits.reduce((largest, one) => Math.max(largest, one), -Infinity);
   const shares = Float64Array.from(logits, (one) => Math.exp((one - most) / temperature));
   const total = shares.reduce((sum, share) => sum + share, 0);

@@ -201,7 +201,7 @@ class Live {
 
   /** Probabilities as `explain` gives them: calibrated, where the network is. */
   chancesOf(model, logits) {
-    return softmaxOf(logits, this.networks[model].temperature);
+    return probabilitiesOf(logits, this.networks[model]);
   }
 
   /** An item as a view shows it. */

@@ -14,11 +14,12 @@ const HANDLERS = {
   async open({ kernels, networks: given }) {
     const wasm = new Uint8Array(await inflate(kernels));
     let kind;
-    for (const { program, weights, how } of given) {
+    for (const { program, weights, how, temperature, independent } of given) {
       const own = await openKernels(wasm); // a memory each
       kind = own.constructor.name;
       networks.push({
         how,
+        calibration: independent ? { temperature, independent } : {}, // a softmax as in the scores
         network: new Network(own, program, new Uint8Array(await inflate(weights))),
       });
     }
@@ -73,14 +74,14 @@ const HANDLERS = {
   /** Probability of a class as cells go, or come, in an order: the most important ones first. */
   async curves({ id, photo, model, order, target, steps }) {
     latestCurves = id;
-    const { network, how } = networks[model];
+    const { network, how, calibration } = networks[model];
     const { image } = photos.get(photo).inputs[model];
     for (let step = 0; step <= steps; step++) {
       const kept = [steps - step, step].map((part) => roundEven((order.length * part) / steps));
       const gone = [order.slice(0, order.length - kept[0]), order.slice(kept[1])];
       const [deletion, insertion] = gone.map((cells) => {
         const removed = withCells(image, how.input, how.grid, new Set(cells), null);
-        return softmaxOf(network.run(removed).logits)[target];
+        return probabilitiesOf(network.run(removed).logits, calibration)[target];
       });
       postMessage({ id, point: { share: step / steps, deletion, insertion } });
       await new Promise((done) => setTimeout(done)); // what came meanwhile goes first
