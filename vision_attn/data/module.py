@@ -276,11 +276,11 @@ def channel_statistics(
         values = images.fetch(chunk, Draws(0, 0, chunk)).int()
         sums += torch.stack([values, values * values]).sum((1, 3, 4)).cpu().numpy()
         pixels += values[:, 0].numel()
-    values, squares = sums.astype(object)  # Python's integers, which have no end
+    totals, squares = sums.astype(object)  # Python's integers, which have no end
     whole = 255 * pixels
-    std = np.sqrt(((pixels * squares - values**2) / whole**2).astype(float))
+    std = np.sqrt(((pixels * squares - totals**2) / whole**2).astype(float))
     std[std == 0] = 1
-    return tuple((values / whole).tolist()), tuple(std.tolist())
+    return tuple((totals / whole).tolist()), tuple(std.tolist())
 
 
 def _listed(classes: list[str]) -> str:
