@@ -10,10 +10,12 @@ from PIL import Image
 
 from vision_attn.data import Preprocess
 from vision_attn.models import ViT
-from vision_attn.render import save_within
+from vision_attn.render import Row, Shot, save_within
+from vision_attn.reports.entries import Entry, Results
 from vision_attn.reports.explain import explain
-from vision_attn.reports.explanation import PAGE_BYTES, page_bytes
+from vision_attn.reports.explanation import PAGE_BYTES, Pictures, page_bytes
 from vision_attn.reports.gallery import gallery
+from vision_attn.reports.scoring.evidence import read_mask
 from vision_attn.types import Model
 
 CLASSES = ["tench, Tinca tinca", "church", "golf ball"]
@@ -125,3 +127,45 @@ def test_of_all_methods_the_one_to_trust_is_shown_first(model, name, methods, fi
     assert re.findall(r"<option value=\"([^\"]+)", shown)[0] == first
     for card in summary.page.read_text().split("<article")[1:]:
         assert re.findall(r"<figcaption>(.*?)<", card)[:2] == ["photo", first]
+
+
+def test_shards_merge_photos_whose_names_are_no_text(tmp_path):
+    files = ["c.png", "b\udcff.png", "é.png", "b\udcfe.png", "a.png"]  # Linux allows any bytes
+    alone, merged = tmp_path / "alone", tmp_path / "merged"
+    for folder, shards in ((alone, 1), (merged, 2)):
+        folder.mkdir()
+        for number in range(1, shards + 1):
+            results = Results(folder, files, shard=(number, shards), lead="")
+            for file in files[number - 1 :: shards]:
+                shot = Shot(f"page/{file}.jpg", file, (40, 30), "photo", file)
+                results.add(Entry(file, [{"file": file}], Row(file, "", [shot])))
+            if shards == 1:
+                results.write_page()
+            else:
+                assert results.end() == (number == shards)
+    assert 'href="./b%FF.png"' in (alone / "index.html").read_text()
+    for name in ("results.jsonl", "index.html"):
+        assert (merged / name).read_text() == (alone / name).read_text()
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[0, 255, 12], [0, 255, 12]],
+        [[0, 20, 255], [7, 0, 0]],
+        [[0, 1, 255], [0, 0, 0]],
+        [[0, 255, 255], [0, 0, 0]],
+        [[0, 3, 1], [0, 2, 0]],
+    ],
+)
+def test_a_mask_is_shown_as_score_reads_it(rows, tmp_path):
+    Image.fromarray(np.array(rows, np.uint8)).save(tmp_path / "cat.png")
+    inside, border = read_mask(tmp_path / "cat.png", (3, 2))
+    shown = Pictures(tmp_path, masks=tmp_path)._mask(Path("cat.jpg"))
+    np.testing.assert_array_equal(shown, inside + 0.5 * border)
+
+
+def test_a_mask_with_soft_edges_is_shown_whole(tmp_path):
+    Image.fromarray(np.array([[0, 9, 130, 255]], np.uint8)).save(tmp_path / "cat.png")
+    shown = Pictures(tmp_path, masks=tmp_path)._mask(Path("cat.jpg"))
+    np.testing.assert_array_equal(shown, [[0, 1, 1, 1]])

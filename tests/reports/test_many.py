@@ -1,12 +1,15 @@
 """Very many photos in a handful of files: maps, records, kills, shards, and the way back."""
 
 import json
+import ntpath
 import os
 import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from dataclasses import replace
+from pathlib import Path, PureWindowsPath
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +17,10 @@ from PIL import Image
 
 import vision_attn
 from vision_attn.cli import main
+from vision_attn.reports import browsing
+from vision_attn.reports.drawing import _folder_names
 from vision_attn.reports.explain import explain
-from vision_attn.reports.ledger import Found, Ledger, MapFile, packed
+from vision_attn.reports.ledger import Found, Ledger, MapFile, map_name, packed
 from vision_attn.reports.opened import open_results
 from vision_attn.reports.progress import Silent
 from vision_attn.types import Model
@@ -131,6 +136,36 @@ def test_shards_and_processes_give_what_one_process_gives(model, folder, tmp_pat
             np.testing.assert_array_equal(one, other)
 
 
+def keep(folder, shards):
+    """Run all shards over five photos; the map of each is full of its number."""
+    for number in range(1, shards + 1):
+        ledger = Ledger(folder, list("abcde"), (number, shards), methods=["EdgeMap"])
+        name = map_name("EdgeMap", (number, shards))
+        for place in ledger.left():
+            file, values = "abcde"[place], np.full((2, 3), place / 2, np.float16)
+            record = {"file": file, "map": name, "row": place // shards, "map_scale": 2.0}
+            ledger.add([Found(place, file, [record], {name: values})])
+        ledger.end()
+
+
+@pytest.mark.parametrize(("before", "now"), [(3, 2), (2, 3), (2, 1), (1, 2)])
+def test_maps_of_an_earlier_number_of_shards_do_not_count(tmp_path, before, now):
+    keep(tmp_path, before)
+    keep(tmp_path, now)
+    maps = open_results(tmp_path).maps("EdgeMap")
+    assert len(maps.arrays) == now
+    assert [float(one.max()) for one in maps] == [0, 1, 2, 3, 4]
+    keep(tmp_path, before)  # what was kept of them is still good
+    assert [float(one.max()) for one in open_results(tmp_path).maps("EdgeMap")] == [0, 1, 2, 3, 4]
+
+
+def test_a_file_of_maps_that_is_gone_is_named(tmp_path):
+    keep(tmp_path, 3)
+    (tmp_path / "maps/EdgeMap.2-of-3.npy").unlink()
+    with pytest.raises(ValueError, match=r"for all photos .*: maps/EdgeMap\.2-of-3\.npy is not"):
+        open_results(tmp_path).maps("EdgeMap")
+
+
 KILLED = """
 import sys, os, vision_attn
 from vision_attn.reports.ledger import Ledger
@@ -240,6 +275,19 @@ def test_pictures_drawn_later_are_those_drawn_at_once(model, folder, tmp_path):
         with Image.open(picture) as one, Image.open(drawn[0] / picture.name) as other:
             difference = np.asarray(one).astype(int) - np.asarray(other).astype(int)
         assert abs(difference).mean() < 0.5, picture.name
+
+
+def test_classes_of_one_name_are_drawn_into_folders_of_their_own(model, folder, tmp_path):
+    names = ["crane, tabby", "Crane, collie", *model.classes[2:]]
+    out = tmp_path / "out"
+    run(replace(model, classes=names), folder, out)
+    drawn = vision_attn.draw_pictures(out, [0, 1], ["EdgeMap"])
+    assert [place.name for place in drawn] == ["crane-0", "Crane-1"]
+    for place, file in zip(drawn, ("01.png", "00.png"), strict=True):
+        assert f">{file}<" in (place / "index.html").read_text()
+    (alone,) = vision_attn.draw_pictures(out, [1], ["EdgeMap"], limit=1)
+    assert alone.name == "Crane-1"
+    assert _folder_names(["a, b", "A", "a-0", "b"]) == ["a-0-0", "A-1", "a-0-2", "b"]
 
 
 @pytest.mark.slow
@@ -380,3 +428,16 @@ def test_results_move_with_their_photos_named_from_where_they_were_made(
     vision_attn.gallery(model, "in/collie", ["EdgeMap"], output="out", save="maps", page=False)
     os.chdir("/")
     assert vision_attn.draw_pictures(tmp_path / "out").photos == 4
+
+
+@pytest.mark.parametrize(
+    ("file", "link"),
+    [
+        (r"C:\photos\a cat\50%.png", "../photos/a%20cat/50%25.png"),
+        (r"D:\photos\a cat\50%.png", "file:///D:/photos/a%20cat/50%25.png"),
+    ],
+)
+def test_the_page_links_photos_on_windows_and_on_another_drive(monkeypatch, file, link):
+    monkeypatch.setattr(browsing, "os", SimpleNamespace(path=ntpath))
+    monkeypatch.setattr(browsing, "Path", PureWindowsPath)
+    assert browsing._thumb(Path(r"C:\out"), [{"file": file}]).link == link

@@ -74,11 +74,19 @@ def _thumbs(
 
 def _thumb(here: Path, records: list[dict[str, Any]]) -> Thumb:
     first = records[0]
-    link = quote(os.path.relpath(first["file"], here), errors="replace")
     return Thumb(
-        link,
+        _link(first["file"], here),
         first.get("predicted_index", -1),
         first.get("label_index", -1),
         first.get("probability"),
         [quote(record["picture"], errors="replace") for record in records if "picture" in record],
     )
+
+
+def _link(file: str, here: Path) -> str:
+    """Write a photo's path as a link from the page; as a whole URI where it is on another drive."""
+    try:
+        path = os.path.relpath(file, here)
+    except ValueError:
+        return Path(os.path.abspath(file)).as_uri()
+    return quote(Path(path).as_posix(), errors="replace")

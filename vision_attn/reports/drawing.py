@@ -1,6 +1,7 @@
 """Pictures drawn from saved maps on request: no network, only its preprocessing."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
 from os import PathLike
@@ -54,6 +55,7 @@ def draw_pictures(
 
     classes: those to draw, by name or index, each into a folder of its own with a page; a photo is
     of its true class where that is known, else of the predicted one. None at all: the first photos.
+    A folder is named by its class, with the index where two classes share a name (crane-134).
     methods: all that were kept unless given. limit: photos of each class at most. output:
     FOLDER/pictures unless given.
 
@@ -64,12 +66,13 @@ def draw_pictures(
     model = saved_model(results)
     wanted = [None] if not classes else [model.class_index(one) for one in classes]
     kept = _kept_methods(results, methods)
+    folders = _folder_names(model.classes)
     drawn = Drawn()
     place = Path(results.folder / "pictures" if output is None else output)
     place.mkdir(parents=True, exist_ok=True)
     with claimed(place), Bar() if progress is None else progress as shown:
         for one in wanted:
-            name = "all" if one is None else label(model.classes[one].split(",")[0])
+            name = "all" if one is None else folders[one]
             pictures = Pictures(place / name, style or ColorMap(), None, page=True, raw=False)
             pictures.folder.mkdir(exist_ok=True)
             chosen = list(islice(_photos(results, one), limit))
@@ -128,6 +131,20 @@ def saved_model(results: SavedResults) -> Model:
         raise ValueError(
             f"{results.folder / 'about.json'}: damaged ({error}): run the same command again"
         ) from None
+
+
+def _folder_names(classes: Sequence[str]) -> list[str]:
+    """Name a folder for each class by its first synonym, with its index where others have it too.
+
+    Names that differ only in capitals count as the same.
+    """
+    names = [label(one.split(",")[0]) for one in classes]
+    while len(count := Counter(map(str.casefold, names))) < len(names):
+        names = [
+            f"{name}-{index}" if count[name.casefold()] > 1 else name
+            for index, name in enumerate(names)
+        ]
+    return names
 
 
 def _kept_methods(

@@ -34,10 +34,10 @@ class Entry:
     written: tuple[Path, ...] = ()
 
     def line(self) -> str:
-        """Write the entry as one line of JSON."""
+        """Write the entry as one line of JSON, in ASCII: file names that are no text stay whole."""
         row = None if self.row is None else asdict(self.row)
         values = {"file": self.file, "records": self.records, "row": row}
-        return as_line({**values, "checksum": _checksum(values)})
+        return json.dumps({**values, "checksum": _checksum(values)}) + "\n"
 
     @classmethod
     def read(cls, values: dict[str, Any]) -> "Entry":

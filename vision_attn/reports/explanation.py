@@ -46,6 +46,7 @@ __all__ = ["Explanation", "Explanations", "Pictures"]
 
 PAGE_BYTES = 58_000  # of a photo on the page: all its pictures, and HTML_BYTES of text for each
 HTML_BYTES = 600
+OBJECTS, BORDER = 20, 255  # in a mask: the last class of objects, their border; as `score` reads it
 
 
 @dataclass(frozen=True, eq=False)
@@ -409,7 +410,9 @@ class Pictures:
         for path in sorted(self.masks.glob(f"{escape(file.stem)}.*")):
             with open_image(path) as mask:
                 values = np.asarray(mask if mask.mode in "1LP" else mask.convert("L")).astype(int)
-            unsure = (values == 255) & (values == 1).any()  # as in Pascal VOC
+            numbers = np.setdiff1d(values, [0, BORDER])
+            by_class = numbers.size > 0 and numbers[-1] <= OBJECTS  # as in Pascal VOC
+            unsure = (values == BORDER) & by_class
             return ((values > 0) - 0.5 * unsure).astype(np.float32)
         return None
 

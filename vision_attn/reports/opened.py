@@ -144,21 +144,29 @@ class SavedResults(Sequence[dict[str, Any]]):
     def maps(self, method: str) -> "SavedMaps":
         """Open the maps of a method, of all photos in their order.
 
-        Raises ValueError for a method without maps.
+        Files that no row belongs to, as a run of another number of shards leaves them, do not
+        count. Raises ValueError for a method without maps.
         """
-        parts = sorted(
-            (self.folder / "maps").glob("*.npy"),
-            key=lambda path: [int(n) for n in path.name.split(".")[-2].split("-of-")],
-        )
-        parts = [path for path in parts if path.name.rsplit(".", 2)[0] == label(method)]
-        shards = int(parts[0].name.split("-of-")[1][:-4]) if parts else 0
-        if not parts or len(parts) != shards:
-            known = ", ".join(self.methods) or "none"
-            raise ValueError(f"no maps of {method!r} in {self.folder}: there are {known}")
-        scales = {
-            (row["map"], row["row"]): row["map_scale"] for row in self if row.get("map_scale")
-        }
-        names = [f"maps/{path.name}" for path in parts]
+        known = ", ".join(self.methods) or "none"
+        none = f"no maps of {method!r} in {self.folder}: there are {known}"
+        if not any(_stem(path.name) == label(method) for path in self.folder.glob("maps/*.npy")):
+            raise ValueError(none)
+        scales: dict[tuple[str, int], float] = {}
+        found = ""
+        for row in self:
+            if "map" in row and _stem(row["map"]) == f"maps/{label(method)}":
+                found = row["map"]
+                if row.get("map_scale"):
+                    scales[found, row["row"]] = row["map_scale"]
+        if not found:
+            raise ValueError(none)
+        shards = int(found.rsplit("-of-", 1)[1].removesuffix(".npy"))
+        names = [f"{_stem(found)}.{number}-of-{shards}.npy" for number in range(1, shards + 1)]
+        if missing := [name for name in names if not (self.folder / name).is_file()]:
+            raise ValueError(
+                f"no maps of {method!r} for all photos in {self.folder}: {missing[0]} is not "
+                "there: read those of single rows with map(row)"
+            )
         return SavedMaps([self._mapped(name) for name in names], names, scales)
 
     def table(self) -> "pyarrow.Table":
@@ -235,6 +243,11 @@ class SavedMaps(Sequence[Float[ndarray, "h w"]]):
         name = self._names[shard] if self._names else ""
         scale = self._scales.get((name, row), 1.0)
         return self.arrays[shard][row].astype(np.float32) * np.float32(scale)
+
+
+def _stem(name: str) -> str:
+    """The name of a file of maps without its shard: `maps/Rollout` of maps/Rollout.1-of-2.npy."""
+    return name.rsplit(".", 2)[0]
 
 
 def _begins(path: Path) -> Int64[ndarray, " n"]:
