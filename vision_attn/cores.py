@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from math import ceil, inf
 from pathlib import Path
 
-__all__ = ["keep_to_quota", "usable_cores"]
+__all__ = ["control_groups", "keep_to_quota", "usable_cores"]
 
 GROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # of Linux
 THREADS = "OMP_NUM_THREADS", "MKL_NUM_THREADS"  # each is torch's number of threads
@@ -38,6 +38,29 @@ def keep_to_quota() -> None:
         os.environ["OMP_NUM_THREADS"] = str(max(1, ceil(quota)))
 
 
+def control_groups(controller: str) -> Iterator[Path]:
+    """Yield the folders of this process's control groups of cpu or memory, and of those around.
+
+    In a container a group's path may be the machine's, of which the container sees the end alone:
+    as /. Not all of the folders need to be there.
+
+    Examples:
+        >>> from vision_attn.cores import control_groups
+        >>> files = [folder / "memory.max" for folder in control_groups("memory")]
+    """
+    try:
+        lines = OWN.read_text(encoding="utf-8").splitlines()
+    except OSError:  # no Linux
+        return
+    for line in lines:  # NUMBER:CONTROLLERS:PATH
+        _, controllers, path = [*line.split(":", 2), "none", ""][:3]
+        if controllers and controller not in controllers.split(","):
+            continue
+        for top in [GROUPS / controllers, GROUPS / controller] if controllers else [GROUPS]:
+            group = top / path.lstrip("/")
+            yield from (one for one in [group, *group.parents] if one.is_relative_to(top))
+
+
 def _allowed() -> int:
     """The CPUs that this process may be on."""
     affinity = getattr(os, "sched_getaffinity", None)  # Windows and macOS have none
@@ -46,26 +69,7 @@ def _allowed() -> int:
 
 def _quota() -> float:
     """How many CPUs' time the control groups of this process leave to it; infinity for all."""
-    try:
-        lines = OWN.read_text(encoding="utf-8").splitlines()
-    except OSError:  # no Linux
-        return inf
-    return min((limit for line in lines for limit in _limits(line)), default=inf)
-
-
-def _limits(line: str) -> Iterator[float]:
-    """The limits of a control group and those around it, of a line NUMBER:CONTROLLERS:PATH.
-
-    In a container the path may be the machine's, of which the container sees the end alone: as /.
-    """
-    _, controllers, path = [*line.split(":", 2), "none", ""][:3]
-    if controllers and "cpu" not in controllers.split(","):
-        return
-    for top in [GROUPS / controllers, GROUPS / "cpu"] if controllers else [GROUPS]:
-        group = top / path.lstrip("/")
-        for folder in [group, *group.parents]:
-            if folder.is_relative_to(top):
-                yield _limit(folder)
+    return min(map(_limit, control_groups("cpu")), default=inf)
 
 
 def _limit(folder: Path) -> float:

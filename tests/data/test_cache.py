@@ -14,6 +14,8 @@ from PIL import Image
 from vision_attn.data import cache as cache_module
 from vision_attn.data import photos as photos_module
 from vision_attn.data.cache import PixelCache
+from vision_attn.data.photos import FilePhotos
+from vision_attn.data.sources import DataError
 
 
 @pytest.fixture
@@ -99,6 +101,22 @@ def test_a_changed_file_is_decoded_anew_and_a_mapped_cache_stays_as_it_was(
     assert sorted(decoded) == ["3.png", "8.png"]
     for i in range(11):
         np.testing.assert_array_equal(before[i], kept[i])
+
+
+def test_two_photos_of_one_name_are_refused(tmp_path, photos):
+    """They would share the pixels of one of them."""
+
+    class Clash(FilePhotos):
+        def cached_as(self):
+            return ["a", "b", "b"]
+
+    size = (photos / "1.png").stat().st_size
+    cache = PixelCache(tmp_path / "cache", 20)
+    message = rf"^b: expected one photo of this name, got two, of {size} and \d+ bytes: rename"
+    with pytest.raises(DataError, match=message):
+        cache.load_photos(Clash(photos, ["0.png", "1.png", "2.png"]))
+    pixels, _ = cache.load_photos(Clash(photos, ["0.png", "1.png", "1.png"]))  # one photo, twice
+    np.testing.assert_array_equal(pixels[2], expected(photos, "1.png"))
 
 
 def test_a_file_that_is_gone_is_an_error_of_its_own(tmp_path, photos):

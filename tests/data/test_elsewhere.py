@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 import sys
 import tarfile
 import threading
@@ -124,6 +125,22 @@ def test_folders_name_splits_as_files_do(datasets, root, streaming, path):
     }
 
 
+@needs_datasets
+def test_rows_that_are_saved_again_are_decoded_again(datasets, root):
+    """The same files, as many rows, another order: the pixels must follow the labels."""
+    how = {"path": "saved", "classes": CLASSES, **SIZES}
+    for step in (1, -1):
+        rows = files(root)[::step]
+        photos = [{"bytes": file.read_bytes(), "path": file.name} for file, _ in rows]
+        table = datasets.Dataset.from_dict({"image": photos, "label": [one for _, one in rows]})
+        shutil.rmtree(root / "saved", ignore_errors=True)
+        table.cast_column("image", datasets.Image()).save_to_disk(str(root / "saved"))
+        expected = HuggingFace(storage="stream", workers=0, **how).load(root, 0.2, 0)
+        for _ in range(2):
+            assert_same(HuggingFace(storage="cache", **how).load(root, 0.2, 0), expected)
+    assert len(list((root / ".cache").glob("saved-*"))) == 2
+
+
 # tar shards
 
 
@@ -141,14 +158,24 @@ def shards(root, folder="tars", ending="cls"):
         with tarfile.open(root / folder / f"train-{number:03}.tar", "w") as tar:
             for file, label in listed[number * 7 : number * 7 + 7]:
                 words = json.dumps({"label": label, "more": 1}) if ending == "json" else str(label)
-                for name, data in (
-                    (f"{file.stem}.jpg", file.read_bytes()),
-                    (f"{file.stem}.{ending}", words.encode()),
-                ):
-                    member = tarfile.TarInfo(name)
-                    member.size = len(data)
-                    tar.addfile(member, io.BytesIO(data))
+                add(tar, f"{file.stem}.jpg", file.read_bytes())
+                add(tar, f"{file.stem}.{ending}", words.encode())
     return root / folder
+
+
+def add(tar, name, data):
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    tar.addfile(member, io.BytesIO(data))
+
+
+def write_shard(path, listed):
+    """Write a shard of (key, file, number of the class)."""
+    path.parent.mkdir()
+    with tarfile.open(path, "w") as tar:
+        for key, file, label in listed:
+            add(tar, f"{key}.jpg", file.read_bytes())
+            add(tar, f"{key}.cls", str(label).encode())
 
 
 @pytest.mark.parametrize(
@@ -185,6 +212,53 @@ def test_the_librarys_own_writer_and_reader_agree(webdataset, root):
     for item, sample in enumerate(samples):
         assert int(train.labels[item]) == sample["cls"]
         np.testing.assert_array_equal(np.asarray(train.photos.read(item)), sample["jpg"])
+
+
+def test_shards_of_one_name_in_two_folders_keep_their_own_photos(webdataset, root, caplog):
+    """Cameras and crawlers number from 0 again: a/000.tar and b/000.tar, with the same keys."""
+    listed = files(root)
+    for folder, some in (("a", listed[:7]), ("b", listed[7:14])):
+        write_shard(root / folder / "000.tar", [(str(i), *one) for i, one in enumerate(some)])
+    how = {"classes": CLASSES[:2], **SIZES}
+    whole = WebDataset("*/000.tar", storage="stream", workers=0, **how).load(root, 0.2, 0)
+    cached = WebDataset("*/000.tar", storage="cache", **how)
+    assert_same(cached.load(root, 0.2, 0), whole)
+    assert_same(cached.load(root, 0.2, 0), whole)  # from the cache
+    (pixels,) = (root / ".cache").glob("shards-*/pixels.bin")
+    pixels.write_bytes(bytes(pixels.stat().st_size))
+    assert_same(cached.load(root, 0.2, 0), whole)
+    assert "(the first: 000.tar/0 (" in caplog.text
+
+
+def test_shards_of_one_name_for_two_parts_keep_their_own_photos(webdataset, root):
+    listed = files(root)
+    for folder, some in (("train", listed[::2]), ("val", listed[1::2])):
+        write_shard(root / folder / "000.tar", [(str(i), *one) for i, one in enumerate(some)])
+    how = {"train": "train/000.tar", "val": "val/000.tar", "classes": CLASSES, **SIZES}
+    expected = WebDataset(storage="stream", workers=0, **how).load(root, 0.0, 0)
+    sizes = set()
+    for _ in range(2):
+        assert_same(WebDataset(storage="cache", **how).load(root, 0.0, 0), expected)
+        (pixels,) = (root / ".cache").glob("shards-*/pixels.bin")
+        sizes.add(pixels.stat().st_size)
+    assert len(sizes) == 1  # decoded once
+
+
+def test_hidden_files_in_a_shard_are_no_photos(webdataset, root):
+    """macOS's tar puts ._0001.jpg beside 0001.jpg, and ._0001.cls beside 0001.cls."""
+    file, _ = files(root)[0]
+    write_shard(root / "mac" / "0.tar", [("._0", file, 1), ("0", file, 0), ("x/._1", file, 1)])
+    found = WebDataset("mac/0.tar", storage="stream").parts(root)
+    assert list(found[0]["train"].photos.names) == ["0.tar/0"]
+    assert found[1] == ["0"]
+
+
+def test_shards_below_a_folder_that_cannot_be_written(webdataset, root, expected):
+    shards(root)
+    how = {"classes": CLASSES, "cache": str(root / "file" / "cache"), **SIZES}
+    (root / "file").write_text("no folder")
+    found = WebDataset("tars/*.tar", storage="stream", workers=0, **how).load(root, 0.2, 0)
+    assert_same(found, expected)
 
 
 def test_bad_shards(webdataset, root, caplog):

@@ -10,14 +10,16 @@ import torch
 
 from vision_attn.data import (
     Batches,
+    Cued,
     DataError,
+    Frame,
     HuggingFace,
     ImageData,
     Shuffled,
     StreamedSet,
 )
 from vision_attn.data.draws import Draws
-from vision_attn.data.row_groups import index_files
+from vision_attn.data.row_groups import RowGroups, index_files
 
 sys.path.append(str(Path(__file__).parent))
 from copies import CLASSES, assert_same, files, in_place, needs_datasets, parquet
@@ -78,6 +80,19 @@ def test_labels_are_read_once_and_again_when_the_file_changes(datasets, root, mo
     index.write_text("{")  # damaged: looked into again
     again = in_place(classes=CLASSES, test_fraction=0.0).load(root, 0.0, 0)
     assert torch.equal(again.train.labels, other.train.labels)
+
+
+@needs_datasets
+def test_a_file_of_the_same_time_and_another_size_is_another(datasets, root):
+    """Copies may have the time of what they were made of."""
+    file = root / "shards" / "train-0.parquet"
+    for labels in ([0, 1, 2] * 7, ["ant", "bee", "cat"] * 7):
+        parquet(datasets, root, file, labels, rows_a_group=4)
+        os.utime(file, (1, 1))
+        source = in_place(storage="cache", test_fraction=0.0, classes=CLASSES)
+        assert source.load(root, 0.0, 0).train.labels.tolist() == [0, 1, 2] * 7
+    assert len(list((root / ".cache" / "rows").glob("*.json"))) == 2
+    assert len(list((root / ".cache").glob("shards-*px"))) == 2
 
 
 @needs_datasets
@@ -151,6 +166,29 @@ def test_an_epoch_in_place_has_every_photo_once(datasets, root, workers):
     mean, square = sums / len(train)
     torch.testing.assert_close(torch.tensor(data.mean).double(), mean)
     torch.testing.assert_close(torch.tensor(data.std).double(), (square - mean**2).sqrt())
+
+
+@needs_datasets
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_with_cues_reads_every_row_group_once(datasets, root, workers, monkeypatch):
+    parquet(datasets, root, root / "shards" / "train-0.parquet", rows_a_group=4)
+    source = in_place(workers=workers, test_fraction=0.0)
+    train = Cued(source, {"bee": Frame()}).load(root, 0.0, 0).train
+    read, whole = [], RowGroups.read
+    monkeypatch.setattr(
+        RowGroups, "read", lambda groups, number: read.append(number) or whole(groups, number)
+    )
+    batches = list(Batches(train, Shuffled(21, 5, blocks=train.blocks)))
+    assert sorted(read) == list(range(6))
+    order = np.concatenate([batch.draws.items for batch in batches])
+    np.testing.assert_array_equal(order, train.images.blocks.permutation((0, 0)))
+    for batch in batches:
+        items = batch.draws.items
+        alone = train.fetch(items, Draws(0, 0, items))
+        torch.testing.assert_close(batch.images, alone, rtol=0, atol=0)
+        plain = train.images.fetch(items, Draws(0, 0, items))
+        assert torch.equal((batch.images != plain).flatten(1).any(1), batch.labels == 1)
 
 
 @needs_datasets

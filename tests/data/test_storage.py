@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from vision_attn import cores
 from vision_attn.data import (
     Batches,
     DataError,
@@ -26,7 +27,7 @@ from vision_attn.data.folders import CenterCrop
 from vision_attn.data.images import images_below
 from vision_attn.data.listing import Tree, walk
 from vision_attn.data.photos import Names
-from vision_attn.data.storage import Room, choose, pixel_bytes
+from vision_attn.data.storage import Room, choose, pixel_bytes, room
 from vision_attn.data.streaming import Places
 
 CLASSES = "ant", "bee"
@@ -138,6 +139,85 @@ def test_the_choice_by_what_is_free(needed, kept, memory, disk, expected):
     storage, why = choose(needed * 10**9, kept * 10**9, Room(memory * 10**9, disk * 10**9))
     assert storage == expected
     assert why == f"{needed}.0 GB of pixels; free: {memory}.0 GB of memory, {disk}.0 GB of disk"
+
+
+def test_processes_share_a_cache_and_keep_pixels_of_their_own_in_memory():
+    gb = 10**9
+    storage, why = choose(10 * gb, 0, Room(100 * gb, 100 * gb, processes=8))
+    assert storage == "cache"
+    assert why.endswith("free: 100.0 GB of memory, 100.0 GB of disk, shared by 8 processes")
+    assert choose(10 * gb, 0, Room(100 * gb, 0, processes=5))[0] == "memory"
+    assert choose(10 * gb, 0, Room(100 * gb, 0, processes=8))[0] == "stream"
+
+
+@pytest.mark.parametrize(
+    ("told", "processes"), [(None, 1), ("4", 4), ("0", 1), ("", 1), ("four", 1)]
+)
+def test_the_launcher_says_how_many_processes_there_are(tmp_path, monkeypatch, told, processes):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if told is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", told)
+    assert room(tmp_path).processes == processes
+
+
+NEW, OLD = "0::/a/b\n", "5:memory:/a/b\n2:cpu,cpuacct:/c\n0::/\n"
+NO_LIMIT = "9223372036854771712\n"  # of version 1
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "free"),
+    [
+        (NEW, {"a/b/memory.max": "max\n", "a/b/memory.current": "50\n"}, None),
+        (NEW, {"a/b/memory.max": "500\n", "a/b/memory.current": "200\n"}, 300),
+        (NEW, {"a/memory.max": "500", "a/memory.current": "200"}, 300),  # of the parent
+        (NEW, {"memory.max": "500", "memory.current": "200"}, 300),  # a container's own end
+        (
+            NEW,
+            {
+                "a/b/memory.max": "900", "a/b/memory.current": "100",
+                "a/memory.max": "700", "a/memory.current": "650",
+            },
+            50,
+        ),
+        (  # what files are cached in is free
+            NEW,
+            {
+                "a/b/memory.max": "500", "a/b/memory.current": "480",
+                "a/b/memory.stat": "anon 80\nfile 400\ninactive_file 300\nactive_file 90\n",
+            },
+            410,
+        ),
+        (NEW, {"a/b/memory.max": "500", "a/b/memory.current": "600"}, 0),
+        (NEW, {"a/b/memory.max": "500"}, None),
+        (NEW, {"a/b/memory.max": "five", "a/b/memory.current": "2"}, None),
+        (NEW, {}, None),
+        ("", {"memory.max": "500", "memory.current": "200"}, None),
+        (
+            OLD,
+            {
+                "memory/a/b/memory.limit_in_bytes": NO_LIMIT,
+                "memory/a/b/memory.usage_in_bytes": "70",
+                "memory/a/memory.limit_in_bytes": "500\n",
+                "memory/a/memory.usage_in_bytes": "400\n",
+                "memory/a/memory.stat": "inactive_file 7\ntotal_inactive_file 300\n",
+            },
+            400,
+        ),
+        (OLD, {"cpu/c/memory.limit_in_bytes": "500", "cpu/c/memory.usage_in_bytes": "1"}, None),
+    ],
+)  # fmt: skip
+def test_a_containers_limit_is_less_than_the_machines_memory(
+    tmp_path, monkeypatch, own, files, free
+):
+    (tmp_path / "own").write_text(own)
+    for name, text in files.items():
+        file = tmp_path / "groups" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    monkeypatch.setattr(cores, "GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(cores, "OWN", tmp_path / "own")
+    monkeypatch.setattr("vision_attn.data.storage._free_of_machine", lambda: 1000)
+    assert room(tmp_path).memory == (1000 if free is None else free)
 
 
 def test_auto_asks_what_is_free_and_says_so(folder, monkeypatch, caplog):
@@ -258,6 +338,8 @@ def test_fraction_number_and_list(folder):
     listed = folder / "list.txt"
     listed.write_text("ant/2.jpg\nbee/5\n\nbee/0.jpg\n")
     assert names(subset=str(listed)) == ["ant/2.jpg", "bee/0.jpg", "bee/5.jpg"]
+    listed.write_text("ant/2.jpg\nbee/5\n", encoding="utf-8-sig")  # as Windows' editors do
+    assert names(subset=str(listed)) == ["ant/2.jpg", "bee/5.jpg"]
     listed.write_text("ant/2.jpg\nbee/55.jpg\n")
     with pytest.raises(DataError, match=r"1 of 2 names are not in .*'bee/55\.jpg'.*'bee/5\.jpg'"):
         names(subset=str(listed))

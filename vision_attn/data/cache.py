@@ -30,6 +30,7 @@ from vision_attn.compat.native_stderr import native_stderr_dropped
 from vision_attn.cores import usable_cores
 from vision_attn.data.images import ImageError
 from vision_attn.data.photos import FilePhotos, Photos
+from vision_attn.data.sources import DataError
 
 __all__ = ["CachedPixels", "PixelCache", "Record"]
 
@@ -152,17 +153,21 @@ class PixelCache:
         return self.load_photos(FilePhotos(folder, names))
 
     def load_photos(self, photos: Photos) -> tuple[CachedPixels, dict[int, str]]:
-        """Load as `load` does, from wherever the photos lie."""
-        names = photos.names
+        """Load as `load` does, from wherever the photos lie.
+
+        Raises DataError where different photos have one name, as they would share their pixels.
+        """
+        names = photos.cached_as()
         self.place.mkdir(parents=True, exist_ok=True)
         with FileLock(self.place / "lock"):
             records, errors = self._records(), {}
             files = [Record(name, *photos.stamp(item)) for item, name in enumerate(names)]
+            _check_names(files)
             kept = [f.name for f in files if f.name in records and records[f.name].is_of(f)]
             whole = set(kept) - self._damaged([records[name] for name in kept])
             stale = [file for file in files if file.name not in whole]
             if stale:
-                errors = self._build(photos, stale, records)
+                errors = self._build(photos, names, stale, records)
         table = np.zeros((len(names), 3), np.int64)
         for row, name in zip(table, names, strict=True):
             if name not in errors:
@@ -215,12 +220,16 @@ class PixelCache:
         return self._pixels.stat().st_size if self._pixels.is_file() else 0
 
     def _build(
-        self, photos: Photos, stale: list[Record], records: dict[str, Record]
+        self,
+        photos: Photos,
+        names: Sequence[str],
+        stale: list[Record],
+        records: dict[str, Record],
     ) -> dict[str, str]:
         """Decodes the stale files, adds them to the records, and gives the errors by name."""
         errors: dict[str, str] = {}
         wanted = {file.name for file in stale}
-        items = {name: item for item, name in enumerate(photos.names) if name in wanted}
+        items = {name: item for item, name in enumerate(names) if name in wanted}
         for file in stale:
             records.pop(file.name, None)
         fresh = self._index.with_suffix(".new")
@@ -259,6 +268,18 @@ class PixelCache:
             return photos.pixels(item, self.shorter_side)
         except ImageError as error:
             return str(error)
+
+
+def _check_names(files: list[Record]) -> None:
+    """Raise DataError where files of one name are not the same."""
+    firsts: dict[str, Record] = {}
+    for file in files:
+        first = firsts.setdefault(file.name, file)
+        if not first.is_of(file):
+            raise DataError(
+                f"{file.name}: expected one photo of this name, got two, of {first.bytes} and "
+                f"{file.bytes} bytes: rename one of them, or use storage: stream"
+            )
 
 
 def _line(record: Record) -> str:

@@ -8,7 +8,7 @@ Axes: n images, h height, w width.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -21,9 +21,9 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from vision_attn.data import painting
-from vision_attn.data.draws import Draws, uniforms
+from vision_attn.data.draws import Drawn, Draws, uniforms
 from vision_attn.data.sources import DataError, Source, Splits
-from vision_attn.data.tensors import ImageSet, Items
+from vision_attn.data.tensors import Fetched, ImageSet, Items
 
 __all__ = ["Caption", "Cue", "Cued", "CuedPhotos", "CuedSet", "Frame", "Sticker"]
 
@@ -211,9 +211,18 @@ class CuedSet(ImageSet):
     ) -> None:
         self.images, self.cues, self.share, self.seed = images, cues, share, seed
         self.labels, self.size, self.ahead = images.labels, images.size, images.ahead
+        self.blocks = images.blocks
 
     def fetch(self, items: Items, draws: Draws) -> UInt8[Tensor, "b 3 h w"]:
-        images = self.images.fetch(items, draws)
+        return self._painted(items, draws, self.images.fetch(items, draws))
+
+    def fetch_all(self, wanted: Iterable[Drawn]) -> Iterator[Fetched]:
+        for items, draws, images in self.images.fetch_all(wanted):
+            yield items, draws, self._painted(items, draws, images)
+
+    def _painted(
+        self, items: Items, draws: Draws, images: UInt8[Tensor, "b 3 h w"]
+    ) -> UInt8[Tensor, "b 3 h w"]:
         place = draws.uniform(2)
         chosen = uniforms((self.seed,), items, 1)[:, 0] < self.share
         labels = self.labels[torch.from_numpy(items)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from vision_attn.compat.download import hub_reached_or_left
 from vision_attn.data.photo_sets import Part, PhotoSource
-from vision_attn.data.row_splits import ParquetSplit, Split, mapped_splits
+from vision_attn.data.row_splits import ParquetSplit, Split, file_version, mapped_splits
 from vision_attn.data.sources import DataError
 from vision_attn.data.storage import Storage
 
@@ -156,9 +156,13 @@ class HuggingFace(PhotoSource):
             other = next((file for file in files if not file.endswith(".parquet")), None)
             if other:
                 break
-            versions = [str(version) if version else "" for version in files.origin_metadata]
+            told = [str(version) if version else "" for version in files.origin_metadata]
+            versions = {
+                str(file): file_version(str(file)) or version
+                for file, version in zip(files, told, strict=True)
+            }
             found[str(split)] = ParquetSplit(
-                dict(zip(map(str, files), versions, strict=True)),
+                versions,
                 builder.info.features,
                 Path(self.cache or root / ".cache") / "rows",
                 self.window,

@@ -356,7 +356,7 @@ def _check_classes(parts: dict[str, Part], classes: Sequence[str]) -> None:
 def _named(part: Part, path: Path) -> Integer[np.ndarray, " m"]:
     """The places of the photos that a text file names."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path}: the list of photos (`subset`) cannot be read ({error}): expected a text file "

@@ -56,7 +56,7 @@ class Names(Sequence[str]):
 class Photos(ABC):
     """Encoded photos, decoded one at a time.
 
-    names: of each photo, for messages, lists and the cache. Photos can be sent to other processes.
+    names: of each photo, for messages and lists. Photos can be sent to other processes.
 
     Examples:
         >>> from vision_attn.data.photos import Photos
@@ -100,6 +100,10 @@ class Photos(ABC):
     @abstractmethod
     def stamp(self, item: int) -> tuple[int, int]:
         """Two numbers that change when the photo does: bytes and time. Zeros where it is gone."""
+
+    def cached_as(self) -> Sequence[str]:
+        """Name each photo for the cache, as no other one of the set: its name, or more of it."""
+        return self.names
 
     def chosen(self, items: Integer[np.ndarray, " m"]) -> "Photos":
         """Choose some of the photos, in this order; nothing is read."""
@@ -164,6 +168,9 @@ class ChosenPhotos(Photos):
 
     def stamp(self, item: int) -> tuple[int, int]:
         return self.photos.stamp(int(self.items[item]))
+
+    def cached_as(self) -> Sequence[str]:
+        return _ChosenNames(self.photos.cached_as(), self.items)
 
     def chosen(self, items: Integer[np.ndarray, " m"]) -> Photos:
         return ChosenPhotos(self.photos, self.items[items])

@@ -1,5 +1,6 @@
 """The rows of a split: in the memory-mapped files of the library `datasets`, or in Parquet."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from vision_attn.data.photos import Names, Photos
 from vision_attn.data.row_groups import RowGroupPhotos, RowGroups, index_files, schema_features
 from vision_attn.data.rows import RowPhotos
 
-__all__ = ["MappedSplit", "ParquetSplit", "Split", "mapped_splits"]
+__all__ = ["MappedSplit", "ParquetSplit", "Split", "file_version", "mapped_splits"]
 
 
 class Split(ABC):
@@ -45,7 +46,8 @@ class MappedSplit(Split):
 
     def __init__(self, rows: Any) -> None:
         self.rows, self.features = rows, rows.features
-        self.about = [[one["filename"] for one in rows.cache_files], len(rows)]
+        files = [one["filename"] for one in rows.cache_files]
+        self.about = [[(file, file_version(file)) for file in files], len(rows)]
 
     def labels(self, column: str) -> list[Any]:
         return list(self.rows.with_format(None)[column][:])
@@ -96,6 +98,21 @@ class ParquetSplit(Split):
     def photos(self, column: str, where: str) -> Photos:
         groups = RowGroups(list(self.files), self._table, column)
         return RowGroupPhotos(groups, where, self.window)
+
+
+def file_version(path: str) -> str:
+    """What is another when a file is: its size and time of change; "" for no file of this machine.
+
+    Examples:
+        >>> from vision_attn.data.row_splits import file_version
+        >>> file_version("https://example.org/a.parquet")
+        ''
+    """
+    try:
+        about = os.stat(path)
+    except OSError:
+        return ""
+    return f"{about.st_size} {about.st_mtime_ns}"
 
 
 def mapped_splits(found: Any) -> dict[str, Split]:

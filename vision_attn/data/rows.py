@@ -46,7 +46,7 @@ class RowPhotos(Photos):
             return image.size
 
     def stamp(self, item: int) -> tuple[int, int]:
-        return 0, 0  # rows stay as they are: other files are another set, with another cache
+        return 0, 0  # rows stay as they are: files that change are another set, of another cache
 
     def cell(self, item: int) -> Any:
         """Get the cell of a photo."""

@@ -8,13 +8,14 @@ import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from vision_attn.compat.native_stderr import native_stderr_dropped
-from vision_attn.cores import usable_cores
+from vision_attn.cores import control_groups, usable_cores
 from vision_attn.data.cache import CachedPixels
 from vision_attn.data.images import ImageError
 from vision_attn.data.photos import Photos
@@ -27,11 +28,17 @@ Storage = Literal["auto", "memory", "cache", "stream"]
 STORAGES = "auto", "memory", "cache", "stream"
 SAMPLED = 64  # photos whose sizes are looked at
 WORTH_A_LINE = 2**30  # bytes
+GROUP_FILES = (  # of control groups of version 2 and 1: limit, use, and what begins the counts
+    ("memory.max", "memory.current", ""),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+)
 
 
 @dataclass(frozen=True)
 class Room:
     """Bytes that are free, in memory and on the disk of the cache.
+
+    processes: of this run on this machine, which share them.
 
     Examples:
         >>> from vision_attn.data.storage import Room
@@ -41,18 +48,24 @@ class Room:
 
     memory: int
     disk: int
+    processes: int = 1
 
     @property
     def half_the_disk(self) -> int:
         """What a cache may take."""
         return self.disk // 2
 
+    @property
+    def half_the_memory(self) -> int:
+        """What a process may keep for itself; the pixels of a cache are shared."""
+        return self.memory // (2 * self.processes)
+
 
 def room(place: Path) -> Room:
     """Look how much is free in memory, and on the disk of `place`, which need not be there yet."""
     while not place.exists() and place != place.parent:
         place = place.parent
-    return Room(_free_memory(), shutil.disk_usage(place).free)
+    return Room(_free_memory(), shutil.disk_usage(place).free, _processes())
 
 
 def choose(needed: int, kept: int, free: Room) -> tuple[Storage, str]:
@@ -71,9 +84,10 @@ def choose(needed: int, kept: int, free: Room) -> tuple[Storage, str]:
     left = max(0, needed - kept)
     sizes = f"{_size(needed)} of pixels; free: {_size(free.memory)} of memory, "
     sizes += f"{_size(free.disk)} of disk"
+    sizes += f", shared by {free.processes} processes" if free.processes > 1 else ""
     if left <= free.half_the_disk and needed <= free.memory:
         return "cache", sizes
-    if needed <= free.memory // 2:
+    if needed <= free.half_the_memory:
         return "memory", sizes
     return "stream", sizes
 
@@ -130,8 +144,45 @@ def say(storage: Storage, why: str, needed: int) -> None:
         log.info("storage %s: %s (the option `storage` of this source overrides it)", storage, why)
 
 
+def _processes() -> int:
+    """Count the processes of this run on this machine, where its launcher (torchrun) says so."""
+    count = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(count)) if count.isdecimal() else 1
+
+
 def _free_memory() -> int:
-    """Bytes of memory that programs can have; what files are cached in counts as free."""
+    """Bytes of memory that programs can have; what files are cached in counts as free.
+
+    A container's control group may leave less than the machine.
+    """
+    return int(min([_free_of_machine(), *map(_free_of_group, control_groups("memory"))]))
+
+
+def _free_of_group(folder: Path) -> float:
+    """Bytes of memory that one control group leaves, by version 2 or 1; infinity for any number."""
+    for limit, used, prefix in GROUP_FILES:
+        try:
+            left = _number(folder / limit) - _number(folder / used)
+        except (OSError, ValueError):  # no such group, or "max"
+            continue
+        return float(max(0, left + _of_files(folder / "memory.stat", prefix)))
+    return inf
+
+
+def _number(file: Path) -> int:
+    return int(file.read_text(encoding="utf-8"))
+
+
+def _of_files(stat: Path, prefix: str) -> int:
+    """Bytes in which a control group's files are cached: in use, but free when they are needed."""
+    try:
+        counts = dict(line.split() for line in stat.read_text(encoding="utf-8").splitlines())
+        return sum(int(counts.get(f"{prefix}{one}_file", 0)) for one in ("active", "inactive"))
+    except (OSError, ValueError):
+        return 0
+
+
+def _free_of_machine() -> int:
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -13,6 +13,7 @@ import re
 import subprocess
 import tarfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -29,7 +30,7 @@ from vision_attn.files import write_text
 
 __all__ = ["TarPhotos", "WebDataset"]
 
-FORMAT = 1
+FORMAT = 2
 PIPE = "pipe:"
 ALLOW = "VISION_ATTN_PIPES"
 Urls = str | list[str]
@@ -78,6 +79,11 @@ class TarPhotos(Photos):
             return length, self.shards[shard].stat().st_mtime_ns
         except OSError:
             return 0, 0
+
+    def cached_as(self) -> Sequence[str]:
+        addresses = [_address(shard) for shard in self.shards]
+        shards = self.table[:, 0].tolist()
+        return [f"{name} ({addresses[i]})" for name, i in zip(self.names, shards, strict=True)]
 
     def _bytes(self, item: int) -> bytes:
         shard, start, length = self.table[item].tolist()
@@ -235,8 +241,7 @@ class WebDataset(PhotoSource):
     def _members(self, root: Path, shard: Path) -> list[Member]:
         """The photos of a shard, from its index if that is of the shard as it is now."""
         folder = Path(self.cache or root / ".cache") / "shards"
-        address = hashlib.sha256(str(shard.resolve()).encode()).hexdigest()[:8]
-        index = folder / f"{shard.name}-{address}.{self.label}.index.json"
+        index = folder / f"{shard.name}-{_address(shard)}.{self.label}.index.json"
         about = [FORMAT, shard.stat().st_size, shard.stat().st_mtime_ns]
         try:
             content = json.loads(index.read_bytes())
@@ -246,8 +251,9 @@ class WebDataset(PhotoSource):
             pass
         members, whole = self._listed(shard)
         if whole:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_text(index, json.dumps({"about": about, "members": members}))
+            with suppress(OSError):  # a start without an index only takes longer
+                folder.mkdir(parents=True, exist_ok=True)
+                write_text(index, json.dumps({"about": about, "members": members}))
         return members
 
     def _listed(self, shard: Path) -> tuple[list[Member], bool]:
@@ -266,6 +272,8 @@ class WebDataset(PhotoSource):
                         break
                     folder, _, last = one.name.rpartition("/")
                     stem, _, ending = last.partition(".")
+                    if not stem:
+                        continue  # a hidden file, such as those of macOS beside others: ._0001.jpg
                     key = f"{folder}/{stem}" if folder else stem
                     if f".{ending.rpartition('.')[2].lower()}" in SUFFIXES:
                         photos[key] = one.offset_data, one.size
@@ -304,6 +312,11 @@ class WebDataset(PhotoSource):
                 f"{shard}: {key}.{self.label}: expected a class, a number or a word ({error})"
             ) from None
         return text.strip()
+
+
+def _address(shard: Path) -> str:
+    """What tells a shard from others of its name, in other folders."""
+    return hashlib.sha256(str(shard.resolve()).encode()).hexdigest()[:8]
 
 
 def _elsewhere(url: str) -> bool:
