@@ -19,7 +19,9 @@ from vision_attn.training import (
     ImageClassifier,
     LastCheckpoint,
     LearningCurves,
+    PerClass,
     PortableWeights,
+    Predictions,
     Summary,
     best_checkpoint,
     run_callbacks,
@@ -100,6 +102,47 @@ def test_a_stopped_and_resumed_run_ends_as_if_it_had_not_been(
         assert same(whole, fit(f"resumed{step}", f"stopped{step}/last.ckpt"))
 
 
+def test_a_run_stops_with_all_the_batches_of_a_step(trainer, small_vit, stripes, tmp_path):
+    """Ctrl-C at each batch of an epoch of 3: the first two make a step, and so does the last."""
+
+    class AtBatch(Callback):
+        def __init__(self, batch):
+            self.batch = batch
+
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if trainer.current_epoch == 1 and batch_idx == self.batch:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    def fit(name, start=None, callbacks=()):
+        model = ImageClassifier(small_vit(), partial(AdamW, lr=0.01))
+        run = trainer(name, max_epochs=3, callbacks=callbacks, accumulate_grad_batches=2)
+        run.fit(model, datamodule=stripes(), ckpt_path=start and tmp_path / start)
+        return weights(tmp_path / name / "last.ckpt")
+
+    whole = fit("whole")
+    for batch, step in enumerate([3, 3, 4]):
+        with pytest.raises(SystemExit):
+            fit(f"stopped{batch}", callbacks=[AtBatch(batch)])
+        last = torch.load(tmp_path / f"stopped{batch}/last.ckpt", weights_only=True)
+        assert last["global_step"] == step
+        assert same(whole, fit(f"resumed{batch}", f"stopped{batch}/last.ckpt"))
+
+
+def test_a_run_of_many_gpus_resumes_on_fewer(trainer, model, monkeypatch):
+    run, generators = trainer(), [None, None]  # as in torch, one beyond them is an IndexError
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(generators))
+    monkeypatch.setattr(
+        torch.cuda.random, "set_rng_state", lambda state, at: generators.__setitem__(at, state)
+    )
+    saved = [torch.tensor([gpu], dtype=torch.uint8) for gpu in range(4)]
+    last = LastCheckpoint()
+    last.load_state_dict({"random": {"cpu": torch.get_rng_state(), "cuda": saved}})
+    last.on_train_start(run, model)
+    last.teardown(run, model, "fit")
+    assert generators == saved[:2]
+
+
 def test_the_best_of_the_earlier_run_comes_along(trainer, model, stripes, tmp_path):
     trainer("first", callbacks=[Scripted(0.9, 0.2)]).fit(model, datamodule=stripes())
     best = weights(tmp_path / "first/best.ckpt")
@@ -112,6 +155,16 @@ def test_the_best_of_the_earlier_run_comes_along(trainer, model, stripes, tmp_pa
     run.fit(model, datamodule=stripes(), ckpt_path=tmp_path / "first/last.ckpt")
     assert not same(weights(tmp_path / "third/best.ckpt"), best)
     assert same(weights(tmp_path / "first/best.ckpt"), best)
+
+
+def test_the_best_of_a_run_that_was_moved_comes_along(trainer, model, stripes, tmp_path):
+    trainer("first", callbacks=[Scripted(0.9, 0.2)]).fit(model, datamodule=stripes())
+    best = weights(tmp_path / "first/best.ckpt")
+    (tmp_path / "first").rename(tmp_path / "moved")
+    run = trainer("second", callbacks=[Scripted(0, 0, 0.5)], max_epochs=3)
+    run.fit(model, datamodule=stripes(), ckpt_path=tmp_path / "moved/last.ckpt")
+    assert best_checkpoint(run) == tmp_path / "second/best.ckpt"
+    assert same(weights(tmp_path / "second/best.ckpt"), best)
 
 
 def test_a_run_whose_best_is_gone_resumes_without_it(trainer, model, stripes, tmp_path):
@@ -254,3 +307,15 @@ def test_these_are_the_callbacks_of_a_run():
         "LeanLoop", "KeepMemory", "ThreadParallel", "Summary", "LearningCurves",
         "ConfusionMatrix", "PerClass", "PortableWeights", "BestCheckpoint", "LastCheckpoint",
     ]  # fmt: skip
+
+
+def test_names_that_are_not_utf8_lose_no_predictions(trainer, model, tmp_path):
+    predictions = Predictions(tmp_path / "predictions.csv")
+    predictions.rows = [("caf\udce9.png", "row 1", "0.5000"), ("b.png", "row \udcff", "0.4000")]
+    predictions.on_predict_end(trainer(), model)
+    rows = (tmp_path / "predictions.csv").read_text(encoding="utf-8").splitlines()
+    assert rows == ["file,class,probability", "caf?.png,row 1,0.5000", "b.png,row ?,0.4000"]
+    names, counts = ["row \udcff", "row 1"], torch.tensor([[1, 0, 1, 0, 1], [1, 0, 1, 0, 1]])
+    PerClass(tmp_path)._write(names, counts, None)
+    rows = (tmp_path / "per_class.csv").read_text(encoding="utf-8").splitlines()
+    assert [row.partition(",")[0] for row in rows] == ["class", "row ?", "row 1", "mean"]

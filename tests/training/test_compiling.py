@@ -78,6 +78,19 @@ def test_a_validation_that_fails_leaves_the_network_as_it_was(trainer, small_vit
 
 
 @pytest.mark.compiled
+def test_a_training_that_fails_leaves_the_network_as_it_was(trainer, small_vit, stripes):
+    class Fails(Callback):
+        def on_train_batch_start(self, trainer, pl_module, *rest):
+            assert is_compiled(pl_module.network)
+            raise RuntimeError("in training")
+
+    model = ImageClassifier(small_vit(), partial(SGD, lr=0.1))
+    with pytest.raises(RuntimeError, match="in training"):
+        trainer(callbacks=[Compile(backend="aot_eager"), Fails()]).fit(model, datamodule=stripes())
+    assert not is_compiled(model.network)
+
+
+@pytest.mark.compiled
 def test_what_compiles_is_one_graph(small_vit):
     counter = CompileCounterWithBackend("aot_eager")
     network = small_vit().train()

@@ -123,3 +123,15 @@ def test_the_progress_bar_has_a_loss_from_the_first_step(trainer, stripes, small
     first = FirstStep()
     fitted(trainer, stripes, small_vit, max_epochs=1, log_every_n_steps=every, callbacks=[first])
     assert first.loss > 0
+
+
+def test_a_fit_that_fails_looks_for_gpus_again(trainer, stripes, small_vit, monkeypatch):
+    class Fails(Callback):
+        def on_train_batch_end(self, *rest):
+            raise RuntimeError(os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"])
+
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match=r"^0$"):
+        fitted(trainer, stripes, small_vit, callbacks=[LeanLoop(), Fails()])
+    assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"

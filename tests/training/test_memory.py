@@ -88,3 +88,23 @@ def test_a_fit_has_it_from_start_to_end(monkeypatch, trainer, small_vit, stripes
     kept, usual = list(memory.KEEP.items()), list(memory.USUAL.items())
     assert during == [kept] * 3
     assert states == [*kept, *usual, "trim"]
+
+
+def test_a_fit_that_fails_gives_it_back(monkeypatch, trainer, small_vit, stripes):
+    states = []
+
+    class Libc:
+        def mallopt(self, option, value):
+            states.append((option, value))
+
+        def malloc_trim(self, pad):
+            states.append("trim")
+
+    class Fails(ImageClassifier):
+        def on_train_batch_start(self, *_):
+            raise RuntimeError("in training")
+
+    monkeypatch.setattr(memory, "_glibc", Libc)
+    with pytest.raises(RuntimeError, match="in training"):
+        trainer(callbacks=[KeepMemory()]).fit(Fails(small_vit()), datamodule=stripes())
+    assert states == [*memory.KEEP.items(), *memory.USUAL.items(), "trim"]

@@ -11,7 +11,16 @@ from sklearn.metrics import average_precision_score, f1_score, precision_recall_
 from torch import nn
 
 from vision_attn.data import ImageData, Source, Splits, TensorSet
-from vision_attn.training import ImageClassifier, MultiLabelCrossEntropy, PerClass
+from vision_attn.explain import GradCAM
+from vision_attn.models import ViT
+from vision_attn.training import (
+    ImageClassifier,
+    MultiLabelCrossEntropy,
+    PerClass,
+    Summary,
+    TestTimeAugmentation,
+    WatchHeatmaps,
+)
 
 
 class Marks(Source):
@@ -133,3 +142,43 @@ def test_balanced_weights_are_those_of_the_training_images():
 def test_labels_of_another_kind_are_said(tmp_path, loss, several, message):
     with pytest.raises(ValueError, match=message):
         fitted(Path(tmp_path), loss, several)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_views_of_several_classes_have_a_mean_average_precision(tmp_path):
+    network = nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(48, 3))
+    module = ImageClassifier(network, loss=MultiLabelCrossEntropy())
+    data, views = ImageData(Marks(), batch_size=16), TestTimeAugmentation()
+    trainer = Trainer(logger=False, accelerator="cpu", callbacks=[views, Summary(tmp_path)])
+    (measured,) = trainer.test(module, data, verbose=False)
+    images, labels = data.examples(29, data.splits.test)
+    with torch.no_grad():
+        plain = network(images)
+        mean = views.logits(network, images, plain)
+    expected = average_precision_score(labels.numpy(), mean.numpy())
+    assert measured["test/map_views"] == pytest.approx(expected, abs=1e-5)
+    assert expected != pytest.approx(average_precision_score(labels.numpy(), plain.numpy()))
+    assert "test mean average precision, mean over" in (tmp_path / "test.txt").read_text()
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*log_every_n_steps")
+def test_photos_of_several_classes_are_watched(tmp_path):
+    """The first class of each is what is explained, and all are named."""
+    network = ViT(image_size=8, patch_size=4, num_classes=3, dim=8, depth=1, heads=2)
+    data, watch = ImageData(Marks(), batch_size=16), WatchHeatmaps(GradCAM(), images=23)
+    Trainer(
+        max_epochs=1,
+        logger=False,
+        accelerator="cpu",
+        default_root_dir=tmp_path,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[watch],
+    ).fit(ImageClassifier(network, loss=MultiLabelCrossEntropy()), data)
+    present = [row.nonzero().flatten().tolist() for row in data.splits.val.labels]
+    assert {len(some) for some in present} == {0, 1, 2}
+    named = [", ".join(data.classes[i] for i in some) or "no class" for some in present]
+    assert watch.names == named
+    assert watch.labels.tolist() == [some[0] if some else 0 for some in present]
+    assert (tmp_path / "heatmaps/epoch_1.png").is_file()

@@ -75,16 +75,28 @@ class BestCheckpoint(ModelCheckpoint):
 
     def __init__(self, folder: str | Path, monitor: str = "val/top1", mode: str = "max"):
         super().__init__(folder, "best", monitor=monitor, mode=mode, enable_version_counter=False)
+        self._resumed: str | Path | None = None  # the checkpoint that the run goes on from
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         if not trainer.enable_validation or not sum(trainer.num_val_batches):
             self.monitor = None
 
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        super().on_load_checkpoint(trainer, pl_module, checkpoint)
+        self._resumed = trainer.ckpt_path
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the best checkpoint of the run that is resumed, into this run's folder."""
+        """Take over the best checkpoint of the run that is resumed, into this run's folder.
+
+        Where that run's folder was moved, it is the one beside the checkpoint that is resumed.
+        """
         earlier = Path(state_dict["best_model_path"])
         score = state_dict["best_model_score"]
+        if self._resumed is not None and not earlier.is_file():
+            earlier = Path(self._resumed).with_name("best.ckpt")
         if score is None or not earlier.is_file():
             return
         best = str(Path(self.dirpath or ".") / "best.ckpt")
@@ -151,14 +163,16 @@ class LastCheckpoint(ModelCheckpoint):
             self._handler = signal.signal(signal.SIGINT, self._ask_to_stop)
         if self._random is not None and trainer.world_size == 1:
             torch.set_rng_state(self._random["cpu"])
-            if torch.cuda.is_available() and self._random["cuda"]:
-                torch.cuda.set_rng_state_all(self._random["cuda"])
+            if torch.cuda.is_available():  # with fewer GPUs, maybe, than where it was saved
+                torch.cuda.set_rng_state_all(self._random["cuda"][: torch.cuda.device_count()])
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        if trainer.strategy.reduce_boolean_decision(self._asked_to_stop, all=False):
+        stops = trainer.strategy.reduce_boolean_decision(self._asked_to_stop, all=False)
+        accumulated = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if stops and (accumulated or trainer.is_last_batch):
             trainer.save_checkpoint(str(Path(self.dirpath or ".") / "last.ckpt"))
             raise KeyboardInterrupt
         if self.every and trainer.global_step >= self._saved + self.every:

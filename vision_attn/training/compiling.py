@@ -53,6 +53,11 @@ class Compile(Callback):
         self._paused.close()
         uncompile(network_of(pl_module))
 
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        self.teardown(trainer, pl_module, "")
+
 
 def network_of(module: LightningModule) -> nn.Module:
     """Find the network that a module trains; a LightningModule from elsewhere is its own."""

@@ -47,3 +47,8 @@ class LeanLoop(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self._silenced:
             os.environ[ASK_NVIDIA], self._silenced = "1", False
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        self.teardown(trainer, pl_module, "")

@@ -97,5 +97,8 @@ class PerClass(Callback):
         ]
         rows.append(("mean", int(images.sum()), *(f"{value:.4f}" for value in means.tolist())))
         path = self.folder / "per_class.csv"
-        with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
+        with (
+            replacing(path) as part,
+            part.open("w", newline="", encoding="utf-8", errors="replace") as file,
+        ):
             csv.writer(file).writerows([columns, *rows])

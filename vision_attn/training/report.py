@@ -44,6 +44,7 @@ METRICS = {
     "top5": "top-5",
     "ece": "calibration error",
     "map": "mean average precision",
+    "map_views": "mean average precision, mean over several views",
     "f1": "mean F1",
     "exact": "all classes right",
     "loss": "loss",
@@ -304,7 +305,10 @@ class Predictions(Callback):
             self.rows = sorted(rows, key=lambda row: order[row[0]])
         if not trainer.is_global_zero:
             return
-        with replacing(self.path) as part, part.open("w", newline="", encoding="utf-8") as file:
+        with (
+            replacing(self.path) as part,
+            part.open("w", newline="", encoding="utf-8", errors="replace") as file,
+        ):
             csv.writer(file).writerows([("file", "class", "probability"), *self.rows])
 
 

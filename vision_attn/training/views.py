@@ -9,7 +9,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.nn import functional as F
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassAccuracy, MultilabelAveragePrecision
 
 from vision_attn.types import Images, Logits
 
@@ -22,6 +23,8 @@ class TestTimeAugmentation(Callback):
     The views are the image and its mirror image. With `shift` there are also both of these moved by
     so many pixels up and left, and down and right, the border reflected; the unmoved ones count as
     much as all moved ones together (Jordan 2024, arXiv:2404.00498, section 3.5).
+
+    Where images have any number of classes, the mean average precision, as `test/map_views`.
 
     Measured by `test` and `validate`, not while a fit validates.
 
@@ -44,7 +47,8 @@ class TestTimeAugmentation(Callback):
         if shift < 0:
             raise ValueError(f"shift must be at least 0 pixels, got {shift}")
         self.shift = shift
-        self.top1: MulticlassAccuracy | None = None
+        self.name = ""  # of the metric
+        self.metric: Metric | None = None
 
     def logits(self, network: nn.Module, images: Images, plain: Logits) -> Logits:
         """The mean logits (b, k) over the views; `plain` are those of the images themselves."""
@@ -69,9 +73,17 @@ class TestTimeAugmentation(Callback):
         images, labels = batch
         with trainer.precision_plugin.forward_context():
             logits = self.logits(pl_module, images, outputs)
-        if self.top1 is None:
-            self.top1 = MulticlassAccuracy(logits.shape[1], average="micro").to(logits.device)
-        self.top1.update(logits, labels)
+        several, classes = labels.ndim == 2, logits.shape[1]
+        if self.metric is None:
+            self.name, self.metric = (
+                ("map", MultilabelAveragePrecision(classes))
+                if several
+                else ("top1", MulticlassAccuracy(classes, average="micro"))
+            )
+            self.metric.to(logits.device)
+        if several:
+            logits, labels = logits.sigmoid(), labels.int()
+        self.metric.update(logits, labels)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._log("test", pl_module)
@@ -92,7 +104,7 @@ class TestTimeAugmentation(Callback):
         self._log("val", pl_module)
 
     def _log(self, stage: str, pl_module: LightningModule) -> None:
-        """Log the accuracy over all processes."""
-        if self.top1 is not None:
-            pl_module.log(f"{stage}/top1_views", self.top1.compute(), sync_dist=True)
-            self.top1 = None
+        """Log the measure over all processes."""
+        if self.metric is not None:
+            pl_module.log(f"{stage}/{self.name}_views", self.metric.compute(), sync_dist=True)
+            self.metric = None

@@ -1,9 +1,9 @@
 """Attention as it forms: the heatmaps of a few validation images after every epoch of a run.
 
-Axes: b images, c channels, h height, w width.
+Axes: b images, c channels, h height, w width, k classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,8 @@ class WatchHeatmaps(Callback):
     """Heatmaps of the first validation images, drawn before training and after each epoch.
 
     explainer: any of `vision_attn.explain`, or any callable (network, images, targets) ->
-        Heatmaps; the targets are the images' labels. images: how many are drawn.
+        Heatmaps; the targets are the images' labels, of several classes the first (of none, class
+        0). images: how many are drawn.
 
     In the run's folder: heatmaps/epoch_3.png, the images and their maps after three epochs, and
     heatmaps.png, a strip of epochs for each image, all in one scale. Loggers that keep pictures
@@ -66,13 +67,14 @@ class WatchHeatmaps(Callback):
                 "(val_fraction above 0)"
             )
         images, labels = data.examples(self.count)
+        self.names = _named(labels, data.classes)
+        labels = labels if labels.ndim == 1 else (labels > 0).int().argmax(1)
         self.images, self.labels = images.to(pl_module.device), labels.to(pl_module.device)
         std, mean = (np.array(values, np.float32) for values in (data.std, data.mean))
         shown = images.permute(0, 2, 3, 1).cpu().numpy() * std + mean
         self.photos = [
             enlarged(np.rint(255 * photo.clip(0, 1)).astype(np.uint8)) for photo in shown
         ]
-        self.names = [data.classes[label] for label in labels.tolist()]
         self._look(trainer, pl_module, trainer.current_epoch)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -120,6 +122,14 @@ class WatchHeatmaps(Callback):
         style = ColorMap()
         painted = overlay(self.photos[image], shown, style=style, scale=scale)
         return Panel(title, painted, scale=scale, style=style)
+
+
+def _named(labels: Tensor, classes: Sequence[str]) -> list[str]:
+    """The class of each image, or, of labels (b k), all that it has."""
+    if labels.ndim == 1:
+        return [classes[label] for label in labels.tolist()]
+    present = [[name for name, has in zip(classes, row, strict=True) if has > 0] for row in labels]
+    return [", ".join(names) or "no class" for names in present]
 
 
 def log_picture(logger: Logger, picture: Picture, step: int) -> None:

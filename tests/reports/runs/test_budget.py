@@ -144,6 +144,27 @@ def test_a_rehearsal_leaves_nothing(tmp_path):
     }
 
 
+def test_a_rehearsal_of_callbacks_that_draw_or_log_leaves_no_files(tmp_path):
+    """Of the shipped config's heatmaps too; those of Lightning want a logger, or draw a bar."""
+    given = words(tmp_path, minutes=0.01, **{"trainer.enable_progress_bar": True})
+    given.remove("--trainer.callbacks=[]")
+    for name in ("LearningRateMonitor", "TQDMProgressBar"):
+        given.append(f"--trainer.callbacks+=lightning.pytorch.callbacks.{name}")
+    run = make_run("fit", given)
+    kinds = {type(callback).__name__ for callback in run.trainer.callbacks}
+    assert {"WatchHeatmaps", "LearningRateMonitor", "TQDMProgressBar"} <= kinds
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_epochs_without_end_are_planned_as_lightnings_default(tmp_path):
+    resizing = {"class_path": "vision_attn.data.ProgressiveResizing"}
+    resizing["init_args"] = {"sizes": [32, 64], "epochs": [0, 500]}
+    changes = {"trainer.max_epochs": -1, "data.augment": [resizing]}
+    run = make_run("fit", words(tmp_path, minutes=0.01, **changes))
+    assert run.trainer.max_epochs >= 1
+    assert run.datamodule.augment[0].epochs == [0, round(500 * run.trainer.max_epochs / 1000)]
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+from lightning.pytorch.loggers.logger import DummyLogger
 
 from vision_attn.data import ProgressiveResizing
 from vision_attn.reports.runs.planning import is_alone
@@ -162,21 +164,27 @@ def rehearse(
     callbacks: Sequence[Callback],
     trainer: Callable[..., Trainer],
 ) -> None:
-    """Train a copy as in this epoch, until the clock ends it."""
-    copies = [deepcopy(one) for one in callbacks if not isinstance(one, Checkpoint)]
-    made = trainer(
-        callbacks=[*copies, clock],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        num_sanity_val_steps=0,
-        limit_val_batches=VALIDATED,
-        max_epochs=epoch + 1,
-        min_epochs=None,
-    )
-    begun: Any = made.fit_loop.epoch_progress.current
-    begun.processed = begun.completed = epoch
-    made.fit(deepcopy(model), datamodule=copy(data))
+    """Train a copy as in this epoch, until the clock ends it.
+
+    What callbacks write goes into a folder that is removed, or to a logger that writes nothing.
+    """
+    left_out = (Checkpoint, ProgressBar)
+    copies = [deepcopy(one) for one in callbacks if not isinstance(one, left_out)]
+    with TemporaryDirectory() as folder:
+        made = trainer(
+            callbacks=[*copies, clock],
+            logger=DummyLogger(),
+            default_root_dir=folder,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            num_sanity_val_steps=0,
+            limit_val_batches=VALIDATED,
+            max_epochs=epoch + 1,
+            min_epochs=None,
+        )
+        begun: Any = made.fit_loop.epoch_progress.current
+        begun.processed = begun.completed = epoch
+        made.fit(deepcopy(model), datamodule=copy(data))
 
 
 def sizes(data: Any, epochs: int) -> list[tuple[int, float]]:

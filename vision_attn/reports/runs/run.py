@@ -289,7 +289,8 @@ class Run(LightningCLI):
     def _set_length(self, minutes: float, callbacks: Sequence[Callback]) -> None:
         """Measure how many epochs fit into the minutes, and write them into the config."""
         shown = self.config_init.trainer
-        shown.max_epochs = self.config.trainer.max_epochs = shown.max_epochs or 1000
+        given = shown.max_epochs or 0  # -1: without end, which counts as Lightning's default does
+        shown.max_epochs = self.config.trainer.max_epochs = given if given > 0 else 1000
         kept = [callback for callback in callbacks if callback not in self.show]
         length = length_of(
             minutes,
