@@ -1,5 +1,7 @@
 """Removal curves on networks whose true attribution is known."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -194,6 +196,19 @@ def test_a_constant_map_is_half_a_picture(network):
     drop.update(images, torch.full((2, 5, 5), 7.0), targets)
     p, half = (network(x).softmax(1)[[0, 1], [1, 2]] for x in (images, images / 2))
     torch.testing.assert_close(drop.per_image(), ((p - half) / p).relu())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_network_of_half_precision_takes_maps_of_float32(network, dtype):
+    images, targets = torch.randn(5, 3, 10, 10), torch.randint(4, (5,))
+    maps, half = torch.rand(5, 5, 5), copy.deepcopy(network).to(dtype)
+    for made in (AverageDrop, AverageIncrease):
+        metric, whole = made(half), made(network)
+        metric.update(images.to(dtype), maps, targets)
+        whole.update(images, maps, targets)
+        masked = zip(metric.whole + metric.masked, whole.whole + whole.masked, strict=True)
+        for one, other in masked:
+            torch.testing.assert_close(one, other, rtol=0, atol=0.02)
 
 
 def test_errors():

@@ -99,6 +99,18 @@ def test_ignored_pixels_change_nothing(metric):
     torch.testing.assert_close(scores(metric, maps, masks, ignore), before)
 
 
+@pytest.mark.parametrize("metric", ALL)
+def test_a_map_that_is_constant_where_pixels_count_is_a_constant_map(metric):
+    ignore = torch.zeros_like(MASKS)
+    ignore[:, 11, :9] = True
+    for value in (0.1, 0.0, -3.0):
+        flat = torch.full((3, 12, 20), value)
+        expected = scores(metric, flat, MASKS, ignore)
+        for other in (7.0, -7.0):
+            maps = flat.masked_fill(ignore, other)
+            torch.testing.assert_close(scores(metric, maps, MASKS, ignore), expected)
+
+
 def test_maps_come_at_any_size():
     maps = torch.zeros(1, 3, 5)
     maps[0, 1, 2] = 1

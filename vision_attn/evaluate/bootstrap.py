@@ -94,7 +94,7 @@ def paired_bootstrap(
     """
     _check_paired(a, b)
     _check(level)
-    difference = (a - b).double().cpu()
+    difference = (a - b).cpu().double()  # in this order: Apple's GPUs have no float64
     if all(((scores == 0) | (scores == 1)).all() for scores in (a, b)):
         interval = paired_wilson(a, b, level)
     else:
@@ -111,7 +111,7 @@ def bca(
     quantile z becomes sqrt(n / (n - 1)) t, t of n - 1 degrees of freedom (Hesterberg 2015, 3.4).
     """
     _check(level)
-    values = values.double()
+    values = values.cpu().double()
     n, mean = len(values), values.mean()
     deviations = values - mean  # in proportion to the jackknife's
     spread = deviations.square().sum()
@@ -134,7 +134,7 @@ def bca(
 def wilson(hits: Tensor, level: float = 0.95) -> Interval:
     """Compute the score interval of the share of hits, (n) of 1 and 0, Wilson 1927."""
     _check(level)
-    n, share = len(hits), float(hits.double().mean())
+    n, share = len(hits), float(hits.cpu().double().mean())
     z = NORMAL.inv_cdf((1 + level) / 2)
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     width = z * sqrt(share * (1 - share) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
@@ -146,9 +146,9 @@ def paired_wilson(a: Tensor, b: Tensor, level: float = 0.95) -> Interval:
 
     Newcombe 1998 (Statistics in Medicine 17, 2635), method 10.
     """
-    p, q = float(a.double().mean()), float(b.double().mean())
+    p, q = float(a.cpu().double().mean()), float(b.cpu().double().mean())
     (p_low, p_high), (q_low, q_high) = wilson(a, level), wilson(b, level)
-    n, both = len(a), float((a * b).double().sum())
+    n, both = len(a), float((a * b).cpu().double().sum())
     margins = p * (1 - p) * q * (1 - q)
     agreement = n * (both - n * p * q)  # both hit x none hits - only a hits x only b hits
     if agreement > 0:
@@ -201,7 +201,7 @@ def auc_interval(
 
 def _above(a: Tensor, b: Tensor) -> Float[Tensor, "n m"]:
     """1 where a is above b, 1/2 where they are equal."""
-    return ((a[:, None] > b).double() + (a[:, None] >= b).double()).cpu() / 2
+    return ((a[:, None] > b).cpu().double() + (a[:, None] >= b).cpu().double()) / 2
 
 
 def t_quantile(share: float, freedom: int) -> float:

@@ -257,7 +257,7 @@ class MaskedProbability(ImageScore):
         """
         check_maps(maps)
         size = images.shape[2], images.shape[3]
-        share = from_0_to_1(at_size(maps, size))[:, None]
+        share = from_0_to_1(at_size(maps, size))[:, None].to(images.dtype)
         mixed = share * images + (1 - share) * self.fill(images)
         with torch.no_grad():
             self.whole.append(probability(self.network(images), targets))

@@ -155,14 +155,16 @@ class AveragePrecision(Localization):
 
     def score(self, pixels: Pixels) -> Float[Tensor, " b"]:
         value, order = pixels.value.masked_fill(~pixels.valid, -torch.inf).sort(descending=True)
-        inside = (pixels.inside & pixels.valid).gather(1, order).double()
-        precision = inside.cumsum(dim=1) / torch.arange(1, value.shape[1] + 1, device=value.device)
+        inside = (pixels.inside & pixels.valid).gather(1, order)
+        value, inside = value.cpu(), inside.cpu().double()  # Apple's GPUs have no float64
+        precision = inside.cumsum(dim=1) / torch.arange(1, value.shape[1] + 1)
         # Where the run of values equal to this one ends: there its precision is read.
-        places = torch.arange(value.shape[1], device=value.device).expand_as(order)
+        places = torch.arange(value.shape[1]).expand_as(inside)
         ends = torch.ones_like(inside, dtype=torch.bool)
         ends[:, :-1] = value[:, :-1] != value[:, 1:]
         end = places.masked_fill(~ends, value.shape[1]).flip(1).cummin(dim=1).values.flip(1)
-        return (inside * precision.gather(1, end)).sum(dim=1) / inside.sum(dim=1)
+        score = (inside * precision.gather(1, end)).sum(dim=1) / inside.sum(dim=1)
+        return score.float().to(order.device)
 
 
 class AboveMean(Localization):
@@ -187,7 +189,9 @@ class AboveMean(Localization):
         valid = pixels.valid
         mean = (pixels.value * valid).sum(dim=1, keepdim=True) / valid.sum(dim=1, keepdim=True)
         above = (pixels.value > mean).float()
-        above[pixels.value.amax(dim=1) == pixels.value.amin(dim=1)] = 0.5
+        highest = pixels.value.masked_fill(~valid, -torch.inf).amax(dim=1)
+        lowest = pixels.value.masked_fill(~valid, torch.inf).amin(dim=1)
+        above[highest == lowest] = 0.5
         return self.agreement(above * valid, (1 - above) * valid, pixels.inside & valid, valid)
 
     @abstractmethod
@@ -290,15 +294,18 @@ class GridPointingGame(ImageScore):
             raise ValueError(
                 f"cells must be 0 to {rows * columns - 1}, got {cells.min()} to {cells.max()}"
             )
-        self.scores.append(self.shares(maps).gather(1, cells[:, None].long())[:, 0].float())
+        shares = self.shares(maps).gather(1, cells[:, None].cpu().long())[:, 0]
+        self.scores.append(shares.float().to(maps.device))
 
     def shares(self, maps: Float[Tensor, "b y x"]) -> Float[Tensor, "b cells"]:
-        """Share out each map's positive sum among the cells, row by row; the shares sum to 1."""
-        energy = maps.double().relu()
+        """Share out each map's positive sum among the cells, row by row; the shares sum to 1.
+
+        In float64 on the CPU: Apple's GPUs have none.
+        """
+        energy = maps.cpu().double().relu()
         energy = torch.where(energy.flatten(1).any(dim=1)[:, None, None], energy, 1.0)
         down, across = (
-            overlaps(pixels, cells).to(maps.device)
-            for pixels, cells in zip(maps.shape[1:], self.grid, strict=True)
+            overlaps(pixels, cells) for pixels, cells in zip(maps.shape[1:], self.grid, strict=True)
         )
         inside = (down @ energy @ across.T).flatten(1)
         return inside / inside.sum(dim=1, keepdim=True)

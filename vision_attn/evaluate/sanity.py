@@ -191,16 +191,20 @@ def spearman(maps: Maps, others: Maps) -> Float[Tensor, " b"]:
     a, b = ranks(maps.flatten(1)), ranks(others.flatten(1))
     a, b = a - a.mean(dim=1, keepdim=True), b - b.mean(dim=1, keepdim=True)
     norms = a.norm(dim=1) * b.norm(dim=1)
-    return torch.where(norms > 0, (a * b).sum(dim=1) / norms.clamp(min=1e-12), 0.0).float()
+    correlation = torch.where(norms > 0, (a * b).sum(dim=1) / norms.clamp(min=1e-12), 0.0)
+    return correlation.float().to(maps.device)
 
 
 def ranks(values: Float[Tensor, "b n"]) -> Float[Tensor, "b n"]:
-    """Rank the values, 1 for the smallest; equal values get the mean of the ranks they take up."""
+    """Rank the values, 1 for the smallest; equal values get the mean of the ranks they take up.
+
+    In float64 on the CPU: Apple's GPUs have none.
+    """
     values = values.contiguous()
     ordered = values.sort(dim=1).values
     below = torch.searchsorted(ordered, values)
     up_to = torch.searchsorted(ordered, values, right=True)
-    return (below + up_to + 1).double() / 2
+    return (below + up_to + 1).cpu().double() / 2
 
 
 def ssim(maps: Maps, others: Maps) -> Float[Tensor, " b"]:

@@ -35,13 +35,16 @@ class Sparseness(ImageScore):
         ValueError for maps that are not finite.
         """
         check_maps(maps)
-        self.scores.append(gini(maps.flatten(1).abs()).float())
+        self.scores.append(gini(maps.flatten(1).abs()).float().to(maps.device))
 
 
 def gini(values: Float[Tensor, "b n"]) -> Float[Tensor, " b"]:
-    """Compute the Gini index of rows of values that are at least 0; 0 where all are 0."""
-    n = values.shape[1]
-    rank = torch.arange(1, n + 1, device=values.device)
+    """Compute the Gini index of rows of values that are at least 0; 0 where all are 0.
+
+    In float64 on the CPU: Apple's GPUs have none.
+    """
+    values, n = values.cpu(), values.shape[1]
+    rank = torch.arange(1, n + 1)
     share = values.double().sort(dim=1).values / values.sum(dim=1, keepdim=True).clamp(min=1e-30)
     index = 1 - 2 * (share * (n - rank + 0.5) / n).sum(dim=1)
     return torch.where(values.any(dim=1), index, 0.0)

@@ -9,6 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
+import vision_attn
+from vision_attn.data import Preprocess
 from vision_attn.data.images import ImageError
 from vision_attn.data.planted import paint
 from vision_attn.data.sources import Source, Splits
@@ -16,7 +18,10 @@ from vision_attn.data.tensors import TensorSet
 from vision_attn.evaluate import EnergyPointingGame, MaxBoxIoU
 from vision_attn.explain import GradCAM
 from vision_attn.hub import load_model
+from vision_attn.models import ViT
+from vision_attn.reports.progress import Silent
 from vision_attn.reports.scoring.evidence import SOURCES, class_names, open_data
+from vision_attn.types import Model
 
 QUICK = "--steps", 4, "--batch-size", 4, "--method", "GradCAM"
 
@@ -164,6 +169,30 @@ def test_boxes_are_scored_and_bad_ones_named(photos, models, tmp_path, score, sc
         (photos / "boxes.json").write_text(text)
         assert score(models("vit"), photos, *QUICK, "-o", tmp_path / "x") == 2
         assert "boxes.json: " in complaint()
+
+
+def test_labels_of_boxes_are_checked(photos):
+    vit = ViT(image_size=16, patch_size=8, dim=12, depth=1, heads=2, num_classes=1000).eval()
+    preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
+    classes = ["collie", *(f"class {i}" for i in range(1, 999)), "Collie"]  # two of one name
+    model = Model(vit, preprocess, classes, vit.layout((16, 16)))
+    cat = {"file": "cat.png", "boxes": [[100, 50, 300, 200]]}
+    for label, told in (("Class 3", 3), (0, 0), (999, 999), (None, None)):
+        data = open_data(str(boxed(photos, [{**cat, "label": label}])), model, Path("."))
+        assert (data[0].label, data.label(0)) == (told, told)
+    for label in ("zebra", "collie", 1000, -1, True, False, 3.0, [3], {}):
+        data = open_data(str(boxed(photos, [{**cat, "label": label}])), model, Path("."))
+        told = f"cat.png: label {label!r} in boxes.json is none of the model's classes: give the"
+        with pytest.raises(ImageError, match=re.escape(told)):
+            data[0]
+        assert data.label(0) is None  # mosaics leave it out
+    bad = [{**cat, "label": label} for label in ("zebra", 1000)]
+    dog = {"file": "dog.jpg", "label": 999, "boxes": [[9, 99, 300, 400]]}
+    folder = str(boxed(photos, [*bad, dog]))
+    found = vision_attn.score(model, folder, "GradCAM", steps=2, progress=Silent())
+    assert list(found.results.numbers("box_iou", "GradCAM")) == ["dog.jpg"]
+    assert [line for line in found.problems if "cat.png: label 'zebra'" in line]
+    assert [line for line in found.problems if "cat.png: label 1000" in line]
 
 
 def test_a_folder_of_classes_says_the_class(photos, models, tmp_path, capsys, score):

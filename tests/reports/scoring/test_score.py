@@ -18,7 +18,7 @@ from torch import nn
 import vision_attn
 from vision_attn.data import Preprocess
 from vision_attn.evaluate import Deletion
-from vision_attn.explain import GradCAM, Rollout
+from vision_attn.explain import CentreGaussian, GradCAM, Rollout
 from vision_attn.models import ViT
 from vision_attn.reports.progress import Silent
 from vision_attn.reports.scoring import Scores, scorer, tables
@@ -206,6 +206,30 @@ def test_a_model_that_cannot_be_sent_is_scored_in_one_process(model, planted):
     assert "cannot be sent to other processes" in scores.problems[0]
     assert scores.problems[0].endswith("so one process does it all")
     assert scores.best("sparseness")
+
+
+class Restless(CentreGaussian):
+    """Maps of torch's own random numbers."""
+
+    def draw(self, images, height, width):
+        return torch.rand(len(images), height, width)
+
+
+def test_the_callers_random_numbers_go_on_and_change_no_score(model):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    found = []
+    for before in (5, 6):
+        torch.manual_seed(before)
+        scores = vision_attn.score(model, "planted", Restless(), **QUICK)
+        found.append(scores.to_dict()["methods"])
+        if before == 5:
+            assert torch.equal(torch.rand(3), expected)
+    assert found[0] == found[1]
+    torch.manual_seed(5)
+    with pytest.raises(ValueError, match="no data"):
+        vision_attn.score(model, "plante", "GradCAM", **QUICK)
+    assert torch.equal(torch.rand(3), expected)
 
 
 def test_lists_of_files_and_images(model, tmp_path):

@@ -175,8 +175,9 @@ class Regroup(Link):
         return True
 
     def back(self, r: After, rule: PropagationRule) -> Before:
-        made, of, part = (x.to(r.device) for x in (self.made, self.of, self.part))
-        return r.new_zeros(*r.shape[:2], self.before).index_add(2, of, r[..., made] * part.to(r))
+        made, of = self.made.to(r.device), self.of.to(r.device)
+        part = self.part.to(r)  # at once: Apple's GPUs have no float64
+        return r.new_zeros(*r.shape[:2], self.before).index_add(2, of, r[..., made] * part)
 
     def widened(self, more: int) -> "Regroup":
         """Let so many tokens pass it by, after the others."""

@@ -22,6 +22,7 @@ from vision_attn.reports.scoring.tasks import (
     Work,
     answers,
     at_least_one,
+    seeded,
 )
 from vision_attn.reports.scoring.verdict import MethodVerdict, Verdict, judge
 from vision_attn.types import Model
@@ -183,42 +184,43 @@ def score(
     number, shards = shard
     if not 1 <= number <= shards:
         raise ValueError(f"shard must be (number, of how many), such as (1, 4), got {shard}")
-    work = Work(
-        model, data, methods, images=images, target=target, steps=steps, how=removal,
-        sanity=sanity, mosaic=mosaic, batch_size=batch_size, seed=seed, root=root, name=name,
-    )  # fmt: skip
-    part = "all" if shards == 1 else f"{number}-of-{shards}"
-    memory = Memory() if output is None else Folder(Path(output), work.settings, part)
-    progress = progress or Bar()
-    problems: list[str] = []
+    with seeded(seed, model.device):
+        work = Work(
+            model, data, methods, images=images, target=target, steps=steps, how=removal,
+            sanity=sanity, mosaic=mosaic, batch_size=batch_size, seed=seed, root=root, name=name,
+        )  # fmt: skip
+        part = "all" if shards == 1 else f"{number}-of-{shards}"
+        memory = Memory() if output is None else Folder(Path(output), work.settings, part)
+        progress = progress or Bar()
+        problems: list[str] = []
 
-    def say(problem: str) -> None:
-        if problem not in problems:
-            problems.append(problem)
-            progress.problem(problem)
+        def say(problem: str) -> None:
+            if problem not in problems:
+                problems.append(problem)
+                progress.problem(problem)
 
-    with progress, contextlib.ExitStack() as stack:
-        if output is not None:
-            stack.enter_context(saying_what_is_kept(memory, Path(output)))
-        for words, tasks in work.stages(memory.records, shard):
-            progress.start(words, sum(len(task.items) for task in tasks))
-            for answer in answers(work, tasks, processes, say):
-                memory.add(answer)
-                progress.advance(len(answer.task.items))
-                for problem in answer.problems:
-                    say(problem)
-        share = None if shards == 1 else work.share(number, shards)
-        results = Results(work, memory.records(), share)
-        for problem in results.problems():
-            say(problem)
-        if shards == 1:
-            wanted = {m: dict.fromkeys(chain(*results.extremes(m))) for m in results.table}
-            for task in work.drawings(wanted, set(memory.drawn)):
-                memory.add(work.do(task))
-    scores = Scores(results, work.data, memory, problems)
-    if output is not None and shards == 1:
-        scores.save(output)
-    return scores
+        with progress, contextlib.ExitStack() as stack:
+            if output is not None:
+                stack.enter_context(saying_what_is_kept(memory, Path(output)))
+            for words, tasks in work.stages(memory.records, shard):
+                progress.start(words, sum(len(task.items) for task in tasks))
+                for answer in answers(work, tasks, processes, say):
+                    memory.add(answer)
+                    progress.advance(len(answer.task.items))
+                    for problem in answer.problems:
+                        say(problem)
+            share = None if shards == 1 else work.share(number, shards)
+            results = Results(work, memory.records(), share)
+            for problem in results.problems():
+                say(problem)
+            if shards == 1:
+                wanted = {m: dict.fromkeys(chain(*results.extremes(m))) for m in results.table}
+                for task in work.drawings(wanted, set(memory.drawn)):
+                    memory.add(work.do(task))
+        scores = Scores(results, work.data, memory, problems)
+        if output is not None and shards == 1:
+            scores.save(output)
+        return scores
 
 
 @contextlib.contextmanager

@@ -42,6 +42,7 @@ __all__ = [
 
 BORDER = 255  # in a mask: neither object nor background, as in Pascal VOC
 OBJECTS = 20  # in a mask: 1 to this are classes of objects, as in Pascal VOC
+IMAGENET = 1000  # classes of a model for which the number of a label in boxes.json stands
 Mask = Bool[Tensor, "h w"]
 
 
@@ -293,6 +294,12 @@ class BoxedFiles(Files):
         photo = read_image(file)
         if not entry["boxes"]:
             raise ImageError(f"{file}: no box for this image in boxes.json")
+        label, given = self.label(item), entry.get("label")
+        if label is None and given is not None and self.classes_known == IMAGENET:
+            raise ImageError(
+                f"{file}: label {given!r} in boxes.json is none of the model's classes: give the "
+                f"name of one class or its number, 0 to {IMAGENET - 1}, or leave the label out"
+            )
         if tuple(entry.get("size", photo.size)) != photo.size:
             raise ImageError(
                 f"{file}: {sides(photo.size)}, but boxes.json is of {sides(entry['size'])}: "
@@ -310,15 +317,15 @@ class BoxedFiles(Files):
         if not mask.any():
             raise ImageError(f"{file}: its boxes lie outside the part that the network sees")
         image = self.preprocess(photo)
-        return Sample(self.names[item], image, self.label(item), {"object": mask}, boxes=boxes)
+        return Sample(self.names[item], image, label, {"object": mask}, boxes=boxes)
 
     def label(self, item: int) -> int | None:
         entry = self.about[item]
-        found = self.labels.get(str(entry.get("wnid")).lower())
-        if found is None and isinstance(entry.get("label"), str):
-            found = self.labels.get(entry["label"].lower())
-        if found is None and self.classes_known == 1000:
-            found = entry.get("label")
+        found, given = self.labels.get(str(entry.get("wnid")).lower()), entry.get("label")
+        if found is None and isinstance(given, str):
+            found = self.labels.get(given.lower())
+        if found is None and isinstance(given, int) and not isinstance(given, bool):
+            found = given if 0 <= given < IMAGENET == self.classes_known else None
         return found
 
 

@@ -277,7 +277,7 @@ class Mosaics:
         metric = GridPointingGame(side)
         for cell, maps in enumerate(maps_by_cell(explainer, network, images, classes, layout)):
             metric.update(maps, torch.full_like(classes[:, cell], cell))
-        shares = metric.per_image().double().view(side**2, len(images)).T
+        shares = metric.per_image().cpu().double().view(side**2, len(images)).T
         return [
             {
                 "scores": {GRIDS[side]: round(float(one.mean()), 5)},

@@ -285,7 +285,7 @@ def plain(count: int, scores: dict[str, Tensor], curves: dict[str, Tensor]) -> l
     def short(values: Tensor) -> list:
         return [
             [round(v, 5) for v in row] if isinstance(row, list) else round(row, 5)
-            for row in values.double().tolist()
+            for row in values.cpu().double().tolist()
         ]
 
     numbers = {name: short(values) for name, values in scores.items()}

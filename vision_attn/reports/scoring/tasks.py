@@ -11,6 +11,7 @@ after the first was stopped all meet in these files.
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -114,7 +115,6 @@ class Work:
             raise ValueError(f"sanity must be at least 0 images, got {sanity}")
         if target not in TARGETS:
             raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
-        torch.manual_seed(seed)
         self.model = model
         self.data = open_data(data, model, Path(root))
         words = [methods] if isinstance(methods, str | Explainer) else methods
@@ -252,6 +252,27 @@ class Work:
             return 1
         maps = sum(len(task.items) for task in tasks)
         return max(1, min(torch.get_num_threads(), PROCESSES, maps // A_PROCESS))
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the random numbers of torch, and at the end go on with the caller's own.
+
+    device: the model's. CUDA's are seeded once it runs: to ask for them would start it.
+    """
+    of_cuda = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    of_apple = torch.mps.get_rng_state() if device.type == "mps" else None
+    with torch.random.fork_rng(of_cuda):
+        torch.default_generator.manual_seed(seed)
+        if of_cuda:
+            torch.cuda.manual_seed_all(seed)
+        if of_apple is not None:
+            torch.mps.manual_seed(seed)
+        try:
+            yield
+        finally:
+            if of_apple is not None:
+                torch.mps.set_rng_state(of_apple)
 
 
 def batches(items: Sequence[int], size: int) -> list[Sequence[int]]:
