@@ -57,7 +57,11 @@ LIVE_BYTES = 1_500_000  # of live.webp, at most
 DABS = 16  # of the brush, at most
 WALK = [(0.3 + 0.4 * (i % 4) / 3, 0.3 + 0.4 * (i // 4) / 2) for i in range(12)]  # patches asked
 CIFAR10 = ("compact_vit_cifar10", "senet_cifar10_fast", "spatial_cnn_cifar10")
-NAMED = {"airbench94": ("center", (0, 13)), "CCT-6/3x1": ("right", (2, -13))}  # of work.png
+NAMED = {  # of work.png
+    "airbench94": ("center", (0, 13)),
+    "CCT-6/3x1": ("right", (2, -13)),
+    "spatial_cnn": ("right", (-7, -4)),
+}
 PHOTOS = ("springer_and_milk", "church", "parachute")
 LOOK = {  # methods by network
     "compact_vit_imagenette": ("Rollout", "Relevance"),
