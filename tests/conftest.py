@@ -89,6 +89,22 @@ def site(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture
+def control_groups(tmp_path, monkeypatch) -> Callable[..., None]:
+    """Write this process's own line of control groups, and the files of the groups."""
+
+    def write(own: str, files: dict[str, str]) -> None:
+        (tmp_path / "own").write_text(own)
+        for name, text in files.items():
+            file = tmp_path / "groups" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+
+    monkeypatch.setattr("vision_attn.cores.GROUPS", tmp_path / "groups")
+    monkeypatch.setattr("vision_attn.cores.OWN", tmp_path / "own")
+    return write
+
+
 CLASSES = ["tabby, tabby cat", "collie", "<img src=x onerror=alert(1)>"]
 
 

@@ -12,22 +12,12 @@ NEW, OLD = "0::/a/b\n", "5:memory:/a\n3:cpuset:/\n2:cpu,cpuacct:/a/b\n0::/\n"
 
 
 @pytest.fixture
-def groups(tmp_path, monkeypatch):
+def groups(control_groups, monkeypatch):
     """Write the control groups of a machine of 8 CPUs, all of which the process may be on."""
-
-    def write(own, **files):
-        (tmp_path / "own").write_text(own)
-        for name, text in files.items():
-            file = tmp_path / "groups" / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
-
-    monkeypatch.setattr(cores, "GROUPS", tmp_path / "groups")
-    monkeypatch.setattr(cores, "OWN", tmp_path / "own")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     for name in cores.THREADS:
         monkeypatch.delenv(name, raising=False)
-    return write
+    return lambda own, **files: control_groups(own, files)
 
 
 @pytest.mark.parametrize(

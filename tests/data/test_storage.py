@@ -11,7 +11,6 @@ import pytest
 import torch
 from PIL import Image
 
-from vision_attn import cores
 from vision_attn.data import (
     Batches,
     DataError,
@@ -207,15 +206,9 @@ NO_LIMIT = "9223372036854771712\n"  # of version 1
     ],
 )  # fmt: skip
 def test_a_containers_limit_is_less_than_the_machines_memory(
-    tmp_path, monkeypatch, own, files, free
+    tmp_path, monkeypatch, control_groups, own, files, free
 ):
-    (tmp_path / "own").write_text(own)
-    for name, text in files.items():
-        file = tmp_path / "groups" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    monkeypatch.setattr(cores, "GROUPS", tmp_path / "groups")
-    monkeypatch.setattr(cores, "OWN", tmp_path / "own")
+    control_groups(own, files)
     monkeypatch.setattr("vision_attn.data.storage._free_of_machine", lambda: 1000)
     assert room(tmp_path).memory == (1000 if free is None else free)
 

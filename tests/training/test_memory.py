@@ -67,22 +67,28 @@ def test_without_glibc_nothing_happens(monkeypatch):
         assert can is False
 
 
-def test_a_fit_has_it_from_start_to_end(monkeypatch, trainer, small_vit, stripes):
-    states = []
+@pytest.fixture
+def states(monkeypatch):
+    """What glibc is asked for, in order."""
+    asked = []
 
     class Libc:
         def mallopt(self, option, value):
-            states.append((option, value))
+            asked.append((option, value))
 
         def malloc_trim(self, pad):
-            states.append("trim")
+            asked.append("trim")
 
+    monkeypatch.setattr(memory, "_glibc", Libc)
+    return asked
+
+
+def test_a_fit_has_it_from_start_to_end(states, trainer, small_vit, stripes):
     class Watched(ImageClassifier):
         def on_train_batch_start(self, *_):
             during.append(list(states))
 
     during = []
-    monkeypatch.setattr(memory, "_glibc", Libc)
     model = Watched(small_vit(), torch.optim.AdamW)
     trainer(callbacks=[KeepMemory()], max_epochs=1).fit(model, datamodule=stripes())
     kept, usual = list(memory.KEEP.items()), list(memory.USUAL.items())
@@ -90,21 +96,11 @@ def test_a_fit_has_it_from_start_to_end(monkeypatch, trainer, small_vit, stripes
     assert states == [*kept, *usual, "trim"]
 
 
-def test_a_fit_that_fails_gives_it_back(monkeypatch, trainer, small_vit, stripes):
-    states = []
-
-    class Libc:
-        def mallopt(self, option, value):
-            states.append((option, value))
-
-        def malloc_trim(self, pad):
-            states.append("trim")
-
+def test_a_fit_that_fails_gives_it_back(states, trainer, small_vit, stripes):
     class Fails(ImageClassifier):
         def on_train_batch_start(self, *_):
             raise RuntimeError("in training")
 
-    monkeypatch.setattr(memory, "_glibc", Libc)
     with pytest.raises(RuntimeError, match="in training"):
         trainer(callbacks=[KeepMemory()]).fit(Fails(small_vit()), datamodule=stripes())
     assert states == [*memory.KEEP.items(), *memory.USUAL.items(), "trim"]
