@@ -52,11 +52,13 @@ unexport PYTHONDONTWRITEBYTECODE
 # The second run is for tests that compile or export, which run-time type checks would break.
 PYTEST := $(BIN)/python -m pytest
 NO_SLOW := $(if $(SLOW),, and not slow)
+# Logs of each test are kept for the report of a failure, at 7 % of the time of the quick part.
+NO_LOGS := -p no:logging
 # The files that hold such tests: to import the others as well takes longer than many of these.
 COMPILED = $(sort $(shell grep -rl --include='test_*.py' 'pytest[.]mark[.]compiled' tests))
 test: $(VENV)/.installed-dev
 ifneq ($(FAST),)
-	OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) -m "not slow and not compiled and not browser" $(QUICK)
+	OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) $(NO_LOGS) -m "not slow and not compiled and not browser" $(QUICK)
 else
 	OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadgroup -m "not compiled$(NO_SLOW)"
 	OMP_NUM_THREADS=1 VISION_ATTN_TYPECHECK=0 $(PYTEST) -n $(WORKERS) --maxprocesses 4 \

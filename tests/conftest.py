@@ -1,5 +1,9 @@
-"""Run-time type checks on the package, one thread a worker, fixtures that all parts share."""
+"""Run-time type checks on the package, one thread a worker, fixtures that all parts share.
 
+torch is imported where it is needed: the process that hands tests to workers starts without it.
+"""
+
+import atexit
 import dataclasses
 import gc
 import inspect
@@ -15,7 +19,6 @@ from typing import Any, ForwardRef, Literal, get_args, get_origin
 import jaxtyping
 import numpy as np
 import pytest
-import torch
 from beartype import BeartypeConf, beartype
 from PIL import Image
 
@@ -50,6 +53,9 @@ if os.environ.get("VISION_ATTN_TYPECHECK", "1") != "0":
     jaxtyping.install_import_hook("vision_attn", "beartype.beartype")
 
 if os.environ.get("PYTEST_XDIST_WORKER"):
+    atexit.register(os._exit, 0)  # the last to be called: to take down what is loaded takes seconds
+    import torch
+
     torch.set_num_threads(1)
 
 gc.disable()  # until all is imported: what imports make, stays
@@ -62,8 +68,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Let Python clean up at its end."""
-    gc.unfreeze()
+    """Let Python clean up at its end, if it will."""
+    if not os.environ.get("PYTEST_XDIST_WORKER"):
+        gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
@@ -111,6 +118,8 @@ CLASSES = ["tabby, tabby cat", "collie", "<img src=x onerror=alert(1)>"]
 @pytest.fixture(scope="session")
 def models(tmp_path_factory) -> Callable[[str], str]:
     """Checkpoints by name: a ViT for 32x48 images, and an SENet for 32x32."""
+    import torch
+
     from vision_attn.attention import SqueezeExcite
     from vision_attn.models import SEResNet, ViT
     from vision_attn.models.checkpoint import describe
@@ -188,11 +197,16 @@ def full_disk(tmp_path) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    torch.manual_seed(0)
+    import torch
+
+    # Without a GPU, torch.manual_seed would keep a text of the stack for the day that there is one.
+    (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(0)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what this machine cannot run, and says so in the summary as deselected."""
+    import torch
+
     absent = set()
     if not torch.cuda.is_available():
         absent.add("gpu")

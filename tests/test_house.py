@@ -58,11 +58,17 @@ def part_of(path: Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
+@cache
+def nodes_of(source: str) -> list[ast.AST]:
+    """All nodes of a file, which several tests walk."""
+    return list(ast.walk(ast.parse(source)))
+
+
 def imported_names(path: Path) -> list[tuple[str, str]]:
     """The (module, name) pairs that a file imports, at any depth of its code; name may be empty."""
     inside = ["vision_attn", *path.relative_to(PACKAGE).with_suffix("").parts]
     names = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path.read_text()):
         if isinstance(node, ast.Import):
             names += [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -203,13 +209,15 @@ def own_object(node: ast.expr) -> bool:
 
 def defined_in(source: str) -> set[str]:
     """What a file defines, as functions, classes or attributes of self."""
-    nodes = list(ast.walk(ast.parse(source)))
+    nodes = nodes_of(source)
     named = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}
     kept = [n for n in nodes if isinstance(n, ast.Attribute) and own_object(n.value)]
     return named | {n.attr for n in kept if isinstance(n.ctx, ast.Store)}
 
 
-OWN = set().union(*(defined_in(path.read_text()) for path in PACKAGE.rglob("*.py")))
+@cache
+def defined_in_package() -> set[str]:
+    return set().union(*(defined_in(path.read_text()) for path in PACKAGE.rglob("*.py")))
 
 
 def reaches(source: str) -> list[str]:
@@ -217,14 +225,16 @@ def reaches(source: str) -> list[str]:
 
     Own names are those that the file defines and, for self, that any file of the package does.
     """
-    nodes, defined, found = list(ast.walk(ast.parse(source))), defined_in(source) | PUBLIC, []
-    for node in nodes:
+    defined, found = defined_in(source) | PUBLIC, []
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and not f"{node.module}".startswith("vision_attn"):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Attribute):
-            own = node.attr in (defined | OWN if own_object(node.value) else defined)
+            own = node.attr in (
+                defined | defined_in_package() if own_object(node.value) else defined
+            )
             names = [] if own else [node.attr]
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in BY_NAME:
             name = getattr(node.args[1], "value", "")

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 
 @pytest.fixture(autouse=True)
 def _float64() -> Iterator[None]:
+    import torch
+
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     yield

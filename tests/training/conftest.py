@@ -1,11 +1,11 @@
 """Fixtures of small runs; what they are made of is imported by the tests that need it alone."""
 
 import sys
-from functools import partial
+from collections.abc import Iterator
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
-from torch import distributed
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -35,8 +35,19 @@ def trainer(tmp_path):
 @pytest.fixture
 def mesh():
     """One process, as if it were one of many."""
+    from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh
 
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     distributed.destroy_process_group()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _the_machines_peak() -> Iterator[None]:
+    """Measured once for all runs: each summary names it, and the machine stays the same."""
+    from vision_attn.training import report
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "peak_flops", cache(report.peak_flops))
+        yield
