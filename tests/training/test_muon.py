@@ -147,7 +147,7 @@ def test_orthogonal_brings_values_above_a_share_of_the_norm_near_one(
     assert found.min() < 0.1
 
 
-@pytest.mark.parametrize("shape", [(64, 64), (64, 40)])
+@pytest.mark.parametrize("shape", [(64, 64), (64, 40), (37, 101)])
 def test_orthogonal_keeps_the_bounds_that_its_docstring_names(shape, monkeypatch):
     monkeypatch.setattr(muon, "native_precision", lambda device: "32-true")
     words = " ".join(orthogonal.__doc__.split())
@@ -159,6 +159,24 @@ def test_orthogonal_keeps_the_bounds_that_its_docstring_names(shape, monkeypatch
     named = found[values >= (float(share[1]) if share else 0) * values.norm()]
     assert low <= named.min()
     assert named.max() <= high
+
+
+@pytest.mark.parametrize("rank", [3, 31])
+@pytest.mark.parametrize("shape", [(31, 37), (31, 61), (31, 62), (67, 31), (31, 211), (3, 31, 79)])
+def test_orthogonal_is_the_polynomial_of_the_singular_values(shape, rank, monkeypatch):
+    """Of all of them, in float64, whichever products it takes."""
+    monkeypatch.setattr(muon, "native_precision", lambda device: "32-true")
+    *stack, rows, columns = shape
+    matrices = torch.randn(*stack, rows, rank) @ torch.randn(*stack, rank, columns)
+    u, s, vt = torch.linalg.svd(matrices.double(), full_matrices=False)
+    s = s / s.square().sum(-1, keepdim=True).sqrt()
+    s[..., rank:] = 0
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    expected = u @ s.diag_embed() @ vt
+    error = (orthogonal(matrices) - expected).norm() / expected.norm()
+    print(f"{shape}, rank {rank}: {error:.1e}")
+    assert error < 5e-4
 
 
 @pytest.mark.parametrize("shape", [(3, 13, 5), (3, 5, 13)])

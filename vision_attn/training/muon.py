@@ -15,6 +15,7 @@ __all__ = ["Matrix", "MuonAdamW", "MuonSGD", "alike", "orthogonal"]
 
 Matrix = Float[Tensor, "rows columns"] | Float[Tensor, "k rows columns"]
 
+STEPS = 5  # of the iteration that makes a matrix orthogonal
 SMALL = 2**18  # numbers of a matrix up to which those of one shape are worked on together
 
 
@@ -187,14 +188,17 @@ def _orthogonal(matrices: Sequence[Tensor]) -> Sequence[Tensor]:
     ]
 
 
-def orthogonal(matrix: Matrix, steps: int = 5) -> Matrix:
+def orthogonal(matrix: Matrix) -> Matrix:
     """Move the singular values of a matrix near 1: about U V' of its decomposition U S V'.
 
-    Newton-Schulz iteration X <- a X + (b A + c A A) X with A = X X', in bfloat16 where that is
-    native; the coefficients maximise the slope at 0. After 5 steps values of at least 0.0015 of the
-    matrix's Frobenius norm lie between 0.68 and 1.21. Smaller ones, which square matrices usually
-    have, grow 485-fold at most and may stay near 0; in bfloat16 the rounding of the matrix grows
-    alike, which adds up to 0.25 to them. Of one matrix, or of each in a stack of them.
+    Newton-Schulz iteration X <- Q X with Q = a + b A + c A A and A = X X', in bfloat16 where that
+    is native; the coefficients maximise the slope at 0. After 5 steps values of at least 0.0015 of
+    the matrix's Frobenius norm lie between 0.68 and 1.21. Smaller ones, which square matrices
+    usually have, grow 485-fold at most and may stay near 0; in bfloat16 the rounding of the matrix
+    grows alike, which adds up to 0.25 to them. Of one matrix, or of each in a stack of them.
+
+    In float32, matrices of at least twice as many columns as rows, or rows as columns, are spared
+    most products by their long side: A becomes Q A Q, and X is multiplied by all Q at the end.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     native = native_precision(matrix.device.type) == "bf16-mixed"
@@ -203,8 +207,20 @@ def orthogonal(matrix: Matrix, steps: int = 5) -> Matrix:
     x = x.mT if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     plus_product = torch.addmm if x.ndim == 2 else torch.baddbmm
-    for _ in range(steps):
+
+    def polynomial(gram: Tensor) -> Tensor:
+        return plus_product(gram, gram, gram, beta=b, alpha=c)
+
+    if native or x.shape[-1] < 2 * x.shape[-2]:
+        for _ in range(STEPS):
+            x = plus_product(x, polynomial(x @ x.mT), x, beta=a)
+    else:
+        one = a * torch.eye(x.shape[-2], device=x.device)
         gram = x @ x.mT
-        polynomial = plus_product(gram, gram, gram, beta=b, alpha=c)
-        x = plus_product(x, polynomial, x, beta=a)
+        factor = product = polynomial(gram) + one
+        for _ in range(STEPS - 1):
+            gram = factor @ gram @ factor
+            factor = polynomial(gram) + one
+            product = factor @ product
+        x = product @ x
     return (x.mT if tall else x).to(matrix.dtype)
