@@ -84,6 +84,11 @@ class Explainer(ABC):
     @classmethod
     def convert_option(cls, option: str, value: Any) -> Any:
         """Convert a value to the type of an option; ValueError where it does not fit."""
+        if isinstance(value, nn.Module | Model):
+            raise ValueError(
+                f"{cls.__name__}: option {option}: got a network; give it with the images, "
+                f"{cls.__name__}()(network, images)"
+            )
         try:
             return conform(value, cls.options()[option])
         except ValueError as error:

@@ -7,6 +7,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 __all__ = ["choices", "conform", "describe", "hint"]
 
+LONGEST = 80  # characters of a value that a message quotes
 WORDS = {
     bool: "true or false",
     int: "a whole number",
@@ -44,7 +45,10 @@ def conform(value: Any, kind: Any) -> Any:
         return float(value)
     elif type(value) is kind:
         return value
-    raise ValueError(f"expected {describe(kind)}, got {value!r}{hint(value, choices(kind))}")
+    found = repr(value)
+    if len(found) > LONGEST:
+        found = f"a value of type {type(value).__name__}"
+    raise ValueError(f"expected {describe(kind)}, got {found}{hint(value, choices(kind))}")
 
 
 def choices(kind: Any) -> list[str]:
