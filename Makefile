@@ -52,7 +52,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The second run is for tests that compile or export, which run-time type checks would break.
 PYTEST := $(BIN)/python -m pytest
 NO_SLOW := $(if $(SLOW),, and not slow)
-# Logs of each test are kept for the report of a failure, at 7 % of the time of the quick part.
+# The quick part keeps no logs for the report of a failure: they take 7 % of its time.
 NO_LOGS := -p no:logging
 # The files that hold such tests: to import the others as well takes longer than many of these.
 COMPILED = $(sort $(shell grep -rl --include='test_*.py' 'pytest[.]mark[.]compiled' tests))
