@@ -1,12 +1,12 @@
-"""Whether the number format decides the accuracy: planted CNNs in float32, and rounded to bfloat16.
+"""Whether the number format decides the accuracy: networks in float32, and rounded to bfloat16.
 
     python benchmarks/precision.py [CONFIG ...] [--seeds 0 1 2] [--output outputs/precision]
 
 A run of a config in float32, and one with the same seed in which all that autocast computes in
-bfloat16 is rounded to it: inputs and weights of convolutions and products, what they and the layers
-after them give, and the gradients of all these. Sums stay in float32 within an operation, as they
-do in bfloat16 kernels. So a CPU without bfloat16 can tell what rounding does to an accuracy, if
-not to minutes. Runs that are done are kept in OUTPUT/rows.jsonl and not run again.
+bfloat16 is rounded to it: inputs and weights of convolutions, products and attention, what they and
+the layers after them give, and the gradients of all these. Sums stay in float32 within an
+operation, as they do in bfloat16 kernels. So a CPU without bfloat16 can tell what rounding does to
+an accuracy, if not to minutes. Runs that are done are kept in OUTPUT/rows.jsonl and not run again.
 """
 
 import argparse
@@ -26,12 +26,12 @@ from vision_attn.cli import main as vision_attn
 from vision_attn.training import ImageClassifier
 
 PRODUCTS = {torch.conv2d, F.conv2d, F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__}
-PRODUCTS |= {torch.bmm, torch.addmm}
+PRODUCTS |= {torch.bmm, torch.addmm, F.scaled_dot_product_attention}
 THEN = {
     F.batch_norm, torch.batch_norm, F.relu, torch.relu, F.sigmoid, torch.sigmoid, Tensor.sigmoid,
     torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__iadd__, torch.mul, Tensor.mul,
     Tensor.mul_, Tensor.__mul__, torch.mean, Tensor.mean, Tensor.sum, torch.cat, F.avg_pool2d,
-    F.adaptive_avg_pool2d,
+    F.adaptive_avg_pool2d, F.gelu,
 }  # fmt: skip
 
 
