@@ -193,6 +193,16 @@ def test_the_package_runs_as_a_module():
     assert re.fullmatch(r"vision-attn \d+\.\d+\.\d+", done.stdout.strip())
 
 
+@pytest.mark.parametrize("goal", ["demo", "test"])
+def test_make_says_what_it_installs_and_for_how_long(goal, tmp_path):
+    words = ["make", "-n", goal, f"VENV={tmp_path / 'new'}"]
+    done = subprocess.run(words, cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    (notice,) = (at for at, line in enumerate(lines) if re.search(r"echo .*minutes.* GB", line))
+    (installs,) = (at for at, line in enumerate(lines) if "pip install" in line)
+    assert notice < installs
+
+
 # what libraries keep to themselves
 
 PUBLIC = {"_asdict", "_fields", "_make", "_replace"}  # of a named tuple, which has no other names
