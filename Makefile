@@ -15,7 +15,7 @@ WORKERS ?= auto
 MINUTES ?= 30
 FAST ?=
 SLOW ?=
-QUICK := $(addprefix tests/,attention evaluate models render training test_cores.py test_house.py)
+QUICK := $(addprefix tests/,attention evaluate models render sequences training test_cores.py test_house.py)
 
 UV := $(shell command -v uv 2>/dev/null)
 ifdef UV
@@ -86,7 +86,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-LIVE := vision_attn/render/live
+LIVE := vision_attn/pages/live
 wasm:
 	clang --target=wasm32 -O3 -msimd128 -nostdlib -ffreestanding -Wl,--no-entry -Wl,--export=__heap_base \
 	  -Wl,--strip-all -o $(LIVE)/kernels.wasm $(LIVE)/kernels.c

@@ -4,8 +4,8 @@
     python benchmarks/coverage.py --all [--only PATTERN ...] [--limit-parameters 150] [--jobs 2]
     python benchmarks/coverage.py --write
 
-The first prints the table of tests/explain/test_dense.py: networks of few layers, all their maps
-beside dense float64 matrices. `--all` tries each network of tests/explain/every/catalogue.py in a
+The first prints the table of tests/methods/test_dense.py: networks of few layers, all their maps
+beside dense float64 matrices. `--all` tries each network of tests/methods/every/catalogue.py in a
 process of its own, bound in time and memory, and appends a line of JSON to --results; networks that
 are there already are left out, so that it goes on where it stopped. First come the architectures of
 attending.py, then one network of each family, then the others. All that was found of a network,
@@ -318,7 +318,7 @@ def share(tried: dict[str, dict]) -> list[str]:
     whole = [one for one in mapped if "part" not in one]
     lines = [
         f"Of {len(NETWORKS)} architectures whose blocks attend from token to token "
-        f"(tests/explain/every/attending.py), {len(known)} were tried and {len(mapped)} have a "
+        f"(tests/methods/every/attending.py), {len(known)} were tried and {len(mapped)} have a "
         f"token map ({len(mapped) / max(1, len(known)):.0%}): {len(whole)} of all their attention "
         f"calls, {len(mapped) - len(whole)} of the last. The others:",
         "",

@@ -23,9 +23,9 @@ import yaml
 from torch import nn
 from torch.nn import functional as F
 
+from vision_attn.fitting.making import make_run
+from vision_attn.fitting.run import Run
 from vision_attn.models import ViT
-from vision_attn.reports.runs.making import make_run
-from vision_attn.reports.runs.run import Run
 from vision_attn.training import native_precision
 
 CONFIGS = Path(__file__).parent.parent / "configs"

@@ -28,7 +28,7 @@ from playwright.sync_api import Page, sync_playwright
 
 from vision_attn import live, load_model
 from vision_attn.data import read_image
-from vision_attn.explain import GradCAM, Rollout
+from vision_attn.methods import GradCAM, Rollout
 from vision_attn.types import Model
 
 AIMS = {

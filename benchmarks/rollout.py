@@ -33,11 +33,11 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vision_attn import explain
-from vision_attn.explain import Rollout
-from vision_attn.explain.propagation.transpose import apply_transpose
-from vision_attn.explain.recording.calls import LazyWeights
-from vision_attn.explain.recording.sdpa import SDPAInputs, attention_and_lse
+from vision_attn import methods as explain
+from vision_attn.methods import Rollout
+from vision_attn.tokens.carry.transpose import apply_transpose
+from vision_attn.tokens.record.calls import LazyWeights
+from vision_attn.tokens.record.sdpa import SDPAInputs, attention_and_lse
 
 MODEL = "vit_small_patch16_224"
 SHORT = 1_500  # tokens below which turns take little

@@ -25,11 +25,11 @@ import torch
 
 import vision_attn
 from vision_attn.data.images import read_image
-from vision_attn.explain.methods import methods
-from vision_attn.reports.explain import predict, prepare
-from vision_attn.reports.gallery import gallery
-from vision_attn.reports.inputs import list_images
-from vision_attn.reports.progress import Silent
+from vision_attn.methods.by_name import methods
+from vision_attn.runs.explain import predict, prepare
+from vision_attn.runs.gallery import gallery
+from vision_attn.runs.inputs import list_images
+from vision_attn.runs.progress import Silent
 from vision_attn.types import Model
 
 MODELS = ["vision_attn:compact_vit_imagenette", "vision_attn:senet_imagenette"]

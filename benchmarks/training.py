@@ -37,8 +37,8 @@ from vision_attn.attention import NoGate, SqueezeExcite
 from vision_attn.models import FastCNN, SEResNet, vit_from_timm
 from vision_attn.training import kept_memory
 from vision_attn.training.classifier import as_it_is
+from vision_attn.training.cpu.threads import InParts
 from vision_attn.training.flops import forward_flops, peak_flops
-from vision_attn.training.threads import InParts
 
 LAST = torch.channels_last
 FORMAT, DTYPE = list(DTYPES.items())[-1]

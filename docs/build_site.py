@@ -25,9 +25,9 @@ from PIL import Image
 import vision_attn
 from vision_attn import cli
 from vision_attn.data.planted import paint
-from vision_attn.reports.progress import Silent
-from vision_attn.reports.runs.configs import about, shipped_configs
-from vision_attn.shelf import Card, Shelf, list_models
+from vision_attn.fitting.configs import about, shipped_configs
+from vision_attn.models.shelf import Card, Shelf, list_models
+from vision_attn.runs.progress import Silent
 
 sys.path.insert(0, str(Path(__file__).parent))
 import notebooks

@@ -41,12 +41,12 @@ from vision_attn import load_model
 from vision_attn.data import ImageData
 from vision_attn.evaluate import wilson
 from vision_attn.files import replacing, write_text
+from vision_attn.fitting.configs import shipped_configs
+from vision_attn.fitting.making import make_run
 from vision_attn.models.checkpoint import Checkpoint, load_weights, pack, unpack, without_prefix
+from vision_attn.models.shelf import Card, Shelf
 from vision_attn.render import confusion_matrix, markdown_table
 from vision_attn.render import save as save_picture
-from vision_attn.reports.runs.configs import shipped_configs
-from vision_attn.reports.runs.making import make_run
-from vision_attn.shelf import Card, Shelf
 from vision_attn.training import calibrate
 from vision_attn.training.flops import forward_flops
 from vision_attn.types import Calibration
@@ -463,7 +463,7 @@ notices 34 % and, at 160 pixels, `compact_vit_imagenette` 18 %
 ([journal](lab/journal.md#photos-of-other-things)). Heatmaps explain the logits themselves, without
 the scaling.
 
-`python docs/models.py` writes this page from the cards in `vision_attn/shelf`, and
+`python docs/models.py` writes this page from the cards in `vision_attn/models/shelf`, and
 `python docs/models.py add RUN NAME` puts a run's best weights there.
 """
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vision_attn.attention import Additive
-from vision_attn.explain import EdgeMap
+from vision_attn.methods import EdgeMap
 from vision_attn.types import TokenLayout
 
 pytestmark = pytest.mark.skipif(

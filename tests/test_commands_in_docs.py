@@ -86,8 +86,8 @@ LIMITS = {
 ELSEWHERE = {
     "vision-attn demo": ("tests/commands/test_demo.py", '"demo"'),
     "--trainer.strategy ddp": ("tests/commands/fit/test_run.py", '"ddp"'),
-    "vision-attn pictures": ("tests/reports/test_many.py", '"pictures"'),
-    "--mosaic 2": ("tests/reports/scoring/test_mosaics.py", '"--mosaic", "2"'),
+    "vision-attn pictures": ("tests/runs/test_many.py", '"pictures"'),
+    "--mosaic 2": ("tests/runs/scoring/test_mosaics.py", '"--mosaic", "2"'),
 }
 NOT_OURS = ("source", "jupyter")
 

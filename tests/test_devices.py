@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from vision_attn import devices as precision
-from vision_attn.explain import LIME
+from vision_attn.methods import LIME
 from vision_attn.training import native_precision
 
 

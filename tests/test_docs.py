@@ -21,13 +21,14 @@ import torch
 import yaml
 
 import vision_attn
-from vision_attn import attention, explain
+from vision_attn import attention
+from vision_attn import methods as explain
 from vision_attn.cli import COMMANDS, TRAINING
 from vision_attn.compat.argparse_private import options_of
+from vision_attn.fitting.configs import about, shipped_configs
+from vision_attn.fitting.guard import PACKAGES
 from vision_attn.models.checkpoint import build
 from vision_attn.render.video import VideoWriter
-from vision_attn.reports.runs.configs import about, shipped_configs
-from vision_attn.reports.runs.guard import PACKAGES
 from vision_attn.training.flops import training_flops
 
 ROOT = Path(__file__).parent.parent
@@ -296,7 +297,7 @@ def test_commands_and_files_that_are_named_exist(page):
 
 @pytest.mark.parametrize("page", ["README.md", "docs/reliability.md"])
 def test_what_is_code_and_what_is_data_is_said_in_a_sentence(page):
-    """What is said holds: tests/reports/runs/test_run.py and tests/models/test_weights.py."""
+    """What is said holds: tests/fitting/test_run.py and tests/models/test_weights.py."""
     text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
     sentences = [one for one in text.split(". ") if " configs are data" in one]
     assert len(sentences) == 1
@@ -389,7 +390,7 @@ FIT += "--trainer.max_epochs 1 --trainer.accelerator cpu --trainer.default_root_
             "A config through `fit`",
             FIT,
             {
-                "reports/runs/messages.py",
+                "fitting/messages.py",
                 "data/sources.py",
                 "data/folders.py",
             },  # errors, others' data
@@ -425,7 +426,7 @@ LIMITS = {
 LITTLE = {"data.source.train": 40, "data.source.val": 20, "data.source.test": 20}
 
 
-# tests/reports/test_many.py runs that of docs/large_data.md, which needs saved results.
+# tests/runs/test_many.py runs that of docs/large_data.md, which needs saved results.
 WITH_PYTHON = [
     page
     for page in PAGES

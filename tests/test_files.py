@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vision_attn import render
+from vision_attn import pages, render
 from vision_attn.files import replacing, write_text
-from vision_attn.render.inspect.page import Page
+from vision_attn.pages.inspect.page import Page
 from vision_attn.render.video import VideoWriter
 
 
@@ -154,7 +154,7 @@ def _write_film(path: Path) -> None:
     [
         ("a.png", lambda path: render.save(NOISE, path)),
         ("a.jpg", lambda path: render.save(NOISE, path)),
-        ("index.html", lambda path: render.write_page(path.parent, "x" * 99_999, [])),
+        ("index.html", lambda path: pages.write_page(path.parent, "x" * 99_999, [])),
         ("a.html", lambda path: Page("x" * 99_999).save(path)),
         ("a.mp4", _write_film),
     ],

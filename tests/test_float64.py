@@ -14,11 +14,11 @@ from vision_attn import evaluate
 from vision_attn.data import Preprocess
 from vision_attn.evaluate.bootstrap import bca, paired_bootstrap, wilson
 from vision_attn.evaluate.sanity import spearman
-from vision_attn.explain import CentreGaussian
-from vision_attn.explain.propagation.chain import PropagationRule, Regroup
-from vision_attn.reports.scoring.evidence import PlantedSamples
-from vision_attn.reports.scoring.mosaics import Mosaic, Mosaics
-from vision_attn.reports.scoring.scorer import plain
+from vision_attn.methods import CentreGaussian
+from vision_attn.runs.scoring.evidence import PlantedSamples
+from vision_attn.runs.scoring.mosaics import Mosaic, Mosaics
+from vision_attn.runs.scoring.scorer import plain
+from vision_attn.tokens.path.chain import PropagationRule, Regroup
 from vision_attn.types import Model
 
 MPS = torch.device("mps")

@@ -19,34 +19,40 @@ PACKAGE = Path(__file__).parent.parent / "vision_attn"
 ALLOWED: dict[str, set[str]] = {
     "cores": set(),
     "errors": set(),
-    "deprecated": set(),
     "files": set(),
     "types": {"errors"},
-    "shelf": {"errors"},
     "threads": set(),
     "terminal": set(),
     "devices": {"compat"},
     "compat": set(),
     "attention": {"types"},
-    "models": {"types", "errors", "shelf", "compat", "attention"},
-    "data": {"types", "deprecated", "files", "cores", "compat"},
-    "render": {"types", "deprecated", "files"},
-    "evaluate": {"types", "deprecated"},
-    "explain": {"types", "deprecated", "threads", "compat", "devices", "attention"},
-    "fitting": {"hub", "models", "reports"},
+    "models": {"types", "errors", "files", "compat", "attention"},
+    "data": {"types", "files", "cores", "compat"},
+    "render": {"types", "files"},
+    "evaluate": {"types"},
+    "tokens": {"types", "threads", "compat", "attention", "methods"},
+    "methods": {"types", "threads", "compat", "devices", "attention", "tokens"},
     "distillation": {"types", "data", "training", "hub"},
-    "training": {
-        *("types", "deprecated", "files", "threads", "compat", "devices", "models", "render"),
-        "shelf",
+    "training": {"types", "files", "threads", "compat", "devices", "models", "render"},
+    "runs": {
+        *("types", "errors", "files", "terminal", "cores", "devices", "attention"),
+        *("models", "data", "tokens", "methods", "evaluate", "render", "pages"),
     },
-    "reports": {
-        *("types", "errors", "files", "terminal", "threads", "compat", "devices", "attention"),
-        *("models", "data", "training", "explain", "evaluate", "render", "shelf", "cores"),
+    "pages": {
+        *("types", "errors", "files", "attention", "models", "data", "tokens", "methods"),
+        *("evaluate", "render", "runs"),
     },
-    "hub": {"types", "errors", "shelf", "models", "data", "explain", "reports"},
+    "sequences": {
+        *("types", "files", "attention", "models", "data", "training", "render", "pages", "runs"),
+    },
+    "hub": {"types", "errors", "models", "data", "tokens", "methods", "runs", "sequences"},
+    "fitting": {
+        *("types", "errors", "files", "compat", "devices", "models", "data", "training"),
+        *("sequences", "hub"),
+    },
     "commands": {
-        *("types", "errors", "files", "terminal", "compat", "devices", "models", "data"),
-        *("render", "training", "reports", "hub", "shelf"),
+        *("types", "errors", "files", "terminal", "devices", "models"),
+        *("render", "training", "runs", "pages", "sequences", "fitting", "hub"),
     },
     "cli": {"compat", "commands", "cores", "terminal"},
     "__main__": {"cli"},
@@ -151,30 +157,30 @@ def test_no_circle_of_files():
     assert not circle(sorted(PACKAGE.rglob("*.py")))
 
 
-# Inside `explain/`: folders know only those before them.
-FOLDERS = ["networks", "recording", "propagation"]
+# Inside `tokens/`: folders know only those before them.
+FOLDERS = ["trace", "record", "carry", "path"]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_folders_of_explain_build_on_each_other(folder: str):
-    above = [PACKAGE / "explain" / name for name in FOLDERS[FOLDERS.index(folder) + 1 :]]
-    for path in (PACKAGE / "explain" / folder).glob("*.py"):
+def test_folders_of_tokens_build_on_each_other(folder: str):
+    above = [PACKAGE / "tokens" / name for name in FOLDERS[FOLDERS.index(folder) + 1 :]]
+    for path in (PACKAGE / "tokens" / folder).glob("*.py"):
         wrong = [file for file in imported_files(path) if file.parent in above]
         assert not wrong, f"{path.name} imports {wrong[0]}, which builds on it"
 
 
 def test_the_walk_sees_a_circle(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
-    part = tmp_path / "explain"
+    part = tmp_path / "methods"
     part.mkdir()
-    (part / "__init__.py").write_text("from vision_attn.explain.rollout import Rollout\n")
-    (part / "rollout.py").write_text("from vision_attn.explain import tiles\n")
+    (part / "__init__.py").write_text("from vision_attn.methods.rollout import Rollout\n")
+    (part / "rollout.py").write_text("from vision_attn.methods import tiles\n")
     (part / "tiles.py").write_text("import torch\n")
     files = sorted(part.rglob("*.py"))
     assert circle(list(files)) == []
-    (part / "tiles.py").write_text("def late():\n    from vision_attn.explain import Rollout\n")
+    (part / "tiles.py").write_text("def late():\n    from vision_attn.methods import Rollout\n")
     assert sorted(set(circle(list(files)))) == [
-        *("explain/__init__.py", "explain/rollout.py", "explain/tiles.py")
+        *("methods/__init__.py", "methods/rollout.py", "methods/tiles.py")
     ]
 
 

@@ -18,7 +18,7 @@ from vision_attn import load_model
 from vision_attn.cli import main
 from vision_attn.errors import ModelError
 from vision_attn.models.checkpoint import unpack
-from vision_attn.shelf import Card, Shelf
+from vision_attn.models.shelf import Card, Shelf
 from vision_attn.training.flops import training_flops
 
 ROOT = Path(__file__).parent.parent
@@ -267,7 +267,7 @@ def test_it_ships_at_another_size_with_what_was_measured_there(tmp_path, monkeyp
 
 
 def test_folders_with_imagenets_numbers_are_classes_with_names():
-    from vision_attn.reports.labels import label_of
+    from vision_attn.runs.labels import label_of
 
     names = script().named(["n01440764", "church", "n03888257"])
     assert names == ["tench, Tinca tinca, n01440764", "church", "parachute, chute, n03888257"]

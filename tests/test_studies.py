@@ -1,4 +1,4 @@
-"""The studies of docs/ that rank methods: by what all of them were scored on, ties as ties."""
+"""Studies that rank methods: by what all of them were scored on, ties as ties."""
 
 import importlib.util
 import sys
@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def study():
-    """docs/real_data_study.py as a module."""
-    path = ROOT / "docs/real_data_study.py"
-    spec = importlib.util.spec_from_file_location("real_data_study", path)
+    """studies/real_data.py as a module."""
+    path = ROOT / "studies/real_data.py"
+    spec = importlib.util.spec_from_file_location("real_data", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # a dataclass looks its module up
     spec.loader.exec_module(module)

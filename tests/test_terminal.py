@@ -79,7 +79,7 @@ def test_file_names_reach_the_terminal_as_written(
 
 
 def test_a_bar_names_a_film_as_written(monkeypatch):
-    from vision_attn.reports.progress import Bar
+    from vision_attn.runs.progress import Bar
 
     screen = Screen()
     monkeypatch.setenv("TERM", "xterm")
@@ -96,7 +96,7 @@ def test_a_heading_of_a_run_is_as_written(capsys):
     from rich.table import Table
     from rich.text import Text
 
-    from vision_attn.reports.progress import Terminal
+    from vision_attn.runs.progress import Terminal
 
     console = Terminal()
     console.width = 200

@@ -12,19 +12,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import attention, data, evaluate, explain, models, render, reports, shelf, training
+    from . import (
+        attention,
+        data,
+        evaluate,
+        fitting,
+        methods,
+        models,
+        pages,
+        render,
+        runs,
+        sequences,
+        tokens,
+        training,
+    )
     from .distillation import Distillation
-    from .fitting import FittedRun, fit
+    from .fitting.fit import FittedRun, fit
     from .hub import LoadedModel, load_model
-    from .reports.drawing import draw_pictures
-    from .reports.explanation import Explanation, Explanations
-    from .reports.export import export
-    from .reports.gallery import film, gallery
-    from .reports.inspection import inspect
-    from .reports.live import live
-    from .reports.opened import SavedResults, open_results
-    from .reports.scoring import removal, score
-    from .shelf import list_models
+    from .models.export import export
+    from .models.shelf import list_models
+    from .pages.inspect.inspection import inspect
+    from .pages.live.report import live
+    from .runs.drawing import draw_pictures
+    from .runs.explanation import Explanation, Explanations
+    from .runs.gallery import film, gallery
+    from .runs.opened import SavedResults, open_results
+    from .runs.scoring import removal, score
     from .types import Heatmaps, TokenLayout
 
 __version__ = "0.1.0"
@@ -33,36 +46,39 @@ _PARTS = [
     "attention",
     "data",
     "evaluate",
-    "explain",
+    "fitting",
     "hub",
+    "methods",
     "models",
+    "pages",
     "render",
-    "reports",
-    "shelf",
+    "runs",
+    "sequences",
+    "tokens",
     "training",
     "types",
 ]
 _NAMES = {
     "Distillation": "distillation",
-    "Explanation": "reports.explanation",
-    "Explanations": "reports.explanation",
-    "FittedRun": "fitting",
+    "Explanation": "runs.explanation",
+    "Explanations": "runs.explanation",
+    "FittedRun": "fitting.fit",
     "Heatmaps": "types",
     "LoadedModel": "hub",
-    "SavedResults": "reports.opened",
+    "SavedResults": "runs.opened",
     "TokenLayout": "types",
-    "draw_pictures": "reports.drawing",
-    "export": "reports.export",
-    "film": "reports.gallery",
-    "fit": "fitting",
-    "gallery": "reports.gallery",
-    "inspect": "reports.inspection",
-    "list_models": "shelf",
-    "live": "reports.live",
+    "draw_pictures": "runs.drawing",
+    "export": "models.export",
+    "film": "runs.gallery",
+    "fit": "fitting.fit",
+    "gallery": "runs.gallery",
+    "inspect": "pages.inspect.inspection",
+    "list_models": "models.shelf",
+    "live": "pages.live.report",
     "load_model": "hub",
-    "open_results": "reports.opened",
-    "removal": "reports.scoring",
-    "score": "reports.scoring",
+    "open_results": "runs.opened",
+    "removal": "runs.scoring",
+    "score": "runs.scoring",
 }
 
 __all__ = ["__version__", *_NAMES, *_PARTS]

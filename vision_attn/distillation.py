@@ -24,8 +24,8 @@ from vision_attn.data import Batches, ImageData, InOrder, Preprocess
 from vision_attn.data.draws import Draws
 from vision_attn.hub import load_model
 from vision_attn.training import ImageClassifier
+from vision_attn.training.cpu.threads import InParts
 from vision_attn.training.flops import forward_flops
-from vision_attn.training.threads import InParts
 from vision_attn.types import Images, Logits, Model
 
 __all__ = ["Distillation", "hard_distillation", "soft_distillation"]

@@ -18,11 +18,11 @@ from PIL import Image
 from torch import nn
 
 from vision_attn.data.preprocess import Preprocess
-from vision_attn.data.sequences import Vocabulary
 from vision_attn.errors import ModelError, did_you_mean
-from vision_attn.explain.base import Explainer
+from vision_attn.methods.base import Explainer
 from vision_attn.models.checkpoint import Checkpoint, load_weights, read_weights, unpack
 from vision_attn.models.huggingface_model import HuggingFaceModel
+from vision_attn.models.shelf import PREFIX, Shelf
 from vision_attn.models.timm_model import (
     TimmModel,
     create_timm,
@@ -31,13 +31,13 @@ from vision_attn.models.timm_model import (
 )
 from vision_attn.models.torchvision_model import create_torchvision
 from vision_attn.models.vit import ViT
-from vision_attn.shelf import PREFIX, Shelf
+from vision_attn.sequences.data.pairs import Vocabulary
 from vision_attn.types import Calibration, LoadedSequences, Model, Provenance, Symbols, TokenLayout
 
 LARGEST_SIDE = 8192  # pixels of a network's input
 if TYPE_CHECKING:
-    from vision_attn.reports.explain import Photo
-    from vision_attn.reports.explanation import Explanation, Explanations
+    from vision_attn.runs.explain import Photo
+    from vision_attn.runs.explanation import Explanation, Explanations
 
 Size = tuple[int, int]  # height, width
 
@@ -121,7 +121,7 @@ class LoadedModel(Model):
         method that does not fit the model, an unknown class, an image that cannot be read
         (ImageError), and a photo on which every method fails.
         """
-        from vision_attn.reports.explain import explain
+        from vision_attn.runs.explain import explain
 
         return explain(
             self, images, methods or None, target=target, against=against, batch_size=batch_size
@@ -429,7 +429,7 @@ def _names(names: list[str], count: int) -> list[str]:
 
 
 def _layout(network: nn.Module, size: Size) -> TokenLayout | None:
-    from vision_attn.explain.networks.layout import layout_of
+    from vision_attn.tokens.layout import layout_of
 
     try:
         return layout_of(network, size)

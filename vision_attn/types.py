@@ -307,7 +307,7 @@ class Model:
 
 @runtime_checkable
 class Symbols(Protocol):
-    """The symbols of one field of a sequence model; `vision_attn.data.Vocabulary` is one."""
+    """The symbols of one field of a sequence model; `vision_attn.sequences.Vocabulary` is one."""
 
     symbols: list[str]
 

@@ -24,7 +24,7 @@ from torch.autograd.functional import jacobian
 from vision_attn import attention as attn
 from vision_attn import load_model
 from vision_attn.data import planted
-from vision_attn.explain import record_attention
+from vision_attn.tokens import record_attention
 from vision_attn.types import TokenLayout
 
 HERE = Path(__file__).parent / "learn"

@@ -76,12 +76,3 @@ def test_bad_sizes():
         QuadraticAttention(2, 3, margin=-1)
     with pytest.raises(ValueError, match="locality must be above 0, got 0"):
         QuadraticAttention.from_conv(nn.Conv2d(2, 2, 1), 0)
-
-
-def test_the_old_name_still_works_and_says_so():
-    conv = nn.Conv2d(2, 3, 3, padding=1)
-    with pytest.warns(DeprecationWarning, match="QuadraticAttention.of is now from_conv"):
-        old = QuadraticAttention.of(conv, 7.0)
-    assert all(
-        map(torch.equal, old.parameters(), QuadraticAttention.from_conv(conv, 7.0).parameters())
-    )

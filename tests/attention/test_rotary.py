@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vision_attn.attention import RotaryAttention
-from vision_attn.explain import Rollout
+from vision_attn.methods import Rollout
 from vision_attn.models import ViT, build, describe
 from vision_attn.types import TokenLayout
 

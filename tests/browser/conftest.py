@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from vision_attn.render import inspect as parts
+from vision_attn.pages import inspect as parts
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 

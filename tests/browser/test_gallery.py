@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page
 
-from vision_attn.render import Gallery, Row, Shot, save, write_page
+from vision_attn.pages import Gallery, Row, Shot, write_page
+from vision_attn.render import save
 
 pytestmark = pytest.mark.browser
 

@@ -9,8 +9,7 @@ import pytest
 from axe_playwright_python.base import AXE_SCRIPT
 from PIL import Image
 
-from vision_attn.render import ColorMap, Dim, overlay, times_uniform
-from vision_attn.render.inspect import (
+from vision_attn.pages.inspect import (
     ChannelGate,
     Inspection,
     Map,
@@ -19,6 +18,7 @@ from vision_attn.render.inspect import (
     SpatialGate,
     Weights,
 )
+from vision_attn.render import ColorMap, Dim, overlay, times_uniform
 
 pytestmark = pytest.mark.browser
 
@@ -486,7 +486,7 @@ def test_no_serious_finding_of_accessibility(show, scheme):
 
 
 def test_in_a_notebook_it_is_a_frame_that_works(show):
-    from vision_attn.render.inspect import Page
+    from vision_attn.pages.inspect import Page
 
     shown = inspection()
     outer = show(f"<!DOCTYPE html><title>notebook</title>{Page.of([shown])._repr_html_()}")

@@ -7,10 +7,11 @@ from PIL import Image
 from torch import nn
 
 from vision_attn.data.preprocess import Preprocess
-from vision_attn.explain import GradCAM, QueryKey, layout_of
 from vision_attn.hub import LoadedModel, load_model
+from vision_attn.methods import GradCAM, QueryKey
 from vision_attn.models import SEResNet, SpatialCNN, ViT
-from vision_attn.reports.inspection import inspect
+from vision_attn.pages.inspect.inspection import inspect
+from vision_attn.tokens import layout_of
 
 pytestmark = pytest.mark.browser
 

@@ -19,12 +19,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from vision_attn.data.preprocess import Preprocess
-from vision_attn.explain import Rollout, layout_of
 from vision_attn.hub import LoadedModel
+from vision_attn.methods import Rollout
 from vision_attn.models import SEResNet, ViT
-from vision_attn.render.inspect import Windows
-from vision_attn.render.inspect.coding import Rows
-from vision_attn.reports.inspection import Look, inspect
+from vision_attn.pages.inspect import Windows
+from vision_attn.pages.inspect.coding import Rows
+from vision_attn.pages.inspect.inspection import Look, inspect
+from vision_attn.tokens import layout_of
 
 RNG = np.random.default_rng(0)
 PHOTO = Image.fromarray(RNG.integers(0, 256, (5, 9, 3), dtype=np.uint8)).resize((360, 200))

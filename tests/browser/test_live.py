@@ -15,9 +15,9 @@ from torch import nn
 
 from vision_attn.data import Preprocess
 from vision_attn.evaluate import BlurFill, Deletion, FilledCells, Insertion, MeanFill
-from vision_attn.explain import GradCAM, QueryKey, Rollout
+from vision_attn.methods import GradCAM, QueryKey, Rollout
 from vision_attn.models import SEResNet, ViT
-from vision_attn.reports.live import live
+from vision_attn.pages.live.report import live
 from vision_attn.types import Calibration, Model
 
 pytestmark = pytest.mark.browser

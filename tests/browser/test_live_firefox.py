@@ -21,7 +21,7 @@ from PIL import Image
 from vision_attn.data import Preprocess
 from vision_attn.evaluate import FilledCells, MeanFill
 from vision_attn.models import ViT
-from vision_attn.reports.live import live
+from vision_attn.pages.live.report import live
 from vision_attn.types import Model
 
 NAMES = ("firefox-esr", "firefox")

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
-from vision_attn.render import save, write_page
-from vision_attn.render.records import Records, Thumb, write_records
+from vision_attn.pages import write_page
+from vision_attn.pages.gallery.records import Records, Thumb, write_records
+from vision_attn.render import save
 
 pytestmark = pytest.mark.browser
 
@@ -18,7 +19,7 @@ CLASSES = ["tench, Tinca tinca", "church", "<img src=x onerror=alert(1)>"]
 @pytest.fixture
 def page(show, tmp_path: Path, monkeypatch):
     """60 photos: number i is of class i % 3, taken for class i % 2; in files of 25."""
-    monkeypatch.setattr("vision_attn.render.records.PER_FILE", 25)
+    monkeypatch.setattr("vision_attn.pages.gallery.records.PER_FILE", 25)
     save(np.full((31, 41, 3), 90, np.uint8), tmp_path / "a.png")
     photos = []
     for i in range(60):

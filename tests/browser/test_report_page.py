@@ -5,17 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vision_attn.render import (
-    Commands,
-    Figures,
-    Gallery,
-    Row,
-    Shot,
-    Table,
-    learning_curve_panels,
-    save,
-    write_page,
-)
+from vision_attn.pages import Commands, Figures, Gallery, Row, Shot, Table, write_page
+from vision_attn.render import learning_curve_panels, save
 
 pytestmark = pytest.mark.browser
 

@@ -15,7 +15,7 @@ from PIL import Image
 from vision_attn.cli import main
 from vision_attn.data import example_photos
 from vision_attn.hub import load_model
-from vision_attn.reports.demo_photos import photo_networks
+from vision_attn.pages.demo.photos import photo_networks
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
@@ -72,7 +72,7 @@ LITTLE = {
     "explain": "--device cpu",
     "inspect": "--device cpu",
     "live": "--device cpu",
-    "score": "--device cpu --images 2 --steps 2 --sanity 0",
+    "score": "--device cpu --limit 2 --steps 2 --sanity 0",
     "fit": "--trainer.max_epochs 1 --data.source.train 40 --data.source.val 20 "
     "--data.source.test 20",
 }

@@ -12,11 +12,11 @@ import torch
 from PIL import Image
 
 from vision_attn.cli import main
-from vision_attn.explain import GradCAM, QueryKey
 from vision_attn.hub import load_model
-from vision_attn.reports.explain import query_place
-from vision_attn.reports.gallery import page_title
-from vision_attn.reports.naming import file_names
+from vision_attn.methods import GradCAM, QueryKey
+from vision_attn.runs.explain import query_place
+from vision_attn.runs.gallery import page_title
+from vision_attn.runs.naming import file_names
 
 
 def explain(*words: object) -> int:
@@ -322,7 +322,7 @@ def test_the_page_shows_every_photo_and_no_tag_from_names(models, photos, tmp_pa
 
 
 def test_ctrl_c_keeps_what_is_done(models, photos, tmp_path, capsys, monkeypatch):
-    from vision_attn.reports.album import Album
+    from vision_attn.runs.album import Album
 
     add, batches = Album.add, iter(range(2))
 

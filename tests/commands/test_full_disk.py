@@ -77,7 +77,7 @@ def unexplained(folder: Path) -> list[str]:
 @pytest.fixture
 def results_full(monkeypatch) -> None:
     """A disk that has room for pictures, but for the lines of no more than one file."""
-    from vision_attn.reports import entries
+    from vision_attn.runs import entries
 
     def once(path, text):
         if path.is_file():
@@ -110,7 +110,7 @@ def test_no_picture_without_its_line(
 
 
 def test_a_photo_is_drawn_whole_or_not_at_all(models, photos, tmp_path, monkeypatch, capsys):
-    from vision_attn.reports import explanation
+    from vision_attn.runs import explanation
 
     def full(sheet, path, *more):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
@@ -127,7 +127,7 @@ def test_a_photo_is_drawn_whole_or_not_at_all(models, photos, tmp_path, monkeypa
 
 
 def test_saved_from_python_it_is_whole_or_not_there(models, photos, tmp_path, monkeypatch):
-    from vision_attn.reports import explanation
+    from vision_attn.runs import explanation
 
     def full(path, text):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))

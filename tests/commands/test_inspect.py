@@ -11,10 +11,10 @@ from PIL import Image
 from vision_attn import inspect, load_model
 from vision_attn.cli import Parser
 from vision_attn.commands import inspect as command
-from vision_attn.explain import ChannelGates, QueryKey, Rollout
-from vision_attn.render.inspect import ChannelGate, Layer, QueryKeys
-from vision_attn.render.inspect.coding import softmax
-from vision_attn.reports.inspection import Look, prefix_names
+from vision_attn.methods import ChannelGates, QueryKey, Rollout
+from vision_attn.pages.inspect import ChannelGate, Layer, QueryKeys
+from vision_attn.pages.inspect.coding import softmax
+from vision_attn.pages.inspect.inspection import Look, prefix_names
 from vision_attn.types import TokenLayout
 
 

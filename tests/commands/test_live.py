@@ -14,7 +14,7 @@ from vision_attn import live, load_model
 from vision_attn.cli import Parser
 from vision_attn.commands import live as command
 from vision_attn.errors import ModelError
-from vision_attn.render.live import LiveNetwork, Program, live_page
+from vision_attn.pages.live import LiveNetwork, Program, live_page
 from vision_attn.types import Calibration
 
 EVIL = "</script><script>hacked = 1</script><img src=x onerror='hacked = 1'>"

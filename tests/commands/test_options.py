@@ -63,16 +63,6 @@ def test_o_is_output_in_every_command_that_writes():
     assert set(found["--limit"]) == {"explain", "inspect", "live", "pictures", "score"}
 
 
-def test_a_renamed_flag_works_and_is_hidden(capsys):
-    parser = Parser(prog="x")
-    parser.add_argument("--new", type=int)
-    parser.add_argument("--old", dest="new", type=int, action=options.Renamed, new="--new")
-    assert parser.parse_args(["--old=3"]).new == 3
-    captured = capsys.readouterr()
-    assert captured.err == "vision-attn: --old is now --new: the old spelling works until 0.3\n"
-    assert "--old" not in parser.format_help()
-
-
 # before a model is built
 
 
@@ -120,7 +110,7 @@ def test_weights_that_are_not_there_are_missed_before_the_model_is_built(monkeyp
 def test_an_image_to_predict_that_is_not_there_is_missed_before_the_network_is_made(
     models, monkeypatch, capsys
 ):
-    from vision_attn.reports.runs.run import Run
+    from vision_attn.fitting.run import Run
 
     monkeypatch.setattr(Run, "instantiate_classes", lambda self: pytest.fail("made"))
     words = ["predict", "--ckpt_path", models("vit"), "--images", "nothere.jpg"]

@@ -31,7 +31,7 @@ def test_there_are_configs():
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_s_network_fits_its_data(config: Path, tmp_path):
-    from vision_attn.reports.runs.making import make_run
+    from vision_attn.fitting.making import make_run
 
     words = ["--config", str(config), *SMALL, "--trainer.default_root_dir", str(tmp_path)]
     run = make_run("fit", words)
@@ -77,7 +77,7 @@ def test_fit_then_test_from_the_checkpoint(name: str, tmp_path, capsys):
 @pytest.fixture
 def saved(tmp_path):
     """Saves a small untrained network of a config as a checkpoint, and gives its path."""
-    from vision_attn.reports.runs.making import make_run
+    from vision_attn.fitting.making import make_run
 
     def save(name: str) -> str:
         (config,) = [path for path in CONFIGS if path.stem == name]

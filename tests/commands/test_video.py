@@ -12,8 +12,8 @@ from PIL import Image
 from vision_attn.cli import main
 from vision_attn.data.images import ImageError
 from vision_attn.data.video import Video, clips
-from vision_attn.explain import GradCAM
 from vision_attn.hub import load_model
+from vision_attn.methods import GradCAM
 from vision_attn.render import ColorMap, natural, overlay
 from vision_attn.render.video import VideoWriter
 
@@ -156,7 +156,7 @@ def test_a_frame_of_another_size_is_one_line(models, folder, tmp_path, capsys):
 
 
 def test_ctrl_c_paints_what_was_explained(models, film, tmp_path, capsys, monkeypatch):
-    from vision_attn.reports.explain import Request
+    from vision_attn.runs.explain import Request
 
     explain_batch, calls = Request.explain, []
 

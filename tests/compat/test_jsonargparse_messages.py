@@ -21,7 +21,7 @@ from vision_attn.compat.jsonargparse_messages import (
     WrongType,
     complaint,
 )
-from vision_attn.reports.runs.messages import readable
+from vision_attn.fitting.messages import readable
 
 
 def parser():

@@ -10,17 +10,17 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vision_attn.compat import torch_private as reaches
-from vision_attn.explain import LeGrad, Relevance, Rollout, WeightedRollout
-from vision_attn.explain.networks.modules import attends
-from vision_attn.explain.recording.calls import Workspace
-from vision_attn.explain.recording.sdpa import (
+from vision_attn.methods import LeGrad, Relevance, Rollout, WeightedRollout
+from vision_attn.methods.rollout import FUSIONS
+from vision_attn.models import ViT
+from vision_attn.tokens.modules import attends
+from vision_attn.tokens.record.calls import Workspace
+from vision_attn.tokens.record.sdpa import (
     SDPAInputs,
     attention_and_lse,
     multi_head_attention,
     short_attention,
 )
-from vision_attn.explain.rollout import FUSIONS
-from vision_attn.models import ViT
 from vision_attn.training.flops import forward_flops
 
 

@@ -124,16 +124,6 @@ def test_sanity_errors():
         MaxSensitivity(lambda images, _: images.mean(1) * torch.nan).update(IMAGES, TARGETS)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"), [("EnergyInside", "EnergyPointingGame"), ("cascade", "cascading_randomisation")]
-)
-def test_old_names_still_work_and_say_so(old: str, new: str):
-    with pytest.warns(DeprecationWarning, match=f"evaluate.{old} is now {new}"):
-        assert getattr(evaluate, old) is getattr(evaluate, new)
-    with pytest.warns(DeprecationWarning, match="Difference.certain is now significant"):
-        assert evaluate.Difference(0.1, 0.02, 0.2).certain
-
-
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = evaluate.nothing

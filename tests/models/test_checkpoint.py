@@ -11,6 +11,7 @@ from torch import nn
 
 import vision_attn.models
 from vision_attn.attention import Additive, Deep, MultiHeadAttention, SpatialMask, SqueezeExcite
+from vision_attn.fitting.configs import shipped_configs
 from vision_attn.models import (
     Bottleneck,
     SEResNet,
@@ -21,7 +22,6 @@ from vision_attn.models import (
     describe,
     seresnet18,
 )
-from vision_attn.reports.runs.configs import shipped_configs
 
 VIT = {"image_size": (16, 24), "dim": 12, "depth": 1, "heads": 3}
 ADDITIVE = functools.partial(
@@ -120,7 +120,7 @@ def test_options_that_a_part_hands_on_are_described_beside_the_others():
         build(description)
 
 
-# Of sequences and questions: tests/models/test_sequences.py. The other has the network of its weights.
+# Of sequences and questions: tests/sequences/test_networks.py. The other has the network of its weights.
 APART = re.compile(r".*_(dates|strings|questions)|finetune_shelf_imagefolder")
 
 

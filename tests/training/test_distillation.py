@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from vision_attn.data import Preprocess
 from vision_attn.distillation import Distillation, hard_distillation, soft_distillation
 from vision_attn.errors import ModelError
-from vision_attn.explain import layout_of
+from vision_attn.tokens import layout_of
 from vision_attn.training import ImageClassifier, Summary, ThreadParallel
 from vision_attn.training.flops import training_flops
 from vision_attn.types import Model

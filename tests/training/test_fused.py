@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adam, AdamW
 
 from vision_attn.training import ImageClassifier, MuonAdamW, parameter_groups
-from vision_attn.training.fused import fuse_on_cpu
+from vision_attn.training.cpu.fused import fuse_on_cpu
 
 
 class Mixed(nn.Module):

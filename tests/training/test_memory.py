@@ -9,7 +9,8 @@ import sys
 import pytest
 import torch
 
-from vision_attn.training import ImageClassifier, KeepMemory, memory
+from vision_attn.training import ImageClassifier, KeepMemory
+from vision_attn.training.cpu import memory
 
 PAGES = 64 * memory.MIB // 4096  # of each tensor below
 FAULTS = """

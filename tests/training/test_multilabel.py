@@ -11,7 +11,7 @@ from sklearn.metrics import average_precision_score, f1_score, precision_recall_
 from torch import nn
 
 from vision_attn.data import ImageData, Source, Splits, TensorSet
-from vision_attn.explain import GradCAM
+from vision_attn.methods import GradCAM
 from vision_attn.models import ViT
 from vision_attn.training import (
     ImageClassifier,

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from vision_attn.models import SEResNet, ViT
-from vision_attn.training import ExecutionPlan, plan
-from vision_attn.training.plan import (
+from vision_attn.training import ExecutionPlan
+from vision_attn.training.cpu import plan
+from vision_attn.training.cpu.plan import (
     candidates,
     enough,
     fastest,
@@ -17,7 +18,7 @@ from vision_attn.training.plan import (
     remember,
     remembered,
 )
-from vision_attn.training.threads import InParts
+from vision_attn.training.cpu.threads import InParts
 
 USUAL = ExecutionPlan("32-true", "contiguous", 1)
 LAST = ExecutionPlan("32-true", "channels_last", 1)

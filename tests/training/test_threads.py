@@ -16,7 +16,7 @@ from vision_attn.models import FastCNN, ViT
 from vision_attn.threads import Threads
 from vision_attn.training import Compile, ImageClassifier, ThreadParallel
 from vision_attn.training.classifier import as_it_is
-from vision_attn.training.threads import InParts
+from vision_attn.training.cpu.threads import InParts
 
 
 class Seen(nn.Module):

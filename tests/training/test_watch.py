@@ -13,7 +13,7 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader
 
 from vision_attn.data import ImageData, Planted
-from vision_attn.explain import GradCAM, Rollout
+from vision_attn.methods import GradCAM, Rollout
 from vision_attn.models import ViT
 from vision_attn.training import ConstantRate, ImageClassifier, WatchHeatmaps
 

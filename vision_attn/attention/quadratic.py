@@ -4,7 +4,6 @@ Axes: b batch, c channels, h height, w width, head, i queries (pixels), j keys (
 """
 
 from typing import final
-from warnings import warn
 
 import torch
 from einops import rearrange
@@ -77,12 +76,6 @@ class QuadraticAttention(nn.Module):
             if conv.bias is not None:
                 attention.proj.bias.copy_(conv.bias)
         return attention.to(conv.weight)
-
-    @classmethod
-    def of(cls, conv: nn.Conv2d, locality: int | float = 40.0) -> "QuadraticAttention":
-        """Build it as `from_conv` does; the old name, to be removed in 0.3."""
-        warn("QuadraticAttention.of is now from_conv", DeprecationWarning, stacklevel=2)
-        return cls.from_conv(conv, locality)
 
     def weights(self, size: tuple[int, int]) -> Float[Tensor, "head i j"]:
         """Compute the weights of all pixels, the margin's too, for every pixel.

@@ -4,8 +4,8 @@ import argparse
 
 from rich.table import Table
 
-from vision_attn.reports.progress import Terminal
-from vision_attn.reports.runs.configs import about, shipped_configs
+from vision_attn.fitting.configs import about, shipped_configs
+from vision_attn.runs.progress import Terminal
 from vision_attn.terminal import printable
 
 __all__ = ["add_arguments", "run"]

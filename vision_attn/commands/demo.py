@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from vision_attn.commands import options
-from vision_attn.reports.progress import Terminal
+from vision_attn.runs.progress import Terminal
 
 if TYPE_CHECKING:
-    from vision_attn.reports.demo_page import Entry
+    from vision_attn.pages.demo.page import Entry
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
 def show(folder: Path, args: argparse.Namespace) -> int:
     """Explain photos, train into the folder, which no other job writes to, and write the page."""
     from vision_attn.hub import load_model
-    from vision_attn.reports.demo_page import ENTRIES, Demo, write_first_page
-    from vision_attn.reports.demo_photos import PhotoWall, photo_networks
+    from vision_attn.pages.demo.page import ENTRIES, Demo, write_first_page
+    from vision_attn.pages.demo.photos import PhotoWall, photo_networks
 
     console = Terminal(highlight=False)
     photos = []
@@ -82,7 +82,7 @@ def train(
 
     minutes: how long it trains; None for the config's epochs.
     """
-    from vision_attn.reports.runs.making import make_run
+    from vision_attn.fitting.making import make_run
     from vision_attn.training import EpochLines
 
     runs = folder / "running"

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         images = photos(args, report)
     if model is None or not images:
         return 1
-    from vision_attn.reports.gallery import gallery
+    from vision_attn.runs.gallery import gallery
 
     with options.as_written("masks", "output", "save"):
         summary = gallery(
@@ -129,7 +129,7 @@ def explain_sequences(model: "LoadedSequences", args: argparse.Namespace) -> int
         raise ValueError(
             "--processes, --shard: expected an image classifier, got a model of sequences"
         )
-    from vision_attn.reports.alignments import explain_sequences
+    from vision_attn.sequences.alignments import explain_sequences
 
     with options.as_written("output"):
         answers = explain_sequences(

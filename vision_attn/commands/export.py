@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the file and print what it takes; ValueError where it would be of another kind."""
     if Path(args.output).suffix not in (".onnx", ".pt2"):
         raise ValueError(f"--output {args.output}: expected a name that ends in .onnx or .pt2")
-    from vision_attn.reports.export import export
+    from vision_attn.models.export import export
 
     model = options.load(args)
     exported = export(model, args.output)

@@ -40,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("no image given: name image files or folders after MODEL")
     output = Path(args.output)
     options.output_folder(str(output.parent))
-    from vision_attn.reports.inputs import find_images
-    from vision_attn.reports.inspection import inspect
+    from vision_attn.pages.inspect.inspection import inspect
+    from vision_attn.runs.inputs import find_images
 
     specs = [args.model] if args.versus is None else [args.model, args.versus]
     with options.Report() as report:

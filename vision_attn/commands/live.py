@@ -25,8 +25,8 @@ def run(args: argparse.Namespace) -> int:
     """Return 0, or 1 where an image could not be read; the page begins with the others."""
     output = Path(args.output)
     options.output_folder(str(output.parent))
-    from vision_attn.reports.inputs import find_images
-    from vision_attn.reports.live import live
+    from vision_attn.pages.live.report import live
+    from vision_attn.runs.inputs import find_images
 
     specs = [args.model] if args.versus is None else [args.model, args.versus]
     with options.Report() as report:

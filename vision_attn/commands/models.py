@@ -4,8 +4,8 @@ import argparse
 
 from rich.table import Table
 
-from vision_attn.reports.progress import Terminal
-from vision_attn.shelf import list_models
+from vision_attn.models.shelf import list_models
+from vision_attn.runs.progress import Terminal
 
 __all__ = ["add_arguments", "run"]
 

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from vision_attn.reports.progress import Bar
-from vision_attn.terminal import complain
+from vision_attn.runs.progress import Bar
 
 if TYPE_CHECKING:
     import torch
@@ -197,19 +196,6 @@ def above_zero(text: str) -> float:
     return number
 
 
-class Renamed(argparse.Action):
-    """An old spelling of an option, which help leaves out; `new` is how it is written now."""
-
-    def __init__(self, option_strings: Sequence[str], new: str, **given: Any):
-        super().__init__(option_strings, help=argparse.SUPPRESS, **given)
-        self.new = new
-
-    def __call__(self, parser, namespace, values, option_string=None) -> None:
-        """Store the value, and say on stderr how the option is written now."""
-        complain(f"{option_string} is now {self.new}: the old spelling works until 0.3")
-        setattr(namespace, self.dest, values)
-
-
 def existing(paths: Sequence[str], report: "Report") -> list[str]:
     """Leave out the paths that lead nowhere, each with its line; it takes no model to see that."""
     kept = []
@@ -237,7 +223,7 @@ def as_written(*names: str) -> Iterator[None]:
 
 def output_folder(path: str) -> Path:
     """Return the folder, made if need be. Raises ValueError where it cannot be written to."""
-    from vision_attn.reports.inputs import output_folder
+    from vision_attn.runs.inputs import output_folder
 
     with as_written("output"):
         return output_folder(path)

@@ -16,7 +16,7 @@ from vision_attn.commands import options
 from vision_attn.terminal import say
 
 if TYPE_CHECKING:
-    from vision_attn.reports.scoring import Scores
+    from vision_attn.runs.scoring import Scores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,13 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", help=what)
     options.add_bound(parser)
     options.add_limit(parser, "drawn at random (default: 1000, with --method all 500)")
-    parser.add_argument(
-        "--images",
-        dest="limit",
-        type=options.at_least_one,
-        action=options.Renamed,
-        new="--limit",
-    )
     parser.add_argument(
         "--data.root",
         dest="root",
@@ -103,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 1 where an image or a map could not be scored; the others are."""
-    from vision_attn.reports.scoring import check_data, score
+    from vision_attn.runs.scoring import check_data, score
 
     check_data(args.data)
     output = options.output_folder(args.output)
@@ -148,8 +141,8 @@ def show(scores: "Scores") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from vision_attn.reports.progress import Terminal
-    from vision_attn.reports.scoring import tables
+    from vision_attn.runs.progress import Terminal
+    from vision_attn.runs.scoring import tables
 
     console = Terminal(highlight=False)
     if not console.is_terminal:

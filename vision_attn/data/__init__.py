@@ -1,6 +1,6 @@
 """Images in: files, folders and data sets, as batches on the training device.
 
-ImageData and ExampleData are imported on first use: Lightning takes seconds to
+ImageData is imported on first use: Lightning takes seconds to
 import, and reading a photo does not need it.
 """
 
@@ -17,7 +17,6 @@ from vision_attn.data.augment import (
     Translate,
 )
 from vision_attn.data.cues import Caption, Cue, Cued, CuedPhotos, CuedSet, Frame, Sticker
-from vision_attn.data.dates import Dates
 from vision_attn.data.example_photos import example_photos
 from vision_attn.data.folders import ImageFolder
 from vision_attn.data.huggingface import HuggingFace
@@ -25,21 +24,16 @@ from vision_attn.data.images import ImageError, find_images, read_image
 from vision_attn.data.mix import CutMix, Mix, Mixup
 from vision_attn.data.planted import Planted, PlantedImages
 from vision_attn.data.preprocess import Preprocess
-from vision_attn.data.questions import PlantedQuestions, Questions
 from vision_attn.data.resize import ProgressiveResizing
-from vision_attn.data.sequences import ExampleSource, Pairs, Vocabulary
 from vision_attn.data.sources import CIFAR10, CIFAR100, DataError, Source, Splits
 from vision_attn.data.streaming import StreamedSet
-from vision_attn.data.strings import PlantedStrings
 from vision_attn.data.subset import Subset
 from vision_attn.data.tables import ImageTable
 from vision_attn.data.tensors import Batch, Batches, ImageSet, InOrder, Shuffled, TensorSet
 from vision_attn.data.trivial import TrivialAugment
 from vision_attn.data.webdataset import WebDataset
-from vision_attn.deprecated import old_names
 
 if TYPE_CHECKING:
-    from vision_attn.data.example_data import ExampleData
     from vision_attn.data.module import ImageData
 
 
@@ -59,9 +53,6 @@ __all__ = [
     "CutMix",
     "Cutout",
     "DataError",
-    "Dates",
-    "ExampleData",
-    "ExampleSource",
     "Flip",
     "Frame",
     "HuggingFace",
@@ -73,14 +64,10 @@ __all__ = [
     "InOrder",
     "Mix",
     "Mixup",
-    "Pairs",
     "Planted",
     "PlantedImages",
-    "PlantedQuestions",
-    "PlantedStrings",
     "Preprocess",
     "ProgressiveResizing",
-    "Questions",
     "RandomErasing",
     "RandomResizedCrop",
     "Shuffled",
@@ -92,14 +79,11 @@ __all__ = [
     "TensorSet",
     "Translate",
     "TrivialAugment",
-    "Vocabulary",
     "WebDataset",
     "example_photos",
     "find_images",
     "read_image",
 ]
-
-_old_name = old_names(__name__, {"GrowingSize": "ProgressiveResizing"})  # until 0.3
 
 
 def __getattr__(name: str) -> Any:
@@ -107,8 +91,4 @@ def __getattr__(name: str) -> Any:
         from vision_attn.data.module import ImageData
 
         return ImageData
-    if name == "ExampleData":
-        from vision_attn.data.example_data import ExampleData
-
-        return ExampleData
-    return _old_name(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,5 @@
 """Scores of heatmaps, each a `torchmetrics.Metric`: which maps to trust."""
 
-from vision_attn.deprecated import old_names
 from vision_attn.evaluate.bootstrap import (
     Difference,
     Interval,
@@ -71,7 +70,3 @@ __all__ = [
     "paired_bootstrap",
     "wilson",
 ]
-
-__getattr__ = old_names(
-    __name__, {"EnergyInside": "EnergyPointingGame", "cascade": "cascading_randomisation"}
-)  # until 0.3

@@ -7,7 +7,6 @@ from functools import lru_cache
 from math import sqrt
 from statistics import NormalDist
 from typing import NamedTuple
-from warnings import warn
 
 import torch
 from jaxtyping import Float
@@ -44,12 +43,6 @@ class Difference(NamedTuple):
     def significant(self) -> bool:
         """Whether the interval leaves 0 out."""
         return self.low > 0 or self.high < 0
-
-    @property
-    def certain(self) -> bool:
-        """Return `significant`; the old name, to be removed in 0.3."""
-        warn("Difference.certain is now significant", DeprecationWarning, stacklevel=2)
-        return self.significant
 
 
 class Interval(NamedTuple):

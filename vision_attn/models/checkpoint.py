@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from vision_attn import __version__
 from vision_attn.errors import ModelError
 from vision_attn.models.errors import no_empty_layers, not_much_larger_than
-from vision_attn.shelf import is_shelved, shelved
+from vision_attn.models.shelf import is_shelved, shelved
 
 __all__ = [
     "ENTRY",
@@ -45,7 +45,7 @@ __all__ = [
 
 ENTRY = "vision_attn"
 FORMAT = 1  # of the entry
-PACKAGES = ("vision_attn.attention", "vision_attn.models")
+PACKAGES = ("vision_attn.attention", "vision_attn.models", "vision_attn.sequences")
 ACTIVATIONS = "torch.nn.modules.activation"
 LARGEST = 10**7  # of the whole numbers in a description: sizes, counts
 
@@ -231,7 +231,7 @@ def _described(cls: type, args: dict[str, Any]) -> dict[str, Any]:
     if _public(path) is not cls:
         raise ValueError(
             f"cannot describe {_path(cls)}: a checkpoint names only public classes of "
-            f"{' and '.join(PACKAGES)}"
+            f"{', '.join(PACKAGES)}"
         )
     flat = _flat(cls, args)
     return {"class_path": path, "init_args": {k: _plain(k, v) for k, v in flat.items()}}
@@ -321,7 +321,7 @@ def _public(path: str) -> type[nn.Module] | None:
     imports."""
     package, _, name = path.rpartition(".")
     known = package in (*PACKAGES, "torch.nn")
-    found = vars(importlib.import_module(package)).get(name) if known else None
+    found = getattr(importlib.import_module(package), name, None) if known else None
     if not isinstance(found, type) or not issubclass(found, nn.Module):
         return None
     home = found.__module__

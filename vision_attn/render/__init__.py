@@ -1,7 +1,5 @@
 """Pictures for people: overlays on photos, sheets of maps, figures of a run, one offline page."""
 
-from vision_attn.deprecated import old_names
-from vision_attn.render.alignment import alignment, word_weights
 from vision_attn.render.figures import (
     channel_gates,
     confusion_matrix,
@@ -11,19 +9,6 @@ from vision_attn.render.figures import (
 )
 from vision_attn.render.markdown import markdown_table
 from vision_attn.render.overlay import ColorMap, Dim, Style, overlay
-from vision_attn.render.page import (
-    Commands,
-    Figures,
-    Gallery,
-    Links,
-    Row,
-    Section,
-    Shot,
-    Table,
-    Text,
-    shot,
-    write_page,
-)
 from vision_attn.render.picture import (
     enlarged,
     mark,
@@ -45,20 +30,10 @@ from vision_attn.render.sheet import Panel, heads_overview, heatmap_grid
 
 __all__ = [
     "ColorMap",
-    "Commands",
     "Dim",
-    "Figures",
-    "Gallery",
-    "Links",
     "Panel",
-    "Row",
     "Scale",
-    "Section",
-    "Shot",
     "Style",
-    "Table",
-    "Text",
-    "alignment",
     "channel_gates",
     "confusion_matrix",
     "enlarged",
@@ -74,14 +49,9 @@ __all__ = [
     "overlay",
     "save",
     "save_within",
-    "shot",
     "show",
     "shrunk",
     "times_uniform",
     "with_caption",
     "with_colorbar",
-    "word_weights",
-    "write_page",
 ]
-
-__getattr__ = old_names(__name__, {"weighed_words": "word_weights"})  # until 0.3

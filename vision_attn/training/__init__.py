@@ -1,6 +1,5 @@
 """Training any network as an image classifier: what Lightning and torch lack."""
 
-from vision_attn.deprecated import old_names
 from vision_attn.devices import native_precision
 from vision_attn.training.calibration import calibrate
 from vision_attn.training.callbacks import (
@@ -11,17 +10,18 @@ from vision_attn.training.callbacks import (
     best_checkpoint,
 )
 from vision_attn.training.classifier import ImageClassifier
-from vision_attn.training.compiling import Compile
+from vision_attn.training.cpu.compiling import Compile
+from vision_attn.training.cpu.memory import KeepMemory, kept_memory
+from vision_attn.training.cpu.plan import ExecutionPlan, Planned
+from vision_attn.training.cpu.threads import ThreadParallel
 from vision_attn.training.finetuning import LinearProbe
 from vision_attn.training.fsdp import FSDP2
 from vision_attn.training.lean import LeanLoop
 from vision_attn.training.losses import BalancedCrossEntropy, MultiLabelCrossEntropy
-from vision_attn.training.memory import KeepMemory, kept_memory
 from vision_attn.training.module import NonFiniteLoss, TrainingModule
 from vision_attn.training.muon import MuonAdamW, MuonSGD
 from vision_attn.training.parameters import parameter_groups
 from vision_attn.training.per_class import PerClass
-from vision_attn.training.plan import ExecutionPlan, Planned
 from vision_attn.training.rate import LearningRateRangeTest
 from vision_attn.training.report import (
     ConfusionMatrix,
@@ -34,8 +34,6 @@ from vision_attn.training.report import (
     run_callbacks,
 )
 from vision_attn.training.schedules import ConstantRate, CosineDecay, LinearDecay
-from vision_attn.training.sequences import Learner, QuestionLearner, SequenceLearner
-from vision_attn.training.threads import ThreadParallel
 from vision_attn.training.views import TestTimeAugmentation
 from vision_attn.training.watch import WatchHeatmaps
 from vision_attn.training.whitening import Whiten
@@ -55,7 +53,6 @@ __all__ = [
     "KeepMemory",
     "LastCheckpoint",
     "LeanLoop",
-    "Learner",
     "LearningCurves",
     "LearningRateRangeTest",
     "LinearDecay",
@@ -68,8 +65,6 @@ __all__ = [
     "Planned",
     "PortableWeights",
     "Predictions",
-    "QuestionLearner",
-    "SequenceLearner",
     "Summary",
     "TestTimeAugmentation",
     "ThreadParallel",
@@ -85,13 +80,3 @@ __all__ = [
     "parameter_groups",
     "run_callbacks",
 ]
-
-__getattr__ = old_names(  # until 0.3
-    __name__,
-    {
-        "FindRate": "LearningRateRangeTest",
-        "FrozenTrunk": "LinearProbe",
-        "SeveralViews": "TestTimeAugmentation",
-        "Trained": "TrainingModule",
-    },
-)

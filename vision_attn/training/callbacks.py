@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from vision_attn.files import replacing
-from vision_attn.training.plan import in_channels_last
+from vision_attn.training.cpu.plan import in_channels_last
 
 __all__ = ["BestCheckpoint", "ChannelsLast", "LastCheckpoint", "WholeFiles", "best_checkpoint"]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from vision_attn.training.fused import align_moments, fuse_on_cpu
+from vision_attn.training.cpu.fused import align_moments, fuse_on_cpu
 from vision_attn.training.parameters import parameter_groups
 from vision_attn.training.schedules import CosineDecay
 

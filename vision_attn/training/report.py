@@ -21,11 +21,11 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from vision_attn.files import replacing, write_text
 from vision_attn.render import confusion_matrix, learning_curves, save
 from vision_attn.training.callbacks import BestCheckpoint, LastCheckpoint, best_checkpoint
+from vision_attn.training.cpu.memory import KeepMemory
+from vision_attn.training.cpu.threads import ThreadParallel
 from vision_attn.training.flops import forward_flops, peak_flops, training_flops
 from vision_attn.training.lean import LeanLoop
-from vision_attn.training.memory import KeepMemory
 from vision_attn.training.per_class import PerClass
-from vision_attn.training.threads import ThreadParallel
 
 __all__ = [
     "ConfusionMatrix",

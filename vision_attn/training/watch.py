@@ -35,7 +35,7 @@ WIDEST = 2400  # pixels
 class WatchHeatmaps(Callback):
     """Heatmaps of the first validation images, drawn before training and after each epoch.
 
-    explainer: any of `vision_attn.explain`, or any callable (network, images, targets) ->
+    explainer: any of `vision_attn.methods`, or any callable (network, images, targets) ->
         Heatmaps; the targets are the images' labels, of several classes the first (of none, class
         0). images: how many are drawn.
 
@@ -45,7 +45,7 @@ class WatchHeatmaps(Callback):
 
     Examples:
         >>> from lightning.pytorch import Trainer
-        >>> from vision_attn.explain import Rollout
+        >>> from vision_attn.methods import Rollout
         >>> from vision_attn.training import WatchHeatmaps
         >>> trainer = Trainer(callbacks=[WatchHeatmaps(Rollout(), images=3)], logger=False)
     """

@@ -122,7 +122,7 @@ PARTS = [
 
 @pytest.mark.parametrize("words", [[], PARTS])
 def test_a_run_has_one_way_to_use_its_cores(words, here):
-    from vision_attn.reports.runs.making import make_run
+    from vision_attn.fitting.making import make_run
     from vision_attn.training import ThreadParallel
 
     run = make_run("fit", ["--config", "configs/tiny.yaml", *words])

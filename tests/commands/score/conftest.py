@@ -50,5 +50,5 @@ def planted(models, score, tmp_path_factory) -> Path:
     """
     folder = tmp_path_factory.mktemp("scored")
     quick = "--steps", 4, "--batch-size", 4, "--method", "GradCAM"
-    assert score(models("vit"), "planted", *quick, "--images", 10, "-o", folder) == 0
+    assert score(models("vit"), "planted", *quick, "--limit", 10, "-o", folder) == 0
     return folder

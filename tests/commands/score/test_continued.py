@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from vision_attn.reports.scoring import tasks as score_work
+from vision_attn.runs.scoring import tasks as score_work
 
 QUICK = "--steps", 4, "--batch-size", 4, "--method", "GradCAM"
 BASELINES = {"RandomMap", "CentreGaussian", "EdgeMap"}
@@ -15,7 +15,7 @@ BASELINES = {"RandomMap", "CentreGaussian", "EdgeMap"}
 def test_a_stopped_run_goes_on(
     models, planted, tmp_path, monkeypatch, score, scores, same, complaint
 ):
-    words = models("vit"), "planted", *QUICK, "--images", 10, "-o", tmp_path
+    words = models("vit"), "planted", *QUICK, "--limit", 10, "-o", tmp_path
     do, count = score_work.Work.do, 0
 
     def interrupted(self, task):
@@ -59,7 +59,7 @@ def test_damaged_scores_are_made_again(models, planted, tmp_path, monkeypatch, s
     done = []
     do = score_work.Work.do
     monkeypatch.setattr(score_work.Work, "do", lambda s, task: done.append(task) or do(s, task))
-    assert score(models("vit"), "planted", *QUICK, "--images", 10, "-o", tmp_path) == 0
+    assert score(models("vit"), "planted", *QUICK, "--limit", 10, "-o", tmp_path) == 0
     assert done
     same(scores(tmp_path), scores(planted))
 
@@ -67,7 +67,7 @@ def test_damaged_scores_are_made_again(models, planted, tmp_path, monkeypatch, s
 @pytest.mark.parametrize("text", ["", "{", "3", "[1]", "[" * 100_000])
 def test_damaged_settings_are_named(models, tmp_path, text, score, complaint):
     (tmp_path / "settings.json").write_text(text)
-    assert score(models("vit"), "planted", *QUICK, "--images", 2, "-o", tmp_path) == 2
+    assert score(models("vit"), "planted", *QUICK, "--limit", 2, "-o", tmp_path) == 2
     assert "settings.json: damaged: the settings of its scores are unknown" in complaint()
 
 
@@ -82,11 +82,11 @@ def test_scores_of_other_settings_do_not_mix(models, planted, score, complaint):
 @pytest.mark.slow
 def test_more_methods_and_images_add_to_what_is_there(models, tmp_path, monkeypatch, score, scores):
     words = models("vit"), "planted", "--steps", 2, "--batch-size", 4, "-o", tmp_path
-    assert score(*words, "--method", "GradCAM", "--images", 4) == 0
+    assert score(*words, "--method", "GradCAM", "--limit", 4) == 0
     done = []
     do = score_work.Work.do
     monkeypatch.setattr(score_work.Work, "do", lambda s, task: done.append(task) or do(s, task))
-    assert score(*words, "--method", "GradCAM", "--method", "RawAttention", "--images", 4) == 0
+    assert score(*words, "--method", "GradCAM", "--method", "RawAttention", "--limit", 4) == 0
     assert [task[:2] for task in done] == [("maps", "RawAttention"), ("drawn", "RawAttention")]
     assert set(scores(tmp_path)) == {"GradCAM", "RawAttention", *BASELINES}
 
@@ -94,7 +94,7 @@ def test_more_methods_and_images_add_to_what_is_there(models, tmp_path, monkeypa
 @pytest.mark.slow
 @pytest.mark.xdist_group("scored")
 def test_shards_are_put_together(models, planted, tmp_path, capsys, score, scores, same):
-    words = models("vit"), "planted", *QUICK, "--images", 10, "-o", tmp_path
+    words = models("vit"), "planted", *QUICK, "--limit", 10, "-o", tmp_path
     for shard in ("2/2", "1/2"):
         assert score(*words, "--shard", shard) == 0
         assert f"shard {shard[0]} of 2 is done" in capsys.readouterr().out
@@ -113,7 +113,7 @@ def test_other_processes_give_the_same(models, planted, tmp_path, score, scores,
     lines = tmp_path / "per_image" / "all.jsonl"
     kept = [line for line in lines.read_text().splitlines() if '"GradCAM"' not in line]
     lines.write_text("\n".join(kept))
-    words = "--method", "GradCAM", "--steps", 4, "--images", 10, "--processes", 2
+    words = "--method", "GradCAM", "--steps", 4, "--limit", 10, "--processes", 2
     assert score(models("vit"), "planted", *words, "-o", tmp_path) == 0
     assert len(lines.read_text().splitlines()) == len(kept) + 10
     same(scores(tmp_path), scores(planted))

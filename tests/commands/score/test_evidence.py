@@ -16,11 +16,11 @@ from vision_attn.data.planted import paint
 from vision_attn.data.sources import Source, Splits
 from vision_attn.data.tensors import TensorSet
 from vision_attn.evaluate import EnergyPointingGame, MaxBoxIoU
-from vision_attn.explain import GradCAM
 from vision_attn.hub import load_model
+from vision_attn.methods import GradCAM
 from vision_attn.models import ViT
-from vision_attn.reports.progress import Silent
-from vision_attn.reports.scoring.evidence import SOURCES, class_names, open_data
+from vision_attn.runs.progress import Silent
+from vision_attn.runs.scoring.evidence import SOURCES, class_names, open_data
 from vision_attn.types import Model
 
 QUICK = "--steps", 4, "--batch-size", 4, "--method", "GradCAM"
@@ -79,7 +79,7 @@ def test_masks_are_scored_and_bad_ones_named(
     folder, models, tmp_path, capsys, score, scores, complaint
 ):
     out = tmp_path / "out"
-    assert score(models("vit"), folder, *QUICK, "--images", 5, "-o", out) == 0
+    assert score(models("vit"), folder, *QUICK, "--limit", 5, "-o", out) == 0
     assert scores(out)["GradCAM"]["scores"]["mean_iou"]["n"] == 3
     assert "5 images requested, 3 found" in capsys.readouterr().out
     bad = {

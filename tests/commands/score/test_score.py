@@ -2,7 +2,6 @@
 
 import csv
 import json
-from argparse import ArgumentParser
 from pathlib import Path
 
 import nbformat
@@ -12,14 +11,13 @@ from nbclient import NotebookClient
 from PIL import Image
 
 import vision_attn
-from vision_attn.commands.score import add_arguments
 from vision_attn.data.planted import paint
 from vision_attn.evaluate import Deletion, DroppedTokens, PointingGame, paired_bootstrap
-from vision_attn.explain import GradCAM, RandomMap
 from vision_attn.hub import load_model
+from vision_attn.methods import GradCAM, RandomMap
 from vision_attn.models import ViT
 from vision_attn.models.checkpoint import describe
-from vision_attn.reports.scoring.evidence import open_data
+from vision_attn.runs.scoring.evidence import open_data
 
 QUICK = "--steps", 4, "--batch-size", 4, "--method", "GradCAM"
 BASELINES = {"RandomMap", "CentreGaussian", "EdgeMap"}
@@ -84,21 +82,9 @@ def test_from_python_it_is_the_same(planted, models):
     assert found.to_dict() == json.loads((planted / "scores.json").read_text())
 
 
-def test_images_is_the_old_word_for_limit(capsys):
-    parser = ArgumentParser()
-    add_arguments(parser)
-    assert parser.parse_args(["model", "planted", "--limit", "3"]).limit == 3
-    assert capsys.readouterr().err == ""
-    assert parser.parse_args(["model", "planted", "--images", "3"]).limit == 3
-    assert capsys.readouterr().err == (
-        "vision-attn: --images is now --limit: the old spelling works until 0.3\n"
-    )
-    assert "--images" not in parser.format_help()
-
-
 @pytest.mark.slow
 def test_all_methods_and_the_sanity_check(models, tmp_path, score, scores):
-    words = "--images", 3, "--steps", 2, "--sanity", 2
+    words = "--limit", 3, "--steps", 2, "--sanity", 2
     methods = "GradCAM", "IntegratedGradients(steps=2)", "Occlusion(window=16, stride=16)"
     given = [word for method in methods for word in ("--method", method)]
     assert score(models("vit"), "planted", *words, *given, "-o", tmp_path) == 0
@@ -129,7 +115,7 @@ def test_all_methods_and_the_sanity_check(models, tmp_path, score, scores):
             ["{vit}", "planted", "--sanity", "some"],
             "expected a whole number, 0 or more, got 'some'",
         ),
-        (["{vit}", "planted", "--images", "0"], "expected a whole number of at least 1, got '0'"),
+        (["{vit}", "planted", "--limit", "0"], "expected a whole number of at least 1, got '0'"),
         (["{vit}", "planted", "--output", "/proc/here"], "--output /proc/here: cannot write there"),
         (["{vit}", "cifar10", "--data.root", "/proc"], "/proc"),
     ],

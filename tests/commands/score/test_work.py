@@ -10,13 +10,13 @@ from torch import nn
 
 from vision_attn import devices
 from vision_attn.evaluate import DroppedTokens, FilledCells
-from vision_attn.explain import Explainer
 from vision_attn.hub import load_model
+from vision_attn.methods import Explainer
 from vision_attn.models import ViT
-from vision_attn.reports.scoring import tasks as score_work
-from vision_attn.reports.scoring.evidence import open_data
-from vision_attn.reports.scoring.results import Results
-from vision_attn.reports.scoring.scorer import Scorer, removal
+from vision_attn.runs.scoring import tasks as score_work
+from vision_attn.runs.scoring.evidence import open_data
+from vision_attn.runs.scoring.results import Results
+from vision_attn.runs.scoring.scorer import Scorer, removal
 from vision_attn.types import Heatmaps
 
 BASELINES = {"RandomMap", "CentreGaussian", "EdgeMap"}

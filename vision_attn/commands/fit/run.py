@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from vision_attn.reports.progress import Terminal
-from vision_attn.reports.runs.making import make_run
-from vision_attn.reports.runs.run import Run
+from vision_attn.fitting.making import make_run
+from vision_attn.fitting.run import Run
+from vision_attn.runs.progress import Terminal
 from vision_attn.terminal import say
 from vision_attn.training import EpochLines
 

@@ -5,7 +5,7 @@ Help, and a config or a checkpoint that is missing; then `run` runs.
 
 from pathlib import Path
 
-from vision_attn.reports.runs.configs import (
+from vision_attn.fitting.configs import (
     NEWEST,
     find_config,
     local_configs,
@@ -13,7 +13,7 @@ from vision_attn.reports.runs.configs import (
     values_of,
     without,
 )
-from vision_attn.shelf import is_shelved, shelved
+from vision_attn.models.shelf import is_shelved, shelved
 from vision_attn.terminal import printable
 
 ABOUT = {

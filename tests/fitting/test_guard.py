@@ -1,0 +1,66 @@
+"""What a config may ask for, and how large it may be."""
+
+import pytest
+import yaml
+
+from vision_attn.fitting.guard import check_yaml, only_packages
+
+
+def config(tmp_path, text, name="a.yaml"):
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def test_aliases_are_part_of_yaml(tmp_path):
+    text = "model: &one {a: 1}\ndata: *one\ntrainer: {<<: *one, b: [*one, *one]}\n"
+    assert check_yaml(config(tmp_path, text)) == yaml.safe_load(text)
+
+
+def bomb(levels: int) -> str:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, levels)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (bomb(9), "more than 100000 values"),
+        (bomb(40), "more than 100000 values"),
+        ("a: &a [*a]", r"\*a inside its own anchor &a never ends"),
+        ("a: &a {b: [1, {c: *a}]}", r"\*a inside its own anchor &a"),
+        ("a: " + "[" * 500 + "]" * 500, "more than 100 lists or mappings nested in one another"),
+        ("a: *b", "is not YAML: line 1: found undefined alias"),
+        ("a: !!python/object/apply:os.system [x]", "is not YAML: line 1: could not determine"),
+        ("a: !!timestamp x", "is not YAML: a value is not what its tag"),
+        ("[1]", "expected sections such as model, data and trainer"),
+        ("a: [", "is not YAML: line"),
+        ("trainer: 1", "trainer: expected options by name, got 1"),
+        ("model:", "model: expected options by name, got nothing"),
+        ("data: [a]", r"data: expected options by name, got \['a'\]"),
+    ],
+)
+def test_a_config_without_an_end_is_one_line(text, message, tmp_path):
+    path = config(tmp_path, text)
+    with pytest.raises(ValueError, match=message) as caught:
+        check_yaml(path)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_as_many_values_as_the_written_out_aliases_have(tmp_path):
+    assert len(check_yaml(config(tmp_path, bomb(4)))) == 4  # 10 + 100 + 1000 + 10000
+
+
+def test_the_files_that_a_config_names_are_read_too(tmp_path):
+    config(tmp_path, bomb(9), "network.yaml")
+    outer = config(tmp_path, "model: {network: network.yaml}", "outer.yaml")
+    with pytest.raises(ValueError, match=r"network\.yaml: more than 100000 values"):
+        check_yaml(outer)
+    config(tmp_path, "model: outer.yaml", "network.yaml")  # a circle
+    assert check_yaml(outer)
+
+
+def test_a_name_that_is_no_packages_is_refused():
+    with pytest.raises(ValueError, match=r"--allow \.\./x: expected the name of a package"):
+        only_packages(["../x"])

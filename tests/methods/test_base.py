@@ -1,0 +1,196 @@
+"""What every explainer shares: options, checks, and a network left as it was found."""
+
+import copy
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+import torch
+from torch import nn
+
+from vision_attn.methods.base import Explainer, class_logits, target_classes
+from vision_attn.methods.contrast import Contrast
+from vision_attn.types import Heatmaps
+
+
+@dataclass(frozen=True)
+class InputGradient(Explainer):
+    """sum_c d logit / dx: the least explainer that needs gradients."""
+
+    kind: Literal["signed", "length"] = "signed"
+    power: float = 1.0
+    place: tuple[int, int] | None = None
+    layer: int | Literal["mean"] = -1
+
+    class_specific = True
+    needs_gradients = True
+
+    def refusal(self, network):
+        return "it is too plain" if isinstance(network, nn.Identity) else None
+
+    def explain(self, network, images, targets, layout):
+        images.requires_grad_()
+        logits = class_logits(network, images)
+        targets = target_classes(logits, targets)
+        (gradient,) = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), images)
+        return Heatmaps(gradient.sum(1), str(self), targets)
+
+
+@dataclass(frozen=True)
+class Brightness(Explainer):
+    class_specific = False
+
+    def refusal(self, network):
+        return None
+
+    def explain(self, network, images, targets, layout):
+        assert not torch.is_grad_enabled()
+        assert not network.training
+        class_logits(network, images)
+        return Heatmaps(images.mean(1), str(self))
+
+
+@pytest.fixture
+def network():
+    network = nn.Sequential(
+        nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Dropout(), nn.AdaptiveAvgPool2d(1)
+    )
+    return nn.Sequential(network, nn.Flatten(), nn.Linear(5, 7))
+
+
+IMAGES = torch.randn(2, 3, 11, 13)
+
+
+def state(network):
+    return (
+        [module.training for module in network.modules()],
+        [weight.requires_grad for weight in network.parameters()],
+        [weight.grad for weight in network.parameters()],
+        [dict(module._forward_hooks) for module in network.modules()],
+        copy.deepcopy(network.state_dict()),
+    )
+
+
+def assert_same(before, after):
+    assert before[:4] == after[:4]
+    torch.testing.assert_close(before[4], after[4], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("explainer", [InputGradient(), Brightness()])
+def test_the_network_is_left_as_it_was(network, explainer):
+    network[0][1].eval()
+    network[2].bias.requires_grad_(False)
+    before = state(network)
+    explainer(network, IMAGES)
+    assert_same(before, state(network))
+    network[2].weight.data[3, 2] = torch.nan
+    before = state(network)
+    with pytest.raises(
+        ValueError, match=r"so do the network's weights, first '2.weight' \(1 of 9\)"
+    ):
+        explainer(network, IMAGES)
+    assert before[:4] == state(network)[:4]
+
+
+def test_images_that_require_gradients_get_none(network):
+    images = IMAGES.clone().requires_grad_()
+    InputGradient()(network, images)
+    assert images.grad is None
+    plain = IMAGES.clone()
+    InputGradient()(network, plain)
+    assert not plain.requires_grad
+
+
+def test_gradients_inside_inference_mode(network):
+    expected = InputGradient()(network, IMAGES).values
+    with torch.inference_mode():
+        torch.testing.assert_close(InputGradient()(network, IMAGES.clone()).values, expected)
+        assert torch.is_inference_mode_enabled()
+        made_inside = copy.deepcopy(network)
+    with pytest.raises(ValueError, match=r"gradients cannot pass '0.0.weight'.*inference_mode"):
+        InputGradient()(made_inside, IMAGES)
+    torch.testing.assert_close(InputGradient()(copy.deepcopy(made_inside), IMAGES).values, expected)
+
+
+def test_targets(network):
+    predicted = network.eval()(IMAGES).argmax(1)
+    maps = InputGradient()(network, IMAGES)
+    assert maps.targets.tolist() == predicted.tolist()
+    one_for_all = InputGradient()(network, IMAGES, 3)
+    torch.testing.assert_close(
+        one_for_all.values, InputGradient()(network, IMAGES, torch.tensor([3, 3])).values
+    )
+    torch.testing.assert_close(one_for_all.values, InputGradient()(network, IMAGES, [3, 3]).values)
+    with pytest.raises(
+        ValueError, match="class 7 is out of range: the network has 7 classes, 0 to"
+    ):
+        InputGradient()(network, IMAGES, [0, 7])
+    with pytest.raises(ValueError, match="class -1 is out of range"):
+        InputGradient()(network, IMAGES, -1)
+    with pytest.raises(ValueError, match=r"one class or 2 \(one per image\), got shape \(3,\)"):
+        InputGradient()(network, IMAGES, [1, 2, 3])
+    with pytest.raises(ValueError, match="whole numbers"):
+        InputGradient()(network, IMAGES, torch.tensor([0.5, 1.0]))
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (IMAGES[0], r"got shape \(3, 11, 13\); add the batch axis: images\[None\]"),
+        (IMAGES[:0], r"none of them 0, got shape \(0, 3, 11, 13\)"),
+        (IMAGES.byte(), r"images must be floats.*torch.uint8"),
+        (IMAGES.to("meta"), "the images are on meta, the network is on cpu"),
+        (IMAGES * torch.inf, "holds NaN or infinity: the images hold NaN"),
+    ],
+)
+def test_bad_images(network, images, message):
+    with pytest.raises(ValueError, match=message):
+        InputGradient()(network, images)
+
+
+def test_a_refused_network_says_why():
+    with pytest.raises(ValueError, match=r"InputGradient does not fit Identity: it is too plain"):
+        InputGradient()(nn.Identity(), IMAGES)
+
+
+def test_a_network_without_logits():
+    with pytest.raises(ValueError, match=r"expected logits \(2, classes\).*got \(2, 3, 11, 13\)"):
+        Brightness()(nn.ReLU(), IMAGES)
+
+
+def test_options_are_checked_and_spelt():
+    assert str(InputGradient()) == "InputGradient"
+    explainer = InputGradient(kind="length", power=2, place=[3, 5], layer="mean")
+    spelt = "InputGradient(kind='length', power=2.0, place=(3, 5), layer='mean')"
+    assert str(explainer) == spelt
+    for options, message in [
+        (
+            {"kind": "lenght"},
+            r"kind: expected 'signed' or 'length', got 'lenght' \(did you mean 'l",
+        ),
+        ({"power": "2"}, "power: expected a number, got '2'"),
+        ({"power": True}, "power: expected a number, got True"),
+        (
+            {"place": (3,)},
+            r"place: expected \(a whole number, a whole number\) or none, got \(3,\)",
+        ),
+        ({"place": (3, 1.5)}, "place: expected"),
+        ({"layer": "maen"}, "layer: expected a whole number or 'mean', got 'maen' .did you mean"),
+        ({"power": torch.zeros(99)}, "power: expected a number, got a value of type Tensor$"),
+        (
+            {"kind": nn.Identity()},
+            r"kind: got a network; give it with the images, InputGradient\(\)\(network, images\)",
+        ),
+    ]:
+        with pytest.raises(ValueError, match=f"InputGradient: option {message}"):
+            InputGradient(**options)
+
+
+def test_contrast_is_the_difference_of_the_maps(network):
+    difference = (
+        InputGradient()(network, IMAGES, 2).values - InputGradient()(network, IMAGES, 4).values
+    )
+    contrast = InputGradient()(Contrast(network, against=4), IMAGES, 2)
+    torch.testing.assert_close(contrast.values, difference)
+    with pytest.raises(ValueError, match=r"class 9 to contrast with is out of range.*7 classes"):
+        InputGradient()(Contrast(network, against=9), IMAGES)

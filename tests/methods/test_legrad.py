@@ -1,0 +1,63 @@
+"""LeGrad where a network gives its blocks more than tokens, or runs them again to save memory."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from vision_attn.methods import GradCAM, LeGrad
+from vision_attn.models import ViT
+
+SIZE = (32, 48)
+
+
+def test_rotary_positions_of_more_heads_than_images():
+    torch.manual_seed(0)
+    network = timm.create_model(
+        "vit_small_patch16_rope_mixed_224", img_size=64, embed_dim=48, num_heads=6, depth=2,
+        num_classes=5,
+    ).double().eval()  # fmt: skip
+    images = torch.randn(5, 3, 64, 64, dtype=torch.float64)
+    together = LeGrad()(network, images, 1).values
+    for image, found in zip(images, together, strict=True):
+        torch.testing.assert_close(found, LeGrad()(network, image[None], 1).values[0])
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_small_patch16_rope_mixed_224", "vit_base_patch16_siglip_224"]
+)
+def test_as_many_heads_as_images_times_blocks(name):
+    torch.manual_seed(0)
+    network = timm.create_model(
+        name, img_size=64, embed_dim=48, num_heads=6, depth=3, num_classes=5
+    ).double().eval()  # fmt: skip
+    images = torch.randn(7, 3, 64, 64, dtype=torch.float64)
+    true = LeGrad()(network, images, 1).values
+    for count in (2, 6):  # 6 images: the last block's batch has as many, too
+        found = LeGrad()(network, images[:count], 1).values
+        torch.testing.assert_close(found, true[:count])
+
+
+@pytest.mark.parametrize("method", [LeGrad(), GradCAM()], ids=str)
+def test_networks_that_compute_twice_to_save_memory(method):
+    torch.manual_seed(0)
+    network = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, num_classes=5)
+    network = network.double().eval()
+    images = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    true = method(network, images, 1).values
+    network.set_grad_checkpointing(True)
+    assert torch.equal(method(network, images, 1).values, true)
+    assert network.grad_checkpointing
+
+
+def test_a_module_that_runs_its_blocks_twice_is_refused():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = ViT(SIZE, 8, 5, 24, 2, 3)
+
+        def forward(self, images):
+            return self.network(images) + self.network(images.flip(-1))
+
+    with pytest.raises(ValueError, match="its 2 blocks make 4 attention calls"):
+        LeGrad()(Twice().eval(), torch.randn(2, 3, *SIZE), 1)

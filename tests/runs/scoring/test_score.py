@@ -1,0 +1,352 @@
+"""`vision_attn.score` from Python: in memory, in a folder, stopped, in shards, and its errors."""
+
+import csv
+import doctest
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import vision_attn
+from vision_attn.data import Preprocess
+from vision_attn.evaluate import Deletion
+from vision_attn.methods import CentreGaussian, GradCAM, Rollout
+from vision_attn.models import ViT
+from vision_attn.runs.progress import Silent
+from vision_attn.runs.scoring import Scores, scorer, tables
+from vision_attn.runs.scoring.pictures import paint
+from vision_attn.runs.scoring.scorer import Drawn, Scorer
+from vision_attn.runs.scoring.tasks import Folder, Task, Work
+from vision_attn.types import Model
+
+BASELINES = ["RandomMap", "CentreGaussian", "EdgeMap"]
+QUICK = {"steps": 2, "batch_size": 4, "images": 7, "progress": Silent()}
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    torch.manual_seed(0)
+    network = ViT((32, 48), 8, 3, dim=12, depth=2, heads=2).eval()
+    for weight in network.parameters():
+        nn.init.normal_(weight, std=0.3)
+    preprocess = Preprocess((32, 48), (0.5,) * 3, (0.25,) * 3)
+    return Model(network, preprocess, ["a", "b", "c"], network.layout((32, 48)))
+
+
+@pytest.fixture(scope="module")
+def planted(model) -> Scores:
+    return vision_attn.score(model, "planted", "GradCAM", **QUICK)
+
+
+def same(one: Scores, other: Scores) -> None:
+    """The same numbers: exactly, but for what depends on how images are batched."""
+    for mine, theirs in zip(one.table(), other.table(), strict=True):
+        assert (mine["method"], mine["metric"], mine["n"]) == (
+            *(theirs["method"], theirs["metric"], theirs["n"]),
+        )
+        assert mine["mean"] == pytest.approx(theirs["mean"], abs=2e-3)
+
+
+@pytest.mark.xdist_group("scored in memory")
+def test_rows_are_plain_values_and_the_csv(planted, tmp_path):
+    rows = planted.table()
+    assert {row["method"] for row in rows} == {"GradCAM", *BASELINES}
+    for row in rows:
+        assert all(isinstance(value, str | int | float | None) for value in row.values())
+    planted.save(tmp_path)
+    written = list(csv.DictReader(io.StringIO((tmp_path / "scores.csv").read_text())))
+    assert [row["metric"] for row in written] == [row["metric"] for row in rows]
+    assert float(written[0]["mean"]) == rows[0]["mean"]
+    ahead = planted.to_dict()["methods"]["GradCAM"]["scores"]["deletion"]["better_than"]
+    assert rows[0]["ahead_of_EdgeMap_low"] == ahead["EdgeMap"]["low"]
+
+
+@pytest.mark.xdist_group("scored in memory")
+def test_in_memory_and_in_a_folder_it_is_the_same(model, planted, tmp_path):
+    kept = vision_attn.score(model, "planted", [GradCAM()], **QUICK, output=tmp_path)
+    assert kept.to_dict() == planted.to_dict()
+    assert json.loads((tmp_path / "scores.json").read_text()) == planted.to_dict()
+    planted.save(tmp_path / "again")
+    for name in ("scores.csv", "scores.json", "scores.md", "curves.png", "best_and_worst.png"):
+        assert (tmp_path / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+@pytest.mark.xdist_group("scored in memory")
+def test_best_and_the_tables_that_show_themselves(planted):
+    means = {r["method"]: r["mean"] for r in planted.table() if r["metric"] == "insertion"}
+    assert planted.best("insertion") == max(means, key=means.get)
+    assert set(planted.better_than_baselines("insertion")) <= {"GradCAM"}
+    with pytest.raises(ValueError, match="no scores by 'speed': expected one of deletion, inse"):
+        planted.best("speed")
+    for text in (str(planted), planted._repr_html_()):
+        assert "ViT on planted: 7 images" in text
+        for method in planted.methods:
+            assert method in text
+    assert "<b>" in planted._repr_html_()
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("scored in memory")
+def test_a_stopped_call_goes_on_and_draws_without_the_network(
+    model, planted, tmp_path, monkeypatch
+):
+    do, count = Work.do, 0
+
+    def interrupted(self, task):
+        nonlocal count
+        count += 1
+        if count == 5:
+            raise KeyboardInterrupt
+        return do(self, task)
+
+    monkeypatch.setattr(Work, "do", interrupted)
+    with pytest.raises(KeyboardInterrupt, match=f"^16 scored maps are kept in {tmp_path}: the sam"):
+        vision_attn.score(model, "planted", "GradCAM", **QUICK, output=tmp_path)
+    same(vision_attn.score(model, "planted", "GradCAM", **QUICK, output=tmp_path), planted)
+    first = (tmp_path / "best_and_worst.png").read_bytes()
+    (tmp_path / "best_and_worst.png").unlink()
+
+    def no_network(self, task):
+        raise AssertionError(task)
+
+    monkeypatch.setattr(Work, "do", no_network)
+    again = vision_attn.score(model, "planted", "GradCAM", **QUICK, output=tmp_path)
+    assert (tmp_path / "best_and_worst.png").read_bytes() == first
+    monkeypatch.setattr(model.network, "forward", no_network)
+    again.save(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_map_that_was_cut_short_is_drawn_again(model, tmp_path):
+    vision_attn.score(model, "planted", "GradCAM", **QUICK, output=tmp_path)
+    maps = sorted((tmp_path / "per_image" / "maps").glob("GradCAM*.npz"))
+    first = (tmp_path / "best_and_worst.png").read_bytes()
+    maps[0].write_bytes(maps[0].read_bytes()[:40])
+    maps[1].unlink()
+    vision_attn.score(model, "planted", "GradCAM", **QUICK, output=tmp_path)
+    assert (tmp_path / "best_and_worst.png").read_bytes() == first
+    assert sorted((tmp_path / "per_image" / "maps").glob("GradCAM*.npz")) == maps
+
+
+@pytest.mark.xdist_group("scored in memory")
+def test_scores_on_a_full_disk_stay_as_they_were(planted, full_disk):
+    (full_disk / "a.txt").write_bytes(b"x" * 65_536)
+    for name in ("scores.json", "scores.csv", "scores.md"):
+        (full_disk / name).touch()  # which takes no room
+    with pytest.raises(OSError, match=rf"{full_disk}/scores\.json: cannot be written \(No space"):
+        planted.save(full_disk)
+    (full_disk / "a.txt").write_bytes(b"x" * 53_248)
+    with pytest.raises(OSError, match=r"cannot be written \(No space"):
+        planted.save(full_disk)
+    for path in full_disk.glob("scores.*"):
+        text = path.read_text()
+        assert not text or text == tables_of(planted)[path.suffix]
+
+
+def tables_of(scores: Scores) -> dict[str, str]:
+    """The files of scores, by suffix, as they are when they are whole."""
+    results = scores.results
+    as_json = json.dumps(scores.to_dict(), indent=1) + "\n"
+    return {".json": as_json, ".csv": tables.as_csv(results), ".md": tables.as_markdown(results)}
+
+
+@pytest.mark.xdist_group("scored in memory")
+def test_two_calls_at_once_share_a_folder(model, planted, tmp_path):
+    work = Work(model, "planted", "GradCAM", images=5, steps=2)
+    first, second = (Folder(tmp_path / "out", work.settings) for _ in range(2))
+    for folder, tasks in ((first, work.tasks(set())[:3]), (second, work.tasks(set())[2:])):
+        for task in tasks:  # one of them is done by both
+            folder.add(work.do(task))
+    assert first.records() == second.records()
+    assert not work.tasks(set(first.records()))
+
+
+@pytest.mark.xdist_group("scored in memory")
+def test_shards_meet_in_a_folder(model, planted, tmp_path):
+    for number in (2, 1):
+        part = vision_attn.score(
+            model, "planted", "GradCAM", **QUICK, output=tmp_path, shard=(number, 2)
+        )
+        assert len(part.results.images) == (4 if number == 1 else 3)
+        assert not (tmp_path / "scores.json").exists()
+    empty = vision_attn.score(model, "planted", "GradCAM", **QUICK, shard=(3, 3))
+    assert empty.table() == []
+    same(vision_attn.score(model, "planted", "GradCAM", **QUICK, output=tmp_path), planted)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("scored in memory")
+def test_two_processes_give_the_same(model, planted):
+    same(vision_attn.score(model, "planted", "GradCAM", **QUICK, processes=2), planted)
+
+
+@pytest.mark.xdist_group("scored in memory")
+def test_a_model_that_cannot_be_sent_is_scored_in_one_process(model, planted):
+    class Local(nn.Module):  # known to this function alone
+        def __init__(self):
+            super().__init__()
+            self.network = model.network
+
+        def forward(self, x):
+            return self.network(x)
+
+    local = Model(Local().eval(), model.preprocess, model.classes, None)
+    scores = vision_attn.score(
+        local, "planted", "RandomMap", **{**QUICK, "progress": None}, processes=2
+    )
+    assert len(scores.problems) == 1
+    assert "cannot be sent to other processes" in scores.problems[0]
+    assert scores.problems[0].endswith("so one process does it all")
+    assert scores.best("sparseness")
+
+
+class Restless(CentreGaussian):
+    """Maps of torch's own random numbers."""
+
+    def draw(self, images, height, width):
+        return torch.rand(len(images), height, width)
+
+
+def test_the_callers_random_numbers_go_on_and_change_no_score(model):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    found = []
+    for before in (5, 6):
+        torch.manual_seed(before)
+        scores = vision_attn.score(model, "planted", Restless(), **QUICK)
+        found.append(scores.to_dict()["methods"])
+        if before == 5:
+            assert torch.equal(torch.rand(3), expected)
+    assert found[0] == found[1]
+    torch.manual_seed(5)
+    with pytest.raises(ValueError, match="no data"):
+        vision_attn.score(model, "plante", "GradCAM", **QUICK)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_lists_of_files_and_images(model, tmp_path):
+    rng = np.random.default_rng(0)
+    pixels = [Image.fromarray(rng.integers(0, 256, (40, 50, 3), np.uint8)) for _ in range(3)]
+    (tmp_path / "b").mkdir()
+    pixels[0].save(tmp_path / "b" / "one.png")
+    photos = [tmp_path / "b" / "one.png", pixels[1], tmp_path / "gone.png"]
+    progress = Silent()
+    scores = vision_attn.score(model, photos, "GradCAM", steps=2, progress=progress)
+    assert scores.problems == [f"{tmp_path}/gone.png: no such file: check the path"]
+    assert progress.problems == scores.problems
+    records = scores.results.records
+    assert {image for _, _, image in records} == {str(photos[0]), "image 1"}
+    assert records["maps", "GradCAM", str(photos[0])]["label"] == 1
+    assert records["maps", "GradCAM", "image 1"]["label"] is None
+    out = tmp_path / "out"
+    vision_attn.score(model, pixels[:2], "GradCAM", steps=2, output=out, progress=progress)
+    with pytest.raises(ValueError, match=r"scores of other settings \(data a list of images \("):
+        vision_attn.score(model, pixels[1:], "GradCAM", steps=2, output=out, progress=progress)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"images": 0}, "images must be at least 1, got 0"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"batch_size": -1}, "batch_size must be at least 1, got -1"),
+        ({"processes": 0}, "processes must be at least 1, got 0"),
+        ({"sanity": -1}, "sanity must be at least 0 images, got -1"),
+        ({"target": "tabby"}, "target must be one of label, predicted, got 'tabby'"),
+        ({"removal": "none"}, "removal must be one of auto, tokens, mean, blur, noise, got 'none'"),
+        ({"shard": (3, 2)}, "shard must be (number, of how many), such as (1, 4), got (3, 2)"),
+        ({"methods": "Rolout"}, "unknown method 'Rolout' (did you mean 'Rollout'?)"),
+        ({"methods": "ChannelGates"}, "ChannelGates does not fit this model"),
+        ({"data": "plantd"}, "no data 'plantd': did you mean planted"),
+        ({"data": []}, "expected at least one image to score, got an empty list"),
+        ({"data": ["gone.png"]}, "a list of files: nothing could be scored: no image can be used"),
+        ({"output": "/proc/here"}, "/proc/here: cannot write there"),
+    ],
+)
+def test_what_does_not_fit_is_said(model, given, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        vision_attn.score(model, **{"data": "planted", **QUICK, **given})
+
+
+def test_removal_is_what_deletion_needs(model):
+    images = torch.randn(2, 3, 32, 48)
+    maps = Rollout()(model.network, images)
+    scores = []
+    for given in (maps, maps.values):
+        deletion = Deletion(vision_attn.removal(model))
+        deletion.update(images, given, torch.tensor([0, 1]))
+        scores.append(deletion.per_image())
+    assert torch.equal(*scores)
+    assert type(vision_attn.removal(model, "blur").fill).__name__ == "BlurFill"
+
+
+def test_a_map_is_drawn_in_its_own_scale(model):
+    """A nearly even rollout with half of its mass on the class token stays nearly colourless."""
+    data = Work(model, "planted", "GradCAM", images=1).data
+    even = np.full((4, 6), 0.5 / 24, np.float32)
+    even[1, 2] *= 1.04
+    even[0, 0] -= even.sum() - 0.5
+    known, bare = (paint(data[0], Drawn(even, mass), model.preprocess) for mass in (0.5, None))
+    assert np.abs(known.astype(int) - bare).mean() > 20
+
+
+def test_maps_are_kept_with_their_prefix_mass(model, tmp_path):
+    work = Work(model, "planted", "Rollout", images=2, steps=2)
+    batch, _ = work.read(tuple(work.all.chosen))
+    found = Rollout()(model.network, batch.images)
+    folder = Folder(tmp_path, work.settings)
+    folder.add(work.do(Task("drawn", "Rollout", tuple(work.all.chosen))))
+    for store in (folder, Folder(tmp_path, work.settings)):
+        for i, sample in enumerate(batch.samples):
+            one = store.drawn["Rollout", sample.name]
+            np.testing.assert_allclose(one.values, found.values[i], atol=1e-6)
+            assert one.prefix_mass == pytest.approx(float(found.prefix_mass[i]))
+
+
+def test_drawn_leaves_out_what_fails(model):
+    class Fails(GradCAM):
+        def explain(self, network, images, targets, layout):
+            if len(images) > 1 or images.mean() > 0:
+                raise ValueError("bright")
+            return super().explain(network, images, targets, layout)
+
+    work = Work(model, "planted", "GradCAM", images=6)
+    batch, _ = work.read(tuple(work.all.chosen))
+    drawn = Scorer(model, work.scorer.removal).drawn(Fails(), batch)
+    dark = {s.name for s in batch.samples if s.image.mean() <= 0}
+    assert set(drawn) == dark
+
+
+@pytest.mark.slow
+def test_scoring_loads_no_lightning():
+    code = (
+        "import sys, vision_attn; vision_attn.score; import vision_attn.hub;"
+        "print([name for name in sys.modules if 'lightning' in name.split('.')[0]"
+        " and name != 'lightning_utilities' and not name.startswith('lightning_utilities.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "module", ["vision_attn.runs.scoring", scorer.__name__, "vision_attn.data.preprocess"]
+)
+def test_examples(module):
+    result = doctest.testmod(sys.modules[module])
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+@pytest.mark.xdist_group("scored in memory")
+def test_nothing_here_prints(planted, capsys, tmp_path):
+    planted.save(tmp_path)
+    assert capsys.readouterr() == ("", "")
+    assert isinstance(planted.save(str(tmp_path)), Path)

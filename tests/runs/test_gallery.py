@@ -1,0 +1,172 @@
+"""The gallery's page: what it takes on the disk, and what it knows of each photo."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vision_attn.data import Preprocess
+from vision_attn.models import ViT
+from vision_attn.pages import Row, Shot
+from vision_attn.render import save_within
+from vision_attn.runs.entries import Entry, Results
+from vision_attn.runs.explain import explain
+from vision_attn.runs.explanation import PAGE_BYTES, Pictures, page_bytes
+from vision_attn.runs.gallery import gallery
+from vision_attn.runs.scoring.evidence import read_mask
+from vision_attn.types import Model
+
+CLASSES = ["tench, Tinca tinca", "church", "golf ball"]
+
+
+@pytest.fixture
+def model() -> Model:
+    vit = ViT(image_size=16, patch_size=8, dim=8, depth=1, heads=2, num_classes=3).eval()
+    preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
+    return Model(vit, preprocess, CLASSES, vit.layout((16, 16)))
+
+
+def fill(folder: Path, count: int, size: tuple[int, int] = (400, 300)) -> Path:
+    """Photos of noise, which no JPEG makes small, in folders named for the classes."""
+    rng = np.random.default_rng(0)
+    for i in range(count):
+        named = folder / ("Tench", "church", "none")[i % 3]
+        named.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(named / f"{i:03}.jpg", quality=50)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("methods", [["Rollout", "GradCAM", "EdgeMap"], ["all"]])
+def test_a_photo_takes_less_than_60_kilobytes_of_the_page(model, methods, tmp_path):
+    count = 40 if len(methods) > 1 else 5
+    summary = gallery(model, fill(tmp_path / "in", count), methods, output=tmp_path / "out")
+    assert summary.explained == count
+    files = [summary.page, *(tmp_path / "out" / "page").iterdir()]
+    assert sum(file.stat().st_size for file in files) < count * 60_000
+    source = summary.page.read_text()
+    assert len(set(re.findall(r'src="\./(page/[^"]+)"', source))) == len(files) - 1
+    assert source.partition("<template>")[0].count("<article") == min(count, 24)
+    assert source.count("<article") == count
+
+
+def test_a_card_knows_the_predicted_and_the_true_class(model, tmp_path):
+    summary = gallery(model, fill(tmp_path / "in", 13, (40, 30)), ["EdgeMap"], output=tmp_path)
+    source, records = summary.page.read_text(), summary.records()
+    for record in records:
+        name, folder = Path(record["file"]).name, Path(record["file"]).parent.name
+        (card,) = [card for card in source.split("<article")[1:] if f">{name}<" in card]
+        facts = dict(re.findall(r'data-(\w+)="([^"]*)"', card.partition(">")[0]))
+        assert facts["predicted"] == record["predicted"].split(",")[0]
+        assert float(facts["probability"]) == pytest.approx(record["probability"], abs=1e-6)
+        true = {"Tench": "tench", "church": "church", "none": None}[folder]
+        assert facts.get("label") == true
+        assert ("✓ right" in card) == (true == facts["predicted"])
+        assert ("✗ true class" in card) == (true not in (None, facts["predicted"]))
+
+
+def test_photos_of_one_name_are_told_apart(model, tmp_path):
+    files = [tmp_path / folder / name for folder in "ab" for name in ("same.png", f"{folder}.png")]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (40, 30)).save(file)
+    source = gallery(model, files, ["EdgeMap"], output=tmp_path / "out").page.read_text()
+    for title in ("a-same.png", "b-same.png", "a.png", "b.png"):
+        assert source.count(f">{title}<") == 1
+    assert ">same.png<" not in source
+
+
+def test_two_classes_of_one_name_are_told_apart(model, tmp_path):
+    names = ["crane, bird", "crane, machine", "church"]
+    (tmp_path / "bird").mkdir()
+    Image.new("RGB", (40, 30)).save(tmp_path / "bird" / "a.png")
+    found = explain(replace(model, classes=names), tmp_path / "bird" / "a.png", ["EdgeMap"])
+    for predicted, label in ((0, "crane"), (1, "crane (class 0)")):
+        sure = replace(found, probabilities=np.eye(3, dtype=np.float32)[predicted])
+        assert sure.facts == ("crane", label, 1.0)
+
+
+@pytest.mark.parametrize("count", [1, 3, 14])
+def test_the_bytes_of_a_photo_are_divided_among_its_pictures(count):
+    links = [None, *(f"{i}.png" for i in range(count))]
+    photo, *maps = page_bytes(links)
+    assert len(set(maps)) == 1
+    assert 2 * maps[0] <= photo <= 2 * maps[0] + 1
+    assert photo + sum(maps) <= PAGE_BYTES - 600 * len(links)
+
+
+def test_a_picture_is_as_large_as_its_bytes_allow(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (600, 800, 3), dtype=np.uint8)
+    sizes = []
+    for most in (60_000, 20_000, 6_000):
+        kept = save_within(noise, tmp_path / "a.jpg", most)
+        assert (tmp_path / "a.jpg").stat().st_size <= most
+        with Image.open(tmp_path / "a.jpg") as saved:
+            assert saved.size == (kept.shape[1], kept.shape[0])
+        sizes.append(kept.shape[1])
+    assert sizes == sorted(set(sizes), reverse=True)
+    assert save_within(noise, tmp_path / "a.jpg", 10).shape == (60, 80, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "methods", "first"),
+    [
+        ("mine", ["all"], "Rollout"),
+        ("vision_attn:senet_imagenette", ["all"], "GradCAM"),  # as its card says
+        ("vision_attn:senet_imagenette", ["EdgeMap", "Rollout"], "Rollout"),
+    ],
+)
+def test_of_all_methods_the_one_to_trust_is_shown_first(model, name, methods, first, tmp_path):
+    model = replace(model, name=name)
+    summary = gallery(model, fill(tmp_path / "in", 13, (40, 30)), methods, output=tmp_path)
+    (shown,) = re.findall(r'<select name="map".*?</select>', summary.page.read_text())
+    assert re.findall(r"<option value=\"([^\"]+)", shown)[0] == first
+    for card in summary.page.read_text().split("<article")[1:]:
+        assert re.findall(r"<figcaption>(.*?)<", card)[:2] == ["photo", first]
+
+
+def test_shards_merge_photos_whose_names_are_no_text(tmp_path):
+    files = ["c.png", "b\udcff.png", "é.png", "b\udcfe.png", "a.png"]  # Linux allows any bytes
+    alone, merged = tmp_path / "alone", tmp_path / "merged"
+    for folder, shards in ((alone, 1), (merged, 2)):
+        folder.mkdir()
+        for number in range(1, shards + 1):
+            results = Results(folder, files, shard=(number, shards), lead="")
+            for file in files[number - 1 :: shards]:
+                shot = Shot(f"page/{file}.jpg", file, (40, 30), "photo", file)
+                results.add(Entry(file, [{"file": file}], Row(file, "", [shot])))
+            if shards == 1:
+                results.write_page()
+            else:
+                assert results.end() == (number == shards)
+    assert 'href="./b%FF.png"' in (alone / "index.html").read_text()
+    for name in ("results.jsonl", "index.html"):
+        assert (merged / name).read_text() == (alone / name).read_text()
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[0, 255, 12], [0, 255, 12]],
+        [[0, 20, 255], [7, 0, 0]],
+        [[0, 1, 255], [0, 0, 0]],
+        [[0, 255, 255], [0, 0, 0]],
+        [[0, 3, 1], [0, 2, 0]],
+    ],
+)
+def test_a_mask_is_shown_as_score_reads_it(rows, tmp_path):
+    Image.fromarray(np.array(rows, np.uint8)).save(tmp_path / "cat.png")
+    inside, border = read_mask(tmp_path / "cat.png", (3, 2))
+    shown = Pictures(tmp_path, masks=tmp_path)._mask(Path("cat.jpg"))
+    np.testing.assert_array_equal(shown, inside + 0.5 * border)
+
+
+def test_a_mask_with_soft_edges_is_shown_whole(tmp_path):
+    Image.fromarray(np.array([[0, 9, 130, 255]], np.uint8)).save(tmp_path / "cat.png")
+    shown = Pictures(tmp_path, masks=tmp_path)._mask(Path("cat.jpg"))
+    np.testing.assert_array_equal(shown, [[0, 1, 1, 1]])

@@ -1,0 +1,56 @@
+"""The processes of a job end with the first one, however that ends."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+JOB = """
+import os, sys, time
+from vision_attn.runs.workers import answers
+
+def make(folder):
+    def work(task):
+        with open(os.path.join(folder, str(os.getpid())), "w"):
+            time.sleep(600)
+    return work
+
+if __name__ == "__main__":
+    list(answers(make, sys.argv[1], [1, 2], processes=2))
+"""
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process that has not ended."""
+    status = Path(f"/proc/{pid}/stat")
+    try:
+        return status.read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def within(seconds: float, condition) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="reads /proc, which Linux has")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_end_with_the_first_process(how, tmp_path):
+    (tmp_path / "job.py").write_text(JOB)
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    first = subprocess.Popen([sys.executable, tmp_path / "job.py", pids])
+    assert within(120, lambda: len(list(pids.iterdir())) == 2), "the workers did not start"
+    workers = [int(path.name) for path in pids.iterdir()]
+    first.send_signal(how)
+    assert first.wait(60) != 0
+    assert within(30, lambda: not any(map(is_running, workers)))

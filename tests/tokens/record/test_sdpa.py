@@ -1,0 +1,84 @@
+"""Attention of short sequences, its heads fused as it runs: the same output, and the true map."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from vision_attn.methods.rollout import FUSIONS
+from vision_attn.tokens.record import sdpa
+from vision_attn.tokens.record.calls import Workspace
+from vision_attn.tokens.record.sdpa import SDPAInputs, short_attention
+
+
+def qkv(b=2, h=3, i=5, j=7, d=11, e=11, dtype=torch.float64):
+    return (
+        torch.randn(b, h, i, d, dtype=dtype),
+        torch.randn(b, h, j, d, dtype=dtype),
+        torch.randn(b, h, j, e, dtype=dtype),
+    )
+
+
+@torch.no_grad()
+def fused(*args, fusion="mean", **options):
+    return short_attention(SDPAInputs(*args, **options), FUSIONS[fusion], Workspace())
+
+
+@pytest.mark.parametrize("limit", [10**6, 2 * 7 * 3 * 7, 3 * 3 * 7, 1])
+@pytest.mark.parametrize("fusion", FUSIONS)
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_the_output_and_the_fused_map(scale, fusion, limit, monkeypatch):
+    monkeypatch.setattr(sdpa, "CPU_TILE", limit)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    q, k, v = qkv(e=13)
+    context, heads = fused(q, k, v, scale=scale, fusion=fusion)
+    torch.testing.assert_close(context, F.scaled_dot_product_attention(q, k, v, scale=scale))
+    weights = torch.softmax(q @ k.mT * (scale or 11**-0.5), -1)
+    true = {"mean": weights.mean(1), "max": weights.amax(1), "min": weights.amin(1)}[fusion]
+    torch.testing.assert_close(heads, true)
+
+
+def test_only_where_attention_is_plain_exact_short_and_without_gradients():
+    assert fused(*qkv())
+    assert fused(*qkv(h=2, j=13, d=2, i=5))  # 65 numbers of a map, 72 of q and k
+    assert fused(*qkv(h=2, j=21, d=2, i=5)) is None  # 105, 104
+    assert fused(*qkv(dtype=torch.bfloat16)) is None
+    assert fused(*(x[0] for x in qkv())) is None
+    assert fused(*qkv(), attn_mask=torch.ones(5, 7, dtype=torch.bool)) is None
+    assert fused(*qkv(), is_causal=True) is None
+    assert fused(*qkv(), dropout_p=0.5) is None
+    assert fused(*qkv(), enable_gqa=True) is None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fused(*qkv(dtype=torch.float32)) is None
+    with torch.enable_grad():
+        assert short_attention(SDPAInputs(*qkv()), FUSIONS["mean"], Workspace()) is None
+
+
+@pytest.mark.parametrize("empty", [{"b": 0}, {"j": 0}])
+def test_not_where_there_is_nothing_to_weigh(empty):
+    assert fused(*qkv(**empty)) is None
+
+
+def test_no_queries():
+    context, heads = fused(*qkv(i=0))
+    assert (context.shape, heads.shape) == ((2, 3, 0, 11), (2, 0, 7))
+
+
+@pytest.mark.parametrize("e", [8, 5])
+@pytest.mark.parametrize(
+    "laid_out",
+    [
+        lambda x: x,
+        lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+        lambda x: torch.stack([x.transpose(1, 2)] * 3, 2).permute(2, 0, 3, 1, 4)[0],
+        lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+        lambda x: x[:, :1].expand(x.shape),
+    ],
+    ids=["by heads", "by tokens", "q, k and v together", "heads first", "shared by heads"],
+)
+def test_the_output_is_laid_out_as_by_torch(laid_out, e):
+    q, k, v = qkv(d=8, e=e)
+    q = laid_out(q)
+    context, _ = fused(q, k, v)
+    expected = F.scaled_dot_product_attention(q, k, v)
+    assert context.stride() == expected.stride()
+    torch.testing.assert_close(context, expected)

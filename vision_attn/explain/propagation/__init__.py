@@ -1,1 +1,0 @@
-"""Carry one row of attention through the layers, from the readout back to the patches."""

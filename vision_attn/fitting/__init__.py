@@ -1,0 +1,1 @@
+"""A config in, a folder out: training, validation, test and prediction."""

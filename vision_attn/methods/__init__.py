@@ -1,0 +1,47 @@
+"""Heatmaps: where a network looks, by many methods, each an `Explainer`."""
+
+from vision_attn.methods.attribution import Attribution, IntegratedGradients, Occlusion
+from vision_attn.methods.base import Explainer
+from vision_attn.methods.baselines import Baseline, CentreGaussian, EdgeMap, RandomMap
+from vision_attn.methods.by_name import choose_methods, fitting_methods, methods, parse_method
+from vision_attn.methods.contrast import Contrast
+from vision_attn.methods.gates import ChannelGates, SpatialGates, gate_values
+from vision_attn.methods.gradcam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
+from vision_attn.methods.legrad import LeGrad
+from vision_attn.methods.lime import LIME
+from vision_attn.methods.raw_attention import QueryKey, RawAttention
+from vision_attn.methods.relevance import AttentionGradCAM, Relevance
+from vision_attn.methods.rollout import GradientRollout, Rollout, WeightedRollout
+
+__all__ = [
+    "LIME",
+    "AttentionGradCAM",
+    "Attribution",
+    "Baseline",
+    "CentreGaussian",
+    "ChannelGates",
+    "Contrast",
+    "EdgeMap",
+    "Explainer",
+    "GradCAM",
+    "GradCAMPlusPlus",
+    "GradientRollout",
+    "HiResCAM",
+    "IntegratedGradients",
+    "LayerCAM",
+    "LeGrad",
+    "Occlusion",
+    "QueryKey",
+    "RandomMap",
+    "RawAttention",
+    "Relevance",
+    "Rollout",
+    "SpatialGates",
+    "WeightedRollout",
+    "XGradCAM",
+    "choose_methods",
+    "fitting_methods",
+    "gate_values",
+    "methods",
+    "parse_method",
+]

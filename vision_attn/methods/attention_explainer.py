@@ -1,0 +1,360 @@
+"""Explainers that read attention: run a network once, carry a map through its layers.
+
+Axes: b batch, s rows carried, n and m tokens before and after the layers, h height, w width,
+k classes, head, i queries, e value width.
+"""
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vision_attn.methods.base import Explainer, Targets, check_finite, class_logits, target_classes
+from vision_attn.tokens.path.chain import Chain, Patches, PropagationRule
+from vision_attn.tokens.path.path import Path, find_path
+from vision_attn.tokens.path.support import refusal_of
+from vision_attn.tokens.record.calls import AttentionCall, Fusion
+from vision_attn.tokens.record.log import Part, Record
+from vision_attn.tokens.record.record import record_attention
+from vision_attn.types import Heatmaps, Images, Model, TokenLayout
+
+__all__ = [
+    "AttentionExplainer",
+    "ChainExplainer",
+    "Gradients",
+    "PerHead",
+    "Place",
+    "Trace",
+    "full_precision",
+    "gradients_of",
+    "heatmaps_of",
+    "trace",
+    "trace_gradients",
+]
+
+Place = Literal["cls"] | tuple[int, int] | tuple[float, float]
+PerHead = Float[Tensor, "window head i e"]
+Gradients = list[Tensor]  # one a call, each (window head i e)
+
+# A norm above this many times the median of the patches makes a patch an outlier.
+OUTLIER = 2.0
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One run of a network: its attention calls in order, and the chain that they make.
+
+    outliers: patches whose tokens have outlying norms; None where that is not known.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.methods.attention_explainer import trace
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> traced = trace(network, torch.rand(1, 3, 16, 16), layout=None)
+        >>> traced.layout.grid
+        (2, 2)
+        >>> traced.seed(traced.chain).tolist()
+        [[[1.0, 0.0, 0.0, 0.0, 0.0]]]
+    """
+
+    calls: Sequence[AttentionCall]
+    chain: Chain
+    images: Images
+    outliers: Bool[Tensor, "b rows columns"] | None
+
+    @property
+    def layout(self) -> TokenLayout:
+        """How the tokens of the first layer lie on the image."""
+        return self.chain.layout
+
+    def seed(self, chain: Chain, where: Place | None = None) -> Float[Tensor, "b 1 m"]:
+        """Make the row to start from: the tokens that the classifier reads, or one token."""
+        if where is None:
+            call = self.calls[0]
+            return chain.seed(len(self.images), call.device, call.dtype)
+        return self.rows_at(chain, [chain.token_at(where, self.images.shape[2:])])
+
+    def rows_at(
+        self, chain: Chain, tokens: Sequence[int] | Tensor | None
+    ) -> Float[Tensor, "b s m"]:
+        """Make a row for each of these tokens of the last layer; None takes all of them.
+
+        Raises ValueError for indices that are out of range.
+        """
+        call = self.calls[0]
+        indices = torch.arange(chain.tokens) if tokens is None else torch.as_tensor(tokens)
+        if (
+            indices.ndim != 1
+            or not len(indices)
+            or indices.min() < 0
+            or indices.max() >= chain.tokens
+        ):
+            raise ValueError(
+                f"tokens must be indices from 0 to {chain.tokens - 1} into the last layer's "
+                f"sequence, got {tokens}"
+            )
+        rows = F.one_hot(indices.to(call.device), chain.tokens).to(call.dtype)
+        return rows.expand(len(self.images), -1, -1)
+
+    def heatmaps(
+        self,
+        shares: Float[Tensor, "b n"],
+        method: Explainer,
+        targets: Int[Tensor, " b"] | None = None,
+        total: float | None = None,
+    ) -> Heatmaps:
+        """Make heatmaps of shares of the input tokens of this run: see `heatmaps_of`."""
+        return heatmaps_of(shares, self.layout, method, targets, total, self.outliers)
+
+
+def heatmaps_of(
+    shares: Float[Tensor, "b n"],
+    layout: TokenLayout,
+    method: Explainer,
+    targets: Int[Tensor, " b"] | None = None,
+    total: float | None = None,
+    outliers: Bool[Tensor, "b rows columns"] | None = None,
+) -> Heatmaps:
+    """Make heatmaps of shares of the input tokens.
+
+    total: what all the shares sum to, those of padding included; None takes the sum of `shares`.
+    outliers: the patches whose share is the outlier mass.
+    """
+    shares = shares.float()
+    values = layout.to_map(shares)
+    mass = shares.sum(1) if total is None else torch.full_like(shares[:, 0], total)
+    mass = mass.where(mass != 0, 1)  # a map of zeros has no shares
+    padding = mass - shares.sum(1) if total is not None else 0.0
+    prefix_mass = (shares[:, layout.beside].sum(1) + padding) / mass
+    share = values / mass[:, None, None]
+    outlier_mass = None if outliers is None else share.masked_fill(~outliers, 0).sum((1, 2))
+    return Heatmaps(values, str(method), targets, prefix_mass, outlier_mass)
+
+
+@contextmanager
+def full_precision(images: Images) -> Iterator[None]:
+    """Compute off the graph, and without autocast, which would be in half precision."""
+    with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
+        yield
+
+
+@dataclass(frozen=True)
+class AttentionExplainer(Explainer):
+    """A method that reads attention: any network that attends from token to token.
+
+    Examples:
+        >>> from torch import nn
+        >>> from vision_attn.methods import Rollout
+        >>> Rollout().refusal(nn.Conv2d(3, 5, 3))
+        'no attention was found: no matrix product of values with weights that sum to 1'
+    """
+
+    def refusal(self, network: nn.Module) -> str | None:
+        return refusal_of(network)
+
+    def refusal_for(
+        self, network: nn.Module, images: Images, layout: TokenLayout | None = None
+    ) -> str | None:
+        return refusal_of(network, images, layout)
+
+
+def trace(
+    network: nn.Module,
+    images: Images,
+    layout: TokenLayout | None,
+    keep: Sequence[Part] = (),
+    fusion: Fusion | None = None,
+) -> Trace:
+    """Run a network on images and chain its attention calls; `keep`, `fusion`: `record_attention`.
+
+    Raises ValueError where no map can be carried along the calls, or the layout does not fit them.
+    """
+    path = find_path(network, images)
+    with record_attention(network, keep, fusion) as record:
+        network(images)
+    calls = path.counted(record.calls, len(images), network)
+    return _traced(path, record, calls, layout, images)
+
+
+def trace_gradients(
+    network: nn.Module,
+    images: Images,
+    targets: Int[Tensor, " b"] | None,
+    layout: TokenLayout | None,
+) -> tuple[Trace, Gradients, Int[Tensor, " b"]]:
+    """Run a network and differentiate each image's class logit by the context of every call.
+
+    Returns the run, the gradients and the classes (b,).
+    """
+    path = find_path(network, images)
+    with record_attention(network, ("v", "context")) as record:
+        logits = class_logits(network, images.detach().requires_grad_())
+    targets = target_classes(logits, targets)
+    score = logits.gather(1, targets[:, None]).sum()
+    calls, gradients = (
+        path.counted(each, len(images), network) for each in gradients_of(score, record.calls)
+    )
+    return _traced(path, record, calls, layout, images), gradients, targets
+
+
+def gradients_of(
+    score: Tensor, calls: Sequence[AttentionCall]
+) -> tuple[list[AttentionCall], Gradients]:
+    """Compute d score / d context of every call; also return the calls off the graph.
+
+    Zeros where a call's context is not known. Raises ValueError where the score depends on none.
+    """
+    contexts = {at: call.context for at, call in enumerate(calls) if call.context is not None}
+    known: Sequence[Tensor | None] = [None] * len(contexts)
+    if score.requires_grad and contexts:
+        known = torch.autograd.grad(score, list(contexts.values()), allow_unused=True)
+    if all(gradient is None for gradient in known):
+        raise ValueError("no gradient of the logits reaches any attention call")
+    gradient_at = dict(zip(contexts, known, strict=True))
+    detached, gradients = [], []
+    for at, call in enumerate(calls):
+        context, gradient = call.context, gradient_at.get(at)
+        context = None if context is None else per_head(context.detach())
+        zeros = torch.zeros(call.batch, call.heads, call.queries, 1, device=call.device)
+        detached.append(replace(call, context=context))
+        if gradient is not None:
+            gradients.append(per_head(gradient))
+        else:
+            gradients.append(zeros if context is None else torch.zeros_like(context))
+    return detached, gradients
+
+
+def per_head(context: Tensor) -> PerHead:
+    """Give a single head's context its head axis."""
+    return context.unsqueeze(1) if context.ndim == 3 else context
+
+
+def _traced(
+    path: Path,
+    record: Record,
+    calls: Sequence[AttentionCall],
+    layout: TokenLayout | None,
+    images: Images,
+) -> Trace:
+    chain = path.chain_for(calls, layout, len(images))
+    for sentence in path.warnings(layout):
+        warnings.warn(sentence, stacklevel=2)
+    return Trace(calls, chain, images, _outliers(record, chain.layout, len(images)))
+
+
+def _outliers(record: Record, layout: TokenLayout, images: int) -> Tensor | None:
+    stream = record.streams.get(layout.tokens)
+    if stream is None or len(stream) != images:
+        return None
+    norms = layout.to_map(stream.float().norm(dim=-1))
+    return norms > OUTLIER * norms.flatten(1).median(1).values[:, None, None]
+
+
+@dataclass(frozen=True)
+class ChainExplainer(AttentionExplainer):
+    """A map carried from one token, or what the classifier reads, through the layers to the input.
+
+    start_layer: the first attention call that counts, from 0; those below pass shares on unchanged.
+    query: where the map starts: None for what the classifier reads, "cls" for the class token, or a
+    place (x, y) of the image, x to the right and y down: two whole numbers are a pixel of the
+    network's input, two fractions are shares of its width and height.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.methods import Rollout
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> images = torch.rand(1, 3, 16, 16)
+        >>> rows = Rollout().rows(network, images)  # of all 5 tokens at once
+        >>> maps = Rollout(query="cls")(network, images)
+        >>> torch.allclose(rows[0, 0, 1:], maps.values[0].flatten())
+        True
+    """
+
+    start_layer: int = field(default=0, kw_only=True)
+    query: Place | None = field(default=None, kw_only=True)
+
+    total: ClassVar[float | None] = None
+    """What a map and the shares beside the image sum to; None where it is not known."""
+
+    keeps_seed: ClassVar[bool] = True
+    """Whether what the seed keeps through the residuals alone counts in the map."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.start_layer < 0:
+            raise ValueError(f"start_layer must be at least 0, got {self.start_layer}")
+
+    @abstractmethod
+    def run(
+        self,
+        network: nn.Module,
+        images: Images,
+        targets: Int[Tensor, " b"] | None,
+        layout: TokenLayout | None,
+    ) -> tuple[Trace, PropagationRule, Int[Tensor, " b"] | None]:
+        """Run the network; return its trace, the rule for its layers, and the classes, if any."""
+
+    def explain(
+        self,
+        network: nn.Module,
+        images: Images,
+        targets: Int[Tensor, " b"] | None,
+        layout: TokenLayout | None,
+    ) -> Heatmaps:
+        traced, rule, targets = self.run(network, images, targets, layout)
+        with full_precision(images):
+            chain = traced.chain if self.query is None else traced.chain.without_readout()
+            shares = self._carry(chain, traced.seed(chain, self.query), rule)
+            return traced.heatmaps(shares[:, 0], self, targets, self.total)
+
+    @final
+    def rows(
+        self,
+        network: nn.Module | Model,
+        images: Tensor,
+        tokens: Sequence[int] | Tensor | None = None,
+        targets: Targets | None = None,
+        layout: TokenLayout | None = None,
+    ) -> Float[Tensor, "b s n"]:
+        """Compute the share of every input token, prefix too, in these tokens of the last layer.
+
+        tokens: indices into the last layer's sequence, prefix tokens first; None takes all. They go
+        through the layers together, in one sweep. An attention pool at the end is left out. The
+        other arguments and the errors are those of a call.
+        """
+        with self.prepared(network, images, targets, layout) as arguments:
+            network, images, *_ = arguments
+            traced, rule, _ = self.run(*arguments)
+            with full_precision(images):
+                chain = traced.chain.without_readout()
+                shares = self._carry(chain, traced.rows_at(chain, tokens), rule)
+                check_finite(shares, f"a row of {self}", network, images)
+        return shares
+
+    def _carry(self, chain: Chain, seed: Tensor, rule: PropagationRule) -> Float[Tensor, "b s n"]:
+        if self.start_layer >= chain.layers:
+            raise ValueError(
+                f"start_layer must be below {chain.layers}, the number of attention calls, "
+                f"got {self.start_layer}"
+            )
+        layers = range(self.start_layer, chain.layers)
+        shares = chain.back(seed, rule, layers)
+        return shares if self.keeps_seed else shares - chain.back(seed, RESIDUALS, layers)
+
+
+def _no_attention(
+    layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches
+) -> Tensor:
+    return r.new_zeros(*r.shape[:2], call.keys)
+
+
+RESIDUALS = PropagationRule(_no_attention, residual=1.0, attention=0.0)

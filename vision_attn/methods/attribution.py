@@ -1,0 +1,203 @@
+"""Attribution by integrated gradients and by occlusion, computed by captum.
+
+Axes: b batch, c channels, h height, w width.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import pairwise
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from vision_attn.devices import forward_format
+from vision_attn.methods.base import Explainer, class_logits, target_classes
+from vision_attn.types import Heatmaps, Images, Logits, TokenLayout
+
+__all__ = ["Attribution", "IntegratedGradients", "Occlusion"]
+
+START = 32  # points of the quadrature to begin with
+
+
+@dataclass(frozen=True)
+class Attribution(Explainer):
+    """A share of the target's logit for every pixel or cell, from many passes through the network.
+
+    rows: images a forward pass at most.
+
+    Examples:
+        >>> from vision_attn.methods import Occlusion
+        >>> Occlusion(rows=0)
+        Traceback (most recent call last):
+        ValueError: Occlusion: rows must be at least 1, got 0
+    """
+
+    rows: int = 64
+
+    class_specific = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rows < 1:
+            raise ValueError(f"{type(self).__name__}: rows must be at least 1, got {self.rows}")
+
+    def refusal(self, network: nn.Module) -> str | None:
+        return None
+
+    @staticmethod
+    def logits(network: nn.Module, images: Images) -> Callable[[Images], Logits]:
+        """A function that gives the logits of such images in the network's fastest format."""
+        memory_format = forward_format(network, images)
+        return lambda some: class_logits(network, some.contiguous(memory_format=memory_format))
+
+    @staticmethod
+    def each_once(
+        images: Images, targets: Int[Tensor, " b"]
+    ) -> Iterator[tuple[Images, Int[Tensor, " t"]]]:
+        """Give each image (1 c h w) once, with the classes of all its copies in a row."""
+        new = [i for i in range(1, len(images)) if not torch.equal(images[i], images[i - 1])]
+        for first, end in pairwise([0, *new, len(images)]):
+            yield images[first, None], targets[first:end]
+
+
+@dataclass(frozen=True)
+class _ByCaptum(Attribution):
+    def refusal(self, network: nn.Module) -> str | None:
+        if find_spec("captum") is None:
+            return f"{type(self).__name__} needs captum: pip install captum"
+        return None
+
+
+@dataclass(frozen=True)
+class IntegratedGradients(_ByCaptum):
+    """Integrated gradients of the class's logit, from the mean colour to the image.
+
+    x * mean over t in (0, 1) of d logit(t x) / dx, summed over channels, signed: Sundararajan et
+    al. 2017, from the mean colour (0 in normalised images), by Gauss-Legendre quadrature. With
+    exact integration the map would sum to logit(x) - logit(0); the heatmaps' `completeness_gap` is
+    how far it is off, as a share of that.
+
+    steps: points of the quadrature; None takes 32, and doubles them for images whose gap is above
+    `tolerance` as long as they are at most `most_steps`.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.methods import IntegratedGradients
+        >>> from vision_attn.models import SEResNet
+        >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+        >>> IntegratedGradients(steps=2)(network, torch.rand(1, 3, 16, 16), targets=3).values.shape
+        torch.Size([1, 16, 16])
+    """
+
+    steps: int | None = None
+    tolerance: float = 0.01
+    most_steps: int = 256
+
+    needs_gradients = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("steps", "most_steps"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise ValueError(f"IntegratedGradients: {name} must be at least 1, got {number}")
+        if not self.tolerance > 0:
+            raise ValueError(
+                f"{type(self).__name__}: tolerance must be above 0, got {self.tolerance}"
+            )
+
+    def explain(
+        self,
+        network: nn.Module,
+        images: Images,
+        targets: Int[Tensor, " b"] | None,
+        layout: TokenLayout | None,
+    ) -> Heatmaps:
+        from captum import attr
+
+        with torch.no_grad():
+            logits = class_logits(network, images)
+            targets = target_classes(logits, targets)
+            change = logits - class_logits(network, torch.zeros_like(images))
+            change = change.gather(1, targets[:, None])[:, 0].float()
+        method = attr.IntegratedGradients(self.logits(network, images))
+        maps = images.new_zeros(len(images), *images.shape[2:], dtype=torch.float32)
+        gaps = torch.full_like(change, torch.nan)
+        steps, left = self.steps or min(START, self.most_steps), torch.arange(len(images))
+        while len(left):
+            attribution = method.attribute(
+                images[left].requires_grad_(),
+                target=targets[left],
+                n_steps=steps,
+                internal_batch_size=max(self.rows, len(left)),
+            )
+            found = attribution.sum(dim=1).detach().float()
+            off = (found.sum(dim=(1, 2)) - change[left]).abs()
+            gap = off / change[left].abs().clamp(min=1e-12)
+            nearer = ~(gap >= gaps[left])  # a gap that is NaN is not passed over
+            maps[left[nearer.cpu()]], gaps[left[nearer.cpu()]] = found[nearer], gap[nearer]
+            steps *= 2
+            if self.steps is not None or steps > self.most_steps:
+                break
+            left = (gaps > self.tolerance).nonzero()[:, 0].cpu()
+        return Heatmaps(maps, str(self), targets, completeness_gap=gaps)
+
+
+@dataclass(frozen=True)
+class Occlusion(_ByCaptum):
+    """Occlusion: how far the class's logit falls if a window of the image is covered.
+
+    logit(x) - logit(x with a window of the mean colour), the mean over the windows on a pixel:
+    Zeiler and Fergus 2014. window, stride: pixels; 0 takes a seventh of the shorter side, and half
+    the window.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.methods import Occlusion
+        >>> from vision_attn.models import SEResNet
+        >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+        >>> Occlusion(window=8)(network, torch.rand(1, 3, 16, 16), targets=3).values.shape
+        torch.Size([1, 16, 16])
+    """
+
+    window: int = 0
+    stride: int = 0
+
+    shares_passes = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("window", "stride"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"Occlusion: {name} must be at least 0, got {getattr(self, name)}")
+
+    def explain(
+        self,
+        network: nn.Module,
+        images: Images,
+        targets: Int[Tensor, " b"] | None,
+        layout: TokenLayout | None,
+    ) -> Heatmaps:
+        from captum import attr
+
+        channels, height, width = images.shape[1:]
+        side = self.window or max(1, min(height, width) // 7)
+        step = self.stride or max(1, side // 2)
+        if side > min(height, width):
+            raise ValueError(f"{self}: the window does not fit images of {height}x{width}")
+        if step > side:
+            raise ValueError(f"{self}: a stride of {step} skips pixels between windows of {side}")
+        targets = target_classes(class_logits(network, images), targets)
+        forward, maps = self.logits(network, images), []
+        for image, classes in self.each_once(images, targets):
+            occlusion = attr.Occlusion(lambda some, of=classes: forward(some)[:, of])
+            attribution = occlusion.attribute(
+                image,
+                sliding_window_shapes=(channels, side, side),
+                strides=(channels, step, step),
+                perturbations_per_eval=max(1, self.rows // len(classes)),
+            )
+            maps.append(attribution.mean(dim=1).float())  # a map a class
+        return Heatmaps(torch.cat(maps), str(self), targets)

@@ -1,0 +1,198 @@
+"""Explainers by name: as written on the command line, all there are, those that fit a network."""
+
+import ast
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from vision_attn.methods.attribution import IntegratedGradients, Occlusion
+from vision_attn.methods.base import Explainer, layout_for
+from vision_attn.methods.baselines import Baseline, CentreGaussian, EdgeMap, RandomMap
+from vision_attn.methods.gates import ChannelGates, SpatialGates
+from vision_attn.methods.gradcam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
+from vision_attn.methods.legrad import LeGrad
+from vision_attn.methods.lime import LIME
+from vision_attn.methods.options import hint
+from vision_attn.methods.raw_attention import QueryKey, RawAttention
+from vision_attn.methods.relevance import AttentionGradCAM, Relevance
+from vision_attn.methods.rollout import GradientRollout, Rollout, WeightedRollout
+from vision_attn.tokens.modules import network_of
+from vision_attn.tokens.path.path import find_path
+from vision_attn.tokens.path.support import blank_image
+from vision_attn.types import Model
+
+__all__ = ["MisfitError", "choose_methods", "fitting_methods", "methods", "parse_method"]
+
+METHODS: tuple[type[Explainer], ...] = (
+    *(RawAttention, QueryKey, Rollout, WeightedRollout),  # attention
+    *(GradientRollout, Relevance, AttentionGradCAM, LeGrad),  # attention and its gradient
+    *(GradCAM, GradCAMPlusPlus, XGradCAM, HiResCAM, LayerCAM),  # features and their gradient
+    *(ChannelGates, SpatialGates),  # gates
+    IntegratedGradients,  # the input's gradient
+    *(Occlusion, LIME),  # perturbation
+    *(RandomMap, CentreGaussian, EdgeMap),  # baselines
+)
+
+CALL = re.compile(r"\s*(?P<name>\w+)\s*(?:\((?P<options>.*)\))?\s*", re.DOTALL)
+# A value is a quoted text, a flat tuple or list, or anything without commas and brackets.
+OPTION = re.compile(
+    r"\s*(?P<name>\w+)\s*=\s*"
+    r"(?P<value>'[^']*'|\"[^\"]*\"|\([^()]*\)|\[[^\[\]]*\]|[^,()\[\]'\"]+?)\s*(?:,|$)"
+)
+CONSTANTS = {"true": True, "false": False, "none": None}
+
+
+class MisfitError(ValueError):
+    """A method does not fit a network.
+
+    Examples:
+        >>> from vision_attn.methods.by_name import MisfitError
+        >>> issubclass(MisfitError, ValueError)
+        True
+    """
+
+
+def methods() -> dict[str, type[Explainer]]:
+    """Name every explainer that comes with `vision_attn.methods`, kind by kind, baselines last.
+
+    Examples:
+        >>> from vision_attn.methods import methods
+        >>> methods()["Rollout"]().discard
+        0.0
+    """
+    return {method.__name__: method for method in METHODS}
+
+
+def fitting_methods(network: nn.Module | Model) -> list[Explainer]:
+    """List every method, with its default options, that can explain this network, kind by kind.
+
+    For a model this is decided at its input size, as in a call.
+
+    Examples:
+        >>> from torch import nn
+        >>> from vision_attn.methods import fitting_methods
+        >>> [str(one) for one in fitting_methods(nn.Conv2d(3, 5, 3)) if "CAM" in str(one)]
+        ['GradCAM', 'GradCAMPlusPlus', 'XGradCAM', 'HiResCAM', 'LayerCAM']
+    """
+    candidates = [method() for method in METHODS]
+    return [explainer for explainer in candidates if refusal(explainer, network) is None]
+
+
+def refusal(explainer: Explainer, network: nn.Module | Model) -> str | None:
+    """Say why a method does not fit a network, or a model on images of its input size."""
+    if not isinstance(network, Model):
+        return explainer.refusal(network)
+    image = blank_image(network.network, network.preprocess.input_size)
+    try:
+        return explainer.refusal_for(network.network, image, layout_for(network, image))
+    except Exception:  # its own code, on a blank image
+        return None
+
+
+def choose_methods(
+    methods: Sequence[str | Explainer] | None, network: nn.Module | Model
+) -> list[Explainer]:
+    """Make explainers of methods, given by name or as explainers, each once, baselines last.
+
+    None takes Rollout; it takes GradCAM for a network without attention, and for one whose rollout
+    would leave its first calls out. The word "all" takes every method that fits. Raises ValueError
+    for a method that is unknown, and MisfitError, which is one too, for one that does not fit the
+    network.
+
+    Examples:
+        >>> from torch import nn
+        >>> from vision_attn.methods import choose_methods
+        >>> choose_methods(["EdgeMap(cells=7)", "EdgeMap(cells=7)"], nn.Conv2d(3, 5, 3))
+        [EdgeMap(cells=7)]
+    """
+    if not methods:
+        usual = (GradCAM(), Rollout()) if _leaves_calls_out(network) else (Rollout(), GradCAM())
+        first = next((one for one in usual if refusal(one, network) is None), None)
+        return [first] if first else _some_fitting(network)[:1]
+    chosen: list[Explainer] = []
+    for method in methods:
+        if isinstance(method, Explainer):
+            chosen.append(method)
+        elif method.strip().lower() == "all":
+            chosen += _some_fitting(network)
+        else:
+            chosen.append(parse_method(method))
+    for explainer in chosen:
+        if reason := refusal(explainer, network):
+            raise MisfitError(
+                f"{explainer} does not fit this model: {reason}; "
+                f"these methods do: {', '.join(map(str, _some_fitting(network)))}"
+            )
+    return sorted(dict.fromkeys(chosen), key=lambda one: isinstance(one, Baseline))
+
+
+def _some_fitting(network: nn.Module | Model) -> list[Explainer]:
+    """List the methods that fit, of which there must be one."""
+    if not (fit := fitting_methods(network)):
+        raise ValueError(f"no method fits {type(network_of(network)).__name__}")
+    return fit
+
+
+def _leaves_calls_out(network: nn.Module | Model) -> bool:
+    """Whether a map of attention would begin after the first calls."""
+    size = network.preprocess.input_size if isinstance(network, Model) else None
+    module = network_of(network)
+    try:
+        return find_path(module, blank_image(module, size)).left_out is not None
+    except Exception:  # its own code, on a blank image
+        return False
+
+
+def parse_method(text: str) -> Explainer:
+    """Make an explainer of a text: `Rollout`, `Rollout(fusion=max, discard=0.9)`.
+
+    Values are Python literals, true / false / none, or bare words (`layer=layer4.2`); nothing is
+    evaluated. Raises ValueError for an unknown name or option, with the nearest, and for a value
+    that the option does not take.
+
+    Examples:
+        >>> from vision_attn.methods import parse_method
+        >>> parse_method("QueryKey(query=(3, 5), kind=scores)").query
+        (3, 5)
+    """
+    call = CALL.fullmatch(text)
+    if call is None:
+        raise ValueError(f"expected a method as Name or Name(option=value, ...), got {text!r}")
+    known = methods()
+    name = call["name"]
+    if name not in known:
+        raise ValueError(f"unknown method {name!r}{hint(name, known)}; known: {', '.join(known)}")
+    method = known[name]
+    options = _options(call["options"] or "", text)
+    for option in options:
+        if option not in method.options():
+            listed = ", ".join(method.options()) or "none"
+            near = hint(option, method.options())
+            raise ValueError(f"{name} has no option {option!r}{near}; its options: {listed}")
+    return method(**{option: _value(method, option, value) for option, value in options.items()})
+
+
+def _options(text: str, whole: str) -> dict[str, str]:
+    """Split options into names and values, as they are typed."""
+    options: dict[str, str] = {}
+    rest = text.strip()
+    while rest:
+        option = OPTION.match(rest)
+        if option is None:
+            raise ValueError(f"expected option=value in {whole!r}, got {rest!r}")
+        if option["name"] in options:
+            raise ValueError(f"option {option['name']!r} is given twice in {whole!r}")
+        options[option["name"]] = option["value"]
+        rest = rest[option.end() :].strip()
+    return options
+
+
+def _value(method: type[Explainer], option: str, text: str) -> Any:
+    """Read a value as a Python literal if the option takes that, else as the word itself."""
+    try:
+        literal = CONSTANTS[text] if text in CONSTANTS else ast.literal_eval(text)
+        return method.convert_option(option, literal)
+    except (ValueError, SyntaxError, TypeError):
+        return method.convert_option(option, text.strip("'\""))

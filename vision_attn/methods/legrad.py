@@ -1,0 +1,232 @@
+"""LeGrad: attention to which patches would raise the class's logit, layer by layer.
+
+Axes: b batch, l layers, n tokens, head, i queries, j keys, e value width.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from vision_attn.methods.attention_explainer import (
+    AttentionExplainer,
+    PerHead,
+    full_precision,
+    gradients_of,
+    heatmaps_of,
+)
+from vision_attn.methods.base import class_logits, target_classes
+from vision_attn.methods.rollout import weight_gradients
+from vision_attn.tokens.carry.transpose import apply_raw_transpose
+from vision_attn.tokens.modules import attends, calls_attention
+from vision_attn.tokens.path.chain import Attention
+from vision_attn.tokens.path.path import find_path, found_layout
+from vision_attn.tokens.record.calls import AttentionCall, Tile
+from vision_attn.tokens.record.record import record_attention
+from vision_attn.types import Heatmaps, Images, TokenLayout
+
+__all__ = ["LeGrad"]
+
+
+@dataclass(frozen=True)
+class LeGrad(AttentionExplainer):
+    """LeGrad: positive gradients of the class's logit by attention weights, over all layers.
+
+    mean_l mean_h mean_i (d s_l / d A_lhij)+, Bousselham et al. 2024. s_l is the class's logit if
+    the tokens after block l were the last: read by the network's own norm, pool and classifier. The
+    ends of all blocks run side by side as one batch, and each s_l is differentiated by the weights
+    of block l alone: one forward pass, one short backward pass. With an attention pool, A_l is the
+    pool's map of the tokens after block l. start_layer: the first block that counts.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.methods import LeGrad
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> LeGrad(start_layer=1)(network, torch.rand(1, 3, 16, 16), targets=3).values.shape
+        torch.Size([1, 2, 2])
+    """
+
+    start_layer: int = 0
+
+    class_specific = True
+    needs_gradients = True
+
+    def refusal(self, network: nn.Module) -> str | None:
+        return super().refusal(network) or self._refusal_of_blocks(network)
+
+    def _refusal_of_blocks(self, network: nn.Module) -> str | None:
+        blocks = blocks_of(network)
+        if not blocks:
+            return "its attention layers are not all in one list of blocks"
+        if any(attends(block) for block in blocks):
+            return (
+                f"its list holds {type(blocks[0]).__name__}, attention layers alone, not "
+                "blocks with their residual connections"
+            )
+        return None
+
+    def refusal_for(
+        self, network: nn.Module, images: Images, layout: TokenLayout | None = None
+    ) -> str | None:
+        reason = super().refusal_for(network, images, layout) or self._refusal_of_blocks(network)
+        if reason:
+            return reason
+        path, blocks = find_path(network, images), len(blocks_of(network))
+        assert path.chain is not None
+        links = [link for link in path.chain.links if isinstance(link, Attention)]
+        whole, pools = [link.whole for link in links], sum(link.new is not None for link in links)
+        if whole[:blocks] != [True] * blocks or len(links) != blocks + pools or pools > 1:
+            return (
+                f"its {blocks} blocks make {len(links)} attention calls; expected one call over "
+                "all tokens in each, and at most one pool after them"
+            )
+        return None
+
+    def explain(
+        self,
+        network: nn.Module,
+        images: Images,
+        targets: Int[Tensor, " b"] | None,
+        layout: TokenLayout | None,
+    ) -> Heatmaps:
+        layout = layout or found_layout(network, images)
+        blocks = blocks_of(network)
+        if not 0 <= self.start_layer < len(blocks):
+            raise ValueError(
+                f"start_layer must be from 0 to {len(blocks) - 1}, got {self.start_layer}"
+            )
+        copies = len(blocks)
+        sizes = {size for step in find_path(network, images).steps for size in step.shape}
+        while copies * len(images) in sizes:  # or positions of each head were one of each image
+            copies += 1
+        with (
+            ends_side_by_side(blocks, len(images), copies),
+            record_attention(network, ("v", "context")) as record,
+        ):
+            logits = class_logits(network, images.repeat(copies, 1, 1, 1))
+        spare = (copies - len(blocks)) * len(images)
+        targets = target_classes(
+            logits[-len(images) :], targets
+        )  # the last block's end is the network's
+        score = logits[spare:].gather(1, targets.repeat(len(blocks))[:, None]).sum()
+        calls, gradients = gradients_of(score, record.calls)
+        check_calls(calls, len(blocks), layout)
+        with full_precision(images):
+            if layout.pool == "attention":
+                maps = positive_gradients(calls[-1], gradients[-1], layout)[spare:].unflatten(
+                    0, (len(blocks), -1)
+                )
+            else:
+                maps = torch.stack(
+                    [
+                        positive_gradients(*each, layout)
+                        for each in zip(calls, gradients, strict=True)
+                    ]
+                )
+            return heatmaps_of(maps[self.start_layer :].mean(0), layout, self, targets)
+
+
+def positive_gradients(
+    call: AttentionCall, gradient: PerHead, layout: TokenLayout
+) -> Float[Tensor, "b n"]:
+    """Compute mean_h mean_i (dA_hij)+ for each token j."""
+
+    def fuse(call: AttentionCall, tile: Tile) -> Tensor:
+        return weight_gradients(call, gradient, tile).clamp_(min=0).mean(1)
+
+    uniform = torch.full(
+        (call.batch, 1, call.queries), 1 / call.queries, dtype=call.dtype, device=call.device
+    )
+    tokens = apply_raw_transpose(call, uniform, fuse)[:, 0]
+    return torch.nn.functional.pad(tokens, (layout.tokens - call.keys, 0))
+
+
+def blocks_of(network: nn.Module) -> list[nn.Module]:
+    """List the blocks that hold attention; [] if they are not elements of one list."""
+    lists: dict[str, list[nn.Module]] = {}
+    modules = dict(network.named_modules())
+    for path, module in modules.items():
+        if not attends(module) and not calls_attention(module):
+            continue
+        parts = path.split(".")
+        for depth in range(len(parts), 0, -1):
+            above = ".".join(parts[: depth - 1])
+            if isinstance(modules[above], nn.ModuleList | nn.Sequential):
+                block = modules[".".join(parts[:depth])]
+                if block not in lists.setdefault(above, []):
+                    lists[above].append(block)
+                break
+    return next(iter(lists.values())) if len(lists) == 1 else []
+
+
+@contextmanager
+def ends_side_by_side(blocks: list[nn.Module], images: int, copies: int) -> Iterator[None]:
+    """Run blocks on the first `images` of the batch, and what follows them on every block's output.
+
+    The batch holds so many copies of the images: one a block, and before them what is not needed.
+
+    Each block gets its tokens off the graph, so that its output depends on its own weights alone;
+    what else it is given (rotary positions) is cut only where there is one for each of the batch.
+    What follows the blocks sees as many batches as there are blocks, in their order.
+    """
+    thread = threading.get_ident()
+    ends: list[Tensor] = []
+
+    def enter(_block: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        if threading.get_ident() != thread:
+            return None
+
+        batch = images * copies if not ends else images
+
+        def own(x: Any) -> Any:
+            if not isinstance(x, Tensor):
+                return x
+            if x is tokens:
+                return x[:images].detach().requires_grad_()
+            return x[:images] if x.ndim > 2 and len(x) == images * copies == batch else x
+
+        every = [*args, *kwargs.values()]
+        tokens = next((x for x in every if isinstance(x, Tensor) and x.ndim == 3), None)
+        return tuple(map(own, args)), {name: own(x) for name, x in kwargs.items()}
+
+    def leave(block: nn.Module, _args: tuple, out: Any) -> Tensor | None:
+        if threading.get_ident() != thread:
+            return None
+        if not isinstance(out, Tensor) or (ends and out.shape != ends[0].shape):
+            raise ValueError(
+                f"the tokens after {type(block).__name__} are not those before it: LeGrad needs "
+                "blocks that all have the same tokens"
+            )
+        ends.append(out)
+        spare = [ends[0].detach()] * (copies - len(blocks))
+        return torch.cat([*spare, *ends]) if block is blocks[-1] else None
+
+    hooks: list = []
+    try:
+        for block in blocks:
+            hooks += [
+                block.register_forward_pre_hook(enter, with_kwargs=True),
+                block.register_forward_hook(leave),
+            ]
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def check_calls(calls: list[AttentionCall], blocks: int, layout: TokenLayout) -> None:
+    """Raise ValueError unless each block made one call over all tokens, and a pool one more."""
+    pools = int(layout.pool == "attention")
+    whole = all(call.queries == call.keys == layout.tokens for call in calls[:blocks])
+    if len(calls) != blocks + pools or not whole:
+        raise ValueError(
+            f"LeGrad needs one attention call over {layout.tokens} tokens in each of the {blocks} "
+            f"blocks{', and one pool' if pools else ''}; got "
+            f"{', '.join(f'{call.queries} x {call.keys}' for call in calls)}"
+        )

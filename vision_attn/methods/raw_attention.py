@@ -1,0 +1,177 @@
+"""One layer as it is: the row of one query against every key.
+
+Axes: b batch, n tokens, head.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from vision_attn.methods.attention_explainer import AttentionExplainer, Place, full_precision, trace
+from vision_attn.tokens.carry.transpose import apply_transpose
+from vision_attn.tokens.layout import coarser
+from vision_attn.tokens.path.chain import Attention, Chain, Patches, PropagationRule
+from vision_attn.tokens.path.path import find_path
+from vision_attn.tokens.record.calls import AttentionCall
+from vision_attn.types import Heatmaps, Images, TokenLayout
+
+__all__ = ["QueryKey", "RawAttention", "layer_index"]
+
+
+@dataclass(frozen=True)
+class RawAttention(AttentionExplainer):
+    """The weights of one layer in the rows that the classifier reads, unchanged.
+
+    With a class token its row; with mean pooling the mean row of the patches; with an attention
+    pool, as the last layer, the pool's own row. layer: in the order they ran, -1 the last. head:
+    one head, None the mean of all; a pool's heads are its looks: views, hops one after the other,
+    levels (what each patch counts for, then what its region does). Only the rows needed are
+    computed: O(n) each.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.methods import RawAttention
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> maps = RawAttention(head=0)(network, torch.rand(1, 3, 16, 16))
+        >>> torch.allclose(maps.values.sum() + maps.prefix_mass, torch.ones(1))
+        True
+    """
+
+    layer: int = -1
+    head: int | None = None
+
+    class_specific = False
+    why_empty = "the query attends to nothing on the image in this layer"
+
+    def explain(
+        self,
+        network: nn.Module,
+        images: Images,
+        targets: Int[Tensor, " b"] | None,
+        layout: TokenLayout | None,
+    ) -> Heatmaps:
+        traced = trace(network, images, layout)
+        with full_precision(images):
+            chain = traced.chain
+            shares = one_layer(chain, traced.seed(chain), self.layer, self.head)
+            return traced.heatmaps(shares[:, 0], self, total=1.0)
+
+
+@dataclass(frozen=True)
+class QueryKey(AttentionExplainer):
+    """One query's attention weights, or scores, for every key, in one layer.
+
+    query: "cls" for the class token, or a place (x, y) of the image, x to the right and y down: two
+    whole numbers are a pixel of the network's input, two fractions are shares of its width and
+    height. None: the class token where there is one, else the centre. kind: softmax weights, or the
+    scores before the softmax. layer: in the order they ran, -1 the last in which patches take part.
+    head: one head, None the mean of all. Costs O(n d).
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.methods import QueryKey
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> QueryKey(query=(12, 3))(network, torch.rand(1, 3, 16, 16)).values.shape
+        torch.Size([1, 2, 2])
+    """
+
+    query: Place | None = None
+    kind: Literal["weights", "scores"] = "weights"
+    layer: int = -1
+    head: int | None = None
+
+    class_specific = False
+    why_empty = "the query attends to nothing on the image in this layer"
+
+    def refusal_for(
+        self, network: nn.Module, images: Images, layout: TokenLayout | None = None
+    ) -> str | None:
+        if reason := super().refusal_for(network, images, layout):
+            return reason
+        chain = find_path(network, images).chain
+        if chain is None:
+            return None
+        chain = (chain if layout is None else replace(chain, layout=layout)).without_readout()
+        layout = chain.layout
+        by_place = self.query != "cls" if self.query is not None else not layout.class_token
+        if by_place and chain.tokens != layout.tokens:
+            try:
+                coarser(layout, chain.tokens - layout.prefix)
+            except ValueError as error:
+                return f"which of its last tokens lies in a place is not known: {error}"
+        return None
+
+    def explain(
+        self,
+        network: nn.Module,
+        images: Images,
+        targets: Int[Tensor, " b"] | None,
+        layout: TokenLayout | None,
+    ) -> Heatmaps:
+        scores = self.kind == "scores"
+        traced = trace(network, images, layout, ["scores"] if scores else [])
+        chain = traced.chain.without_readout()
+        usual: Place = "cls" if traced.layout.class_token else (0.5, 0.5)
+        where = usual if self.query is None else self.query
+        with full_precision(images):
+            if not scores:
+                shares = one_layer(chain, traced.seed(chain, where), self.layer, self.head)
+                return traced.heatmaps(shares[:, 0], self, total=1.0)
+            link = chain.links[layer_index(chain.layers, self.layer)]
+            if not (isinstance(link, Attention) and link.whole and link.call):
+                raise ValueError(
+                    f"{self}: in layer {self.layer} the query meets only some of the tokens "
+                    "(a window, say), so most have no score: kind='weights' shows them as 0"
+                )
+            token = chain.token_at(where, images.shape[2:])
+            heads = one_head(link.call, self.head)
+            row = link.call.scores(heads=heads, rows=torch.tensor([token], device=images.device))
+            return Heatmaps(traced.layout.to_map(row[:, :, 0].mean(1)).float(), str(self))
+
+
+def one_layer(
+    chain: Chain, seed: Float[Tensor, "b s m"], layer: int, head: int | None
+) -> Float[Tensor, "b s n"]:
+    """Carry the seed through this layer; the others pass its shares on unchanged."""
+    index = layer_index(chain.layers, layer)
+
+    def step(at: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches) -> Tensor:
+        if at != index:
+            return apply_transpose(call, r)
+        share = torch.zeros(call.batch, call.heads, device=r.device, dtype=r.dtype)
+        heads = one_head(call, head)
+        share[:, heads] = 1 / share[:, heads].shape[1]
+        return apply_transpose(call, r, share)
+
+    return chain.back(seed, PropagationRule(step, residual=0.0, attention=1.0), [index])
+
+
+def layer_index(layers: int, layer: int) -> int:
+    """Count a layer from 0, where -1 is the last; ValueError where there is no such layer.
+
+    Examples:
+        >>> from vision_attn.methods.raw_attention import layer_index
+        >>> layer_index(layers=12, layer=-1)
+        11
+    """
+    if not -layers <= layer < layers:
+        raise ValueError(
+            f"layer must be from {-layers} to {layers - 1}, as there are {layers} attention calls, "
+            f"got {layer}"
+        )
+    return layer % layers
+
+
+def one_head(call: AttentionCall, head: int | None) -> slice:
+    if head is None:
+        return slice(None)
+    if not 0 <= head < call.heads:
+        raise ValueError(
+            f"head must be from 0 to {call.heads - 1} in {call.module or 'this layer'}, got {head}"
+        )
+    return slice(head, head + 1)

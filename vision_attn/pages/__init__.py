@@ -1,0 +1,29 @@
+"""Offline HTML pages: what they share, and a folder for each kind."""
+
+from vision_attn.pages.page import (
+    Commands,
+    Figures,
+    Gallery,
+    Links,
+    Row,
+    Section,
+    Shot,
+    Table,
+    Text,
+    shot,
+    write_page,
+)
+
+__all__ = [
+    "Commands",
+    "Figures",
+    "Gallery",
+    "Links",
+    "Row",
+    "Section",
+    "Shot",
+    "Table",
+    "Text",
+    "shot",
+    "write_page",
+]

@@ -1,0 +1,1 @@
+"""The page of very many photos: by class, with search."""

@@ -1,0 +1,322 @@
+"""From models and photos to the page on which attention is explored.
+
+Axes: b batch, t targets, h height, w width.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from math import isfinite
+from os import PathLike
+from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+from PIL.Image import Image
+from torch import Tensor
+
+from vision_attn.data.images import ImageError
+from vision_attn.methods import (
+    Attribution,
+    Baseline,
+    CentreGaussian,
+    ChannelGates,
+    EdgeMap,
+    Explainer,
+    GradCAM,
+    QueryKey,
+    RandomMap,
+    RawAttention,
+    Rollout,
+    choose_methods,
+    fitting_methods,
+    gate_values,
+)
+from vision_attn.methods.base import class_logits
+from vision_attn.methods.gates import channel_gates, spatial_gates
+from vision_attn.pages import inspect as parts
+from vision_attn.runs.explain import Photo, Request, predict, prepare, read
+from vision_attn.runs.maps import Map
+from vision_attn.runs.progress import Bar, Silent
+from vision_attn.tokens import record_attention
+from vision_attn.tokens.path.support import refusal_of
+from vision_attn.tokens.path.swin import LayerWindows, layer_windows
+from vision_attn.tokens.record.calls import AttentionCall, LazyWeights
+from vision_attn.types import Images, Logits, Model, TokenLayout
+
+__all__ = ["Look", "inspect"]
+
+LIKELIEST = 5  # classes shown
+EXPLAINED = 3  # of them, by the methods that explain a class
+CELLS = (14, 14)  # that are removed to score a map, where the network has no tokens
+# Left out unless asked for: what the page shows by itself, what takes long, what knows no network.
+LEFT_OUT = (
+    *(QueryKey, RawAttention),
+    Attribution,
+    *(RandomMap, CentreGaussian, EdgeMap),
+)
+
+
+def inspect(
+    model: Model | Mapping[str, Model],
+    image: Photo | Sequence[Photo],
+    *,
+    methods: Sequence[str | Explainer] | None = None,
+    targets: Sequence[int | str] = (),
+    score: bool = False,
+    progress: Silent | None = None,
+) -> parts.Page:
+    """Make a page on which the model's attention is explored; in a notebook it shows itself.
+
+    model: one, or several by the names that the page gives them. image: a PIL image or a file, or
+    several. methods: as on the command line, `Rollout(fusion=max)`, or "all"; None takes the quick
+    ones that fit. targets: classes to explain besides the likeliest. score: also measure each map
+    by deletion and insertion, some 34 passes through the network a map. progress: `Bar()` unless
+    given.
+
+        vision_attn.inspect(model, "dog_cat.png").save("page.html")
+
+    Of several images, one that cannot be read is a problem of `progress`, and the rest is shown.
+
+    Raises ValueError for a method that does not fit, an unknown class, and where no image can be
+    read.
+    """
+    models = model if isinstance(model, Mapping) else {type(model.network).__name__: model}
+    images = [image] if isinstance(image, Image | str | PathLike | ndarray) else image
+    looks = [Look(name, one, methods, targets, score) for name, one in models.items()]
+    inspections: list[parts.Inspection] = []
+    with Bar() if progress is None else progress as shown:
+        shown.start("inspecting", len(images))
+        for photo in images:
+            try:
+                inspections += [look.at(photo) for look in looks]
+            except ImageError as error:
+                if len(images) == 1 and progress is None:
+                    raise
+                shown.problem(str(error))
+            shown.advance()
+    if not inspections:
+        raise ValueError("none of the images could be read: there is nothing to show")
+    return parts.Page.of(inspections)
+
+
+class Look:
+    """A model by the name that the page gives it, with the methods and classes to show.
+
+    Examples:
+        >>> from vision_attn.data import Preprocess
+        >>> from vision_attn.models import ViT
+        >>> from vision_attn.pages.inspect.inspection import Look
+        >>> from vision_attn.types import Model
+        >>> vit = ViT(image_size=16, patch_size=8, dim=12, depth=1, heads=2, num_classes=2).eval()
+        >>> preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
+        >>> model = Model(vit, preprocess, ["cat", "dog"], vit.layout((16, 16)))
+        >>> Look("a ViT", model, ["Rollout"]).name
+        'a ViT'
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: Model,
+        methods: Sequence[str | Explainer] | None = None,
+        targets: Sequence[int | str] = (),
+        score: bool = False,
+    ):
+        self.name = name
+        self.model = model
+        self.score = score
+        self.chosen = None if methods is None else choose_methods(methods, model.network)
+        self.targets = [model.class_index(target) for target in targets]
+
+    def at(self, photo: Photo) -> parts.Inspection:
+        """All that the page shows of one photo."""
+        name, image = read(photo)
+        layout = self.model.layout
+        images = prepare(self.model, [image])
+        predictions = self.predictions(predict(self.model, images))
+        surest = max((prediction.probability for prediction in predictions), default=1.0)
+        left, top, right, bottom = self.model.preprocess.box(image.size)
+        width, height = image.size
+        notes = list(filter(None, [self.model.calibration.unlike(surest)]))
+        layers: list[parts.Layer] = []
+        no_click = ""
+        try:
+            layers = self.layers(images)
+        except ValueError as error:
+            no_click = f"{type(self.model.network).__name__}: {error}"
+        return parts.Inspection(
+            model=self.name,
+            image=Path(name).name,
+            photo=np.asarray(image),
+            box=(left / width, top / height, right / width, bottom / height),
+            predictions=predictions,
+            grid=layout.grid if layout else (1, 1),
+            prefix=prefix_names(layout) if layout else (),
+            layers=layers,
+            maps=list(self.maps(images, predictions, notes)),
+            gates=list(self.gates(images)),
+            notes=notes,
+            warning=self.model.warning,
+            no_click=no_click,
+        )
+
+    def predictions(self, logits: Logits) -> list[parts.Prediction]:
+        """Return the likeliest classes, and the targets."""
+        names = self.model.classes
+        chances = self.model.calibration.probabilities(logits)[0]
+        likeliest = chances.topk(min(LIKELIEST, len(chances))).indices.tolist() if names else []
+        return [
+            parts.Prediction(target, names[target], float(chances[target]))
+            for target in dict.fromkeys([*likeliest[:EXPLAINED], *self.targets, *likeliest])
+        ]
+
+    def layers(self, images: Images) -> list[parts.Layer]:
+        """Layers in which the patch under a click attends: to all the others, or in its window.
+
+        Raises ValueError, with the reason, where there are none.
+        """
+        network, layout = self.model.network, self.model.layout
+        if layout is None:
+            reason = refusal_of(network) or "how its tokens lie on the image is not known"
+            raise ValueError(reason.partition(": give layout=")[0])  # no option of this page
+        with torch.no_grad(), record_attention(network, keep=()) as record:
+            network(images)
+        windows = layer_windows(network, record.calls, layout)
+        if windows is not None:
+            return [windows_of(str(at), one) for at, one in enumerate(windows)]
+        whole = [
+            layer_of(str(at), call)
+            for at, call in enumerate(record.calls)
+            if call.batch == 1 and call.queries == call.keys == layout.tokens
+        ]
+        if not whole:
+            raise ValueError(
+                refusal_of(network)
+                or f"no layer attends among all {layout.tokens} tokens at once, and where its "
+                "windows lie is not known"
+            )
+        return whole
+
+    def maps(
+        self, images: Images, predictions: Sequence[parts.Prediction], notes: list[str]
+    ) -> Iterator[parts.Map]:
+        """Every method; the ones of a class for each of the classes explained."""
+        explained = [prediction.target for prediction in predictions[:EXPLAINED]]
+        explained += [target for target in self.targets if target not in explained]
+        quick = [
+            one for one in fitting_methods(self.model.network) if not isinstance(one, LEFT_OUT)
+        ]
+        quick.sort(key=lambda one: (not isinstance(one, Rollout), not isinstance(one, GradCAM)))
+        usual = [variant for explainer in quick for variant in variants(explainer)]
+        for explainer in usual if self.chosen is None else self.chosen:
+            targets = explained if explainer.class_specific else [0]
+            repeated = images.expand(len(targets), -1, -1, -1)
+            try:
+                maps = list(
+                    Request(self.model, [explainer]).maps(
+                        explainer, repeated, torch.tensor(targets, device=images.device)
+                    )
+                )
+            except ValueError as error:
+                if self.chosen is not None:
+                    raise
+                notes.append(f"{explainer}: {error}")
+                continue
+            about = (type(explainer).__doc__ or "").split("\n\n")[0]
+            scores = self.scores(images, maps, explained)
+            for at, found in enumerate(maps):
+                mass = found.prefix_mass
+                yield parts.Map(
+                    method=found.method,
+                    baseline=isinstance(explainer, Baseline),
+                    values=found.values,
+                    about=" ".join(about.split()),
+                    target=found.target,
+                    unit=found.scale.unit,
+                    factor=found.scale.factor,
+                    prefix_mass=None if mass is None or not isfinite(mass) else mass,
+                    scores={name: float(each[at]) for name, each in scores.items()},
+                )
+
+    def scores(
+        self, images: Images, maps: Sequence[Map], explained: Sequence[int]
+    ) -> dict[str, Float[Tensor, " t"]]:
+        """Measure how faithful each map is, by the name of the measure; empty without `score`.
+
+        Maps of no class are measured by the likeliest.
+        """
+        if not self.score or not explained:
+            return {}
+        from vision_attn.evaluate import Deletion, FilledCells, Insertion
+
+        count = len(maps)
+        values = torch.from_numpy(np.stack([found.values for found in maps])).to(images.device)
+        grid = self.model.layout.grid if self.model.layout else CELLS
+        removal = FilledCells(partial(class_logits, self.model.network), grid)
+        targets = torch.tensor(explained[:count], device=images.device)
+        scores = {}
+        for metric in (Deletion(removal), Insertion(removal)):
+            metric.update(images.expand(count, -1, -1, -1), values, targets)
+            scores[type(metric).__name__.lower()] = metric.per_image()
+        return scores
+
+    def gates(self, images: Images) -> Iterator[parts.Gate]:
+        """Every gate in the order they run; of a channel gate also where its channels are."""
+        network = self.model.network
+        of_channels = list(channel_gates(network))
+        if not of_channels and not spatial_gates(network):
+            return
+        for name, values in gate_values(network, images).items():
+            if values.ndim == 2:
+                where = ChannelGates(layer=of_channels.index(name), kind="selected")
+                found = where(network, images).values[0]
+                yield parts.ChannelGate(name, array(values[0]), array(found))
+            else:
+                yield parts.SpatialGate(name, array(values[0]))
+
+
+def variants(explainer: Explainer) -> Iterator[Explainer]:
+    """The explainer, and with each option that is one of some words set to each other word."""
+    yield explainer
+    for name, kind in get_type_hints(type(explainer)).items():
+        for word in get_args(kind) if get_origin(kind) is Literal else ():
+            if word != getattr(explainer, name):
+                yield replace(explainer, **{name: word})
+
+
+def layer_of(name: str, call: AttentionCall) -> parts.Layer:
+    """Queries and keys where they say it all, else the weights."""
+    if isinstance(call, LazyWeights) and call.mask is None and not call.causal:
+        return parts.QueryKeys(name, array(call.q[0] * call.scale), array(call.k[0]))
+    return parts.Weights(name, array(call.weights()[0]))
+
+
+def windows_of(name: str, layer: LayerWindows) -> parts.Windows:
+    """The weights in windows, as the page shows them."""
+    return parts.Windows(
+        name,
+        array(layer.call.weights().transpose(0, 1)),
+        grid=layer.grid,
+        window=layer.window,
+        places=layer.places.numpy(),
+        regions=layer.regions.numpy(),
+        shift=layer.shift,
+        merged=layer.merged,
+    )
+
+
+def prefix_names(layout: TokenLayout) -> list[str]:
+    """What the tokens before the patches are, as far as the layout tells."""
+    known = ["class token"] if layout.class_token else []
+    if not layout.pool.startswith("cls"):  # a distillation token may be among them
+        return known + [f"prefix token {at}" for at in range(len(known), layout.prefix)]
+    known += ["distillation token"] if layout.pool == "cls_dist" else []
+    return known + [f"register {at}" for at in range(layout.prefix - len(known))]
+
+
+def array(values: Tensor) -> ndarray:
+    return values.float().cpu().numpy()

@@ -1,0 +1,266 @@
+"""Parts of the page: plain arrays and names, of one photo as one model sees it.
+
+Axes: H, W the photo's height and width, h, w a map's, head, n tokens, d head width, c channels.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+from jaxtyping import Float, Float32, Int, UInt8
+from numpy import ndarray
+
+__all__ = [
+    "ChannelGate",
+    "Gate",
+    "Inspection",
+    "Layer",
+    "Map",
+    "Prediction",
+    "QueryKeys",
+    "SpatialGate",
+    "Weights",
+    "Windows",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class QueryKeys:
+    """Layer whose weights are softmax(q k'): whatever scales the scores is already in q.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.pages.inspect import QueryKeys
+        >>> q = k = np.zeros((3, 5, 8), np.float32)  # head, token, width
+        >>> QueryKeys("blocks.0", q, k).name
+        'blocks.0'
+    """
+
+    name: str
+    q: Float32[ndarray, "head n d"]
+    k: Float32[ndarray, "head n d"]
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """Layer known by its weights alone, such as one with a position bias or a sparsemax.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.pages.inspect import Weights
+        >>> Weights("blocks.0", np.full((3, 5, 5), 0.2, np.float32)).weights.shape
+        (3, 5, 5)
+    """
+
+    name: str
+    weights: Float32[ndarray, "head n n"]
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """Layer in which tokens attend inside windows alone (Swin).
+
+    grid: the tokens of this layer, each of which spans merged x merged patches of the inspection's
+    grid. window, shift: in tokens, (h, w). places: the token in each place of each window, counted
+    row by row, the number of tokens where there is padding. regions: two places of a window attend
+    to each other where these numbers are equal. ValueError where a token is not in one place.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.pages.inspect import Windows
+        >>> layer = Windows(
+        ...     "0",
+        ...     np.full((3, 2, 4, 4), 0.25, np.float32),  # head, window, query, key
+        ...     grid=(2, 4),
+        ...     window=(2, 2),
+        ...     places=np.array([[0, 1, 4, 5], [2, 3, 6, 7]]),
+        ...     regions=np.zeros((2, 4), int),
+        ... )
+        >>> layer.rows().shape  # head, token, place
+        (3, 8, 4)
+    """
+
+    name: str
+    weights: Float32[ndarray, "head _ _ _"]  # window i j, checked below
+    grid: tuple[int, int]
+    window: tuple[int, int]
+    places: Int[ndarray, "window j"]
+    regions: Int[ndarray, "window j"]
+    shift: tuple[int, int] = (0, 0)
+    merged: int = 1
+
+    def __post_init__(self) -> None:
+        tokens = prod(self.grid)
+        inside = np.sort(self.places[self.places != tokens])
+        if not np.array_equal(inside, np.arange(tokens)):
+            raise ValueError(
+                f"layer {self.name}: expected each of the {tokens} tokens of a grid of "
+                f"{self.grid[0]}x{self.grid[1]} in one place of a window (and {tokens} for "
+                f"padding), got {len(inside)} places from {self.places.min()} to "
+                f"{self.places.max()}"
+            )
+        if self.weights.shape[1:] != (*self.places.shape, prod(self.window)):
+            raise ValueError(
+                f"layer {self.name}: expected weights (head, {len(self.places)} windows, "
+                f"{prod(self.window)} queries, {prod(self.window)} keys), got {self.weights.shape}"
+            )
+
+    @property
+    def where(self) -> tuple[Int[ndarray, " n"], Int[ndarray, " n"]]:
+        """The window of each token, and its place there."""
+        order = self.places.ravel().argsort(kind="stable")[: prod(self.grid)]
+        return np.divmod(order, self.places.shape[1])
+
+    def rows(self) -> Float32[ndarray, "head n j"]:
+        """List each token's weights for the places of its window."""
+        window, place = self.where
+        return self.weights[:, window, place]
+
+
+Layer = QueryKeys | Weights | Windows
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """Heatmap of one method, raw: `values` times `factor` are in `unit`.
+
+    method: as it is written on the command line, `Rollout(fusion='max')`. about: what it is, in a
+    line. target: the index of the class it explains, None for methods without one. prefix_mass: the
+    share that fell on tokens that are not on the photo. scores: how faithful the map is, by the
+    name of the measure. baseline: whether it knows nothing of the network, and is marked so.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.pages.inspect import Map
+        >>> Map("GradCAM()", np.ones((7, 7), np.float32), target=281).target
+        281
+    """
+
+    method: str
+    values: Float[ndarray, "h w"]
+    about: str = ""
+    target: int | None = None
+    unit: str = ""
+    factor: float = 1.0
+    prefix_mass: float | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    baseline: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelGate:
+    """Gate of one layer, 0 to 1 for each channel.
+
+    where: a map of the channels that it lets through, in any unit.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.pages.inspect import ChannelGate
+        >>> ChannelGate("layer1", np.array([0.2, 0.9])).values.shape
+        (2,)
+    """
+
+    name: str
+    values: Float[ndarray, " c"]
+    where: Float[ndarray, "h w"] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class SpatialGate:
+    """Gate of one layer, 0 to 1 in each place.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.pages.inspect import SpatialGate
+        >>> SpatialGate("layer1", np.ones((7, 7))).values.shape
+        (7, 7)
+    """
+
+    name: str
+    values: Float[ndarray, "h w"]
+
+
+Gate = ChannelGate | SpatialGate
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One of the likeliest classes.
+
+    target: its index. probability: from 0 to 1.
+
+    Examples:
+        >>> from vision_attn.pages.inspect import Prediction
+        >>> Prediction(281, "tabby", 0.83).name
+        'tabby'
+    """
+
+    target: int
+    name: str
+    probability: float
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """One photo as one model sees it.
+
+    box: the part of the photo that the model sees, (left, top, right, bottom) in 0..1 of it. grid,
+    prefix: how tokens lie on the photo, and what the tokens before them are called; only needed
+    where there are layers. warning: a line for the page's title and the saved picture, such as that
+    the weights are random. notes: what else is to know, a line each. no_click: why a
+    click on the photo shows no attention, where there are no layers. ValueError without layers,
+    maps and gates, for layers of another number of tokens and for a box beyond 0..1.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.pages.inspect import Inspection, Weights
+        >>> layer = Weights("blocks.0", np.full((1, 5, 5), 0.2, np.float32))
+        >>> photo = np.zeros((8, 8, 3), np.uint8)
+        >>> seen = Inspection(
+        ...     "a model", "photo.jpg", photo, grid=(2, 2), prefix=["class"], layers=[layer]
+        ... )
+        >>> len(seen.layers)
+        1
+    """
+
+    model: str
+    image: str
+    photo: UInt8[ndarray, "H W 3"]
+    box: tuple[float, float, float, float] = (0.0, 0.0, 1.0, 1.0)
+    predictions: Sequence[Prediction] = ()
+    grid: tuple[int, int] = (1, 1)
+    prefix: Sequence[str] = ()
+    layers: Sequence[Layer] = ()
+    maps: Sequence[Map] = ()
+    gates: Sequence[Gate] = ()
+    notes: Sequence[str] = ()
+    warning: str = ""
+    no_click: str = ""
+
+    def __post_init__(self) -> None:
+        tokens = len(self.prefix) + prod(self.grid)
+        for layer in self.layers:
+            if isinstance(layer, Windows):
+                grid = tuple(-(-side // layer.merged) for side in self.grid)
+                if layer.grid != grid or self.prefix:
+                    raise ValueError(
+                        f"layer {layer.name}: expected windows of a grid of {grid[0]}x{grid[1]} "
+                        f"and no prefix, as {layer.merged}x{layer.merged} of "
+                        f"{self.grid[0]}x{self.grid[1]} patches are a token, got "
+                        f"{layer.grid[0]}x{layer.grid[1]} and {len(self.prefix)} prefix tokens"
+                    )
+                continue
+            length = (layer.q if isinstance(layer, QueryKeys) else layer.weights).shape[1]
+            if length != tokens:
+                raise ValueError(
+                    f"layer {layer.name}: expected {tokens} tokens ({len(self.prefix)} prefix + "
+                    f"grid {self.grid[0]}x{self.grid[1]}), got {length}"
+                )
+        if not (self.layers or self.maps or self.gates):
+            raise ValueError(
+                f"{self.image}, {self.model}: expected layers, maps or gates to inspect, got none"
+            )
+        left, top, right, bottom = self.box
+        if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
+            raise ValueError(f"box must be (left, top, right, bottom) in 0..1, got {self.box}")

@@ -1,6 +1,0 @@
-"""Page that runs a network in the browser: drop a photo, cover parts of it, see what changes."""
-
-from vision_attn.render.live.page import LiveNetwork, LivePhoto, live_page
-from vision_attn.render.live.program import Program
-
-__all__ = ["LiveNetwork", "LivePhoto", "Program", "live_page"]

@@ -1,1 +1,0 @@
-"""Runs of training, validation, test and prediction: a config in, a folder of files out."""

@@ -1,0 +1,429 @@
+"""Photos explained: their classes and maps, drawn over the photos and written to a folder.
+
+    NAME.METHOD.png    the photo under its heatmap
+    NAME.METHOD.npy    the map as the method gives it
+    NAME.grid.png      all methods side by side, where there are several
+    NAME.channels.png  how far each channel's gate is open, for ChannelGates
+    results.jsonl      a line for each photo and method
+
+Axes: h height, w width, k classes, H, W a photo's height and width.
+"""
+
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from glob import escape
+from io import BytesIO
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import PIL.Image
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+from PIL.Image import Image
+from torch import Tensor
+
+from vision_attn import pages, render
+from vision_attn.data.images import open_image
+from vision_attn.files import kept_together, replacing, write_text
+from vision_attn.methods import Explainer
+from vision_attn.pages import Row
+from vision_attn.render import ColorMap, Dim, Panel, Scale, Style
+from vision_attn.render.picture import Picture
+from vision_attn.runs.entries import Entry, as_line
+from vision_attn.runs.labels import label_of
+from vision_attn.runs.maps import Map
+from vision_attn.runs.naming import file_names, label
+from vision_attn.types import Heatmaps, Model
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Explanation", "Explanations", "Pictures"]
+
+PAGE_BYTES = 58_000  # of a photo on the page: all its pictures, and HTML_BYTES of text for each
+HTML_BYTES = 600
+OBJECTS, BORDER = 20, 255  # in a mask: the last class of objects, their border; as `score` reads it
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """One photo explained: its classes, its maps, and the way back to its pixels.
+
+    name: the photo's file, or "image". probabilities: of each class, empty where the network has
+    no classifier. maps: one a method, in the order of the methods. channels: how far each layer's
+    channel gates are open, for ChannelGates. problems: a line for each method that failed.
+
+    In a notebook it shows itself: the photo, and each map with its colour bar.
+
+    Examples:
+        >>> from PIL import Image
+        >>> from vision_attn.data import Preprocess
+        >>> from vision_attn.models import ViT
+        >>> from vision_attn.runs.explain import explain
+        >>> from vision_attn.types import Model
+        >>> vit = ViT(image_size=16, patch_size=8, dim=8, depth=1, heads=2, num_classes=2).eval()
+        >>> preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
+        >>> model = Model(vit, preprocess, ["cat", "dog"], vit.layout((16, 16)))
+        >>> found = explain(model, Image.new("RGB", (40, 24)), ["Rollout"], target="dog")
+        >>> found.overlay().size
+        (40, 24)
+    """
+
+    model: Model
+    photo: Image
+    name: str
+    probabilities: Float[ndarray, " k"]
+    maps: list[Map]
+    channels: dict[str, Float[ndarray, " _"]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def predicted(self) -> int | None:
+        """The most probable class; None where the network has no classifier."""
+        return int(self.probabilities.argmax()) if self.probabilities.size else None
+
+    @property
+    def prediction(self) -> str:
+        """The most probable class with its probability, in words; empty without a classifier."""
+        if self.predicted is None:
+            return ""
+        name = self.model.classes[self.predicted].split(",")[0]
+        return f"{name} {self.probabilities[self.predicted]:.1%}"
+
+    @property
+    def unlike(self) -> str:
+        """A sentence where the photo is unlike what the network knows (`Calibration`); or empty."""
+        if self.predicted is None:
+            return ""
+        return self.model.calibration.unlike(float(self.probabilities[self.predicted]))
+
+    @property
+    def warning(self) -> str:
+        """What titles and captions warn of: random weights, or a photo unlike what is known."""
+        return self.model.warning or self.unlike
+
+    @property
+    def facts(self) -> tuple[str, str, float | None]:
+        """The predicted class, the one that the photo's folder is named for, the probability."""
+        if self.predicted is None:
+            return "", "", None
+        classes = self.model.classes
+        label = label_of(self.name, classes)
+        predicted = classes[self.predicted].split(",")[0]
+        true = "" if label is None else classes[label].split(",")[0]
+        if true == predicted and label != self.predicted:  # ImageNet has two classes named crane
+            true = f"{true} (class {label})"
+        return predicted, true, float(self.probabilities[self.predicted])
+
+    def classes(self, most: int = 5) -> list[tuple[str, float]]:
+        """List the most probable classes, each with its probability."""
+        order = np.argsort(-self.probabilities, kind="stable")[:most]
+        return [(self.model.classes[at], float(self.probabilities[at])) for at in order]
+
+    def __getitem__(self, method: str | int | Explainer) -> Map:
+        """Return the map of a method, by its name as in `methods`, or by its place.
+
+        Raises KeyError for a method that was not used.
+        """
+        if isinstance(method, int):
+            return self.maps[method]
+        for one in self.maps:
+            if str(method) in (one.method, type(one.explainer).__name__):
+                return one
+        raise KeyError(f"no map of {method}: there are {', '.join(self.methods) or 'none'}")
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods in their order, as they are written on the command line."""
+        return [one.method for one in self.maps]
+
+    def on_photo(self, method: str | int | Explainer = 0) -> Float[ndarray, "H W"]:
+        """Lay the raw map on the photo's own pixels; NaN where the network did not look."""
+        return self.model.preprocess.to_original(self[method].values, self.photo.size)
+
+    def overlay(
+        self, method: str | int | Explainer = 0, *, style: Style | None = None
+    ) -> PIL.Image.Image:
+        """Draw the map over the whole photo, in its own scale and at its own place.
+
+        What the network did not see is grey; a query is marked. `show` adds the colour bar.
+        """
+        return PIL.Image.fromarray(self.painted(np.asarray(self.photo), self[method], style))
+
+    def painted(self, photo: Picture, found: Map, style: Style | None = None) -> Picture:
+        """Draw a map over the photo's pixels, which may be enlarged."""
+        size = photo.shape[1], photo.shape[0]
+        preprocess = self.model.preprocess
+        laid = preprocess.to_original(found.values, size)
+        painted = render.overlay(photo, laid, style=style or ColorMap(), scale=found.scale)
+        if found.query is None:
+            return painted
+        left, top, right, bottom = preprocess.box(size)
+        x, y = found.query
+        return render.mark(
+            painted, (left + x * (right - left)) / size[0], (top + y * (bottom - top)) / size[1]
+        )
+
+    def panels(self, style: Style | None = None) -> list[Panel]:
+        """Draw the photo and every map as panels of a grid."""
+        style = style or ColorMap()
+        photo = render.enlarged(np.asarray(self.photo))
+        return [Panel("photo", photo, self.prediction)] + [
+            Panel(
+                found.title,
+                self.painted(photo, found, style),
+                found.note,
+                None if found.note else found.scale,
+                style,
+            )
+            for found in self.maps
+        ]
+
+    def grid(self, style: Style | None = None) -> PIL.Image.Image:
+        """Draw the photo and every map with its colour bar, side by side."""
+        sheet = render.heatmap_grid(self.panels(style), Path(self.name).name, warning=self.warning)
+        return PIL.Image.fromarray(sheet)
+
+    def show(self, style: Style | None = None) -> "Figure":
+        """Show the grid as a matplotlib figure, in a window where there are windows; return it."""
+        return render.show(np.asarray(self.grid(style)))
+
+    def save(self, folder: str | PathLike[str], *, style: Style | None = None) -> Path:
+        """Write what `vision-attn explain` writes into the folder; return the folder.
+
+        A picture and the raw map (.npy) for each method, a grid of several methods, and a line for
+        each method in results.jsonl.
+        """
+        return Explanations([self]).save(folder, style=style)
+
+    def records(self, picture: Callable[[Map], str], **more: int) -> list[dict[str, Any]]:
+        """List plain values of each map. picture: the name of a map's picture."""
+        return [
+            {"file": self.name, "picture": picture(found), **more} | self._record(found)
+            for found in self.maps
+        ]
+
+    def _record(self, found: Map) -> dict[str, Any]:
+        classes = self.model.classes
+        record: dict[str, Any] = {
+            "method": type(found.explainer).__name__,
+            "options": asdict(found.explainer),
+            "weights": self.model.weights,
+        }
+        if self.predicted is not None:
+            record["predicted"] = classes[self.predicted]
+            record["predicted_index"] = self.predicted
+            record["probability"] = round(float(self.probabilities[self.predicted]), 6)
+            if self.model.calibration.threshold is not None:
+                record["unlike"] = self.unlike
+        for word, index in (("target", found.target), ("against", found.against)):
+            record[word] = classes[index] if classes and index is not None else None
+            record[f"{word}_index"] = index
+        record["prefix_mass"] = found.prefix_mass
+        record["outlier_mass"] = found.outlier_mass
+        if found.completeness_gap is not None:
+            record["completeness_gap"] = round(found.completeness_gap, 6)
+        if found.note:
+            record["note"] = found.note
+        return {**record, "seconds": round(found.seconds, 6)}
+
+    def _repr_png_(self) -> bytes:
+        data = BytesIO()
+        self.grid().save(data, "PNG")
+        return data.getvalue()
+
+    def __repr__(self) -> str:
+        about = [self.name, self.prediction, ", ".join(self.methods), self.warning]
+        return f"Explanation({'; '.join(filter(None, about))})"
+
+
+class Explanations(Sequence[Explanation]):
+    """Several photos explained by the same methods, in the order that they came in.
+
+    Examples:
+        >>> from vision_attn.runs.explanation import Explanations
+        >>> len(Explanations([]))
+        0
+    """
+
+    def __init__(self, explanations: Sequence[Explanation]):
+        self._all = list(explanations)
+
+    @overload
+    def __getitem__(self, item: int) -> Explanation: ...
+    @overload
+    def __getitem__(self, item: slice) -> "Explanations": ...
+    def __getitem__(self, item: int | slice) -> "Explanation | Explanations":
+        return Explanations(self._all[item]) if isinstance(item, slice) else self._all[item]
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @cached_property
+    def problems(self) -> list[str]:
+        """A line for each method that failed on a photo."""
+        return [f"{one.name}: {text}" for one in self._all for text in one.problems]
+
+    def heatmaps(self, method: str | int | Explainer = 0) -> Heatmaps:
+        """Return the raw maps of one method, of all photos, as one batch."""
+        every = [one[method].heatmaps() for one in self._all]
+        if not every:
+            raise ValueError("expected at least one explained photo, got none")
+
+        def together(name: str) -> Tensor | None:
+            parts = [getattr(maps, name) for maps in every]
+            return None if any(part is None for part in parts) else torch.cat(parts)
+
+        return Heatmaps(
+            torch.cat([maps.values for maps in every]),
+            every[0].method,
+            together("targets"),
+            together("prefix_mass"),
+            together("outlier_mass"),
+            together("completeness_gap"),
+        )
+
+    def save(self, folder: str | PathLike[str], *, style: Style | None = None) -> Path:
+        """Write what `vision-attn explain` writes into the folder; return the folder.
+
+        Raises OSError where a file cannot be written; then none of them is left.
+        """
+        pictures = Pictures(Path(folder), style or ColorMap())
+        pictures.folder.mkdir(parents=True, exist_ok=True)
+        names = file_names([Path(one.name) for one in self._all])
+        lines = ""
+        with kept_together() as written:
+            for name, one in zip(names, self._all, strict=True):
+                entry = pictures.write(name, one)
+                written += entry.written
+                lines += "".join(map(as_line, entry.records))
+            write_text(pictures.folder / "results.jsonl", lines)
+        return pictures.folder
+
+    def _repr_html_(self) -> str:
+        pictures = (b64encode(one._repr_png_()).decode() for one in self._all)
+        return "".join(f'<img src="data:image/png;base64,{picture}">' for picture in pictures)
+
+    def __repr__(self) -> str:
+        return f"Explanations({self._all!r})"
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Where and how explanations are drawn.
+
+    masks: a folder of masks of the photos' stems, shown beside the maps. page: also thumbnails.
+    raw: also each raw map, as a .npy.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from vision_attn.render import Dim
+        >>> from vision_attn.runs.explanation import Pictures
+        >>> Pictures(Path("look"), Dim()).style
+        Dim(floor=0.2)
+    """
+
+    folder: Path
+    style: Style = field(default_factory=ColorMap)
+    masks: Path | None = None
+    page: bool = False
+    raw: bool = True
+
+    def write(self, name: str, explanation: Explanation) -> Entry:
+        """Write the pictures and raw maps of one photo; `name` begins the files' names.
+
+        Raises OSError where one of them cannot be written; then none of them is left.
+        """
+        with kept_together() as written:
+            records, row = self._write(name, explanation, written)
+        return Entry(explanation.name, records, row, tuple(written))
+
+    def _write(
+        self, name: str, explanation: Explanation, written: list[Path]
+    ) -> tuple[list[dict[str, Any]], Row | None]:
+        def place(file: str) -> Path:
+            written.append(self.folder / file)
+            return written[-1]
+
+        panels = explanation.panels(self.style)
+        links: list[str | None] = [None]
+        for found, panel in zip(explanation.maps, panels[1:], strict=True):
+            stem, picture = f"{name}.{label(found.method)}", panel.picture
+            links.append(f"{stem}.png")
+            if isinstance(self.style, ColorMap):
+                picture = render.with_colorbar(picture, self.style, found.scale)
+            picture = render.with_caption(picture, explanation.warning)
+            picture = render.with_caption(picture, found.note)
+            render.save(picture, place(f"{stem}.png"))
+            if self.raw:
+                with replacing(place(f"{stem}.npy")) as file:
+                    np.save(file, found.values)
+        photo = Path(explanation.name)
+        title = photo.name if name == photo.stem else name  # another photo may have its name
+        if (mask := self._mask(photo)) is not None:
+            covered = render.overlay(panels[0].picture, mask, style=Dim(), scale=Scale(1.0))
+            panels.append(Panel("mask", covered))
+            links.append(None)
+        if len(explanation.maps) > 1:
+            sheet = render.heatmap_grid(panels, title, warning=explanation.warning)
+            render.save(sheet, place(f"{name}.grid.png"))
+        if explanation.channels:
+            chart = render.channel_gates(explanation.channels, title)
+            chart = render.with_caption(chart, explanation.warning, size=20)
+            render.save(chart, place(f"{name}.channels.png"))
+        row = None
+        if self.page:
+            names = [f"{name}.{label(panel.title)}" for panel in panels]
+            written += [self.folder / f"page/{each}.jpg" for each in names]
+            shots = [
+                pages.shot(
+                    panel.picture,
+                    self.folder,
+                    each,
+                    panel.title,
+                    f"{name}, {panel.title}",
+                    link,
+                    most,
+                )
+                for panel, each, link, most in zip(
+                    panels, names, links, page_bytes(links), strict=True
+                )
+            ]
+            row = Row(
+                title,
+                panels[0].note,
+                shots,
+                *explanation.facts,
+                warning=explanation.unlike,
+            )
+        records = explanation.records(lambda found: f"{name}.{label(found.method)}.png")
+        return records, row
+
+    def _mask(self, file: Path) -> Float[ndarray, "h w"] | None:
+        """Read the mask of the photo's stem: 1 on the object, 0 beside it, 0.5 where unsure."""
+        if self.masks is None:
+            return None
+        for path in sorted(self.masks.glob(f"{escape(file.stem)}.*")):
+            with open_image(path) as mask:
+                values = np.asarray(mask if mask.mode in "1LP" else mask.convert("L")).astype(int)
+            numbers = np.setdiff1d(values, [0, BORDER])
+            by_class = numbers.size > 0 and numbers[-1] <= OBJECTS  # as in Pascal VOC
+            unsure = (values == BORDER) & by_class
+            return ((values > 0) - 0.5 * unsure).astype(np.float32)
+        return None
+
+
+def page_bytes(links: Sequence[str | None]) -> list[int]:
+    """Divide what the page may take for one photo among its pictures.
+
+    links: what each picture enlarges to; one without a link is all that there is of it and gets
+    twice as much.
+    """
+    parts = [1 if link else 2 for link in links]
+    whole = PAGE_BYTES - HTML_BYTES * len(parts)
+    return [part * whole // sum(parts) for part in parts]

@@ -1,0 +1,85 @@
+"""One photo's heatmap by one method, as it is drawn and kept.
+
+Axes: h height, w width.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+from torch import Tensor
+
+from vision_attn.methods import Baseline, Explainer
+from vision_attn.render import Scale
+from vision_attn.types import Heatmaps
+
+__all__ = ["Map"]
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """One photo's heatmap by one method, with what it takes to draw it rightly.
+
+    values: raw, on the token or feature grid. scale: what full colour stands for. target and
+    against: classes, for methods that explain one. seconds: the photo's share of its batch. query:
+    the place (x, y) whose attention is shown, as shares of the network's input.
+    completeness_gap: as in `Heatmaps`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.methods import Rollout
+        >>> from vision_attn.render import natural
+        >>> from vision_attn.runs.maps import Map
+        >>> values = np.full((3, 5), 1 / 15, np.float32)
+        >>> Map(Rollout(), values, natural(values)).method
+        'Rollout'
+    """
+
+    explainer: Explainer
+    values: Float[ndarray, "h w"]
+    scale: Scale
+    prefix_mass: float | None = None
+    outlier_mass: float | None = None
+    completeness_gap: float | None = None
+    target: int | None = None
+    against: int | None = None
+    seconds: float = 0.0
+    query: tuple[float, float] | None = None
+
+    @property
+    def method(self) -> str:
+        """The method as it is written on the command line."""
+        return str(self.explainer)
+
+    @property
+    def note(self) -> str:
+        """A line where the map is 0 everywhere, and why, or constant; empty otherwise."""
+        low, high = float(self.values.min()), float(self.values.max())
+        if low != high:
+            return ""
+        if high:
+            return "Constant map: every place has the same value"
+        if self.prefix_mass is not None and self.prefix_mass > 1 - 1e-6:
+            return "Empty map: all of it is on tokens that are not on the image"
+        return f"Empty map: {self.explainer.why_empty}"
+
+    @property
+    def title(self) -> str:
+        """The method, marked where it is a baseline, which knows nothing of the network."""
+        return f"{self.method} (baseline)" if isinstance(self.explainer, Baseline) else self.method
+
+    def heatmaps(self) -> Heatmaps:
+        """Return the raw map as a batch of one."""
+
+        def one(value: float | None) -> Tensor | None:
+            return None if value is None else torch.tensor([value])
+
+        return Heatmaps(
+            torch.from_numpy(self.values)[None],
+            self.method,
+            None if self.target is None else torch.tensor([self.target]),
+            one(self.prefix_mass),
+            one(self.outlier_mass),
+            one(self.completeness_gap),
+        )

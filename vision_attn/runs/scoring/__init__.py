@@ -1,0 +1,235 @@
+"""Scores of heatmaps: which methods to trust for a model, measured beside three baselines."""
+
+import contextlib
+import json
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from vision_attn import render
+from vision_attn.files import write_text
+from vision_attn.runs.progress import Bar, Silent
+from vision_attn.runs.scoring import pictures, tables
+from vision_attn.runs.scoring.evidence import Data, Samples, check_data
+from vision_attn.runs.scoring.results import Results
+from vision_attn.runs.scoring.scorer import removal
+from vision_attn.runs.scoring.tasks import (
+    SCORED,
+    Folder,
+    Memory,
+    Methods,
+    Work,
+    answers,
+    at_least_one,
+    seeded,
+)
+from vision_attn.runs.scoring.verdict import MethodVerdict, Verdict, judge
+from vision_attn.types import Model
+
+__all__ = ["MethodVerdict", "Scores", "Verdict", "removal", "score"]
+
+
+class Scores:
+    """Scores of methods on images, as tables, pictures and plain values; `score` makes them.
+
+    In a notebook it shows its tables. results: the numbers behind them. problems: a line for each
+    image that could not be read and each method that failed on images.
+
+    Examples:
+        >>> import vision_attn
+        >>> from vision_attn.data import Preprocess
+        >>> from vision_attn.models import ViT
+        >>> from vision_attn.types import Model
+        >>> vit = ViT(image_size=16, patch_size=8, dim=12, depth=1, heads=2, num_classes=10).eval()
+        >>> preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
+        >>> model = Model(vit, preprocess, [f"class {i}" for i in range(10)], vit.layout((16, 16)))
+        >>> scores = vision_attn.score(model, "planted", ["Rollout"], images=3, steps=2, sanity=0)
+        >>> scores.methods
+        ['Rollout', 'RandomMap', 'CentreGaussian', 'EdgeMap']
+        >>> rows = [row for row in scores.table() if row["method"] == "Rollout"]
+        >>> sorted({row["metric"] for row in rows} & {"deletion", "insertion"})
+        ['deletion', 'insertion']
+    """
+
+    def __init__(self, results: Results, data: Samples, memory: Memory, problems: list[str]):
+        self.results = results
+        self.problems = problems
+        self._data = data
+        self._memory = memory
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods in their order, and then the three baselines."""
+        return list(self.results.table)
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that anything was scored by."""
+        return self.results.metrics
+
+    def verdict(self) -> Verdict:
+        """Say which methods to trust here, which not, and why, from the scores and their intervals.
+
+        `verdict().text` is two lines, `.methods` and `.rows()` have each method's reasons. The rule
+        is in `vision_attn.runs.scoring.verdict`, and in scores.md.
+        """
+        return judge(self.results)
+
+    def table(self) -> list[dict[str, Any]]:
+        """Rows of plain values, one for each method and metric, for `pandas.DataFrame`.
+
+        Keys: method, metric, higher_is_better, mean, standard_error, n, and for each baseline
+        ahead_of_NAME, ahead_of_NAME_low and _high: by how much the method is better, whichever way
+        the metric runs, and the 95 % interval of that. None where a value is unknown.
+        """
+        return tables.rows(self.results)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything that scores.json holds: settings, and scores and curves by method."""
+        return tables.as_json(self.results)
+
+    def best(self, metric: str = "deletion") -> str:
+        """The method with the best mean by a metric; ValueError for a metric without scores."""
+        return self.results.best(metric)
+
+    def better_than_baselines(self, metric: str = "deletion") -> list[str]:
+        """The methods that are better than each baseline by the 95 % interval of the difference."""
+        self.results.best(metric)
+        return [m for m in self.results.methods if self.results.beats_all(metric, m)]
+
+    def save(self, folder: str | Path) -> Path:
+        """Write scores.json, scores.csv, scores.md and the pictures; return the folder.
+
+        curves.png shows deletion and insertion, sanity.png (if measured) how maps change as the
+        weights are randomised, best_and_worst.png the images that score best and worst.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        results = self.results
+        write_text(folder / "scores.json", json.dumps(self.to_dict(), indent=1) + "\n")
+        write_text(folder / "scores.csv", tables.as_csv(results))
+        write_text(folder / "scores.md", tables.as_markdown(results))
+        drawn = {"curves": pictures.curves(results)}
+        if "randomisation" in results.metrics:
+            drawn["sanity"] = pictures.sanity(results)
+        ranked = pictures.ranked(results, self._data, self._memory.drawn)
+        if ranked is not None:
+            drawn["best_and_worst"] = ranked
+        for name, picture in drawn.items():
+            marked = render.with_caption(picture, results.warning, size=20)
+            render.save(marked, folder / f"{name}.png")
+        return folder
+
+    def __str__(self) -> str:
+        return tables.as_text(self.results)
+
+    def _repr_html_(self) -> str:
+        return tables.as_html(self.results)
+
+
+def score(
+    model: Model,
+    data: Data,
+    methods: Methods | None = None,
+    *,
+    images: int | None = None,
+    target: str = "label",
+    steps: int = 16,
+    removal: str = "auto",
+    sanity: int | None = None,
+    mosaic: int | Sequence[int] | None = None,
+    processes: int | None = 1,
+    shard: tuple[int, int] = (1, 1),
+    batch_size: int = 50,
+    seed: int = 0,
+    root: str | Path = ".data",
+    output: str | Path | None = None,
+    name: str | None = None,
+    progress: Silent | None = None,
+) -> Scores:
+    """Measure which heatmaps of a model to trust, beside three maps that know nothing of it.
+
+    data: planted (with masks), planted:shortcut, planted:contradict, cifar10 or cifar100 (below
+    `root`), a folder of images, one with boxes.json, or one with images/ and masks/; or a list of
+    image files and PIL images. methods: names or explainers; None takes those that fit and are
+    quick, "all" the slow ones too. images: at most so many, drawn evenly (None: 1000, with "all"
+    500). target: `label`, the true class where it is known, or `predicted`. steps: of deletion and
+    insertion. removal: see `vision_attn.removal`. sanity: on how many images the weights are
+    randomised and noise is added (None: 32 with "all", else 0). mosaic: photos a side, 2 to 4, one
+    number or several, of mosaics in which each method explains the class of each photo; needs data
+    with labels; at most `images` (with "all" 32) of each side, and no more than 400 photos fill.
+
+    processes: how many at once; None takes as many as pay. Above one, a script needs its
+    `if __name__ == "__main__":`. shard: (number, of how many) measures that part of the images.
+    output: a folder in which the work is kept as it is done, so that a stopped call, or shards,
+    can be continued by the same call; it also receives the files of `Scores.save`. name: what the
+    tables call the model. progress: None shows a bar where there is a terminal.
+
+    Raises ValueError for a method, data or setting that does not fit, and where nothing could be
+    scored; what goes wrong with single images is in `Scores.problems`.
+
+    Examples:
+        >>> import vision_attn
+        >>> model = vision_attn.load_model(
+        ...     "timm:vit_tiny_patch16_224", pretrained=False, image_size=64, depth=2
+        ... )
+        >>> scores = vision_attn.score(model, "planted", ["Rollout"], images=3, steps=2)
+        >>> scores.methods
+        ['Rollout', 'RandomMap', 'CentreGaussian', 'EdgeMap']
+        >>> scores.table()[0]["metric"]
+        'deletion'
+    """
+    at_least_one(processes=processes)
+    number, shards = shard
+    if not 1 <= number <= shards:
+        raise ValueError(f"shard must be (number, of how many), such as (1, 4), got {shard}")
+    with seeded(seed, model.device):
+        work = Work(
+            model, data, methods, images=images, target=target, steps=steps, how=removal,
+            sanity=sanity, mosaic=mosaic, batch_size=batch_size, seed=seed, root=root, name=name,
+        )  # fmt: skip
+        part = "all" if shards == 1 else f"{number}-of-{shards}"
+        memory = Memory() if output is None else Folder(Path(output), work.settings, part)
+        progress = progress or Bar()
+        problems: list[str] = []
+
+        def say(problem: str) -> None:
+            if problem not in problems:
+                problems.append(problem)
+                progress.problem(problem)
+
+        with progress, contextlib.ExitStack() as stack:
+            if output is not None:
+                stack.enter_context(saying_what_is_kept(memory, Path(output)))
+            for words, tasks in work.stages(memory.records, shard):
+                progress.start(words, sum(len(task.items) for task in tasks))
+                for answer in answers(work, tasks, processes, say):
+                    memory.add(answer)
+                    progress.advance(len(answer.task.items))
+                    for problem in answer.problems:
+                        say(problem)
+            share = None if shards == 1 else work.share(number, shards)
+            results = Results(work, memory.records(), share)
+            for problem in results.problems():
+                say(problem)
+            if shards == 1:
+                wanted = {m: dict.fromkeys(chain(*results.extremes(m))) for m in results.table}
+                for task in work.drawings(wanted, set(memory.drawn)):
+                    memory.add(work.do(task))
+        scores = Scores(results, work.data, memory, problems)
+        if output is not None and shards == 1:
+            scores.save(output)
+        return scores
+
+
+@contextlib.contextmanager
+def saying_what_is_kept(memory: Memory, folder: Path):
+    """Say in a KeyboardInterrupt how much is kept and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        count = sum(kind in SCORED for kind, *_ in memory.records())
+        raise KeyboardInterrupt(
+            f"{count} scored maps are kept in {folder}: the same command or call continues there"
+        ) from None

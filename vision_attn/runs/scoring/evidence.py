@@ -1,0 +1,455 @@
+"""What heatmaps are scored on: images as the network sees them, and where their evidence lies.
+
+Axes: h, w the network's input, H, W a photo, b images, k boxes.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import PIL.Image
+import torch
+from jaxtyping import Bool, Float
+from numpy import ndarray
+from PIL.Image import Image
+from torch import Tensor
+
+from vision_attn.data.draws import Draws, permutation
+from vision_attn.data.images import ImageError, find_images, images_below, open_image, read_image
+from vision_attn.data.planted import CLASSES, Cue, paint
+from vision_attn.data.sources import CIFAR10, CIFAR100, Source
+from vision_attn.runs.labels import class_names
+from vision_attn.types import Model
+
+__all__ = [
+    "Data",
+    "Files",
+    "Photos",
+    "PlantedSamples",
+    "Sample",
+    "Samples",
+    "TestSet",
+    "data_name",
+    "open_data",
+]
+
+BORDER = 255  # in a mask: neither object nor background, as in Pascal VOC
+OBJECTS = 20  # in a mask: 1 to this are classes of objects, as in Pascal VOC
+IMAGENET = 1000  # classes of a model for which the number of a label in boxes.json stands
+Mask = Bool[Tensor, "h w"]
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """An image in the network's frame, and what is known of it.
+
+    label: the model's class of what it shows, None where the model has no such class. masks: by
+    what they are of, `object` or `shortcut`. ignore: pixels that count on neither side. boxes:
+    left, top, right, bottom, in pixels of the network's input.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.runs.scoring.evidence import Sample
+        >>> mask = torch.zeros(8, 8, dtype=torch.bool)
+        >>> Sample("a.png", torch.zeros(3, 8, 8), label=3, masks={"object": mask}).boxes is None
+        True
+    """
+
+    name: str
+    image: Float[Tensor, "3 h w"]
+    label: int | None
+    masks: dict[str, Mask] = field(default_factory=dict)
+    ignore: Mask | None = None
+    boxes: Float[Tensor, "k 4"] | None = None
+
+
+class Samples(ABC):
+    """A data set as `model` sees it, an image at a time.
+
+    Examples:
+        >>> from vision_attn.runs.scoring.evidence import Samples
+        >>> sorted(Samples.__abstractmethods__)  # what a subclass has to say
+        ['__getitem__']
+    """
+
+    names: Sequence[str]
+    name: str = ""
+    """What tables call the data, where `score` is given them as they are."""
+    folders: Sequence[str] = ()
+    """The names of the folders that the images lie in, where these may be classes."""
+
+    def __init__(self, model: Model):
+        self.preprocess = model.preprocess
+        self.size = model.preprocess.input_size
+        self.classes_known = len(model.classes)
+        self.labels = class_names(model.classes)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @abstractmethod
+    def __getitem__(self, item: int) -> Sample:
+        """Read an image; ImageError, one line, for one that cannot be scored."""
+
+    def label(self, item: int) -> int | None:
+        """The model's class of an image, None where it is not known; without reading the image."""
+        return self[item].label
+
+    def chosen(self, most: int, seed: int = 0) -> list[int]:
+        """The places of `most` images at most, drawn evenly; a larger number only adds to them."""
+        return permutation((seed,), len(self))[:most].tolist()
+
+
+Data = str | PathLike[str] | Sequence[str | PathLike[str] | Image] | Samples
+
+
+class PlantedSamples(Samples):
+    """The planted test images, painted at the network's own size, with exact masks.
+
+    Examples:
+        >>> from vision_attn.data import Preprocess
+        >>> from vision_attn.models import ViT
+        >>> from vision_attn.runs.scoring.evidence import PlantedSamples
+        >>> from vision_attn.types import Model
+        >>> vit = ViT(image_size=16, patch_size=8, dim=12, depth=1, heads=2, num_classes=10).eval()
+        >>> preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
+        >>> model = Model(vit, preprocess, [f"class {i}" for i in range(10)], vit.layout((16, 16)))
+        >>> samples = PlantedSamples(model, "none", count=3)
+        >>> len(samples), sorted(samples[0].masks)
+        (3, ['object'])
+    """
+
+    def __init__(self, model: Model, cue: Cue, count: int = 2000):
+        super().__init__(model)
+        self.cue = cue
+        self.names = [f"test {item}" for item in range(count)]
+
+    def __getitem__(self, item: int) -> Sample:
+        drawn = paint(item, item + 1, size=self.size, split="test", cue=self.cue)
+        mean, std = torch.tensor([self.preprocess.mean, self.preprocess.std])
+        image = (drawn.images[0].float() / 255 - mean[:, None, None]) / std[:, None, None]
+        masks = {"object": drawn.object_mask[0]}
+        if self.cue != "none":
+            masks["shortcut"] = drawn.shortcut_mask[0]
+        return Sample(self.names[item], image, self.label(item), masks)
+
+    def label(self, item: int) -> int | None:
+        return self.labels.get(CLASSES[item % len(CLASSES)])
+
+
+class TestSet(Samples):
+    """The test images of a source of the data module: labels, no masks.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from vision_attn.data import Planted, Preprocess
+        >>> from vision_attn.models import ViT
+        >>> from vision_attn.runs.scoring.evidence import TestSet
+        >>> from vision_attn.types import Model
+        >>> vit = ViT(image_size=16, patch_size=8, dim=12, depth=1, heads=2, num_classes=10).eval()
+        >>> preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
+        >>> model = Model(vit, preprocess, [f"class {i}" for i in range(10)], vit.layout((16, 16)))
+        >>> samples = TestSet(model, Planted(size=16, train=2, val=1, test=3), Path())
+        >>> len(samples), tuple(samples[0].image.shape)
+        (3, (3, 16, 16))
+    """
+
+    __test__ = False  # to pytest
+
+    def __init__(self, model: Model, source: Source, root: Path):
+        super().__init__(model)
+        splits = source.load(root, 0.0, 0)
+        self.images, self.classes = splits.test, splits.classes
+        self.names = [f"test {item}" for item in range(len(self.images))]
+
+    def __getitem__(self, item: int) -> Sample:
+        items = np.array([item])
+        pixels = self.images.fetch(items, Draws(0, 0, items))[0].permute(1, 2, 0).numpy()
+        image = self.preprocess(PIL.Image.fromarray(pixels))
+        return Sample(self.names[item], image, self.label(item))
+
+    def label(self, item: int) -> int | None:
+        return self.labels.get(self.classes[int(self.images.labels[item])].lower())
+
+
+class Files(Samples):
+    """Image files; the folder that holds one says its class, where the model has such a class.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from vision_attn.data import Preprocess
+        >>> from vision_attn.models import ViT
+        >>> from vision_attn.runs.scoring.evidence import Files
+        >>> from vision_attn.types import Model
+        >>> vit = ViT(image_size=16, patch_size=8, dim=12, depth=1, heads=2, num_classes=10).eval()
+        >>> preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
+        >>> model = Model(vit, preprocess, [f"class {i}" for i in range(10)], vit.layout((16, 16)))
+        >>> Files(model, Path("photos"), [Path("photos/class 3/a.png")]).names
+        ['class 3/a.png']
+    """
+
+    def __init__(self, model: Model, folder: Path, files: Sequence[Path]):
+        super().__init__(model)
+        self.folder = folder
+        self.files = files
+        self.names = [file.relative_to(folder).as_posix() for file in files]
+        self.folders = sorted({file.parent.name for file in files if file.parent != folder})
+
+    def __getitem__(self, item: int) -> Sample:
+        photo = read_image(self.files[item])
+        return Sample(self.names[item], self.preprocess(photo), self.label(item))
+
+    def label(self, item: int) -> int | None:
+        return self.labels.get(self.files[item].parent.name.lower())
+
+
+class Photos(Samples):
+    """Image files and PIL images in a list; the folder that holds a file says its class.
+
+    Examples:
+        >>> from PIL import Image
+        >>> from vision_attn.data import Preprocess
+        >>> from vision_attn.models import ViT
+        >>> from vision_attn.runs.scoring.evidence import Photos
+        >>> from vision_attn.types import Model
+        >>> vit = ViT(image_size=16, patch_size=8, dim=12, depth=1, heads=2, num_classes=10).eval()
+        >>> preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
+        >>> model = Model(vit, preprocess, [f"class {i}" for i in range(10)], vit.layout((16, 16)))
+        >>> samples = Photos(model, [Image.new("RGB", (30, 20))])
+        >>> tuple(samples[0].image.shape)
+        (3, 16, 16)
+    """
+
+    def __init__(self, model: Model, photos: Sequence[str | PathLike[str] | Image]):
+        super().__init__(model)
+        if not photos:
+            raise ValueError("expected at least one image to score, got an empty list")
+        self.photos = photos
+        self.names = [
+            f"image {place}" if isinstance(photo, Image) else fspath(photo)
+            for place, photo in enumerate(photos)
+        ]
+
+    def __getitem__(self, item: int) -> Sample:
+        photo = self.photos[item]
+        image = self.preprocess(photo if isinstance(photo, Image) else read_image(photo))
+        return Sample(self.names[item], image, self.label(item))
+
+    def label(self, item: int) -> int | None:
+        photo = self.photos[item]
+        if isinstance(photo, Image):
+            return None
+        return self.labels.get(Path(photo).parent.name.lower())
+
+
+class MaskedFiles(Files):
+    """`images/` and `masks/` of the same stems.
+
+    In a mask 0 is background, 1 to 20 are objects and 255 is their border; or 0 and 255 alone.
+    """
+
+    def __init__(self, model: Model, folder: Path):
+        super().__init__(model, folder, find_images([folder / "images"]))
+        self.masks = {file.stem: file for file in images_below(folder / "masks")}
+        if self.masks.keys().isdisjoint(file.stem for file in self.files):
+            raise ValueError(
+                f"{folder}: no mask belongs to an image: expected masks named like the images, "
+                f"such as masks/{self.files[0].stem}.png"
+            )
+
+    def __getitem__(self, item: int) -> Sample:
+        file = self.files[item]
+        if file.stem not in self.masks:
+            raise ImageError(f"{file}: no mask for this image: expected masks/{file.stem}.png")
+        path, photo = self.masks[file.stem], read_image(file)
+        inside, border = read_mask(path, photo.size)
+        mask, ignore = self.preprocess.mask(inside), self.preprocess.mask(border)
+        if not mask.any() or (mask | ignore).all():
+            missing = "object" if not mask.any() else "background"
+            raise ImageError(f"{path}: no {missing} in what the network sees of the photo")
+        image = self.preprocess(photo)
+        return Sample(self.names[item], image, self.label(item), {"object": mask}, ignore)
+
+
+class BoxedFiles(Files):
+    """Photos with boxes around their objects, of a `boxes.json`.
+
+    The file holds {"images": [{"file", "boxes": [[left, top, right, bottom], ...], "wnid" or
+    "label", "size": [width, height]}, ...]}, boxes in pixels of the photo.
+    """
+
+    def __init__(self, model: Model, folder: Path):
+        self.about = read_boxes(folder / "boxes.json")
+        super().__init__(model, folder, [folder / entry["file"] for entry in self.about])
+
+    def __getitem__(self, item: int) -> Sample:
+        entry, file = self.about[item], self.files[item]
+        photo = read_image(file)
+        if not entry["boxes"]:
+            raise ImageError(f"{file}: no box for this image in boxes.json")
+        label, given = self.label(item), entry.get("label")
+        if label is None and given is not None and self.classes_known == IMAGENET:
+            raise ImageError(
+                f"{file}: label {given!r} in boxes.json is none of the model's classes: give the "
+                f"name of one class or its number, 0 to {IMAGENET - 1}, or leave the label out"
+            )
+        if tuple(entry.get("size", photo.size)) != photo.size:
+            raise ImageError(
+                f"{file}: {sides(photo.size)}, but boxes.json is of {sides(entry['size'])}: "
+                "give the boxes in pixels of the file"
+            )
+        try:
+            boxes = self.preprocess.boxes(entry["boxes"], photo.size)
+        except ValueError as error:
+            raise ImageError(f"{file}: {error}") from None
+        h, w = self.size
+        y, x = torch.arange(h)[:, None] + 0.5, torch.arange(w) + 0.5
+        mask = torch.zeros(h, w, dtype=torch.bool)
+        for left, top, right, bottom in boxes.tolist():
+            mask |= (left <= x) & (x < right) & (top <= y) & (y < bottom)
+        if not mask.any():
+            raise ImageError(f"{file}: its boxes lie outside the part that the network sees")
+        image = self.preprocess(photo)
+        return Sample(self.names[item], image, label, {"object": mask}, boxes=boxes)
+
+    def label(self, item: int) -> int | None:
+        entry = self.about[item]
+        found, given = self.labels.get(str(entry.get("wnid")).lower()), entry.get("label")
+        if found is None and isinstance(given, str):
+            found = self.labels.get(given.lower())
+        if found is None and isinstance(given, int) and not isinstance(given, bool):
+            found = given if 0 <= given < IMAGENET == self.classes_known else None
+        return found
+
+
+def open_folder(path: str, model: Model) -> Samples:
+    """What a folder holds: photos with boxes, with masks, or in folders of classes."""
+    folder = Path(path)
+    if (folder / "boxes.json").is_file():
+        return BoxedFiles(model, folder)
+    if (folder / "masks").is_dir() and (folder / "images").is_dir():
+        return MaskedFiles(model, folder)
+    if (folder / "train").is_dir():  # its images are known to the network
+        held_out = [folder / name for name in ("test", "val") if (folder / name).is_dir()]
+        folder = held_out[0] if held_out else folder / "train"
+    return Files(model, folder, find_images([folder]))
+
+
+PLANTED: dict[str, Cue] = {
+    "planted": "none",
+    "planted:shortcut": "agree",
+    "planted:contradict": "contradict",
+}
+SOURCES: dict[str, Callable[[], Source]] = {"cifar10": CIFAR10, "cifar100": CIFAR100}
+
+
+def check_data(word: str) -> None:
+    """Raise ValueError where the command's DATA is neither a name of data nor a folder."""
+    if word in PLANTED or word in SOURCES or Path(word).is_dir():
+        return
+    if Path(word).exists():
+        raise ValueError(f"{word}: expected a folder of images, got a file")
+    known = [*PLANTED, *SOURCES]
+    close = get_close_matches(word.lower(), known, n=2)
+    hint = f": did you mean {' or '.join(close)}?" if close else ""
+    raise ValueError(
+        f"no data {word!r}{hint or ':'} expected {', '.join(known)} or a folder of images"
+    )
+
+
+def open_data(data: Data, model: Model, root: Path) -> Samples:
+    """Open the images that the command's DATA or a list names; ValueError for anything else.
+
+    Samples are taken as they are. root: the folder in which cifar10 and cifar100 lie.
+    """
+    if isinstance(data, Samples):
+        return data
+    if not isinstance(data, str | PathLike):
+        return Photos(model, data)
+    word = fspath(data)
+    check_data(word)
+    if word in PLANTED:
+        return PlantedSamples(model, PLANTED[word])
+    if word in SOURCES:
+        return TestSet(model, SOURCES[word](), root)
+    return open_folder(word, model)
+
+
+def data_name(data: Data) -> str:
+    """Name the data in tables and settings; PIL images by a checksum of their pixels too."""
+    if isinstance(data, Samples):
+        return data.name or type(data).__name__
+    if isinstance(data, str | PathLike):
+        return fspath(data)
+    drawn = [photo for photo in data if isinstance(photo, Image)]
+    if not drawn:
+        return "a list of files"
+    total = 0
+    for photo in drawn:
+        total = crc32(photo.tobytes(), crc32(repr((photo.mode, photo.size)).encode(), total))
+    return f"a list of images ({total:08x})"
+
+
+def read_mask(
+    path: Path, size: tuple[int, int]
+) -> tuple[Bool[ndarray, "H W"], Bool[ndarray, "H W"]]:
+    """Read the pixels of the object and those of its border; ImageError for anything else.
+
+    size: (width, height) of the photo.
+    """
+    with open_image(path) as image:
+        if image.mode not in ("1", "L", "P"):
+            raise ImageError(
+                f"{path}: expected a mask with one number per pixel (a grey or palette PNG), "
+                f"got mode {image.mode}"
+            )
+        values = np.asarray(image).astype(np.uint8)
+    if values.shape != size[::-1]:
+        raise ImageError(
+            f"{path}: the mask is {sides(values.shape[::-1])}, its image {sides(size)}: "
+            "save it at the image's size"
+        )
+    found = np.unique(values)
+    strange = found[(found > OBJECTS) & (found < BORDER)]
+    if strange.size:
+        raise ImageError(
+            f"{path}: the mask holds {', '.join(map(str, strange[:3]))}: expected 0 background, "
+            f"1 to {OBJECTS} objects and {BORDER} border, or 0 and {BORDER} alone"
+        )
+    objects = (values > 0) & (values <= OBJECTS)
+    border = values == BORDER
+    inside, border = (objects, border) if objects.any() else (border, objects)
+    if not inside.any():
+        raise ImageError(f"{path}: the object is absent: the mask is 0 everywhere")
+    if (inside | border).all():
+        raise ImageError(f"{path}: no background: no pixel of the mask is 0")
+    return inside, border
+
+
+def read_boxes(path: Path) -> list[dict[str, Any]]:
+    """Read the entries of a boxes.json; ValueError where it is not one."""
+    expected = 'expected {"images": [{"file": ..., "boxes": [[left, top, right, bottom], ...]}]}'
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))["images"]
+        if not all(isinstance(e["file"], str) and isinstance(e["boxes"], list) for e in entries):
+            raise TypeError("a file name or a box is of the wrong type")
+        sizes = [entry["size"] for entry in entries if "size" in entry]
+        if not all(isinstance(size, list) and len(size) == 2 for size in sizes):
+            raise TypeError("a size is not [width, height]")
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: {expected} ({type(error).__name__}: {error})") from None
+    if not entries:
+        raise ValueError(f"{path}: no image in it: {expected}")
+    return entries
+
+
+def sides(size: Sequence[int]) -> str:
+    """(width, height) in words."""
+    return f"{size[0]} x {size[1]}"

@@ -1,0 +1,358 @@
+"""Every score of one method on a batch of images: a record an image, of plain values.
+
+Axes: b batch, h, w the network's input, y, x of a map, t thresholds.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+
+from vision_attn.attention import Global, Location, RotaryAttention, Window
+from vision_attn.devices import forward_format
+from vision_attn.errors import ModelError
+from vision_attn.evaluate import (
+    AverageDrop,
+    AverageIncrease,
+    AveragePrecision,
+    BlurFill,
+    Deletion,
+    DroppedTokens,
+    EnergyPointingGame,
+    FilledCells,
+    GridPointingGame,
+    ImageScore,
+    Insertion,
+    MaxBoxIoU,
+    MaxSensitivity,
+    MeanFill,
+    MeanIoU,
+    ModelRandomisation,
+    NegativePerturbation,
+    NoiseFill,
+    PixelAccuracy,
+    PointingGame,
+    PositivePerturbation,
+    Removal,
+    Sparseness,
+)
+from vision_attn.methods import Explainer
+from vision_attn.methods.base import class_logits
+from vision_attn.models import TimmModel, ViT
+from vision_attn.models.timm_model import vit_from_timm
+from vision_attn.runs.scoring.evidence import Sample
+from vision_attn.types import Heatmaps, Images, Model
+
+__all__ = ["FILLS", "GRIDS", "GROUPS", "Drawn", "Record", "as_plain_vit", "removal"]
+
+Record = dict[str, Any]
+
+ON_OBJECT: dict[str, type[ImageScore]] = {
+    "pointing_game": PointingGame,
+    "energy_inside": EnergyPointingGame,
+}
+ON_PIXELS: dict[str, type[ImageScore]] = {
+    "average_precision": AveragePrecision,
+    "mean_iou": MeanIoU,
+    "pixel_accuracy": PixelAccuracy,
+}
+ON_SHORTCUT = {f"{name}_on_shortcut": metric for name, metric in ON_OBJECT.items()}
+GRIDS = {side: f"grid_pointing_{side}x{side}" for side in (2, 3, 4)}  # by photos a side
+ON_CELLS: dict[str, type[ImageScore]] = dict.fromkeys(GRIDS.values(), GridPointingGame)
+NEAR = 1 / 16  # of the shorter side: how far from the small mark a maximum still points at it
+GROUPS: dict[str, dict[str, type[ImageScore]]] = {
+    "Does it show what the network uses?": {
+        "deletion": Deletion,
+        "insertion": Insertion,
+        "positive_perturbation": PositivePerturbation,
+        "negative_perturbation": NegativePerturbation,
+        "average_drop": AverageDrop,
+        "average_increase": AverageIncrease,
+    },
+    "Does it lie on the object?": {**ON_OBJECT, **ON_PIXELS, "box_iou": MaxBoxIoU},
+    "Does it lie on the shortcut?": {**ON_SHORTCUT},
+    "In a mosaic, does the map of a class lie on its photo?": {**ON_CELLS},
+    "Does it follow the weights, and not the noise? Is it sparse?": {
+        "randomisation": ModelRandomisation,
+        "sensitivity": MaxSensitivity,
+        "sparseness": Sparseness,
+    },
+}
+
+FILLS = {"mean": MeanFill, "blur": BlurFill, "noise": NoiseFill}
+
+
+class Drawn(NamedTuple):
+    """One image's map, raw, and its prefix mass, None where the method has none: for a picture.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.runs.scoring.scorer import Drawn
+        >>> Drawn(np.ones((4, 4)), prefix_mass=None).values.shape
+        (4, 4)
+    """
+
+    values: Float[ndarray, "y x"]
+    prefix_mass: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Samples of one kind together, and the class each is explained for."""
+
+    samples: Sequence[Sample]
+    images: Images
+    predicted: Int[Tensor, " b"]
+    targets: Int[Tensor, " b"]
+
+    def single(self) -> Iterator["Batch"]:
+        """Each image as a batch of its own."""
+        for i, sample in enumerate(self.samples):
+            one = slice(i, i + 1)
+            yield Batch([sample], self.images[one], self.predicted[one], self.targets[one])
+
+    def mask(self, of: str) -> Bool[Tensor, "b h w"] | None:
+        """The masks of that kind; None where the images have none."""
+        if of not in self.samples[0].masks:
+            return None
+        return torch.stack([sample.masks[of] for sample in self.samples]).to(self.images.device)
+
+    def ignored(self) -> Bool[Tensor, "b h w"] | None:
+        """The pixels that count on neither side; None where all count."""
+        given = [sample.ignore for sample in self.samples if sample.ignore is not None]
+        return torch.stack(given).to(self.images.device) if given else None
+
+
+@dataclass(frozen=True, eq=False)
+class Scorer:
+    """How a model's maps are measured.
+
+    by_label: explain the true class where it is known. half: bfloat16 where evidence is removed.
+    """
+
+    model: Model
+    removal: Removal
+    steps: int = 16
+    seed: int = 0
+    by_label: bool = True
+    half: bool = False
+
+    def batch(self, samples: Sequence[Sample]) -> Batch:
+        """Make a batch of samples; ValueError where the network gives no numbers."""
+        network = self.model.network
+        device = self.model.device
+        images = torch.stack([sample.image for sample in samples]).to(device)
+        with torch.no_grad():
+            predicted = class_logits(network, images).argmax(dim=1)
+        targets = predicted.clone()
+        for i, sample in enumerate(samples):
+            if self.by_label and sample.label is not None:
+                targets[i] = sample.label
+        return Batch(samples, images, predicted, targets)
+
+    def explain(
+        self, explainer: Explainer, network: nn.Module, images: Tensor, targets: Tensor
+    ) -> Heatmaps:
+        """The explainer's maps, by the model's layout."""
+        return explainer(network, images, targets, self.model.layout)
+
+    def drawn(self, explainer: Explainer, batch: Batch) -> dict[str, Drawn]:
+        """Each image's map by its name, to be drawn; none of an image that the method fails on."""
+        try:
+            maps = self.explain(explainer, self.model.network, batch.images, batch.targets)
+        except ValueError:
+            if len(batch.samples) == 1:
+                return {}
+            each = [self.drawn(explainer, one) for one in batch.single()]
+            return {name: one for found in each for name, one in found.items()}
+        masses = [None] * len(maps) if maps.prefix_mass is None else maps.prefix_mass.tolist()
+        values = maps.values.cpu().numpy().astype(np.float32)
+        return {
+            sample.name: Drawn(values[i].copy(), masses[i])
+            for i, sample in enumerate(batch.samples)
+        }
+
+    def records(self, kind: str, explainer: Explainer, batch: Batch) -> list[Record]:
+        """kind: `maps`, all that is cheap, or `sanity`, many maps an image.
+
+        Where the method fails, a record that says so of each image that it fails on.
+        """
+        measure = {"maps": self._maps, "sanity": self._sanity}[kind]
+        try:
+            found = measure(explainer, batch)
+        except ValueError as error:
+            if len(batch.samples) > 1:
+                return [r for one in batch.single() for r in self.records(kind, explainer, one)]
+            found = [{"problem": " ".join(str(error).split())}]
+        return [
+            {
+                "kind": kind,
+                "method": str(explainer),
+                "image": sample.name,
+                "label": sample.label,
+                "predicted": int(batch.predicted[i]),
+                "target": int(batch.targets[i]),
+                **found[i],
+            }
+            for i, sample in enumerate(batch.samples)
+        ]
+
+    def _maps(self, explainer: Explainer, batch: Batch) -> list[Record]:
+        maps = self.explain(explainer, self.model.network, batch.images, batch.targets).values
+        scores, curves = self._faithfulness(maps, batch)
+        scores |= self._localization(maps, batch) | {"sparseness": scored(Sparseness(), maps)}
+        if batch.samples[0].boxes is not None:
+            curves["box_ious"] = self._box_ious(maps, batch)
+        constant = maps.flatten(1).amax(dim=1) == maps.flatten(1).amin(dim=1)
+        return [
+            {"constant": bool(constant[i]), **one}
+            for i, one in enumerate(plain(len(maps), scores, curves))
+        ]
+
+    def _faithfulness(
+        self, maps: Float[Tensor, "b y x"], batch: Batch
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Scores, and curves of deletion and insertion."""
+        network = partial(class_logits, self.model.network)
+        walk = self.removal, self.steps, self.seed
+        deletion, insertion = Deletion(*walk), Insertion(*walk)
+        metrics: dict[str, ImageScore] = {
+            "deletion": deletion,
+            "positive_perturbation": PositivePerturbation(*walk),
+            "insertion": insertion,
+            "negative_perturbation": NegativePerturbation(*walk),
+            "average_drop": AverageDrop(network),
+            "average_increase": AverageIncrease(network),
+        }
+        names = list(metrics)
+        together = MetricCollection(
+            dict(metrics), compute_groups=[names[i : i + 2] for i in (0, 2, 4)]
+        )
+        with torch.autocast(batch.images.device.type, torch.bfloat16, enabled=self.half):
+            together.update(batch.images, maps, batch.targets)
+        together.compute()  # hands the shared states to both of a group
+        scores = {name: metric.per_image() for name, metric in metrics.items()}
+        return scores, {"deletion": deletion.curves(), "insertion": insertion.curves()}
+
+    def _localization(self, maps: Float[Tensor, "b y x"], batch: Batch) -> dict[str, Tensor]:
+        scores = {}
+        boxed = batch.samples[0].boxes is not None
+        if (mask := batch.mask("object")) is not None:
+            for name, metric in (ON_OBJECT if boxed else ON_OBJECT | ON_PIXELS).items():
+                scores[name] = scored(metric(), maps, mask, batch.ignored())
+        if (mask := batch.mask("shortcut")) is not None:
+            near = round(min(self.model.preprocess.input_size) * NEAR)
+            scores["pointing_game_on_shortcut"] = scored(PointingGame(near), maps, mask)
+            scores["energy_inside_on_shortcut"] = scored(EnergyPointingGame(), maps, mask)
+        return scores
+
+    def _box_ious(self, maps: Float[Tensor, "b y x"], batch: Batch) -> Float[Tensor, "b t"]:
+        """At each threshold; the best one is chosen when all images are known."""
+        metric = MaxBoxIoU()
+        boxes = [sample.boxes for sample in batch.samples if sample.boxes is not None]
+        metric.update(maps, boxes, [self.model.preprocess.input_size] * len(boxes))
+        return torch.cat(metric.ious)
+
+    def _sanity(self, explainer: Explainer, batch: Batch) -> list[Record]:
+        explain = partial(self.explain, explainer)
+        randomisation = ModelRandomisation(self.model.network, explain, self.seed)
+        randomisation.update(batch.images, batch.targets)
+        sensitivity = MaxSensitivity(partial(explain, self.model.network), seed=self.seed)
+        sensitivity.update(batch.images, batch.targets)
+        scores = {
+            "randomisation": randomisation.per_image(),
+            "sensitivity": sensitivity.per_image(),
+        }
+        return plain(len(batch.samples), scores, randomisation.curves())
+
+
+def scored(metric: ImageScore, *given: Tensor | None) -> Float[Tensor, " b"]:
+    """What a metric says of each image of one batch."""
+    metric.update(*given)
+    return metric.per_image()
+
+
+def plain(count: int, scores: dict[str, Tensor], curves: dict[str, Tensor]) -> list[Record]:
+    """Of each image its scores and curves, in five digits."""
+
+    def short(values: Tensor) -> list:
+        return [
+            [round(v, 5) for v in row] if isinstance(row, list) else round(row, 5)
+            for row in values.cpu().double().tolist()
+        ]
+
+    numbers = {name: short(values) for name, values in scores.items()}
+    lines = {name: short(values) for name, values in curves.items()}
+    return [
+        {"scores": {name: v[i] for name, v in numbers.items()}}
+        | {name: v[i] for name, v in lines.items()}
+        for i in range(count)
+    ]
+
+
+def removal(model: Model, how: str = "auto", seed: int = 0) -> Removal:
+    """A way to take evidence away from the model, for `evaluate.Deletion` and its kin.
+
+    how: as `tokens` of a ViT, filled with the `mean` colour, a `blur` or `noise` (drawn from
+    `seed`), or `auto`: tokens where the network is a ViT that does without them, else the mean
+    colour. Filled cells are the patches of a ViT, else 1/14 of the sides, or 1/8 of an image of
+    less than 112 pixels. Raises ValueError where the network's tokens cannot be dropped.
+
+    Examples:
+        >>> import torch, vision_attn
+        >>> model = vision_attn.load_model(
+        ...     "timm:vit_tiny_patch16_224", pretrained=False, image_size=64, depth=2
+        ... )
+        >>> images = torch.rand(2, 3, 64, 64)
+        >>> maps = vision_attn.methods.Rollout()(model.network, images)
+        >>> deletion = vision_attn.evaluate.Deletion(vision_attn.removal(model))
+        >>> deletion.update(images, maps, torch.tensor([5, 5]))
+        >>> deletion.per_image().shape
+        torch.Size([2])
+    """
+    if how not in ("auto", "tokens", *FILLS):
+        known = ", ".join(("auto", "tokens", *FILLS))
+        raise ValueError(f"removal must be one of {known}, got {how!r}")
+    size = model.preprocess.input_size
+    if how in ("auto", "tokens"):
+        if vit := as_plain_vit(model):
+            return DroppedTokens(vit.forward_kept_tokens, vit.layout(size).grid)
+        if how == "tokens":
+            raise ValueError(
+                f"removal tokens: {type(model.network).__name__} is not a ViT whose tokens can "
+                f"be dropped: expected one of {', '.join(FILLS)}"
+            )
+    usual = 14 if min(size) >= 112 else 8
+    grid = model.layout.grid if model.layout else (min(usual, size[0]), min(usual, size[1]))
+    fill = NoiseFill(seed) if how == "noise" else FILLS.get(how, MeanFill)()
+    forward = partial(class_logits, model.network)
+    images = torch.zeros(1, 3, *size, device=model.device)
+    memory_format = forward_format(model.network, images)
+    return FilledCells(forward, grid, fill, memory_format=memory_format)
+
+
+def as_plain_vit(model: Model) -> ViT | None:
+    """The network as a ViT of ours whose attention does not ask where a token lies, if it is one.
+
+    Then a token that is not there and one that is masked out of every attention are the same.
+    """
+    network = model.network.network if isinstance(model.network, TimmModel) else model.network
+    if not isinstance(network, ViT):
+        try:
+            network = vit_from_timm(network)
+        except ModelError:
+            return None
+    asks_where = any(
+        isinstance(module, Location | RotaryAttention | Window) and not isinstance(module, Global)
+        for module in network.modules()
+    )
+    if asks_where or getattr(network.readout, "attends", True):
+        return None
+    return network.to(model.device).eval()

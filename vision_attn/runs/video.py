@@ -1,0 +1,137 @@
+"""A video explained: every frame under its heatmap, in one scale from the first to the last.
+
+    NAME.METHOD.mp4   the video under its heatmap
+    NAME.METHOD.npy   the maps (frames, h, w), as the method gives them
+    results.jsonl     a line for each frame and method
+
+The scale needs all maps, and painting needs the scale: the video is read twice, and only the maps
+are kept meanwhile.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+
+from vision_attn import render
+from vision_attn.data.video import Video
+from vision_attn.files import kept_together, replacing
+from vision_attn.render import ColorMap, natural
+from vision_attn.render.video import VideoWriter
+from vision_attn.runs.entries import Entry
+from vision_attn.runs.explain import Request
+from vision_attn.runs.explanation import Explanation, Pictures
+from vision_attn.runs.maps import Map
+from vision_attn.runs.naming import label
+from vision_attn.runs.progress import Silent
+
+__all__ = ["Film"]
+
+NO_PHOTO = PIL.Image.new("RGB", (1, 1))  # frames are read again to be painted
+
+
+@dataclass(frozen=True)
+class Film:
+    """A video to explain: a file, or `files`, the images that are its frames, in order.
+
+    rate: frames a second, of images. most: frames at the most.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from vision_attn.runs.video import Film
+        >>> Film(Path("clip.mp4"), "clip").batch_size
+        8
+    """
+
+    path: Path
+    name: str
+    rate: float | None = None
+    most: int | None = None
+    batch_size: int = 8
+    files: tuple[Path, ...] = ()
+
+    def open(self) -> Video:
+        """Open the video. Raises ImageError where no frame of it can be read."""
+        if self.files:
+            return Video.of_frames(self.path, self.files, self.rate or 0)
+        return Video.file(self.path)
+
+    def explain(
+        self, request: Request, pictures: Pictures, progress: Silent
+    ) -> tuple[Entry, int, bool]:
+        """Write the video under each heatmap; return its entry, its frames, whether it is whole.
+
+        Ctrl-C ends the video where it is: the frames explained so far are painted. Raises
+        ImageError where no frame can be read, ValueError where a frame cannot be explained.
+        """
+        video = self.open()
+        progress.start(self.name, 2 * min(video.frames, self.most or video.frames))
+        explanations, whole = self._explain(video, request, progress)
+        for problem in video.skipped.values():
+            progress.problem(problem)
+        with kept_together() as written:
+            records = self._paint(video, pictures, explanations, progress, written)
+        return Entry(str(self.path), records, None, tuple(written)), len(explanations), whole
+
+    def _explain(
+        self, video: Video, request: Request, progress: Silent
+    ) -> tuple[list[Explanation], bool]:
+        """Explain each frame; the second value is False where Ctrl-C came."""
+        explanations: list[Explanation] = []
+        frames = islice(video, self.most)
+        try:
+            while batch := list(islice(frames, self.batch_size)):
+                for one in request.explain([(str(self.path), frame) for frame in batch]):
+                    if one.problems:  # a film needs every map of every frame
+                        raise ValueError(one.problems[0])
+                    explanations.append(replace(one, photo=NO_PHOTO))
+                progress.advance(len(batch))
+        except KeyboardInterrupt:
+            return explanations, False
+        return explanations, True
+
+    def _paint(
+        self,
+        video: Video,
+        pictures: Pictures,
+        explanations: Sequence[Explanation],
+        progress: Silent,
+        written: list[Path],
+    ) -> list[dict[str, Any]]:
+        """Write each method's maps, and the frames under them in one scale; return the records.
+
+        written: where the files' paths are added before each is written.
+        """
+        if not explanations:
+            return []
+        records: list[dict[str, Any]] = []
+        films = [pictures.folder / self._picture(found) for found in explanations[0].maps]
+        written += [*films, *(film.with_suffix(".npy") for film in films)]
+        scales = []
+        for at in range(len(films)):
+            maps = [frame.maps[at] for frame in explanations]
+            values = np.stack([found.values for found in maps])
+            with replacing(films[at].with_suffix(".npy")) as file:
+                np.save(file, values)
+            masses = [found.prefix_mass for found in maps if found.prefix_mass is not None]
+            scales.append(natural(values, np.array(masses) if masses else None))
+        with ExitStack() as files:
+            writers = [files.enter_context(VideoWriter(film, video.rate)) for film in films]
+            for number, (image, frame) in enumerate(zip(video, explanations, strict=False)):
+                photo = render.enlarged(np.asarray(image))
+                for found, scale, writer in zip(frame.maps, scales, writers, strict=True):
+                    picture = frame.painted(photo, replace(found, scale=scale), pictures.style)
+                    if isinstance(pictures.style, ColorMap):
+                        picture = render.with_colorbar(picture, pictures.style, scale)
+                    writer.append(render.with_caption(picture, frame.model.warning))
+                records += frame.records(self._picture, frame=number)
+                progress.advance(1)
+        return records
+
+    def _picture(self, found: Map) -> str:
+        return f"{self.name}.{label(found.method)}.mp4"

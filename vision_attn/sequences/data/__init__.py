@@ -1,0 +1,1 @@
+"""Examples of sequences and questions, drawn or written."""

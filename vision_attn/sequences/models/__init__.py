@@ -1,0 +1,1 @@
+"""Networks that write sequences or answer questions."""

@@ -1,0 +1,324 @@
+"""The path of a network's tokens, proven by a run: which call attends over what, to the logits.
+
+A run on two copies of one image is followed value by value (`recording/origins.py`). What comes out
+says which tokens each attention call's queries and keys are, where windows and merged patches lie,
+what the classifier reads, and where each token lies on the image; names of modules and layers play
+no part. It is done once for a network and a size of image, and remembered.
+
+Axes: b images, n tokens, i queries, j keys, lead images times windows or heads.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from vision_attn.tokens.layout import layout_of
+from vision_attn.tokens.modules import modules_of
+from vision_attn.tokens.path.chain import Attention, Chain, Regroup
+from vision_attn.tokens.path.places import Places, layout_found, places_of
+from vision_attn.tokens.path.traced import Step, UnknownPathError, follow
+from vision_attn.tokens.path.writer import ChainWriter
+from vision_attn.tokens.record.calls import AttentionCall
+from vision_attn.tokens.record.log import RecordError
+from vision_attn.tokens.trace.origins import NOWHERE
+from vision_attn.types import Images, TokenLayout
+
+__all__ = ["Path", "Step", "find_path", "find_places", "found_layout"]
+
+
+@dataclass(frozen=True)
+class Path:
+    """How tokens go through a network; printed, a table.
+
+    steps: the attention calls of a run in their order. chain: how a map is carried back through
+    those that count, from what the classifier reads to the first tokens; None where it cannot be.
+    refusal: why there is no map, or none until a layout is given; None: there is one. layout: how
+    the first tokens lie on the image; None: not known. left_out: why the map begins later than the
+    first attention call; None: it does not. caveats: sentences of what the run does not prove, or a
+    map does not show. unread: the sentence for a classifier whose reading the run does not prove;
+    a layout that is given settles that.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.tokens.path.path import find_path
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> print(find_path(network, torch.rand(1, 3, 16, 16)))
+        5 tokens: 1 beside the image, 2x2 patches of 8x8 pixels
+          call  module                heads  queries  keys
+             0  blocks.0.attn.attend      3        5     5
+             1  blocks.1.attn.attend      3        5     5
+        the logits read: the class token
+    """
+
+    steps: Sequence[Step]
+    chain: Chain | None
+    layout: TokenLayout | None
+    refusal: str | None
+    patch: tuple[int, int] | None = None
+    left_out: str | None = None
+    caveats: Sequence[str] = ()
+    unread: str | None = None
+
+    def __str__(self) -> str:
+        lines = [self._tokens()]
+        width = max([6, *(len(step.module) for step in self.steps)])
+        if self.steps:
+            lines.append(f"  call  {'module':{width}}  heads  queries  keys")
+        notes = self._notes()
+        for at, step in enumerate(self.steps):
+            _, heads, queries, keys = step.shape
+            line = (
+                f"{at:>6}  {step.module:{width}}  {heads * step.heads:>5}  {queries:>7}  {keys:>4}"
+            )
+            lines.append(f"{line}  {notes[at]}".rstrip())
+        lines.append(f"no map: {self.refusal}" if self.refusal else self._read())
+        lines += [] if self.refusal else self.warnings()
+        return "\n".join(lines)
+
+    def warnings(self, layout: TokenLayout | None = None) -> list[str]:
+        """List what whoever sees a map must know, in sentences; layout: the one that was given."""
+        unread = self.unread if layout is None else None
+        return [sentence for sentence in (self.left_out, unread, *self.caveats) if sentence]
+
+    def _tokens(self) -> str:
+        if self.layout is None:
+            return "where the tokens lie on the image is not known"
+        beside, (h, w) = len(self.layout.beside), self.layout.grid
+        of = f" of {self.patch[0]}x{self.patch[1]} pixels" if self.patch else ""
+        return f"{self.layout.tokens} tokens: {beside} beside the image, {h}x{w} patches{of}"
+
+    def _notes(self) -> list[str]:
+        notes = [f"in {step.windows} windows" if step.windows > 1 else "" for step in self.steps]
+        counted = [at for at, step in enumerate(self.steps) if step.used]
+        for link in self.chain.links if self.chain else ():
+            at = counted[link.layer]
+            if isinstance(link, Regroup):
+                after = int(link.made.max()) + 1
+                notes[at] += f"{', ' if notes[at] else ''}from {link.before} tokens to {after}"
+            elif isinstance(link, Attention) and link.new is not None:
+                new = "its queries are new tokens"
+                notes[at] = f"{notes[at]}, {new}" if notes[at] else new
+        for at, step in enumerate(self.steps):
+            if not step.used:
+                notes[at] = "left out: " + (
+                    "something else mixes its tokens afterwards"
+                    if step.mixed
+                    else "its output does not reach the network's output"
+                )
+        return notes
+
+    def _read(self) -> str:
+        if self.chain is None or self.chain.reads is None:
+            return "how the last tokens are read is not known: the layout's pool decides"
+        pool = self.chain.layout.pool
+        words = {
+            "cls": "the class token",
+            "cls_dist": "the class and distillation tokens, equally",
+            "cls_mean": "the class token and the mean of the patches, equally",
+            "mean": "the mean of the patches",
+            "attention": "the attention pool",
+        }
+        named = torch.zeros(self.chain.tokens)
+        seed = replace(self.chain, reads=None).seed(1, named.device, named.dtype)[0, 0]
+        if torch.allclose(seed, self.chain.reads.float(), atol=1e-6):
+            return f"the logits read: {words[pool]}"
+        count = int((self.chain.reads > 0).sum())
+        return f"the logits read: {count} of the last {self.chain.tokens} tokens"
+
+    def chain_for(
+        self, calls: Sequence[AttentionCall], layout: TokenLayout | None, images: int
+    ) -> Chain:
+        """Make the chain of a run's calls that count; `layout` None takes the one found.
+
+        A layout that is given says what the classifier reads. Raises ValueError where no map can
+        be carried along this path, or the layout does not fit it.
+        """
+        if self.chain is None or (self.refusal and layout is None):
+            raise ValueError(self.refusal)
+        chain = self.chain
+        first = chain.links[0].before
+        if layout is not None:
+            if layout.tokens != first:
+                call = calls[0]
+                raise ValueError(
+                    f"attention call 0 ({call.module}) is {call.queries} x {call.keys}, but "
+                    f"the layout has {layout.tokens} tokens ({len(layout.beside)} beside the image "
+                    f"+ a grid of {layout.grid[0]}x{layout.grid[1]}) and the network {first}: give "
+                    f"a layout= of {first} tokens"
+                )
+            pooled = any(isinstance(link, Attention) and link.new is not None
+                for link in chain.links)  # fmt: skip
+            if layout.pool == "attention" and not pooled:
+                raise ValueError(
+                    "the layout says that an attention pool reads the tokens, but the queries of "
+                    "every attention call are tokens: give another layout="
+                )
+            chain = replace(chain, layout=layout, reads=None)
+        links = [
+            replace(link, call=calls[link.layer]) if isinstance(link, Attention) else link
+            for link in chain.links
+        ]
+        return replace(chain, links=links)
+
+    def counted(self, of_calls: Sequence[Any], images: int, network: nn.Module) -> list[Any]:
+        """Select, of values given for each call of a run, those of the calls that count.
+
+        Calls, or tensors with their batch; heads that were counted as batch become heads.
+        """
+        if len(of_calls) != len(self.steps):
+            raise ValueError(
+                f"{type(network).__name__} made {len(of_calls)} attention calls, and "
+                f"{len(self.steps)} for another image of this size: its path changes with the image"
+            )
+        both = zip(self.steps, of_calls, strict=True)
+        return [arranged(one, step, images) for step, one in both if step.used]
+
+
+def arranged(one: Any, step: Step, images: int) -> Any:
+    """Put heads that were counted as batch where heads are, and images before their windows."""
+    if step.heads == 1 and step.images_first and step.order is None:
+        return one
+    each = step.heads * step.windows
+
+    def move(x: Tensor, has_heads: bool) -> Tensor:
+        if x.ndim < 3 or len(x) != images * each:
+            return x
+        x = x if has_heads else x.unsqueeze(1)
+        x = x.unflatten(0, (images, each) if step.images_first else (each, images))
+        x = x if step.images_first else x.transpose(0, 1)
+        x = x if step.order is None else x[:, list(step.order)]
+        return x.unflatten(1, (step.windows, step.heads)).flatten(2, 3).flatten(0, 1)
+
+    if isinstance(one, Tensor):
+        return move(one, has_heads=one.ndim == 4)
+    values = {name: value for name, value in vars(one).items() if isinstance(value, Tensor)}
+    moved = {
+        name: move(value, has_heads=value.ndim == 4 or name == "lse")
+        for name, value in values.items()
+    }
+    return replace(one, **moved)
+
+
+_PATHS: WeakKeyDictionary[nn.Module, dict[Any, Path]] = WeakKeyDictionary()
+_PLACES: WeakKeyDictionary[nn.Module, dict[Any, Places | None]] = WeakKeyDictionary()
+
+
+def find_path(network: nn.Module, images: Images) -> Path:
+    """Find the path of the tokens of images of this size, by one run of the first image.
+
+    It is remembered for the network as it is; a network whose modules or their plain attributes
+    have changed is run again.
+    """
+    from vision_attn.methods.contrast import Contrast
+
+    if isinstance(network, Contrast):  # a new one for each pair of classes
+        network = network.network
+    key = (tuple(images.shape[1:]), images.dtype, images.device, state_of(network))
+    known = _PATHS.setdefault(network, {})
+    if key not in known:
+        known[key] = run_path(network, images)
+    return known[key]
+
+
+def found_layout(network: nn.Module, images: Images, tokens: int | None = None) -> TokenLayout:
+    """Find how the tokens of images of this size lie on them: as the network's kind says, or a run.
+
+    tokens: how many there are, where that is known. Raises ValueError where nothing tells.
+    """
+    layout = find_path(network, images).layout
+    if layout is None or tokens not in (None, layout.tokens):
+        layout = layout_of(network, (images.shape[2], images.shape[3]))
+    return layout
+
+
+def find_places(network: nn.Module, images: Images, module: nn.Module) -> Places:
+    """Find where the tokens of a module's output (b n d) or (n b d) lie on images of this size.
+
+    As the network's kind says, or by a run, which is remembered as a path is. Raises ValueError
+    where nothing tells.
+    """
+    from vision_attn.methods.contrast import Contrast
+
+    if isinstance(network, Contrast):
+        network = network.network
+    key = (tuple(images.shape[1:]), images.dtype, images.device, state_of(network), id(module))
+    known = _PLACES.setdefault(network, {})
+    if key not in known:
+        known[key] = None
+        with suppress(RecordError):
+            known[key] = places_of(follow(network, images[:1], module))
+    places = known[key]
+    if places is None:
+        raise ValueError(
+            "where the tokens of this layer lie on the image is not known: name another layer, or "
+            "give layout="
+        )
+    return places
+
+
+def state_of(network: nn.Module) -> int:
+    """Hash the modules of a network and their plain attributes."""
+    plain = (bool, int, float, str, type(None))
+    return hash(
+        tuple(
+            (id(module), name, str(value))
+            for module in modules_of(network)
+            for name, value in vars(module).items()
+            if isinstance(value, plain) and name not in PASSING
+        )
+    )
+
+
+def run_path(network: nn.Module, images: Images) -> Path:
+    """Find a path by a run, of which nothing is remembered."""
+    try:
+        run = follow(network, images[:1])
+    except RecordError as error:
+        return Path([], None, None, str(error))
+    if not run.calls:
+        return Path([], None, None, NO_ATTENTION)
+    size = (images.shape[2], images.shape[3])
+    writer = ChainWriter(run, size)
+    try:
+        run.read_steps()
+        if not run.used:
+            raise UnknownPathError("the logits depend on no attention call")
+        writer.write()
+    except UnknownPathError as error:
+        return Path(run.steps + run.unread(), None, None, str(error))
+    walk = writer.walk
+    boxes, centres = run.origins.box[walk.first, :4], run.origins.centre[walk.first]
+    if writer.aside:
+        boxes[-len(writer.aside) :] = NOWHERE
+    came = [walk.came[one] for one in walk.first]
+    layout, patch = layout_found(network, size, walk.links, boxes, centres, came, walk.reads)
+    refusal = UNKNOWN_PLACES.format(walk.links[0].before) if layout is None else None
+    chain = Chain(walk.links, layout or UNPLACED, len(walk.state), walk.reads)
+    if writer.begins is None or len(writer.used) == len(run.used):
+        return Path(
+            run.steps, chain, layout, refusal, patch, caveats=writer.caveats, unread=writer.unread
+        )
+    begin, reason = writer.begins
+    steps = [
+        replace(step, used=False, mixed=True) if at < begin and step.used else step
+        for at, step in enumerate(run.steps)
+    ]
+    counted = sum(step.used for step in steps)
+    left_out = f"a map shows the last {counted} of {len(run.used)} attention calls alone: {reason}"
+    return Path(steps, chain, layout, refusal, patch, left_out, writer.caveats, writer.unread)
+
+
+# Attributes that change how a network runs, and not where its tokens go.
+PASSING = frozenset({"training", "grad_checkpointing", "gradient_checkpointing"})
+NO_ATTENTION = "no attention was found: no matrix product of values with weights that sum to 1"
+UNKNOWN_PLACES = (
+    "how its {} tokens lie on the image is not known: give layout=TokenLayout(prefix=class and "
+    "register tokens, grid=(rows, columns), pool=..., class_token=whether the first is one)"
+)
+UNPLACED = TokenLayout(0, (1, 1), "mean")

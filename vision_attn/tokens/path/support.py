@@ -1,0 +1,118 @@
+"""Which networks attend from token to token, and why the others do not."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vision_attn.threads import in_this_thread
+from vision_attn.tokens.modules import modules_of, network_of, why_opaque
+from vision_attn.tokens.path.path import Path, find_path
+from vision_attn.types import Images, Model, TokenLayout
+
+__all__ = ["blank_image", "probe", "refusal_of"]
+
+USUAL = 224  # height and width of images where a network tells nothing
+
+
+def probe(network: nn.Module | Model, image_size: tuple[int, int] | None = None) -> Path:
+    """Find the path of a network's tokens to its logits, by a run on a blank image.
+
+    image_size: (height, width); None takes the model's, or what the network says it takes. Printed,
+    the path is a table: every attention call with its heads, queries and keys, windows, what is
+    merged or left out between calls, and what the logits read; or why there is no map. Its `layout`
+    says how the tokens lie on the image. Raises ValueError for a network that hides its modules.
+
+    Examples:
+        >>> from vision_attn.tokens import probe
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=1, heads=3)
+        >>> path = probe(network, (16, 24))
+        >>> path.layout.grid, path.refusal
+        ((2, 3), None)
+        >>> print(path)
+        7 tokens: 1 beside the image, 2x3 patches of 8x8 pixels
+          call  module                heads  queries  keys
+             0  blocks.0.attn.attend      3        7     7
+        the logits read: the class token
+    """
+    if image_size is None and isinstance(network, Model):
+        image_size = network.preprocess.input_size
+    network = network_of(network)
+    if reason := why_opaque(network):
+        raise ValueError(f"{type(network).__name__} cannot be probed: {reason}")
+    return find_path(network, blank_image(network, image_size))
+
+
+def refusal_of(
+    network: nn.Module, images: Images | None = None, layout: TokenLayout | None = None
+) -> str | None:
+    """Say in one line why no map can be made of this network's attention; None where it can.
+
+    A run decides: on an image of the size of `images`, or of the network's own size. None also
+    where it cannot run on such an image. layout: what is told of its tokens, which may settle it.
+
+    Examples:
+        >>> from torch import nn
+        >>> from vision_attn.tokens.path.support import refusal_of
+        >>> refusal_of(nn.Conv2d(3, 5, 3))
+        'no attention was found: no matrix product of values with weights that sum to 1'
+    """
+    if reason := why_opaque(network):
+        return reason
+    if images is not None:
+        path = find_path(network, images)
+        return path.refusal if layout is None or path.chain is None else None
+    try:
+        return find_path(network, blank_image(network)).refusal
+    except Exception:  # its own code, on an image that may be of the wrong kind
+        return None
+
+
+def blank_image(network: nn.Module, size: tuple[int, int] | None = None) -> Tensor:
+    """Make an image (1 c h w) of a size, of that which the network says it takes, or the usual."""
+    weight = next((x for x in network.parameters() if x.is_floating_point()), torch.zeros(()))
+    channels, height, width = 3, USUAL, USUAL
+    for module in modules_of(network):
+        config: Any = getattr(module, "pretrained_cfg", None) or getattr(module, "config", None)
+        declared = config.get("input_size") if isinstance(config, dict) else None
+        if declared is not None:
+            own = getattr(getattr(module, "patch_embed", None), "img_size", None)
+            channels, height, width = (declared[0], *own) if isinstance(own, tuple) else declared
+            break
+        declared = getattr(config, "image_size", None) or getattr(module, "image_size", None)
+        if isinstance(declared, int | list | tuple):
+            height, width = (declared, declared) if isinstance(declared, int) else declared[-2:]
+            break
+    height, width = size or (height, width)
+    image = torch.zeros(1, channels, height, width, dtype=weight.dtype, device=weight.device)
+    first = next((one for one in modules_of(network) if isinstance(one, nn.Conv2d)), None)
+    if first is None or first.in_channels == channels or _fits(network, image, first):
+        return image
+    return image[:, :1].repeat(1, first.in_channels, 1, 1)
+
+
+class _Reached(BaseException):
+    """A run came to the module that it should come to."""
+
+
+def _fits(network: nn.Module, image: Tensor, convolution: nn.Conv2d) -> bool:
+    """Whether an image comes to a convolution with as many channels as it takes, cut before say."""
+
+    def stop(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if inputs[0].shape[-3] == convolution.in_channels:
+            raise _Reached
+
+    handle = convolution.register_forward_pre_hook(in_this_thread(stop))
+    try:
+        from vision_attn.methods.base import in_eval_mode
+
+        with torch.no_grad(), in_eval_mode(network):
+            network(image)
+    except _Reached:
+        return True
+    except Exception:  # its own code, on an image that may be of the wrong kind
+        return False
+    finally:
+        handle.remove()
+    return True

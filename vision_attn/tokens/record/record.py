@@ -1,0 +1,73 @@
+"""Record every attention call of a network as it runs, with the fused kernels on.
+
+Three things see the calls. A `TorchFunctionMode`, which is thread-local and leaves nothing behind,
+sees `scaled_dot_product_attention`, and follows the output of a softmax until it multiplies values:
+that is attention written out by hand. The same mode sees `nn.MultiheadAttention`, whose fast path
+it turns off, and runs what it computes with itself switched on. Forward hooks on the modules
+that have query and key projections check that each of them was seen exactly once a run. Where only
+the fused weights of the heads are wanted, those of short sequences are computed as the network
+runs.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import get_args
+
+from torch import nn
+
+from vision_attn.tokens.modules import network_of, why_opaque
+from vision_attn.tokens.record.calls import Fusion
+from vision_attn.tokens.record.log import Part, Record
+from vision_attn.tokens.record.recorder import Recorder
+from vision_attn.types import Model
+
+__all__ = ["record_attention"]
+
+
+@contextmanager
+def record_attention(
+    network: nn.Module | Model,
+    keep: Sequence[Part] | None = None,
+    fusion: Fusion | None = None,
+) -> Iterator[Record]:
+    """Record the attention calls of every run of `network` in this thread, while this is open.
+
+    network: a network, or a model for its network. keep: parts wanted besides q and k, or the
+    weights where the network itself computes them; by default "v", "context" and "scores". fusion:
+    how to fuse the heads where nothing else is wanted: short sequences are then recorded with one
+    head if that is less work (`short_attention`). A run that ends in an exception leaves no calls.
+
+    Never gives a partial record in silence: raises ValueError where a module that has query and key
+    projections ran without exactly one call seen and, on leaving without an error, where there was
+    no call at all; also for a network that hides its modules, and for parts to keep beside a
+    fusion.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.tokens import record_attention
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> with record_attention(network) as record:
+        ...     logits = network(torch.rand(2, 3, 16, 16))
+        >>> record.calls[0].q.shape
+        torch.Size([2, 3, 5, 4])
+        >>> record.calls[0].weights(rows=slice(0, 1)).shape
+        torch.Size([2, 3, 1, 5])
+    """
+    if keep is None:
+        keep = () if fusion else get_args(Part)
+    if keep and fusion:
+        raise ValueError(
+            f"no part is kept if heads are fused: got both keep={keep} and a fusion; give one"
+        )
+    network = network_of(network)
+    if reason := why_opaque(network):
+        raise ValueError(f"{type(network).__name__} cannot be recorded: {reason}")
+    recorder = Recorder(frozenset(keep), fusion)
+    with recorder.watching(network):
+        yield recorder.record
+    if not recorder.record.calls:
+        raise ValueError(
+            f"no attention call was seen in {type(network).__name__}: it has no attention, was not "
+            "run inside `record_attention`, or attends by a kernel that is not torch's"
+        )

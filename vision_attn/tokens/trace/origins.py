@@ -1,0 +1,250 @@
+"""Origins: numbers for where values come from, and what each was made of.
+
+Axes: b batch, head, i queries, j keys, d width.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["NOTHING", "NOWHERE", "CallOrigins", "Origins"]
+
+NOTHING = 0  # the origin of constants and parameters
+NOWHERE = -(2**30)
+FORMER = 4  # states of a key, by calls before it, that an output may be added to
+DEDUPLICATED = 2**15  # rows of more elements are not compared with each other
+
+
+@dataclass(frozen=True)
+class CallOrigins:
+    """The origins of one attention call's queries (lead i), keys (lead j) and outputs (lead i).
+
+    lead: images, times windows or heads where they count as batch. apart: how many heads have
+    outputs that may go to the same head of the next call alone; 1: none has.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.tokens.trace.origins import CallOrigins
+        >>> CallOrigins(torch.ones(2, 5), torch.ones(2, 7), torch.ones(2, 5)).keys.shape
+        torch.Size([2, 7])
+    """
+
+    queries: Tensor
+    keys: Tensor
+    outputs: Tensor
+    apart: int = 1
+
+
+class Origins:
+    """The origins of a run and what each was made of; 0 is no origin.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.tokens.trace.origins import Origins
+        >>> origins = Origins()
+        >>> a, b = origins.new(2).tolist()
+        >>> merged = origins.merge(torch.tensor([[a, a], [a, b], [b, 0]])).tolist()
+        >>> merged[0] == a, merged[2] == b, sorted(origins.members(merged[1])) == [a, b]
+        (True, True, True)
+    """
+
+    def __init__(self) -> None:
+        self.count = 1
+        self.query = torch.zeros(64, dtype=torch.long)  # of an attention's output: its query
+        self.output = torch.zeros(64, dtype=torch.bool)  # of an attention
+        self.call = torch.full((64,), -1)  # the last attention call that it went through
+        self.residual = torch.zeros(64, dtype=torch.bool)  # whether its query was added to it
+        self.equal = torch.zeros(64, dtype=torch.bool)  # whether its members count alike
+        # -top, -left, bottom, right in pixels, and in the first and the second image: at least 0
+        self.box = torch.full((64, 6), NOWHERE)
+        # where it lies among others: the mean (row, column) of what it was made of; NaN: nowhere
+        self.centre = torch.full((64, 2), torch.nan, dtype=torch.float64)
+        self.pixel_count = 0  # the first origins
+        self.operation: dict[int, str] = {}  # what mixed the members of an origin
+        self.keys: dict[int, Tensor] = {}  # of each call
+        self.foreign: set[int] = set()  # calls whose queries are not what their outputs join
+        self._first: list[int] = []
+        self._members: list[Tensor] = []
+        self._known: dict[int, int] = {}  # by the hash of their members
+
+    def new(self, count: int) -> Tensor:
+        """Make so many origins that have nothing in common (count,)."""
+        first, self.count = self.count, self.count + count
+        if self.count > len(self.query):
+            more = max(self.count, 2 * len(self.query)) - len(self.query)
+            self.query = F.pad(self.query, (0, more))
+            self.call = F.pad(self.call, (0, more), value=-1)
+            flags = (self.residual, self.equal, self.output)
+            self.residual, self.equal, self.output = (F.pad(x, (0, more)) for x in flags)
+            self.box = F.pad(self.box, (0, 0, 0, more), value=NOWHERE)
+            self.centre = F.pad(self.centre, (0, 0, 0, more), value=torch.nan)
+        return torch.arange(first, self.count)
+
+    def pixels(self, height: int, width: int, image: int) -> Tensor:
+        """Make an origin for each pixel (height width) of the first (0) or second image (1)."""
+        ids = self.new(height * width)
+        row, column = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        self.box[ids, :4] = torch.stack([-row, -column, row, column], -1).flatten(0, 1)
+        self.centre[ids] = torch.stack([row, column], -1).flatten(0, 1).double()
+        self.box[ids, 4 + image] = 0
+        self.pixel_count = self.count - 1
+        return ids.view(height, width)
+
+    def frequencies(self, images: int, shape: Sequence[int]) -> Tensor:
+        """Make an origin for each frequency (images *shape) of images: it lies in no place."""
+        ids = self.new(images * prod(shape)).view(images, *shape)
+        for image in range(images):
+            self.box[ids[image].flatten(), 4 + image] = 0
+        return ids
+
+    def outputs(self, queries: Tensor, call: int, keys: Tensor) -> Tensor:
+        """Make an origin for the output of an attention call at each of its queries."""
+        self.keys[call] = keys.flatten().unique()
+        ids = self.new(queries.numel()).view(queries.shape)
+        self.query[ids], self.call[ids], self.box[ids] = queries, call, self.box[queries]
+        self.centre[ids] = self.centre[queries]
+        self.output[ids] = True
+        return ids
+
+    def members(self, origin: int) -> list[int]:
+        """List what an origin was made of: [] for a pixel, a parameter or an attention's output."""
+        at = bisect_right(self._first, origin) - 1
+        if at < 0 or origin >= self._first[at] + len(self._members[at]):
+            return []
+        return sorted({*self._members[at][origin - self._first[at]].tolist()} - {NOTHING})
+
+    def behind(
+        self, ids: Iterable[int], through: Iterable[CallOrigins] = (), ends: Tensor | None = None
+    ) -> Tensor:
+        """Find these origins, what they were made of, what that was made of, ...: (origins,) bool.
+
+        through: the attention calls whose outputs count as made of all their queries and keys.
+        ends: (origins,) bool, of which what they were made of is not asked.
+        """
+        steps = [
+            (first + torch.arange(len(rows))[:, None], rows)
+            for first, rows in zip(self._first, self._members, strict=True)
+        ]
+        for call in through:
+            of = torch.cat([call.queries, call.keys], 1)
+            steps.append((call.outputs.flatten()[None], of.flatten()[None]))
+        steps.sort(key=lambda step: int(step[0][0, 0]), reverse=True)  # made of older ones alone
+        found = torch.zeros(self.count, dtype=torch.bool)
+        found[torch.tensor([*ids], dtype=torch.long)] = True
+        for made, of in steps:
+            reached = found[made] if ends is None else found[made] & ~ends[made]
+            found[of[reached.any(1)]] = True
+        found[NOTHING] = False
+        return found
+
+    def merge(
+        self, rows: Tensor, equal: bool = False, operation: str = "", adopt: bool = False
+    ) -> Tensor:
+        """Find the origin of values that are each computed from a row of others (rows k) -> (rows).
+
+        equal: whether those of a row count alike, as in a mean. adopt: whether an attention's
+        output at a query that is no token, where it is added to one, becomes that token's.
+        """
+        if not rows.numel():
+            return rows.new_zeros(len(rows))
+        last = rows.amax(1)  # an attention's output is newer than its query
+        if adopt:
+            self._adopt(rows, last)
+        query = self.query[last]
+        own = (rows == query[:, None]) & (rows != NOTHING)
+        alike = (rows == last[:, None]) | (rows == NOTHING) | own
+        one = alike.all(1)
+        self.residual[last[one & own.any(1)]] = True
+        if not one.all():
+            last = last.clone()
+            last[~one] = self._groups(rows[~one], equal, operation)
+        return last
+
+    def one_of(self, rows: Tensor) -> Tensor | None:
+        """Merge rows, if that makes no new origins and an attention's output is in each."""
+        last = rows.amax(1)
+        if not rows.numel() or not self.output[last].all():
+            return None
+        older = rows.masked_fill(rows == last[:, None], NOTHING).amax(1)
+        query = self.query[last]
+        fits = (query == older) | (query == NOTHING) | (older == NOTHING)
+        alike = (rows == last[:, None]) | (rows == NOTHING) | (rows == older[:, None])
+        if not (fits[:, None] & alike).all():
+            return None
+        return self.merge(rows, adopt=True)
+
+    def _adopt(self, rows: Tensor, last: Tensor) -> None:
+        others = rows.masked_fill(rows == last[:, None], NOTHING).amax(1)
+        alike = ((rows == last[:, None]) | (rows == NOTHING) | (rows == others[:, None])).all(1)
+        older = self.call[others] < self.call[last]
+        free = self.output[last] & (self.query[last] == NOTHING) & (others != NOTHING)
+        chosen = alike & older & free
+        self.query[last[chosen]] = others[chosen]
+        self._adopt_from_mixtures(last, others, alike & older & ~free)
+
+    def _adopt_from_mixtures(self, last: Tensor, others: Tensor, may: Tensor) -> None:
+        """Let outputs whose queries are mixtures, by a convolution say, be of the keys they join.
+
+        Of what goes into a map, a query gives the weights alone: the token is what the output is
+        added to. It must be, or have been, a key of the call, or be what the query is made of.
+        """
+        may &= ~self.residual[last] & (others != self.query[last])
+        may &= (self.query[last] != NOTHING) & (others != NOTHING)
+        for one in self.call[last[may]].unique().tolist():
+            at = may & (self.call[last] == one)
+            keys = known = self.keys[one]
+            for _ in range(FORMER):
+                keys = self.query[keys].unique()
+                known = torch.cat([known, keys])
+            fits = torch.isin(others[at], known)
+            pairs = zip(self.query[last[at]].tolist(), others[at].tolist(), strict=True)
+            fits |= torch.tensor([other in self.members(query) for query, other in pairs])
+            joined = torch.stack([last[at], others[at]], 1).unique(dim=0)
+            each = len(joined) == len(joined[:, 0].unique())  # not one output for many tokens
+            if fits.all() and each and not torch.isin(self.query[last[at]], others[at]).all():
+                joins = list(zip(last[at].tolist(), others[at].tolist(), strict=True))
+                joins += [(head, other) for out, other in joins for head in self.members(out)]
+                outs, joined = torch.tensor(joins).T
+                self.query[outs], self.box[outs] = joined, self.box[joined]
+                self.centre[outs] = self.centre[joined]
+                self.foreign |= {*self.call[outs].tolist()}
+
+    def _groups(self, rows: Tensor, equal: bool, operation: str) -> Tensor:
+        if rows.numel() > DEDUPLICATED:
+            return self._group(rows, equal, operation)
+        rows = rows.sort(1).values
+        rows = rows.masked_fill(F.pad(rows[:, 1:] == rows[:, :-1], (1, 0)), NOTHING)
+        mixed = rows * 0x1E3779B97F4A7C15
+        how = hash((equal, operation)) & 0xFFFFFFFF
+        hashes = ((mixed ^ (mixed >> 31)) * 0x3F58476D1CE4E5B9).sum(1) + how
+        unique, inverse = hashes.unique(return_inverse=True)
+        example = torch.empty_like(unique).scatter_(0, inverse, torch.arange(len(rows)))
+        names = unique.tolist()
+        fresh = torch.tensor([name not in self._known for name in names])
+        made = self._group(rows[example[fresh]], equal, operation).tolist()
+        keys = [name for name in names if name not in self._known]
+        self._known |= dict(zip(keys, made, strict=True))
+        return torch.tensor([self._known[name] for name in names])[inverse]
+
+    def _group(self, rows: Tensor, equal: bool, operation: str) -> Tensor:
+        ids = self.new(len(rows))
+        if len(rows):
+            self._first.append(int(ids[0]))
+            self._members.append(rows)
+            self.call[ids] = self.call[rows].amax(1)
+            self.box[ids] = self.box[rows].amax(1)
+            self.centre[ids] = self.centre[rows].nanmean(1)
+            self.equal[ids] = equal
+            queries = self.query[rows].masked_fill(rows == NOTHING, 0)
+            common = queries.amax(1)  # branches side by side: outputs of calls with one query
+            beside = ((queries == common[:, None]) | (rows == NOTHING)).all(1) & (common > 0)
+            self.query[ids] = common.where(beside, 0)
+            self.residual[ids] = self.residual[rows].any(1) & beside
+            if operation:
+                self.operation |= dict.fromkeys(ids.tolist(), operation)
+        return ids

@@ -1,0 +1,560 @@
+"""Where every value of a run comes from: which token, through which attention calls.
+
+A dispatch mode sees each of torch's operations once and labels its result. A label is a number for
+each element: an origin. What is computed from one origin alone keeps it (a norm, a linear layer, an
+activation), what is moved keeps it in its new place (windows, shifts, crops), and what is computed
+from several gets a new one that remembers them. The output of an attention call at a query is a new
+origin that remembers its query, and added to its query's own value it stays what it is: a residual.
+An operation that is not known mixes all it was given.
+
+Axes: b batch, head, i queries, j keys, d width.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.weak import WeakIdKeyDictionary
+
+from vision_attn.compat.torch_private import DispatchMode
+from vision_attn.tokens.trace.operations import (
+    BATCH_NORM,
+    CHOSEN,
+    EQUAL,
+    FOURIER,
+    FRESH,
+    LAYER_NORM,
+    MOVED,
+    PAIRED,
+    POINTWISE,
+    POOLS,
+    PRODUCT,
+    REDUCED,
+    RESHAPED,
+    SAME,
+    SOFTMAX,
+)
+from vision_attn.tokens.trace.origins import NOTHING, CallOrigins, Origins
+
+__all__ = ["Tracer"]
+
+PRODUCTS = "products of one with another"
+LARGE = 2**14  # places of a map beyond which only the nearest counts where it changes its size
+
+
+class Label(NamedTuple):
+    """The origins of a tensor's elements, in its shape; of a product of two, those of each."""
+
+    ids: Tensor
+    columns: Tensor | None = None
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> "Label":
+        return Label(move(self.ids), None if self.columns is None else move(self.columns))
+
+
+class Tracer(DispatchMode):
+    """Label what every operation gives while this is on.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.tokens.trace.tracer import Tracer
+        >>> tracer = Tracer()
+        >>> x = tracer.image(torch.rand(1, 3, 4, 6))
+        >>> with tracer:
+        ...     y = torch.nn.functional.avg_pool2d(x, 2).flatten(2)
+        >>> ids = tracer.origins_of(y)[0, 0]
+        >>> tracer.origins.box[ids[4], :4].tolist()  # -top, -left, bottom, right
+        [-2, -2, 3, 3]
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.origins = Origins()
+        self.calls: dict[int, CallOrigins] = {}
+        self._labels: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._views: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what each is a view of, and how
+        self._paused = False
+        self._random = False  # whether the run has drawn numbers, which are others in the next
+
+    def image(self, images: Tensor) -> Tensor:
+        """Copy one image or two (b c h w), with an origin for each pixel."""
+        images = images.clone()
+        h, w = images.shape[-2:]
+        ids = torch.stack([self.origins.pixels(h, w, image) for image in range(len(images))])
+        self._set(images, Label(ids[:, None].expand(images.shape)))
+        return images
+
+    def origins_of(self, x: Tensor) -> Tensor:
+        """The origin of each element, on the CPU: zeros for what depends on no image or token."""
+        label = self._get(x)
+        return (
+            torch.zeros(1, dtype=torch.long).expand(x.shape) if label is None else self.one(label)
+        )
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Label nothing while this is open: `attended` labels what comes of it."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def attended(
+        self,
+        call: int,
+        v: Tensor,
+        out: Tensor,
+        query: Tensor | None = None,
+        weights: Tensor | None = None,
+        turned: bool = False,
+    ) -> None:
+        """Label the output of an attention call, which its own operations have mixed.
+
+        v: (lead head j e). out: (lead head i e), or without heads, or (lead e) of one query. query:
+        (lead head i d); where it is not at hand, weights (lead head i j) tell whose they are.
+        turned: whether the weights were a softmax over another axis than the last.
+        """
+        keys = self._of_tokens(self.origins_of(v))
+        label = None if query is None else self._get(query)
+        if query is None and weights is not None and (label := self._get(weights)) is not None:
+            rows, columns = compact(tight(label.ids)).shape[-2:]
+            if label.columns is not None:
+                label = Label(label.ids if columns == 1 else label.columns)
+            elif rows == 1 and columns > 1:  # it depends on the key alone: the query is learned
+                label = None
+        if label is None:
+            count = out.shape[-2] if out.ndim > 2 else 1
+            queries = torch.zeros(len(keys), count, dtype=torch.long)
+        else:
+            queries = self._of_tokens(self.one(label))
+        lead = max(len(queries), len(keys))  # a learned query may be one for all images
+        queries, keys = queries.expand(lead, -1), keys.expand(lead, -1)
+        ids = self.origins.outputs(queries, call, keys)
+        apart = v.shape[1] if turned and v.ndim > 3 and not queries.any() else 1
+        self.calls[call] = CallOrigins(queries, keys, ids, apart)
+        if out.ndim > 2:  # one an axis 0 and an axis -2 of it
+            ids = ids.view(len(ids), *[1] * (out.ndim - 3), -1, 1)
+        self._set(out, Label(ids.expand(out.shape)))
+
+    def _of_tokens(self, ids: Tensor) -> Tensor:
+        """Merge heads and width: (lead head n d) -> (lead n)."""
+        rows = self._reduced(ids, [ids.ndim - 1])[..., 0]
+        while rows.ndim > 2:
+            rows = self._reduced(rows, [1])[:, 0]
+        return rows.contiguous()
+
+    def one(self, label: Label) -> Tensor:
+        """The origins of a label; of a product, of both its factors."""
+        if label.columns is None:
+            return label.ids
+        return self._together([label.ids, label.columns], label.ids.shape, PRODUCTS)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._paused:
+            return func(*args, **kwargs)
+        labelled = [self._get(x) for x in tensors(args)]
+        out = func(*args, **kwargs)
+        name = func.name().partition(".")[0]
+        known = any(label is not None for label in labelled)
+        if torch.Tag.nondeterministic_seeded in func.tags and (name in FRESH or not known):
+            self._random = True
+        if not known or not tensors([out]):
+            return out
+        inplace = name.endswith("_") and not name.endswith("__")
+        name = name.removesuffix("_") if inplace else name
+        label = self._label(func, name, args, kwargs, out)
+        if inplace:
+            self._write(args[0], label)
+            return out
+        if isinstance(out, Tensor):
+            self._set(out, label)
+        elif isinstance(label, list):
+            for part, own in zip(out, label, strict=True):
+                self._set(part, own)
+        elif isinstance(out, tuple | list) and out and isinstance(out[0], Tensor):
+            self._set(out[0], label)
+            for other in out[1:]:
+                if isinstance(other, Tensor) and other.shape == out[0].shape:
+                    self._set(other, label)
+        if func.is_view and isinstance(out, Tensor):
+            self._views[out] = (args[0], func, args[1:], kwargs)
+        return out
+
+    def _label(self, func: Any, name: str, args: tuple, kwargs: dict, out: Any) -> Any:
+        first = self._get(args[0]) if args and isinstance(args[0], Tensor) else None
+        shape = (out if isinstance(out, Tensor) else tensors([out])[0]).shape
+        if name == "aten::copy":
+            source = self._get(args[1])
+            if source is None:
+                return None
+            return source.moved(lambda ids: ids.expand(args[0].shape))
+        if name in FRESH:
+            return None
+        if name in SAME or (name == "aten::as_strided" and args[0].shape == shape):
+            return first
+        if name == "aten::as_strided":
+            return self._mixed(args, out, name)
+        if name in FOURIER and first is not None and self._of_two_images(first, out):
+            ids = self.origins.frequencies(len(out), (1, *shape[2:]))
+            return Label(ids.expand(shape))
+        if name == "aten::col2im" and first is not None:
+            return self._folded(func, first, args, out)
+        if name == "aten::view_as_real" and first is not None:
+            return first.moved(lambda ids: ids.unsqueeze(-1).expand(shape))
+        if name in RESHAPED and first is not None:
+            return first.moved(lambda ids: reshaped(ids, shape))
+        if name == "aten::cat":
+            return self._cat(*args, **kwargs)
+        if name == "aten::stack":
+            dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+            return Label(tight(torch.stack([self.origins_of(x) for x in args[0]], dim)))
+        if name == "aten::constant_pad_nd" and first is not None:
+            return first.moved(lambda ids: tight(F.pad(ids, list(args[1]), value=NOTHING)))
+        if (name in MOVED or func.is_view) and first is not None:
+            indices = [x for x in tensors(args[1:]) if self._get(x) is not None]
+            if name in CHOSEN and self._random:
+                return self._mixed(args, out, "a choice of tokens by random numbers")
+            if not indices:
+                try:
+                    return self._moved(func, first, args[1:], kwargs)
+                except (RuntimeError, TypeError):  # complex numbers, say
+                    return self._mixed(args, out, name)
+            return self._mixed(args, out, "a choice of tokens by their content")
+        if name in BATCH_NORM and first is not None:
+            training = name != "aten::_native_batch_norm_legit_no_training" and args[5]
+            return self._mixed(args, out, name) if training else first
+        if torch.Tag.pointwise in func.tags or name in POINTWISE:
+            if name in PAIRED and (pair := self._pair(args[0], args[1], shape)) is not None:
+                return pair
+            return self._pointwise([self._get(x) for x in tensors(args)], shape)
+        if name in PRODUCT:
+            at = PRODUCT[name]
+            return self._product(args[at], args[at + 1], out)
+        if name == "aten::linear" and first is not None and self._get(args[1]) is None:
+            return first.moved(lambda ids: self._reduced(ids, [ids.ndim - 1]).expand(shape))
+        if name in SOFTMAX and first is not None:
+            return first  # a scale for all places together, which mixes no values
+        if name in LAYER_NORM and first is not None:
+            dims = range(args[0].ndim - len(args[1]), args[0].ndim)
+            return first.moved(lambda ids: self._reduced(ids, dims).expand(ids.shape))
+        if name == "aten::native_group_norm" and first is not None:
+            return first  # a scale and a shift for all places together
+        if name in REDUCED and first is not None:
+            return self._reduction(name, first, args, kwargs, out)
+        if name == "aten::convolution" and first is not None:
+            weight, stride, padding, dilation = args[1], *args[3:6]
+            ids = self._reduced(self.one(first), [1])
+            if args[6]:
+                return Label(self._spread(ids, [
+                    reached(n, m, *each)
+                    for n, m, *each in zip(
+                        args[0].shape[2:], shape[2:], weight.shape[2:], stride, padding, dilation,
+                        strict=True,
+                    )
+                ], shape))  # fmt: skip
+            return Label(self._windows(ids, weight.shape[2:], stride, padding, dilation, shape))
+        if "upsample" in name and first is not None and len(shape) == 4:
+            return Label(self._resized(func, first, args, shape))
+        if name in POOLS and first is not None:
+            size = list(args[1])
+            options = [*args[2:], *[()] * 4]
+            stride, padding = list(options[0] or size), list(options[1] or [0] * len(size))
+            out = out if isinstance(out, Tensor) else out[0]
+            equal = "avg" in name
+            ids = self.one(first)
+            return Label(
+                self._windows(ids, size, stride, padding, [1] * len(size), out.shape, equal)
+            )
+        if name == "aten::_adaptive_avg_pool2d" and first is not None:
+            steps = [n // m for n, m in zip(args[0].shape[2:], shape[2:], strict=True)]
+            if [s * m for s, m in zip(steps, shape[2:], strict=True)] == list(args[0].shape[2:]):
+                ids = self.one(first)
+                return Label(self._windows(ids, steps, steps, [0, 0], [1, 1], shape, True))
+        return self._mixed(args, out, name)
+
+    def _moved(self, func: Any, label: Label, args: tuple, kwargs: dict) -> Any:
+        def move(ids: Tensor) -> Any:
+            try:
+                out = func(ids, *args, **kwargs)
+            except NotImplementedError:  # some kernels know no whole numbers
+                out = func(ids.double(), *args, **kwargs).long()
+            return tight(out, ids) if isinstance(out, Tensor) else out
+
+        moved = move(label.ids)
+        columns = None if label.columns is None else move(label.columns)
+        if isinstance(moved, Tensor):
+            return Label(moved, columns)
+        columns = columns or [None] * len(moved)
+        return [Label(*each) for each in zip(moved, columns, strict=True)]
+
+    def _cat(self, parts: Sequence[Tensor], dim: int = 0) -> Label:
+        """Label what is joined; parameters that join tokens are tokens of their own."""
+        ids = []
+        for part in parts:
+            ndim = part.ndim
+            channels = dim % max(ndim, 1) == ndim - 1 or (ndim == 4 and dim % ndim == 1)
+            if self._get(part) is not None or part.shape == (0,) or channels:
+                ids.append(self.origins_of(part))
+                continue
+            fresh = self.origins.new(part.shape[dim])
+            around = [1] * part.ndim
+            around[dim] = -1
+            ids.append(fresh.view(around).expand(part.shape))
+            self._set(part, Label(ids[-1]))
+        return Label(tight(torch.cat(ids, dim)))
+
+    def _pointwise(self, labels: Sequence[Label | None], shape: Sequence[int]) -> Label:
+        known = [label for label in labels if label is not None]
+        pairs = [label for label in known if label.columns is not None]
+        if not pairs:
+            return Label(self._whole(self._together([label.ids for label in known], shape)))
+        columns = [label.columns for label in pairs if label.columns is not None]
+        return Label(
+            self._together([label.ids for label in known], shape), self._together(columns, shape)
+        )
+
+    def _folded(self, func: Any, label: Label, args: tuple, out: Tensor) -> Label:
+        """Put windows (b c*k n) back on a map (b c h w); where they overlap, an image mixes."""
+        ids = self.one(label)
+        if list(args[2]) == list(args[5]) and not any(args[4]):  # kernel, stride, padding
+            return Label(tight(func(ids.double().contiguous(), *args[1:]).long()))
+        own = [self._all(compact(ids[at]), "col2im") for at in range(len(ids))]
+        return Label(torch.cat(own).view(-1, 1, 1, 1).expand(out.shape))
+
+    def _of_two_images(self, label: Label, out: Tensor) -> bool:
+        newest = int(compact(self.one(label)).max())
+        return out.ndim == 4 and len(out) == 2 and newest <= self.origins.pixel_count
+
+    def _pair(self, left: Any, right: Any, shape: Sequence[int]) -> Label | None:
+        """Label each of some values with each of others, (i 1 d) and (1 j d); None where not so."""
+        a, b = (self._get(x) if isinstance(x, Tensor) else None for x in (left, right))
+        if a is None or b is None or a.columns is not None or b.columns is not None:
+            return None
+        if len(shape) < 4:
+            return None
+        for find in (compact, tighter):  # the second is right, and slow
+            rows, columns = (find(label.ids.expand(shape)) for label in (a, b))
+            longer = [i > j for i, j in zip(rows.shape, columns.shape, strict=True)]
+            shorter = [i < j for i, j in zip(rows.shape, columns.shape, strict=True)]
+            if not any(longer) or not any(shorter):
+                return None
+        if longer.index(True) > shorter.index(True):
+            rows, columns = columns, rows
+        return Label(rows.expand(shape), columns.expand(shape))
+
+    def _whole(self, ids: Tensor) -> Tensor:
+        """A token of which attention changed some of the channels is changed as a whole."""
+        small = compact(ids)
+        if ids.ndim < 3 or small.shape[-1] == 1:
+            return ids
+        one = self.origins.one_of(small.flatten(0, -2))
+        return ids if one is None else one.view(*small.shape[:-1], 1).expand(ids.shape)
+
+    def _together(self, ids: Sequence[Tensor], shape: Sequence[int], operation: str = "") -> Tensor:
+        """Merge labels that broadcast to a shape, element by element."""
+        whole = compact(ids[0].expand(shape))
+        for other in ids[1:]:
+            other = compact(other.expand(shape))
+            if whole.shape == other.shape and torch.equal(whole, other):
+                continue
+            whole, other = torch.broadcast_tensors(tighter(whole), tighter(other))
+            rows = torch.stack([whole, other], -1).flatten(0, -2)
+            whole = self.origins.merge(rows, operation=operation, adopt=True).view(whole.shape)
+        return whole.expand(shape)
+
+    def _reduced(self, ids: Tensor, dims: Sequence[int], **how: Any) -> Tensor:
+        """Merge along some axes, which keep a length of 1."""
+        small = compact(ids)
+        dims = sorted(dim % ids.ndim for dim in dims)
+        small = small.movedim(dims, list(range(ids.ndim - len(dims), ids.ndim)))
+        kept = small.shape[: ids.ndim - len(dims)]
+        merged = self.origins.merge(small.reshape(kept.numel(), -1), **how).view(kept)
+        for dim in dims:
+            merged = merged.unsqueeze(dim)
+        whole = [1 if at in dims else size for at, size in enumerate(ids.shape)]
+        return merged.expand(whole)
+
+    def _reduction(self, name: str, label: Label, args: tuple, kwargs: dict, out: Any) -> Label:
+        at = 2 if "norm" in name else 1  # the axes follow the order of a norm
+        dims = args[at] if len(args) > at else kwargs.get("dim")
+        ndim = args[0].ndim
+        dims = range(ndim) if dims in (None, []) else [dims] if isinstance(dims, int) else dims
+        shape = (out if isinstance(out, Tensor) else out[0]).shape
+        return label.moved(
+            lambda ids: self._reduced(
+                ids, dims, equal=name in EQUAL, operation="" if name in EQUAL else name[6:]
+            ).reshape(shape)
+        )
+
+    def _product(self, left: Tensor, right: Tensor, out: Tensor) -> Label:
+        shape, a, b = out.shape, self._get(left), self._get(right)
+        if a is not None and b is None:
+            found = a.moved(lambda ids: self._reduced(ids, [ids.ndim - 1]))
+            if right.ndim == 1:  # a vector leaves no axis
+                found = found.moved(lambda ids: ids[..., 0])
+            return found.moved(lambda ids: ids.expand(shape))
+        lengthwise = max(0, right.ndim - 2)
+        if a is None and b is not None:
+            found = b.moved(lambda ids: self._reduced(ids, [lengthwise]).expand(shape))
+            if found.columns is None and compact(found.ids).shape[-1] > 1:  # of a learned query
+                nothing = torch.zeros(1, dtype=torch.long).expand(shape)
+                return Label(nothing, found.ids)
+            return found
+        if a is None or b is None:
+            return Label(torch.zeros(1, dtype=torch.long).expand(shape))
+        rows = self._reduced(self.one(a), [left.ndim - 1], operation=PRODUCTS)
+        columns = self._reduced(self.one(b), [lengthwise], operation=PRODUCTS)
+        return Label(rows.expand(shape), columns.expand(shape))
+
+    def _windows(
+        self, ids: Tensor, size: Any, stride: Any, padding: Any, dilation: Any, shape: Any,
+        equal: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Merge what a sliding window sees: (b c *space) -> shape."""
+        ids = compact(ids)
+        space = len(size)
+        around = [side for pad in reversed(list(padding)) for side in (pad, pad)]
+        ids = F.pad(ids, around) if any(around) else ids
+        for axis in range(space):
+            reach, d = (size[axis] - 1) * dilation[axis] + 1, dilation[axis]
+            beyond = (shape[2 + axis] - 1) * stride[axis] + reach - ids.shape[2 + axis]
+            if beyond > 0:  # the ragged edge of a pool that rounds up
+                ids = F.pad(ids, [0, 0] * (ids.ndim - 3 - axis) + [0, beyond])
+            ids = ids.unfold(2 + axis, reach, stride[axis])[..., ::d]
+        kept = ids.shape[: 2 + space]
+        rows = ids.reshape(kept.numel(), -1)
+        return self.origins.merge(rows, equal).view(kept).expand(shape)
+
+    def _resized(self, func: Any, label: Label, args: tuple, shape: Sequence[int]) -> Tensor:
+        """Merge what each place of a map of another size comes of; a pixel is the nearest one."""
+        size = args[0].shape[2:]
+        ids = self._reduced(self.one(label), [1])[:, :1].expand(-1, 1, *size)
+        if int(ids.max()) <= self.origins.pixel_count or size.numel() > LARGE:
+            return F.interpolate(ids.double(), shape[2:]).long().expand(shape)
+        around = []
+        for axis, n in enumerate(size):
+            one = [1, n, 1, 1]
+            one[2 + axis] = n
+            weights = func(torch.eye(n).view(one).expand(1, n, *size).contiguous(), *args[1:])[0]
+            around.append((weights.select(2 - axis, 0) != 0).T)  # place after, place before
+        return self._spread(ids, around, shape)
+
+    def _spread(self, ids: Tensor, around: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+        """Merge what each place of a map (b c *shape) comes of, by axis (place after, before)."""
+        if len(around) != 2:
+            own = [self._all(compact(ids[at]), "convolution") for at in range(len(ids))]
+            return torch.cat(own).view(-1, *[1] * (len(shape) - 1)).expand(shape)
+        size = [of.shape[1] for of in around]
+        ids = ids[:, :1].expand(-1, 1, *size)[:, 0]
+        places = []
+        for n, of in zip(size, around, strict=True):
+            most = int(of.sum(1).max())
+            order = of.long().argsort(dim=1, descending=True, stable=True)[:, :most]
+            places.append(order.masked_fill(~of.gather(1, order), n))
+        rows, columns = places
+        ids = F.pad(ids, (0, 1, 0, 1), value=NOTHING)
+        members = ids[:, rows[:, None, :, None], columns[None, :, None, :]].flatten(3)
+        merged = self.origins.merge(members.flatten(0, 2))
+        return merged.view(len(ids), 1, *shape[2:]).expand(shape)
+
+    def _mixed(self, args: tuple, out: Any, operation: str) -> Any:
+        known = [self.origins_of(x) for x in tensors(args) if self._get(x) is not None]
+        whole = torch.cat([compact(ids).flatten() for ids in known])
+        name = operation.removeprefix("aten::").strip("_")
+        if isinstance(out, Tensor) and all(
+            ids.ndim == out.ndim > 1 and len(ids) == len(out) for ids in known
+        ):  # each image by itself
+            rows = [
+                torch.cat([compact(ids[at]).flatten() for ids in known]) for at in range(len(out))
+            ]
+            own = torch.cat([self._all(row, name) for row in rows])
+            return Label(own.view(-1, *[1] * (out.ndim - 1)).expand(out.shape))
+        mixed = self._all(whole, name)
+        if isinstance(out, Tensor):
+            return Label(mixed[0].expand(out.shape))
+        return Label(mixed[0].expand(tensors(out)[0].shape))
+
+    def _all(self, ids: Tensor, operation: str) -> Tensor:
+        return self.origins.merge(ids.flatten().unique()[None], operation=operation)
+
+    def _write(self, x: Tensor, label: Label | None) -> None:
+        """Label what was written to in place, and what it is a view of."""
+        self._set(x, label)
+        view = self._views.get(x)
+        if view is None:
+            return
+        base, func, args, kwargs = view
+
+        def written(whole: Tensor, part: Tensor) -> Tensor:
+            ids = whole.clone(memory_format=torch.contiguous_format)
+            func(ids, *args, **kwargs).copy_(part)
+            return tight(ids)
+
+        whole = self._get(base)
+        if whole is None or whole.columns is None or label is None or label.columns is None:
+            self._write(base, Label(written(self.origins_of(base), self.origins_of(x))))
+        else:  # rows and columns apart: no origin for each score
+            rows = written(whole.ids, label.ids)
+            self._write(base, Label(rows, written(whole.columns, label.columns)))
+
+    def _get(self, x: Tensor) -> Label | None:
+        return self._labels.get(x)
+
+    def _set(self, x: Tensor, label: Label | None) -> None:
+        self._labels[x] = label
+
+
+def reached(before: int, after: int, size: int, stride: int, padding: int, dilation: int) -> Tensor:
+    """Find which places of an axis a transposed convolution brings to which (after, before)."""
+    offset = torch.arange(after)[:, None] + padding - stride * torch.arange(before)
+    return (offset % dilation == 0) & (offset >= 0) & (offset <= dilation * (size - 1))
+
+
+def tensors(args: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    for arg in args:
+        if isinstance(arg, Tensor):
+            found.append(arg)
+        elif isinstance(arg, list | tuple):
+            found += tensors(arg)
+    return found
+
+
+def compact(ids: Tensor) -> Tensor:
+    """Keep one of the elements along each axis on which they are all the same memory."""
+    return ids[tuple(slice(0, 1) if step == 0 else slice(None) for step in ids.stride())]
+
+
+def reshaped(ids: Tensor, shape: Sequence[int]) -> Tensor:
+    """Reshape origins: as a view, wherever axes that are the same memory join others like them."""
+    small = compact(ids).contiguous()
+    return tight(small.expand(ids.shape).reshape(shape), small)
+
+
+def tighter(ids: Tensor) -> Tensor:
+    """Keep one of the elements along each axis on which they are all equal."""
+    return compact(tight(compact(ids)))
+
+
+def tight(ids: Tensor, base: Tensor | None = None) -> Tensor:
+    """Find the axes on which all elements are equal, and let them be the same memory.
+
+    base: what `ids` may be a view of; then there is nothing to find.
+    """
+    if base is not None and ids.untyped_storage().data_ptr() == base.untyped_storage().data_ptr():
+        return ids
+    small = ids
+    for dim in range(ids.ndim):
+        first = small.narrow(dim, 0, min(1, small.shape[dim]))
+        if small.shape[dim] > 1 and bool((small == first).all()):
+            small = first
+    if small is not ids:
+        small = small.clone(memory_format=torch.contiguous_format)  # the rest need not live on
+    return small.expand(ids.shape)
