@@ -23,27 +23,32 @@ ALLOWED: dict[str, set[str]] = {
     "types": {"errors"},
     "threads": set(),
     "terminal": set(),
-    "devices": {"compat"},
+    "hooks": {"compat"},
+    "inference": {"types", "compat"},
+    "devices": {"compat", "inference"},
     "compat": set(),
-    "attention": {"types"},
-    "models": {"types", "errors", "files", "compat", "attention"},
+    "attention": {"types", "hooks", "inference"},
+    "models": {"types", "errors", "files", "compat", "inference", "attention"},
     "data": {"types", "files", "cores", "compat"},
     "render": {"types", "files"},
-    "evaluate": {"types"},
-    "tokens": {"types", "threads", "compat", "attention", "methods"},
-    "methods": {"types", "threads", "compat", "devices", "attention", "tokens"},
-    "distillation": {"types", "data", "training", "hub"},
+    "evaluate": {"types", "hooks", "inference"},
+    "tokens": {"types", "threads", "compat", "hooks", "inference", "attention", "methods"},
+    "methods": {
+        *("types", "threads", "compat", "hooks", "inference", "devices", "attention", "tokens"),
+    },
+    "distillation": {"types", "inference", "data", "training", "hub"},
     "training": {"types", "files", "threads", "compat", "devices", "models", "render"},
     "runs": {
-        *("types", "errors", "files", "terminal", "cores", "devices", "attention"),
-        *("models", "data", "tokens", "methods", "evaluate", "render", "pages"),
+        *("types", "errors", "files", "terminal", "cores", "hooks", "inference", "devices"),
+        *("attention", "models", "data", "tokens", "methods", "evaluate", "render", "pages"),
     },
     "pages": {
-        *("types", "errors", "files", "attention", "models", "data", "tokens", "methods"),
-        *("evaluate", "render", "runs"),
+        *("types", "errors", "files", "hooks", "inference", "attention", "models", "data"),
+        *("tokens", "methods", "evaluate", "render", "runs"),
     },
     "sequences": {
-        *("types", "files", "attention", "models", "data", "training", "render", "pages", "runs"),
+        *("types", "files", "inference", "attention", "models", "data", "training"),
+        *("render", "pages", "runs"),
     },
     "hub": {"types", "errors", "models", "data", "tokens", "methods", "runs", "sequences"},
     "fitting": {
@@ -207,6 +212,108 @@ def test_make_says_what_it_installs_and_for_how_long(goal, tmp_path):
     (notice,) = (at for at, line in enumerate(lines) if re.search(r"echo .*minutes.* GB", line))
     (installs,) = (at for at, line in enumerate(lines) if "pip install" in line)
     assert notice < installs
+
+
+# how networks are run
+
+# What trains networks, what they are made of, and what makes or runs them for all others.
+RUN_BY_THEMSELVES = {"training", "distillation", "models", "attention", "inference", "hooks"}
+NETWORKS = re.compile(r"(.*_)?(network|net|backbone|teacher|student|randomised)")
+MODULES = {"nn.Module", "SequenceModel", "QuestionAnswerer"}
+SWITCHES = re.compile(r"register_.*hook|eval|train|requires_grad_")
+# Networks that were just made; a look at the hooks that others have set.
+SWITCHED_ELSEWHERE = {("hub.py", "eval"), ("translation.py", "register_forward_hook"),
+    ("translation.py", "register_forward_pre_hook")}  # fmt: skip
+
+
+def runs_of_networks(source: str, file: str = "") -> list[str]:
+    """The lines that call a network, but in a module's own `forward`, or change how one runs.
+
+    A network is what is annotated as a module, what is named as one, and any `.network`.
+    """
+    found = []
+    nodes = nodes_of(source)
+    functions = {n.name for n in nodes if isinstance(n, ast.FunctionDef)}
+    functions |= {a.name for n in nodes if isinstance(n, ast.ImportFrom) for a in n.names}
+
+    def is_network(called: ast.expr, modules: set[str]) -> bool:
+        if isinstance(called, ast.Attribute):
+            forward = called.attr.startswith("forward_") or called.attr == "forward"
+            return NETWORKS.fullmatch(called.attr) is not None or (
+                forward and is_network(called.value, modules)
+            )
+        return isinstance(called, ast.Name) and (
+            called.id in modules
+            or (NETWORKS.fullmatch(called.id) is not None and called.id not in functions)
+        )
+
+    def visit(node: ast.AST, modules: set[str]) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if node.name == "forward":
+                return
+            given = [*node.args.args, *node.args.kwonlyargs]
+            named = {each.arg for each in given if each.annotation is not None}
+            kinds = {each.arg: ast.unparse(each.annotation) for each in given if each.arg in named}
+            modules = (modules - {each.arg for each in given}) | {
+                name for name, kind in kinds.items() if MODULES & set(kind.split(" | "))
+            }
+        if isinstance(node, ast.Call):
+            if is_network(node.func, modules):
+                found.append(f"line {node.lineno}: {ast.unparse(node.func)}(...)")
+            elif isinstance(node.func, ast.Attribute) and SWITCHES.fullmatch(node.func.attr):
+                of_inputs = node.func.attr == "requires_grad_" and not node.args
+                if not of_inputs and (file, node.func.attr) not in SWITCHED_ELSEWHERE:
+                    found.append(f"line {node.lineno}: .{node.func.attr}(...)")
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            switched = [t for t in targets if isinstance(t, ast.Attribute) and t.attr == "training"]
+            found.extend(f"line {node.lineno}: {ast.unparse(each)} = ..." for each in switched)
+        for child in ast.iter_child_nodes(node):
+            visit(child, modules)
+
+    visit(ast.parse(source), set())
+    return found
+
+
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE))
+)
+def test_networks_are_run_by_inference_alone(path: Path):
+    found = runs_of_networks(path.read_text(), path.name)
+    assert part_of(path) in RUN_BY_THEMSELVES or not found, (
+        f"{path.name} runs a network by itself: {found}. Call vision_attn.inference.infer, and set "
+        "hooks by vision_attn.hooks.Hooks, so that it predicts and is left as it was"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("def f(network, x): return network(x)", "network(...)"),
+        ("def f(model, x): return model.network(x).logits", "model.network(...)"),
+        ("class A:\n  def f(self, x): return self.network.forward_features(x)", "self.network.f"),
+        ("def f(one: nn.Module, x):\n  def g():\n    return one(x)\n  return g", "one(...)"),
+        ("def f(one: nn.Module | None, x): return one.forward(x)", "one.forward(...)"),
+        ("def f(a, *, decoder: SequenceModel): return decoder(a)", "decoder(...)"),
+        ("def f(network): network.eval()", ".eval(...)"),
+        ("def f(a): a.requires_grad_(False)", ".requires_grad_(...)"),
+        ("def f(block, hook): block.register_full_backward_hook(hook)", ".register_full_"),
+        ("def f(a):\n  for m in a.modules(): m.training = True", "m.training = ..."),
+    ],
+)
+def test_the_walk_sees_a_network_run(source, found):
+    (seen,) = runs_of_networks(source)
+    assert found in seen
+
+
+def test_the_walk_passes_what_runs_no_network():
+    assert not runs_of_networks("""
+class Wrapper(nn.Module):
+    def forward(self, x): return self.network(x)
+def f(network: nn.Module, images, module):
+    images.requires_grad_()
+    return infer(network, images), network.modules(), module
+""")
 
 
 # what libraries keep to themselves

@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from vision_attn.inference import infer
+
 CPU_INFO = Path("/proc/cpuinfo")
 # What ONEDNN_MAX_CPU_ISA may hold oneDNN to that knows no bfloat16.
 WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI"}
@@ -61,9 +63,9 @@ def forward_format(network: nn.Module, images: Tensor) -> torch.memory_format:
     if convolutions < 2 or images.device.type != "cpu" or native_precision("cpu") != "32-true":
         return torch.contiguous_format
     try:
-        with torch.no_grad(), torch.random.fork_rng([]):
+        with torch.random.fork_rng([]):
             pair = images[:1].expand(2, -1, -1, -1)
-            network(pair.contiguous(memory_format=torch.channels_last))
+            infer(network, pair.contiguous(memory_format=torch.channels_last))
     except Exception:  # if it is for another reason, the run itself says so
         return torch.contiguous_format
     return torch.channels_last

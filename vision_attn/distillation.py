@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from vision_attn.data import Batches, ImageData, InOrder, Preprocess
 from vision_attn.data.draws import Draws
 from vision_attn.hub import load_model
+from vision_attn.inference import eval_mode
 from vision_attn.training import ImageClassifier
 from vision_attn.training.cpu.threads import InParts
 from vision_attn.training.flops import forward_flops
@@ -295,7 +296,7 @@ class _Answers(nn.Module):
         cache: bool,
     ) -> None:
         super().__init__()
-        self.network = model.network.eval().requires_grad_(False)
+        self.network = model.network
         self.size = model.preprocess.input_size if model.layout else None
         self.places = _places(model, list(classes))
         mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (given.mean, given.std))
@@ -311,6 +312,10 @@ class _Answers(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Images) -> Float[Tensor, "b k"]:
+        with eval_mode(self.network):
+            return self._answer(images)
+
+    def _answer(self, images: Images) -> Float[Tensor, "b k"]:
         if self.kept is None:
             return self._of(images)
         keys = [blake2b(i.contiguous().numpy(), digest_size=16).digest() for i in images.cpu()]

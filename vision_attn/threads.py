@@ -7,7 +7,6 @@ one operation wrote is still in its core's cache when the next one reads it.
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -31,15 +30,6 @@ class Modes:
             torch.autocast("cpu", self.dtype, self.enabled, cache_enabled=False),
         ):
             yield
-
-
-def in_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a hook of a module do nothing in any other thread than the one that asks for it.
-
-    Two threads can run one network: the hooks of the one must not see the images of the other.
-    """
-    thread = get_ident()
-    return lambda *given: hook(*given) if get_ident() == thread else None
 
 
 class Threads:

@@ -5,10 +5,11 @@ Axes: b batch, c channels, h height, w width.
 
 from collections.abc import Callable, Iterable
 
-import torch
 from torch import Tensor, nn
 
 from vision_attn.attention.gates import CBAM, Gate
+from vision_attn.hooks import Hooks, apart
+from vision_attn.inference import infer
 
 __all__ = ["add_gates"]
 
@@ -99,14 +100,8 @@ def output_channels(
 
     first = next(module for module in network.modules() if isinstance(module, nn.Conv2d))
     image = first.weight.new_zeros(1, first.in_channels, *image_size)
-    was_training = {module: module.training for module in network.modules()}
-    hooks = [block.register_forward_hook(record_channels) for block in blocks]
-    try:
-        with torch.no_grad():
-            network.eval()(image)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, training in was_training.items():
-            module.training = training
+    with apart(), Hooks() as hooks:
+        for block in blocks:
+            hooks.after(block, record_channels)
+        infer(network, image)
     return channels

@@ -25,6 +25,8 @@ FLASH_KERNEL = "_scaled_dot_product_flash_attention_for_cpu"  # of torch.ops.ate
 CHILDREN, PARAMETERS = "_modules", "_parameters"  # of nn.Module
 COMPILED_CALL = "_compiled_call_impl"  # of nn.Module, once `compile` was called
 COMPILED_FROM = "_orig_mod"  # of what torch.compile(module) returns
+UNSAVED = "_non_persistent_buffers_set"  # of nn.Module
+VERSION = "_version"  # of Tensor
 FIND_COMPILER = "get_cpp_compiler"  # of torch._inductor.cpp_builder
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -102,6 +104,24 @@ def own_names(module: nn.Module) -> tuple[str, ...]:
         parameters = module.named_parameters(recurse=False, remove_duplicate=False)
         own = *((name, child) for name, child in tree if name and "." not in name), *parameters
     return tuple([name for name, value in own if value is not None])
+
+
+def saved_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """The module's own buffers that are part of its state dict, by name.
+
+    No public function says which are. Without the reach all of its own.
+    """
+    unsaved = getattr(module, UNSAVED, ())
+    buffers = module.named_buffers(recurse=False)
+    return [(name, buffer) for name, buffer in buffers if name not in unsaved]
+
+
+def write_count(tensor: Tensor) -> int | None:
+    """How often a tensor was written into; None where torch does not count, as in inference mode.
+
+    Without the reach None, and whoever asks has to expect that it was.
+    """
+    return None if tensor.is_inference() else getattr(tensor, VERSION, None)
 
 
 def without_hooks(network: nn.Module) -> dict[int, Any]:

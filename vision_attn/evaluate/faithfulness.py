@@ -16,6 +16,7 @@ from torchmetrics.utilities import dim_zero_cat
 
 from vision_attn.evaluate.per_image import ImageScore, Maps, at_size, check_maps, from_0_to_1
 from vision_attn.evaluate.removal import Fill, MeanFill, Removal, probability
+from vision_attn.inference import infer
 from vision_attn.types import Images
 
 __all__ = [
@@ -78,8 +79,7 @@ class RemovalCurve(ImageScore):
         order = self.order(maps)
         cells = order.shape[1]
         counts = [max(round(cells * i / self.steps), self.removal.least) for i in self.kept()]
-        with torch.no_grad():
-            logits = self.removal.logits(images, order, counts).float()
+        logits = infer(self.removal.logits, images, order, counts).float()
         repeated = targets[:, None, None].expand(-1, len(counts), 1)
         self.probabilities.append(logits.softmax(dim=-1).gather(2, repeated)[..., 0])
         self.hits.append((logits.argmax(dim=-1) == targets[:, None]).float())
@@ -259,9 +259,8 @@ class MaskedProbability(ImageScore):
         size = images.shape[2], images.shape[3]
         share = from_0_to_1(at_size(maps, size))[:, None].to(images.dtype)
         mixed = share * images + (1 - share) * self.fill(images)
-        with torch.no_grad():
-            self.whole.append(probability(self.network(images), targets))
-            self.masked.append(probability(self.network(mixed), targets))
+        self.whole.append(probability(infer(self.network, images), targets))
+        self.masked.append(probability(infer(self.network, mixed), targets))
 
 
 class AverageDrop(MaskedProbability):

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.transforms.functional import gaussian_blur
 
+from vision_attn.inference import infer
 from vision_attn.types import Images, Logits
 
 __all__ = [
@@ -159,7 +160,7 @@ class FilledCells(Removal):
         logits = []
         for i, count in zip(which.split(rows), kept.split(rows), strict=True):
             shown = torch.where(rank[i] < count.view(-1, 1, 1, 1), images[i], fill[i])
-            logits.append(self.forward(shown.contiguous(memory_format=self.memory_format)))
+            logits.append(infer(self.forward, shown.contiguous(memory_format=self.memory_format)))
         return torch.cat(logits).unflatten(0, (len(images), len(counts)))
 
 
@@ -192,7 +193,7 @@ class DroppedTokens(Removal):
         self, images: Images, order: Int[Tensor, "b n"], counts: Sequence[int]
     ) -> Float[Tensor, "b s k"]:
         return torch.stack(
-            [self.forward_kept_tokens(images, order[:, :count]) for count in counts], dim=1
+            [infer(self.forward_kept_tokens, images, order[:, :count]) for count in counts], dim=1
         )
 
 

@@ -3,7 +3,6 @@
 Axes: b batch, c channels, h, w of the image, y, x of the map, l layers, n images in all.
 """
 
-import copy
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,6 +15,8 @@ from torchmetrics.functional.image import structural_similarity_index_measure
 from torchmetrics.utilities import dim_zero_cat
 
 from vision_attn.evaluate.per_image import ImageScore, Maps, at_size, check_maps, from_0_to_1, raw
+from vision_attn.hooks import copied_network
+from vision_attn.inference import eval_mode
 from vision_attn.types import Heatmaps, Images
 
 __all__ = [
@@ -68,14 +69,15 @@ class MaxSensitivity(ImageScore):
         for maps that are not finite.
         """
         generator = torch.Generator().manual_seed(self.seed)
-        maps = raw(self.explain(images, targets))
-        check_maps(maps)
-        size = maps.flatten(1).norm(dim=1).clamp(min=1e-12)
-        worst = torch.zeros_like(size)
-        for _ in range(self.samples):
-            noise = torch.rand(images.shape[1:], generator=generator).to(images) * 2 - 1
-            moved = raw(self.explain(images + self.radius * noise, targets)) - maps
-            worst = torch.maximum(worst, moved.flatten(1).norm(dim=1) / size)
+        with eval_mode(self.explain):
+            maps = raw(self.explain(images, targets))
+            check_maps(maps)
+            size = maps.flatten(1).norm(dim=1).clamp(min=1e-12)
+            worst = torch.zeros_like(size)
+            for _ in range(self.samples):
+                noise = torch.rand(images.shape[1:], generator=generator).to(images) * 2 - 1
+                moved = raw(self.explain(images + self.radius * noise, targets)) - maps
+                worst = torch.maximum(worst, moved.flatten(1).norm(dim=1) / size)
         self.scores.append(worst.float())
 
 
@@ -125,9 +127,12 @@ class ModelRandomisation(ImageScore):
         images: normalised. targets: the class to explain, whatever the weights. ValueError for maps
         that are not finite.
         """
-        maps = raw(self.intact(images, targets))
-        check_maps(maps)
-        degraded = [raw(self.explain(network, images, targets)) for _, network in self.cascade()]
+        with eval_mode(self.intact):
+            maps = raw(self.intact(images, targets))
+            check_maps(maps)
+            degraded = [
+                raw(self.explain(network, images, targets)) for _, network in self.cascade()
+            ]
         self.rank_correlations.append(torch.stack([spearman(maps, m) for m in degraded], dim=1))
         self.similarities.append(torch.stack([ssim(maps, m) for m in degraded], dim=1))
 
@@ -154,7 +159,7 @@ def cascading_randomisation(network: nn.Module, seed: int = 0) -> Iterator[tuple
         >>> [layer for layer, _ in cascading_randomisation(network)]
         ['2', '0']
     """
-    randomised = copy.deepcopy(network)
+    randomised = copied_network(network)
     generator = torch.Generator().manual_seed(seed)
     for name, modules in layers_from_the_top(randomised):
         for module in modules:

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vision_attn.inference import infer
 from vision_attn.methods.base import Explainer, Targets, check_finite, class_logits, target_classes
 from vision_attn.tokens.path.chain import Chain, Patches, PropagationRule
 from vision_attn.tokens.path.path import Path, find_path
@@ -179,7 +180,7 @@ def trace(
     """
     path = find_path(network, images)
     with record_attention(network, keep, fusion) as record:
-        network(images)
+        infer(network, images)
     calls = path.counted(record.calls, len(images), network)
     return _traced(path, record, calls, layout, images)
 

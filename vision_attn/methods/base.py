@@ -14,20 +14,21 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from vision_attn.compat.torch_private import uncompiled
+from vision_attn.hooks import apart
+from vision_attn.inference import eval_mode, frozen_parameters, infer
 from vision_attn.methods.options import conform
 from vision_attn.tokens.layout import layout_of
-from vision_attn.tokens.modules import modules_of, network_of
+from vision_attn.tokens.modules import network_of
 from vision_attn.types import Heatmaps, Images, Logits, Model, TokenLayout
 
 __all__ = [
     "Explainer",
     "Targets",
+    "as_logits",
     "as_targets",
     "check_finite",
     "check_images",
     "class_logits",
-    "frozen_parameters",
-    "in_eval_mode",
     "outside_inference",
     "target_classes",
 ]
@@ -174,7 +175,9 @@ class Explainer(ABC):
         if reason := self.refusal_for(network, images, layout):
             raise ValueError(f"{self} does not fit {type(network).__name__}: {reason}")
         with (
-            in_eval_mode(network),
+            apart(),
+            uncompiled(),
+            eval_mode(network),
             frozen_parameters(network) if self.needs_gradients else torch.no_grad(),
         ):
             classes = None if targets is None else as_targets(targets, images)
@@ -200,61 +203,11 @@ def layout_for(model: nn.Module | Model, images: Tensor) -> TokenLayout | None:
     return model.layout
 
 
-@contextmanager
-def in_eval_mode(network: nn.Module) -> Iterator[None]:
-    """Run a network in eval mode and uncompiled; then put every train/eval flag back.
-
-    Nothing is computed twice to save memory (gradient checkpointing): hooks would not see it again.
-    """
-    training = [module for module in modules_of(network) if module.training]
-    saving = [
-        (module, name)
-        for module in modules_of(network)
-        for name in ("grad_checkpointing", "gradient_checkpointing")
-        if vars(module).get(name) is True
-    ]
-    try:
-        for module, name in saving:
-            setattr(module, name, False)
-        if training:
-            with suppress(NotImplementedError):  # what torch.export made has one mode
-                network.eval()
-        with uncompiled():
-            yield
-    finally:
-        for module in training:
-            module.training = True
-        for module, name in saving:
-            setattr(module, name, True)
-
-
-@contextmanager
-def frozen_parameters(network: nn.Module) -> Iterator[None]:
-    """Turn gradients on, even inside no_grad or inference mode, with every parameter frozen.
-
-    Raises ValueError for a network made in inference mode, whose weights no gradient can pass.
-    """
-    for name, weight in [*network.named_parameters(), *network.named_buffers()]:
-        if weight.is_inference():
-            raise ValueError(
-                f"gradients cannot pass {name!r}: the network was made in torch.inference_mode(); "
-                "build it, load it or copy it (copy.deepcopy) outside that mode"
-            )
-    trainable = [weight for weight in network.parameters() if weight.requires_grad]
-    with torch.inference_mode(False), torch.enable_grad():
-        try:
-            for weight in trainable:
-                weight.requires_grad_(False)
-            yield
-        finally:
-            for weight in trainable:
-                weight.requires_grad_(True)
-
-
 def class_logits(network: nn.Module, images: Images) -> Logits:
-    """Run a network for its logits (b k), also from a Hugging Face output.
+    """Run a network for its logits (b k), also from a Hugging Face output, in eval mode.
 
-    Raises ValueError where it gives anything else, or numbers that are not finite.
+    Without gradients, unless an explainer that needs them runs it. Raises ValueError where it gives
+    anything else, or numbers that are not finite.
 
     Examples:
         >>> import torch
@@ -262,7 +215,11 @@ def class_logits(network: nn.Module, images: Images) -> Logits:
         >>> class_logits(torch.nn.Flatten(), torch.ones(2, 3, 1, 1)).shape
         torch.Size([2, 3])
     """
-    output = network(images)
+    return as_logits(infer(network, images), network, images)
+
+
+def as_logits(output: Any, network: nn.Module, images: Images) -> Logits:
+    """Take the logits (b k) of what a network gave for images; errors as of `class_logits`."""
     logits = getattr(output, "logits", output)
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(images):
         actual = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__

@@ -5,7 +5,7 @@ Axes: b batch, c channels, h height, w width, k classes.
 
 from torch import nn
 
-from vision_attn.methods.base import class_logits
+from vision_attn.methods.base import as_logits
 from vision_attn.tokens.modules import network_of
 from vision_attn.types import Images, Logits, Model
 
@@ -33,7 +33,7 @@ class Contrast(nn.Module):
         self.against = against
 
     def forward(self, images: Images) -> Logits:
-        logits = class_logits(self.network, images)
+        logits = as_logits(self.network(images), self.network, images)
         if not 0 <= self.against < logits.shape[1]:
             raise ValueError(
                 f"class {self.against} to contrast with is out of range: the network has "

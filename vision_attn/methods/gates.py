@@ -19,11 +19,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils.hooks import RemovableHandle
 
 from vision_attn.attention.gates import Gate, NoGate
-from vision_attn.methods.base import Explainer, class_logits, in_eval_mode
-from vision_attn.threads import in_this_thread
+from vision_attn.hooks import Hooks, apart, current_scope
+from vision_attn.methods.base import Explainer, class_logits
 from vision_attn.tokens.modules import network_of
 from vision_attn.types import Heatmaps, Images, Model, TokenLayout
 
@@ -157,7 +156,7 @@ def gate_values(network: nn.Module | Model, images: Images) -> dict[str, Float[T
             return g[:, 0]
         return g[:, :, 0, 0] if g.shape[2:].numel() == 1 else g
 
-    with in_eval_mode(network), torch.no_grad(), reading(gates, read) as values:
+    with apart(), reading(gates, read) as values:
         class_logits(network, images)
     return dict(values)
 
@@ -190,18 +189,10 @@ def reading(gates: dict[str, nn.Module], read: Read) -> Iterator[dict[str, Tenso
     def keep(name: str, x: Tensor, gate: Tensor) -> None:
         values[name] = read(x, gate)
 
-    products = Products()
-    hooks = [
-        hook
-        for name, module in gates.items()
-        for hook in _hook(module, partial(keep, name), products)
-    ]
-    try:
-        with products:
-            yield values
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with Hooks() as hooks, Products() as products:
+        for name, module in gates.items():
+            _hook(module, partial(keep, name), products, hooks)
+        yield values
     if silent := [name for name in gates if name not in values]:
         raise ValueError(f"{len(silent)} of {len(gates)} gates gave no value, first {silent[0]!r}")
 
@@ -232,11 +223,17 @@ class Products(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.open: list[Product] = []
+        self.scope = current_scope()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        if not self.open or func not in TIMES or len(args) != 2:
+        if (
+            not self.open
+            or self.scope is not current_scope()
+            or func not in TIMES
+            or len(args) != 2
+        ):
             return func(*args, **kwargs or {})
         inner = self.open[-1]
         pairs = [(x, g) for x, g in (args, args[::-1]) if isinstance(g, Tensor)]
@@ -251,25 +248,24 @@ class Products(TorchFunctionMode):
         return product
 
 
-def _hook(module: nn.Module, keep: Callable[[Tensor, Tensor], None], products: Products) -> list:
-    """Hook a module so that `keep` gets its features and gate whenever this thread runs it."""
-
-    def after(of: nn.Module, hook: Callable[..., None], **options: bool) -> RemovableHandle:
-        return of.register_forward_hook(in_this_thread(hook), **options)
-
+def _hook(
+    module: nn.Module, keep: Callable[[Tensor, Tensor], None], products: Products, hooks: Hooks
+) -> None:
+    """Hook a module so that `keep` gets its features and gate whenever it runs."""
     if isinstance(module, Gate):
-        return [after(module, lambda _m, args, _out: keep(args[0], module.gate(args[0])))]
+        hooks.after(module, lambda _m, args, _out: keep(args[0], module.gate(args[0])))
+        return
     children = dict(module.named_children())
     if KERNEL_GATE in children:  # the branches lie side by side: b branch c h w
         beside = lambda _m, args, out: keep(args[0].flatten(1, 2), out.flatten(1, 2))  # noqa: E731
-        return [after(module, beside)]
+        hooks.after(module, beside)
+        return
     if SPLIT_GATE in children:
         branches: list[Tensor] = []
         gate = lambda _m, _args, out: keep(branches.pop(), out[:, :, None, None])  # noqa: E731
-        return [
-            after(children["act0"], lambda _m, _args, out: branches.append(out)),
-            after(children[SPLIT_GATE], gate),
-        ]
+        hooks.after(children["act0"], lambda _m, _args, out: branches.append(out))
+        hooks.after(children[SPLIT_GATE], gate)
+        return
 
     def enter(_module: nn.Module, args: tuple) -> None:
         products.open.append(Product(args[0] if args else torch.empty(0)))
@@ -279,10 +275,8 @@ def _hook(module: nn.Module, keep: Callable[[Tensor, Tensor], None], products: P
         if product.gate is not None:
             keep(*_channels_second(product.features, _narrowed(product.gate)))
 
-    return [
-        module.register_forward_pre_hook(in_this_thread(enter)),
-        after(module, leave, always_call=True),
-    ]
+    hooks.before(module, enter)
+    hooks.after(module, leave, always_call=True)
 
 
 def _narrowed(gate: Tensor) -> Tensor:

@@ -19,9 +19,9 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from vision_attn.hooks import Hooks
 from vision_attn.methods.base import Explainer, class_logits, target_classes
 from vision_attn.methods.options import hint
-from vision_attn.threads import in_this_thread
 from vision_attn.tokens.layout import layout_of
 from vision_attn.tokens.modules import attends, why_opaque
 from vision_attn.tokens.path.path import find_places
@@ -352,11 +352,9 @@ def linear_by_convolution(module: nn.Module) -> Iterator[list[bool]]:
             if size == tuple(module.kernel_size) and max(size) > 1:
                 found.append(True)
 
-    hook = module.register_forward_hook(in_this_thread(note))
-    try:
+    with Hooks() as hooks:
+        hooks.after(module, note)
         yield found
-    finally:
-        hook.remove()
 
 
 def _pools(module: nn.Module) -> bool:
@@ -420,16 +418,15 @@ def cut(layers: list[nn.Module], norms: Sequence[nn.Module] = ()) -> Iterator[li
     def pool(_module: nn.Module, _inputs: tuple, output: object) -> None:
         pooled[:] = [output]
 
-    hooks = [layer.register_forward_hook(in_this_thread(take)) for layer in layers]
     within = {module for layer in layers for module in layer.children()}
-    pools = filter(_pools, within)
-    hooks += [module.register_forward_hook(in_this_thread(pool)) for module in pools]
-    hooks += [norm.register_forward_hook(in_this_thread(normed)) for norm in norms]
-    try:
+    with Hooks() as hooks:
+        for layer in layers:
+            hooks.after(layer, take)
+        for module in filter(_pools, within):
+            hooks.after(module, pool)
+        for norm in norms:
+            hooks.after(norm, normed)
         yield leaves
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _is_map(output: Tensor, tokens: bool) -> bool:

@@ -3,7 +3,6 @@
 Axes: b batch, l layers, n tokens, head, i queries, j keys, e value width.
 """
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from vision_attn.hooks import Hooks
 from vision_attn.methods.attention_explainer import (
     AttentionExplainer,
     PerHead,
@@ -175,13 +175,9 @@ def ends_side_by_side(blocks: list[nn.Module], images: int, copies: int) -> Iter
     what else it is given (rotary positions) is cut only where there is one for each of the batch.
     What follows the blocks sees as many batches as there are blocks, in their order.
     """
-    thread = threading.get_ident()
     ends: list[Tensor] = []
 
     def enter(_block: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        if threading.get_ident() != thread:
-            return None
-
         batch = images * copies if not ends else images
 
         def own(x: Any) -> Any:
@@ -196,8 +192,6 @@ def ends_side_by_side(blocks: list[nn.Module], images: int, copies: int) -> Iter
         return tuple(map(own, args)), {name: own(x) for name, x in kwargs.items()}
 
     def leave(block: nn.Module, _args: tuple, out: Any) -> Tensor | None:
-        if threading.get_ident() != thread:
-            return None
         if not isinstance(out, Tensor) or (ends and out.shape != ends[0].shape):
             raise ValueError(
                 f"the tokens after {type(block).__name__} are not those before it: LeGrad needs "
@@ -207,17 +201,11 @@ def ends_side_by_side(blocks: list[nn.Module], images: int, copies: int) -> Iter
         spare = [ends[0].detach()] * (copies - len(blocks))
         return torch.cat([*spare, *ends]) if block is blocks[-1] else None
 
-    hooks: list = []
-    try:
+    with Hooks() as hooks:
         for block in blocks:
-            hooks += [
-                block.register_forward_pre_hook(enter, with_kwargs=True),
-                block.register_forward_hook(leave),
-            ]
+            hooks.before(block, enter, with_kwargs=True)
+            hooks.after(block, leave)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def check_calls(calls: list[AttentionCall], blocks: int, layout: TokenLayout) -> None:

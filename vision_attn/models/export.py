@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vision_attn.files import replacing
+from vision_attn.inference import eval_mode, frozen_parameters, infer
 from vision_attn.types import Model
 
 __all__ = ["Exported", "export"]
@@ -53,23 +54,14 @@ def export(model: Model, path: str | Path) -> Exported:
         raise ValueError(f"{path}: expected a name that ends in .onnx or .pt2")
     path.parent.mkdir(parents=True, exist_ok=True)
     network = model.network
-    training = {module for module in network.modules() if module.training}
-    learning = [weight for weight in network.parameters() if weight.requires_grad]
-    try:
-        network.eval().requires_grad_(False)
-        images = torch.randn(2, 3, *model.preprocess.input_size, device=model.device)
-        with replacing(path) as file:
-            difference = WRITERS[path.suffix](network, images, file)
-            if not difference <= TOLERANCE:
-                raise ValueError(
-                    f"{path}: its logits differ by {difference:.1e} of the largest: "
-                    "the file was not kept"
-                )
-    finally:
-        for weight in learning:
-            weight.requires_grad_(True)
-        for module in training:
-            module.training = True
+    images = torch.randn(2, 3, *model.preprocess.input_size, device=model.device)
+    with eval_mode(network), frozen_parameters(network), replacing(path) as file:
+        difference = WRITERS[path.suffix](network, images, file)
+        if not difference <= TOLERANCE:
+            raise ValueError(
+                f"{path}: its logits differ by {difference:.1e} of the largest: "
+                "the file was not kept"
+            )
     return Exported(path, difference)
 
 
@@ -80,7 +72,7 @@ def _write_onnx(network: nn.Module, images: Tensor, path: Path) -> float:
         import onnxscript  # noqa: F401  torch writes ONNX by it
     except ImportError as error:
         raise ValueError(MISSING.format(error)) from error
-    expected = network(images)
+    expected = infer(network, images)
     program: Any = torch.onnx.export(
         network,
         (images,),
@@ -101,7 +93,7 @@ def _write_pt2(network: nn.Module, images: Tensor, path: Path) -> float:
     """The same by torch.export, for torch.export.load."""
     import io
 
-    expected = network(images)
+    expected = infer(network, images)
     program = torch.export.export(
         network, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},)
     )

@@ -265,8 +265,7 @@ def prepare(model: Model, photos: Sequence[Image]) -> Images:
 
 def predict(model: Model, images: Images) -> Logits:
     """Run the network on its inputs. Raises ValueError where a logit is not finite."""
-    with torch.no_grad():
-        return class_logits(model.network, images).float()
+    return class_logits(model.network, images).float()
 
 
 def query_place(explainer: Explainer, model: Model) -> tuple[float, float] | None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vision_attn import pages, render, sequences
 from vision_attn.files import claimed, write_text
+from vision_attn.inference import eval_mode, infer
 from vision_attn.render.picture import Picture
 from vision_attn.runs.entries import as_line
 from vision_attn.runs.explain import Photo, read
@@ -139,13 +140,17 @@ def _named(
     yield from zip(file_names(files), files, strict=True)
 
 
-@torch.inference_mode()
 def explain_sequence(model: LoadedSequences, source: Photo, question: str | None = None) -> Answer:
     """Return what the network writes or answers for one input, with pictures of where it looked.
 
     source: a text, or a photo as `explain` takes them. Raises ValueError for an input that the
     network cannot take.
     """
+    with torch.inference_mode(), eval_mode(model.network):
+        return _explained(model, source, question)
+
+
+def _explained(model: LoadedSequences, source: Photo, question: str | None) -> Answer:
     network, preprocess = model.network, model.preprocess
     if preprocess is None:
         if not isinstance(network, SequenceModel) or not isinstance(source, str):
@@ -201,7 +206,7 @@ def of_question(
     """Answer a question about an image: the answer, and each look at image and words."""
     words = question.lower().rstrip("?").split()
     symbols = loaded.vocabularies["question"].encode([words])
-    best = int(network(image, symbols).argmax())
+    best = int(infer(network, image, symbols).argmax())
     answer = loaded.vocabularies["answer"].symbols[best]
     looks = network.looks(image, symbols)
     names = look_names(len(looks.words[0]), len(looks.maps[0]))

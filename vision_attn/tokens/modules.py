@@ -7,12 +7,12 @@ from torch import nn
 
 from vision_attn.attention import Attend, Readout
 from vision_attn.compat.torch_private import own_names
+from vision_attn.inference import modules_of
 from vision_attn.types import Model
 
 __all__ = [
     "attends",
     "calls_attention",
-    "modules_of",
     "network_of",
     "why_opaque",
 ]
@@ -33,30 +33,6 @@ PROJECTIONS: tuple[frozenset[str], ...] = tuple(
 def network_of(model: nn.Module | Model) -> nn.Module:
     """Return a model's network; a network is returned as it is."""
     return model.network if isinstance(model, Model) else model
-
-
-def modules_of(network: nn.Module) -> dict[nn.Module, str]:
-    """Name every module once, in the order of `network.named_modules()`.
-
-    Fast, as several walks are made a map: torch's own passes each module up through a generator
-    for every level above it.
-
-    Examples:
-        >>> from torch import nn
-        >>> from vision_attn.tokens.modules import modules_of
-        >>> list(modules_of(nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh()))).values())
-        ['', '0', '1', '1.0']
-    """
-    names: dict[nn.Module, str] = {}
-
-    def visit(module: nn.Module, name: str) -> None:
-        names[module] = name
-        for own, child in module.named_children():
-            if child not in names:
-                visit(child, f"{name}.{own}" if name else own)
-
-    visit(network, "")
-    return names
 
 
 def attends(module: nn.Module) -> bool:

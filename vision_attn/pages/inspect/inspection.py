@@ -19,6 +19,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from vision_attn.data.images import ImageError
+from vision_attn.inference import infer
 from vision_attn.methods import (
     Attribution,
     Baseline,
@@ -183,8 +184,8 @@ class Look:
         if layout is None:
             reason = refusal_of(network) or "how its tokens lie on the image is not known"
             raise ValueError(reason.partition(": give layout=")[0])  # no option of this page
-        with torch.no_grad(), record_attention(network, keep=()) as record:
-            network(images)
+        with record_attention(network, keep=()) as record:
+            infer(network, images)
         windows = layer_windows(network, record.calls, layout)
         if windows is not None:
             return [windows_of(str(at), one) for at, one in enumerate(windows)]

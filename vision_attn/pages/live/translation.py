@@ -40,6 +40,7 @@ from vision_attn.attention import (
 )
 from vision_attn.attention.gates import ChannelMLP
 from vision_attn.errors import ModelError
+from vision_attn.hooks import is_temporary
 from vision_attn.models import FastCNN, SEResNet, SpatialCNN, ViT, WideEmbed
 from vision_attn.models.senet import BasicBlock, Bottleneck
 from vision_attn.models.timm_model import TimmModel, vit_from_timm
@@ -453,7 +454,12 @@ def has_hooks(module: nn.Module) -> bool:
     """Whether anything runs before or after the module's own forward, seen beside hooks of ours."""
     ours = module.register_forward_pre_hook(nothing), module.register_forward_hook(nothing)
     try:
-        return any(len(hook.hooks_dict_ref() or ()) > 1 for hook in ours)
+        return any(
+            not is_temporary(each)
+            for handle in ours
+            for key, each in dict(handle.hooks_dict_ref() or {}).items()
+            if key != handle.id
+        )
     finally:
         for hook in ours:
             hook.remove()

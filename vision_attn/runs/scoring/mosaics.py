@@ -308,7 +308,6 @@ class Mosaics:
             self._seen = (tuple(numbers), frame), images
         return images, kept, problems
 
-    @torch.no_grad()
     def _logits(self, images: Images) -> Tensor:
         return class_logits(self.model.network, images.to(self.model.device)).float()
 

@@ -149,8 +149,7 @@ class Scorer:
         network = self.model.network
         device = self.model.device
         images = torch.stack([sample.image for sample in samples]).to(device)
-        with torch.no_grad():
-            predicted = class_logits(network, images).argmax(dim=1)
+        predicted = class_logits(network, images).argmax(dim=1)
         targets = predicted.clone()
         for i, sample in enumerate(samples):
             if self.by_label and sample.label is not None:
@@ -355,4 +354,4 @@ def as_plain_vit(model: Model) -> ViT | None:
     )
     if asks_where or getattr(network.readout, "attends", True):
         return None
-    return network.to(model.device).eval()
+    return network.to(model.device)

@@ -4,12 +4,14 @@ Axes: b batch, t steps of the target, n tokens of the memory, k symbols, w hypot
 """
 
 from abc import ABC, abstractmethod
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from vision_attn.inference import infer
 from vision_attn.models.checkpoint import Rebuildable
 from vision_attn.sequences.models.encoders import Encoder
 from vision_attn.types import PAD, START, STOP
@@ -76,9 +78,15 @@ class SequenceModel(Rebuildable, ABC):
         return F.pad(target[:, :-1], (1, 0), value=START)
 
 
-@torch.no_grad()
 def greedy(network: SequenceModel, source: Tensor) -> Target:
-    """The most probable symbol at every step, up to STOP, or to the longest target; then PAD."""
+    """The most probable symbol at every step, up to STOP, or to the longest target; then PAD.
+
+    In eval mode, and without gradients.
+    """
+    return infer(partial(_greedy, network), source)
+
+
+def _greedy(network: SequenceModel, source: Tensor) -> Target:
     state = network.read(source)
     symbols = torch.full((len(source),), START, device=source.device)
     steps: list[Tensor] = []
@@ -92,7 +100,6 @@ def greedy(network: SequenceModel, source: Tensor) -> Target:
     return torch.stack(steps, dim=1)
 
 
-@torch.no_grad()
 def beam(network: SequenceModel, source: Tensor, width: int = 4) -> Target:
     """The most probable of the targets found when `width` beginnings are kept at every step.
 
@@ -100,6 +107,10 @@ def beam(network: SequenceModel, source: Tensor, width: int = 4) -> Target:
     """
     if width < 1:
         raise ValueError(f"width must be at least 1, got {width}")
+    return infer(partial(_beam, network), source, width)
+
+
+def _beam(network: SequenceModel, source: Tensor, width: int) -> Target:
     b, device = len(source), source.device
     state = {k: v.repeat_interleave(width, dim=0) for k, v in network.read(source).items()}
     symbols = torch.full((b * width,), START, device=device)

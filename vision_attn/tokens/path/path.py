@@ -17,8 +17,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from vision_attn.inference import modules_of
 from vision_attn.tokens.layout import layout_of
-from vision_attn.tokens.modules import modules_of
 from vision_attn.tokens.path.chain import Attention, Chain, Regroup
 from vision_attn.tokens.path.places import Places, layout_found, places_of
 from vision_attn.tokens.path.traced import Step, UnknownPathError, follow

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vision_attn.threads import in_this_thread
-from vision_attn.tokens.modules import modules_of, network_of, why_opaque
+from vision_attn.hooks import Hooks, apart
+from vision_attn.inference import infer, modules_of
+from vision_attn.tokens.modules import network_of, why_opaque
 from vision_attn.tokens.path.path import Path, find_path
 from vision_attn.types import Images, Model, TokenLayout
 
@@ -103,16 +104,12 @@ def _fits(network: nn.Module, image: Tensor, convolution: nn.Conv2d) -> bool:
         if inputs[0].shape[-3] == convolution.in_channels:
             raise _Reached
 
-    handle = convolution.register_forward_pre_hook(in_this_thread(stop))
-    try:
-        from vision_attn.methods.base import in_eval_mode
-
-        with torch.no_grad(), in_eval_mode(network):
-            network(image)
-    except _Reached:
-        return True
-    except Exception:  # its own code, on an image that may be of the wrong kind
-        return False
-    finally:
-        handle.remove()
+    with apart(), Hooks() as hooks:
+        hooks.before(convolution, stop)
+        try:
+            infer(network, image)
+        except _Reached:
+            return True
+        except Exception:  # its own code, on an image that may be of the wrong kind
+            return False
     return True

@@ -15,7 +15,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vision_attn.tokens.modules import modules_of
+from vision_attn.inference import modules_of
 from vision_attn.tokens.record.calls import AttentionCall
 from vision_attn.types import TokenLayout
 

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vision_attn.threads import in_this_thread
-from vision_attn.tokens.modules import attends, modules_of
+from vision_attn.hooks import Hooks, apart
+from vision_attn.inference import eval_mode, infer, modules_of
+from vision_attn.tokens.modules import attends
 from vision_attn.tokens.record.calls import AttentionCall
 from vision_attn.tokens.record.log import RecordError
 from vision_attn.tokens.record.recorder import Recorder
@@ -253,15 +254,13 @@ def follow(network: nn.Module, image: Images, watched: nn.Module | None = None) 
         >>> [call.module for call in follow(network, torch.rand(1, 3, 16, 16)).calls]
         ['blocks.0.attn.attend', 'blocks.1.attn.attend']
     """
-    tracer = Tracer()
-    from vision_attn.methods.base import in_eval_mode
-
-    with torch.inference_mode(False), torch.no_grad(), in_eval_mode(network):
+    with apart(), torch.inference_mode(False), torch.no_grad(), eval_mode(network):
+        tracer = Tracer()
         image = image.clone()
         if watched is None and not any(attends(module) for module in modules_of(network)):
             alone = Recorder(frozenset())  # to follow convolutions in vain takes long
             with alone.watching(network):
-                out = network(image)
+                out = infer(network, image)
             if not alone.record.calls:
                 return TracedRun(tracer, [], out)
         recorder = Recorder(frozenset(), None, tracer)
@@ -269,7 +268,7 @@ def follow(network: nn.Module, image: Images, watched: nn.Module | None = None) 
         kept: list[Tensor] = []
         watch = watching(watched, tracer, kept)
         with refused_in_words(), recorder.watching(network), tracer, watch:
-            out = network(two)
+            out = infer(network, two)
     run = TracedRun(tracer, recorder.record.calls, out)
     run.watched = kept[-1] if kept else None
     return run
@@ -301,11 +300,9 @@ def watching(module: nn.Module | None, tracer: Tracer, kept: list[Tensor]) -> It
     if module is None:
         yield
         return
-    hook = module.register_forward_hook(in_this_thread(keep))
-    try:
+    with Hooks() as hooks:
+        hooks.after(module, keep)
         yield
-    finally:
-        hook.remove()
 
 
 def everything(out: Any) -> list[Any]:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from vision_attn.hooks import current_scope
 from vision_attn.tokens.record.contraction import Contraction
 from vision_attn.tokens.record.log import CallLog, RecordError
 from vision_attn.tokens.record.sdpa import SDPAInputs, multi_head_attention
@@ -78,7 +79,7 @@ class CallMode(TorchFunctionMode):
         if func is torch.einsum and len(args) == 2 and isinstance(args[1], list | tuple):
             args = (args[0], *args[1])  # operands in a list
         outputs, log = self.softmax_outputs, self.log
-        if func not in WATCHED and not outputs.data:
+        if (func not in WATCHED and not outputs.data) or log.scope is not current_scope():
             return func(*args, **kwargs)
         if log.deferred:
             if func is not F.scaled_dot_product_attention:

@@ -3,7 +3,6 @@
 Axes: b batch, n tokens, d width of a token, head, i queries, j keys.
 """
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +14,9 @@ from vision_attn.attention import Attend, Readout
 from vision_attn.attention.normalizers import Softmax
 from vision_attn.attention.scores import DotProduct
 from vision_attn.attention.windows import Global
-from vision_attn.tokens.modules import attends, modules_of
+from vision_attn.hooks import Hooks
+from vision_attn.inference import modules_of
+from vision_attn.tokens.modules import attends
 from vision_attn.tokens.record.log import CallLog, RecordError, Run, nothing
 
 __all__ = ["ModuleHooks"]
@@ -46,32 +47,21 @@ class ModuleHooks:
     @contextmanager
     def attached(self, network: nn.Module) -> Iterator[None]:
         """Keep hooks on the network and its attention modules while this is open."""
-        hooks: list = [
-            network.register_forward_pre_hook(self._before_network),
-            network.register_forward_hook(self._after_network, always_call=True),
-        ]
-        try:
+        with Hooks() as hooks:
+            hooks.before(network, self._before_network)
+            hooks.after(network, self._after_network, always_call=True)
             for module, name in modules_of(network).items():
                 if attends(module):
-                    hooks += [
-                        module.register_forward_pre_hook(self._before(name, module)),
-                        module.register_forward_hook(
-                            self._after(name), with_kwargs=True, always_call=True
-                        ),
-                    ]
+                    hooks.before(module, self._before(name, module))
+                    hooks.after(module, self._after(name), with_kwargs=True, always_call=True)
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _before_network(self, _network: nn.Module, _args: tuple) -> None:
-        log = self.log
-        if threading.get_ident() == log.thread:
-            self.runs.append(log.start_run(""))
-            log.last_memory = (nothing, nothing)  # it may be given the same again
+        self.runs.append(self.log.start_run(""))
+        self.log.last_memory = (nothing, nothing)  # it may be given the same again
 
     def _after_network(self, _network: nn.Module, _args: tuple, out: Any) -> None:
-        if threading.get_ident() != self.log.thread or not self.runs:
+        if not self.runs:
             return
         record, run = self.log.record, self.runs.pop()
         if run.failed(out):
@@ -81,10 +71,9 @@ class ModuleHooks:
         log, deferred = self.log, is_softmax_of_products(module)
 
         def hook(_module: nn.Module, _args: tuple) -> None:
-            if threading.get_ident() == log.thread:
-                log.running.append(log.start_run(name))
-                log.deferred += deferred
-                log.forget_kernel()  # a call that failed
+            log.running.append(log.start_run(name))
+            log.deferred += deferred
+            log.forget_kernel()  # a call that failed
 
         return hook
 
@@ -92,8 +81,6 @@ class ModuleHooks:
         log = self.log
 
         def hook(module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:
-            if threading.get_ident() != log.thread:
-                return
             if not log.running or log.running[-1].name != name:
                 return  # another hook raised before it could enter
             run, calls = log.running[-1], log.record.calls

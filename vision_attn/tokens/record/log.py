@@ -4,7 +4,6 @@ Axes: b batch, n tokens, d width of a token, head, i queries, j keys.
 """
 
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
+from vision_attn.hooks import current_scope
 from vision_attn.tokens.record.calls import (
     AttentionCall,
     ExplicitWeights,
@@ -92,7 +92,7 @@ class CallLog:
         self.keep, self.fusion, self.tracer = keep, fusion, tracer
         self.workspace = Workspace()
         self.record = Record()
-        self.thread = threading.get_ident()
+        self.scope = current_scope()
         self.running: list[Run] = []  # attention modules
         self.deferred = 0  # of them, those whose calls are recorded by their hooks when they end
         self.fused_map: Tensor | None = None

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
 from vision_attn.compat.torch_private import DispatchMode
+from vision_attn.hooks import current_scope
 from vision_attn.tokens.trace.operations import (
     BATCH_NORM,
     CHOSEN,
@@ -77,6 +78,7 @@ class Tracer(DispatchMode):
         self._labels: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._views: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what each is a view of, and how
         self._paused = False
+        self._scope = current_scope()
         self._random = False  # whether the run has drawn numbers, which are others in the next
 
     def image(self, images: Tensor) -> Tensor:
@@ -157,7 +159,7 @@ class Tracer(DispatchMode):
         self, func: Any, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._paused:
+        if self._paused or self._scope is not current_scope():
             return func(*args, **kwargs)
         labelled = [self._get(x) for x in tensors(args)]
         out = func(*args, **kwargs)
