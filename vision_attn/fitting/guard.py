@@ -1,65 +1,17 @@
-"""What a config may ask for: YAML of a bounded size, and classes of a few packages."""
+"""What a config may be: YAML of a bounded size."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
-from importlib import import_module
-from inspect import isroutine
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import Namespace
 
-from vision_attn.compat.import_policy import importing_only
 from vision_attn.fitting.messages import nearest
 
-__all__ = ["PACKAGES", "check_classes", "check_yaml", "only_packages"]
+__all__ = ["check_yaml"]
 
-PACKAGES = ("vision_attn", "torch", "torchvision", "timm", "lightning")
 MOST_VALUES = 100_000  # in a config, each alias counted with all that it stands for
 DEEPEST = 100  # levels of lists and mappings
-
-
-def only_packages(allow: Sequence[str] = ()) -> AbstractContextManager[None]:
-    """Let a config import only classes of `PACKAGES`, and of the packages in `allow`.
-
-    Raises ValueError for a name in `allow` that is no package's.
-    """
-    for name in allow:
-        if not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError(f"--allow {name}: expected the name of a package, such as my_networks")
-    return importing_only([*PACKAGES, *allow])
-
-
-def check_classes(config: Any, where: str = "") -> None:
-    """ValueError for a parsed config that would call anything but a class.
-
-    jsonargparse accepts a function where its result, or what it is called with, would fit.
-    """
-    if isinstance(config, (Namespace, Mapping)):
-        values = vars(config) if isinstance(config, Namespace) else config
-        path = values.get("class_path")
-        if isinstance(path, str) and not isinstance(_object(path), type):
-            raise ValueError(f"{where}: {path} is not a class: expected a class_path of one")
-        for key, value in values.items():
-            check_classes(value, f"{where}.{key}" if where else str(key))
-    elif isinstance(config, (list, tuple)):
-        for item in config:
-            check_classes(item, where)
-    elif isroutine(config) or isinstance(config, partial):
-        config = getattr(config, "func", config)
-        name = f"{config.__module__}.{getattr(config, '__qualname__', config)}"
-        raise ValueError(f"{where}: {name} is a function: expected a class")
-
-
-def _object(path: str) -> Any:
-    """What an import path leads to, whose module the parser has imported; None for nothing."""
-    module, _, name = path.rpartition(".")
-    try:
-        return getattr(import_module(module), name, None)
-    except ImportError:  # a class inside a class
-        return getattr(_object(module), name, None) if module else None
 
 
 def check_yaml(path: str | Path) -> dict[str, Any]:

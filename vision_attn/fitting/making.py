@@ -9,7 +9,8 @@ from lightning.pytorch import Callback
 from vision_attn.fitting.configs import find_config, values_of, without
 from vision_attn.fitting.described import from_checkpoint, from_weights, names
 from vision_attn.fitting.failures import one_line
-from vision_attn.fitting.guard import check_yaml, only_packages
+from vision_attn.fitting.guard import check_yaml
+from vision_attn.fitting.kinds import only_packages
 from vision_attn.fitting.run import Run
 from vision_attn.fitting.sequences import ExampleRun
 
@@ -21,8 +22,8 @@ def make_run(
 ) -> Run:
     """Make the run that the words of a command line describe; nothing is trained yet.
 
-    command: fit, validate, test or predict. allow: packages beside `guard.PACKAGES` whose classes
-    the config may name. show: callbacks that report on the training.
+    command: fit, validate, test or predict. allow: packages whose classes and functions the
+    config may name too. show: callbacks that report on the training.
 
     Without a config, the network is that of --ckpt_path; validate and test then need a
     --data.source, unless the network is of the shelf, whose card names it. A fit whose config names
@@ -41,4 +42,4 @@ def make_run(
     named = names(contents, "num_classes") or any("num_classes" in word for word in words)
     kind = ExampleRun if of_class else Run
     with one_line(), only_packages(allow):
-        return kind(command, words, infer_classes=not named, show=show)
+        return kind(command, words, infer_classes=not named, show=show, allow=allow)

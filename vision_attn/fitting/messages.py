@@ -98,8 +98,9 @@ def _refused(path: str) -> str:
     """What to say of a class of a package that is not known to be safe."""
     package = path.split(".")[0]
     return (
-        f"{path} was not imported: a config can name only classes of vision_attn, torch, "
-        f"torchvision, timm and lightning (--allow {package} lets it run the code of {package} too)"
+        f"{path} was not imported: a config can name only classes of vision_attn, torch.nn, "
+        "torch.optim, torchvision, timm and lightning.pytorch that networks are made of and "
+        f"trained with (--allow {package} lets it run the code of {package} too)"
     )
 
 

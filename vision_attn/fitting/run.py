@@ -26,7 +26,7 @@ from vision_attn.compat.jsonargparse_private import whole_numbers_first
 from vision_attn.data import ImageData
 from vision_attn.errors import ModelError
 from vision_attn.fitting.budget import check_minutes, length_of
-from vision_attn.fitting.configs import NEWEST
+from vision_attn.fitting.configs import NEWEST, without
 from vision_attn.fitting.failures import made, one_line
 from vision_attn.fitting.folders import (
     checked_name,
@@ -36,7 +36,7 @@ from vision_attn.fitting.folders import (
     versions,
     writes_files,
 )
-from vision_attn.fitting.guard import check_classes
+from vision_attn.fitting.kinds import check_classes, check_files
 from vision_attn.fitting.messages import readable
 from vision_attn.fitting.planning import Choice, choose, computing
 from vision_attn.fitting.records import Begun, RunLogger, SavedConfig
@@ -99,11 +99,13 @@ class Run(LightningCLI):
         *,
         infer_classes: bool = False,
         show: Sequence[Callback] = (),
+        allow: Sequence[str] = (),
     ):
         self.command = command
         self.begun = Begun()
         self.folder: Path | None = None
         self.show = list(show)
+        self.allow = allow
         self.infer_classes = infer_classes
         self.choice: Choice | None = None
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
@@ -152,15 +154,19 @@ class Run(LightningCLI):
             raise ValueError(readable(str(error), parser)) from error
         except RecursionError:
             raise ValueError("a value is nested too deeply, or contains itself") from None
-        check_classes(self.config)
+        check_classes(self.config, parser, self.allow)
+        check_files(self.config, without(args))
 
     def before_instantiate_classes(self) -> None:
         """Fill in what depends on the config's file, on the machine and on the data."""
         config = self.config
         config.name = checked_name(config.name or Path(str((config.config or ["run"])[-1])).stem)
+        config.trainer.accelerator = _by_name(config.trainer.accelerator)
         self.given_precision = config.trainer.precision
         if config.trainer.precision is None:
-            config.trainer.precision = native_precision(config.trainer.accelerator)
+            accelerator = config.trainer.accelerator
+            name = accelerator if isinstance(accelerator, str) else "auto"
+            config.trainer.precision = native_precision(name)
         if config.ckpt_path == "auto":
             config.ckpt_path = self._last_or_none()
         if config.ckpt_path in NEWEST:
@@ -487,6 +493,13 @@ def _epoch_and_step(path: Path) -> tuple[int, int]:
     """When a checkpoint was written, as the rows of metrics.csv count: from 0."""
     saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     return saved["epoch"], saved["global_step"] - 1
+
+
+def _by_name(accelerator: Any) -> Any:
+    """One of Lightning's accelerators by its name, where it is named by its class."""
+    path = getattr(accelerator, "class_path", "").rpartition(".")[2]
+    names = {"CPUAccelerator": "cpu", "CUDAAccelerator": "cuda", "MPSAccelerator": "mps"}
+    return names.get(path, accelerator)
 
 
 def _listed(given: Any, kind: type) -> list[Any]:
