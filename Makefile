@@ -25,6 +25,11 @@ else
 endif
 INSTALL += $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 
+# Threads that wait for each other soon sleep: else they hold cores that other programs could use.
+ifndef OMP_WAIT_POLICY
+  export GOMP_SPINCOUNT ?= 2000
+endif
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test check fuzz kills format wasm docs pictures clean
 

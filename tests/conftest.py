@@ -52,6 +52,9 @@ if os.environ.get("VISION_ATTN_TYPECHECK", "1") != "0":
     jaxtyping.jaxtyped = _checked
     jaxtyping.install_import_hook("vision_attn", "beartype.beartype")
 
+if not any(os.environ.get(name) for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")):
+    os.environ["GOMP_SPINCOUNT"] = "2000"  # as the command line does, here and in every process
+
 if os.environ.get("PYTEST_XDIST_WORKER"):
     atexit.register(os._exit, 0)  # the last to be called: to take down what is loaded takes seconds
     import torch

@@ -51,6 +51,7 @@ def script() -> NoReturn:
     """The console entry point."""
     terminal.open_streams()
     cores.keep_to_quota()
+    cores.wait_briefly()
     sys.exit(main())
 
 

@@ -32,6 +32,26 @@ class Modes:
             yield
 
 
+@contextmanager
+def computing_with(threads: int | None) -> Iterator[None]:
+    """Have torch compute with so many threads in this block; None leaves as many as there are.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.threads import computing_with
+        >>> with computing_with(threads=1):
+        ...     torch.get_num_threads()
+        1
+    """
+    before = torch.get_num_threads()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class Threads:
     """So many threads, until `close`, or the end of a `with`."""
 

@@ -1,27 +1,30 @@
+import logging
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
+from lightning.pytorch import Callback
 from PIL import Image
 
 from vision_attn import fit
 from vision_attn.data import ImageData, ImageFolder, Planted
 from vision_attn.fitting import planning
 from vision_attn.fitting.making import make_run
-from vision_attn.fitting.planning import choose, computing
+from vision_attn.fitting.planning import choose, choose_threads, computing
 from vision_attn.models import SpatialCNN, ViT
 from vision_attn.training import (
     ChannelsLast,
     Compile,
     ExecutionPlan,
     ImageClassifier,
+    KeepThreads,
     Planned,
     ThreadParallel,
 )
 
-OTHER = ExecutionPlan("32-true", "channels_last", threads=2)
+OTHER = ExecutionPlan("32-true", "channels_last", parts=2)
 
 
 @pytest.fixture
@@ -81,7 +84,7 @@ def chosen(data, *callbacks, model=None, probe=True, precision=None, checkpoint=
 
 def test_all_that_is_left_open_is_measured_and_remembered(measured, data):
     choice = chosen(data)
-    assert [(p.precision, p.threads) for p in measured[0].plans] == [
+    assert [(p.precision, p.parts) for p in measured[0].plans] == [
         ("bf16-mixed", 2),
         ("bf16-mixed", 1),
         ("32-true", 2),
@@ -115,7 +118,7 @@ def test_explicit_options_are_not_measured(measured, data):
     chosen(data, ChannelsLast(), model=model)
     assert {p.memory_format for p in measured[0].plans} == {"channels_last"}
     parts = ThreadParallel(threads=2, batch_norms=True, least=0.0)
-    assert chosen(data, parts, model=model).plan.threads == 2
+    assert chosen(data, parts, model=model).plan.parts == 2
     divided = measured[1].in_parts(2)
     assert (divided.threads, divided.batch_norms, divided.least) == (2, True, 0.0)
     assert len(measured[1].plans) == 4
@@ -251,9 +254,143 @@ def test_a_checkpoint_without_a_plan_is_gone_on_from_by_the_usual_rules(measured
     [
         ("maybe", "probe: expected bool, got maybe"),
         ('{"precision": "8-bit"}', "precision must be one of bf16-mixed, 32-true, got '8-bit'"),
-        ('{"parts": 2}', "parts"),
+        ('{"threads": 2}', "threads"),
     ],
 )
 def test_no_such_probe(here, value, message):
     with pytest.raises(ValueError, match=message):
         make_run("fit", ["--config", "tiny.yaml", "--probe", value])
+
+
+@pytest.fixture
+def load(monkeypatch, caplog):
+    """A machine of 4 cores; call it with how many of them other programs leave."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(planning, "usable_cores", lambda: 4)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    planning._tell_of_waits.cache_clear()
+    caplog.set_level(logging.INFO, logger="vision_attn")
+    return lambda cores: monkeypatch.setattr("vision_attn.cores.available_cores", lambda: cores)
+
+
+def saved(tmp_path, threads):
+    path = tmp_path / "last.ckpt"
+    torch.save({"callbacks": {"KeepThreads": {"threads": threads}}}, path)
+    return str(path)
+
+
+def test_a_run_has_as_many_threads_as_have_cores(load, caplog):
+    load(3.9)
+    assert choose_threads(trainer(), None, None) == 4
+    assert caplog.messages == []
+    load(2.6)
+    assert choose_threads(trainer(), None, None) == 2
+    assert caplog.messages == [
+        "other programs use this machine's cores: the run computes with 2 of 4 threads to its end, "
+        "also if it is continued; --threads 4 takes all"
+    ]
+
+
+def test_the_config_and_the_checkpoint_say_how_many_threads(load, caplog, tmp_path):
+    load(1.0)
+    assert choose_threads(trainer(), None, saved(tmp_path, 3)) == 3
+    assert choose_threads(trainer(), 2, saved(tmp_path, 3)) == 2
+    assert caplog.messages == []
+    assert choose_threads(trainer(), None, saved(tmp_path, 7)) == 7
+    assert caplog.messages == [
+        "7 threads, as the run began, on 4 cores: --threads 4 is faster, and rounds differently"
+    ]
+    with pytest.raises(ValueError, match="--threads must be at least 1, got 0"):
+        choose_threads(trainer(), 0, None)
+
+
+@pytest.mark.parametrize("damaged", [0, -2, True, "2", 1.5, None, [3]])
+def test_a_checkpoint_that_says_nothing_of_threads(load, tmp_path, damaged):
+    load(3.0)
+    assert choose_threads(trainer(), None, saved(tmp_path, damaged)) == 3
+    torch.save({"callbacks": [1]}, tmp_path / "other.ckpt")
+    assert choose_threads(trainer(), None, str(tmp_path / "other.ckpt")) == 3
+
+
+@pytest.mark.parametrize("changes", [{"accelerator": "gpu"}, {"devices": 2}, {"strategy": "ddp"}])
+def test_threads_are_torchs_and_lightnings_elsewhere(load, changes):
+    load(1.0)
+    assert choose_threads(trainer(**changes), None, None) is None
+    assert choose_threads(trainer(**changes), 3, None) == 3
+
+
+def test_threads_that_wait_without_sleeping_are_told_of_once(load, caplog, monkeypatch):
+    load(4.0)
+    monkeypatch.setattr(planning, "waits_are_set", lambda: False)
+    assert choose_threads(trainer(), 1, None) == 1
+    assert caplog.messages == []  # one thread waits for none
+    for _ in range(3):
+        choose_threads(trainer(), None, None)
+    assert caplog.messages == [
+        "beside other programs training is several times slower than it need be: torch's threads "
+        "wait for each other without sleeping; set GOMP_SPINCOUNT=2000 KMP_BLOCKTIME=1 in the "
+        "environment before Python starts"
+    ]
+
+
+class Counted(Callback):
+    """The number of threads of each training step; ends a run after so many epochs."""
+
+    def __init__(self, epochs):
+        self.epochs, self.threads = epochs, []
+
+    def on_train_batch_end(self, *_):
+        self.threads.append(torch.get_num_threads())
+
+    def on_train_epoch_end(self, trainer, *_):
+        trainer.should_stop = trainer.current_epoch == self.epochs - 1
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2)])
+def test_a_run_goes_on_to_the_bit_whatever_the_load(
+    here, tiny, two_threads, monkeypatch, first, then
+):
+    def trained(load, epochs, *words):
+        monkeypatch.setattr(planning, "threads_to_use", lambda most: load)
+        counted = Counted(epochs)
+        every = ["--config", "tiny.yaml", "--trainer.max_epochs", "2"]
+        run = make_run("fit", [*every, *words], show=[counted])
+        assert torch.get_num_threads() == 2
+        run.fit()
+        assert set(counted.threads) == {first}
+        assert torch.get_num_threads() == 2
+        assert run.heading().endswith(f", threads: {first}")
+        return run.folder
+
+    unbroken = trained(first, 2)
+    begun = trained(first, 1)
+    assert yaml.safe_load((begun / "config.yaml").read_text())["threads"] == first
+    ended = trained(then, 2, "--ckpt_path", str(begun / "last.ckpt"))
+    by_config = trained(then, 2, "--config", str(unbroken / "config.yaml"))
+    weights = [
+        torch.load(folder / "last.ckpt", weights_only=True)["state_dict"]
+        for folder in (unbroken, ended, by_config)
+    ]
+    for name, expected in weights[0].items():
+        assert torch.equal(weights[1][name], expected)
+        assert torch.equal(weights[2][name], expected)
+
+
+def test_other_commands_choose_anew(here, tiny, two_threads, monkeypatch):
+    monkeypatch.setattr(planning, "threads_to_use", lambda most: 1)
+    folder = fit("tiny.yaml", output="runs").folder
+    state = torch.load(folder / "last.ckpt", weights_only=True)["callbacks"]
+    assert state["KeepThreads"] == KeepThreads(1).state_dict() == {"threads": 1}
+    monkeypatch.setattr(planning, "threads_to_use", lambda most: 2)
+    words = ["--config", "tiny.yaml", "--ckpt_path", str(folder / "best.ckpt")]
+    assert make_run("test", words).threads == 2
+    assert make_run("test", [*words, "--threads", "1"]).threads == 1

@@ -1,5 +1,6 @@
 """The processes of a job end with the first one, however that ends."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -20,6 +21,18 @@ def make(folder):
 
 if __name__ == "__main__":
     list(answers(make, sys.argv[1], [1, 2], processes=2))
+"""
+
+
+WAITS = """
+import os
+from vision_attn.runs.workers import answers
+
+def make(name):
+    return lambda task: os.environ.get(name)
+
+if __name__ == "__main__":
+    print(list(answers(make, "GOMP_SPINCOUNT", range(5), processes=2)), os.environ.get("GOMP_SPINCOUNT"))
 """
 
 
@@ -54,3 +67,15 @@ def test_workers_end_with_the_first_process(how, tmp_path):
     first.send_signal(how)
     assert first.wait(60) != 0
     assert within(30, lambda: not any(map(is_running, workers)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("own", "theirs"), [(None, "2000"), ("31", "31")])
+def test_threads_of_workers_wait_briefly(own, theirs, tmp_path):
+    (tmp_path / "job.py").write_text(WAITS)
+    environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    if own:
+        environment["GOMP_SPINCOUNT"] = own
+    words = [sys.executable, tmp_path / "job.py"]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == f"{[theirs] * 5} {own}\n"

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD
@@ -211,9 +212,40 @@ def test_the_summary_is_of_the_device_that_trained(
     monkeypatch.setattr(report, "peak_flops", lambda *of: measured.append(of) or 1e15)
     device = torch.device("cuda", 1)  # when training has ended, the weights are on the CPU again
     monkeypatch.setattr(type(run.strategy), "root_device", property(lambda _: device))
+    summary.on_train_end(run, model)
     summary.on_fit_end(run, model)
     assert measured == [(device, torch.float32)]
     assert summary.rows["trained"].endswith("32-true on cuda")
+
+
+def test_the_peak_is_measured_between_the_steps_and_is_no_part_of_them(
+    trainer, stripes, small_vit, tmp_path, monkeypatch
+):
+    model, summary = ImageClassifier(small_vit()), Summary(tmp_path)
+    clock, peaks = [0.0], [9e9, 2e9, 1e9, 4e9, 7e9, 1e9]  # three steps an epoch
+
+    def peak(*_):
+        clock[0] += 1000.0  # seconds
+        return peaks.pop(0)
+
+    def slow(*_):
+        clock[0] += 2.0
+
+    monkeypatch.setattr(report, "PEAKS", 3.0)
+    monkeypatch.setattr(report, "peak_flops", peak)
+    monkeypatch.setattr(report, "perf_counter", lambda: clock[0])
+    slowly = LambdaCallback(on_train_batch_end=slow)
+    trainer(max_epochs=2, callbacks=[summary, slowly]).fit(model, datamodule=stripes())
+    assert peaks == [7e9, 1e9]  # at 0, 4, 8 seconds of steps, and at the end
+    figures = json.loads((tmp_path / "summary.json").read_text())
+    assert figures["peak flops/s"] == pytest.approx(4e9)  # their mean
+    assert figures["images/s"] == pytest.approx(96 / 12)
+
+
+def test_the_peak_draws_no_random_numbers():
+    before = torch.get_rng_state()
+    peak_flops(torch.device("cpu"), torch.bfloat16, size=7, rounds=1)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_run_on_growing_images_counts_the_operations_of_each_size(trainer, small_vit, tmp_path):

@@ -1,19 +1,32 @@
-"""By which plan a run computes: its config's, its checkpoint's, or the fastest on this machine."""
+"""How a run computes: by which plan, its own or the fastest here, and with how many threads.
 
+A run begins with as many threads as have a core at that moment, and keeps them, whatever other
+programs do later: so a run that is stopped and goes on ends with the same weights, to the bit.
+"""
+
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, get_args
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule
 from torch import nn
 
+from vision_attn.cores import WAITS, threads_to_use, usable_cores, waits_are_set
 from vision_attn.data import ImageData
 from vision_attn.devices import Precision, native_precision
 from vision_attn.models.checkpoint import read_file
-from vision_attn.training import ChannelsLast, Compile, ImageClassifier, Planned, ThreadParallel
+from vision_attn.training import (
+    ChannelsLast,
+    Compile,
+    ImageClassifier,
+    KeepThreads,
+    Planned,
+    ThreadParallel,
+)
 from vision_attn.training.cpu.plan import (
     MEMORY_FORMATS,
     ExecutionPlan,
@@ -27,8 +40,9 @@ from vision_attn.training.cpu.plan import (
 from vision_attn.training.cpu.threads import BATCH_NORMS, InParts
 from vision_attn.training.flops import forward_flops
 
-__all__ = ["Choice", "choose", "computing", "is_alone"]
+__all__ = ["Choice", "choose", "choose_threads", "computing", "is_alone"]
 
+log = logging.getLogger(__name__)
 WORTH = 5e12  # operations of a run that is worth measuring for: about half a minute
 
 
@@ -55,6 +69,49 @@ class Choice:
             if plan != self.plan
         ]
         return "; ".join([str(self.plan), *others])
+
+
+def choose_threads(trainer: Any, config: int | None, checkpoint: str | None) -> int | None:
+    """Find how many threads a run computes with; None where that is not to be chosen.
+
+    That of the config, else of the checkpoint that the run goes on from, else as many as have a
+    core now. On a GPU, and of several processes, it is left to torch and to Lightning. What slows
+    the run down is logged: fewer threads than cores, and, once a process, threads that wait without
+    sleeping. Raises ValueError for less than one.
+    """
+    if config is not None and config < 1:
+        raise ValueError(f"--threads must be at least 1, got {config}")
+    if config is None and not (is_alone(trainer) and _on_cpu(trainer)):
+        return None
+    threads = config or _kept_threads(checkpoint)
+    cores = torch.get_num_threads()
+    if threads is None:
+        threads = threads_to_use(cores)
+        if threads < cores:
+            log.warning(
+                "other programs use this machine's cores: the run computes with %d of %d threads "
+                "to its end, also if it is continued; --threads %d takes all",
+                *(threads, cores, cores),
+            )
+    elif threads > max(cores, usable_cores()):
+        log.warning(
+            "%d threads, as the run began, on %d cores: --threads %d is faster, and rounds "
+            "differently",
+            *(threads, cores, cores),
+        )
+    if threads > 1 and not waits_are_set():
+        _tell_of_waits()
+    return threads
+
+
+@cache
+def _tell_of_waits() -> None:
+    """Log it once a process: torch has read the environment, it cannot be changed any more."""
+    log.warning(
+        "beside other programs training is several times slower than it need be: torch's threads "
+        "wait for each other without sleeping; set %s in the environment before Python starts",
+        " ".join(f"{name}={value}" for name, value in WAITS.items()),
+    )
 
 
 def choose(
@@ -98,7 +155,7 @@ def computing(plan: ExecutionPlan, model: nn.Module, given: Sequence[Callback]) 
     normed = any(isinstance(module, BATCH_NORMS) for module in model.modules())
     if normed or any(isinstance(callback, ThreadParallel) for callback in given):
         return [Planned(plan)]
-    return [Planned(plan), ThreadParallel(plan.threads)]
+    return [Planned(plan), ThreadParallel(plan.parts)]
 
 
 def _as_given(
@@ -110,7 +167,7 @@ def _as_given(
         if isinstance(given, ChannelsLast):
             changes["memory_format"] = "channels_last"
         if isinstance(given, ThreadParallel):
-            changes["threads"] = given.threads or torch.get_num_threads()
+            changes["parts"] = given.threads or torch.get_num_threads()
     return replace(plan, **changes)
 
 
@@ -139,14 +196,23 @@ def _measured(
 
 
 def _of_checkpoint(path: str | None) -> ExecutionPlan | None:
-    if path is None:
-        return None
-    state = read_file(path).get("callbacks")
-    kept = state.get(Planned.__qualname__) if isinstance(state, dict) else None
+    kept = _state(path, Planned)
     try:
         return ExecutionPlan(**kept) if isinstance(kept, dict) else None
     except (TypeError, ValueError):
         return None
+
+
+def _kept_threads(path: str | None) -> int | None:
+    kept = _state(path, KeepThreads)
+    threads = kept.get("threads") if isinstance(kept, dict) else None
+    return threads if type(threads) is int and threads > 0 else None
+
+
+def _state(path: str | None, callback: type[Callback]) -> Any:
+    """What a callback has left in a checkpoint; None without either."""
+    states = None if path is None else read_file(path).get("callbacks")
+    return states.get(callback.__qualname__) if isinstance(states, dict) else None
 
 
 def is_alone(trainer: Any) -> bool:
@@ -159,10 +225,18 @@ def is_alone(trainer: Any) -> bool:
 
 def _is_measured(model: Any, trainer: Any, callbacks: Sequence[Callback]) -> bool:
     """Whether this is one process that trains on a CPU, as the network is written."""
-    gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
-    on_cpu = trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and not gpu)
     compiled = any(isinstance(callback, Compile) for callback in callbacks)
-    return is_alone(trainer) and on_cpu and not compiled and isinstance(model, ImageClassifier)
+    return (
+        is_alone(trainer)
+        and _on_cpu(trainer)
+        and not compiled
+        and isinstance(model, ImageClassifier)
+    )
+
+
+def _on_cpu(trainer: Any) -> bool:
+    gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
+    return trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and not gpu)
 
 
 def _operations(network: nn.Module, data: ImageData, trainer: Any, size: Sequence[int]) -> float:
@@ -194,6 +268,6 @@ def _open(
             plans = candidates(network, precisions, formats)
             parts = given.threads or torch.get_num_threads()
             divide = partial(InParts, batch_norms=given.batch_norms, least=given.least)
-            return [replace(plan, threads=parts) for plan in plans], divide
-    threads = list(dict.fromkeys([torch.get_num_threads(), 1]))
-    return candidates(network, precisions, formats, threads), InParts
+            return [replace(plan, parts=parts) for plan in plans], divide
+    counts = list(dict.fromkeys([torch.get_num_threads(), 1]))
+    return candidates(network, precisions, formats, counts), InParts

@@ -38,15 +38,17 @@ from vision_attn.fitting.folders import (
 )
 from vision_attn.fitting.kinds import check_classes, check_files
 from vision_attn.fitting.messages import readable
-from vision_attn.fitting.planning import Choice, choose, computing
+from vision_attn.fitting.planning import Choice, choose, choose_threads, computing
 from vision_attn.fitting.records import Begun, RunLogger, SavedConfig
 from vision_attn.models.checkpoint import ENTRY, load_weights, read_file, unpack
 from vision_attn.models.checkpoint import Checkpoint as Saved
 from vision_attn.models.shelf import is_shelved, shelved
+from vision_attn.threads import computing_with
 from vision_attn.training import (
     ConfusionMatrix,
     ExecutionPlan,
     ImageClassifier,
+    KeepThreads,
     LastCheckpoint,
     PerClass,
     Predictions,
@@ -74,6 +76,7 @@ class Run(LightningCLI):
     """A config and command-line words made into a network, data and a trainer with a run folder.
 
     Made by `make_run`. folder: where the run's files go; None for a fast_dev_run, which has none.
+    threads: how many torch computes with; None leaves that to torch.
 
     any_model: the config names the model's class, one of `model_type`'s subclasses.
 
@@ -108,6 +111,7 @@ class Run(LightningCLI):
         self.allow = allow
         self.infer_classes = infer_classes
         self.choice: Choice | None = None
+        self.threads: int | None = None
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
         for message in QUIET:
@@ -136,6 +140,12 @@ class Run(LightningCLI):
             default=True,
             help="measure first which number format, memory format and division of batches trains "
             "fastest on this CPU; false: take the usual ones",
+        )
+        parser.add_argument(
+            "--threads",
+            type=int | None,
+            help="how many threads compute on a CPU (default: those of the run that is continued, "
+            "else as many as other programs leave cores for at the start)",
         )
         parser.add_argument(
             "--minutes",
@@ -186,6 +196,8 @@ class Run(LightningCLI):
                 raise ValueError(f"--images {lost[0]}: no such file or folder: check the path")
         if self.infer_classes:
             self._infer_classes()
+        start = config.ckpt_path if self.command == "fit" else None
+        self.threads = config.threads = choose_threads(config.trainer, config.threads, start)
 
     def _infer_classes(self) -> None:
         """Give the network as many classes as the data have; left out of the config, it has none.
@@ -223,7 +235,7 @@ class Run(LightningCLI):
     def instantiate_classes(self) -> None:
         """Make the objects; a ValueError of a class becomes one line with the option's name."""
         try:
-            with made():
+            with made(), computing_with(self.threads):
                 super().instantiate_classes()
         except ValueError as error:
             raise ValueError(readable(str(error), self.parser)) from error
@@ -262,6 +274,7 @@ class Run(LightningCLI):
         callbacks += self._planned(callbacks)
         if self.config.minutes is not None:
             self._set_length(self.config.minutes, callbacks)
+        callbacks += [] if self.threads is None else [KeepThreads(self.threads)]
         callbacks += [SavedConfig(self.folder, self.config_text())]
         for callback in callbacks:
             if isinstance(callback, LastCheckpoint) and callback.dirpath is None:
@@ -352,7 +365,8 @@ class Run(LightningCLI):
         """Say in a line where the run goes, which network it is of, and in which number format."""
         where = str(self.folder or "fast_dev_run, which leaves no files")
         how = self.choice.plan if self.choice else self.config.trainer.precision
-        return f"{where}: {type(self.model.network).__name__}, {how}"
+        on = "" if self.threads is None else f", threads: {self.threads}"
+        return f"{where}: {type(self.model.network).__name__}, {how}{on}"
 
     def table(self) -> Table | None:
         """The summary as a table; None for a run that has none."""
@@ -364,7 +378,11 @@ class Run(LightningCLI):
         KeyboardInterrupt says how to go on; a run that fails before it has written anything but its
         config leaves no folder.
         """
-        start = self.config.ckpt_path
+        with computing_with(self.threads):
+            self._fit(self.config.ckpt_path)
+            self._test_best()
+
+    def _fit(self, start: str | None) -> None:
         try:
             with one_line():
                 if start:
@@ -379,6 +397,8 @@ class Run(LightningCLI):
         except BaseException:
             leave_nothing(self.folder)
             raise
+
+    def _test_best(self) -> None:
         best = best_checkpoint(self.trainer)
         if best is not None and len(self.datamodule.splits.test):
             self.logger.measured_at = _epoch_and_step(best)
@@ -408,7 +428,7 @@ class Run(LightningCLI):
         self._measure(self.trainer.test)
 
     def _measure(self, measure: Callable[..., Any]) -> None:
-        with one_line():
+        with one_line(), computing_with(self.threads):
             start = self._restored()
             with self._restoring(start):
                 measure(
@@ -421,7 +441,7 @@ class Run(LightningCLI):
 
     def predict(self) -> bool:
         """Name the class of each image; return whether all could be read."""
-        with one_line():
+        with one_line(), computing_with(self.threads):
             start = self._restored()
             with self._restoring(start):
                 self.trainer.predict(

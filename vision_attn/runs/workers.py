@@ -15,6 +15,8 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
 
+from vision_attn.cores import short_waits
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -54,7 +56,8 @@ def answers(
     Only a few tasks a process are taken ahead of the answers: tasks may be a long iterator.
 
     job: a value that can be pickled, networks included: each process gets a copy. The processes
-    share out the threads of this one. Ctrl-C, or closing the iterator, ends them.
+    share out the threads of this one, and these `wait_briefly`. Ctrl-C, or closing the iterator,
+    ends them.
 
     Raises Unpicklable where the job cannot be pickled, ValueError where a process was ended from
     outside.
@@ -90,7 +93,8 @@ def _in_order(pool: ProcessPoolExecutor, tasks: Iterable[Any], most: int) -> Ite
     waiting: deque[Future[Any]] = deque()
     try:
         for task in tasks:
-            waiting.append(pool.submit(_answer, task))
+            with short_waits():  # for the process that may start now
+                waiting.append(pool.submit(_answer, task))
             if len(waiting) > most:
                 yield waiting.popleft().result()
         while waiting:

@@ -13,7 +13,7 @@ from vision_attn.training.classifier import ImageClassifier
 from vision_attn.training.cpu.compiling import Compile
 from vision_attn.training.cpu.memory import KeepMemory, kept_memory
 from vision_attn.training.cpu.plan import ExecutionPlan, Planned
-from vision_attn.training.cpu.threads import ThreadParallel
+from vision_attn.training.cpu.threads import KeepThreads, ThreadParallel
 from vision_attn.training.finetuning import LinearProbe
 from vision_attn.training.fsdp import FSDP2
 from vision_attn.training.lean import LeanLoop
@@ -51,6 +51,7 @@ __all__ = [
     "ExecutionPlan",
     "ImageClassifier",
     "KeepMemory",
+    "KeepThreads",
     "LastCheckpoint",
     "LeanLoop",
     "LearningCurves",

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
+from statistics import fmean
 from time import perf_counter
 from typing import Any
 
@@ -38,6 +39,7 @@ __all__ = [
     "run_callbacks",
 ]
 
+PEAKS = 20.0  # seconds of training between two looks at what the machine reaches
 METRICS = {
     "top1": "top-1",
     "top1_views": "top-1, mean over several views",
@@ -56,9 +58,9 @@ class Summary(Callback):
 
     The work in PFLOP (10^15 operations) is that of all forward and backward passes of this run,
     counted at the sizes that it trained at, a teacher's among them; test and validation are not in
-    it. The speed in GF/s
-    counts three forward passes an image, each at the size that it was trained at; the percentage is
-    of what this machine reaches in a matrix product of the run's number format.
+    it. The speed in GF/s counts three forward passes an image, each at the size that it was trained
+    at; the percentage is of what the machine reaches in a matrix product of the run's number
+    format, at moments between the steps: other programs slow both down alike.
 
     A test or validation apart from training writes test.* or val.* instead.
 
@@ -77,6 +79,9 @@ class Summary(Callback):
         self._began = self._validation_began = perf_counter()
         self._validating = 0.0
         self._images: Counter[torch.Size] = Counter()  # of each shape
+        self._peaks: list[float] = []  # what the machine reached, every `PEAKS` seconds
+        self._compared = 0.0  # when it was measured last,
+        self._comparing = 0.0  # and how long that took in all
 
     def table(self) -> Table:
         """The rows so far, as a table to print."""
@@ -87,11 +92,18 @@ class Summary(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._began, self._validating, self._images = perf_counter(), 0.0, Counter()
+        self._peaks, self._comparing = [], 0.0
+        self._compare(trainer)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        if perf_counter() > self._compared + PEAKS:
+            self._compare(trainer)
         self._images[batch[0].shape[1:]] += len(batch[0]) * trainer.world_size
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._compare(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validation_began = perf_counter()
@@ -113,7 +125,7 @@ class Summary(Callback):
             "trained": f"{trainer.current_epoch} epochs, {trainer.global_step} steps, "
             f"{seconds / 60:.1f} minutes, {trainer.precision} on {device}",
         }
-        self._speed(trainer, pl_module, seconds - self._validating)
+        self._speed(trainer, pl_module, seconds - self._validating - self._comparing)
         self.figures |= {"parameters": size * 1e6, "epochs": trainer.current_epoch}
         self.figures["minutes"] = seconds / 60
         for best in trainer.checkpoint_callbacks:
@@ -124,6 +136,17 @@ class Summary(Callback):
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._measured(trainer, "test")
 
+    def _compare(self, trainer: Trainer) -> None:
+        """Measure what the machine reaches at this moment, of all processes' devices."""
+        if isinstance(trainer.strategy, (FSDPStrategy, ModelParallelStrategy)):
+            return
+        device = trainer.strategy.root_device
+        start = perf_counter()
+        dtype = torch.bfloat16 if "bf16" in str(trainer.precision) else torch.float32
+        self._peaks.append(peak_flops(device, dtype) * trainer.world_size)
+        self._compared = perf_counter()
+        self._comparing += self._compared - start
+
     def _speed(self, trainer: Trainer, pl_module: Any, seconds: float) -> None:
         """Add images a second, and the share of the peak of all processes' devices."""
         images = self._images.total() / seconds
@@ -132,7 +155,6 @@ class Summary(Callback):
         if not self._images or isinstance(trainer.strategy, (FSDPStrategy, ModelParallelStrategy)):
             return  # a process that has but a part of the weights cannot count
         device = pl_module.device
-        dtype = torch.bfloat16 if "bf16" in str(trainer.precision) else torch.float32
         with trainer.precision_plugin.forward_context():
             flops = {
                 shape: forward_flops(pl_module.network, torch.zeros(1, *shape, device=device))
@@ -149,7 +171,7 @@ class Summary(Callback):
         if teacher:
             self.rows["work"] += f", {teacher / 1e15:.3g} of it the teacher's"
             self.figures["pflop teacher"] = teacher / 1e15
-        peak = peak_flops(trainer.strategy.root_device, dtype) * trainer.world_size
+        peak = fmean(self._peaks)
         rate = 3 * sum(flops[shape] * count for shape, count in self._images.items()) / seconds
         full = flops[max(self._images, key=torch.Size.numel)]
         self.rows["network"] += f", {full / 1e9:.3f} GFLOP an image"

@@ -80,6 +80,8 @@ FITTING = """\
   --minutes N                   train for about N minutes: the first steps are timed, and as many
                                 epochs are planned as fit into the time
   --probe false                 compute in the usual way: do not measure first which is fastest
+  --threads N                   compute with N threads (default: as many as other programs leave
+                                cores for at the start)
 """
 
 PREDICTING = """\

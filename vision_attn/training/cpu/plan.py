@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -44,19 +43,19 @@ class ExecutionPlan:
     """How training computes.
 
     precision: Lightning's, "bf16-mixed" or "32-true". memory_format: of the convolutions' kernels,
-    "contiguous" or "channels_last". threads: into how many parts a batch is divided, one a thread;
-    1 leaves it whole, and every operation has all threads. As in `ThreadParallel`, fewer parts or
-    one where the network or the batch is not to be divided.
+    "contiguous" or "channels_last". parts: into how many a batch is divided, one a thread; 1 leaves
+    it whole, and every operation has all threads. As in `ThreadParallel`, fewer parts or one where
+    the network or the batch is not to be divided.
 
     Examples:
         >>> from vision_attn.training import ExecutionPlan
-        >>> str(ExecutionPlan("32-true", "channels_last", threads=2))
+        >>> str(ExecutionPlan("32-true", "channels_last", parts=2))
         '32-true, channels_last, in up to 2 parts'
     """
 
     precision: str = "32-true"
     memory_format: str = "contiguous"
-    threads: int = 1
+    parts: int = 1
 
     def __post_init__(self) -> None:
         if self.precision not in DTYPES:
@@ -66,11 +65,11 @@ class ExecutionPlan:
         if self.memory_format not in MEMORY_FORMATS:
             formats = ", ".join(MEMORY_FORMATS)
             raise ValueError(f"memory_format must be one of {formats}, got {self.memory_format!r}")
-        if self.threads < 1:
-            raise ValueError(f"threads must be at least 1, got {self.threads}")
+        if self.parts < 1:
+            raise ValueError(f"parts must be at least 1, got {self.parts}")
 
     def __str__(self) -> str:
-        batch = f"in up to {self.threads} parts" if self.threads > 1 else "whole batches"
+        batch = f"in up to {self.parts} parts" if self.parts > 1 else "whole batches"
         return f"{self.precision}, {self.memory_format}, {batch}"
 
 
@@ -78,7 +77,7 @@ def candidates(
     network: nn.Module,
     precisions: Sequence[str],
     memory_formats: Sequence[str] = MEMORY_FORMATS,
-    threads: Sequence[int] = (1,),
+    parts: Sequence[int] = (1,),
 ) -> list[ExecutionPlan]:
     """List the plans worth timing for a network, the usual one first.
 
@@ -89,15 +88,15 @@ def candidates(
         >>> import torch
         >>> from vision_attn.training.cpu.plan import candidates
         >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(147, 2))
-        >>> [str(plan) for plan in candidates(network, ["32-true"], threads=(2, 1))]
+        >>> [str(plan) for plan in candidates(network, ["32-true"], parts=(2, 1))]
         ['32-true, contiguous, in up to 2 parts', '32-true, contiguous, whole batches']
     """
     convolutions = sum(isinstance(module, nn.Conv2d) for module in network.modules())
     if convolutions < 2:
         memory_formats = memory_formats[:1]
     if any(isinstance(module, BATCH_NORMS) for module in network.modules()):
-        threads = (1,)
-    return [ExecutionPlan(*one) for one in product(precisions, memory_formats, threads)]
+        parts = (1,)
+    return [ExecutionPlan(*one) for one in product(precisions, memory_formats, parts)]
 
 
 def fastest(
@@ -109,15 +108,16 @@ def fastest(
 ) -> tuple[ExecutionPlan, dict[ExecutionPlan, float]]:
     """Time a training step by each plan, in turns; return the fastest, and images/s by each.
 
-    The first plan is taken unless another takes clearly less time. seconds: about how long the
-    timing may take, after a first step by each. in_parts: how a batch is divided for so many
-    threads. Network and random numbers stay as they are. Raises ValueError without a plan.
+    A plan takes the least time of its steps: what else the machine does only adds to it. The first
+    plan is taken unless another takes clearly less time. seconds: about how long the timing may
+    take, after a first step by each. in_parts: how a batch is divided into so many parts. Network
+    and random numbers stay as they are. Raises ValueError without a plan.
 
     Examples:
         >>> import torch
         >>> from vision_attn.training.cpu.plan import ExecutionPlan, fastest
         >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(147, 2))
-        >>> plans = [ExecutionPlan(threads=1), ExecutionPlan(threads=2)]
+        >>> plans = [ExecutionPlan(parts=1), ExecutionPlan(parts=2)]
         >>> best, speeds = fastest(network, torch.randn(5, 3, 7, 7), plans, seconds=0.1)
         >>> best in plans, len(speeds)
         (True, 2)
@@ -140,7 +140,7 @@ def fastest(
                 times[plan].append(step())
             if len(times[plans[0]]) == 9:
                 break
-    took = {plan: median(times[plan]) for plan in plans}
+    took = {plan: min(times[plan]) for plan in plans}
     best = min(plans, key=lambda plan: took[plan])
     if took[best] > CLEARLY * took[plans[0]]:
         best = plans[0]
@@ -181,7 +181,7 @@ class Step:
         in_parts: Callable[[int], InParts],
     ) -> None:
         self.network, self.images, self.plan = network, images, plan
-        self.parts = in_parts(plan.threads)
+        self.parts = in_parts(plan.parts)
 
     def __enter__(self) -> "Step":
         return self

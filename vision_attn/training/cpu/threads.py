@@ -20,7 +20,7 @@ from vision_attn.training.classifier import ImageClassifier, as_it_is
 from vision_attn.training.flops import forward_flops
 from vision_attn.types import Images, Logits
 
-__all__ = ["InParts", "ThreadParallel", "copied"]
+__all__ = ["InParts", "KeepThreads", "ThreadParallel", "copied"]
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -70,6 +70,24 @@ class ThreadParallel(Callback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         self.teardown(trainer, pl_module, "")
+
+
+class KeepThreads(Callback):
+    """The number of torch's threads, which checkpoints keep, for a run that goes on.
+
+    Sums that are computed by another number of threads round differently.
+
+    Examples:
+        >>> from vision_attn.training import KeepThreads
+        >>> KeepThreads(threads=2).state_dict()
+        {'threads': 2}
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"threads": self.threads}
 
 
 class InParts:
