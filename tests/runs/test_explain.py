@@ -184,7 +184,7 @@ def test_what_is_wrong_is_said(vit, photos, tmp_path):
         vit.explain(tmp_path / "text.png")
     for array in (np.zeros((3, 5, 4), np.uint8), np.zeros((3, 5, 3), np.float32)):
         with pytest.raises(ValueError, match="must be uint8"):
-            read(array)
+            read(array, vit.preprocess)
     with pytest.raises(ValueError, match="at least one explained photo, got none"):
         vit.explain([]).heatmaps()
 

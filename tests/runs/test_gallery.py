@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from vision_attn.data import Preprocess
+from vision_attn.data.masks import Masks, read_mask
 from vision_attn.models import ViT
 from vision_attn.pages import Row, Shot
 from vision_attn.render import save_within
@@ -16,7 +17,6 @@ from vision_attn.runs.entries import Entry, Results
 from vision_attn.runs.explain import explain
 from vision_attn.runs.explanation import PAGE_BYTES, Pictures, page_bytes
 from vision_attn.runs.gallery import gallery
-from vision_attn.runs.scoring.evidence import read_mask
 from vision_attn.types import Model
 
 CLASSES = ["tench, Tinca tinca", "church", "golf ball"]
@@ -149,6 +149,11 @@ def test_shards_merge_photos_whose_names_are_no_text(tmp_path):
         assert (merged / name).read_text() == (alone / name).read_text()
 
 
+def shown_mask(folder: Path, size: tuple[int, int]) -> np.ndarray:
+    masks = Masks(folder, {"cat.jpg": "cat.jpg"})
+    return Pictures(folder, masks=masks).mask("cat.jpg", size)
+
+
 @pytest.mark.parametrize(
     "rows",
     [
@@ -161,12 +166,12 @@ def test_shards_merge_photos_whose_names_are_no_text(tmp_path):
 )
 def test_a_mask_is_shown_as_score_reads_it(rows, tmp_path):
     Image.fromarray(np.array(rows, np.uint8)).save(tmp_path / "cat.png")
-    inside, border = read_mask(tmp_path / "cat.png", (3, 2))
-    shown = Pictures(tmp_path, masks=tmp_path)._mask(Path("cat.jpg"))
+    inside, border, _ = read_mask(tmp_path / "cat.png", (3, 2))
+    shown = shown_mask(tmp_path, (3, 2))
     np.testing.assert_array_equal(shown, inside + 0.5 * border)
 
 
 def test_a_mask_with_soft_edges_is_shown_whole(tmp_path):
     Image.fromarray(np.array([[0, 9, 130, 255]], np.uint8)).save(tmp_path / "cat.png")
-    shown = Pictures(tmp_path, masks=tmp_path)._mask(Path("cat.jpg"))
+    shown = shown_mask(tmp_path, (4, 1))
     np.testing.assert_array_equal(shown, [[0, 1, 1, 1]])

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vision_attn.data.images import ImageError
+from vision_attn.data.faults import ImageError, sample_errors
 from vision_attn.data.preprocess import Preprocess
 from vision_attn.data.tensors import InOrder
 
@@ -60,7 +60,8 @@ class ImageFiles:
 
     def _read(self, path: Path) -> Tensor | None:
         try:
-            return self.preprocess(path)
+            with sample_errors(path):
+                return self.preprocess(path)
         except ImageError as error:
             log.error("%s", error)
             self.failed.append(str(error))

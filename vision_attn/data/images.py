@@ -1,9 +1,12 @@
 """Image files: finding them, and reading any kind of them as upright 8-bit RGB."""
 
+import logging
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from io import BytesIO
 from math import ceil
 from os import PathLike
@@ -12,9 +15,28 @@ from threading import Lock
 from typing import BinaryIO
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from vision_attn.compat.pillow_private import libtiff_errors
+from vision_attn.data.faults import ImageError, reason, sample_errors
+from vision_attn.data.kinds import (
+    FORMATS,
+    HEAD,
+    MORE,
+    SUFFIXES,
+    image_format,
+    kind_of_file,
+    more_formats,
+    say_passed_over,
+)
+from vision_attn.data.ranges import (
+    Stored,
+    ValueRange,
+    bytes_of,
+    colours_of,
+    curve,
+    stored_as,
+)
 
 __all__ = [
     "SUFFIXES",
@@ -31,7 +53,9 @@ __all__ = [
     "to_rgb",
 ]
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+log = logging.getLogger(__name__)
+
+READ = "vision_attn"  # in the `info` of what was made 8-bit RGB here, so that it is made so once
 MOST_PIXELS = 100_000_000
 BOUND = "VISION_ATTN_MAX_PIXELS"
 KINDS = {
@@ -42,20 +66,15 @@ KINDS = {
     stat.S_IFBLK: "a device",
 }
 _PILLOW = Lock()
-SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-
-
-class ImageError(ValueError):
-    """An image file that cannot be used; the message is one line and names the file.
-
-    Examples:
-        >>> from vision_attn.data import ImageError, read_image
-        >>> try:
-        ...     read_image("nothere.png")
-        ... except ImageError as error:
-        ...     print(error)
-        nothere.png: no such file: check the path
-    """
+TURNS = {  # by the orientation of EXIF
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 def max_pixels() -> int:
@@ -84,9 +103,9 @@ def check_pixels(path: str | Path, width: int, height: int) -> None:
 def open_image(path: str | PathLike[str]) -> Iterator[Image.Image]:
     """Open an image file in a `with` block, not yet decoded.
 
-    Only the formats of `FORMATS` are tried, whatever the name: others, such as PostScript, can
-    start programs. Raises ImageError where the file is missing, is a pipe or a device, is no
-    image, is damaged, or has more than `max_pixels`.
+    Only the formats of `FORMATS`, AVIF, JPEG 2000 and HEIF are tried, whatever the name: others,
+    such as PostScript, can start programs. Raises ImageError where the file is missing, is a pipe
+    or a device, is no image, is damaged, or has more than `max_pixels`.
     """
     path = Path(path)
     with (
@@ -115,41 +134,62 @@ def _image_errors(name: str | Path, kind: Callable[[], str]) -> Iterator[None]:
         raise
     except UnidentifiedImageError:
         raise ImageError(
-            f"{name}: expected an image ({', '.join(FORMATS)}), got {kind()}: "
+            f"{name}: expected an image ({', '.join(FORMATS + MORE)}), got {kind()}: "
             "leave it out or convert it"
         ) from None
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged bytes
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ImageError(
-            f"{name}: the image is cut short or damaged ({reason}): replace the file"
+            f"{name}: the image is cut short or damaged ({reason(error)}): replace the file"
         ) from error
 
 
-def read_image(path: str | PathLike[str], shorter_side: int | None = None) -> Image.Image:
+def read_image(
+    path: str | PathLike[str],
+    shorter_side: int | None = None,
+    value_range: ValueRange | None = None,
+) -> Image.Image:
     """Read an image as RGB, 8 bits a channel, turned upright as its EXIF orientation says.
 
-    Transparent parts show white. 16-bit grey keeps its upper 8 bits. Of an animation, the first
-    frame. shorter_side: pixels that are enough; a JPEG with more than twice as many is decoded at
-    1/2, 1/4 or 1/8 of its size, several times faster. Raises ImageError as `open_image` does.
+    Transparent parts show white. Of an animation, the first frame. Nothing but the pixels is kept:
+    no EXIF, no colour profile.
+
+    Args:
+        path: The file.
+        shorter_side: Pixels that are enough; a JPEG with more than twice as many is decoded at 1/2,
+            1/4 or 1/8 of its size, several times faster.
+        value_range: The numbers that are black and white. None: by the file's tags; 8 bits and
+            bool by their type; 16 bits whose maximum exceeds 16,383 by the upper 8; floats within
+            0 to 1 as they are. Of other numbers the range has to be given.
+
+    Raises:
+        ImageError: As `open_image` does, and where the range of numbers is not certain.
     """
     with open_image(path) as image:
-        return _upright(image, shorter_side)
+        return _upright(image, str(path), shorter_side, value_range)
 
 
-def decode_image(data: bytes, name: str, shorter_side: int | None = None) -> Image.Image:
+def decode_image(
+    data: bytes,
+    name: str,
+    shorter_side: int | None = None,
+    value_range: ValueRange | None = None,
+) -> Image.Image:
     """Read the bytes of an image file as `read_image` does; name: what errors call them."""
     with open_encoded(data, name) as image:
-        return _upright(image, shorter_side)
+        return _upright(image, name, shorter_side, value_range)
 
 
-def _upright(image: Image.Image, shorter_side: int | None) -> Image.Image:
+def _upright(
+    image: Image.Image, name: str, shorter_side: int | None, value_range: ValueRange | None
+) -> Image.Image:
     if shorter_side is not None:
         scale = 2 * shorter_side / min(image.size)
         if scale < 1:
             width, height = (ceil(scale * side) for side in image.size)
             image.draft(None, (width, height))  # JPEG alone; others stay as they are
+    stored = stored_as(image)
     _load(image)
-    return to_rgb(image)
+    return _rgb(image, stored, name, value_range)
 
 
 @contextmanager
@@ -183,6 +223,13 @@ def _opened(file: BinaryIO | BytesIO) -> Image.Image:
         theirs, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
             return Image.open(file, formats=FORMATS)
+        except UnidentifiedImageError:
+            file.seek(0)
+            more = more_formats(file.read(HEAD))
+            if not more:
+                raise
+            file.seek(0)
+            return Image.open(file, formats=more)
         finally:
             Image.MAX_IMAGE_PIXELS = theirs
 
@@ -201,31 +248,71 @@ def _load(image: Image.Image) -> None:
         raise OSError(errors[0])
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Make RGB of any Pillow image, turned upright as its EXIF orientation says.
+def to_rgb(image: Image.Image, value_range: ValueRange | None = None) -> Image.Image:
+    """Make RGB of any Pillow image as `read_image` does of a file; what that gave stays itself.
 
-    Transparent parts are white, 16-bit grey keeps its upper 8 bits.
+    Raises ImageError, which names the image's file if it has one, where it cannot be decoded or
+    the range of its numbers is not certain.
     """
-    image.load()  # Pillow turns a TIFF itself while it decodes
-    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
-        image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I"):  # 16-bit grey, in one of Pillow's several modes for it
-        grey = np.asarray(image).astype(np.int64) >> 8
-        return Image.fromarray(grey.clip(0, 255).astype(np.uint8)).convert("RGB")
-    if image.mode == "F":  # float grey, by convention 0 to 1
-        grey = np.nan_to_num(np.asarray(image)).clip(0, 1) * 255
-        return Image.fromarray(grey.round().astype(np.uint8)).convert("RGB")
-    if image.has_transparency_data:
-        layer = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
-    return image.convert("RGB")
+    if READ in image.info:
+        return image
+    name = str(getattr(image, "filename", "") or "image")
+    with sample_errors(name):
+        stored = stored_as(image)
+        image.load()  # Pillow turns a TIFF itself while it decodes
+        return _rgb(image, stored, name, value_range)
+
+
+def _rgb(
+    image: Image.Image, stored: Stored | None, name: str, value_range: ValueRange | None
+) -> Image.Image:
+    """Make 8-bit RGB of a decoded image, upright, with nothing but its pixels."""
+    turn = _turn(image, name)
+    made = image
+    with sample_errors(name):
+        if stored is not None and not stored.colours:
+            made = Image.fromarray(bytes_of(np.asarray(image), stored, value_range))
+        elif stored is not None:
+            scaled = colours_of(np.asarray(image), stored, value_range)
+            if scaled is not None:
+                made = Image.fromarray(scaled)
+                turn = TURNS.get(stored.orientation, turn)
+        table = curve(value_range) if value_range and stored is None else None
+    if turn is not None:
+        made = made.transpose(turn)
+    if made.has_transparency_data:
+        layer = made.convert("RGBA")
+        made = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
+    rgb = made.convert("RGB")  # a copy
+    if table is not None:
+        rgb = rgb.point(table * 3)
+    rgb.info = {READ: True}
+    return rgb
+
+
+def _turn(image: Image.Image, name: str) -> Image.Transpose | None:
+    """How EXIF says to turn an image; None for not at all. What cannot be read turns nothing."""
+    try:
+        exif = image.getexif()
+        if not exif and (header := image.info.get("exif")):
+            Image.Exif().load(header)  # of a JPEG Pillow swallows what is wrong with it
+        return TURNS.get(exif.get(ExifTags.Base.Orientation, 1))
+    except Exception as error:  # of a damaged header, whatever its type
+        _say_damaged(name, reason(error))
+        return None
+
+
+@lru_cache(4096)
+def _say_damaged(name: str, why: str) -> None:
+    """Say it once, however often the photo is read."""
+    log.warning("%s: its EXIF header is damaged (%s): shown as it is stored", name, why)
 
 
 def find_images(paths: Iterable[str | PathLike[str]]) -> list[Path]:
     """Find the files among `paths`, and the images below the folders among them, in order.
 
-    A file is taken whatever its name ends in; in a folder the suffix decides. Raises ImageError
-    for a path that is not there and for a folder without images.
+    A file is taken whatever it is; in a folder a known suffix decides, else how a file begins.
+    Raises ImageError for a path that is not there and for a folder without images.
     """
     found: list[Path] = []
     for path in map(Path, paths):
@@ -244,15 +331,21 @@ def find_images(paths: Iterable[str | PathLike[str]]) -> list[Path]:
 
 
 def images_below(folder: Path) -> list[Path]:
-    """Find the image files below `folder`, at any depth, in order; hidden ones are left out."""
+    """Find the image files below `folder`, at any depth, in order; hidden ones are left out.
+
+    A line is logged that counts the files that cannot be read as images.
+    """
     found = []
+    passed: Counter[str] = Counter()
     for place, inside, files in os.walk(folder):
         inside[:] = [name for name in inside if not name.startswith(".")]
-        found += [
-            Path(place, name)
-            for name in files
-            if os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith(".")
-        ]
+        for name in files:
+            is_image, kind = kind_of_file(os.path.join(place, name), name)
+            if is_image:
+                found.append(Path(place, name))
+            elif kind:
+                passed[kind] += 1
+    say_passed_over(folder, passed)
     return sorted(found)
 
 
@@ -271,6 +364,10 @@ def _kind_of_file(path: Path) -> str:
 def _kind(head: bytes) -> str:
     if not head:
         return "an empty file"
+    if image_format(head) == "HEIF":
+        return "HEIC (pip install pillow-heif reads it)"
+    if (kind := image_format(head)) is not None:
+        return f"{kind} of a kind that cannot be read here"
     return "other data" if b"\0" in head else "text"
 
 

@@ -12,8 +12,11 @@ import numpy as np
 from jaxtyping import Int64, Integer, UInt8
 from PIL import Image
 
+from vision_attn.data.faults import sample_errors
 from vision_attn.data.images import open_image, read_image
 from vision_attn.data.jpeg import jpeg_bytes, plain_jpeg
+from vision_attn.data.ranges import ValueRange
+from vision_attn.data.sources import DataError
 
 __all__ = ["ChosenPhotos", "FilePhotos", "Names", "Photos"]
 
@@ -56,7 +59,8 @@ class Names(Sequence[str]):
 class Photos(ABC):
     """Encoded photos, decoded one at a time.
 
-    names: of each photo, for messages and lists. Photos can be sent to other processes.
+    names: of each photo, for messages and lists. value_range: the numbers that are black and white
+    in them; see `read_image`. Photos can be sent to other processes.
 
     Examples:
         >>> from vision_attn.data.photos import Photos
@@ -65,6 +69,7 @@ class Photos(ABC):
     """
 
     names: Sequence[str]
+    value_range: ValueRange | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -80,18 +85,20 @@ class Photos(ABC):
     def pixels(self, item: int, shorter_side: int) -> UInt8[np.ndarray, "h w 3"]:
         """Decode a photo, its shorter side reduced to so many pixels; smaller ones stay.
 
-        Plain JPEGs are decoded by `plain_jpeg`, all else by `read`: the same pixels.
+        Plain JPEGs are decoded by `plain_jpeg`, all else by `read`: the same pixels. Raises
+        ImageError for whatever is wrong with a photo, and DataError where it is of the whole set.
         """
-        data = self.jpeg(item)
-        found = None if data is None else plain_jpeg(data, shorter_side)
-        if found is not None and min(found.shape[:2]) <= shorter_side:
-            return found
-        image = self.read(item, shorter_side) if found is None else Image.fromarray(found)
-        scale = shorter_side / min(image.size)
-        if scale < 1:
-            width, height = (max(1, round(side * scale)) for side in image.size)
-            image = image.resize((width, height), Image.Resampling.BILINEAR)
-        return np.asarray(image)
+        with sample_errors(self.names[item], passing=(DataError,)):
+            data = self.jpeg(item) if self.value_range is None else None
+            found = None if data is None else plain_jpeg(data, shorter_side)
+            if found is not None and min(found.shape[:2]) <= shorter_side:
+                return found
+            image = self.read(item, shorter_side) if found is None else Image.fromarray(found)
+            scale = shorter_side / min(image.size)
+            if scale < 1:
+                width, height = (max(1, round(side * scale)) for side in image.size)
+                image = image.resize((width, height), Image.Resampling.BILINEAR)
+            return np.asarray(image)
 
     @abstractmethod
     def side(self, item: int) -> tuple[int, int]:
@@ -125,7 +132,7 @@ class FilePhotos(Photos):
         self.names = names if isinstance(names, Names) else Names(names)
 
     def read(self, item: int, shorter_side: int | None = None) -> Image.Image:
-        return read_image(self.folder / self.names[item], shorter_side)
+        return read_image(self.folder / self.names[item], shorter_side, self.value_range)
 
     def jpeg(self, item: int) -> bytes | None:
         return jpeg_bytes(self.folder / self.names[item])
@@ -155,6 +162,7 @@ class ChosenPhotos(Photos):
 
     def __init__(self, photos: Photos, items: Integer[np.ndarray, " m"]) -> None:
         self.photos, self.items = photos, np.asarray(items)
+        self.value_range = photos.value_range
         self.names = _ChosenNames(photos.names, self.items)
 
     def read(self, item: int, shorter_side: int | None = None) -> Image.Image:

@@ -15,7 +15,9 @@ from jaxtyping import Bool, Float
 from PIL import Image
 from torch import Tensor
 
+from vision_attn.data.faults import sample_errors
 from vision_attn.data.images import ImageError, read_image, to_rgb
+from vision_attn.data.ranges import ValueRange, checked_range
 
 __all__ = ["ImageError", "Preprocess", "read_image"]
 
@@ -31,6 +33,9 @@ class Preprocess:
     The input is the photo's largest centred window of the input's aspect ratio (`fit="crop"`) or
     all of it, stretched (`fit="squash"`); `crop_pct` keeps only that share of the window's height
     and width. For square inputs this is timm's evaluation transform to within one grey level.
+
+    value_range: the numbers that are black and white in the files, such as (0, 4095) for 12 bits
+    in a TIFF of 16; None: as `read_image` finds them, which asks where they are not certain.
 
     Examples:
         >>> from PIL import Image
@@ -48,8 +53,10 @@ class Preprocess:
     crop_pct: float = 1.0
     interpolation: str = "bilinear"
     fit: str = "crop"
+    value_range: ValueRange | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "value_range", checked_range(self.value_range))
         if len(self.input_size) != 2 or min(self.input_size) < 1:
             raise ValueError(f"input_size must be (height, width) >= 1, got {self.input_size}")
         numbers = [*self.mean, *self.std]
@@ -68,20 +75,25 @@ class Preprocess:
             if (given := getattr(self, name)) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {given!r}")
 
-    @staticmethod
-    def read(path: str | PathLike[str]) -> Image.Image:
+    def read(self, path: str | PathLike[str]) -> Image.Image:
         """The file as an upright RGB image; raises ImageError naming the file."""
-        return read_image(path)
+        return read_image(path, value_range=self.value_range)
 
     def __call__(self, image: Image.Image | str | PathLike[str]) -> Float[Tensor, "3 h w"]:
-        """The network's input for an image, turned as its EXIF orientation says, or a file."""
-        image = to_rgb(image) if isinstance(image, Image.Image) else self.read(image)
-        height, width = self.input_size
-        resample = Image.Resampling[self.interpolation.upper()]
-        resized = image.resize((width, height), resample, box=self.box(image.size))
-        pixels = torch.from_numpy(np.array(resized)).permute(2, 0, 1).float() / 255
-        mean, std = torch.tensor(self.mean), torch.tensor(self.std)
-        return (pixels - mean[:, None, None]) / std[:, None, None]
+        """The network's input for an image, turned as its EXIF orientation says, or a file.
+
+        Raises ImageError, one line that names the file, for whatever is wrong with it.
+        """
+        opened = isinstance(image, Image.Image)
+        name = getattr(image, "filename", "") or "image" if opened else image
+        with sample_errors(name):
+            rgb = to_rgb(image, self.value_range) if opened else self.read(image)
+            height, width = self.input_size
+            resample = Image.Resampling[self.interpolation.upper()]
+            resized = rgb.resize((width, height), resample, box=self.box(rgb.size))
+            pixels = torch.from_numpy(np.array(resized)).permute(2, 0, 1).float() / 255
+            mean, std = torch.tensor(self.mean), torch.tensor(self.std)
+            return (pixels - mean[:, None, None]) / std[:, None, None]
 
     def box(self, size: tuple[int, int]) -> Box:
         """The part of a photo of `size` (W, H) that the network sees."""

@@ -17,8 +17,9 @@ import numpy as np
 from vision_attn.compat.native_stderr import native_stderr_dropped
 from vision_attn.cores import control_groups, usable_cores
 from vision_attn.data.cache import CachedPixels
-from vision_attn.data.images import ImageError
+from vision_attn.data.faults import ImageError, sample_errors
 from vision_attn.data.photos import Photos
+from vision_attn.data.sources import DataError
 
 __all__ = ["STORAGES", "Room", "Storage", "choose", "in_memory", "pixel_bytes", "room", "say"]
 
@@ -97,7 +98,8 @@ def pixel_bytes(photos: Photos, shorter_side: int) -> int:
     sizes = []
     for item in np.unique(np.linspace(0, len(photos) - 1, SAMPLED).round().astype(int)):
         try:
-            width, height = photos.side(int(item))
+            with sample_errors(photos.names[int(item)], passing=(DataError,)):
+                width, height = photos.side(int(item))
         except ImageError:
             continue
         scale = min(1.0, shorter_side / min(width, height))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vision_attn.data.images import ImageError, read_image
+from vision_attn.data.faults import ImageError, apart, fault_line, sample_errors
 from vision_attn.runs.entries import Entry
 from vision_attn.runs.explain import Request
 from vision_attn.runs.explanation import Pictures
@@ -52,29 +52,26 @@ class Album:
 
     def add(self, batch: Batch) -> Added:
         """Explain these files; what fails on a photo costs that photo, or that method, only."""
-        photos, problems = [], []
+        photos, problems, entries = [], [], []
         for file, name in batch:
             try:
-                photos.append((file, name, read_image(file)))
+                with sample_errors(file):
+                    photos.append((file, name, self.request.model.preprocess.read(file)))
             except ImageError as error:
                 problems.append(str(error))
-        if not photos:
-            return Added([], problems)
-        try:
-            explanations = self.request.explain([(str(file), image) for file, _, image in photos])
-        except ValueError as error:
-            if len(photos) == 1:
-                return Added([], [*problems, f"{photos[0][0]}: {error}"])
-            each = [self.add([(file, name)]) for file, name, _ in photos]
-            entries = [entry for added in each for entry in added.entries]
-            return Added(entries, problems + [line for added in each for line in added.problems])
-        entries = []
-        for (file, name, _), explanation in zip(photos, explanations, strict=True):
-            problems += [f"{file}: {text}" for text in explanation.problems]
-            if not explanation.maps:
-                continue
-            try:
-                entries.append(self.pictures.write(name, explanation))
-            except (ImageError, OSError) as error:
-                problems.append(f"{file}: {error}")
+        explained, lines = apart(
+            lambda some: self.request.explain([(str(file), image) for file, _, image in some]),
+            photos,
+            lambda photo: photo[0],
+        )
+        problems += lines
+        for some, explanations in explained:
+            for (file, name, _), explanation in zip(some, explanations, strict=True):
+                problems += [f"{file}: {text}" for text in explanation.problems]
+                if not explanation.maps:
+                    continue
+                try:
+                    entries.append(self.pictures.write(name, explanation))
+                except Exception as error:
+                    problems.append(fault_line(file, error))
         return Added(entries, problems)

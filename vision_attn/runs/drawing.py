@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from vision_attn import pages
-from vision_attn.data.images import ImageError, read_image
+from vision_attn.data.faults import fault_line
 from vision_attn.data.preprocess import Preprocess
 from vision_attn.files import claimed
 from vision_attn.methods import Explainer, parse_method
@@ -87,8 +87,8 @@ def draw_pictures(
                 try:
                     explanation = _explanation(results, model, records, kept)
                     rows.append(pictures.write(stem, explanation).row)
-                except (ImageError, OSError) as error:
-                    shown.problem(str(error))
+                except Exception as error:  # of this photo
+                    shown.problem(fault_line(records[0]["file"], error))
             drawn.photos += len(rows)
             gallery = pages.Gallery("Photos", [row for row in rows if row is not None])
             title = "Where it looks" if one is None else model.classes[one].split(",")[0]
@@ -192,7 +192,7 @@ def _explanation(
         if explainer is not None:
             maps.append(_map(explainer, results.map(record), model, record))
     file = os.path.join(results.about["from"], first["file"])
-    photo = read_image(first["file"] if os.path.exists(first["file"]) else file)
+    photo = model.preprocess.read(first["file"] if os.path.exists(first["file"]) else file)
     return Explanation(model, photo, first["file"], probabilities, maps)
 
 

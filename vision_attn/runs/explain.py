@@ -17,7 +17,8 @@ from numpy import ndarray
 from PIL.Image import Image
 from torch import Tensor, nn
 
-from vision_attn.data.images import read_image, to_rgb
+from vision_attn.data.faults import reason, sample_errors
+from vision_attn.data.images import to_rgb
 from vision_attn.methods import (
     Baseline,
     ChannelGates,
@@ -32,7 +33,7 @@ from vision_attn.methods.by_name import MisfitError
 from vision_attn.render import natural
 from vision_attn.runs.explanation import Explanation, Explanations
 from vision_attn.runs.maps import Map
-from vision_attn.types import Images, Logits, Model
+from vision_attn.types import Images, Logits, Model, Preprocessing
 
 __all__ = ["Photo", "Request", "explain", "predict", "prepare", "query_place", "read"]
 
@@ -125,10 +126,9 @@ class Request:
         """Add one method's maps; where a batch fails, its photos are tried one by one."""
         try:
             maps = list(self.maps(explainer, images, targets))
-        except (ValueError, RuntimeError) as error:
+        except Exception as error:
             if len(images) == 1:
-                line = str(error).partition("\n")[0]
-                explanations[0].problems.append(f"{explainer}: {line}")
+                explanations[0].problems.append(f"{explainer}: {reason(error)}")
                 return
             for i, explanation in enumerate(explanations):
                 self._add(explainer, images[i : i + 1], targets[i : i + 1], [explanation])
@@ -175,10 +175,9 @@ class Request:
             return
         try:
             values = gate_values(self.model.network, images)
-        except (ValueError, RuntimeError) as error:
-            line = str(error).partition("\n")[0]
+        except Exception as error:
             for explanation in explanations:
-                explanation.problems.append(f"ChannelGates: the gates' values: {line}")
+                explanation.problems.append(f"ChannelGates: the gates' values: {reason(error)}")
             return
         for name, gates in values.items():
             if gates.ndim == 2:
@@ -231,7 +230,10 @@ def explain(
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     request = Request.of(model, methods, target, against)
     several = isinstance(images, list | tuple)
-    photos = [read(image) for image in (images if isinstance(images, list | tuple) else [images])]
+    photos = [
+        read(image, model.preprocess)
+        for image in (images if isinstance(images, list | tuple) else [images])
+    ]
     explanations: list[Explanation] = []
     for start in range(0, len(photos), batch_size):
         explanations += request.explain(photos[start : start + batch_size])
@@ -241,21 +243,23 @@ def explain(
     return Explanations(explanations) if several else explanations[0]
 
 
-def read(image: Photo) -> tuple[str, Image]:
-    """Return a name for a photo, and the photo in upright RGB.
+def read(image: Photo, preprocess: Preprocessing) -> tuple[str, Image]:
+    """Return a name for a photo, and the photo in upright RGB, as the preprocessing reads it.
 
     Raises ValueError for an array that is no image, and ImageError for a file that cannot be read.
     """
+    value_range = getattr(preprocess, "value_range", None)
     if isinstance(image, Image):
-        return str(getattr(image, "filename", "") or "image"), to_rgb(image)
+        return str(getattr(image, "filename", "") or "image"), to_rgb(image, value_range)
     if not isinstance(image, ndarray):
-        return str(image), read_image(image)
+        with sample_errors(image):
+            return str(image), preprocess.read(image)
     if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)):
         raise ValueError(
             "an image as an array must be uint8 (height, width, 3) or (height, width), got "
             f"{image.dtype} {tuple(image.shape)}"
         )
-    return "image", to_rgb(PIL.Image.fromarray(image))
+    return "image", to_rgb(PIL.Image.fromarray(image), value_range)
 
 
 def prepare(model: Model, photos: Sequence[Image]) -> Images:

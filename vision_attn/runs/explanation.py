@@ -13,7 +13,6 @@ from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from glob import escape
 from io import BytesIO
 from os import PathLike
 from pathlib import Path
@@ -28,7 +27,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from vision_attn import pages, render
-from vision_attn.data.images import open_image
+from vision_attn.data.masks import Masks, read_mask
 from vision_attn.files import kept_together, replacing, write_text
 from vision_attn.methods import Explainer
 from vision_attn.pages import Row
@@ -47,7 +46,6 @@ __all__ = ["Explanation", "Explanations", "Pictures"]
 
 PAGE_BYTES = 58_000  # of a photo on the page: all its pictures, and HTML_BYTES of text for each
 HTML_BYTES = 600
-OBJECTS, BORDER = 20, 255  # in a mask: the last class of objects, their border; as `score` reads it
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,7 +315,7 @@ class Explanations(Sequence[Explanation]):
 class Pictures:
     """Where and how explanations are drawn.
 
-    masks: a folder of masks of the photos' stems, shown beside the maps. page: also thumbnails.
+    masks: the masks of the photos, shown beside the maps. page: also thumbnails.
     raw: also each raw map, as a .npy.
 
     Examples:
@@ -330,7 +328,7 @@ class Pictures:
 
     folder: Path
     style: Style = field(default_factory=ColorMap)
-    masks: Path | None = None
+    masks: Masks | None = None
     page: bool = False
     raw: bool = True
 
@@ -365,7 +363,7 @@ class Pictures:
                     np.save(file, found.values)
         photo = Path(explanation.name)
         title = photo.name if name == photo.stem else name  # another photo may have its name
-        if (mask := self._mask(photo)) is not None:
+        if (mask := self.mask(explanation.name, explanation.photo.size)) is not None:
             covered = render.overlay(panels[0].picture, mask, style=Dim(), scale=Scale(1.0))
             panels.append(Panel("mask", covered))
             links.append(None)
@@ -404,18 +402,16 @@ class Pictures:
         records = explanation.records(lambda found: f"{name}.{label(found.method)}.png")
         return records, row
 
-    def _mask(self, file: Path) -> Float[ndarray, "h w"] | None:
-        """Read the mask of the photo's stem: 1 on the object, 0 beside it, 0.5 where unsure."""
-        if self.masks is None:
+    def mask(self, photo: str, size: tuple[int, int]) -> Float[ndarray, "h w"] | None:
+        """Read the mask of a photo of that size (W, H), if it has one.
+
+        It is 1 on the object, 0 beside it, and 0.5 where neither counts.
+        """
+        path = None if self.masks is None else self.masks.of(photo)
+        if path is None:
             return None
-        for path in sorted(self.masks.glob(f"{escape(file.stem)}.*")):
-            with open_image(path) as mask:
-                values = np.asarray(mask if mask.mode in "1LP" else mask.convert("L")).astype(int)
-            numbers = np.setdiff1d(values, [0, BORDER])
-            by_class = numbers.size > 0 and numbers[-1] <= OBJECTS  # as in Pascal VOC
-            unsure = (values == BORDER) & by_class
-            return ((values > 0) - 0.5 * unsure).astype(np.float32)
-        return None
+        inside, ignored, _ = read_mask(path, size, any_numbers=True)
+        return (inside + 0.5 * ignored).astype(np.float32)
 
 
 def page_bytes(links: Sequence[str | None]) -> list[int]:

@@ -21,6 +21,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from vision_attn.data.faults import fault_line
 from vision_attn.data.video import Video, clips, is_video
 from vision_attn.files import claimed
 from vision_attn.methods import Explainer, choose_methods
@@ -128,7 +129,7 @@ def gallery(
             raise ValueError(
                 f"masks are drawn on pictures: expected save to be pictures or both, got {save}"
             )
-        drawn = style or ColorMap(), None if masks is None else Path(masks)
+        drawn = style or ColorMap(), masks
         return _many(
             request, paths, save, output, drawn, page, limit, batch_size, processes, shard, progress
         )
@@ -137,14 +138,14 @@ def gallery(
     problems += without_frames
     folder = output_folder(output)
     with claimed(folder, shard), Bar() if progress is None else progress as shown:
-        mask_folder = None if masks is None else checked_masks(Path(masks), files)
+        found = None if masks is None else checked_masks(Path(masks), files, photos)
         number, shards = shard
         every = [*files, *films]
         named = list(zip(every, file_names(every), strict=True))
         mine, filmed = (
             some[number - 1 :: shards] for some in (named[: len(files)], named[len(files) :])
         )
-        album = Album(request, Pictures(folder, style or ColorMap(), mask_folder, page))
+        album = Album(request, Pictures(folder, style or ColorMap(), found, page))
         meaning = album.pictures.style.meaning
         lead = f"{meaning} What the network did not see is grey. Click to enlarge."
         results = Results(
@@ -157,7 +158,7 @@ def gallery(
             lead=lead if page else None,
             first=_first(request, methods) if page else "",
         )
-        for problem in problems:
+        for problem in problems + ([] if found is None else found.problems):
             shown.problem(problem)
         _add_photos(album, results, mine, batch_size, processes, shown)
         films_done: dict[str, int] = {}
@@ -177,7 +178,7 @@ def _many(
     paths: Sequence[str],
     save: Save,
     output: str | PathLike[str],
-    drawn: tuple[Style, Path | None],
+    drawn: tuple[Style, str | PathLike[str] | None],
     page: bool,
     limit: int | None,
     batch_size: int,
@@ -190,10 +191,9 @@ def _many(
     folder = output_folder(output)
     with claimed(folder, shard), Bar() if progress is None else progress as shown:
         style, masks = drawn
-        pictures = Pictures(folder, style, masks, page=False, raw=False)
-        if masks is not None:
-            checked_masks(masks, [Path(file) for file in files])
-        for problem in problems:
+        found = None if masks is None else checked_masks(Path(masks), files, paths)
+        pictures = Pictures(folder, style, found, page=False, raw=False)
+        for problem in problems + ([] if found is None else found.problems):
             shown.problem(problem)
         model = request.model
         done, merged = explain_many(
@@ -301,9 +301,8 @@ def _add_film(film: Film, album: Album, results: Results, progress: Silent) -> i
     try:
         entry, count, whole = film.explain(album.request, album.pictures, progress)
         results.add(entry)
-    except (ValueError, OSError) as error:
-        text = str(error)
-        progress.problem(text if text.startswith(str(film.path)) else f"{film.path}: {text}")
+    except Exception as error:  # of this film
+        progress.problem(fault_line(film.path, error))
         return 0
     if not whole:
         raise KeyboardInterrupt(f"; the first {count} frames are in {album.pictures.folder}")

@@ -1,17 +1,21 @@
 """What a person names: photos, videos and masks to read, and a folder to write to."""
 
+import logging
 import os
 from collections.abc import Sequence
 from itertools import islice
 from os import PathLike
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from vision_attn.data.images import ImageError
 from vision_attn.data.images import find_images as find
 from vision_attn.data.listing import walk
+from vision_attn.data.masks import Masks
 from vision_attn.data.video import clips
 
 __all__ = ["checked_masks", "find_films", "find_images", "list_images", "output_folder"]
+
+log = logging.getLogger(__name__)
 
 
 def find_images(paths: Sequence[str], limit: int | None) -> tuple[list[Path], list[str]]:
@@ -59,15 +63,32 @@ def find_films(paths: Sequence[str]) -> tuple[dict[Path, tuple[Path, ...]], list
     return films, problems
 
 
-def checked_masks(folder: Path, files: Sequence[Path]) -> Path:
-    """Return the folder. Raises ValueError where it holds no mask of any image."""
+def checked_masks(
+    folder: Path, files: Sequence[str | Path], paths: Sequence[str | PathLike[str]] = ()
+) -> Masks:
+    """Find the masks of images in a folder; paths: the folders that the images lie in.
+
+    A line is logged that counts the images without a mask. Raises ValueError where none has one.
+    """
     if not folder.is_dir():
         raise ValueError(f"masks {folder}: expected a folder")
-    if files and {mask.stem for mask in folder.iterdir()}.isdisjoint(file.stem for file in files):
+    roots = [Path(path) for path in paths if Path(path).is_dir()]
+    below = {str(file): _below(Path(file), roots) for file in files}
+    masks = Masks(folder, below)
+    if below and not len(masks):
+        expected = PurePosixPath(next(iter(below.values()))).with_suffix(".png")
         raise ValueError(
-            f"masks {folder}: expected masks named like the images, such as {files[0].stem}.png"
+            f"masks {folder}: expected masks named like the images, such as {expected}"
         )
-    return folder
+    if bare := [file for file in below if masks.of(file) is None and not masks.refusal(file)]:
+        log.warning("masks %s: none of %d images, such as %s", folder, len(bare), bare[0])
+    return masks
+
+
+def _below(file: Path, roots: Sequence[Path]) -> str:
+    """The path of an image below the folder that it was found in; its name, if it is named."""
+    root = next((root for root in roots if file.is_relative_to(root)), file.parent)
+    return file.relative_to(root).as_posix()
 
 
 def output_folder(path: str | PathLike[str]) -> Path:

@@ -15,7 +15,7 @@ from zlib import crc32
 from PIL.Image import Image
 
 from vision_attn.cores import usable_cores
-from vision_attn.data.images import ImageError, read_image
+from vision_attn.data.faults import ImageError, apart, fault_line, sample_errors
 from vision_attn.files import write_text
 from vision_attn.pages.gallery.browsing import write_browser
 from vision_attn.runs import workers
@@ -81,7 +81,8 @@ class Explaining:
     def read(self, file: str) -> Image | str:
         """Read a photo, or say in a line why it cannot be read."""
         try:
-            return read_image(file)
+            with sample_errors(file):
+                return self.request.model.preprocess.read(file)
         except ImageError as error:
             return str(error)
 
@@ -94,23 +95,23 @@ class Explaining:
                 answer.problems.append(image)
             else:
                 whole.append((place, file, name, image))
-        if not whole:
-            return answer
-        try:
-            explained = self.request.explain([(file, image) for _, file, _, image in whole])
-        except ValueError as error:
-            if len(whole) == 1:
-                answer.problems.append(f"{whole[0][1]}: {error}")
-                return answer
-            for photo in whole:
-                alone = self.of_read([photo])
-                answer.found.extend(alone.found)
-                answer.problems.extend(alone.problems)
-            return answer
-        for (place, file, name, _), one in zip(whole, explained, strict=True):
-            answer.problems.extend(f"{file}: {text}" for text in one.problems)
-            if one.maps:
-                answer.found.append(self.found(place, name, one))
+        explained, lines = apart(
+            lambda some: self.request.explain([(file, image) for _, file, _, image in some]),
+            whole,
+            lambda photo: photo[1],
+        )
+        answer.problems.extend(lines)
+        for some, explanations in explained:
+            for (place, file, name, _), one in zip(some, explanations, strict=True):
+                answer.problems.extend(f"{file}: {text}" for text in one.problems)
+                if not one.maps:
+                    continue
+                try:
+                    answer.found.append(self.found(place, name, one))
+                except OSError:  # of the disk
+                    raise
+                except Exception as error:
+                    answer.problems.append(fault_line(file, error))
         return answer
 
     def found(self, place: int, name: str, one: Explanation) -> Found:

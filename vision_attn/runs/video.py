@@ -19,6 +19,7 @@ import numpy as np
 import PIL.Image
 
 from vision_attn import render
+from vision_attn.data.faults import apart
 from vision_attn.data.video import Video
 from vision_attn.files import kept_together, replacing
 from vision_attn.render import ColorMap, natural
@@ -66,8 +67,9 @@ class Film:
     ) -> tuple[Entry, int, bool]:
         """Write the video under each heatmap; return its entry, its frames, whether it is whole.
 
+        A frame that cannot be explained by every method is left out, with a line of the problems.
         Ctrl-C ends the video where it is: the frames explained so far are painted. Raises
-        ImageError where no frame can be read, ValueError where a frame cannot be explained.
+        ImageError where no frame can be read, ValueError where none can be explained.
         """
         video = self.open()
         progress.start(self.name, 2 * min(video.frames, self.most or video.frames))
@@ -76,30 +78,50 @@ class Film:
             progress.problem(problem)
         with kept_together() as written:
             records = self._paint(video, pictures, explanations, progress, written)
-        return Entry(str(self.path), records, None, tuple(written)), len(explanations), whole
+        done = sum(one is not None for one in explanations)
+        return Entry(str(self.path), records, None, tuple(written)), done, whole
 
     def _explain(
         self, video: Video, request: Request, progress: Silent
-    ) -> tuple[list[Explanation], bool]:
-        """Explain each frame; the second value is False where Ctrl-C came."""
-        explanations: list[Explanation] = []
-        frames = islice(video, self.most)
+    ) -> tuple[list[Explanation | None], bool]:
+        """Explain each frame, None where that fails; the second value is False where Ctrl-C came.
+
+        Raises ValueError where it fails on all of them.
+        """
+        explanations: list[Explanation | None] = []
+        frames = enumerate(islice(video, self.most))
+        lines: list[str] = []
+        whole = True
         try:
             while batch := list(islice(frames, self.batch_size)):
-                for one in request.explain([(str(self.path), frame) for frame in batch]):
-                    if one.problems:  # a film needs every map of every frame
-                        raise ValueError(one.problems[0])
-                    explanations.append(replace(one, photo=NO_PHOTO))
+                explained, problems = apart(
+                    lambda some: request.explain([(str(self.path), frame) for _, frame in some]),
+                    batch,
+                    lambda numbered: f"{self.path}, frame {numbered[0]}",
+                )
+                lines += problems
+                found: dict[int, Explanation] = {}
+                for some, several in explained:
+                    for (number, _), one in zip(some, several, strict=True):
+                        if one.problems:  # a film needs every map of a frame
+                            lines.append(f"{self.path}, frame {number}: {one.problems[0]}")
+                        else:
+                            found[number] = replace(one, photo=NO_PHOTO)
+                explanations += [found.get(number) for number, _ in batch]
                 progress.advance(len(batch))
         except KeyboardInterrupt:
-            return explanations, False
-        return explanations, True
+            whole = False
+        if lines and not any(explanations):
+            raise ValueError(lines[0])
+        for line in lines:
+            progress.problem(line)
+        return explanations, whole
 
     def _paint(
         self,
         video: Video,
         pictures: Pictures,
-        explanations: Sequence[Explanation],
+        explanations: Sequence[Explanation | None],
         progress: Silent,
         written: list[Path],
     ) -> list[dict[str, Any]]:
@@ -107,14 +129,15 @@ class Film:
 
         written: where the files' paths are added before each is written.
         """
-        if not explanations:
+        explained = [frame for frame in explanations if frame is not None]
+        if not explained:
             return []
         records: list[dict[str, Any]] = []
-        films = [pictures.folder / self._picture(found) for found in explanations[0].maps]
+        films = [pictures.folder / self._picture(found) for found in explained[0].maps]
         written += [*films, *(film.with_suffix(".npy") for film in films)]
         scales = []
         for at in range(len(films)):
-            maps = [frame.maps[at] for frame in explanations]
+            maps = [frame.maps[at] for frame in explained]
             values = np.stack([found.values for found in maps])
             with replacing(films[at].with_suffix(".npy")) as file:
                 np.save(file, values)
@@ -122,7 +145,9 @@ class Film:
             scales.append(natural(values, np.array(masses) if masses else None))
         with ExitStack() as files:
             writers = [files.enter_context(VideoWriter(film, video.rate)) for film in films]
-            for number, (image, frame) in enumerate(zip(video, explanations, strict=False)):
+            pairs = zip(video, explanations, strict=False)
+            frames = ((image, frame) for image, frame in pairs if frame is not None)
+            for number, (image, frame) in enumerate(frames):
                 photo = render.enlarged(np.asarray(image))
                 for found, scale, writer in zip(frame.maps, scales, writers, strict=True):
                     picture = frame.painted(photo, replace(found, scale=scale), pictures.style)

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vision_attn import pages, render, sequences
+from vision_attn.data.faults import fault_line
 from vision_attn.files import claimed, write_text
 from vision_attn.inference import eval_mode, infer
 from vision_attn.render.picture import Picture
@@ -104,8 +105,8 @@ def explain_sequences(
         for name, source in _named(model, inputs, limit, shown):
             try:
                 answer = explain_sequence(model, source, question)
-            except ValueError as error:
-                shown.problem(f"{source}: {error}")
+            except Exception as error:  # of this input
+                shown.problem(fault_line(source, error))
                 continue
             for kind, picture in answer.pictures.items():
                 render.save(picture, folder / f"{name}.{kind}.png")
@@ -156,7 +157,7 @@ def _explained(model: LoadedSequences, source: Photo, question: str | None) -> A
         if not isinstance(network, SequenceModel) or not isinstance(source, str):
             raise ValueError(f"expected a text, got {type(source).__name__}")
         return Answer(source, *of_text(network, model, source))
-    name, image = read(source)
+    name, image = read(source, preprocess)
     photo, inputs = np.asarray(image), preprocess(image)[None]
 
     def to_photo(values: np.ndarray) -> np.ndarray:

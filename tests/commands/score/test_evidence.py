@@ -186,13 +186,14 @@ def test_labels_of_boxes_are_checked(photos):
         with pytest.raises(ImageError, match=re.escape(told)):
             data[0]
         assert data.label(0) is None  # mosaics leave it out
-    bad = [{**cat, "label": label} for label in ("zebra", 1000)]
+    tiny = {"file": "tiny.png", "boxes": [[10, 5, 30, 20]], "label": 1000}
+    bad = [{**cat, "label": "zebra"}, tiny]
     dog = {"file": "dog.jpg", "label": 999, "boxes": [[9, 99, 300, 400]]}
     folder = str(boxed(photos, [*bad, dog]))
     found = vision_attn.score(model, folder, "GradCAM", steps=2, progress=Silent())
     assert list(found.results.numbers("box_iou", "GradCAM")) == ["dog.jpg"]
     assert [line for line in found.problems if "cat.png: label 'zebra'" in line]
-    assert [line for line in found.problems if "cat.png: label 1000" in line]
+    assert [line for line in found.problems if "tiny.png: label 1000" in line]
 
 
 def test_a_folder_of_classes_says_the_class(photos, models, tmp_path, capsys, score):

@@ -18,7 +18,7 @@ from numpy import ndarray
 from PIL.Image import Image
 from torch import Tensor
 
-from vision_attn.data.images import ImageError
+from vision_attn.data.faults import fault_line
 from vision_attn.inference import infer
 from vision_attn.methods import (
     Attribution,
@@ -80,7 +80,8 @@ def inspect(
 
         vision_attn.inspect(model, "dog_cat.png").save("page.html")
 
-    Of several images, one that cannot be read is a problem of `progress`, and the rest is shown.
+    Of several images, one on which anything fails is a problem of `progress`, and the rest is
+    shown.
 
     Raises ValueError for a method that does not fit, an unknown class, and where no image can be
     read.
@@ -94,10 +95,10 @@ def inspect(
         for photo in images:
             try:
                 inspections += [look.at(photo) for look in looks]
-            except ImageError as error:
+            except Exception as error:  # of this photo
                 if len(images) == 1 and progress is None:
                     raise
-                shown.problem(str(error))
+                shown.problem(fault_line(name_of(photo), error))
             shown.advance()
     if not inspections:
         raise ValueError("none of the images could be read: there is nothing to show")
@@ -135,7 +136,7 @@ class Look:
 
     def at(self, photo: Photo) -> parts.Inspection:
         """All that the page shows of one photo."""
-        name, image = read(photo)
+        name, image = read(photo, self.model.preprocess)
         layout = self.model.layout
         images = prepare(self.model, [image])
         predictions = self.predictions(predict(self.model, images))
@@ -317,6 +318,15 @@ def prefix_names(layout: TokenLayout) -> list[str]:
         return known + [f"prefix token {at}" for at in range(len(known), layout.prefix)]
     known += ["distillation token"] if layout.pool == "cls_dist" else []
     return known + [f"register {at}" for at in range(layout.prefix - len(known))]
+
+
+def name_of(photo: Photo) -> str:
+    """Name a photo in a line about it."""
+    if isinstance(photo, ndarray):
+        return "image"
+    return (
+        str(getattr(photo, "filename", "") or "image") if isinstance(photo, Image) else str(photo)
+    )
 
 
 def array(values: Tensor) -> ndarray:

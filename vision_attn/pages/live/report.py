@@ -13,7 +13,8 @@ from numpy import ndarray
 from PIL.Image import Image
 
 from vision_attn.data.example_photos import example_photos
-from vision_attn.data.images import ImageError, open_image
+from vision_attn.data.faults import ImageError, sample_errors
+from vision_attn.data.images import open_image
 from vision_attn.models.timm_model import TimmModel
 from vision_attn.pages.inspect import Page
 from vision_attn.pages.inspect.inspection import CELLS, prefix_names
@@ -21,7 +22,7 @@ from vision_attn.pages.live import LiveNetwork, LivePhoto, live_page
 from vision_attn.pages.live.translation import translate
 from vision_attn.runs.explain import Photo, read
 from vision_attn.runs.progress import Bar, Silent
-from vision_attn.types import Model, TokenLayout
+from vision_attn.types import Model, Preprocessing, TokenLayout
 
 __all__ = ["live"]
 
@@ -56,11 +57,13 @@ def live(
     given = given or list(example_photos().values())
     networks = [network_of(name, one) for name, one in models.items()]
     photos: list[LivePhoto] = []
+    first = next(iter(models.values()))
     with Bar() if progress is None else progress as shown:
         shown.start("photos", len(given))
         for image in given:
             try:
-                photos.append(photo_of(image))
+                with sample_errors("image" if isinstance(image, Image | ndarray) else image):
+                    photos.append(photo_of(image, first.preprocess))
             except ImageError as error:
                 shown.problem(str(error))
             shown.advance()
@@ -104,13 +107,14 @@ def name_of(model: Model) -> str:
     )
 
 
-def photo_of(image: Photo) -> LivePhoto:
+def photo_of(image: Photo, preprocess: Preprocessing) -> LivePhoto:
     """Take a small file as it is, and of anything else an image that browsers read.
 
     Raises ImageError for a file that cannot be read.
     """
-    name, pixels = read(image)
-    if isinstance(image, str | PathLike):
+    name, pixels = read(image, preprocess)
+    as_stored = getattr(preprocess, "value_range", None) is None
+    if isinstance(image, str | PathLike) and as_stored:
         with open_image(image) as opened:
             plain = opened.mode in ("RGB", "L")  # others are made RGB as Python does it
             kind = TYPES.get(opened.format or "") if plain else None

@@ -210,7 +210,7 @@ def score(
                     for problem in answer.problems:
                         say(problem)
             share = None if shards == 1 else work.share(number, shards)
-            results = Results(work, memory.records(), share)
+            results = Results(work, memory.records(), share, problems)
             for problem in results.problems():
                 say(problem)
             if shards == 1:

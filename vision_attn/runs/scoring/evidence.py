@@ -4,25 +4,29 @@ Axes: h, w the network's input, H, W a photo, b images, k boxes.
 """
 
 import json
+import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from os import PathLike, fspath
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
+from unicodedata import normalize
 from zlib import crc32
 
 import numpy as np
 import PIL.Image
 import torch
 from jaxtyping import Bool, Float
-from numpy import ndarray
 from PIL.Image import Image
 from torch import Tensor
 
 from vision_attn.data.draws import Draws, permutation
-from vision_attn.data.images import ImageError, find_images, images_below, open_image, read_image
+from vision_attn.data.faults import ImageError, sample_errors
+from vision_attn.data.images import find_images
+from vision_attn.data.masks import Masks, read_mask
 from vision_attn.data.planted import CLASSES, Cue, paint
 from vision_attn.data.sources import CIFAR10, CIFAR100, Source
 from vision_attn.runs.labels import class_names
@@ -40,8 +44,6 @@ __all__ = [
     "open_data",
 ]
 
-BORDER = 255  # in a mask: neither object nor background, as in Pascal VOC
-OBJECTS = 20  # in a mask: 1 to this are classes of objects, as in Pascal VOC
 IMAGENET = 1000  # classes of a model for which the number of a label in boxes.json stands
 Mask = Bool[Tensor, "h w"]
 
@@ -97,6 +99,11 @@ class Samples(ABC):
     @abstractmethod
     def __getitem__(self, item: int) -> Sample:
         """Read an image; ImageError, one line, for one that cannot be scored."""
+
+    def sample(self, item: int) -> Sample:
+        """Read an image; ImageError, one line that names it, for whatever is wrong with it."""
+        with sample_errors(self.names[item]):
+            return self[item]
 
     def label(self, item: int) -> int | None:
         """The model's class of an image, None where it is not known; without reading the image."""
@@ -199,11 +206,14 @@ class Files(Samples):
         super().__init__(model)
         self.folder = folder
         self.files = files
-        self.names = [file.relative_to(folder).as_posix() for file in files]
+        self.names = [
+            (file.relative_to(folder) if file.is_relative_to(folder) else file).as_posix()
+            for file in files
+        ]
         self.folders = sorted({file.parent.name for file in files if file.parent != folder})
 
     def __getitem__(self, item: int) -> Sample:
-        photo = read_image(self.files[item])
+        photo = self.preprocess.read(self.files[item])
         return Sample(self.names[item], self.preprocess(photo), self.label(item))
 
     def label(self, item: int) -> int | None:
@@ -239,7 +249,7 @@ class Photos(Samples):
 
     def __getitem__(self, item: int) -> Sample:
         photo = self.photos[item]
-        image = self.preprocess(photo if isinstance(photo, Image) else read_image(photo))
+        image = self.preprocess(photo)
         return Sample(self.names[item], image, self.label(item))
 
     def label(self, item: int) -> int | None:
@@ -250,26 +260,38 @@ class Photos(Samples):
 
 
 class MaskedFiles(Files):
-    """`images/` and `masks/` of the same stems.
+    """`images/` and `masks/` of the same paths but for their suffixes; see `Masks`.
 
-    In a mask 0 is background, 1 to 20 are objects and 255 is their border; or 0 and 255 alone.
+    What the numbers of a mask mean stands in `regions_of`.
     """
 
     def __init__(self, model: Model, folder: Path):
         super().__init__(model, folder, find_images([folder / "images"]))
-        self.masks = {file.stem: file for file in images_below(folder / "masks")}
-        if self.masks.keys().isdisjoint(file.stem for file in self.files):
+        below = [file.relative_to(folder / "images").as_posix() for file in self.files]
+        self.masks = Masks(
+            folder / "masks",
+            {str(file): name for file, name in zip(self.files, below, strict=True)},
+        )
+        self.expected = [f"masks/{PurePosixPath(name).with_suffix('.png')}" for name in below]
+        if not len(self.masks):
             raise ValueError(
                 f"{folder}: no mask belongs to an image: expected masks named like the images, "
-                f"such as masks/{self.files[0].stem}.png"
+                f"such as {self.expected[0]}"
             )
 
     def __getitem__(self, item: int) -> Sample:
         file = self.files[item]
-        if file.stem not in self.masks:
-            raise ImageError(f"{file}: no mask for this image: expected masks/{file.stem}.png")
-        path, photo = self.masks[file.stem], read_image(file)
-        inside, border = read_mask(path, photo.size)
+        if why := self.masks.refusal(file):
+            raise ImageError(f"{file}: {why}")
+        path = self.masks.of(file)
+        if path is None:
+            raise ImageError(f"{file}: no mask for this image: expected {self.expected[item]}")
+        photo = self.preprocess.read(file)
+        inside, border, _ = read_mask(path, photo.size)
+        if not inside.any():
+            raise ImageError(f"{path}: the object is absent: the mask is 0 everywhere")
+        if (inside | border).all():
+            raise ImageError(f"{path}: no background: no pixel of the mask is 0")
         mask, ignore = self.preprocess.mask(inside), self.preprocess.mask(border)
         if not mask.any() or (mask | ignore).all():
             missing = "object" if not mask.any() else "background"
@@ -288,10 +310,13 @@ class BoxedFiles(Files):
     def __init__(self, model: Model, folder: Path):
         self.about = read_boxes(folder / "boxes.json")
         super().__init__(model, folder, [folder / entry["file"] for entry in self.about])
+        self.written = Counter(map(same_file, self.files))
 
     def __getitem__(self, item: int) -> Sample:
         entry, file = self.about[item], self.files[item]
-        photo = read_image(file)
+        if (count := self.written[same_file(file)]) > 1:
+            raise ImageError(f"{file}: {count} entries for this image in boxes.json: keep one")
+        photo = self.preprocess.read(file)
         if not entry["boxes"]:
             raise ImageError(f"{file}: no box for this image in boxes.json")
         label, given = self.label(item), entry.get("label")
@@ -397,42 +422,6 @@ def data_name(data: Data) -> str:
     return f"a list of images ({total:08x})"
 
 
-def read_mask(
-    path: Path, size: tuple[int, int]
-) -> tuple[Bool[ndarray, "H W"], Bool[ndarray, "H W"]]:
-    """Read the pixels of the object and those of its border; ImageError for anything else.
-
-    size: (width, height) of the photo.
-    """
-    with open_image(path) as image:
-        if image.mode not in ("1", "L", "P"):
-            raise ImageError(
-                f"{path}: expected a mask with one number per pixel (a grey or palette PNG), "
-                f"got mode {image.mode}"
-            )
-        values = np.asarray(image).astype(np.uint8)
-    if values.shape != size[::-1]:
-        raise ImageError(
-            f"{path}: the mask is {sides(values.shape[::-1])}, its image {sides(size)}: "
-            "save it at the image's size"
-        )
-    found = np.unique(values)
-    strange = found[(found > OBJECTS) & (found < BORDER)]
-    if strange.size:
-        raise ImageError(
-            f"{path}: the mask holds {', '.join(map(str, strange[:3]))}: expected 0 background, "
-            f"1 to {OBJECTS} objects and {BORDER} border, or 0 and {BORDER} alone"
-        )
-    objects = (values > 0) & (values <= OBJECTS)
-    border = values == BORDER
-    inside, border = (objects, border) if objects.any() else (border, objects)
-    if not inside.any():
-        raise ImageError(f"{path}: the object is absent: the mask is 0 everywhere")
-    if (inside | border).all():
-        raise ImageError(f"{path}: no background: no pixel of the mask is 0")
-    return inside, border
-
-
 def read_boxes(path: Path) -> list[dict[str, Any]]:
     """Read the entries of a boxes.json; ValueError where it is not one."""
     expected = 'expected {"images": [{"file": ..., "boxes": [[left, top, right, bottom], ...]}]}'
@@ -448,6 +437,11 @@ def read_boxes(path: Path) -> list[dict[str, Any]]:
     if not entries:
         raise ValueError(f"{path}: no image in it: {expected}")
     return entries
+
+
+def same_file(file: Path) -> str:
+    """A path as one text, however it is written."""
+    return normalize("NFC", os.path.normpath(file))
 
 
 def sides(size: Sequence[int]) -> str:

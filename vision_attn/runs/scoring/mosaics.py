@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vision_attn.data.draws import permutation
-from vision_attn.data.images import ImageError
+from vision_attn.data.faults import ImageError, apart, reason
 from vision_attn.evaluate import GridPointingGame
 from vision_attn.methods import Explainer
 from vision_attn.methods.base import class_logits
@@ -209,21 +209,26 @@ class Mosaics:
         samples, problems = [], []
         for item in items:
             try:
-                samples.append(self.data[item])
+                samples.append(self.data.sample(item))
             except ImageError as error:
                 problems.append(str(error))
-        if not samples:
-            return [], problems
-        chances = self._logits(torch.stack([one.image for one in samples])).softmax(dim=1)
-        probability, predicted = chances.max(dim=1)
-        predictions = zip(samples, predicted.tolist(), probability.tolist(), strict=True)
-        return [
-            {
-                **{"kind": "named", "method": "", "image": one.name, "label": one.label},
-                **{"predicted": guess, "probability": round(chance, 5)},
-            }
-            for one, guess, chance in predictions
-        ], problems
+        named, lines = apart(
+            lambda some: self._logits(torch.stack([one.image for one in some])).softmax(dim=1),
+            samples,
+            lambda sample: sample.name,
+        )
+        records: list[Record] = []
+        for some, chances in named:
+            probability, predicted = chances.max(dim=1)
+            predictions = zip(some, predicted.tolist(), probability.tolist(), strict=True)
+            records += [
+                {
+                    **{"kind": "named", "method": "", "image": one.name, "label": one.label},
+                    **{"predicted": guess, "probability": round(chance, 5)},
+                }
+                for one, guess, chance in predictions
+            ]
+        return records, problems + lines
 
     def framed(self, frame: str, numbers: Sequence[int]) -> tuple[list[Record], list[str]]:
         """Say which share of each mosaic's classes the network names, in that frame.
@@ -259,11 +264,11 @@ class Mosaics:
         names = self.names()
         try:
             records = self._shares(explainer, images, kept)
-        except ValueError as error:
+        except Exception as error:
             if len(kept) > 1:
                 every = [self.pointed(explainer, [i]) for i in kept]
                 return [one for found, _ in every for one in found], problems
-            records = [{"problem": " ".join(str(error).split())}]
+            records = [{"problem": reason(error)}]
         return [
             {"kind": "mosaic", "method": str(explainer), "image": names[i], **one}
             for i, one in zip(kept, records, strict=True)
@@ -297,7 +302,7 @@ class Mosaics:
             return self._seen[1], list(numbers), []
         for i in numbers:
             try:
-                photos = torch.stack([self.data[item].image for item in self.made[i].items])
+                photos = torch.stack([self.data.sample(item).image for item in self.made[i].items])
             except ImageError as error:
                 problems.append(str(error))
                 continue

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from vision_attn import render
-from vision_attn.data.images import ImageError
+from vision_attn.data.faults import ImageError
 from vision_attn.render.picture import Picture
 from vision_attn.render.scores import Curves, Ranked, best_and_worst, outlined, small_curves
 from vision_attn.runs.scoring.evidence import Sample, Samples
@@ -72,7 +72,7 @@ def ranked(
             for image in images:
                 try:
                     if one := drawn.get((method, image)):
-                        picture = paint(data[places[image]], one, data.preprocess)
+                        picture = paint(data.sample(places[image]), one, data.preprocess)
                         note = f"{short(numbers[image])}  {Path(image).name}"
                         sides[-1].append((picture, note))
                 except ImageError:

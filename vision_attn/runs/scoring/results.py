@@ -5,7 +5,7 @@ Axes: n images, s steps + 1, l layers.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ RANKINGS = {
     "average_precision": "average precision on the object",
     "energy_inside": "energy inside the box",
 }
+REASONS = 3  # that are said where nothing could be scored
 SHOWN = 3  # best images of a method, and as many of the worst
 KIND = {"randomisation": "sanity", "sensitivity": "sanity"}  # all others: maps
 KIND |= dict.fromkeys(GRIDS.values(), "mosaic")
@@ -47,9 +48,19 @@ class Mean(NamedTuple):
 
 
 class Results:
-    """What is known of each method, of the images of a share; all of the work's if None."""
+    """What is known of each method, of the images of a share; all of the work's if None.
 
-    def __init__(self, work: Work, records: dict[Key, Record], share: Share | None = None):
+    problems: a line for each image that could not be used. Raises ValueError, with the reasons,
+    where nothing was scored.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        records: dict[Key, Record],
+        share: Share | None = None,
+        problems: Sequence[str] = (),
+    ):
         self.settings = work.settings
         self.weights, self.warning = work.model.weights, work.model.warning
         names = work.data.names
@@ -67,8 +78,13 @@ class Results:
         self.mosaics = work.mosaics.known
         add_box_ious(self.records.values(), list(work.explainers))
         if share is None and not any("scores" in record for record in self.records.values()):
-            first = next((r["problem"] for r in self.records.values()), "no image can be used")
-            raise ValueError(f"{work.settings['data']}: nothing could be scored: {first}")
+            why = dict.fromkeys(record["problem"] for record in self.records.values())
+            reasons = list(why) or list(problems) or ["no image can be used"]
+            more = f" (and {len(reasons) - REASONS} more)" if len(reasons) > REASONS else ""
+            raise ValueError(
+                f"{work.settings['data']}: nothing could be scored: "
+                f"{'; '.join(reasons[:REASONS])}{more}"
+            )
         self.layers = [name for name, _ in layers_from_the_top(work.model.network)]
         self.short = self._short_of(work, chosen)
         self.by_method: dict[tuple[str, str], list[Record]] = defaultdict(list)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from vision_attn.attention import Global, Location, RotaryAttention, Window
+from vision_attn.data.faults import apart, reason
 from vision_attn.devices import forward_format
 from vision_attn.errors import ModelError
 from vision_attn.evaluate import (
@@ -144,6 +145,23 @@ class Scorer:
     by_label: bool = True
     half: bool = False
 
+    def batches(self, samples: Sequence[Sample]) -> tuple[Batch | None, list[str]]:
+        """Make a batch of the samples that the network takes, and a line for each of the others.
+
+        None in place of a batch where it takes none.
+        """
+        made, lines = apart(self.batch, samples, lambda sample: sample.name)
+        if len(made) < 2:
+            return (made[0][1] if made else None), lines
+        parts = [batch for _, batch in made]
+        joined = Batch(
+            [sample for batch in parts for sample in batch.samples],
+            torch.cat([batch.images for batch in parts]),
+            torch.cat([batch.predicted for batch in parts]),
+            torch.cat([batch.targets for batch in parts]),
+        )
+        return joined, lines
+
     def batch(self, samples: Sequence[Sample]) -> Batch:
         """Make a batch of samples; ValueError where the network gives no numbers."""
         network = self.model.network
@@ -166,7 +184,7 @@ class Scorer:
         """Each image's map by its name, to be drawn; none of an image that the method fails on."""
         try:
             maps = self.explain(explainer, self.model.network, batch.images, batch.targets)
-        except ValueError:
+        except Exception:
             if len(batch.samples) == 1:
                 return {}
             each = [self.drawn(explainer, one) for one in batch.single()]
@@ -186,10 +204,10 @@ class Scorer:
         measure = {"maps": self._maps, "sanity": self._sanity}[kind]
         try:
             found = measure(explainer, batch)
-        except ValueError as error:
+        except Exception as error:
             if len(batch.samples) > 1:
                 return [r for one in batch.single() for r in self.records(kind, explainer, one)]
-            found = [{"problem": " ".join(str(error).split())}]
+            found = [{"problem": reason(error)}]
         return [
             {
                 "kind": kind,

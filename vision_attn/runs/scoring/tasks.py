@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from vision_attn.data.images import ImageError
+from vision_attn.data.faults import ImageError
 from vision_attn.devices import native_precision
 from vision_attn.evaluate import DroppedTokens
 from vision_attn.files import append_text, replacing, write_text
@@ -240,10 +240,11 @@ class Work:
             problems = []
             for item in items:
                 try:
-                    samples.append(self.data[item])
+                    samples.append(self.data.sample(item))
                 except ImageError as error:
                     problems.append(str(error))
-            self._read = items, self.scorer.batch(samples) if samples else None, problems
+            batch, lines = self.scorer.batches(samples)
+            self._read = items, batch, problems + lines
         return self._read[1:]
 
     def usual_processes(self, tasks: Sequence[Task]) -> int:
