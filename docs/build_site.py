@@ -14,6 +14,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -393,19 +394,19 @@ def inspect_vit() -> str:
     """The inspector: two test images of the planted set, seen by the ViT of the shelf."""
     model = vision_attn.load_model("vision_attn:vit_planted")
     images = planted_images(INSPECTED)
-    return vision_attn.inspect({"vit_planted": model}, images, progress=Silent()).html
+    return vision_attn.inspect(replace(model, name="vit_planted"), images, progress=Silent()).html
 
 
 def live_vit() -> str:
     """The live page of the shelf's ViT that knows photos, with the photos of the package."""
     model = vision_attn.load_model("vision_attn:compact_vit_imagenette")
-    return vision_attn.live({"compact_vit_imagenette": model}, progress=Silent()).html
+    return vision_attn.live(replace(model, name="compact_vit_imagenette"), progress=Silent()).html
 
 
 def live_senet() -> str:
     """The live page of the SENet of the shelf, with the photos of the package."""
     model = vision_attn.load_model("vision_attn:senet_imagenette")
-    return vision_attn.live({"senet_imagenette": model}, progress=Silent()).html
+    return vision_attn.live(replace(model, name="senet_imagenette"), progress=Silent()).html
 
 
 def planted_images(numbers: Iterable[int]) -> list[Any]:

@@ -99,7 +99,7 @@ def study() -> None:
     epochs = [measured(number, model, named, args) for number, model in models.items()]
     (args.output / "pictures").mkdir(parents=True, exist_ok=True)
     render.save(picture(epochs, named, args.data), args.output / "pictures" / "forming_photos.jpg")
-    page = PAGE.format(images=args.images, table=table(epochs), verdict=verdict(epochs))
+    page = PAGE.format(limit=args.images, table=table(epochs), verdict=verdict(epochs))
     (args.output / "forming.md").write_text(page, encoding="utf-8")
     print(args.output / "forming.md")
 
@@ -118,7 +118,7 @@ def checkpoints(run: Path) -> dict[int, Path]:
 def naming(last: LoadedModel, args: argparse.Namespace) -> Scores:
     """Score the last network with mosaics: which photos it is surest of is kept with its scores."""
     return vision_attn.score(
-        last, args.data, list(METHODS), images=args.images, steps=2 if args.quick else 16,
+        last, args.data, list(METHODS), limit=args.images, steps=2 if args.quick else 16,
         mosaic=SIDE, output=args.scores / "last", name="last",
     )  # fmt: skip
 
@@ -127,7 +127,7 @@ def measured(number: int, model: LoadedModel, named: Scores, args: argparse.Name
     """Score one network, on the same photos and mosaics as the last."""
     folder = args.scores / f"epoch_{number}"
     scores = vision_attn.score(
-        model, args.data, list(METHODS), images=args.images, steps=2 if args.quick else 16,
+        model, args.data, list(METHODS), limit=args.images, steps=2 if args.quick else 16,
         output=folder, name=f"epoch {number}",
     )  # fmt: skip
     kept = folder / "mosaics.json"

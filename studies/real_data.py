@@ -157,7 +157,7 @@ def studied_network(spec: str, args: argparse.Namespace, efforts: dict[str, Effo
                 model,
                 args.data,
                 methods,
-                images=effort.images,
+                limit=effort.images,
                 sanity=effort.sanity,
                 mosaic=effort.mosaics,
                 steps=2 if args.quick else 16,

@@ -78,7 +78,7 @@ def study() -> None:
         scores = vision_attn.score(
             model,
             "planted:shortcut",
-            images=args.images,
+            limit=args.images,
             processes=args.processes,
             output=Path(args.scores) / name,
             name=networks[name],

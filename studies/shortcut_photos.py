@@ -26,10 +26,10 @@ from vision_attn.data import Caption, Cue, Frame, Sticker, find_images, read_ima
 from vision_attn.data.draws import uniforms
 from vision_attn.evaluate import auc, auc_interval
 from vision_attn.methods import parse_method
-from vision_attn.methods.base import class_logits
 from vision_attn.render import markdown_table, outlined
 from vision_attn.runs.scoring import Scores
 from vision_attn.runs.scoring.evidence import Sample, Samples
+from vision_attn.tokens.outputs import class_logits
 
 DOCS = Path(__file__).parent.parent / "docs"
 HEADING = "\n## On photos\n"  # of the section, which goes to the end of the page
@@ -213,7 +213,7 @@ def scored(
         model,
         Marked(model, folder / "val" / pasted.wnid, pasted),
         None if args.quick else "all",
-        images=args.images,
+        limit=args.images,
         steps=4,
         sanity=0,
         processes=args.processes,

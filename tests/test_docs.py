@@ -417,7 +417,7 @@ def test_a_walk_is_the_way_that_is_gone(walk, words, others, models, photos, tmp
 LIMITS = {
     'load_model("timm:vit_small_patch16_224")': 'load_model("timm:vit_tiny_patch16_224", '
     "pretrained=False, image_size=64, depth=2)",
-    "images=200": "images=2, steps=2",
+    "limit=200": "limit=2, steps=2",
     'fit("vit_planted", max_epochs=2)': 'fit("vit_planted", LITTLE, max_epochs=1)',
     'fit("vit_cifar10", {"data.batch_size": 64}, max_epochs=2, data_root=".data")': "fit("
     '"vit_planted", LITTLE, max_epochs=1)',

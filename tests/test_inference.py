@@ -28,11 +28,11 @@ from vision_attn.methods import (
     fitting_methods,
     gate_values,
 )
-from vision_attn.methods.base import class_logits
 from vision_attn.models import SEResNet, ViT
 from vision_attn.runs.explain import predict, prepare
 from vision_attn.sequences import Seq2Seq, beam, greedy
 from vision_attn.tokens import probe
+from vision_attn.tokens.outputs import class_logits
 
 PREPROCESS = Preprocess((32, 32), mean=(0.5,) * 3, std=(0.5,) * 3)
 CLASSES = ["cat", "dog", "hen"]

@@ -9,6 +9,7 @@ Axes: b batch, k classes.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
@@ -19,7 +20,7 @@ from torch import nn
 
 from vision_attn.data.preprocess import Preprocess
 from vision_attn.errors import ModelError, did_you_mean
-from vision_attn.methods.base import Explainer
+from vision_attn.methods.targets import TargetLike
 from vision_attn.models.checkpoint import Checkpoint, load_weights, read_weights, unpack
 from vision_attn.models.huggingface_model import HuggingFaceModel
 from vision_attn.models.shelf import PREFIX, Shelf
@@ -32,11 +33,19 @@ from vision_attn.models.timm_model import (
 from vision_attn.models.torchvision_model import create_torchvision
 from vision_attn.models.vit import ViT
 from vision_attn.sequences.data.pairs import Vocabulary
-from vision_attn.types import Calibration, LoadedSequences, Model, Provenance, Symbols, TokenLayout
+from vision_attn.types import (
+    Calibration,
+    Head,
+    LoadedSequences,
+    Model,
+    Provenance,
+    Symbols,
+    TokenLayout,
+)
 
 LARGEST_SIDE = 8192  # pixels of a network's input
 if TYPE_CHECKING:
-    from vision_attn.runs.explain import Photo
+    from vision_attn.runs.explain import Methods, Photo
     from vision_attn.runs.explanation import Explanation, Explanations
 
 Size = tuple[int, int]  # height, width
@@ -87,44 +96,56 @@ class LoadedModel(Model):
     def explain(
         self,
         images: "Photo",
-        *methods: str | Explainer,
-        target: int | str | None = None,
-        against: int | str | None = None,
+        methods: "Methods | None" = None,
+        *,
+        target: TargetLike = None,
+        contrast: TargetLike = None,
+        limit: int | None = None,
+        output: "str | PathLike[str] | None" = None,
+        head: Head | None = None,
         batch_size: int = 8,
     ) -> "Explanation": ...
     @overload
     def explain(
         self,
         images: "list[Photo] | tuple[Photo, ...]",
-        *methods: str | Explainer,
-        target: int | str | None = None,
-        against: int | str | None = None,
+        methods: "Methods | None" = None,
+        *,
+        target: TargetLike = None,
+        contrast: TargetLike = None,
+        limit: int | None = None,
+        output: "str | PathLike[str] | None" = None,
+        head: Head | None = None,
         batch_size: int = 8,
     ) -> "Explanations": ...
     def explain(
         self,
         images: Any,
-        *methods: str | Explainer,
-        target: int | str | None = None,
-        against: int | str | None = None,
+        methods: "Methods | None" = None,
+        *,
+        target: TargetLike = None,
+        contrast: TargetLike = None,
+        limit: int | None = None,
+        output: "str | PathLike[str] | None" = None,
+        head: Head | None = None,
         batch_size: int = 8,
     ) -> Any:
         """Predict the class of a photo, or of several, and show where the model looks.
 
-        images: a path, a PIL image or an array (height, width, 3) of uint8; or a list of these.
-        methods: names as on the command line (`Rollout(fusion=max)`, "all") or explainers; none
-        takes Rollout, or GradCAM for a network that is not attention throughout. target: the class
-        to explain, by name or index; None takes each photo's predicted class. against: a class to
-        contrast the target with.
-
-        Returns an Explanation for one image, Explanations for a list. Raises ValueError for a
-        method that does not fit the model, an unknown class, an image that cannot be read
-        (ImageError), and a photo on which every method fails.
+        The arguments, result and errors are those of `vision_attn.runs.explain.explain`.
         """
         from vision_attn.runs.explain import explain
 
         return explain(
-            self, images, methods or None, target=target, against=against, batch_size=batch_size
+            self,
+            images,
+            methods,
+            target=target,
+            contrast=contrast,
+            limit=limit,
+            output=output,
+            head=head,
+            batch_size=batch_size,
         )
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "START",
     "STOP",
     "Calibration",
+    "Head",
     "Heatmaps",
     "Images",
     "LoadedSequences",
@@ -39,9 +40,11 @@ __all__ = [
 
 Images = Float[Tensor, "b c h w"]
 Logits = Float[Tensor, "b k"]
+Head = int | str  # which part of a network's output: an index, a key or an attribute
 PAD, START, STOP = 0, 1, 2  # of every sequence of symbols; the symbols themselves follow
 Pool = Literal["cls", "cls_dist", "cls_mean", "mean", "attention"]
 Provenance = Literal["trained", "random", "random classifier", "unknown"]  # of a network's weights
+MOST_NAMED = 20  # classes that an error names
 RANDOM_WEIGHTS = "Random weights: this model has not been trained"
 RANDOM_CLASSIFIER = "Random classifier: this model has not been trained for these classes"
 
@@ -237,10 +240,10 @@ class Calibration:
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold must be a probability or None, got {self.threshold}")
 
-    def probabilities(self, logits: Logits) -> Float[Tensor, "b k"]:
+    def probabilities(self, logits: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
         """Make probabilities of logits; the order of the classes stays."""
         scaled = logits / self.temperature
-        return scaled.sigmoid() if self.independent else scaled.softmax(dim=1)
+        return scaled.sigmoid() if self.independent else scaled.softmax(dim=-1)
 
     def unlike(self, probability: float) -> str:
         """Say that a photo is unlike the network's images, if its top class has so little."""
@@ -261,7 +264,8 @@ class Model:
     the name in titles, by which it was loaded. weights: `random` where they were drawn and never
     trained, `random classifier` where only those of the last layer were, `trained` where they come
     from a file or a library, `unknown` for a network of your own. calibration: of its
-    probabilities, as they are shown; logits and heatmaps are the network's own.
+    probabilities, as they are shown; logits and heatmaps are the network's own. head: which part of
+    the network's output is meant, by index, key or attribute; None: `logits`, or the only tensor.
     """
 
     network: nn.Module
@@ -271,6 +275,7 @@ class Model:
     name: str = ""
     weights: Provenance = "unknown"
     calibration: Calibration = Calibration()
+    head: Head | None = None
 
     @property
     def warning(self) -> str:
@@ -291,6 +296,10 @@ class Model:
         """
         names = [[name.strip() for name in (full, *full.split(","))] for full in self.classes]
         word = str(wanted).strip()
+        if not names and word.isdecimal():
+            return int(word)
+        if not names:
+            raise ModelError(f"no class named {word!r}: the model has no names of classes")
         found = [i for i, known in enumerate(names) if word.lower() in map(str.lower, known)]
         if len(found) == 1 and isinstance(wanted, str):
             return found[0]
@@ -301,8 +310,9 @@ class Model:
         if found:
             same = ", ".join(f"{i} ({self.classes[i]})" for i in found)
             raise ModelError(f"{len(found)} classes are named {word!r}: give the index of {same}")
-        every = [name for known in names for name in known]
-        raise ModelError(f"no class named {word!r}{did_you_mean(word, every)}")
+        near = did_you_mean(word, [name for known in names for name in known])
+        few = f": there are {'; '.join(self.classes)}" if len(names) <= MOST_NAMED else ""
+        raise ModelError(f"no class named {word!r}{near or few}")
 
 
 @runtime_checkable

@@ -416,7 +416,7 @@ def maps() -> Figure:
     image, _, _ = asked()
     names = ("RawAttention", "Rollout", "WeightedRollout", "GradientRollout")
     names += ("Relevance", "LeGrad", "GradCAM", "Occlusion")
-    found = load_model(MODEL).explain(image, *names)
+    found = load_model(MODEL).explain(image, names)
     figure, grid = plt.subplots(2, 4, figsize=(8, 4.4), layout="constrained", dpi=110)
     for axes, name in zip(grid.flat, names, strict=True):
         over(axes, image, torch.as_tensor(found[name].values).clamp(min=0).flatten(), name)

@@ -86,7 +86,7 @@ def photos() -> render.sheet.Picture:
         photo = read_image(example_photos()[name])
         panels.append(render.Panel(name.replace("_", " "), render.enlarged(np.asarray(photo))))
         for network, model in models.items():
-            found = model.explain(photo, *LOOK[network])
+            found = model.explain(photo, LOOK[network])
             seen, probability = found.classes(1)[0]
             title = network.removesuffix("_imagenette")
             for drawn in found.panels(style)[1:]:

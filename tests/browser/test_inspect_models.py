@@ -50,7 +50,7 @@ VITS = {
 @pytest.mark.parametrize("name", VITS)
 def test_a_click_is_a_query(show, name):
     model = VITS[name]()
-    page = show(inspect(model, PHOTO, methods=["Rollout"]).html)
+    page = show(inspect(model, PHOTO, ["Rollout"]).html)
     page.wait_for_selector("html[data-ready]")
     rows, columns = model.layout.grid
     left, top, right, bottom = page.evaluate("views[0].item.box")

@@ -222,7 +222,7 @@ HINT = "Click the photo to see what that place attends to"
 @pytest.mark.browser
 @pytest.mark.slow
 def test_a_click_shows_the_window_of_that_place_in_every_layer(show, model, monkeypatch):
-    page = show(inspect(model, PHOTO, methods=["Rollout"]).html)
+    page = show(inspect(model, PHOTO, ["Rollout"]).html)
     page.wait_for_selector("html[data-ready]")
     rollout = Rollout()(model.network, model.preprocess(PHOTO)[None]).values[0]
     exact = exact_maps(model.network, model.preprocess(PHOTO)[None], monkeypatch)
@@ -295,7 +295,7 @@ def assert_outlined(page: Any, inside: np.ndarray) -> None:
 
 @pytest.mark.browser
 def test_the_arrow_keys_move_by_the_tokens_of_the_layer(show):
-    page = show(inspect(load(SWINS["17x25, merged to 9x13"]), PHOTO, methods=["Rollout"]).html)
+    page = show(inspect(load(SWINS["17x25, merged to 9x13"]), PHOTO, ["Rollout"]).html)
     page.wait_for_selector("html[data-ready]")
     page.evaluate("changeView(0, { layer: 3 })")
     page.locator(".stage").focus()
@@ -315,7 +315,7 @@ def test_the_arrow_keys_move_by_the_tokens_of_the_layer(show):
 @pytest.mark.browser
 def test_the_hint_goes_with_the_first_click_and_stays_gone_in_the_link(show):
     vit = load(lambda: (ViT((32, 48), 8, 5, dim=12, depth=2, heads=2), (32, 48)))
-    html = inspect(vit, PHOTO, methods=["Rollout"]).html
+    html = inspect(vit, PHOTO, ["Rollout"]).html
     page = show(html)
     page.wait_for_selector("html[data-ready]")
     assert page.inner_text(".hint") == f"{HINT}."
@@ -355,7 +355,7 @@ CLICKLESS = {
 @pytest.mark.parametrize("name", CLICKLESS)
 def test_a_network_without_a_click_says_why(show, name):
     make, reason = CLICKLESS[name]
-    page = show(inspect(load(make), PHOTO, methods=["GradCAM"]).html)
+    page = show(inspect(load(make), PHOTO, ["GradCAM"]).html)
     page.wait_for_selector("html[data-ready]")
     assert page.inner_text(".hint") == f"Nothing to click here. {reason}."
     assert "asks" not in page.locator(".stage").get_attribute("class")

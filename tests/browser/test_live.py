@@ -256,7 +256,7 @@ def test_a_cnn_with_its_map_and_gates(show):
 
 def test_photos_are_dropped_and_compared(show):
     first, second = vit(), senet()
-    page = opened(show, {"a vit": first, "a senet": second}, [PHOTO])
+    page = opened(show, (replace(first, name="a vit"), replace(second, name="a senet")), [PHOTO])
     file = io.BytesIO()
     OTHER.save(file, "PNG")
     files = {"name": "other.png", "mimeType": "image/png", "buffer": file.getvalue()}
@@ -517,7 +517,7 @@ def test_20_megapixels_are_scaled_as_in_python(show):
 @pytest.mark.parametrize("width", [320, 1280])
 def test_it_fits_and_nothing_serious_is_found(show, width):
     page = show(
-        live({"a vit": vit(), "a senet": senet()}, [PHOTO, OTHER]).html,
+        live((replace(vit(), name="a vit"), replace(senet(), name="a senet")), [PHOTO, OTHER]).html,
         viewport={"width": width, "height": 844},
     )
     page.wait_for_selector("html[data-ready]")

@@ -197,12 +197,12 @@ def test_a_wrong_model_is_one_line(models, photos, tmp_path, capsys):
 def test_contrast_is_the_difference_of_logits(models, photos, tmp_path):
     words = [models("senet"), photos / "cat.png", "--method", "IntegratedGradients(steps=2)"]
     maps = {}
-    for name, target, against in (("a", 0, None), ("b", 1, None), ("a-b", 0, 1)):
-        contrast = [] if against is None else ["--contrast", "collie"]
+    for name, target, other in (("a", 0, None), ("b", 1, None), ("a-b", 0, 1)):
+        contrast = [] if other is None else ["--contrast", "collie"]
         out = tmp_path / name
         assert explain(*words, "--target", target, *contrast, "-o", out) == 0
         maps[name] = np.load(out / "cat.IntegratedGradients(steps=2).npy")
-        assert records(out)[0]["against"] == (None if against is None else "collie")
+        assert records(out)[0]["contrast"] == (None if other is None else "collie")
         assert records(out)[0]["completeness_gap"] >= 0
     np.testing.assert_allclose(maps["a-b"], maps["a"] - maps["b"], rtol=1e-3, atol=1e-4)
 

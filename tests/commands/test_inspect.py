@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -93,7 +94,8 @@ def test_maps_are_scored_where_that_is_asked_for(models, photos):
 
 def test_in_python(models, photos):
     model = load_model(models("vit"))
-    page = inspect({"a": model, "b": model}, [photos / "cat.png", Image.new("RGB", (50, 40))])
+    named = tuple(replace(model, name=name) for name in "ab")
+    page = inspect(named, [photos / "cat.png", Image.new("RGB", (50, 40))])
     items = items_of(page.html)
     assert [(one["model"], one["image"]) for one in items] == [
         ("a", "cat.png"),
@@ -101,7 +103,8 @@ def test_in_python(models, photos):
         ("a", "image"),
         ("b", "image"),
     ]
-    assert items_of(inspect(model, str(photos / "cat.png")).html)[0]["model"] == "ViT"
+    unnamed = inspect(replace(model, name=""), str(photos / "cat.png"))
+    assert items_of(unnamed.html)[0]["model"] == "ViT"
 
 
 def test_a_model_with_a_method_that_cannot_be_says_why(models, photos, monkeypatch):

@@ -69,7 +69,7 @@ def test_small_files_go_in_as_they_are_and_others_smaller(models, photos, tmp_pa
 def test_the_page_knows_what_makes_probabilities(models, photos):
     model = load_model(models("vit"))
     known = Calibration(temperature=2.0, threshold=0.25, independent=True)
-    page = live({"one": model, "any": replace(model, calibration=known)}, photos / "cat.png")
+    page = live((model, replace(model, calibration=known)), photos / "cat.png")
     one, several = data_of(page.html)["networks"]
     assert not one["independent"]
     assert {name: several[name] for name in asdict(known)} == asdict(known)
@@ -81,7 +81,7 @@ def test_without_photos_those_that_come_along_are_there(models):
 
 
 def test_names_are_never_html_and_nothing_is_fetched(models, photos):
-    page = live({EVIL: load_model(models("vit"))}, photos / "cat.png")
+    page = live(replace(load_model(models("vit")), name=EVIL), photos / "cat.png")
     assert "<img" not in page.html
     assert page.html.count("<script") == page.html.count("</script>") == 5
     policy = re.findall(r"<meta[^>]*Content-Security[^>]*>", page.html)[0]

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from vision_attn.methods.base import Explainer, class_logits, target_classes
-from vision_attn.methods.contrast import Contrast
+from vision_attn.methods import Difference
+from vision_attn.methods.base import Explainer
+from vision_attn.tokens.outputs import class_logits, run
 from vision_attn.types import Heatmaps
 
 
@@ -28,12 +29,12 @@ class InputGradient(Explainer):
     def refusal(self, network):
         return "it is too plain" if isinstance(network, nn.Identity) else None
 
-    def explain(self, network, images, targets, layout):
+    def explain(self, network, images, target, layout):
         images.requires_grad_()
-        logits = class_logits(network, images)
-        targets = target_classes(logits, targets)
-        (gradient,) = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), images)
-        return Heatmaps(gradient.sum(1), str(self), targets)
+        output = run(network, images)
+        target = target.fixed(output)
+        (gradient,) = torch.autograd.grad(target(output).sum(), images)
+        return Heatmaps(gradient.sum(1), str(self), target.classes(images))
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Brightness(Explainer):
     def refusal(self, network):
         return None
 
-    def explain(self, network, images, targets, layout):
+    def explain(self, network, images, target, layout):
         assert not torch.is_grad_enabled()
         assert not network.training
         class_logits(network, images)
@@ -127,9 +128,9 @@ def test_targets(network):
         InputGradient()(network, IMAGES, [0, 7])
     with pytest.raises(ValueError, match="class -1 is out of range"):
         InputGradient()(network, IMAGES, -1)
-    with pytest.raises(ValueError, match=r"one class or 2 \(one per image\), got shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"one for all images or 2 \(one an image\), got 3"):
         InputGradient()(network, IMAGES, [1, 2, 3])
-    with pytest.raises(ValueError, match="whole numbers"):
+    with pytest.raises(ValueError, match="a vector of 2 numbers, but the network gives 7"):
         InputGradient()(network, IMAGES, torch.tensor([0.5, 1.0]))
 
 
@@ -190,7 +191,7 @@ def test_contrast_is_the_difference_of_the_maps(network):
     difference = (
         InputGradient()(network, IMAGES, 2).values - InputGradient()(network, IMAGES, 4).values
     )
-    contrast = InputGradient()(Contrast(network, against=4), IMAGES, 2)
+    contrast = InputGradient()(network, IMAGES, Difference(2, 4))
     torch.testing.assert_close(contrast.values, difference)
-    with pytest.raises(ValueError, match=r"class 9 to contrast with is out of range.*7 classes"):
-        InputGradient()(Contrast(network, against=9), IMAGES)
+    with pytest.raises(ValueError, match=r"class 9 is out of range.*7 classes"):
+        InputGradient()(network, IMAGES, Difference(None, 9))

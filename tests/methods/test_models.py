@@ -8,7 +8,6 @@ from vision_attn.data import Preprocess
 from vision_attn.hub import LoadedModel
 from vision_attn.methods import (
     ChannelGates,
-    Contrast,
     GradCAM,
     RandomMap,
     Rollout,
@@ -62,8 +61,8 @@ def test_images_of_another_size_have_a_layout_of_their_own():
 
 def test_a_model_without_tokens_and_one_that_is_refused():
     model = model_of(SEResNet(5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4)))
-    maps = GradCAM()(model, IMAGES, targets=3)
-    assert torch.equal(maps.values, GradCAM()(model.network, IMAGES, targets=3).values)
+    maps = GradCAM()(model, IMAGES, target=3)
+    assert torch.equal(maps.values, GradCAM()(model.network, IMAGES, target=3).values)
     with pytest.raises(ValueError, match="Rollout does not fit SEResNet: no attention was found"):
         Rollout()(model, IMAGES)
 
@@ -75,7 +74,6 @@ def test_functions_take_a_model_for_its_network():
     with record_attention(model) as record:
         model.network(IMAGES)
     assert len(record.calls) == 2
-    assert Contrast(model, against=1).network is model.network
 
     gated = model_of(SEResNet(5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4)))
     assert gate_values(gated, IMAGES).keys() == gate_values(gated.network, IMAGES).keys()

@@ -262,9 +262,9 @@ CHAINED = [Rollout(), Rollout(fusion="min"), WeightedRollout(), GradientRollout(
 @pytest.mark.parametrize("method", CHAINED, ids=str)
 def test_rows_of_any_tokens_in_one_sweep(method):
     net, images = network(), pictures()
-    every = method.rows(net, images, targets=2)
+    every = method.rows(net, images, target=2)
     assert every.shape == (2, 25, 25)
-    some = method.rows(net, images, [7, 0], targets=2)
+    some = method.rows(net, images, [7, 0], target=2)
     torch.testing.assert_close(some, every[:, [7, 0]])
     own = method(net, images, 2).values
     torch.testing.assert_close(every[:, 0, 1:].float(), own.flatten(1))

@@ -39,7 +39,7 @@ def pixels(path: Path) -> np.ndarray:
 
 
 def test_one_photo_by_name_and_by_explainer(vit, photos):
-    found = vit.explain(photos / "dog.jpg", "Rollout", GradCAM(), target="collie")
+    found = vit.explain(photos / "dog.jpg", ["Rollout", GradCAM()], target="collie")
     assert found.methods == ["Rollout", "GradCAM"]
     image = vit.preprocess(photos / "dog.jpg")[None]
     expected = vit.network(image).softmax(1)[0]
@@ -134,7 +134,7 @@ def test_saved_it_is_what_the_command_writes(vit, models, photos, tmp_path):
     words += ["-o", str(tmp_path / "command"), "--device", "cpu"]
     assert main(["explain", models("vit"), str(photos), *words]) == 0
     every = sorted(photos.iterdir())
-    folder = vit.explain(every, *methods).save(tmp_path / "python")
+    folder = vit.explain(every, methods).save(tmp_path / "python")
     files = {path.name for path in (tmp_path / "command").iterdir()}
     assert files == {path.name for path in folder.iterdir()}
     for name in files - {"results.jsonl"}:
@@ -154,7 +154,7 @@ def test_saved_it_is_what_the_command_writes(vit, models, photos, tmp_path):
 
 
 def test_it_shows_itself(senet, photos, tmp_path):
-    found = senet.explain(photos / "tiny.png", "GradCAM", "ChannelGates")
+    found = senet.explain(photos / "tiny.png", ["GradCAM", "ChannelGates"])
     data = found._repr_png_()
     assert data.startswith(b"\x89PNG")
     figure = found.show()
@@ -192,15 +192,15 @@ def test_what_is_wrong_is_said(vit, photos, tmp_path):
 class Fussy(RandomMap):
     """Fails on photos whose first pixel is dark."""
 
-    def explain(self, network, images, targets, layout):
+    def explain(self, network, images, target, layout):
         if (images[:, 0, 0, 0] < 0).any():
             raise ValueError("too dark")
-        return super().explain(network, images, targets, layout)
+        return super().explain(network, images, target, layout)
 
 
 def test_a_method_that_fails_on_a_photo_costs_that_map_only(vit):
     dark, light = (np.full((50, 60, 3), value, np.uint8) for value in (10, 240))
-    both = vit.explain([dark, light, dark], Fussy(), GradCAM())
+    both = vit.explain([dark, light, dark], [Fussy(), GradCAM()])
     assert [one.methods for one in both] == [["GradCAM"], ["GradCAM", "Fussy"], ["GradCAM"]]
     assert both.problems == ["image: Fussy: too dark"] * 2
     with pytest.raises(ValueError, match="image: Fussy: too dark"):
@@ -208,9 +208,9 @@ def test_a_method_that_fails_on_a_photo_costs_that_map_only(vit):
 
 
 def test_a_gate_without_a_value_costs_the_chart_of_the_channels_only(senet, photos):
-    whole = senet.explain(photos / "tiny.png", "ChannelGates", "EdgeMap")
+    whole = senet.explain(photos / "tiny.png", ["ChannelGates", "EdgeMap"])
     senet.network.idle = SpatialMask(4)  # no image goes through it
-    both = senet.explain([photos / "tiny.png", photos / "cat.png"], "ChannelGates", "EdgeMap")
+    both = senet.explain([photos / "tiny.png", photos / "cat.png"], ["ChannelGates", "EdgeMap"])
     for one in both:
         assert one.methods == whole.methods
         (problem,) = one.problems
@@ -283,7 +283,9 @@ def test_random_weights_are_marked_wherever_their_maps_are_seen(vit, photos, tmp
     model = replace(vit, weights=provenance)
     lines = int(provenance.startswith("random"))
     words = RANDOM_CLASSIFIER if provenance == "random classifier" else RANDOM_WEIGHTS
-    trained, found = (one.explain(photos / "dog.jpg", "Rollout", "GradCAM") for one in (vit, model))
+    trained, found = (
+        one.explain(photos / "dog.jpg", ["Rollout", "GradCAM"]) for one in (vit, model)
+    )
     assert (found.grid().size != trained.grid().size) == bool(lines)
     assert (pixels_of(found._repr_png_()).shape != pixels_of(trained._repr_png_()).shape) == lines
     assert (words in repr(found)) == bool(lines)
@@ -301,7 +303,7 @@ def test_random_weights_are_marked_wherever_their_maps_are_seen(vit, photos, tmp
     assert (f'<small class="warning">{words}</small></h1>' in page) == bool(lines)
     assert (f"({words})</title>" in page) == bool(lines)
     assert summary.records()[0]["weights"] == "trained"
-    inspected = vision_attn.inspect(model, photos / "dog.jpg", methods=["Rollout"]).html
+    inspected = vision_attn.inspect(model, photos / "dog.jpg", ["Rollout"]).html
     assert (f'<p class="warning">{words}</p>' in inspected) == bool(lines)
 
 
@@ -325,7 +327,7 @@ def test_a_film_of_random_weights_says_so_in_each_frame(senet, tmp_path):
 
 @pytest.mark.slow
 def test_all_methods_stand_by_kind_and_baselines_last_and_marked(vit, photos, tmp_path):
-    found = vit.explain(photos / "tiny.png", "EdgeMap", "all", "Rollout(fusion=max)")
+    found = vit.explain(photos / "tiny.png", ["EdgeMap", "all", "Rollout(fusion=max)"])
     baselines = ["EdgeMap", "RandomMap", "CentreGaussian"]
     assert found.methods[-3:] == baselines
     assert found.methods[:4] == ["RawAttention", "QueryKey", "Rollout", "WeightedRollout"]

@@ -403,7 +403,7 @@ def test_without_pyarrow_there_are_lines_and_a_hint(model, folder, tmp_path, mon
 
 def test_a_folder_of_scores_opens_too(model, folder, tmp_path):
     vision_attn.score(
-        model, folder, "EdgeMap", images=3, steps=2, processes=1, output=tmp_path / "out"
+        model, folder, "EdgeMap", limit=3, steps=2, processes=1, output=tmp_path / "out"
     )
     results = open_results(tmp_path / "out")
     kinds = {(row["method"], row["image"]) for row in results.rows(kind="maps")}

@@ -19,13 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--versus", metavar="MODEL", help="a second model, to compare with the first"
     )
     options.add_method(group, "the fast ones; attention itself is always shown")
-    group.add_argument(
-        "--target",
-        action="append",
-        default=[],
-        metavar="INDEX|NAME",
-        help="a class to explain besides the three most likely; may be repeated",
-    )
+    options.add_more_targets(group, "a class to explain besides the three most likely")
+    options.add_contrast(group)
+    options.add_head(group)
     group.add_argument(
         "--score",
         action="store_true",
@@ -51,13 +47,16 @@ def run(args: argparse.Namespace) -> int:
             report.problem(problem)
         if not files:
             return 1
-        page = inspect(
-            {spec: options.load(args, spec) for spec in specs},
+        inspect(
+            tuple(options.load(args, spec) for spec in specs),
             files,
-            methods=args.method,
-            targets=args.target,
+            args.method,
+            target=args.target,
+            contrast=args.contrast,
+            output=output,
+            head=args.head,
             score=args.score,
             progress=report,
-        ).save(output)
-    say(f"{page}: {page.stat().st_size / 1e6:.1f} MB, open it in a browser")
+        )
+    say(f"{output}: {output.stat().st_size / 1e6:.1f} MB, open it in a browser")
     return 1 if report.problems else 0

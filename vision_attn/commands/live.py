@@ -18,6 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--versus", metavar="MODEL", help="a second model, to compare with the first"
     )
+    options.add_method(group, "Rollout of a ViT, GradCAM of a CNN; a page computes no others")
+    options.add_more_targets(group, "a class to show besides the five most likely")
     options.add_seed(group)
 
 
@@ -36,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
             report.problem(problem)
         if args.images and not files:
             return 1
-        models = {spec: options.load(args, spec) for spec in specs}
-        page = live(models, files, progress=report).save(output)
-    say(f"{page}: {page.stat().st_size / 1e6:.1f} MB, open it in a browser")
+        models = tuple(options.load(args, spec) for spec in specs)
+        live(models, files, args.method, target=args.target, output=output, progress=report)
+    say(f"{output}: {output.stat().st_size / 1e6:.1f} MB, open it in a browser")
     return 1 if report.problems else 0

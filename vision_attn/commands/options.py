@@ -126,16 +126,49 @@ def add_methods(parser: argparse.ArgumentParser) -> None:
     """Methods and classes; see `explainers` and `LoadedModel.class_index`."""
     group = parser.add_argument_group("method")
     add_method(group, "Rollout, or GradCAM for a network that is not attention throughout")
+    add_target(group, "predicted|label|INDEX|NAME", "predicted")
+
+
+def add_more_targets(group: Group, what: str) -> None:
+    """--target, which may be repeated; what: what it names."""
     group.add_argument(
         "--target",
-        default="predicted",
-        metavar="predicted|INDEX|NAME",
-        help="the class to explain (default: predicted)",
+        action="append",
+        default=[],
+        metavar="INDEX|NAME",
+        help=f"{what}; may be repeated",
     )
+
+
+def add_target(group: Group, choices: str, usual: str) -> None:
+    """--target, --contrast and --head; usual: the default in words."""
+    group.add_argument(
+        "--target",
+        metavar=choices,
+        help=f"the class to explain; label: the one that an image's folder is named for (default: "
+        f"{usual})",
+    )
+    add_contrast(group)
+    add_head(group)
+
+
+def add_contrast(group: Group) -> None:
+    """--contrast."""
     group.add_argument(
         "--contrast",
         metavar="INDEX|NAME",
         help="another class: show what supports the target rather than this one",
+    )
+
+
+def add_head(group: Group) -> None:
+    """--head."""
+    group.add_argument(
+        "--head",
+        type=head,
+        metavar="INDEX|NAME",
+        help="which part of the network's output is meant, if it gives several (default: the "
+        "logits, or the only one)",
     )
 
 
@@ -162,6 +195,11 @@ def shard(text: str) -> tuple[int, int]:
 def shard_of_torchrun() -> tuple[int, int]:
     """Which process this is and of how many, as torchrun says in the environment."""
     return int(os.environ.get("RANK", 0)) + 1, int(os.environ.get("WORLD_SIZE", 1))
+
+
+def head(text: str) -> int | str:
+    """An index, or a key or attribute."""
+    return int(text) if re.fullmatch(r"-?\d+", text) else text
 
 
 def true_or_false(text: str) -> bool:

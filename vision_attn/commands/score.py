@@ -38,12 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("method")
     options.add_method(group, "the fast ones; three baselines are always added")
-    group.add_argument(
-        "--target",
-        choices=("label", "predicted"),
-        default="label",
-        help="the class to explain: the true one if it is known, or the predicted one "
-        "(default: label)",
+    options.add_target(
+        group,
+        "label|predicted|INDEX|NAME",
+        "the class that an image shows if known, else predicted",
     )
     group = parser.add_argument_group("scores")
     group.add_argument(
@@ -107,8 +105,11 @@ def run(args: argparse.Namespace) -> int:
             options.load(args),
             args.data,
             args.method,
-            images=args.limit,
             target=args.target,
+            contrast=args.contrast,
+            limit=args.limit,
+            output=output,
+            head=args.head,
             steps=args.steps,
             removal=args.removal,
             sanity=args.sanity,
@@ -118,7 +119,6 @@ def run(args: argparse.Namespace) -> int:
             batch_size=args.batch_size,
             seed=args.seed,
             root=args.root,
-            output=output,
             name=args.model,
             progress=options.Report(),
         )

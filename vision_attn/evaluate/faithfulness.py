@@ -14,8 +14,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torchmetrics.utilities import dim_zero_cat
 
-from vision_attn.evaluate.per_image import ImageScore, Maps, at_size, check_maps, from_0_to_1
-from vision_attn.evaluate.removal import Fill, MeanFill, Removal, probability
+from vision_attn.evaluate.per_image import (
+    ImageScore,
+    Maps,
+    at_size,
+    check_count,
+    check_maps,
+    class_indices,
+    from_0_to_1,
+)
+from vision_attn.evaluate.removal import Fill, MeanFill, Removal, softmax
 from vision_attn.inference import infer
 from vision_attn.types import Images
 
@@ -35,10 +43,11 @@ __all__ = [
 class RemovalCurve(ImageScore):
     """Base class: the target's curve as cells are removed or inserted in the map's order.
 
-    Records, at each of `steps` + 1 equal fractions x from 0 to 1, the softmax probability of the
-    target and whether it is the predicted class. removal: how cells are taken away, `FilledCells`
-    or `DroppedTokens`. Cells of equal value come in one random order (`seed`), so that a constant
-    map scores as a random one. ValueError for fewer than 1 step.
+    Records, at each of `steps` + 1 equal fractions x from 0 to 1, the probability of the target
+    class and whether it is the predicted one; of a target that is no class, the number itself.
+    removal: how cells are taken away, `FilledCells` or `DroppedTokens`. Cells of equal value come
+    in one random order (`seed`), so that a constant map scores as a random one. probabilities:
+    what makes them of logits, a softmax unless given. ValueError for fewer than 1 step.
 
     Metrics that take the same steps share the work in
     `MetricCollection(..., compute_groups=[["Deletion", "PositivePerturbation"], ...])`.
@@ -58,31 +67,57 @@ class RemovalCurve(ImageScore):
 
     best_first: ClassVar[bool]
     """Whether the map's largest cells are the first to be kept (insertion) or the last."""
+    of_classes: ClassVar[bool] = False
+    """Whether the target must be a class."""
 
-    states = ("probabilities", "hits")
-    probabilities: list[Tensor]
+    states = ("numbers", "hits")
+    numbers: list[Tensor]
     hits: list[Tensor]
 
-    def __init__(self, removal: Removal, steps: int = 16, seed: int = 0, **options: Any):
+    def __init__(
+        self,
+        removal: Removal,
+        steps: int = 16,
+        seed: int = 0,
+        probabilities: Callable[[Tensor], Tensor] = softmax,
+        **options: Any,
+    ):
         super().__init__(**options)
         if steps < 1:
             raise ValueError(f"steps must be at least 1, got {steps}")
         self.removal, self.steps, self.seed = removal, steps, seed
+        self.of_logits = probabilities
 
-    def update(self, images: Images, maps: Maps, targets: Int[Tensor, " b"]) -> None:
+    def update(self, images: Images, maps: Tensor, target: Any) -> None:
         """Add a batch.
 
-        images: normalised. maps: float (b y x) of any size. targets: the class whose evidence the
-        maps show. ValueError for maps that are not finite.
+        Args:
+            images: Normalised, (b, c, h, w).
+            maps: Float, (b, y, x), of any size.
+            target: What the maps show: a class, one an image, or a function of the output that
+                gives one number an image, such as a target of `vision_attn.methods`.
+
+        Raises:
+            ValueError: A map is not finite, there is not a map for each image, or the target is
+                none for them.
         """
         check_maps(maps)
+        check_count(maps, images)
         order = self.order(maps)
         cells = order.shape[1]
         counts = [max(round(cells * i / self.steps), self.removal.least) for i in self.kept()]
+        if callable(target):
+            if self.of_classes:
+                raise ValueError(f"{type(self).__name__}: target must be class indices")
+            numbers = infer(self.removal.numbers, images, order, counts, target).float()
+            self.numbers.append(numbers)
+            self.hits.append(torch.full_like(numbers, torch.nan))
+            return
         logits = infer(self.removal.logits, images, order, counts).float()
-        repeated = targets[:, None, None].expand(-1, len(counts), 1)
-        self.probabilities.append(logits.softmax(dim=-1).gather(2, repeated)[..., 0])
-        self.hits.append((logits.argmax(dim=-1) == targets[:, None]).float())
+        classes = class_indices(target, len(images), logits.shape[-1]).to(logits.device)
+        repeated = classes[:, None, None].expand(-1, len(counts), 1)
+        self.numbers.append(self.of_logits(logits).gather(2, repeated)[..., 0])
+        self.hits.append((logits.argmax(dim=-1) == classes[:, None]).float())
 
     def kept(self) -> list[int]:
         """Return how many steps' worth of cells are kept, as x goes from 0 to 1."""
@@ -103,7 +138,7 @@ class RemovalCurve(ImageScore):
 
     def curves(self) -> Float[Tensor, "N s"]:
         """Return y of every image at these fractions."""
-        return dim_zero_cat(self.probabilities).cpu()
+        return dim_zero_cat(self.numbers).cpu()
 
     def per_image(self) -> Float[Tensor, " N"]:
         return torch.trapezoid(self.curves(), self.fractions(), dim=1)
@@ -120,7 +155,7 @@ class Deletion(RemovalCurve):
         >>> network = lambda images: images.mean((2, 3))  # three classes: red, green, blue
         >>> metric = Deletion(FilledCells(network, grid=(4, 4)))
         >>> images = torch.rand(2, 3, 8, 8)
-        >>> metric.update(images, maps=images[:, 0], targets=torch.tensor([0, 0]))
+        >>> metric.update(images, maps=images[:, 0], target=0)
         >>> metric.per_image().shape, bool(metric.compute() < 1)
         (torch.Size([2]), True)
     """
@@ -153,7 +188,7 @@ class Perturbation(RemovalCurve):
 
     The area under the curve over its width, 0.9; with steps = 10 at exactly the fractions of Chefer
     et al. 2021, section 4. Where 0.9 lies between two steps, the curve ends on the straight line
-    between them. Arguments: as in `RemovalCurve`.
+    between them. Arguments: as in `RemovalCurve`; the target must be a class.
 
     Examples:
         >>> from vision_attn.evaluate import FilledCells
@@ -162,6 +197,8 @@ class Perturbation(RemovalCurve):
         >>> metric.fractions()
         tensor([0.0000, 0.2500, 0.5000, 0.7500, 0.9000])
     """
+
+    of_classes = True
 
     def fractions(self) -> Float[Tensor, " s"]:
         return torch.cat([super().fractions()[: self._below()], torch.tensor([0.9])])
@@ -224,7 +261,8 @@ class MaskedProbability(ImageScore):
     """Base class: the target's probability for the image, and for what a map lets through of it.
 
     The map, scaled from 0 to 1 and enlarged, mixes the image with the fill. forward: images ->
-    logits. fill: `MeanFill()` if None. Chattopadhyay et al. 2018 (Grad-CAM++), section 4.1.
+    logits. fill: `MeanFill()` if None. probabilities: what makes them of logits, a softmax unless
+    given. Chattopadhyay et al. 2018 (Grad-CAM++), section 4.1.
 
     Examples:
         >>> import torch
@@ -243,24 +281,38 @@ class MaskedProbability(ImageScore):
     masked: list[Tensor]
 
     def __init__(
-        self, forward: Callable[[Tensor], Tensor], fill: Fill | None = None, **options: Any
+        self,
+        forward: Callable[[Tensor], Tensor],
+        fill: Fill | None = None,
+        probabilities: Callable[[Tensor], Tensor] = softmax,
+        **options: Any,
     ):
         super().__init__(**options)
         self.network = partial(forward)  # no submodule: the metric does not own the network
         self.fill = fill or MeanFill()
+        self.of_logits = probabilities
 
-    def update(self, images: Images, maps: Maps, targets: Int[Tensor, " b"]) -> None:
+    def update(self, images: Images, maps: Tensor, target: Any) -> None:
         """Add a batch.
 
-        images: normalised. maps: float (b y x) of any size. targets: the class whose evidence the
-        maps show. ValueError for maps that are not finite.
+        Args:
+            images: Normalised, (b, c, h, w).
+            maps: Float, (b, y, x), of any size.
+            target: The class whose evidence the maps show, or one an image.
+
+        Raises:
+            ValueError: A map is not finite, there is not a map for each image, or the target is no
+                class.
         """
         check_maps(maps)
+        check_count(maps, images)
         size = images.shape[2], images.shape[3]
         share = from_0_to_1(at_size(maps, size))[:, None].to(images.dtype)
         mixed = share * images + (1 - share) * self.fill(images)
-        self.whole.append(probability(infer(self.network, images), targets))
-        self.masked.append(probability(infer(self.network, mixed), targets))
+        for numbers, inputs in ((self.whole, images), (self.masked, mixed)):
+            logits = infer(self.network, inputs).float()
+            classes = class_indices(target, len(images), logits.shape[1]).to(logits.device)
+            numbers.append(self.of_logits(logits).gather(1, classes[:, None])[:, 0])
 
 
 class AverageDrop(MaskedProbability):

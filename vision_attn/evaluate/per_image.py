@@ -9,7 +9,7 @@ from math import prod
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import Metric
@@ -17,7 +17,16 @@ from torchmetrics.utilities import dim_zero_cat
 
 from vision_attn.types import Heatmaps
 
-__all__ = ["ImageScore", "at_size", "check_maps", "from_0_to_1", "raw", "taking_heatmaps"]
+__all__ = [
+    "ImageScore",
+    "at_size",
+    "check_count",
+    "check_maps",
+    "class_indices",
+    "from_0_to_1",
+    "raw",
+    "taking_heatmaps",
+]
 
 Maps = Float[Tensor, "b y x"]
 
@@ -98,6 +107,45 @@ def check_maps(maps: Tensor) -> None:
         raise ValueError(
             f"{int(broken.sum())} of {len(maps)} maps hold NaN or infinity, first map {first}"
         )
+
+
+def check_count(maps: Tensor, images: Tensor) -> None:
+    """Raise ValueError unless there is a map for each image."""
+    if len(maps) != len(images):
+        raise ValueError(f"expected a map for each of {len(images)} images, got {len(maps)}")
+
+
+def class_indices(target: Any, images: int, classes: int) -> Int[Tensor, " b"]:
+    """Make one class index an image of one for all, or one an image.
+
+    Raises:
+        ValueError: They are not whole numbers, not as many as images, or no classes.
+
+    Examples:
+        >>> from vision_attn.evaluate.per_image import class_indices
+        >>> class_indices([3, 0], images=2, classes=5)
+        tensor([3, 0])
+    """
+    try:
+        indices = torch.as_tensor(target)
+    except (TypeError, ValueError, RuntimeError):
+        kind = type(target).__name__
+        raise ValueError(f"target must be class indices or a function, got {kind}") from None
+    if indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool:
+        raise ValueError(f"target must be class indices (whole numbers), got {indices.dtype}")
+    if indices.ndim == 0:
+        indices = indices.expand(images)
+    if indices.shape != (images,):
+        raise ValueError(
+            f"target must be one class or {images} (one an image), got shape {tuple(indices.shape)}"
+        )
+    wrong = indices[(indices < 0) | (indices >= classes)]
+    if len(wrong):
+        raise ValueError(
+            f"target class {int(wrong[0])} is out of range: the network has {classes} classes, 0 "
+            f"to {classes - 1}"
+        )
+    return indices.long()
 
 
 def at_size(maps: Maps, size: tuple[int, int]) -> Float[Tensor, "b h w"]:

@@ -4,8 +4,9 @@ Axes: b batch, c channels, H height, W width, h x w = n cells, m cells kept, s s
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from torchvision.transforms.functional import gaussian_blur
 
 from vision_attn.inference import infer
-from vision_attn.types import Images, Logits
+from vision_attn.types import Images
 
 __all__ = [
     "BlurFill",
@@ -23,11 +24,16 @@ __all__ = [
     "MeanFill",
     "NoiseFill",
     "Removal",
-    "probability",
+    "softmax",
 ]
 
 Fill = Callable[[Tensor], Tensor]  # images -> what stands in the place of removed pixels
 PIXELS = 2**20  # of a forward pass on a CPU, at most: its features then fit the caches better
+
+
+def unchanged(output: Tensor) -> Tensor:
+    """Return logits as they are."""
+    return output
 
 
 @dataclass(frozen=True)
@@ -120,14 +126,31 @@ class Removal(ABC):
         counts: one a step. order: cell numbers, row by row, first to be kept first.
         """
 
+    def numbers(
+        self,
+        images: Images,
+        order: Int[Tensor, "b n"],
+        counts: Sequence[int],
+        target: Callable[[Any], Tensor],
+    ) -> Float[Tensor, "b s"]:
+        """Compute what a function makes of the output, in the place of the logits.
+
+        target: from the output for any images to one number an image. If it has a method `at`, it
+        is called as target.at(numbers of the images)(output).
+        """
+        logits = self.logits(images, order, counts)
+        which = torch.arange(len(images), device=images.device).repeat_interleave(len(counts))
+        return of_images(target, which)(logits.flatten(0, 1)).unflatten(0, logits.shape[:2])
+
 
 @dataclass(frozen=True)
 class FilledCells(Removal):
     """Removal by a fill, whatever the network: removed cells show it instead of the image.
 
-    forward: images -> logits. grid: rows and columns of cells. fill: images -> images, `MeanFill()`
-    unless given. rows: images a forward pass at most, steps and images together; on a CPU fewer
-    where they are large. memory_format: in which the network gets the images.
+    forward: images -> logits, or whatever else `read` makes logits of. grid: rows and columns of
+    cells. fill: images -> images, `MeanFill()` unless given. rows: images a forward pass at most,
+    steps and images together; on a CPU fewer where they are large. memory_format: in which the
+    network gets the images.
 
     Examples:
         >>> import torch
@@ -139,16 +162,36 @@ class FilledCells(Removal):
         tensor([ 0.,  4., 16.])
     """
 
-    forward: Callable[[Tensor], Tensor]
+    forward: Callable[[Tensor], Any]
     grid: tuple[int, int]
     fill: Fill = field(default_factory=MeanFill)
     rows: int = 256
     memory_format: torch.memory_format = torch.contiguous_format
+    read: Callable[[Any], Tensor] = unchanged
     least = 0
 
     def logits(
         self, images: Images, order: Int[Tensor, "b n"], counts: Sequence[int]
     ) -> Float[Tensor, "b s k"]:
+        logits = [self.read(output) for _, output in self._outputs(images, order, counts)]
+        return torch.cat(logits).unflatten(0, (len(images), len(counts)))
+
+    def numbers(
+        self,
+        images: Images,
+        order: Int[Tensor, "b n"],
+        counts: Sequence[int],
+        target: Callable[[Any], Tensor],
+    ) -> Float[Tensor, "b s"]:
+        """Compute what a function makes of whatever `forward` gives; see `Removal`."""
+        outputs = self._outputs(images, order, counts)
+        numbers = [of_images(target, which)(output) for which, output in outputs]
+        return torch.cat(numbers).unflatten(0, (len(images), len(counts)))
+
+    def _outputs(
+        self, images: Images, order: Int[Tensor, "b n"], counts: Sequence[int]
+    ) -> Iterator[tuple[Int[Tensor, " r"], Any]]:
+        """Yield the numbers of images, and the output for them, some steps at a time."""
         fill = self.fill(images)
         rank = order.argsort(dim=1).view(-1, 1, *self.grid)
         rank = F.interpolate(rank.float(), size=images.shape[2:], mode="nearest-exact")
@@ -157,11 +200,9 @@ class FilledCells(Removal):
         rows = self.rows
         if images.device.type == "cpu":
             rows = max(1, min(rows, PIXELS // images.shape[2:].numel()))
-        logits = []
         for i, count in zip(which.split(rows), kept.split(rows), strict=True):
             shown = torch.where(rank[i] < count.view(-1, 1, 1, 1), images[i], fill[i])
-            logits.append(infer(self.forward, shown.contiguous(memory_format=self.memory_format)))
-        return torch.cat(logits).unflatten(0, (len(images), len(counts)))
+            yield i, infer(self.forward, shown.contiguous(memory_format=self.memory_format))
 
 
 @dataclass(frozen=True)
@@ -169,8 +210,8 @@ class DroppedTokens(Removal):
     """Removal of the patches' tokens: a shorter sequence, and no fill to mislead the network.
 
     The same logits as masking them out of every attention. forward_kept_tokens: (images, indices
-    of the patches kept (b m)) -> logits, such as a `ViT`'s method of that name. At least one patch
-    stays.
+    of the patches kept (b m)) -> logits, or whatever else `read` makes logits of, such as a
+    `ViT`'s method of that name. At least one patch stays.
 
     Examples:
         >>> import torch
@@ -187,16 +228,39 @@ class DroppedTokens(Removal):
 
     forward_kept_tokens: Callable[[Tensor, Tensor], Tensor]
     grid: tuple[int, int]
+    read: Callable[[Any], Tensor] = unchanged
     least = 1
+
+    def outputs(
+        self, images: Images, order: Int[Tensor, "b n"], counts: Sequence[int]
+    ) -> list[Any]:
+        """Return what the network gives for each number of kept tokens."""
+        return [infer(self.forward_kept_tokens, images, order[:, :count]) for count in counts]
 
     def logits(
         self, images: Images, order: Int[Tensor, "b n"], counts: Sequence[int]
     ) -> Float[Tensor, "b s k"]:
-        return torch.stack(
-            [infer(self.forward_kept_tokens, images, order[:, :count]) for count in counts], dim=1
-        )
+        outputs = self.outputs(images, order, counts)
+        return torch.stack(list(map(self.read, outputs)), dim=1)
+
+    def numbers(
+        self,
+        images: Images,
+        order: Int[Tensor, "b n"],
+        counts: Sequence[int],
+        target: Callable[[Any], Tensor],
+    ) -> Float[Tensor, "b s"]:
+        """Compute what a function makes of whatever the network gives; see `Removal`."""
+        outputs = self.outputs(images, order, counts)
+        return torch.stack(list(map(target, outputs)), dim=1)
 
 
-def probability(logits: Logits, targets: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
-    """Compute softmax(logits) of each image's target."""
-    return logits.float().softmax(dim=-1).gather(1, targets[:, None])[:, 0]
+def softmax(logits: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
+    """Make probabilities of logits of classes of which one is there."""
+    return logits.softmax(dim=-1)
+
+
+def of_images(target: Callable[[Any], Tensor], which: Int[Tensor, " r"]) -> Callable[[Any], Tensor]:
+    """Return the function for these images, where it is another for each."""
+    at = getattr(target, "at", None)
+    return target if at is None else at(which)

@@ -4,7 +4,6 @@ from vision_attn.methods.attribution import Attribution, IntegratedGradients, Oc
 from vision_attn.methods.base import Explainer
 from vision_attn.methods.baselines import Baseline, CentreGaussian, EdgeMap, RandomMap
 from vision_attn.methods.by_name import choose_methods, fitting_methods, methods, parse_method
-from vision_attn.methods.contrast import Contrast
 from vision_attn.methods.gates import ChannelGates, SpatialGates, gate_values
 from vision_attn.methods.gradcam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
 from vision_attn.methods.legrad import LeGrad
@@ -12,17 +11,36 @@ from vision_attn.methods.lime import LIME
 from vision_attn.methods.raw_attention import QueryKey, RawAttention
 from vision_attn.methods.relevance import AttentionGradCAM, Relevance
 from vision_attn.methods.rollout import GradientRollout, Rollout, WeightedRollout
+from vision_attn.methods.targets import (
+    Box,
+    Channel,
+    Class,
+    Difference,
+    Direction,
+    Function,
+    Odds,
+    PerImage,
+    PixelsOf,
+    Similarity,
+    Target,
+    as_target,
+)
 
 __all__ = [
     "LIME",
     "AttentionGradCAM",
     "Attribution",
     "Baseline",
+    "Box",
     "CentreGaussian",
+    "Channel",
     "ChannelGates",
-    "Contrast",
+    "Class",
+    "Difference",
+    "Direction",
     "EdgeMap",
     "Explainer",
+    "Function",
     "GradCAM",
     "GradCAMPlusPlus",
     "GradientRollout",
@@ -31,14 +49,20 @@ __all__ = [
     "LayerCAM",
     "LeGrad",
     "Occlusion",
+    "Odds",
+    "PerImage",
+    "PixelsOf",
     "QueryKey",
     "RandomMap",
     "RawAttention",
     "Relevance",
     "Rollout",
+    "Similarity",
     "SpatialGates",
+    "Target",
     "WeightedRollout",
     "XGradCAM",
+    "as_target",
     "choose_methods",
     "fitting_methods",
     "gate_values",

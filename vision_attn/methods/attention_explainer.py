@@ -17,14 +17,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vision_attn.inference import infer
-from vision_attn.methods.base import Explainer, Targets, check_finite, class_logits, target_classes
+from vision_attn.methods.base import Explainer
+from vision_attn.methods.targets import Target, TargetLike
+from vision_attn.tokens.outputs import check_finite, run
 from vision_attn.tokens.path.chain import Chain, Patches, PropagationRule
 from vision_attn.tokens.path.path import Path, find_path
 from vision_attn.tokens.path.support import refusal_of
 from vision_attn.tokens.record.calls import AttentionCall, Fusion
 from vision_attn.tokens.record.log import Part, Record
 from vision_attn.tokens.record.record import record_attention
-from vision_attn.types import Heatmaps, Images, Model, TokenLayout
+from vision_attn.types import Head, Heatmaps, Images, Model, TokenLayout
 
 __all__ = [
     "AttentionExplainer",
@@ -188,22 +190,22 @@ def trace(
 def trace_gradients(
     network: nn.Module,
     images: Images,
-    targets: Int[Tensor, " b"] | None,
+    target: Target,
     layout: TokenLayout | None,
-) -> tuple[Trace, Gradients, Int[Tensor, " b"]]:
-    """Run a network and differentiate each image's class logit by the context of every call.
+) -> tuple[Trace, Gradients, Target]:
+    """Run a network and differentiate each image's target by the context of every call.
 
-    Returns the run, the gradients and the classes (b,).
+    Returns the run, the gradients and the target, with the predicted classes if it is of these.
     """
     path = find_path(network, images)
     with record_attention(network, ("v", "context")) as record:
-        logits = class_logits(network, images.detach().requires_grad_())
-    targets = target_classes(logits, targets)
-    score = logits.gather(1, targets[:, None]).sum()
+        output = run(network, images.detach().requires_grad_())
+    target = target.fixed(output)
+    score = target(output).sum()
     calls, gradients = (
         path.counted(each, len(images), network) for each in gradients_of(score, record.calls)
     )
-    return _traced(path, record, calls, layout, images), gradients, targets
+    return _traced(path, record, calls, layout, images), gradients, target
 
 
 def gradients_of(
@@ -218,7 +220,7 @@ def gradients_of(
     if score.requires_grad and contexts:
         known = torch.autograd.grad(score, list(contexts.values()), allow_unused=True)
     if all(gradient is None for gradient in known):
-        raise ValueError("no gradient of the logits reaches any attention call")
+        raise ValueError("no gradient of the target reaches any attention call")
     gradient_at = dict(zip(contexts, known, strict=True))
     detached, gradients = [], []
     for at, call in enumerate(calls):
@@ -299,23 +301,24 @@ class ChainExplainer(AttentionExplainer):
         self,
         network: nn.Module,
         images: Images,
-        targets: Int[Tensor, " b"] | None,
+        target: Target,
         layout: TokenLayout | None,
-    ) -> tuple[Trace, PropagationRule, Int[Tensor, " b"] | None]:
-        """Run the network; return its trace, the rule for its layers, and the classes, if any."""
+    ) -> tuple[Trace, PropagationRule, Target | None]:
+        """Run the network; return its trace, the rule for its layers, and the target, if any."""
 
     def explain(
         self,
         network: nn.Module,
         images: Images,
-        targets: Int[Tensor, " b"] | None,
+        target: Target,
         layout: TokenLayout | None,
     ) -> Heatmaps:
-        traced, rule, targets = self.run(network, images, targets, layout)
+        traced, rule, explained = self.run(network, images, target, layout)
+        classes = None if explained is None else explained.classes(images)
         with full_precision(images):
             chain = traced.chain if self.query is None else traced.chain.without_readout()
             shares = self._carry(chain, traced.seed(chain, self.query), rule)
-            return traced.heatmaps(shares[:, 0], self, targets, self.total)
+            return traced.heatmaps(shares[:, 0], self, classes, self.total)
 
     @final
     def rows(
@@ -323,8 +326,9 @@ class ChainExplainer(AttentionExplainer):
         network: nn.Module | Model,
         images: Tensor,
         tokens: Sequence[int] | Tensor | None = None,
-        targets: Targets | None = None,
+        target: TargetLike = None,
         layout: TokenLayout | None = None,
+        head: Head | None = None,
     ) -> Float[Tensor, "b s n"]:
         """Compute the share of every input token, prefix too, in these tokens of the last layer.
 
@@ -332,7 +336,7 @@ class ChainExplainer(AttentionExplainer):
         through the layers together, in one sweep. An attention pool at the end is left out. The
         other arguments and the errors are those of a call.
         """
-        with self.prepared(network, images, targets, layout) as arguments:
+        with self.prepared(network, images, target, layout, head) as arguments:
             network, images, *_ = arguments
             traced, rule, _ = self.run(*arguments)
             with full_precision(images):

@@ -7,14 +7,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import pairwise
+from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vision_attn.devices import forward_format
-from vision_attn.methods.base import Explainer, class_logits, target_classes
-from vision_attn.types import Heatmaps, Images, Logits, TokenLayout
+from vision_attn.methods.base import Explainer
+from vision_attn.methods.targets import Target
+from vision_attn.tokens.outputs import run
+from vision_attn.types import Heatmaps, Images, TokenLayout
 
 __all__ = ["Attribution", "IntegratedGradients", "Occlusion"]
 
@@ -23,7 +26,7 @@ START = 32  # points of the quadrature to begin with
 
 @dataclass(frozen=True)
 class Attribution(Explainer):
-    """A share of the target's logit for every pixel or cell, from many passes through the network.
+    """A share of the target's number for every pixel or cell, from many passes through the network.
 
     rows: images a forward pass at most.
 
@@ -47,19 +50,23 @@ class Attribution(Explainer):
         return None
 
     @staticmethod
-    def logits(network: nn.Module, images: Images) -> Callable[[Images], Logits]:
-        """A function that gives the logits of such images in the network's fastest format."""
+    def forward(network: nn.Module, images: Images) -> Callable[[Images], Any]:
+        """Return what runs the network on such images in its fastest format."""
         memory_format = forward_format(network, images)
-        return lambda some: class_logits(network, some.contiguous(memory_format=memory_format))
+        return lambda some: run(network, some.contiguous(memory_format=memory_format))
 
     @staticmethod
-    def each_once(
-        images: Images, targets: Int[Tensor, " b"]
-    ) -> Iterator[tuple[Images, Int[Tensor, " t"]]]:
-        """Give each image (1 c h w) once, with the classes of all its copies in a row."""
+    def each_once(images: Images) -> Iterator[tuple[Images, range]]:
+        """Give each image (1 c h w) once, with where its copies in a row stand in the batch."""
         new = [i for i in range(1, len(images)) if not torch.equal(images[i], images[i - 1])]
         for first, end in pairwise([0, *new, len(images)]):
-            yield images[first, None], targets[first:end]
+            yield images[first, None], range(first, end)
+
+    @staticmethod
+    def numbers(target: Target, output: Any, copies: range, rows: int) -> Float[Tensor, "{rows} t"]:
+        """Compute the numbers of one image's changed copies, for each of its targets."""
+        every = [target.at(torch.full((rows,), image))(output) for image in copies]
+        return torch.stack(every, dim=1)
 
 
 @dataclass(frozen=True)
@@ -72,11 +79,11 @@ class _ByCaptum(Attribution):
 
 @dataclass(frozen=True)
 class IntegratedGradients(_ByCaptum):
-    """Integrated gradients of the class's logit, from the mean colour to the image.
+    """Integrated gradients of the target, from the mean colour to the image.
 
-    x * mean over t in (0, 1) of d logit(t x) / dx, summed over channels, signed: Sundararajan et
+    x * mean over t in (0, 1) of d f(t x) / dx, summed over channels, signed: Sundararajan et
     al. 2017, from the mean colour (0 in normalised images), by Gauss-Legendre quadrature. With
-    exact integration the map would sum to logit(x) - logit(0); the heatmaps' `completeness_gap` is
+    exact integration the map would sum to f(x) - f(0); the heatmaps' `completeness_gap` is
     how far it is off, as a share of that.
 
     steps: points of the quadrature; None takes 32, and doubles them for images whose gap is above
@@ -87,7 +94,7 @@ class IntegratedGradients(_ByCaptum):
         >>> from vision_attn.methods import IntegratedGradients
         >>> from vision_attn.models import SEResNet
         >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
-        >>> IntegratedGradients(steps=2)(network, torch.rand(1, 3, 16, 16), targets=3).values.shape
+        >>> IntegratedGradients(steps=2)(network, torch.rand(1, 3, 16, 16), target=3).values.shape
         torch.Size([1, 16, 16])
     """
 
@@ -112,24 +119,28 @@ class IntegratedGradients(_ByCaptum):
         self,
         network: nn.Module,
         images: Images,
-        targets: Int[Tensor, " b"] | None,
+        target: Target,
         layout: TokenLayout | None,
     ) -> Heatmaps:
         from captum import attr
 
+        forward = self.forward(network, images)
+
+        def numbers(some: Images, which: Int[Tensor, " r"]) -> Float[Tensor, " r"]:
+            return target.at(which)(forward(some))
+
         with torch.no_grad():
-            logits = class_logits(network, images)
-            targets = target_classes(logits, targets)
-            change = logits - class_logits(network, torch.zeros_like(images))
-            change = change.gather(1, targets[:, None])[:, 0].float()
-        method = attr.IntegratedGradients(self.logits(network, images))
+            output = run(network, images)
+            target = target.fixed(output)
+            change = (target(output) - target(run(network, torch.zeros_like(images)))).float()
+        method = attr.IntegratedGradients(numbers)
         maps = images.new_zeros(len(images), *images.shape[2:], dtype=torch.float32)
         gaps = torch.full_like(change, torch.nan)
         steps, left = self.steps or min(START, self.most_steps), torch.arange(len(images))
         while len(left):
             attribution = method.attribute(
                 images[left].requires_grad_(),
-                target=targets[left],
+                additional_forward_args=(left,),
                 n_steps=steps,
                 internal_batch_size=max(self.rows, len(left)),
             )
@@ -142,14 +153,14 @@ class IntegratedGradients(_ByCaptum):
             if self.steps is not None or steps > self.most_steps:
                 break
             left = (gaps > self.tolerance).nonzero()[:, 0].cpu()
-        return Heatmaps(maps, str(self), targets, completeness_gap=gaps)
+        return Heatmaps(maps, str(self), target.classes(images), completeness_gap=gaps)
 
 
 @dataclass(frozen=True)
 class Occlusion(_ByCaptum):
-    """Occlusion: how far the class's logit falls if a window of the image is covered.
+    """Occlusion: how far the target falls if a window of the image is covered.
 
-    logit(x) - logit(x with a window of the mean colour), the mean over the windows on a pixel:
+    f(x) - f(x with a window of the mean colour), the mean over the windows on a pixel:
     Zeiler and Fergus 2014. window, stride: pixels; 0 takes a seventh of the shorter side, and half
     the window.
 
@@ -158,7 +169,7 @@ class Occlusion(_ByCaptum):
         >>> from vision_attn.methods import Occlusion
         >>> from vision_attn.models import SEResNet
         >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
-        >>> Occlusion(window=8)(network, torch.rand(1, 3, 16, 16), targets=3).values.shape
+        >>> Occlusion(window=8)(network, torch.rand(1, 3, 16, 16), target=3).values.shape
         torch.Size([1, 16, 16])
     """
 
@@ -177,7 +188,7 @@ class Occlusion(_ByCaptum):
         self,
         network: nn.Module,
         images: Images,
-        targets: Int[Tensor, " b"] | None,
+        target: Target,
         layout: TokenLayout | None,
     ) -> Heatmaps:
         from captum import attr
@@ -189,15 +200,19 @@ class Occlusion(_ByCaptum):
             raise ValueError(f"{self}: the window does not fit images of {height}x{width}")
         if step > side:
             raise ValueError(f"{self}: a stride of {step} skips pixels between windows of {side}")
-        targets = target_classes(class_logits(network, images), targets)
-        forward, maps = self.logits(network, images), []
-        for image, classes in self.each_once(images, targets):
-            occlusion = attr.Occlusion(lambda some, of=classes: forward(some)[:, of])
+        target = target.fixed(run(network, images))
+        forward, maps = self.forward(network, images), []
+        for image, copies in self.each_once(images):
+
+            def numbers(some: Images, copies: range = copies) -> Float[Tensor, "r t"]:
+                return self.numbers(target, forward(some), copies, len(some))
+
+            occlusion = attr.Occlusion(numbers)
             attribution = occlusion.attribute(
                 image,
                 sliding_window_shapes=(channels, side, side),
                 strides=(channels, step, step),
-                perturbations_per_eval=max(1, self.rows // len(classes)),
+                perturbations_per_eval=max(1, self.rows // len(copies)),
             )
             maps.append(attribution.mean(dim=1).float())  # a map a class
-        return Heatmaps(torch.cat(maps), str(self), targets)
+        return Heatmaps(torch.cat(maps), str(self), target.classes(images))

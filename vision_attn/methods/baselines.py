@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from zlib import crc32
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vision_attn.methods.base import Explainer
+from vision_attn.methods.targets import Target
 from vision_attn.types import Heatmaps, Images, TokenLayout
 
 __all__ = ["Baseline", "CentreGaussian", "EdgeMap", "RandomMap"]
@@ -48,7 +49,7 @@ class Baseline(Explainer):
         self,
         network: nn.Module,
         images: Images,
-        targets: Int[Tensor, " b"] | None,
+        target: Target,
         layout: TokenLayout | None,
     ) -> Heatmaps:
         height, width = layout.grid if layout else (self.cells, self.cells)

@@ -19,6 +19,7 @@ from vision_attn.methods.raw_attention import QueryKey, RawAttention
 from vision_attn.methods.relevance import AttentionGradCAM, Relevance
 from vision_attn.methods.rollout import GradientRollout, Rollout, WeightedRollout
 from vision_attn.tokens.modules import network_of
+from vision_attn.tokens.outputs import giving
 from vision_attn.tokens.path.path import find_path
 from vision_attn.tokens.path.support import blank_image
 from vision_attn.types import Model
@@ -86,7 +87,8 @@ def refusal(explainer: Explainer, network: nn.Module | Model) -> str | None:
         return explainer.refusal(network)
     image = blank_image(network.network, network.preprocess.input_size)
     try:
-        return explainer.refusal_for(network.network, image, layout_for(network, image))
+        with giving(network.network, network.head):
+            return explainer.refusal_for(network.network, image, layout_for(network, image))
     except Exception:  # its own code, on a blank image
         return None
 

@@ -15,15 +15,17 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from vision_attn.attention.gates import Gate, NoGate
 from vision_attn.hooks import Hooks, apart, current_scope
-from vision_attn.methods.base import Explainer, class_logits
+from vision_attn.methods.base import Explainer
+from vision_attn.methods.targets import Target
 from vision_attn.tokens.modules import network_of
+from vision_attn.tokens.outputs import run
 from vision_attn.types import Heatmaps, Images, Model, TokenLayout
 
 __all__ = [
@@ -77,7 +79,7 @@ class ChannelGates(Explainer):
         self,
         network: nn.Module,
         images: Images,
-        targets: Int[Tensor, " b"] | None,
+        target: Target,
         layout: TokenLayout | None,
     ) -> Heatmaps:
         def read(x: Tensor, g: Tensor) -> Tensor:
@@ -85,7 +87,7 @@ class ChannelGates(Explainer):
             return (weight * x.abs()).mean(dim=1).float()
 
         with reading(channel_gates(network), read) as maps:
-            class_logits(network, images)
+            run(network, images)
         return Heatmaps(list(maps.values())[self.layer], str(self))
 
 
@@ -118,11 +120,11 @@ class SpatialGates(Explainer):
         self,
         network: nn.Module,
         images: Images,
-        targets: Int[Tensor, " b"] | None,
+        target: Target,
         layout: TokenLayout | None,
     ) -> Heatmaps:
         with reading(spatial_gates(network), lambda x, g: g[:, 0].float()) as maps:
-            class_logits(network, images)
+            run(network, images)
         masks = list(maps.values())
         if isinstance(self.layer, int):
             return Heatmaps(masks[self.layer], str(self))
@@ -157,7 +159,7 @@ def gate_values(network: nn.Module | Model, images: Images) -> dict[str, Float[T
         return g[:, :, 0, 0] if g.shape[2:].numel() == 1 else g
 
     with apart(), reading(gates, read) as values:
-        class_logits(network, images)
+        run(network, images)
     return dict(values)
 
 

@@ -1,6 +1,6 @@
-"""Class activation maps: feature channels weighted by what the class's logit gains from them.
+"""Class activation maps: feature channels weighted by what the target gains from them.
 
-A the features of one layer (b c h w), G = d logit_target / dA. Every method is
+A the features of one layer (b c h w), G = d target / dA. Every method is
 relu(sum_c contribution), and differs in how A and G make the contribution.
 
 Axes: b batch, c channels, h height, w width, n tokens, d token width.
@@ -16,14 +16,16 @@ from typing import ClassVar
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from vision_attn.hooks import Hooks
-from vision_attn.methods.base import Explainer, class_logits, target_classes
+from vision_attn.methods.base import Explainer
 from vision_attn.methods.options import hint
+from vision_attn.methods.targets import Target
 from vision_attn.tokens.layout import layout_of
 from vision_attn.tokens.modules import attends, why_opaque
+from vision_attn.tokens.outputs import run
 from vision_attn.tokens.path.path import find_places
 from vision_attn.tokens.path.places import Places
 from vision_attn.types import Heatmaps, Images, TokenLayout
@@ -92,18 +94,18 @@ class ClassActivationMap(Explainer):
         self,
         network: nn.Module,
         images: Images,
-        targets: Int[Tensor, " b"] | None,
+        target: Target,
         layout: TokenLayout | None,
     ) -> Heatmaps:
         norms = place_norms(network) if self.after_norm and self.layer is None else []
         layers = find_layers(network, self.layer)
         with cut(layers, norms) as leaves, linear_by_convolution(layers[0]) as is_linear:
-            logits = class_logits(network, images)
+            output = run(network, images)
         if not leaves and is_linear and self.layer is None:
             layers = find_layers(network, None, before=layers[0])
             with cut(layers, norms) as leaves:
-                logits = class_logits(network, images)
-        targets = target_classes(logits, targets)
+                output = run(network, images)
+        target = target.fixed(output)
         if not leaves:
             raise ValueError(
                 f"{self}: the last convolutional stage gives no map larger than 1x1 for images of "
@@ -112,12 +114,12 @@ class ClassActivationMap(Explainer):
         leaf, given = leaves
         # A ReLU that is no module may write into the last map: it is a part of it (DenseNet).
         features = given if self.layer is None and given.ndim == 4 else leaf
-        score = logits.gather(1, targets[:, None]).sum()
+        score = target(output).sum()
         gradient = None
         if score.requires_grad:
             (gradient,) = torch.autograd.grad(score, features, allow_unused=True)
         if gradient is None:
-            raise ValueError(f"{self}: the logits do not depend on this layer's output")
+            raise ValueError(f"{self}: {target} does not depend on this layer's output")
         size = images.shape[2], images.shape[3]
         places: TokenLayout | Places | None = layout
         if features.ndim == 3 and layout is None:
@@ -137,7 +139,7 @@ class ClassActivationMap(Explainer):
                 for x in (features, gradient)
             )
             contribution = self.contribution(features, gradient)
-        return Heatmaps(contribution.sum(dim=1).relu(), str(self), targets)
+        return Heatmaps(contribution.sum(dim=1).relu(), str(self), target.classes(images))
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ class GradCAM(ClassActivationMap):
         >>> from vision_attn.methods import GradCAM
         >>> from vision_attn.models import SEResNet
         >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
-        >>> GradCAM()(network, torch.rand(1, 3, 32, 32), targets=3).values.shape
+        >>> GradCAM()(network, torch.rand(1, 3, 32, 32), target=3).values.shape
         torch.Size([1, 4, 4])
     """
 
@@ -173,7 +175,7 @@ class GradCAMPlusPlus(ClassActivationMap):
         >>> from vision_attn.methods import GradCAMPlusPlus
         >>> from vision_attn.models import SEResNet
         >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
-        >>> GradCAMPlusPlus()(network, torch.rand(1, 3, 32, 32), targets=3).values.shape
+        >>> GradCAMPlusPlus()(network, torch.rand(1, 3, 32, 32), target=3).values.shape
         torch.Size([1, 4, 4])
     """
 
@@ -194,7 +196,7 @@ class XGradCAM(ClassActivationMap):
         >>> from vision_attn.methods import XGradCAM
         >>> from vision_attn.models import SEResNet
         >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
-        >>> XGradCAM()(network, torch.rand(1, 3, 32, 32), targets=3).values.shape
+        >>> XGradCAM()(network, torch.rand(1, 3, 32, 32), target=3).values.shape
         torch.Size([1, 4, 4])
     """
 
@@ -216,7 +218,7 @@ class HiResCAM(ClassActivationMap):
         >>> from vision_attn.methods import HiResCAM
         >>> from vision_attn.models import SEResNet
         >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
-        >>> HiResCAM()(network, torch.rand(1, 3, 32, 32), targets=3).values.shape
+        >>> HiResCAM()(network, torch.rand(1, 3, 32, 32), target=3).values.shape
         torch.Size([1, 4, 4])
     """
 
@@ -237,7 +239,7 @@ class LayerCAM(ClassActivationMap):
         >>> from vision_attn.methods import LayerCAM
         >>> from vision_attn.models import SEResNet
         >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
-        >>> LayerCAM(layer="layer4")(network, torch.rand(1, 3, 32, 32), targets=3).values.shape
+        >>> LayerCAM(layer="layer4")(network, torch.rand(1, 3, 32, 32), target=3).values.shape
         torch.Size([1, 4, 4])
     """
 

@@ -1,4 +1,4 @@
-"""LeGrad: attention to which patches would raise the class's logit, layer by layer.
+"""LeGrad: attention to which patches would raise the target, layer by layer.
 
 Axes: b batch, l layers, n tokens, head, i queries, j keys, e value width.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from vision_attn.hooks import Hooks
@@ -20,10 +20,11 @@ from vision_attn.methods.attention_explainer import (
     gradients_of,
     heatmaps_of,
 )
-from vision_attn.methods.base import class_logits, target_classes
 from vision_attn.methods.rollout import weight_gradients
+from vision_attn.methods.targets import Target
 from vision_attn.tokens.carry.transpose import apply_raw_transpose
 from vision_attn.tokens.modules import attends, calls_attention
+from vision_attn.tokens.outputs import rows_of, run
 from vision_attn.tokens.path.chain import Attention
 from vision_attn.tokens.path.path import find_path, found_layout
 from vision_attn.tokens.record.calls import AttentionCall, Tile
@@ -35,9 +36,9 @@ __all__ = ["LeGrad"]
 
 @dataclass(frozen=True)
 class LeGrad(AttentionExplainer):
-    """LeGrad: positive gradients of the class's logit by attention weights, over all layers.
+    """LeGrad: positive gradients of the target by attention weights, over all layers.
 
-    mean_l mean_h mean_i (d s_l / d A_lhij)+, Bousselham et al. 2024. s_l is the class's logit if
+    mean_l mean_h mean_i (d s_l / d A_lhij)+, Bousselham et al. 2024. s_l is the target if
     the tokens after block l were the last: read by the network's own norm, pool and classifier. The
     ends of all blocks run side by side as one batch, and each s_l is differentiated by the weights
     of block l alone: one forward pass, one short backward pass. With an attention pool, A_l is the
@@ -48,7 +49,7 @@ class LeGrad(AttentionExplainer):
         >>> from vision_attn.methods import LeGrad
         >>> from vision_attn.models import ViT
         >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
-        >>> LeGrad(start_layer=1)(network, torch.rand(1, 3, 16, 16), targets=3).values.shape
+        >>> LeGrad(start_layer=1)(network, torch.rand(1, 3, 16, 16), target=3).values.shape
         torch.Size([1, 2, 2])
     """
 
@@ -92,7 +93,7 @@ class LeGrad(AttentionExplainer):
         self,
         network: nn.Module,
         images: Images,
-        targets: Int[Tensor, " b"] | None,
+        target: Target,
         layout: TokenLayout | None,
     ) -> Heatmaps:
         layout = layout or found_layout(network, images)
@@ -109,12 +110,12 @@ class LeGrad(AttentionExplainer):
             ends_side_by_side(blocks, len(images), copies),
             record_attention(network, ("v", "context")) as record,
         ):
-            logits = class_logits(network, images.repeat(copies, 1, 1, 1))
+            output = run(network, images.repeat(copies, 1, 1, 1))
         spare = (copies - len(blocks)) * len(images)
-        targets = target_classes(
-            logits[-len(images) :], targets
-        )  # the last block's end is the network's
-        score = logits[spare:].gather(1, targets.repeat(len(blocks))[:, None]).sum()
+        rows = torch.arange(spare, copies * len(images)).split(len(images))
+        ends = [rows_of(output, of_block, copies * len(images)) for of_block in rows]
+        target = target.fixed(ends[-1])  # the last block's end is the network's
+        score = torch.stack([target(end).sum() for end in ends]).sum()
         calls, gradients = gradients_of(score, record.calls)
         check_calls(calls, len(blocks), layout)
         with full_precision(images):
@@ -129,7 +130,9 @@ class LeGrad(AttentionExplainer):
                         for each in zip(calls, gradients, strict=True)
                     ]
                 )
-            return heatmaps_of(maps[self.start_layer :].mean(0), layout, self, targets)
+            return heatmaps_of(
+                maps[self.start_layer :].mean(0), layout, self, target.classes(images)
+            )
 
 
 def positive_gradients(

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vision_attn.methods.attribution import Attribution
-from vision_attn.methods.base import class_logits, target_classes
+from vision_attn.methods.targets import Target
+from vision_attn.tokens.outputs import run
 from vision_attn.types import Heatmaps, Images, TokenLayout
 
 __all__ = ["LIME"]
@@ -27,12 +28,12 @@ NOISES = torch.logspace(-4, 3, 36, dtype=torch.float64)  # variances, as multipl
 
 @dataclass(frozen=True)
 class LIME(Attribution):
-    """LIME: how much each cell of a grid adds to the class's logit, in a linear model.
+    """LIME: how much each cell of a grid adds to the target, in a linear model.
 
     The network answers for many samples: the image with some of its cells under the mean colour (0
     in normalised images). The map holds the weights of the linear model that tells these answers
     from the cells that are seen: Ribeiro et al. 2016 (arXiv:1602.04938), with cells in the place of
-    superpixels. It sums to logit(x) - logit(all cells hidden).
+    superpixels. It sums to f(x) - f(all cells hidden).
 
     Three things make few samples enough. Each comes with its complement (Covert and Lee 2021,
     arXiv:2012.01536), and a pair is compared with pairs that show as many cells. Cells are hidden
@@ -49,7 +50,7 @@ class LIME(Attribution):
         >>> from vision_attn.methods import LIME
         >>> from vision_attn.models import SEResNet
         >>> network = SEResNet(num_classes=5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
-        >>> LIME(samples=8, cells=4)(network, torch.rand(1, 3, 16, 24), targets=3).values.shape
+        >>> LIME(samples=8, cells=4)(network, torch.rand(1, 3, 16, 24), target=3).values.shape
         torch.Size([1, 4, 6])
     """
 
@@ -70,26 +71,27 @@ class LIME(Attribution):
         self,
         network: nn.Module,
         images: Images,
-        targets: Int[Tensor, " b"] | None,
+        target: Target,
         layout: TokenLayout | None,
     ) -> Heatmaps:
-        logits = class_logits(network, images)
-        targets = target_classes(logits, targets)
-        hidden = class_logits(network, torch.zeros_like(images))
-        change = (logits - hidden).gather(1, targets[:, None])[:, 0].cpu().double()
+        output = run(network, images)
+        target = target.fixed(output)
+        hidden = target(run(network, torch.zeros_like(images)))
+        change = (target(output) - hidden).cpu().double()
         shown = self.shown(self.grid(images, layout))
         pairs = torch.cat([shown, ~shown])
-        forward, differences = self.logits(network, images), []
-        for image, classes in self.each_once(images, targets):
+        forward, differences = self.forward(network, images), []
+        for image, copies in self.each_once(images):
             answers = [
-                forward(self._covered(image, part))[:, classes] for part in pairs.split(self.rows)
+                self.numbers(target, forward(self._covered(image, part)), copies, len(part))
+                for part in pairs.split(self.rows)
             ]
             seen, unseen = torch.cat(answers).cpu().double().chunk(2)
             differences.append((seen - unseen).mT / 2)
         maps = weights(shown, torch.cat(differences))
         missing = change - maps.sum(dim=(1, 2))
         maps += (missing / shown[0].numel())[:, None, None]
-        return Heatmaps(maps.float().to(images.device), str(self), targets)
+        return Heatmaps(maps.float().to(images.device), str(self), target.classes(images))
 
     def grid(self, images: Images, layout: TokenLayout | None) -> tuple[int, int]:
         """Rows and columns of cells on images of this size; ValueError where pixels are fewer."""

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from vision_attn.methods.attention_explainer import AttentionExplainer, Place, full_precision, trace
+from vision_attn.methods.targets import Target
 from vision_attn.tokens.carry.transpose import apply_transpose
 from vision_attn.tokens.layout import coarser
 from vision_attn.tokens.path.chain import Attention, Chain, Patches, PropagationRule
@@ -51,7 +52,7 @@ class RawAttention(AttentionExplainer):
         self,
         network: nn.Module,
         images: Images,
-        targets: Int[Tensor, " b"] | None,
+        target: Target,
         layout: TokenLayout | None,
     ) -> Heatmaps:
         traced = trace(network, images, layout)
@@ -110,7 +111,7 @@ class QueryKey(AttentionExplainer):
         self,
         network: nn.Module,
         images: Images,
-        targets: Int[Tensor, " b"] | None,
+        target: Target,
         layout: TokenLayout | None,
     ) -> Heatmaps:
         scores = self.kind == "scores"

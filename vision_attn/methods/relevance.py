@@ -1,6 +1,6 @@
 """Class-specific maps from attention and its gradient together.
 
-A_h the weights of head h in a layer, dA_h = dO_h V_h' the gradient of the class's logit by them, as
+A_h the weights of head h in a layer, dA_h = dO_h V_h' the gradient of the target by them, as
 O_h = A_h V_h: with the gradient dO of the heads' outputs, which fused attention gives, any tile of
 dA is a small product.
 
@@ -11,7 +11,6 @@ l layers.
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
 from torch import Tensor, nn
 
 from vision_attn.methods.attention_explainer import (
@@ -23,6 +22,7 @@ from vision_attn.methods.attention_explainer import (
 )
 from vision_attn.methods.raw_attention import layer_index
 from vision_attn.methods.rollout import weight_gradients, weights_and_gradients
+from vision_attn.methods.targets import Target
 from vision_attn.tokens.carry.transpose import apply_raw_transpose, apply_transpose
 from vision_attn.tokens.path.chain import Patches, PropagationRule
 from vision_attn.tokens.record.calls import AttentionCall, Tile
@@ -45,7 +45,7 @@ class Relevance(ChainExplainer):
         >>> from vision_attn.methods import Relevance
         >>> from vision_attn.models import ViT
         >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
-        >>> maps = Relevance()(network, torch.rand(1, 3, 16, 16), targets=3)
+        >>> maps = Relevance()(network, torch.rand(1, 3, 16, 16), target=3)
         >>> bool((maps.values >= 0).all())
         True
     """
@@ -53,16 +53,16 @@ class Relevance(ChainExplainer):
     class_specific = True
     needs_gradients = True
     keeps_seed = False
-    why_empty = "no attention weight raises the class's logit"
+    why_empty = "no attention weight raises the target"
 
     def run(
         self,
         network: nn.Module,
         images: Images,
-        targets: Int[Tensor, " b"] | None,
+        target: Target,
         layout: TokenLayout | None,
-    ) -> tuple[Trace, PropagationRule, Int[Tensor, " b"]]:
-        traced, gradients, targets = trace_gradients(network, images, targets, layout)
+    ) -> tuple[Trace, PropagationRule, Target]:
+        traced, gradients, target = trace_gradients(network, images, target, layout)
 
         def step(
             layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches
@@ -70,7 +70,7 @@ class Relevance(ChainExplainer):
             fuse = weights_and_gradients(gradients[layer], lambda both: both.clamp_(min=0).mean(1))
             return apply_raw_transpose(call, r, fuse)
 
-        return traced, PropagationRule(step, residual=1.0, attention=1.0), targets
+        return traced, PropagationRule(step, residual=1.0, attention=1.0), target
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class AttentionGradCAM(AttentionExplainer):
         >>> from vision_attn.methods import AttentionGradCAM
         >>> from vision_attn.models import ViT
         >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
-        >>> AttentionGradCAM()(network, torch.rand(1, 3, 16, 16), targets=3).values.shape
+        >>> AttentionGradCAM()(network, torch.rand(1, 3, 16, 16), target=3).values.shape
         torch.Size([1, 2, 2])
     """
 
@@ -94,16 +94,16 @@ class AttentionGradCAM(AttentionExplainer):
 
     class_specific = True
     needs_gradients = True
-    why_empty = "the heads together do not raise the class's logit in this layer"
+    why_empty = "the heads together do not raise the target in this layer"
 
     def explain(
         self,
         network: nn.Module,
         images: Images,
-        targets: Int[Tensor, " b"] | None,
+        target: Target,
         layout: TokenLayout | None,
     ) -> Heatmaps:
-        traced, gradients, targets = trace_gradients(network, images, targets, layout)
+        traced, gradients, target = trace_gradients(network, images, target, layout)
         index = layer_index(traced.chain.layers, self.layer)
 
         def step(
@@ -119,4 +119,4 @@ class AttentionGradCAM(AttentionExplainer):
         with full_precision(images):
             rule = PropagationRule(step, residual=0.0, attention=1.0)
             shares = traced.chain.back(traced.seed(traced.chain), rule, [index])
-            return traced.heatmaps(shares[:, 0].clamp(min=0), self, targets)
+            return traced.heatmaps(shares[:, 0].clamp(min=0), self, target.classes(images))

@@ -19,7 +19,7 @@ from math import inf
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from vision_attn.methods.attention_explainer import (
@@ -29,6 +29,7 @@ from vision_attn.methods.attention_explainer import (
     trace,
     trace_gradients,
 )
+from vision_attn.methods.targets import Target
 from vision_attn.tokens.carry.tiles import FuseTile
 from vision_attn.tokens.carry.transpose import apply_fused_transpose, apply_transpose
 from vision_attn.tokens.path.chain import Patches, PropagationRule
@@ -88,7 +89,7 @@ class Rollout(ChainExplainer):
         self,
         network: nn.Module,
         images: Images,
-        targets: Int[Tensor, " b"] | None,
+        target: Target,
         layout: TokenLayout | None,
     ) -> tuple[Trace, PropagationRule, None]:
         traced = trace(network, images, layout, (), FUSIONS[self.fusion])
@@ -110,10 +111,10 @@ class Rollout(ChainExplainer):
 
 @dataclass(frozen=True)
 class WeightedRollout(ChainExplainer):
-    """Rollout whose heads count by their importance for the class.
+    """Rollout whose heads count by their importance for the target.
 
     Head h of a layer counts w_h = (sum_i dO_hi . O_hi)+, made to sum to 1 over the heads: O the
-    heads' outputs, dO the gradient of the class's logit, so that dO_hi . O_hi is also
+    heads' outputs, dO the gradient of the target, so that dO_hi . O_hi is also
     sum_j A_hij dA_hij, the importance of the head's weights. Fused kernels compute all of it. Where
     no head has a positive sum, all count alike. residual: alpha.
 
@@ -122,7 +123,7 @@ class WeightedRollout(ChainExplainer):
         >>> from vision_attn.methods import WeightedRollout
         >>> from vision_attn.models import ViT
         >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
-        >>> WeightedRollout()(network, torch.rand(2, 3, 16, 16), targets=3).targets
+        >>> WeightedRollout()(network, torch.rand(2, 3, 16, 16), target=3).targets
         tensor([3, 3])
     """
 
@@ -140,10 +141,10 @@ class WeightedRollout(ChainExplainer):
         self,
         network: nn.Module,
         images: Images,
-        targets: Int[Tensor, " b"] | None,
+        target: Target,
         layout: TokenLayout | None,
-    ) -> tuple[Trace, PropagationRule, Int[Tensor, " b"]]:
-        traced, gradients, targets = trace_gradients(network, images, targets, layout)
+    ) -> tuple[Trace, PropagationRule, Target]:
+        traced, gradients, target = trace_gradients(network, images, target, layout)
         shares = [
             head_shares(call, gradient, len(images))
             for call, gradient in zip(traced.calls, gradients, strict=True)
@@ -165,13 +166,13 @@ class WeightedRollout(ChainExplainer):
         return (
             traced,
             PropagationRule(step, residual=self.residual, attention=1 - self.residual),
-            targets,
+            target,
         )
 
 
 @dataclass(frozen=True)
 class GradientRollout(ChainExplainer):
-    """Rollout of F = (mean_h A * dA)+, dA the gradient of the class's logit by the weights.
+    """Rollout of F = (mean_h A * dA)+, dA the gradient of the target by the weights.
 
     Each layer's weights meet their own gradients: dA_h = dO_h V_h', since O_h = A_h V_h. discard:
     as for Rollout, before the rows are made to sum to 1. A query whose row is all 0 keeps its whole
@@ -182,7 +183,7 @@ class GradientRollout(ChainExplainer):
         >>> from vision_attn.methods import GradientRollout
         >>> from vision_attn.models import ViT
         >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
-        >>> maps = GradientRollout(discard=0.5)(network, torch.rand(1, 3, 16, 16), targets=3)
+        >>> maps = GradientRollout(discard=0.5)(network, torch.rand(1, 3, 16, 16), target=3)
         >>> maps.method
         'GradientRollout(discard=0.5)'
     """
@@ -203,10 +204,10 @@ class GradientRollout(ChainExplainer):
         self,
         network: nn.Module,
         images: Images,
-        targets: Int[Tensor, " b"] | None,
+        target: Target,
         layout: TokenLayout | None,
-    ) -> tuple[Trace, PropagationRule, Int[Tensor, " b"]]:
-        traced, gradients, targets = trace_gradients(network, images, targets, layout)
+    ) -> tuple[Trace, PropagationRule, Target]:
+        traced, gradients, target = trace_gradients(network, images, target, layout)
 
         def step(
             layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches
@@ -217,7 +218,7 @@ class GradientRollout(ChainExplainer):
         return (
             traced,
             PropagationRule(step, residual=self.residual, attention=1 - self.residual),
-            targets,
+            target,
         )
 
 

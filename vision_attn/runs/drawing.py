@@ -206,7 +206,8 @@ def _map(explainer: Explainer, values: np.ndarray, model: Model, record: dict[st
         outlier_mass=record.get("outlier_mass"),
         completeness_gap=record.get("completeness_gap"),
         target=record.get("target_index"),
-        against=record.get("against_index"),
+        contrast=record.get("contrast_index"),
+        explained=record.get("target") or "",
         seconds=record.get("seconds", 0.0),
         query=query_place(explainer, model),
     )

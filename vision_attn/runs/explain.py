@@ -5,46 +5,65 @@ Axes: b batch, h height, w width, k classes, H, W a photo's height and width.
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import overload
 
 import numpy as np
 import PIL.Image
 import torch
-from jaxtyping import Int
 from numpy import ndarray
 from PIL.Image import Image
-from torch import Tensor, nn
 
 from vision_attn.data.faults import reason, sample_errors
 from vision_attn.data.images import to_rgb
 from vision_attn.methods import (
     Baseline,
     ChannelGates,
-    Contrast,
+    Class,
+    Difference,
     Explainer,
     QueryKey,
+    Target,
+    as_target,
     choose_methods,
     gate_values,
 )
-from vision_attn.methods.base import class_logits
 from vision_attn.methods.by_name import MisfitError
+from vision_attn.methods.targets import (
+    TargetLike,
+    has_classifier,
+    model_logits,
+    model_output,
+    no_classifier,
+)
 from vision_attn.render import natural
 from vision_attn.runs.explanation import Explanation, Explanations
+from vision_attn.runs.labels import label_of
 from vision_attn.runs.maps import Map
-from vision_attn.types import Images, Logits, Model, Preprocessing
+from vision_attn.types import Head, Images, Logits, Model, Preprocessing
 
-__all__ = ["Photo", "Request", "explain", "predict", "prepare", "query_place", "read"]
+__all__ = [
+    "Methods",
+    "Photo",
+    "Request",
+    "explain",
+    "predict",
+    "prepare",
+    "query_place",
+    "read",
+]
 
 Photo = Image | str | PathLike[str] | ndarray
+Methods = str | Explainer | Sequence[str | Explainer]
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
     """What to explain of photos, and by which methods.
 
-    target: a class, None for the predicted one. against: the class to contrast it with, if any.
+    target: as `Explainer` takes it. by_label: explain the class that a photo's folder is named for,
+    and the predicted one where there is none. contrast: what is subtracted from it, if anything.
     refused: a line for each requested method that does not fit the model.
 
     Examples:
@@ -55,45 +74,100 @@ class Request:
         >>> network = SEResNet(2, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4)).eval()
         >>> preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
         >>> request = Request.of(Model(network, preprocess, ["cat", "dog"], None), target="dog")
-        >>> [str(method) for method in request.explainers], request.target
-        (['GradCAM'], 1)
+        >>> [str(method) for method in request.explainers], request.words
+        (['GradCAM'], 'dog')
     """
 
     model: Model
     explainers: Sequence[Explainer]
-    target: int | None = None
-    against: int | None = None
+    target: Target = field(default_factory=Class)
+    by_label: bool = False
+    contrast: Target | None = None
     refused: Sequence[str] = ()
 
     @classmethod
     def of(
         cls,
         model: Model,
-        methods: Sequence[str | Explainer] | None = None,
-        target: int | str | None = None,
-        against: int | str | None = None,
+        methods: Methods | None = None,
+        target: TargetLike = None,
+        contrast: TargetLike = None,
+        head: Head | None = None,
     ) -> "Request":
         """Look up methods and classes by their names; see `explain`.
 
         Raises ValueError where no requested method fits the model, and for an unknown method or
         class.
         """
+        model = model if head is None else replace(model, head=head)
+        by_label = isinstance(target, str) and target.strip() == "label"
+        request = cls(
+            model,
+            [],
+            as_target(None if by_label else target, model),
+            by_label,
+            None if contrast is None else as_target(contrast, model),
+        )
+        words = [methods] if isinstance(methods, str | Explainer) else methods
         chosen: list[Explainer] = []
         refused: list[str] = []
-        for each in [[method] for method in methods] if methods else [None]:
+        for each in [[method] for method in words] if words else [None]:
             try:
                 chosen += choose_methods(each, model)
             except MisfitError as error:
                 refused.append(str(error))
+        if request.unasked:
+            specific = [one for one in chosen if one.class_specific]
+            chosen = [one for one in chosen if not one.class_specific]
+            if specific:
+                refused.append(f"{', '.join(map(str, specific))}: {no_classifier(model)}")
         if not chosen:
             raise MisfitError(refused[0])
-        return cls(
-            model,
-            sorted(dict.fromkeys(chosen), key=lambda one: isinstance(one, Baseline)),
-            None if target in (None, "predicted") else model.class_index(target),
-            None if against is None else model.class_index(against),
-            refused,
-        )
+        explainers = sorted(dict.fromkeys(chosen), key=lambda one: isinstance(one, Baseline))
+        return replace(request, explainers=explainers, refused=refused)
+
+    @property
+    def unasked(self) -> bool:
+        """Whether the predicted class is to be explained, of a network without a classifier."""
+        predicted = isinstance(self.target, Class) and self.target.index is None
+        return predicted and not has_classifier(self.model)
+
+    @property
+    def words(self) -> str:
+        """What is explained, in words."""
+        label = self.target.label(self.model.classes)
+        label = "the true class" if self.by_label else label
+        return label if self.contrast is None else f"{label} rather than {self.contrast_words}"
+
+    @property
+    def contrast_words(self) -> str | None:
+        """What it is contrasted with, in words."""
+        return None if self.contrast is None else self.contrast.label(self.model.classes)
+
+    def key(self) -> str:
+        """Return a text that is another for another question, for what is kept in files."""
+        key = "label" if self.by_label else self.target.key()
+        return key if self.contrast is None else f"{key} - {self.contrast.key()}"
+
+    def check(self, photos: int) -> None:
+        """Raise ValueError where there is a target for each of another number of photos."""
+        for target in (self.target, self.contrast):
+            if target is not None:
+                target.check(photos)
+
+    def check_same_for_all(self) -> None:
+        """Raise ValueError where there is a target for each photo, not one for all."""
+        if any(one is not None and one.count is not None for one in (self.target, self.contrast)):
+            raise ValueError(
+                "target: expected one for all images, got one an image: name them by folder "
+                "(target='label'), or call explain"
+            )
+
+    def at(self, photos: Sequence[int]) -> "Request":
+        """Return the request for these photos, where there is a target for each."""
+        places = torch.tensor(photos)
+        contrast = None if self.contrast is None else self.contrast.at(places)
+        return replace(self, target=self.target.at(places), contrast=contrast)
 
     def explain(self, photos: Sequence[tuple[str, Image]]) -> list[Explanation]:
         """Explain named photos as one batch; a method that fails is a problem of its photos.
@@ -101,50 +175,57 @@ class Request:
         Raises ValueError where the network itself gives no numbers.
         """
         images = prepare(self.model, [photo for _, photo in photos])
-        logits = predict(self.model, images)
-        targets = logits.argmax(dim=1)
-        if self.target is not None:
-            targets = torch.full_like(targets, self.target)
-        shown = self.model.calibration.probabilities(logits)
-        probabilities = shown[:, : len(self.model.classes)].cpu().numpy()
+        target = self.target_of([label_of(name, self.model.classes) for name, _ in photos])
+        with torch.no_grad():
+            output = model_output(self.model, images)
+        known = self.model.classes and any(one.class_specific for one in self.explainers)
+        if known or not isinstance(target, Class):
+            target.check(len(photos))
+            target = target.fixed(output)
+        probabilities = np.zeros((len(photos), 0), np.float32)
+        if self.model.classes:
+            logits = Class(names=len(self.model.classes)).logits(output).float()
+            probabilities = self.model.calibration.probabilities(logits).cpu().numpy()
         explanations = [
             Explanation(self.model, photo, name, probabilities[i], [], problems=list(self.refused))
             for i, (name, photo) in enumerate(photos)
         ]
         for explainer in self.explainers:
-            self._add(explainer, images, targets, explanations)
+            self._add(explainer, images, target, explanations)
         self._add_channels(images, explanations)
         return explanations
+
+    def target_of(self, labels: Sequence[int | None]) -> Target:
+        """Make the target of photos of these classes; None for one whose class is not known."""
+        target = self.target
+        if self.by_label:
+            target = Class(tuple(labels), len(self.model.classes))
+        return target if self.contrast is None else Difference(target, self.contrast)
 
     def _add(
         self,
         explainer: Explainer,
         images: Images,
-        targets: Int[Tensor, " b"],
+        target: Target,
         explanations: Sequence[Explanation],
     ) -> None:
         """Add one method's maps; where a batch fails, its photos are tried one by one."""
         try:
-            maps = list(self.maps(explainer, images, targets))
+            maps = list(self.maps(explainer, images, target))
         except Exception as error:
             if len(images) == 1:
                 explanations[0].problems.append(f"{explainer}: {reason(error)}")
                 return
             for i, explanation in enumerate(explanations):
-                self._add(explainer, images[i : i + 1], targets[i : i + 1], [explanation])
+                self._add(explainer, images[i : i + 1], target.at(torch.tensor([i])), [explanation])
             return
         for explanation, one in zip(explanations, maps, strict=True):
             explanation.maps.append(one)
 
-    def maps(
-        self, explainer: Explainer, images: Images, targets: Int[Tensor, " b"]
-    ) -> Iterator[Map]:
+    def maps(self, explainer: Explainer, images: Images, target: Target) -> Iterator[Map]:
         """Yield one map for each image. Raises ValueError where the method fails."""
-        network: nn.Module = self.model.network
-        if self.against is not None and explainer.class_specific:
-            network = Contrast(network, self.against)
         start = time.perf_counter()
-        heatmaps = explainer(network, images, targets, self.model.layout)
+        heatmaps = explainer(self.model, images, target, self.model.layout)
         every = heatmaps.values.cpu().numpy()
         seconds = (time.perf_counter() - start) / len(images)
         for i, values in enumerate(every):
@@ -156,6 +237,8 @@ class Request:
                     heatmaps.completeness_gap,
                 )
             )
+            own = target.at(torch.tensor([i]))
+            index, contrast = own.pair() if explainer.class_specific else (None, None)
             yield Map(
                 explainer=explainer,
                 values=values,
@@ -163,8 +246,9 @@ class Request:
                 prefix_mass=prefix_mass,
                 outlier_mass=outlier_mass,
                 completeness_gap=completeness_gap,
-                target=int(targets[i]) if explainer.class_specific else None,
-                against=self.against if explainer.class_specific else None,
+                target=index,
+                contrast=contrast,
+                explained=own.label(self.model.classes) if explainer.class_specific else "",
                 seconds=seconds,
                 query=query_place(explainer, self.model),
             )
@@ -189,58 +273,84 @@ class Request:
 def explain(
     model: Model,
     images: Photo,
-    methods: Sequence[str | Explainer] | None = None,
+    methods: Methods | None = None,
     *,
-    target: int | str | None = None,
-    against: int | str | None = None,
+    target: TargetLike = None,
+    contrast: TargetLike = None,
+    limit: int | None = None,
+    output: str | PathLike[str] | None = None,
+    head: Head | None = None,
     batch_size: int = 8,
 ) -> Explanation: ...
 @overload
 def explain(
     model: Model,
     images: list[Photo] | tuple[Photo, ...],
-    methods: Sequence[str | Explainer] | None = None,
+    methods: Methods | None = None,
     *,
-    target: int | str | None = None,
-    against: int | str | None = None,
+    target: TargetLike = None,
+    contrast: TargetLike = None,
+    limit: int | None = None,
+    output: str | PathLike[str] | None = None,
+    head: Head | None = None,
     batch_size: int = 8,
 ) -> Explanations: ...
 def explain(
     model: Model,
     images: Photo | list[Photo] | tuple[Photo, ...],
-    methods: Sequence[str | Explainer] | None = None,
+    methods: Methods | None = None,
     *,
-    target: int | str | None = None,
-    against: int | str | None = None,
+    target: TargetLike = None,
+    contrast: TargetLike = None,
+    limit: int | None = None,
+    output: str | PathLike[str] | None = None,
+    head: Head | None = None,
     batch_size: int = 8,
 ) -> Explanation | Explanations:
     """Predict the class of a photo, or of several, and show where the model looks.
 
-    images: a path, a PIL image or an array (height, width, 3) of uint8; or a list of these.
-    methods: names as on the command line (`Rollout(fusion=max)`, "all") or explainers; None takes
-    Rollout, or GradCAM for a network that is not attention throughout. target: the class to
-    explain, by name or index; None takes each photo's predicted class. against: a class to contrast
-    the target with.
+    Args:
+        model: A model of `load_model` or `wrap`.
+        images: A path, a PIL image, or an array (height, width, 3) of uint8; or a list of these.
+        methods: Names as on the command line (`Rollout(fusion=max)`, "all") or explainers, one or
+            several. None: Rollout, or GradCAM for a network that is not attention throughout.
+        target: What to explain: a class by name or index, a vector, a function of the network's
+            output, or a `Target`; a list has one for each photo; "label" is the class that the
+            photo's folder is named for. None: each photo's predicted class.
+        contrast: A class, or another target, to subtract: what supports the target rather than it.
+        limit: Only the first photos, so many.
+        output: A folder to write the pictures, raw maps and records to; None writes none.
+        head: Which part of the network's output is meant, by index, key or attribute. None: the
+            model's own.
+        batch_size: Photos at once.
 
-    Returns an Explanation for one image, Explanations for a list. A method that does not fit the
-    model is one of their `problems`. Raises ValueError where none fits, for an unknown class, an
-    image that cannot be read (ImageError), and a photo on which every method fails.
+    Returns:
+        An Explanation for one image, Explanations for a list. A method that does not fit the model
+        is one of their `problems`.
+
+    Raises:
+        ValueError: No method fits, there is no such class, an image cannot be read (ImageError), or
+            every method fails on a photo.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    request = Request.of(model, methods, target, against)
+    for name, number in (("batch_size", batch_size), ("limit", limit)):
+        if number is not None and number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")
+    request = Request.of(model, methods, target, contrast, head)
     several = isinstance(images, list | tuple)
-    photos = [
-        read(image, model.preprocess)
-        for image in (images if isinstance(images, list | tuple) else [images])
-    ]
+    every = list(images) if isinstance(images, list | tuple) else [images]
+    request.check(len(every))
+    photos = [read(image, model.preprocess) for image in every[:limit]]
     explanations: list[Explanation] = []
     for start in range(0, len(photos), batch_size):
-        explanations += request.explain(photos[start : start + batch_size])
+        places = range(start, min(start + batch_size, len(photos)))
+        explanations += request.at(places).explain([photos[place] for place in places])
     for explanation in explanations:
         if not explanation.maps:
             raise ValueError(f"{explanation.name}: {'; '.join(explanation.problems)}")
-    return Explanations(explanations) if several else explanations[0]
+    explained = Explanations(explanations) if several else explanations[0]
+    if output is not None:
+        explained.save(output)
+    return explained
 
 
 def read(image: Photo, preprocess: Preprocessing) -> tuple[str, Image]:
@@ -269,7 +379,7 @@ def prepare(model: Model, photos: Sequence[Image]) -> Images:
 
 def predict(model: Model, images: Images) -> Logits:
     """Run the network on its inputs. Raises ValueError where a logit is not finite."""
-    return class_logits(model.network, images).float()
+    return model_logits(model, images).float()
 
 
 def query_place(explainer: Explainer, model: Model) -> tuple[float, float] | None:

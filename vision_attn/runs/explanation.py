@@ -30,6 +30,7 @@ from vision_attn import pages, render
 from vision_attn.data.masks import Masks, read_mask
 from vision_attn.files import kept_together, replacing, write_text
 from vision_attn.methods import Explainer
+from vision_attn.methods.targets import name_of
 from vision_attn.pages import Row
 from vision_attn.render import ColorMap, Dim, Panel, Scale, Style
 from vision_attn.render.picture import Picture
@@ -104,6 +105,13 @@ class Explanation:
     def warning(self) -> str:
         """What titles and captions warn of: random weights, or a photo unlike what is known."""
         return self.model.warning or self.unlike
+
+    @property
+    def asked(self) -> str:
+        """What is explained, in words, where that is more than the predicted class."""
+        predicted = "" if self.predicted is None else name_of(self.predicted, self.model.classes)
+        asked = dict.fromkeys(found.explained for found in self.maps if found.explained)
+        return "" if set(asked) <= {predicted} else f"explained: {', '.join(asked)}"
 
     @property
     def facts(self) -> tuple[str, str, float | None]:
@@ -184,7 +192,8 @@ class Explanation:
 
     def grid(self, style: Style | None = None) -> PIL.Image.Image:
         """Draw the photo and every map with its colour bar, side by side."""
-        sheet = render.heatmap_grid(self.panels(style), Path(self.name).name, warning=self.warning)
+        title = ", ".join(filter(None, [Path(self.name).name, self.asked]))
+        sheet = render.heatmap_grid(self.panels(style), title, warning=self.warning)
         return PIL.Image.fromarray(sheet)
 
     def show(self, style: Style | None = None) -> "Figure":
@@ -219,9 +228,12 @@ class Explanation:
             record["probability"] = round(float(self.probabilities[self.predicted]), 6)
             if self.model.calibration.threshold is not None:
                 record["unlike"] = self.unlike
-        for word, index in (("target", found.target), ("against", found.against)):
-            record[word] = classes[index] if classes and index is not None else None
-            record[f"{word}_index"] = index
+        named = found.target is not None and bool(classes)
+        record["target"] = classes[found.target] if named else found.explained or None
+        record["target_index"] = found.target
+        with_name = found.contrast is not None and bool(classes)
+        record["contrast"] = classes[found.contrast] if with_name else None
+        record["contrast_index"] = found.contrast
         record["prefix_mass"] = found.prefix_mass
         record["outlier_mass"] = found.outlier_mass
         if found.completeness_gap is not None:
@@ -357,6 +369,8 @@ class Pictures:
                 picture = render.with_colorbar(picture, self.style, found.scale)
             picture = render.with_caption(picture, explanation.warning)
             picture = render.with_caption(picture, found.note)
+            if found.explained:
+                picture = render.with_caption(picture, explanation.asked)
             render.save(picture, place(f"{stem}.png"))
             if self.raw:
                 with replacing(place(f"{stem}.npy")) as file:
@@ -368,7 +382,8 @@ class Pictures:
             panels.append(Panel("mask", covered))
             links.append(None)
         if len(explanation.maps) > 1:
-            sheet = render.heatmap_grid(panels, title, warning=explanation.warning)
+            heading = ", ".join(filter(None, [title, explanation.asked]))
+            sheet = render.heatmap_grid(panels, heading, warning=explanation.warning)
             render.save(sheet, place(f"{name}.grid.png"))
         if explanation.channels:
             chart = render.channel_gates(explanation.channels, title)

@@ -25,12 +25,13 @@ from vision_attn.data.faults import fault_line
 from vision_attn.data.video import Video, clips, is_video
 from vision_attn.files import claimed
 from vision_attn.methods import Explainer, choose_methods
+from vision_attn.methods.targets import TargetLike
 from vision_attn.models.shelf import is_shelved, shelved
 from vision_attn.render import ColorMap, Style
 from vision_attn.runs import workers
 from vision_attn.runs.album import Added, Album, Batch
 from vision_attn.runs.entries import Results
-from vision_attn.runs.explain import Request
+from vision_attn.runs.explain import Methods, Request
 from vision_attn.runs.explanation import Pictures
 from vision_attn.runs.inputs import (
     checked_masks,
@@ -43,7 +44,7 @@ from vision_attn.runs.many import SAVES, Save, explain_many
 from vision_attn.runs.naming import file_names
 from vision_attn.runs.progress import Bar, Silent
 from vision_attn.runs.video import Film
-from vision_attn.types import Model
+from vision_attn.types import Head, Model
 
 __all__ = ["Summary", "film", "gallery", "page_title"]
 
@@ -82,16 +83,17 @@ class Summary:
 def gallery(
     model: Model,
     images: Paths,
-    methods: Sequence[str | Explainer] | None = None,
+    methods: Methods | None = None,
     *,
-    output: str | PathLike[str] = "outputs/explain",
-    target: int | str | None = None,
-    against: int | str | None = None,
+    target: TargetLike = None,
+    contrast: TargetLike = None,
+    limit: int | None = None,
+    output: str | PathLike[str] | None = None,
+    head: Head | None = None,
     style: Style | None = None,
     masks: str | PathLike[str] | None = None,
     page: bool = True,
     save: Save = "pictures",
-    limit: int | None = None,
     frames: float | None = None,
     batch_size: int = 8,
     processes: int = 1,
@@ -100,16 +102,16 @@ def gallery(
 ) -> Summary:
     """Explain photos and videos into a folder, with a page to look through.
 
-    images: files, folders of images, and videos. methods, target and against: as `explain` takes
-    them. style: `ColorMap()` unless given. masks: a folder of masks of the images' stems, shown
-    beside the maps. page: the gallery; where a photo's folder is named for a class, that is its
-    true class there. save: `pictures`, with a raw map (.npy) beside each; `maps`, all raw maps in
-    one file a method, for very many photos (`open_results` reads them, `draw_pictures` draws them);
-    `both`; or `none`, the records alone. All but `pictures` go on where a run was stopped.
-    limit: at most so many photos, and frames of each video. frames: each folder is a video, its
-    images the frames, so many a second. processes: at once on this machine.
-    shard: (number, of how many), only every N-th image; the last shard to finish merges the
-    results. progress: `Bar()` unless given.
+    images: files, folders of images, and videos. methods, target, contrast and head: as `explain`
+    takes them, one target for all. limit: at most so many photos, and frames of each video. output:
+    the folder; None takes outputs/explain. style: `ColorMap()` unless given. masks: a folder of
+    masks of the images' stems, shown beside the maps. page: the gallery; where a photo's folder is
+    named for a class, that is its true class there. save: `pictures`, with a raw map (.npy) beside
+    each; `maps`, all raw maps in one file a method, for very many photos (`open_results` reads
+    them, `draw_pictures` draws them); `both`; or `none`, the records alone. All but `pictures` go
+    on where a run was stopped. frames: each folder is a video, its images the frames, so many a
+    second. processes: at once on this machine. shard: (number, of how many), only every N-th image;
+    the last shard to finish merges the results. progress: `Bar()` unless given.
 
     An image that cannot be read or explained is a line of the summary's problems, and the rest is
     done. Raises ValueError for an unknown method, class, path of masks, or an output that cannot
@@ -117,7 +119,9 @@ def gallery(
     """
     if save not in SAVES:
         raise ValueError(f"save must be one of {', '.join(SAVES)}, got {save!r}")
-    request = Request.of(model, methods, target, against)
+    request = Request.of(model, methods, target, contrast, head)
+    model, output = request.model, "outputs/explain" if output is None else output
+    request.check_same_for_all()
     listed = [images] if isinstance(images, str | PathLike) else list(images)
     paths = [str(path) for path in listed]
     of_films = [p for p in paths if is_video(p) or (frames and p and Path(p).is_dir())]
@@ -225,26 +229,28 @@ def _many(
 
 def film(
     model: Model,
-    video: str | PathLike[str],
-    *methods: str | Explainer,
-    output: str | PathLike[str] = "outputs/explain",
-    target: int | str | None = None,
-    against: int | str | None = None,
-    style: Style | None = None,
+    images: str | PathLike[str],
+    methods: Methods | None = None,
+    *,
+    target: TargetLike = None,
+    contrast: TargetLike = None,
     limit: int | None = None,
+    output: str | PathLike[str] | None = None,
+    head: Head | None = None,
+    style: Style | None = None,
     frames: float | None = None,
     batch_size: int = 8,
     progress: Silent | None = None,
 ) -> Summary:
     """Explain a video: write it once for each method, under its heatmap, in one scale throughout.
 
-    video: a file, or a folder of images with `frames`, how many are a second. limit: at most so
-    many frames. The other arguments are those of `gallery`.
+    images: a video file, or a folder of images with `frames`, how many are a second. limit: at
+    most so many frames. The other arguments are those of `gallery`.
 
     Raises ValueError where the path is no video, for a method that does not fit the model, and
     for an unknown class.
     """
-    path = Path(video)
+    path = Path(images)
     if path.is_dir() and not frames:
         raise ValueError(f"{path} is a folder: give frames=RATE, the number of images per second")
     if path.is_dir():
@@ -254,13 +260,14 @@ def film(
     return gallery(
         model,
         str(path),
-        methods or None,
-        output=output,
+        methods,
         target=target,
-        against=against,
+        contrast=contrast,
+        limit=limit,
+        output=output,
+        head=head,
         style=style,
         page=False,
-        limit=limit,
         frames=frames,
         batch_size=batch_size,
         progress=progress,
@@ -334,8 +341,8 @@ def _settings(
         "weights": workers.checksum(model.network),
         "input_size": list(model.preprocess.input_size),
         "methods": [str(explainer) for explainer in request.explainers],
-        "target": request.target,
-        "against": request.against,
+        "target": request.key(),
+        "head": request.model.head,
         "style": repr(pictures.style),
         "masks": None if pictures.masks is None else str(pictures.masks),
         "page": pictures.page,
@@ -344,12 +351,13 @@ def _settings(
     }
 
 
-def _first(request: Request, methods: Sequence[str | Explainer] | None) -> str:
+def _first(request: Request, methods: Methods | None) -> str:
     """Name the method that a page of all methods shows first; empty where they were chosen.
 
     That is the method which the card of a pretrained network trusts, else the usual one.
     """
-    words = [one.strip().lower() for one in methods or () if isinstance(one, str)]
+    several = [methods] if isinstance(methods, str | Explainer) else methods or ()
+    words = [one.strip().lower() for one in several if isinstance(one, str)]
     if "all" not in words:
         return ""
     usual = [str(one) for one in choose_methods(None, request.model)]

@@ -21,10 +21,11 @@ __all__ = ["Map"]
 class Map:
     """One photo's heatmap by one method, with what it takes to draw it rightly.
 
-    values: raw, on the token or feature grid. scale: what full colour stands for. target and
-    against: classes, for methods that explain one. seconds: the photo's share of its batch. query:
-    the place (x, y) whose attention is shown, as shares of the network's input.
-    completeness_gap: as in `Heatmaps`.
+    values: raw, on the token or feature grid. scale: what full colour stands for. target: the class
+    that is explained, contrast: the one it is compared with; None for what is no class, and for
+    methods that explain none. explained: what is explained, in words; empty for these. seconds: the
+    photo's share of its batch. query: the place (x, y) whose attention is shown, as shares of the
+    network's input. completeness_gap: as in `Heatmaps`.
 
     Examples:
         >>> import numpy as np
@@ -43,7 +44,8 @@ class Map:
     outlier_mass: float | None = None
     completeness_gap: float | None = None
     target: int | None = None
-    against: int | None = None
+    contrast: int | None = None
+    explained: str = ""
     seconds: float = 0.0
     query: tuple[float, float] | None = None
 

@@ -77,7 +77,7 @@ def test_the_files_say_the_same(planted, scores):
 def test_from_python_it_is_the_same(planted, models):
     found = vision_attn.score(
         load_model(models("vit")), "planted", "GradCAM",
-        images=10, steps=4, batch_size=4, name=models("vit"),
+        limit=10, steps=4, batch_size=4, name=models("vit"),
     )  # fmt: skip
     assert found.to_dict() == json.loads((planted / "scores.json").read_text())
 

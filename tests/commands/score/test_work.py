@@ -13,6 +13,7 @@ from vision_attn.evaluate import DroppedTokens, FilledCells
 from vision_attn.hub import load_model
 from vision_attn.methods import Explainer
 from vision_attn.models import ViT
+from vision_attn.runs.explain import Request
 from vision_attn.runs.scoring import tasks as score_work
 from vision_attn.runs.scoring.evidence import open_data
 from vision_attn.runs.scoring.results import Results
@@ -29,7 +30,7 @@ def test_as_many_processes_as_there_is_work_for(maps, cores, processes, models, 
     monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
     tasks = [score_work.Task("maps", "Rollout", (0,) * 10)] * (maps // 10)
     tasks += [score_work.Task("maps", "Rollout", (0,) * (maps % 10))]
-    work = score_work.Work(load_model(models("vit")), "planted", "GradCAM", images=1)
+    work = score_work.Work(load_model(models("vit")), "planted", "GradCAM", limit=1)
     assert work.usual_processes(tasks) == processes
     monkeypatch.setattr(type(work.model), "device", torch.device("cuda"))
     assert work.usual_processes(tasks) == 1
@@ -61,7 +62,7 @@ class Odd(Explainer):
     def refusal(self, network):
         return None
 
-    def explain(self, network, images, targets, layout):
+    def explain(self, network, images, target, layout):
         maps = torch.rand(len(images), 4, 6)
         maps[0] = 0.25
         maps[images.mean((1, 2, 3)) > self.bright] = float("nan")
@@ -76,7 +77,7 @@ def test_constant_and_nan_maps(models, tmp_path):
     model = load_model(models("vit"))
     work = score_work.Work(
         *(model, "planted", "GradCAM"),
-        images=8, steps=2, how="mean", target="predicted", batch_size=8,
+        limit=8, steps=2, how="mean", target="predicted", batch_size=8,
     )  # fmt: skip
     work.explainers = {"Odd": Odd(), **{str(e): e for e in score_work.BASELINES}}
     batch, _ = work.read(tuple(work.all.chosen))
@@ -174,6 +175,6 @@ def test_tokens_of_timms_vit_are_dropped():
     with torch.no_grad():
         logits = dropped.logits(images, torch.arange(196)[None], [196])
         torch.testing.assert_close(logits[:, 0], model.network(images), atol=1e-4, rtol=1e-4)
-    assert Scorer(model, dropped).batch(
+    assert Scorer(Request(model, []), dropped).batch(
         [open_data("planted", model, Path("."))[0]]
     ).images.shape == (1, 3, 224, 224)

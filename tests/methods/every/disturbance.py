@@ -13,7 +13,7 @@ import torch
 from plain import Plain
 from torch.nn import functional as F
 
-from vision_attn.methods.base import class_logits
+from vision_attn.tokens.outputs import class_logits
 from vision_attn.tokens.path.chain import Attention
 
 SAMPLES = 12  # queries that are disturbed, over all calls

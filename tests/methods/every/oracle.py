@@ -23,9 +23,9 @@ from plain import Plain
 from torch import nn
 
 from vision_attn.methods import Rollout
-from vision_attn.methods.base import class_logits
 from vision_attn.methods.by_name import methods
 from vision_attn.tokens import record_attention
+from vision_attn.tokens.outputs import class_logits
 from vision_attn.tokens.path.chain import Attention
 from vision_attn.tokens.path.path import find_path
 

@@ -30,7 +30,7 @@ COLOURS = torch.tensor(
     [[128.0] * 3] + [[40.0 + 175 * (i >> c & 1) for c in range(3)] for i in range(8)]
 )
 PREPROCESS = Preprocess((24, 36), (0.5,) * 3, (0.5,) * 3)
-FEW = {"steps": 2, "batch_size": 9, "images": 5, "progress": Silent()}
+FEW = {"steps": 2, "batch_size": 9, "limit": 5, "progress": Silent()}
 GRIDS = "grid_pointing_2x2", "grid_pointing_3x3"
 
 
@@ -61,9 +61,10 @@ class Oracle(Explainer):
     def refusal(self, network):
         return None
 
-    def explain(self, network, images, targets, layout):
-        chosen = network.evidence(images)[torch.arange(len(images)), targets]
-        return Heatmaps(chosen.detach(), str(self), targets)
+    def explain(self, network, images, target, layout):
+        classes = target.fixed(network(images)).classes(images)
+        chosen = network.evidence(images)[torch.arange(len(images)), classes]
+        return Heatmaps(chosen.detach(), str(self), classes)
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Blind(Explainer):
     def refusal(self, network):
         return None
 
-    def explain(self, network, images, targets, layout):
+    def explain(self, network, images, target, layout):
         return Heatmaps(images[:, 0].contiguous(), str(self))
 
 
@@ -83,10 +84,10 @@ class Blind(Explainer):
 class Fails(Oracle):
     """Fails on more than one image, and on some."""
 
-    def explain(self, network, images, targets, layout):
+    def explain(self, network, images, target, layout):
         if len(images) > 1 or images.mean() > 0:
             raise ValueError("too bright")
-        return super().explain(network, images, targets, layout)
+        return super().explain(network, images, target, layout)
 
 
 def model_of(network: nn.Module, classes=CLASSES) -> Model:
@@ -180,7 +181,7 @@ def test_the_files_say_how_and_mark_what_is_class_blind(scored):
 
 
 def test_the_verdict_knows_what_answers_for_a_class(model, folder):
-    few = {**FEW, "images": 40, "steps": 1}
+    few = {**FEW, "limit": 40, "steps": 1}
     scores = vision_attn.score(model, folder, [Oracle(), Blind()], **few, mosaic=2)
     verdict = scores.verdict()
     assert verdict.mosaics == (2, 13)  # 54 photos are named right
@@ -308,7 +309,7 @@ def test_scores_without_mosaics_go_on_with_them(model, folder, tmp_path):
     assert "mosaic" not in str(before)
     after = vision_attn.score(model, folder, Oracle(), **ask, mosaic=2)
     assert set(after.metrics) - set(before.metrics) == {GRIDS[0]}
-    more = vision_attn.score(model, folder, Oracle(), **{**ask, "images": 7}, mosaic=2)
+    more = vision_attn.score(model, folder, Oracle(), **{**ask, "limit": 7}, mosaic=2)
     kept = after.results.numbers(GRIDS[0], "Oracle")
     assert kept.items() <= more.results.numbers(GRIDS[0], "Oracle").items()
 

@@ -28,7 +28,7 @@ from vision_attn.runs.scoring.tasks import Folder, Task, Work
 from vision_attn.types import Model
 
 BASELINES = ["RandomMap", "CentreGaussian", "EdgeMap"]
-QUICK = {"steps": 2, "batch_size": 4, "images": 7, "progress": Silent()}
+QUICK = {"steps": 2, "batch_size": 4, "limit": 7, "progress": Silent()}
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def tables_of(scores: Scores) -> dict[str, str]:
 
 @pytest.mark.xdist_group("scored in memory")
 def test_two_calls_at_once_share_a_folder(model, planted, tmp_path):
-    work = Work(model, "planted", "GradCAM", images=5, steps=2)
+    work = Work(model, "planted", "GradCAM", limit=5, steps=2)
     first, second = (Folder(tmp_path / "out", work.settings) for _ in range(2))
     for folder, tasks in ((first, work.tasks(set())[:3]), (second, work.tasks(set())[2:])):
         for task in tasks:  # one of them is done by both
@@ -255,25 +255,30 @@ def test_lists_of_files_and_images(model, tmp_path):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"images": 0}, "images must be at least 1, got 0"),
+        ({"limit": 0}, "limit must be at least 1, got 0"),
         ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"batch_size": -1}, "batch_size must be at least 1, got -1"),
         ({"processes": 0}, "processes must be at least 1, got 0"),
         ({"sanity": -1}, "sanity must be at least 0 images, got -1"),
-        ({"target": "tabby"}, "target must be one of label, predicted, got 'tabby'"),
+        ({"target": "tabbi"}, "no class named 'tabbi': there are a; b; c"),
+        ({"contrast": 7}, "no class 7: expected 0 to 2, or a name"),
+        ({"target": [0, 1]}, "target: expected one for all images, got one an image"),
         ({"removal": "none"}, "removal must be one of auto, tokens, mean, blur, noise, got 'none'"),
         ({"shard": (3, 2)}, "shard must be (number, of how many), such as (1, 4), got (3, 2)"),
         ({"methods": "Rolout"}, "unknown method 'Rolout' (did you mean 'Rollout'?)"),
         ({"methods": "ChannelGates"}, "ChannelGates does not fit this model"),
-        ({"data": "plantd"}, "no data 'plantd': did you mean planted"),
-        ({"data": []}, "expected at least one image to score, got an empty list"),
-        ({"data": ["gone.png"]}, "a list of files: nothing could be scored: no image can be used"),
+        ({"images": "plantd"}, "no data 'plantd': did you mean planted"),
+        ({"images": []}, "expected at least one image to score, got an empty list"),
+        (
+            {"images": ["gone.png"]},
+            "a list of files: nothing could be scored: no image can be used",
+        ),
         ({"output": "/proc/here"}, "/proc/here: cannot write there"),
     ],
 )
 def test_what_does_not_fit_is_said(model, given, words):
     with pytest.raises(ValueError, match=re.escape(words)):
-        vision_attn.score(model, **{"data": "planted", **QUICK, **given})
+        vision_attn.score(model, **{"images": "planted", **QUICK, **given})
 
 
 def test_removal_is_what_deletion_needs(model):
@@ -290,7 +295,7 @@ def test_removal_is_what_deletion_needs(model):
 
 def test_a_map_is_drawn_in_its_own_scale(model):
     """A nearly even rollout with half of its mass on the class token stays nearly colourless."""
-    data = Work(model, "planted", "GradCAM", images=1).data
+    data = Work(model, "planted", "GradCAM", limit=1).data
     even = np.full((4, 6), 0.5 / 24, np.float32)
     even[1, 2] *= 1.04
     even[0, 0] -= even.sum() - 0.5
@@ -299,7 +304,7 @@ def test_a_map_is_drawn_in_its_own_scale(model):
 
 
 def test_maps_are_kept_with_their_prefix_mass(model, tmp_path):
-    work = Work(model, "planted", "Rollout", images=2, steps=2)
+    work = Work(model, "planted", "Rollout", limit=2, steps=2)
     batch, _ = work.read(tuple(work.all.chosen))
     found = Rollout()(model.network, batch.images)
     folder = Folder(tmp_path, work.settings)
@@ -313,14 +318,14 @@ def test_maps_are_kept_with_their_prefix_mass(model, tmp_path):
 
 def test_drawn_leaves_out_what_fails(model):
     class Fails(GradCAM):
-        def explain(self, network, images, targets, layout):
+        def explain(self, network, images, target, layout):
             if len(images) > 1 or images.mean() > 0:
                 raise ValueError("bright")
-            return super().explain(network, images, targets, layout)
+            return super().explain(network, images, target, layout)
 
-    work = Work(model, "planted", "GradCAM", images=6)
+    work = Work(model, "planted", "GradCAM", limit=6)
     batch, _ = work.read(tuple(work.all.chosen))
-    drawn = Scorer(model, work.scorer.removal).drawn(Fails(), batch)
+    drawn = Scorer(work.request, work.scorer.removal).drawn(Fails(), batch)
     dark = {s.name for s in batch.samples if s.image.mean() <= 0}
     assert set(drawn) == dark
 

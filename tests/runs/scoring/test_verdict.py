@@ -231,7 +231,7 @@ def untrained() -> Scores:
     network = ViT((32, 48), 8, 3, dim=12, depth=2, heads=2).eval()
     layout = network.layout((32, 48))
     model = Model(network, PREPROCESS, ["a", "b", "c"], layout, "tiny", "random")
-    quick = {"steps": 2, "batch_size": 4, "images": 4, "progress": Silent()}
+    quick = {"steps": 2, "batch_size": 4, "limit": 4, "progress": Silent()}
     return vision_attn.score(model, "planted", ["GradCAM"], **quick)
 
 

@@ -3,7 +3,7 @@
 Axes: b batch, t targets, h height, w width.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import isfinite
@@ -25,30 +25,36 @@ from vision_attn.methods import (
     Baseline,
     CentreGaussian,
     ChannelGates,
+    Class,
+    Difference,
     EdgeMap,
     Explainer,
     GradCAM,
+    PerImage,
     QueryKey,
     RandomMap,
     RawAttention,
     Rollout,
+    Target,
+    as_target,
     choose_methods,
     fitting_methods,
     gate_values,
 )
-from vision_attn.methods.base import class_logits
 from vision_attn.methods.gates import channel_gates, spatial_gates
+from vision_attn.methods.targets import TargetLike, model_output, no_classifier
+from vision_attn.models.timm_model import TimmModel
 from vision_attn.pages import inspect as parts
-from vision_attn.runs.explain import Photo, Request, predict, prepare, read
+from vision_attn.runs.explain import Methods, Photo, Request, predict, prepare, read
 from vision_attn.runs.maps import Map
 from vision_attn.runs.progress import Bar, Silent
 from vision_attn.tokens import record_attention
 from vision_attn.tokens.path.support import refusal_of
 from vision_attn.tokens.path.swin import LayerWindows, layer_windows
 from vision_attn.tokens.record.calls import AttentionCall, LazyWeights
-from vision_attn.types import Images, Logits, Model, TokenLayout
+from vision_attn.types import Head, Images, Model, TokenLayout
 
-__all__ = ["Look", "inspect"]
+__all__ = ["Look", "inspect", "named_models"]
 
 LIKELIEST = 5  # classes shown
 EXPLAINED = 3  # of them, by the methods that explain a class
@@ -62,47 +68,82 @@ LEFT_OUT = (
 
 
 def inspect(
-    model: Model | Mapping[str, Model],
-    image: Photo | Sequence[Photo],
+    model: Model | tuple[Model, ...],
+    images: Photo | Sequence[Photo],
+    methods: Methods | None = None,
     *,
-    methods: Sequence[str | Explainer] | None = None,
-    targets: Sequence[int | str] = (),
+    target: TargetLike = None,
+    contrast: TargetLike = None,
+    limit: int | None = None,
+    output: str | PathLike[str] | None = None,
+    head: Head | None = None,
     score: bool = False,
     progress: Silent | None = None,
 ) -> parts.Page:
     """Make a page on which the model's attention is explored; in a notebook it shows itself.
 
-    model: one, or several by the names that the page gives them. image: a PIL image or a file, or
-    several. methods: as on the command line, `Rollout(fusion=max)`, or "all"; None takes the quick
-    ones that fit. targets: classes to explain besides the likeliest. score: also measure each map
-    by deletion and insertion, some 34 passes through the network a map. progress: `Bar()` unless
-    given.
-
-        vision_attn.inspect(model, "dog_cat.png").save("page.html")
+        vision_attn.inspect(model, "dog_cat.png", output="page.html")
 
     Of several images, one on which anything fails is a problem of `progress`, and the rest is
     shown.
 
-    Raises ValueError for a method that does not fit, an unknown class, and where no image can be
-    read.
+    Args:
+        model: One, or a tuple of several to compare.
+        images: A PIL image or a file, or several.
+        methods: As on the command line, `Rollout(fusion=max)`, or "all". None: the quick ones that
+            fit.
+        target: What to explain besides the likeliest classes, or a list of such targets: each is
+            explained in every image.
+        contrast: A class, or another target, to subtract from each.
+        limit: Only the first images, so many.
+        output: The file to write; None writes none.
+        head: Which part of the network's output is meant. None: the model's own.
+        score: Also measure each map by deletion and insertion, some 34 passes through the network a
+            map.
+        progress: `Bar()` unless given.
+
+    Raises:
+        ValueError: A method does not fit, there is no such class, or no image can be read.
     """
-    models = model if isinstance(model, Mapping) else {type(model.network).__name__: model}
-    images = [image] if isinstance(image, Image | str | PathLike | ndarray) else image
-    looks = [Look(name, one, methods, targets, score) for name, one in models.items()]
+    models = named_models(model)
+    several = [images] if isinstance(images, Image | str | PathLike | ndarray) else images
+    several = several[:limit]
+    if head is not None:
+        models = {name: replace(one, head=head) for name, one in models.items()}
+    looks = [Look(name, one, methods, target, contrast, score) for name, one in models.items()]
     inspections: list[parts.Inspection] = []
     with Bar() if progress is None else progress as shown:
-        shown.start("inspecting", len(images))
-        for photo in images:
+        shown.start("inspecting", len(several))
+        for photo in several:
             try:
                 inspections += [look.at(photo) for look in looks]
             except Exception as error:  # of this photo
-                if len(images) == 1 and progress is None:
+                if len(several) == 1 and progress is None:
                     raise
                 shown.problem(fault_line(name_of(photo), error))
             shown.advance()
     if not inspections:
         raise ValueError("none of the images could be read: there is nothing to show")
-    return parts.Page.of(inspections)
+    page = parts.Page.of(inspections)
+    if output is not None:
+        page.save(output)
+    return page
+
+
+def named_models(model: Model | tuple[Model, ...]) -> dict[str, Model]:
+    """Name models as pages do: as they were loaded, or by their networks' classes, each once."""
+    models = model if isinstance(model, tuple) else (model,)
+    if not models:
+        raise ValueError("expected a model, or a tuple of several, got an empty one")
+    named: dict[str, Model] = {}
+    for one in models:
+        network = one.network.network if isinstance(one.network, TimmModel) else one.network
+        name = stem = one.name or type(network).__name__
+        number = 2
+        while name in named:
+            name, number = f"{stem} ({number})", number + 1
+        named[name] = one
+    return named
 
 
 class Look:
@@ -124,26 +165,34 @@ class Look:
         self,
         name: str,
         model: Model,
-        methods: Sequence[str | Explainer] | None = None,
-        targets: Sequence[int | str] = (),
+        methods: Methods | None = None,
+        target: TargetLike = None,
+        contrast: TargetLike = None,
         score: bool = False,
     ):
         self.name = name
         self.model = model
         self.score = score
-        self.chosen = None if methods is None else choose_methods(methods, model.network)
-        self.targets = [model.class_index(target) for target in targets]
+        words = [methods] if isinstance(methods, str | Explainer) else methods
+        self.chosen = None if words is None else choose_methods(words, model)
+        several = target if isinstance(target, list | tuple) else [target]
+        self.contrast = None if contrast is None else as_target(contrast, model)
+        asked = [as_target(one, model) for one in several if one not in (None, "predicted")]
+        self.classes = [one.pair()[0] for one in asked if isinstance(one, Class)]
+        self.others = [one for one in asked if not isinstance(one, Class)]
+        self.request = Request(model, self.chosen or [])
 
     def at(self, photo: Photo) -> parts.Inspection:
         """All that the page shows of one photo."""
         name, image = read(photo, self.model.preprocess)
         layout = self.model.layout
         images = prepare(self.model, [image])
-        predictions = self.predictions(predict(self.model, images))
-        surest = max((prediction.probability for prediction in predictions), default=1.0)
+        predictions = self.predictions(images)
+        surest = max((one.probability or 0.0 for one in predictions), default=1.0)
         left, top, right, bottom = self.model.preprocess.box(image.size)
         width, height = image.size
-        notes = list(filter(None, [self.model.calibration.unlike(surest)]))
+        known = bool(self.model.classes)
+        notes = list(filter(None, [self.model.calibration.unlike(surest)])) if known else []
         layers: list[parts.Layer] = []
         no_click = ""
         try:
@@ -166,14 +215,25 @@ class Look:
             no_click=no_click,
         )
 
-    def predictions(self, logits: Logits) -> list[parts.Prediction]:
-        """Return the likeliest classes, and the targets."""
-        names = self.model.classes
-        chances = self.model.calibration.probabilities(logits)[0]
-        likeliest = chances.topk(min(LIKELIEST, len(chances))).indices.tolist() if names else []
-        return [
-            parts.Prediction(target, names[target], float(chances[target]))
-            for target in dict.fromkeys([*likeliest[:EXPLAINED], *self.targets, *likeliest])
+    def predictions(self, images: Images) -> list[parts.Prediction]:
+        """Return the likeliest classes, and the targets.
+
+        A target that is no class is numbered after the classes, and has no probability.
+        """
+        names, listed = self.model.classes, []
+        if names:
+            chances = self.model.calibration.probabilities(predict(self.model, images))[0]
+            likeliest = chances.topk(min(LIKELIEST, len(chances))).indices.tolist()
+            listed = [
+                parts.Prediction(target, names[target], float(chances[target]))
+                for target in dict.fromkeys([*likeliest[:EXPLAINED], *self.classes, *likeliest])
+            ]
+        else:
+            listed = [parts.Prediction(one, f"class {one}", None) for one in self.classes]
+        first = max([len(names), *(one + 1 for one in self.classes)])
+        return listed + [
+            parts.Prediction(first + at, one.label(names), None)
+            for at, one in enumerate(self.others)
         ]
 
     def layers(self, images: Images) -> list[parts.Layer]:
@@ -207,29 +267,28 @@ class Look:
         self, images: Images, predictions: Sequence[parts.Prediction], notes: list[str]
     ) -> Iterator[parts.Map]:
         """Every method; the ones of a class for each of the classes explained."""
-        explained = [prediction.target for prediction in predictions[:EXPLAINED]]
-        explained += [target for target in self.targets if target not in explained]
-        quick = [
-            one for one in fitting_methods(self.model.network) if not isinstance(one, LEFT_OUT)
-        ]
+        explained = self.explained(predictions)
+        quick = [one for one in fitting_methods(self.model) if not isinstance(one, LEFT_OUT)]
         quick.sort(key=lambda one: (not isinstance(one, Rollout), not isinstance(one, GradCAM)))
         usual = [variant for explainer in quick for variant in variants(explainer)]
         for explainer in usual if self.chosen is None else self.chosen:
-            targets = explained if explainer.class_specific else [0]
+            targets = list(explained.values()) if explainer.class_specific else [Class()]
+            if not targets:
+                if self.chosen is not None:
+                    raise ValueError(f"{explainer}: {no_classifier(self.model)}")
+                continue
             repeated = images.expand(len(targets), -1, -1, -1)
+            asked = targets[0] if len(targets) == 1 else PerImage(tuple(targets))
             try:
-                maps = list(
-                    Request(self.model, [explainer]).maps(
-                        explainer, repeated, torch.tensor(targets, device=images.device)
-                    )
-                )
+                maps = list(self.request.maps(explainer, repeated, asked))
             except ValueError as error:
                 if self.chosen is not None:
                     raise
                 notes.append(f"{explainer}: {error}")
                 continue
             about = (type(explainer).__doc__ or "").split("\n\n")[0]
-            scores = self.scores(images, maps, explained)
+            scores = self.scores(images, maps, list(explained.values()))
+            numbers = list(explained) if explainer.class_specific else [None]
             for at, found in enumerate(maps):
                 mass = found.prefix_mass
                 yield parts.Map(
@@ -237,15 +296,28 @@ class Look:
                     baseline=isinstance(explainer, Baseline),
                     values=found.values,
                     about=" ".join(about.split()),
-                    target=found.target,
+                    target=numbers[at],
                     unit=found.scale.unit,
                     factor=found.scale.factor,
                     prefix_mass=None if mass is None or not isfinite(mass) else mass,
                     scores={name: float(each[at]) for name, each in scores.items()},
                 )
 
+    def explained(self, predictions: Sequence[parts.Prediction]) -> dict[int, Target]:
+        """List the targets of the methods that take one, by their numbers on the page."""
+        classes = [one.target for one in predictions if one.probability is not None][:EXPLAINED]
+        names = len(self.model.classes)
+        targets: dict[int, Target] = {
+            index: Class(index, names) for index in dict.fromkeys([*classes, *self.classes])
+        }
+        others = [one.target for one in predictions[len(predictions) - len(self.others) :]]
+        targets |= dict(zip(others, self.others, strict=True))
+        if self.contrast is None:
+            return targets
+        return {number: Difference(one, self.contrast) for number, one in targets.items()}
+
     def scores(
-        self, images: Images, maps: Sequence[Map], explained: Sequence[int]
+        self, images: Images, maps: Sequence[Map], explained: Sequence[Target]
     ) -> dict[str, Float[Tensor, " t"]]:
         """Measure how faithful each map is, by the name of the measure; empty without `score`.
 
@@ -255,15 +327,24 @@ class Look:
             return {}
         from vision_attn.evaluate import Deletion, FilledCells, Insertion
 
-        count = len(maps)
         values = torch.from_numpy(np.stack([found.values for found in maps])).to(images.device)
         grid = self.model.layout.grid if self.model.layout else CELLS
-        removal = FilledCells(partial(class_logits, self.model.network), grid)
-        targets = torch.tensor(explained[:count], device=images.device)
+        reader = Class(names=len(self.model.classes)).logits
+        removal = FilledCells(partial(model_output, self.model), grid, read=reader)
+        chances = replace(self.model.calibration, temperature=1.0).probabilities
+        metrics = {
+            kind.__name__.lower(): kind(removal, probabilities=chances)
+            for kind in (Deletion, Insertion)
+        }
         scores = {}
-        for metric in (Deletion(removal), Insertion(removal)):
-            metric.update(images.expand(count, -1, -1, -1), values, targets)
-            scores[type(metric).__name__.lower()] = metric.per_image()
+        for name, metric in metrics.items():
+            each = []
+            for values_of_one, target in zip(values, explained, strict=False):
+                metric.reset()
+                asked = target.pair()[0] if isinstance(target, Class) else target
+                metric.update(images, values_of_one[None], asked)
+                each.append(metric.compute())
+            scores[name] = torch.stack(each)
         return scores
 
     def gates(self, images: Images) -> Iterator[parts.Gate]:

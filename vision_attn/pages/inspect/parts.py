@@ -186,9 +186,10 @@ Gate = ChannelGate | SpatialGate
 
 @dataclass(frozen=True)
 class Prediction:
-    """One of the likeliest classes.
+    """One of the likeliest classes, or another target.
 
-    target: its index. probability: from 0 to 1.
+    target: its index; of what is no class, a number after those of the classes. probability: from 0
+    to 1, None where it has none.
 
     Examples:
         >>> from vision_attn.pages.inspect import Prediction
@@ -198,7 +199,7 @@ class Prediction:
 
     target: int
     name: str
-    probability: float
+    probability: float | None
 
 
 @dataclass(frozen=True, eq=False)

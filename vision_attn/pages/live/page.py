@@ -32,7 +32,7 @@ class LiveNetwork:
     input, mean, std, crop, fit, interpolation. grid: of the cells that a brush covers, the patches'
     own where there are some. prefix: what the tokens before the patches are called. drops: whether
     patches can be left out. warning: a line for the page's title, such as that weights are random.
-    calibration: of the probabilities.
+    calibration: of the probabilities. asked: classes to show besides the likeliest.
 
     Examples:
         >>> from vision_attn.pages.live import LiveNetwork, Program
@@ -50,6 +50,7 @@ class LiveNetwork:
     drops: bool = False
     warning: str = ""
     calibration: Calibration = field(default_factory=Calibration)
+    asked: Sequence[int] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +123,7 @@ def _network(network: LiveNetwork) -> dict[str, Any]:
         "prefix": list(network.prefix),
         "drops": network.drops,
         "warning": network.warning,
+        "asked": list(network.asked),
         "temperature": network.calibration.temperature,
         "threshold": network.calibration.threshold,
         "independent": network.calibration.independent,

@@ -4,7 +4,7 @@ Axes: none; photos are files, or images (H W 3).
 """
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
@@ -15,12 +15,13 @@ from PIL.Image import Image
 from vision_attn.data.example_photos import example_photos
 from vision_attn.data.faults import ImageError, sample_errors
 from vision_attn.data.images import open_image
-from vision_attn.models.timm_model import TimmModel
+from vision_attn.methods import Class, Explainer, as_target
+from vision_attn.methods.targets import TargetLike
 from vision_attn.pages.inspect import Page
-from vision_attn.pages.inspect.inspection import CELLS, prefix_names
+from vision_attn.pages.inspect.inspection import CELLS, named_models, prefix_names
 from vision_attn.pages.live import LiveNetwork, LivePhoto, live_page
 from vision_attn.pages.live.translation import translate
-from vision_attn.runs.explain import Photo, read
+from vision_attn.runs.explain import Methods, Photo, read
 from vision_attn.runs.progress import Bar, Silent
 from vision_attn.types import Model, Preprocessing, TokenLayout
 
@@ -32,30 +33,46 @@ TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
 
 
 def live(
-    model: Model | Mapping[str, Model],
+    model: Model | tuple[Model, ...],
     images: Photo | Sequence[Photo] = (),
+    methods: Methods | None = None,
     *,
+    target: TargetLike = None,
+    contrast: TargetLike = None,
+    limit: int | None = None,
+    output: str | PathLike[str] | None = None,
     progress: Silent | None = None,
 ) -> Page:
     """Make a page that runs the model: drop a photo, cover parts of it, see what changes.
 
-    model: one, or several by the names that the page gives them. images: photos to begin with, PIL
-    images or files; those of the package (`example_photos`) if there are none. Files of at most
-    600 kB go in as they are, metadata too, others at most 1024 pixels high and wide. progress:
-    `Bar()` unless given.
-
-        vision_attn.live(model, ["dog_cat.png"]).save("page.html")
+        vision_attn.live(model, ["dog_cat.png"], output="page.html")
 
     Of several images, one that cannot be read is a problem of `progress`, and the rest is shown.
 
-    Raises ModelError for a network that a page cannot run exactly, and ValueError where no image
-    can be read.
+    Args:
+        model: One, or a tuple of several to compare.
+        images: Photos to begin with, PIL images or files; those of the package (`example_photos`)
+            if there are none. Files of at most 600 kB go in as they are, metadata too, others at
+            most 1024 pixels high and wide.
+        methods: The page computes `Rollout` of a ViT and `GradCAM` of a CNN, and nothing else.
+        target: A class to show besides the likeliest, or a list of classes.
+        contrast: The page offers none.
+        limit: Only the first images, so many.
+        output: The file to write; None writes none.
+        progress: `Bar()` unless given.
+
+    Raises:
+        ModelError: A page cannot run the network exactly.
+        ValueError: No image can be read, or the page does not offer what is asked.
     """
-    models = model if isinstance(model, Mapping) else {name_of(model): model}
+    models = named_models(model)
     given: Sequence[Photo]
     given = [images] if isinstance(images, Image | str | PathLike | ndarray) else images
-    given = given or list(example_photos().values())
-    networks = [network_of(name, one) for name, one in models.items()]
+    given = (given or list(example_photos().values()))[:limit]
+    if contrast is not None:
+        raise ValueError("contrast: the page of live computes none: make one with inspect")
+    networks = [network_of(name, one, target) for name, one in models.items()]
+    check_methods(methods, networks)
     photos: list[LivePhoto] = []
     first = next(iter(models.values()))
     with Bar() if progress is None else progress as shown:
@@ -69,11 +86,41 @@ def live(
             shown.advance()
     if not photos:
         raise ValueError("none of the images could be read: name at least one that can")
-    return live_page(networks, photos)
+    page = live_page(networks, photos)
+    if output is not None:
+        page.save(output)
+    return page
 
 
-def network_of(name: str, model: Model) -> LiveNetwork:
+def check_methods(methods: Methods | None, networks: Sequence[LiveNetwork]) -> None:
+    """Raise ValueError for a method that the page does not compute."""
+    words = [methods] if isinstance(methods, str | Explainer) else methods or ()
+    offered = {"GradCAM" if one.program.cam else "Rollout" for one in networks}
+    for method in words:
+        if str(method) not in offered:
+            raise ValueError(
+                f"{method}: the page of live computes {' and '.join(sorted(offered))} alone: "
+                "inspect takes every method"
+            )
+
+
+def classes_of(model: Model, target: TargetLike) -> list[int]:
+    """Look up the classes to show; ValueError for a target that is none."""
+    several = target if isinstance(target, list | tuple) else [target]
+    found = []
+    for one in several:
+        if one in (None, "predicted"):
+            continue
+        index = as_target(one, model).pair()[0]
+        if index is None or not isinstance(as_target(one, model), Class):
+            raise ValueError("target: the page of live takes classes alone: inspect takes others")
+        found.append(index)
+    return found
+
+
+def network_of(name: str, model: Model, target: TargetLike = None) -> LiveNetwork:
     """Translate a model for the page. Raises ModelError where a page cannot run it."""
+    asked = classes_of(model, target)
     program = translate(model)
     known = program.layout
     layout = None if known is None else TokenLayout(**known)
@@ -96,14 +143,7 @@ def network_of(name: str, model: Model) -> LiveNetwork:
         drops=layout is not None,
         warning=model.warning,
         calibration=model.calibration,
-    )
-
-
-def name_of(model: Model) -> str:
-    """Name a model as it was loaded, or by its network's class."""
-    network = model.network
-    return (
-        model.name or type(network.network if isinstance(network, TimmModel) else network).__name__
+        asked=asked,
     )
 
 

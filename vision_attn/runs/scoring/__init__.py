@@ -9,6 +9,8 @@ from typing import Any
 
 from vision_attn import render
 from vision_attn.files import write_text
+from vision_attn.methods.targets import TargetLike
+from vision_attn.runs.explain import Methods
 from vision_attn.runs.progress import Bar, Silent
 from vision_attn.runs.scoring import pictures, tables
 from vision_attn.runs.scoring.evidence import Data, Samples, check_data
@@ -18,14 +20,13 @@ from vision_attn.runs.scoring.tasks import (
     SCORED,
     Folder,
     Memory,
-    Methods,
     Work,
     answers,
     at_least_one,
     seeded,
 )
 from vision_attn.runs.scoring.verdict import MethodVerdict, Verdict, judge
-from vision_attn.types import Model
+from vision_attn.types import Head, Model
 
 __all__ = ["MethodVerdict", "Scores", "Verdict", "removal", "score"]
 
@@ -40,11 +41,11 @@ class Scores:
         >>> import vision_attn
         >>> from vision_attn.data import Preprocess
         >>> from vision_attn.models import ViT
-        >>> from vision_attn.types import Model
+        >>> from vision_attn.types import Head, Model
         >>> vit = ViT(image_size=16, patch_size=8, dim=12, depth=1, heads=2, num_classes=10).eval()
         >>> preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
         >>> model = Model(vit, preprocess, [f"class {i}" for i in range(10)], vit.layout((16, 16)))
-        >>> scores = vision_attn.score(model, "planted", ["Rollout"], images=3, steps=2, sanity=0)
+        >>> scores = vision_attn.score(model, "planted", ["Rollout"], limit=3, steps=2, sanity=0)
         >>> scores.methods
         ['Rollout', 'RandomMap', 'CentreGaussian', 'EdgeMap']
         >>> rows = [row for row in scores.table() if row["method"] == "Rollout"]
@@ -130,11 +131,14 @@ class Scores:
 
 def score(
     model: Model,
-    data: Data,
+    images: Data,
     methods: Methods | None = None,
     *,
-    images: int | None = None,
-    target: str = "label",
+    target: TargetLike = None,
+    contrast: TargetLike = None,
+    limit: int | None = None,
+    output: str | Path | None = None,
+    head: Head | None = None,
     steps: int = 16,
     removal: str = "auto",
     sanity: int | None = None,
@@ -144,27 +148,30 @@ def score(
     batch_size: int = 50,
     seed: int = 0,
     root: str | Path = ".data",
-    output: str | Path | None = None,
     name: str | None = None,
     progress: Silent | None = None,
 ) -> Scores:
     """Measure which heatmaps of a model to trust, beside three maps that know nothing of it.
 
-    data: planted (with masks), planted:shortcut, planted:contradict, cifar10 or cifar100 (below
+    images: planted (with masks), planted:shortcut, planted:contradict, cifar10 or cifar100 (below
     `root`), a folder of images, one with boxes.json, or one with images/ and masks/; or a list of
     image files and PIL images. methods: names or explainers; None takes those that fit and are
-    quick, "all" the slow ones too. images: at most so many, drawn evenly (None: 1000, with "all"
-    500). target: `label`, the true class where it is known, or `predicted`. steps: of deletion and
-    insertion. removal: see `vision_attn.removal`. sanity: on how many images the weights are
-    randomised and noise is added (None: 32 with "all", else 0). mosaic: photos a side, 2 to 4, one
-    number or several, of mosaics in which each method explains the class of each photo; needs data
-    with labels; at most `images` (with "all" 32) of each side, and no more than 400 photos fill.
+    quick, "all" the slow ones too. target: what is explained, as `explain` takes it, the same for
+    all images; None takes the class that an image shows where that is known ("label"), else the
+    predicted one ("predicted"). contrast: what is subtracted from it. Of a target that is no class,
+    deletion and insertion follow its number, in units of its mean change from whole images to none
+    of them. limit: at most so many images, drawn evenly (None: 1000, with "all" 500). output: a
+    folder in which the work is kept as it is done, so that a stopped call, or shards, can be
+    continued by the same call; it also receives the files of `Scores.save`. head: which part of the
+    network's output is meant. steps: of deletion and insertion. removal: see `vision_attn.removal`.
+    sanity: on how many images the weights are randomised and noise is added (None: 32 with "all",
+    else 0). mosaic: photos a side, 2 to 4, one number or several, of mosaics in which each method
+    explains the class of each photo; needs images with labels; at most `limit` (with "all" 32) of
+    each side, and no more than 400 photos fill.
 
     processes: how many at once; None takes as many as pay. Above one, a script needs its
     `if __name__ == "__main__":`. shard: (number, of how many) measures that part of the images.
-    output: a folder in which the work is kept as it is done, so that a stopped call, or shards,
-    can be continued by the same call; it also receives the files of `Scores.save`. name: what the
-    tables call the model. progress: None shows a bar where there is a terminal.
+    name: what the tables call the model. progress: None shows a bar where there is a terminal.
 
     Raises ValueError for a method, data or setting that does not fit, and where nothing could be
     scored; what goes wrong with single images is in `Scores.problems`.
@@ -174,7 +181,7 @@ def score(
         >>> model = vision_attn.load_model(
         ...     "timm:vit_tiny_patch16_224", pretrained=False, image_size=64, depth=2
         ... )
-        >>> scores = vision_attn.score(model, "planted", ["Rollout"], images=3, steps=2)
+        >>> scores = vision_attn.score(model, "planted", ["Rollout"], limit=3, steps=2)
         >>> scores.methods
         ['Rollout', 'RandomMap', 'CentreGaussian', 'EdgeMap']
         >>> scores.table()[0]["metric"]
@@ -186,8 +193,9 @@ def score(
         raise ValueError(f"shard must be (number, of how many), such as (1, 4), got {shard}")
     with seeded(seed, model.device):
         work = Work(
-            model, data, methods, images=images, target=target, steps=steps, how=removal,
-            sanity=sanity, mosaic=mosaic, batch_size=batch_size, seed=seed, root=root, name=name,
+            model, images, methods, target=target, contrast=contrast, limit=limit, head=head,
+            steps=steps, how=removal, sanity=sanity, mosaic=mosaic, batch_size=batch_size,
+            seed=seed, root=root, name=name,
         )  # fmt: skip
         part = "all" if shards == 1 else f"{number}-of-{shards}"
         memory = Memory() if output is None else Folder(Path(output), work.settings, part)

@@ -20,14 +20,14 @@ from zlib import crc32
 import torch
 from einops import rearrange
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from vision_attn.data.draws import permutation
 from vision_attn.data.faults import ImageError, apart, reason
 from vision_attn.evaluate import GridPointingGame
 from vision_attn.methods import Explainer
-from vision_attn.methods.base import class_logits
+from vision_attn.methods.targets import model_logits
 from vision_attn.runs.scoring.evidence import Samples
 from vision_attn.runs.scoring.scorer import GRIDS, Record
 from vision_attn.tokens import layout_of
@@ -276,12 +276,12 @@ class Mosaics:
 
     def _shares(self, explainer: Explainer, images: Images, numbers: Sequence[int]) -> list[Record]:
         side = self.made[numbers[0]].side
-        network, layout = self.model.network, self.model.layout
+        layout = self.model.layout
         if layout is not None:
-            layout = layout_of(network, (images.shape[2], images.shape[3]))
+            layout = layout_of(self.model, (images.shape[2], images.shape[3]))
         classes = torch.tensor([self.made[i].classes for i in numbers], device=images.device)
         metric = GridPointingGame(side)
-        for cell, maps in enumerate(maps_by_cell(explainer, network, images, classes, layout)):
+        for cell, maps in enumerate(maps_by_cell(explainer, self.model, images, classes, layout)):
             metric.update(maps, torch.full_like(classes[:, cell], cell))
         shares = metric.per_image().cpu().double().view(side**2, len(images)).T
         return [
@@ -314,7 +314,7 @@ class Mosaics:
         return images, kept, problems
 
     def _logits(self, images: Images) -> Tensor:
-        return class_logits(self.model.network, images.to(self.model.device)).float()
+        return model_logits(self.model, images.to(self.model.device)).float()
 
     def _enough(self, labels: set[int], words: str) -> None:
         side, names = max(self.sides), self.model.classes
@@ -328,7 +328,7 @@ class Mosaics:
 
 def maps_by_cell(
     explainer: Explainer,
-    network: nn.Module,
+    model: Model,
     images: Images,
     classes: Int[Tensor, "b k"],
     layout: TokenLayout | None,
@@ -337,7 +337,7 @@ def maps_by_cell(
     if explainer.shares_passes:
         cells = classes.shape[1]
         maps = [
-            explainer(network, image.expand(cells, -1, -1, -1), wanted, layout).values
+            explainer(model, image.expand(cells, -1, -1, -1), wanted, layout).values
             for image, wanted in zip(images.split(1), classes, strict=True)
         ]
         yield from torch.stack(maps, dim=1)
@@ -345,7 +345,7 @@ def maps_by_cell(
     maps = []
     for column in classes.T:
         if not maps or explainer.class_specific:  # else it is the same for every class
-            maps = [explainer(network, images, column, layout).values]
+            maps = [explainer(model, images, column, layout).values]
         yield maps[0]
 
 

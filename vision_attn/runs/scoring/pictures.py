@@ -32,12 +32,18 @@ def curves(results: Results) -> Picture:
             note = ", ".join(f"{n} {short(row[n]['mean'])}" for n in known)
             panels[method] = Curves(results.titled(method), known, note)
     references = [panels[name] for name in NAMES if name in panels]
+    of = "The class's probability" if results.unit is None else capital(results.explained)
     return small_curves(
         list(panels.values()),
         references,
-        "The class's probability as the map's largest cells are removed first, or inserted first",
+        f"{of} as the map's largest cells are removed first, or inserted first",
         "share of the image removed, or inserted",
     )
+
+
+def capital(text: str) -> str:
+    """Begin a text with a capital letter."""
+    return text[:1].upper() + text[1:]
 
 
 def sanity(results: Results) -> Picture:

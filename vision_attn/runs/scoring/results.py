@@ -77,6 +77,8 @@ class Results:
         }
         self.mosaics = work.mosaics.known
         add_box_ious(self.records.values(), list(work.explainers))
+        self.explained = work.request.words
+        self.unit = None if work.of_classes else scaled_curves(self.records.values())
         if share is None and not any("scores" in record for record in self.records.values()):
             why = dict.fromkeys(record["problem"] for record in self.records.values())
             reasons = list(why) or list(problems) or ["no image can be used"]
@@ -189,7 +191,7 @@ class Results:
         right = {
             r["image"]: r["label"] == r["predicted"]
             for r in self.records.values()
-            if r.get("label") is not None
+            if r.get("label") is not None and r.get("predicted") is not None
         }
         return (sum(right.values()) / len(right), len(right)) if right else None
 
@@ -274,3 +276,19 @@ def short(value: float) -> str:
 def signed(value: float) -> str:
     """In three decimals with the sign, 0 as +0."""
     return f"{value:+z.3f}"
+
+
+def scaled_curves(records: Iterable[Record]) -> float:
+    """Divide curves and areas of a number by its mean change from whole images to none of them.
+
+    Returns that change. Where it is 0 nothing is divided.
+    """
+    scored = [record for record in records if "deletion" in record]
+    changes = {r["image"]: abs(r["deletion"][0] - r["deletion"][-1]) for r in scored}
+    unit = sum(changes.values()) / len(changes) if changes else 0.0
+    for record in scored if unit else []:
+        for name in ("deletion", "insertion"):
+            record[name] = [value / unit for value in record[name]]
+        areas = {name: record["scores"][name] / unit for name in ("deletion", "insertion")}
+        record["scores"] = record["scores"] | areas
+    return unit

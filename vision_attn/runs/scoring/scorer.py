@@ -3,8 +3,8 @@
 Axes: b batch, h, w the network's input, y, x of a map, t thresholds.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -44,10 +44,11 @@ from vision_attn.evaluate import (
     Removal,
     Sparseness,
 )
-from vision_attn.methods import Explainer
-from vision_attn.methods.base import class_logits
+from vision_attn.methods import Class, Explainer, Target
+from vision_attn.methods.targets import model_logits, model_output
 from vision_attn.models import TimmModel, ViT
 from vision_attn.models.timm_model import vit_from_timm
+from vision_attn.runs.explain import Request
 from vision_attn.runs.scoring.evidence import Sample
 from vision_attn.types import Heatmaps, Images, Model
 
@@ -106,18 +107,22 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Samples of one kind together, and the class each is explained for."""
+    """Samples of one kind together, and what each is explained for.
+
+    predicted: None for a network without a classifier.
+    """
 
     samples: Sequence[Sample]
     images: Images
-    predicted: Int[Tensor, " b"]
-    targets: Int[Tensor, " b"]
+    predicted: Int[Tensor, " b"] | None
+    target: Target
 
     def single(self) -> Iterator["Batch"]:
         """Each image as a batch of its own."""
         for i, sample in enumerate(self.samples):
             one = slice(i, i + 1)
-            yield Batch([sample], self.images[one], self.predicted[one], self.targets[one])
+            predicted = None if self.predicted is None else self.predicted[one]
+            yield Batch([sample], self.images[one], predicted, self.target.at(torch.tensor([i])))
 
     def mask(self, of: str) -> Bool[Tensor, "b h w"] | None:
         """The masks of that kind; None where the images have none."""
@@ -135,15 +140,19 @@ class Batch:
 class Scorer:
     """How a model's maps are measured.
 
-    by_label: explain the true class where it is known. half: bfloat16 where evidence is removed.
+    request: the model, and what is explained. half: bfloat16 where evidence is removed.
     """
 
-    model: Model
+    request: Request
     removal: Removal
     steps: int = 16
     seed: int = 0
-    by_label: bool = True
     half: bool = False
+
+    @property
+    def model(self) -> Model:
+        """The model whose maps are measured."""
+        return self.request.model
 
     def batches(self, samples: Sequence[Sample]) -> tuple[Batch | None, list[str]]:
         """Make a batch of the samples that the network takes, and a line for each of the others.
@@ -153,37 +162,30 @@ class Scorer:
         made, lines = apart(self.batch, samples, lambda sample: sample.name)
         if len(made) < 2:
             return (made[0][1] if made else None), lines
-        parts = [batch for _, batch in made]
-        joined = Batch(
-            [sample for batch in parts for sample in batch.samples],
-            torch.cat([batch.images for batch in parts]),
-            torch.cat([batch.predicted for batch in parts]),
-            torch.cat([batch.targets for batch in parts]),
-        )
-        return joined, lines
+        return self.batch([sample for _, batch in made for sample in batch.samples]), lines
 
     def batch(self, samples: Sequence[Sample]) -> Batch:
         """Make a batch of samples; ValueError where the network gives no numbers."""
-        network = self.model.network
-        device = self.model.device
-        images = torch.stack([sample.image for sample in samples]).to(device)
-        predicted = class_logits(network, images).argmax(dim=1)
-        targets = predicted.clone()
-        for i, sample in enumerate(samples):
-            if self.by_label and sample.label is not None:
-                targets[i] = sample.label
-        return Batch(samples, images, predicted, targets)
+        images = torch.stack([sample.image for sample in samples]).to(self.model.device)
+        output = model_output(self.model, images)
+        predicted = None
+        if self.model.classes:
+            reader = Class(names=len(self.model.classes))
+            predicted = reader.logits(output).argmax(dim=1)
+        target = self.request.target_of([sample.label for sample in samples]).fixed(output)
+        return Batch(samples, images, predicted, target)
 
     def explain(
-        self, explainer: Explainer, network: nn.Module, images: Tensor, targets: Tensor
+        self, explainer: Explainer, network: nn.Module, images: Tensor, target: Target
     ) -> Heatmaps:
         """The explainer's maps, by the model's layout."""
-        return explainer(network, images, targets, self.model.layout)
+        model = replace(self.model, network=network)
+        return explainer(model, images, target, self.model.layout)
 
     def drawn(self, explainer: Explainer, batch: Batch) -> dict[str, Drawn]:
         """Each image's map by its name, to be drawn; none of an image that the method fails on."""
         try:
-            maps = self.explain(explainer, self.model.network, batch.images, batch.targets)
+            maps = self.explain(explainer, self.model.network, batch.images, batch.target)
         except Exception:
             if len(batch.samples) == 1:
                 return {}
@@ -214,15 +216,15 @@ class Scorer:
                 "method": str(explainer),
                 "image": sample.name,
                 "label": sample.label,
-                "predicted": int(batch.predicted[i]),
-                "target": int(batch.targets[i]),
+                "predicted": None if batch.predicted is None else int(batch.predicted[i]),
+                "target": batch.target.at(torch.tensor([i])).pair()[0],
                 **found[i],
             }
             for i, sample in enumerate(batch.samples)
         ]
 
     def _maps(self, explainer: Explainer, batch: Batch) -> list[Record]:
-        maps = self.explain(explainer, self.model.network, batch.images, batch.targets).values
+        maps = self.explain(explainer, self.model.network, batch.images, batch.target).values
         scores, curves = self._faithfulness(maps, batch)
         scores |= self._localization(maps, batch) | {"sparseness": scored(Sparseness(), maps)}
         if batch.samples[0].boxes is not None:
@@ -236,24 +238,27 @@ class Scorer:
     def _faithfulness(
         self, maps: Float[Tensor, "b y x"], batch: Batch
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Scores, and curves of deletion and insertion."""
-        network = partial(class_logits, self.model.network)
-        walk = self.removal, self.steps, self.seed
+        """Scores, and curves of deletion and insertion; of a target that is no class, no others."""
+        logits, chances = partial(model_logits, self.model), probabilities_of(self.model)
+        walk = self.removal, self.steps, self.seed, chances
         deletion, insertion = Deletion(*walk), Insertion(*walk)
-        metrics: dict[str, ImageScore] = {
-            "deletion": deletion,
-            "positive_perturbation": PositivePerturbation(*walk),
-            "insertion": insertion,
-            "negative_perturbation": NegativePerturbation(*walk),
-            "average_drop": AverageDrop(network),
-            "average_increase": AverageIncrease(network),
-        }
+        metrics: dict[str, ImageScore] = {"deletion": deletion, "insertion": insertion}
+        target: Any = batch.target
+        if isinstance(batch.target, Class):
+            target = batch.target.classes(batch.images)
+            metrics = {
+                "deletion": deletion,
+                "positive_perturbation": PositivePerturbation(*walk),
+                "insertion": insertion,
+                "negative_perturbation": NegativePerturbation(*walk),
+                "average_drop": AverageDrop(logits, probabilities=chances),
+                "average_increase": AverageIncrease(logits, probabilities=chances),
+            }
         names = list(metrics)
-        together = MetricCollection(
-            dict(metrics), compute_groups=[names[i : i + 2] for i in (0, 2, 4)]
-        )
+        groups = [names[i : i + 2] for i in (0, 2, 4)] if len(names) > 2 else [[n] for n in names]
+        together = MetricCollection(dict(metrics), compute_groups=groups)
         with torch.autocast(batch.images.device.type, torch.bfloat16, enabled=self.half):
-            together.update(batch.images, maps, batch.targets)
+            together.update(batch.images, maps, target)
         together.compute()  # hands the shared states to both of a group
         scores = {name: metric.per_image() for name, metric in metrics.items()}
         return scores, {"deletion": deletion.curves(), "insertion": insertion.curves()}
@@ -280,9 +285,9 @@ class Scorer:
     def _sanity(self, explainer: Explainer, batch: Batch) -> list[Record]:
         explain = partial(self.explain, explainer)
         randomisation = ModelRandomisation(self.model.network, explain, self.seed)
-        randomisation.update(batch.images, batch.targets)
+        randomisation.update(batch.images, batch.target)
         sensitivity = MaxSensitivity(partial(explain, self.model.network), seed=self.seed)
-        sensitivity.update(batch.images, batch.targets)
+        sensitivity.update(batch.images, batch.target)
         scores = {
             "randomisation": randomisation.per_image(),
             "sensitivity": sensitivity.per_image(),
@@ -297,11 +302,11 @@ def scored(metric: ImageScore, *given: Tensor | None) -> Float[Tensor, " b"]:
 
 
 def plain(count: int, scores: dict[str, Tensor], curves: dict[str, Tensor]) -> list[Record]:
-    """Of each image its scores and curves, in five digits."""
+    """Of each image its scores and curves, in five significant digits."""
 
     def short(values: Tensor) -> list:
         return [
-            [round(v, 5) for v in row] if isinstance(row, list) else round(row, 5)
+            [float(f"{v:.5g}") for v in row] if isinstance(row, list) else float(f"{row:.5g}")
             for row in values.cpu().double().tolist()
         ]
 
@@ -340,7 +345,7 @@ def removal(model: Model, how: str = "auto", seed: int = 0) -> Removal:
     size = model.preprocess.input_size
     if how in ("auto", "tokens"):
         if vit := as_plain_vit(model):
-            return DroppedTokens(vit.forward_kept_tokens, vit.layout(size).grid)
+            return DroppedTokens(vit.forward_kept_tokens, vit.layout(size).grid, reader_of(model))
         if how == "tokens":
             raise ValueError(
                 f"removal tokens: {type(model.network).__name__} is not a ViT whose tokens can "
@@ -349,10 +354,20 @@ def removal(model: Model, how: str = "auto", seed: int = 0) -> Removal:
     usual = 14 if min(size) >= 112 else 8
     grid = model.layout.grid if model.layout else (min(usual, size[0]), min(usual, size[1]))
     fill = NoiseFill(seed) if how == "noise" else FILLS.get(how, MeanFill)()
-    forward = partial(class_logits, model.network)
+    forward = partial(model_output, model)
     images = torch.zeros(1, 3, *size, device=model.device)
     memory_format = forward_format(model.network, images)
-    return FilledCells(forward, grid, fill, memory_format=memory_format)
+    return FilledCells(forward, grid, fill, memory_format=memory_format, read=reader_of(model))
+
+
+def reader_of(model: Model) -> Callable[[Any], Tensor]:
+    """Return what makes the logits of the model's classes of its network's output."""
+    return Class(names=len(model.classes)).logits
+
+
+def probabilities_of(model: Model) -> Callable[[Tensor], Tensor]:
+    """Return what makes probabilities of the model's logits, as they are without a temperature."""
+    return replace(model.calibration, temperature=1.0).probabilities
 
 
 def as_plain_vit(model: Model) -> ViT | None:

@@ -141,10 +141,16 @@ def lead(results: Results) -> str:
     """What was scored, in a sentence."""
     about, right = results.settings, results.accuracy()
     known = f", {right[0]:.1%} of {right[1]} classified right" if right else ""
-    explained = "the predicted class"
-    if right and about["target"] == "label":
-        every = right[1] == len(results.images)
-        explained = "the true class" if every else f"the true class where known, else {explained}"
+    explained = results.explained
+    if about["target"] == "label":
+        every = right is not None and right[1] == len(results.images)
+        explained = "the predicted class" if right is None else explained
+        explained += "" if every or right is None else " where known, else the predicted class"
+    if results.unit is not None:
+        explained += (
+            f"; deletion and insertion follow this number, in units of {short(results.unit)}, its "
+            "mean change from whole images to none of them"
+        )
     return (
         f"{about['model']} on {about['data']}: {len(results.images)} images{known}; explained for "
         f"{explained}; {about['steps']} steps, removed: {about['removal']}"

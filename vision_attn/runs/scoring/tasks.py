@@ -30,17 +30,20 @@ from vision_attn.methods import (
     Attribution,
     Baseline,
     CentreGaussian,
+    Class,
     EdgeMap,
     Explainer,
     RandomMap,
     choose_methods,
     fitting_methods,
 )
+from vision_attn.methods.targets import TargetLike, has_classifier, no_classifier
 from vision_attn.runs import workers
+from vision_attn.runs.explain import Methods, Request
 from vision_attn.runs.scoring.evidence import Data, Sample, data_name, open_data
 from vision_attn.runs.scoring.mosaics import FRAMES, Mosaics, check_sides
 from vision_attn.runs.scoring.scorer import Batch, Drawn, Record, Scorer, removal
-from vision_attn.types import Model
+from vision_attn.types import Head, Model
 
 __all__ = ["BASELINES", "SCORED", "Key", "answers"]
 
@@ -49,12 +52,10 @@ ALL_IMAGES, SANE = 500, 32  # and with all methods; of them, how many pass the s
 PROCESSES, A_PROCESS = 4, 500  # at most, by default; maps that are worth one of their own
 FEW = 8  # images of a task that takes many maps an image
 BASELINES: tuple[Explainer, ...] = (RandomMap(), CentreGaussian(), EdgeMap())
-TARGETS = "label", "predicted"
 SCORED = "maps", "sanity", "mosaic"  # kinds of records whose maps were scored
 
 Key = tuple[str, str, str]  # kind, method, image
 Place = tuple[str, str]  # method, image
-Methods = str | Explainer | Sequence[str | Explainer]
 
 
 class Task(NamedTuple):
@@ -99,8 +100,10 @@ class Work:
         data: Data,
         methods: Methods | None = None,
         *,
-        images: int | None = None,
-        target: str = "label",
+        target: TargetLike = None,
+        contrast: TargetLike = None,
+        limit: int | None = None,
+        head: Head | None = None,
         steps: int = 16,
         how: str = "auto",
         sanity: int | None = None,
@@ -110,26 +113,29 @@ class Work:
         root: str | Path = ".data",
         name: str | None = None,
     ):
-        at_least_one(images=images, steps=steps, batch_size=batch_size)
+        at_least_one(limit=limit, steps=steps, batch_size=batch_size)
         if sanity is not None and sanity < 0:
             raise ValueError(f"sanity must be at least 0 images, got {sanity}")
-        if target not in TARGETS:
-            raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
-        self.model = model
+        usual = "label" if has_classifier(model) else None
+        request = Request.of(model, BASELINES, usual if target is None else target, contrast, head)
+        request.check_same_for_all()
+        if request.unasked:
+            raise ValueError(no_classifier(model))
+        self.model = model = request.model
+        self.request = request
         self.data = open_data(data, model, Path(root))
         words = [methods] if isinstance(methods, str | Explainer) else methods
-        self.explainers = {str(e): e for e in methods_for(words, model.network)}
+        self.explainers = {str(e): e for e in methods_for(words, model)}
         kind = "cpu" if model.device.type == "cpu" else "auto"
         self.scorer = Scorer(
-            model,
+            request,
             removal(model, how, seed),
             steps,
             seed,
-            by_label=target == "label",
             half=native_precision(kind) == "bf16-mixed",
         )
         everything = words is not None and "all" in words
-        self.requested = images or min(ALL_IMAGES if everything else IMAGES, len(self.data))
+        self.requested = limit or min(ALL_IMAGES if everything else IMAGES, len(self.data))
         chosen = self.data.chosen(self.requested, seed)
         usual = SANE if everything else 0
         self.all = Share(chosen, chosen[: usual if sanity is None else sanity])
@@ -144,13 +150,18 @@ class Work:
             "weights": f"{workers.checksum(model.network):08x}",
             "input_size": list(model.preprocess.input_size),
             "data": data_name(data),
-            "target": target,
+            "target": request.key(),
             "removal": removal_name(self.scorer),
             "steps": steps,
             "seed": seed,
             "precision": "bf16" if self.scorer.half else "fp32",
         }
         self._read: tuple[tuple[int, ...], Batch | None, list[str]] = ((), None, [])
+
+    @property
+    def of_classes(self) -> bool:
+        """Whether a class is explained, which has a probability."""
+        return isinstance(self.request.target, Class) and self.request.contrast is None
 
     def share(self, number: int, shards: int) -> Share:
         """The images of one shard of several, by batches; `number` runs from 1."""
@@ -304,12 +315,14 @@ def at_least_one(**given: int | None) -> None:
             raise ValueError(f"{name} must be at least 1, got {value}")
 
 
-def methods_for(words: Sequence[str | Explainer] | None, network: nn.Module) -> list[Explainer]:
+def methods_for(
+    words: Sequence[str | Explainer] | None, model: nn.Module | Model
+) -> list[Explainer]:
     """The methods that are named, else those that fit and are quick; the baselines always."""
     if words:
-        chosen = choose_methods(words, network)
+        chosen = choose_methods(words, model)
     else:
-        chosen = [m for m in fitting_methods(network) if not isinstance(m, Attribution | Baseline)]
+        chosen = [m for m in fitting_methods(model) if not isinstance(m, Attribution | Baseline)]
     return [method for method in chosen if method not in BASELINES] + list(BASELINES)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from vision_attn.inference import modules_of
 from vision_attn.tokens.layout import layout_of
+from vision_attn.tokens.outputs import head_given
 from vision_attn.tokens.path.chain import Attention, Chain, Regroup
 from vision_attn.tokens.path.places import Places, layout_found, places_of
 from vision_attn.tokens.path.traced import Step, UnknownPathError, follow
@@ -215,11 +216,7 @@ def find_path(network: nn.Module, images: Images) -> Path:
     It is remembered for the network as it is; a network whose modules or their plain attributes
     have changed is run again.
     """
-    from vision_attn.methods.contrast import Contrast
-
-    if isinstance(network, Contrast):  # a new one for each pair of classes
-        network = network.network
-    key = (tuple(images.shape[1:]), images.dtype, images.device, state_of(network))
+    key = (tuple(images.shape[1:]), images.dtype, images.device, head_given(), state_of(network))
     known = _PATHS.setdefault(network, {})
     if key not in known:
         known[key] = run_path(network, images)
@@ -243,10 +240,6 @@ def find_places(network: nn.Module, images: Images, module: nn.Module) -> Places
     As the network's kind says, or by a run, which is remembered as a path is. Raises ValueError
     where nothing tells.
     """
-    from vision_attn.methods.contrast import Contrast
-
-    if isinstance(network, Contrast):
-        network = network.network
     key = (tuple(images.shape[1:]), images.dtype, images.device, state_of(network), id(module))
     known = _PLACES.setdefault(network, {})
     if key not in known:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from vision_attn.hooks import Hooks, apart
 from vision_attn.inference import infer, modules_of
+from vision_attn.tokens.inputs import declared_size
 from vision_attn.tokens.modules import network_of, why_opaque
 from vision_attn.tokens.path.path import Path, find_path
 from vision_attn.types import Images, Model, TokenLayout
@@ -73,19 +74,10 @@ def refusal_of(
 def blank_image(network: nn.Module, size: tuple[int, int] | None = None) -> Tensor:
     """Make an image (1 c h w) of a size, of that which the network says it takes, or the usual."""
     weight = next((x for x in network.parameters() if x.is_floating_point()), torch.zeros(()))
-    channels, height, width = 3, USUAL, USUAL
-    for module in modules_of(network):
-        config: Any = getattr(module, "pretrained_cfg", None) or getattr(module, "config", None)
-        declared = config.get("input_size") if isinstance(config, dict) else None
-        if declared is not None:
-            own = getattr(getattr(module, "patch_embed", None), "img_size", None)
-            channels, height, width = (declared[0], *own) if isinstance(own, tuple) else declared
-            break
-        declared = getattr(config, "image_size", None) or getattr(module, "image_size", None)
-        if isinstance(declared, int | list | tuple):
-            height, width = (declared, declared) if isinstance(declared, int) else declared[-2:]
-            break
-    height, width = size or (height, width)
+    configs: list[Any] = [getattr(module, "pretrained_cfg", None) for module in modules_of(network)]
+    declared = [config["input_size"][0] for config in configs if config and "input_size" in config]
+    channels = declared[0] if declared else 3
+    height, width = size or declared_size(network) or (USUAL, USUAL)
     image = torch.zeros(1, channels, height, width, dtype=weight.dtype, device=weight.device)
     first = next((one for one in modules_of(network) if isinstance(one, nn.Conv2d)), None)
     if first is None or first.in_channels == channels or _fits(network, image, first):

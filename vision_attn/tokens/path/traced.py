@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vision_attn.hooks import Hooks, apart
 from vision_attn.inference import eval_mode, infer, modules_of
 from vision_attn.tokens.modules import attends
+from vision_attn.tokens.outputs import only_tensor, tensors_of
 from vision_attn.tokens.record.calls import AttentionCall
 from vision_attn.tokens.record.log import RecordError
 from vision_attn.tokens.record.recorder import Recorder
@@ -97,10 +98,10 @@ class TracedRun:
         added = self.origins.residual.nonzero()[:, 0].tolist()
         beside = [each for one in added for each in self.origins.members(one)]
         self.origins.residual[beside] = True  # of branches side by side
-        logits = getattr(out, "logits", out)
+        logits = only_tensor(out)
         self.read: list[int] | None = None
         self.watched: Tensor | None = None
-        results = [x for x in everything(out) if isinstance(x, Tensor)]
+        results = tensors_of(out)
         if isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == 2:
             self.read = self._distinct(tracer.origins_of(logits)[0])
             results = [logits]
@@ -303,11 +304,3 @@ def watching(module: nn.Module | None, tracer: Tracer, kept: list[Tensor]) -> It
     with Hooks() as hooks:
         hooks.after(module, keep)
         yield
-
-
-def everything(out: Any) -> list[Any]:
-    """List the tensors in whatever a network gives."""
-    if isinstance(out, Tensor):
-        return [out]
-    values = out.values() if isinstance(out, dict) else out if isinstance(out, list | tuple) else ()
-    return [x for value in values for x in everything(value)]

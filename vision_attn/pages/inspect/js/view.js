@@ -275,7 +275,10 @@ class View {
           },
           make("span", { className: "name", textContent: name }),
           ...(before === undefined ? [] : [changeOf(probability - before)]),
-          make("span", { className: "share", textContent: percent(probability) }),
+          make("span", {
+            className: "share",
+            textContent: probability === null ? "" : percent(probability),
+          }),
         );
         button.onclick = () => this.onChange({ target });
         button.style.setProperty("--share", `${100 * probability}%`);

@@ -179,8 +179,9 @@ class Live {
     const known = this.photos[photo];
     const { id, shown, boxes } = await known.loaded;
     const nothing = { cells: [], fill: "grey" };
+    const { asked } = this.networks[model];
     if (!known.pristine[model]) {
-      const first = { photo: id, model, cover: nothing, off: [], targets: [] };
+      const first = { photo: id, model, cover: nothing, off: [], targets: asked };
       const answer = await this.engine.ask("run", first);
       known.pristine[model] = { answer, chances: this.chancesOf(model, answer.logits) };
     }
@@ -189,7 +190,7 @@ class Live {
     const board = { grid: this.networks[model].grid, box: boxes[model] };
     const cover = { cells: [...known.cover.on(board)], fill: this.fillOf(model) };
     const off = [...this.off[model]];
-    const targets = likeliest(chances);
+    const targets = [...likeliest(chances), ...asked];
     const changed = cover.cells.length || off.length;
     const run = { photo: id, model, cover, off, targets };
     const answer = changed ? await this.engine.ask("run", run) : before;
@@ -207,12 +208,13 @@ class Live {
   /** An item as a view shows it. */
   item(at, { answer, before, cover, shown, box }) {
     const { model } = this.numbersOf(at);
-    const { classes, program, grid, how } = this.networks[model];
+    const { classes, program, grid, how, asked } = this.networks[model];
     const { logits, keep, gates, rollout, cams } = answer;
     const item = { ...this.items[at], box, notes: [], noClick: "" };
     const chances = this.chancesOf(model, logits);
     item.notes = unlike(Math.max(...chances), this.networks[model].threshold);
-    const targets = [...new Set([...likeliest(chances), ...(before ? likeliest(before) : [])])];
+    const listed = [...likeliest(chances), ...asked, ...(before ? likeliest(before) : [])];
+    const targets = [...new Set(listed)];
     item.predictions = targets.map((target) => ({
       target,
       name: classes[target] ?? `class ${target}`,

@@ -1,0 +1,263 @@
+"""Any target in what a person asks for: explanations, galleries, scores, pages."""
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import vision_attn
+from vision_attn.data import Preprocess
+from vision_attn.methods import Difference, GradCAM, Odds, Similarity
+from vision_attn.models import SEResNet, ViT
+from vision_attn.pages.inspect.inspection import inspect
+from vision_attn.pages.live.report import live
+from vision_attn.runs.explain import explain
+from vision_attn.runs.progress import Silent
+from vision_attn.types import Model
+
+CLASSES = ["tabby, tabby cat", "collie", "pug"]
+PREPROCESS = Preprocess((16, 24), (0.5,) * 3, (0.25,) * 3)
+VECTOR = torch.randn(3)
+
+
+class Pair(nn.Module):
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, images):
+        return images.mean((2, 3)), self.network(images)
+
+
+def senet():
+    torch.manual_seed(0)
+    network = SEResNet(3, layers=(1, 1, 1, 1), widths=(4, 4, 4, 8)).eval()
+    for weight in network.parameters():
+        nn.init.normal_(weight, std=0.3)
+    return network
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Model(senet(), PREPROCESS, CLASSES, None)
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    torch.manual_seed(0)
+    network = ViT((16, 24), 8, 3, 12, 2, 3).eval()
+    return Model(network, PREPROCESS, [], network.layout((16, 24)))
+
+
+def record_of(found):
+    return found.records(lambda one: "")[0]
+
+
+def test_records_say_what_is_explained(model, photos):
+    cat = photos / "cat.png"
+    asked = {
+        "tabby": ("tabby, tabby cat", 0, None, None),
+        2: ("pug", 2, None, None),
+        Difference("tabby", 1): ("tabby, tabby cat", 0, "collie", 1),
+        Odds("pug"): ("odds of pug", None, None, None),
+        Similarity(VECTOR): ("similarity to an embedding of 3 numbers", None, None, None),
+    }
+    images = PREPROCESS(cat)[None]
+    for target, wanted in asked.items():
+        found = explain(model, cat, "GradCAM", target=target)
+        record = record_of(found)
+        known = [record[k] for k in ("target", "target_index", "contrast", "contrast_index")]
+        assert tuple(known) == wanted
+        values = GradCAM()(model, images, target).values[0]
+        np.testing.assert_allclose(found[0].values, values, atol=1e-7)
+    contrasted = explain(model, cat, "GradCAM", target="tabby", contrast="collie")
+    assert tuple(record_of(contrasted)[k] for k in ("target_index", "contrast_index")) == (0, 1)
+    blind = record_of(explain(model, cat, "EdgeMap", target="tabby"))
+    assert (blind["target"], blind["target_index"]) == (None, None)
+
+
+def test_one_target_a_photo_also_in_batches(model, photos):
+    every = [photos / name for name in ("cat.png", "dog.jpg", "tiny.png")]
+    targets = ["pug", Difference("collie", "pug"), VECTOR]
+    found = explain(model, every, ["GradCAM", "EdgeMap"], target=targets, batch_size=2)
+    for path, target, one in zip(every, targets, found, strict=True):
+        alone = explain(model, path, "GradCAM", target=target)
+        np.testing.assert_allclose(one["GradCAM"].values, alone[0].values, atol=1e-6)
+        assert one["GradCAM"].explained == alone[0].explained
+    classes = explain(model, every, "GradCAM", target=["pug", 0, None], limit=2)
+    assert [one[0].target for one in classes] == [2, 0]
+    with pytest.raises(ValueError, match=r"one for all images or 3 \(one an image\), got 2"):
+        explain(model, every, "GradCAM", target=["pug", 0])
+
+
+def test_the_class_that_a_folder_is_named_for(model, photos):
+    folder = photos / "collie"
+    folder.mkdir()
+    (photos / "cat.png").rename(folder / "cat.png")
+    found = explain(model, [folder / "cat.png", photos / "dog.jpg"], "GradCAM", target="label")
+    assert [one[0].target for one in found] == [1, found[1].predicted]
+    apart = explain(model, folder / "cat.png", "GradCAM", target="label", contrast="pug")
+    assert (apart[0].target, apart[0].contrast) == (1, 2)
+
+
+def test_pictures_say_what_is_explained_if_it_is_not_the_predicted_class(model, photos, tmp_path):
+    cat = photos / "cat.png"
+    found = explain(model, cat, ["GradCAM"])
+    assert found.asked == ""
+    other = next(name for i, name in enumerate(CLASSES) if i != found.predicted)
+    asked = explain(model, cat, ["GradCAM", "EdgeMap"], target=other, output=tmp_path / "out")
+    assert asked.asked == f"explained: {other.split(',')[0]}"
+    heights = {}
+    for name, one in (("plain", found), ("asked", asked)):
+        folder = one.save(tmp_path / name)
+        with Image.open(folder / "cat.GradCAM.png") as picture:
+            heights[name] = picture.height
+    assert heights["asked"] > heights["plain"]
+    lines = (tmp_path / "out" / "results.jsonl").read_text().splitlines()
+    assert [json.loads(line)["target"] for line in lines] == [other, None]
+
+
+def test_a_head_of_several_outputs(model, photos):
+    pair = replace(model, network=Pair(model.network))
+    plain = explain(model, photos / "cat.png", "GradCAM", target="pug")
+    for found in (
+        explain(pair, photos / "cat.png", "GradCAM", target="pug", head=1),
+        explain(replace(pair, head=1), photos / "cat.png", "GradCAM", target="pug"),
+    ):
+        np.testing.assert_allclose(found[0].values, plain[0].values)
+        np.testing.assert_allclose(found.probabilities, plain.probabilities)
+    with pytest.raises(ValueError, match=r"expected logits .* got tuple of 0 \(1, 3\), 1 \(1, 3\)"):
+        explain(pair, photos / "cat.png", "GradCAM")
+
+
+def test_names_and_outputs_of_different_number_are_refused(model, photos):
+    two = replace(model, classes=CLASSES[:2])
+    with pytest.raises(ValueError, match=r"gives 3 numbers an image, but .* names of 2 classes"):
+        explain(two, photos / "cat.png", "GradCAM")
+    with pytest.raises(ValueError, match=r"gives 3 numbers an image, but .* names of 2 classes"):
+        GradCAM()(two, PREPROCESS(photos / "cat.png")[None])
+
+
+def test_an_encoder_is_explained_for_what_is_asked(encoder, photos):
+    cat = photos / "cat.png"
+    found = explain(encoder, cat)
+    assert found.methods == ["Rollout"]
+    assert found.predicted is None
+    mixed = explain(encoder, cat, ["Rollout", "GradCAM", "LeGrad"])
+    assert mixed.methods == ["Rollout"]
+    assert len(mixed.problems) == 1
+    assert mixed.problems[0].startswith("GradCAM, LeGrad: ViT has no classifier, and so no class")
+    with pytest.raises(ValueError, match="GradCAM: ViT has no classifier"):
+        explain(encoder, cat, "GradCAM")
+    similar = explain(encoder, cat, ["GradCAM", "LeGrad"], target=Similarity(VECTOR))
+    assert similar.methods == ["GradCAM", "LeGrad"]
+    assert record_of(similar)["target"] == "similarity to an embedding of 3 numbers"
+
+
+QUICK = {"steps": 2, "batch_size": 4, "limit": 5, "progress": Silent()}
+
+
+def test_scores_of_any_target(model):
+    found = vision_attn.score(model, "planted", ["GradCAM"], target=Odds("pug"), **QUICK)
+    assert {"deletion", "insertion", "energy_inside"} <= set(found.metrics)
+    assert not {"positive_perturbation", "average_drop"} & set(found.metrics)
+    assert "explained for odds of pug; deletion and insertion follow this number" in str(found)
+    assert found.to_dict()["settings"]["target"] == "Odds(class 2)"
+    drawn = found.results
+    changes = {}
+    for record in drawn.records.values():
+        changes.setdefault(record["image"], record["deletion"][0] - record["deletion"][-1])
+    mean = sum(map(abs, changes.values())) / len(changes)
+    assert mean == pytest.approx(1, abs=0.01)  # in units of the mean change
+    with pytest.raises(ValueError, match="target: expected one for all images"):
+        vision_attn.score(model, "planted", ["GradCAM"], target=[0, 1], **QUICK)
+
+
+def test_scores_of_one_class_for_all_images_and_of_a_contrast(model):
+    found = vision_attn.score(model, "planted", ["GradCAM"], target="pug", **QUICK)
+    assert {record["target"] for record in found.results.records.values()} == {2}
+    assert "explained for pug" in str(found)
+    assert "average_drop" in found.metrics
+    apart = vision_attn.score(
+        model, "planted", ["GradCAM"], target="pug", contrast="collie", **QUICK
+    )
+    assert "explained for pug rather than collie" in str(apart)
+
+
+def test_scores_of_an_encoder_need_a_target(encoder):
+    with pytest.raises(ValueError, match="ViT has no classifier, and so no class to explain"):
+        vision_attn.score(encoder, "planted", ["GradCAM"], **QUICK)
+    found = vision_attn.score(
+        encoder, "planted", ["GradCAM", "Rollout"], target=Similarity(VECTOR), **QUICK
+    )
+    assert found.methods[:2] == ["GradCAM", "Rollout"]
+    assert found.table()[0]["n"] == 5
+
+
+def test_scores_of_a_head(model):
+    plain = vision_attn.score(model, "planted", ["GradCAM"], **QUICK)
+    pair = replace(model, network=Pair(model.network))
+    headed = vision_attn.score(pair, "planted", ["GradCAM"], head=1, **QUICK)
+    for one, other in zip(plain.table(), headed.table(), strict=True):
+        assert one["mean"] == pytest.approx(other["mean"], abs=1e-4)
+
+
+def item_of(page):
+    return json.loads(re.findall(r'id="data">(.*?)</script>', page.html)[0])["items"][0]
+
+
+def test_a_page_shows_other_targets_beside_the_classes(model, photos, tmp_path):
+    targets = ["pug", Similarity(VECTOR)]
+    page = inspect(model, photos / "cat.png", "GradCAM", target=targets, output=tmp_path / "a.html")
+    assert (tmp_path / "a.html").read_text() == page.html
+    item = item_of(page)
+    last = item["predictions"][-1]
+    assert (last["name"], last["probability"]) == ("similarity to an embedding of 3 numbers", None)
+    assert [one["target"] for one in item["maps"]][-1] == last["target"] == 3
+    assert {0, 1, 2, 3} == {one["target"] for one in item["maps"]}
+
+
+def test_a_page_of_an_encoder(encoder, photos):
+    item = item_of(inspect(encoder, photos / "cat.png"))
+    assert item["predictions"] == []
+    assert {one["target"] for one in item["maps"]} == {None}
+    asked = item_of(inspect(encoder, photos / "cat.png", "GradCAM", target=VECTOR, score=True))
+    assert [one["name"] for one in asked["predictions"]] == ["a direction of 3 numbers"]
+    assert set(asked["maps"][0]["scores"]) == {"deletion", "insertion"}
+    with pytest.raises(ValueError, match="GradCAM: ViT has no classifier"):
+        inspect(encoder, photos / "cat.png", "GradCAM")
+
+
+def test_the_live_page_offers_what_it_computes(model, photos, tmp_path):
+    page = live(model, photos / "cat.png", "GradCAM", target=["pug"], output=tmp_path / "a.html")
+    data = json.loads(re.findall(r'id="data">(.*?)</script>', page.html)[0])
+    assert data["networks"][0]["asked"] == [2]
+    assert (tmp_path / "a.html").is_file()
+    for wrong, message in (
+        ({"methods": "LIME"}, "LIME: the page of live computes GradCAM alone"),
+        ({"target": VECTOR}, "the page of live takes classes alone"),
+        ({"contrast": "pug"}, "contrast: the page of live computes none"),
+        ({"target": "pugg"}, "no class named 'pugg'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            live(model, photos / "cat.png", **wrong)
+
+
+def test_every_door_has_one_signature():
+    import inspect as standard
+
+    names = ["model", "images", "methods", "target", "contrast", "limit", "output"]
+    doors = [vision_attn.score, vision_attn.gallery, vision_attn.film, vision_attn.inspect,
+             vision_attn.live, explain]  # fmt: skip
+    for door in doors:
+        parameters = standard.signature(door).parameters
+        assert list(parameters)[:7] == names, door
+        assert all(parameters[name].default is None for name in names[2:])
+        assert [parameters[name].kind.name for name in names[3:]] == ["KEYWORD_ONLY"] * 4
+    method = list(standard.signature(vision_attn.hub.LoadedModel.explain).parameters)
+    assert method[1:7] == names[1:]
