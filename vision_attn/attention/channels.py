@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from vision_attn.types import Images
 
@@ -29,7 +30,12 @@ def channel_mean(x: Images) -> Float[Tensor, "b c 1 1"]:
 
 
 def channel_scale(x: Images, scale: Float[Tensor, "b c 1 1"]) -> Images:
-    """Multiply each channel by its scale, without writing a map of x * grad in backward."""
+    """Multiply each channel by its scale, without writing a map of x * grad in backward.
+
+    A function mode of torch sees it as a function of torch's.
+    """
+    if has_torch_function((x, scale)):
+        return handle_torch_function(channel_scale, (x, scale), x, scale)
     return ChannelScale.apply(x, scale.to(x.dtype))
 
 

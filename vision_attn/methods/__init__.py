@@ -7,6 +7,7 @@ from vision_attn.methods.by_name import choose_methods, fitting_methods, methods
 from vision_attn.methods.gates import ChannelGates, SpatialGates, gate_values
 from vision_attn.methods.gradcam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
 from vision_attn.methods.legrad import LeGrad
+from vision_attn.methods.libra import LibraGradient
 from vision_attn.methods.lime import LIME
 from vision_attn.methods.raw_attention import QueryKey, RawAttention
 from vision_attn.methods.relevance import AttentionGradCAM, Relevance
@@ -48,6 +49,7 @@ __all__ = [
     "IntegratedGradients",
     "LayerCAM",
     "LeGrad",
+    "LibraGradient",
     "Occlusion",
     "Odds",
     "PerImage",

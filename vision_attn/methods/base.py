@@ -6,7 +6,8 @@ Axes: b batch, c channels, h height, w width, k classes.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
+from math import isfinite
 from typing import Any, ClassVar, final, get_type_hints
 
 import torch
@@ -16,6 +17,7 @@ from vision_attn.compat.torch_private import uncompiled
 from vision_attn.hooks import apart
 from vision_attn.inference import eval_mode, frozen_parameters
 from vision_attn.methods.options import conform
+from vision_attn.methods.smoothing import smoothed
 from vision_attn.methods.targets import (
     Class,
     Target,
@@ -45,6 +47,9 @@ class Explainer(ABC):
     `explain`. An option's annotation is its check: `Literal`, bool, int, float, str, None, tuples
     and unions of these; ranges are checked in `__post_init__`, after `super().__post_init__()`.
 
+    smooth: the standard deviation, in cells of the map's grid, of a Gaussian that every map is
+    smoothed by; its total stays what it is. 0 leaves a map as it is.
+
     Examples:
         >>> from dataclasses import dataclass
         >>> import torch
@@ -63,6 +68,8 @@ class Explainer(ABC):
         ('Brightness(gain=2.0)', [[[2.0, 2.0], [2.0, 2.0]]])
     """
 
+    smooth: float = field(default=0.0, kw_only=True)
+
     class_specific: ClassVar[bool]
     """Whether the map is of a class or another target, rather than the same for all of them."""
     needs_gradients: ClassVar[bool] = False
@@ -76,6 +83,11 @@ class Explainer(ABC):
     def __post_init__(self) -> None:
         for name in self.options():
             object.__setattr__(self, name, self.convert_option(name, getattr(self, name)))
+        if not (isfinite(self.smooth) and self.smooth >= 0):
+            raise ValueError(
+                f"{type(self).__name__}: smooth must be a number of cells, at least 0, got "
+                f"{self.smooth}"
+            )
 
     @classmethod
     def options(cls) -> dict[str, Any]:
@@ -165,6 +177,8 @@ class Explainer(ABC):
         with self.prepared(network, images, target, layout, head) as arguments:
             network, images, *_ = arguments
             maps = self.explain(*arguments)
+            if self.smooth:
+                maps = replace(maps, values=smoothed(maps.values, self.smooth))
             check_finite(maps.values, f"the map of {self}", network, images)
         return maps
 

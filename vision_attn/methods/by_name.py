@@ -13,6 +13,7 @@ from vision_attn.methods.baselines import Baseline, CentreGaussian, EdgeMap, Ran
 from vision_attn.methods.gates import ChannelGates, SpatialGates
 from vision_attn.methods.gradcam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
 from vision_attn.methods.legrad import LeGrad
+from vision_attn.methods.libra import LibraGradient
 from vision_attn.methods.lime import LIME
 from vision_attn.methods.options import hint
 from vision_attn.methods.raw_attention import QueryKey, RawAttention
@@ -29,6 +30,7 @@ __all__ = ["MisfitError", "choose_methods", "fitting_methods", "methods", "parse
 METHODS: tuple[type[Explainer], ...] = (
     *(RawAttention, QueryKey, Rollout, WeightedRollout),  # attention
     *(GradientRollout, Relevance, AttentionGradCAM, LeGrad),  # attention and its gradient
+    LibraGradient,  # tokens and their gradient
     *(GradCAM, GradCAMPlusPlus, XGradCAM, HiResCAM, LayerCAM),  # features and their gradient
     *(ChannelGates, SpatialGates),  # gates
     IntegratedGradients,  # the input's gradient

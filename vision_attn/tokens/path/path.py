@@ -8,15 +8,17 @@ no part. It is done once for a network and a size of image, and remembered.
 Axes: b images, n tokens, i queries, j keys, lead images times windows or heads.
 """
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from vision_attn.hooks import Hooks
 from vision_attn.inference import modules_of
 from vision_attn.tokens.layout import layout_of
 from vision_attn.tokens.outputs import head_given
@@ -27,6 +29,7 @@ from vision_attn.tokens.path.writer import ChainWriter
 from vision_attn.tokens.record.calls import AttentionCall
 from vision_attn.tokens.record.log import RecordError
 from vision_attn.tokens.trace.origins import NOWHERE
+from vision_attn.tokens.trace.tracer import Tracer
 from vision_attn.types import Images, TokenLayout
 
 __all__ = ["Path", "Step", "find_path", "find_places", "found_layout"]
@@ -243,9 +246,11 @@ def find_places(network: nn.Module, images: Images, module: nn.Module) -> Places
     key = (tuple(images.shape[1:]), images.dtype, images.device, state_of(network), id(module))
     known = _PLACES.setdefault(network, {})
     if key not in known:
+        kept: list[Tensor] = []
         known[key] = None
         with suppress(RecordError):
-            known[key] = places_of(follow(network, images[:1], module))
+            run = follow(network, images[:1], partial(watching, module, kept))
+            known[key] = places_of(run.origins, kept[-1]) if kept else None
     places = known[key]
     if places is None:
         raise ValueError(
@@ -253,6 +258,19 @@ def find_places(network: nn.Module, images: Images, module: nn.Module) -> Places
             "give layout="
         )
     return places
+
+
+@contextmanager
+def watching(module: nn.Module, kept: list[Tensor], tracer: Tracer) -> Iterator[None]:
+    """Keep the origins of what a module gives while this is open."""
+
+    def keep(_module: nn.Module, _args: tuple, out: Any) -> None:
+        if isinstance(out, Tensor):
+            kept.append(tracer.origins_of(out))
+
+    with Hooks() as hooks:
+        hooks.after(module, keep)
+        yield
 
 
 def state_of(network: nn.Module) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vision_attn.tokens.layout import layout_of
 from vision_attn.tokens.path.chain import Attention, Link
-from vision_attn.tokens.path.traced import TracedRun
+from vision_attn.tokens.trace.origins import Origins
 from vision_attn.types import Pool, TokenLayout
 
 __all__ = [
@@ -47,18 +47,21 @@ class Places:
         return x.mT.unflatten(-1, self.grid)
 
 
-def places_of(run: TracedRun) -> Places | None:
-    """Find where the tokens of the module that a run watched lie; None where nothing tells."""
-    if run.watched is None or run.watched.ndim != 3:
+def places_of(origins: Origins, of_tokens: Tensor) -> Places | None:
+    """Find where tokens (b n d) or (n b d) lie, by the origins of their elements.
+
+    None where nothing tells.
+    """
+    if of_tokens.ndim != 3:
         return None
     for batch_axis in (0, 1):
-        ids = run.watched.transpose(0, batch_axis)
+        ids = of_tokens.transpose(0, batch_axis)
         ids = ids[..., :1] if ids.stride(-1) == 0 else ids
-        boxes = run.origins.box[ids].amax(2)  # image n side
+        boxes = origins.box[ids].amax(2)  # image n side
         apart = len(ids) == 2 and all(bool((boxes[at, :, 5 - at] < 0).all()) for at in (0, 1))
         if not apart:
             continue
-        boxes, centres = boxes[0, :, :4], run.origins.centre[ids[0]].mean(1)
+        boxes, centres = boxes[0, :, :4], origins.centre[ids[0]].mean(1)
         patches = [at for at, box in enumerate(boxes.tolist()) if box[2] >= 0]
         places = rounded(centres)
         patches.sort(key=lambda at: places[at])

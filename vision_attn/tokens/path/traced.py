@@ -4,8 +4,8 @@ Axes: b images, n tokens, i queries, j keys, lead images times windows or heads.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vision_attn.hooks import Hooks, apart
+from vision_attn.hooks import apart
 from vision_attn.inference import eval_mode, infer, modules_of
 from vision_attn.tokens.modules import attends
 from vision_attn.tokens.outputs import only_tensor, tensors_of
@@ -100,7 +100,6 @@ class TracedRun:
         self.origins.residual[beside] = True  # of branches side by side
         logits = only_tensor(out)
         self.read: list[int] | None = None
-        self.watched: Tensor | None = None
         results = tensors_of(out)
         if isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == 2:
             self.read = self._distinct(tracer.origins_of(logits)[0])
@@ -241,10 +240,14 @@ def first_heads(outputs: Tensor) -> dict[int, int]:
     return {one: own for one, own in pairs if one != own}
 
 
-def follow(network: nn.Module, image: Images, watched: nn.Module | None = None) -> TracedRun:
+def follow(
+    network: nn.Module,
+    image: Images,
+    watch: Callable[[Tracer], AbstractContextManager[Any]] | None = None,
+) -> TracedRun:
     """Run a network on two copies of an image (1 c h w), and follow every value.
 
-    watched: a module whose output's origins, of its last run, are kept in `watched` of the result.
+    watch: makes, of the tracer, a context to run in, for who wants to see more than the result.
     Raises RecordError for a run whose calls no record holds.
 
     Examples:
@@ -258,7 +261,7 @@ def follow(network: nn.Module, image: Images, watched: nn.Module | None = None) 
     with apart(), torch.inference_mode(False), torch.no_grad(), eval_mode(network):
         tracer = Tracer()
         image = image.clone()
-        if watched is None and not any(attends(module) for module in modules_of(network)):
+        if watch is None and not any(attends(module) for module in modules_of(network)):
             alone = Recorder(frozenset())  # to follow convolutions in vain takes long
             with alone.watching(network):
                 out = infer(network, image)
@@ -266,13 +269,10 @@ def follow(network: nn.Module, image: Images, watched: nn.Module | None = None) 
                 return TracedRun(tracer, [], out)
         recorder = Recorder(frozenset(), None, tracer)
         two = tracer.image(image.repeat(2, 1, 1, 1))
-        kept: list[Tensor] = []
-        watch = watching(watched, tracer, kept)
-        with refused_in_words(), recorder.watching(network), tracer, watch:
+        around = nullcontext() if watch is None else watch(tracer)
+        with refused_in_words(), recorder.watching(network), tracer, around:
             out = infer(network, two)
-    run = TracedRun(tracer, recorder.record.calls, out)
-    run.watched = kept[-1] if kept else None
-    return run
+    return TracedRun(tracer, recorder.record.calls, out)
 
 
 @contextmanager
@@ -288,19 +288,3 @@ def refused_in_words() -> Iterator[None]:
             f"it runs torch's {found[1]}, which hides its weights: if it offers a choice, choose "
             "torch's scaled_dot_product_attention; or use GradCAM"
         ) from error
-
-
-@contextmanager
-def watching(module: nn.Module | None, tracer: Tracer, kept: list[Tensor]) -> Iterator[None]:
-    """Keep the origins of what a module gives while this is open."""
-
-    def keep(_module: nn.Module, _args: tuple, out: Any) -> None:
-        if isinstance(out, Tensor):
-            kept.append(tracer.origins_of(out))
-
-    if module is None:
-        yield
-        return
-    with Hooks() as hooks:
-        hooks.after(module, keep)
-        yield

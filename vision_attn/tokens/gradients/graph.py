@@ -1,0 +1,171 @@
+"""The graph of a run under the gradient rules, and what all of it goes through.
+
+A value through which every path from the image to the logits goes is a cut: its shares of the
+logits are all there are. The residual stream of a transformer is such a value between any two
+blocks, and so are the features between two blocks of a convolutional network.
+
+Axes: b batch, n tokens, d width of a token, c channels, h height, w width.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.weak import WeakIdKeyDictionary
+
+from vision_attn.tokens.gradients.mode import HeldGradients, Mark, tensors_in
+from vision_attn.tokens.gradients.rules import HELD, flows, functions
+
+__all__ = ["GraphMode", "Value", "cuts_of", "order_of"]
+
+WEIGHTED_SUMS = functions("matmul bmm baddbmm") | {torch.einsum}
+ATTENTION = {F.scaled_dot_product_attention, F.multi_head_attention_forward}
+
+
+@dataclass
+class Value:
+    """A value of a run: the number of the call that made it, and its mark.
+
+    single: whether the call made no other. changed: whether it is changed in place afterwards.
+
+    Examples:
+        >>> from vision_attn.tokens.gradients.graph import Value
+        >>> from vision_attn.tokens.gradients.mode import Mark
+        >>> Value(3, Mark("add", (1, 5, 12), 0)).on_a_grid
+        True
+    """
+
+    call: int
+    mark: Mark
+    single: bool = True
+    changed: bool = False
+
+    @property
+    def on_a_grid(self) -> bool:
+        """Whether it may hold tokens or features: it has two axes or more of several elements."""
+        return len(self.mark.shape) > 2 and sum(size > 1 for size in self.mark.shape) > 1
+
+
+class GraphMode(HeldGradients):
+    """Run under the rules, and note which node of the graph each value is.
+
+    After a run: values, by their nodes; attention_calls, the numbers of the calls that weigh values
+    by a softmax; calls, how many there were.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.tokens.gradients.graph import GraphMode
+        >>> x = torch.rand(1, 5, 12, requires_grad=True)
+        >>> with GraphMode() as mode:
+        ...     y = (x @ x.mT).softmax(-1) @ x
+        >>> mode.attention_calls, mode.values[y.grad_fn].mark.function
+        ([3], 'matmul')
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.values: dict[Any, Value] = {}
+        self.names: dict[Any, str] = {}
+        self.attention_calls: list[int] = []
+        self._weights: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._in_memory: dict[int, Value] = {}
+        self._before: Counter[tuple[str, tuple[int, ...]]] = Counter()
+
+    def __torch_function__(
+        self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs)
+        if not self._depth:
+            self._note(func, args, kwargs or {}, out)
+            self.calls += 1
+        return out
+
+    def hold(self, weights: Tensor) -> Tensor:
+        """Return weights of attention as constants, known for what they are."""
+        weights = weights.detach()
+        self._weights[weights] = True
+        return weights
+
+    def _note(self, func: Callable, args: tuple, kwargs: dict, out: Any) -> None:
+        given = [*tensors_in(args), *tensors_in(kwargs)]
+        weighs = any(x in self._weights for x in given)
+        weighted_sum = func in WEIGHTED_SUMS and weighs and any(map(flows, given))
+        if func in ATTENTION or weighted_sum:
+            self.attention_calls.append(self.calls)
+        outs = list(tensors_in((out,)))
+        first = args[0] if args and isinstance(args[0], Tensor) else None
+        if first is not None and (out is first or func is Tensor.__setitem__):
+            outs = [first]
+            changed = self._in_memory.get(first.untyped_storage().data_ptr())
+            if changed is not None:
+                changed.changed = True
+        for x in outs:
+            mark = self._mark_of(func, x)
+            if x.requires_grad:
+                value = Value(self.calls, mark, out is x and len(outs) == 1)
+                self.values[x.grad_fn] = value
+                self._in_memory[x.untyped_storage().data_ptr()] = value
+            elif x.is_floating_point() and (weighs or func in HELD["softmax weights"]):
+                self._weights[x] = True
+
+    def _mark_of(self, func: Callable, x: Tensor) -> Mark:
+        name, shape = func.__name__, tuple(x.shape)
+        before = sum(
+            count
+            for (other, size), count in self._before.items()
+            if other == name and Mark(name, shape, 0).fits(size)
+        )
+        self._before[name, shape] += 1
+        return Mark(name, shape, before)
+
+
+def order_of(roots: Iterable[Any]) -> list[Any]:
+    """Sort the nodes of a graph so that each comes before what it was made of."""
+    order: list[Any] = []
+    seen: set[Any] = set()
+    for root in roots:
+        if root in seen:
+            continue
+        seen.add(root)
+        stack = [(root, iter(root.next_functions))]
+        while stack:
+            node, parts = stack[-1]
+            for part, _ in parts:
+                if part is not None and part not in seen:
+                    seen.add(part)
+                    stack.append((part, iter(part.next_functions)))
+                    break
+            else:
+                order.append(node)
+                stack.pop()
+    return order[::-1]
+
+
+def cuts_of(order: Sequence[Any], roots: Sequence[Any]) -> list[list[Any]]:
+    """Find the nodes that all paths go through, from the image on, in runs.
+
+    order: as of `order_of`, of these roots. In a run each node is made of the one before it alone:
+    all of a run are one cut, such as tokens, their norm and its mean. A path that passes a node by
+    is an edge from a node before it in the order to one after it.
+    """
+    place = {node: at for at, node in enumerate(order)}
+    parts_of = {
+        node: [part for part, _ in node.next_functions if part is not None] for node in order
+    }
+    farthest, cuts = max(place[root] for root in roots), []
+    for at, node in enumerate(order):
+        if farthest <= at:
+            cuts.append(node)
+        farthest = max([farthest, *(place[part] for part in parts_of[node])])
+    runs: list[list[Any]] = []
+    for node in reversed(cuts):
+        if runs and parts_of[node] == [runs[-1][-1]] and place[runs[-1][-1]] == place[node] + 1:
+            runs[-1].append(node)
+        else:
+            runs.append([node])
+    return runs

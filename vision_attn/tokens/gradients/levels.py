@@ -1,0 +1,306 @@
+"""The levels of a network: its tokens before the first block and after each, found by a run.
+
+A level is a value that everything in the output goes through: see `graph.py`. In a network that
+attends, the levels are the tokens before each attention call and the last ones; in others, what the
+stem gives and what each block gives. Of a network that shrinks its grid as it goes, those on the
+last grid are taken: at earlier ones the gradient of a convolutional network is noise.
+
+Axes: b batch, n tokens, d width of a token, c channels, h height, w width.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from vision_attn.compat.torch_private import uncompiled
+from vision_attn.hooks import apart
+from vision_attn.inference import eval_mode, frozen_parameters, infer
+from vision_attn.tokens.gradients.graph import GraphMode, Value, cuts_of, order_of
+from vision_attn.tokens.gradients.mode import CallCounter, Mark, own_weights_held
+from vision_attn.tokens.gradients.operations import unknown_operations
+from vision_attn.tokens.layout import layout_of
+from vision_attn.tokens.outputs import head_given, only_tensor, tensors_of
+from vision_attn.tokens.path.path import state_of
+from vision_attn.tokens.path.places import places_of
+from vision_attn.tokens.path.traced import follow
+from vision_attn.tokens.record.log import RecordError
+from vision_attn.tokens.trace.tracer import Tracer
+from vision_attn.types import Images, TokenLayout
+
+__all__ = ["Level", "Levels", "find_levels"]
+
+ALIKE, UNLIKE = 1.25, 1.5  # times the image's proportions: a map of it, and none
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level: which call makes it, and how its tokens or features lie on the image.
+
+    changed: whether the network changes it in place afterwards. channels, batch: the axes of
+    channels and images. order: the token in each place of the grid (h, w), row by row; None: as
+    they come.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.tokens.gradients.levels import Level
+        >>> from vision_attn.tokens.gradients.mode import Mark
+        >>> level = Level(Mark("add", (1, 5, 12), 0), False, 2, 0, (2, 2), (1, 2, 3, 4))
+        >>> maps, beside = level.shares(torch.ones(3, 5, 12))
+        >>> maps.shape, beside.shape
+        (torch.Size([3, 2, 2]), torch.Size([3, 1]))
+    """
+
+    mark: Mark
+    changed: bool
+    channels: int
+    batch: int
+    grid: tuple[int, int]
+    order: tuple[int, ...] | None = None
+
+    def shares(self, product: Tensor) -> tuple[Float[Tensor, "b h w"], Float[Tensor, "b beside"]]:
+        """Sum a product of the level's shape over its channels: on the grid, and beside it."""
+        rows = product.sum(self.channels, keepdim=True).transpose(0, self.batch).flatten(1)
+        if self.order is None:
+            return rows.unflatten(1, self.grid), rows[:, :0]
+        on_grid = set(self.order)
+        beside = [at for at in range(rows.shape[1]) if at not in on_grid]
+        return rows[:, list(self.order)].unflatten(1, self.grid), rows[:, beside]
+
+
+@dataclass(frozen=True)
+class Levels:
+    """What a run tells of a network: its levels, from the image on, and operations without a rule.
+
+    refusal: why there is no level; None: there is one.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.tokens.gradients.levels import find_levels
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> [level.grid for level in find_levels(network, torch.rand(1, 3, 16, 16)).levels]
+        [(2, 2), (2, 2), (2, 2)]
+    """
+
+    levels: Sequence[Level]
+    unknown: Sequence[str] = ()
+    refusal: str | None = None
+
+
+_LEVELS: WeakKeyDictionary[nn.Module, dict[Any, Levels]] = WeakKeyDictionary()
+
+
+def find_levels(network: nn.Module, images: Images, layout: TokenLayout | None = None) -> Levels:
+    """Find the levels for images of this size, by one run of the first image.
+
+    layout: how tokens lie on the image, where that is told. What is found is remembered for the
+    network as it is, as a path is (`propagation/path.py`).
+    """
+    key = (
+        *(tuple(images.shape[1:]), images.dtype, images.device),
+        *(head_given(), state_of(network), layout),
+    )
+    known = _LEVELS.setdefault(network, {})
+    if key not in known:
+        with torch.inference_mode(False):
+            known[key] = run_levels(network, images[:1].detach().clone(), layout)
+    return known[key]
+
+
+def run_levels(network: nn.Module, image: Images, layout: TokenLayout | None = None) -> Levels:
+    """Find the levels by a run, of which nothing is remembered."""
+    mode = GraphMode()
+    with apart(), uncompiled(), eval_mode(network), frozen_parameters(network):
+        with mode, own_weights_held(network, mode.hold):
+            out = infer(network, image.requires_grad_())
+        image.requires_grad_(False)
+    meant = only_tensor(out)
+    outputs = tensors_of(out) if meant is None else [meant]
+    roots = [x.grad_fn for x in outputs if x.requires_grad]
+    if not roots:
+        return Levels([], refusal=NO_GRADIENT)
+    order = order_of(roots)
+    cuts = cuts_of(order, roots)
+    values = levels_among(cuts, mode, (image.shape[2], image.shape[3]))
+    unknown = unknown_operations(order, mode)
+    if not values:
+        return Levels([], unknown, NO_LEVEL)
+    levels = placed(network, image, values, layout, bool(mode.attention_calls))
+    levels = [level for level in levels if level.grid == levels[-1].grid]
+    return Levels(levels, unknown, None if levels else NO_PLACE)
+
+
+def levels_among(runs: list[list[Any]], mode: GraphMode, size: tuple[int, int]) -> list[Value]:
+    """Choose the levels among what all paths go through, given in runs: one of a run at most.
+
+    Before each attention call what is last, and the tokens that the last run begins with; without
+    such calls, what ends the stem and what begins each run.
+    """
+    of_runs = [
+        [
+            value
+            for node in run
+            if (value := mode.values.get(node)) is not None and value.single and value.on_a_grid
+        ]
+        for run in runs
+    ]
+    of_runs = [values for values in of_runs if values]
+    if not of_runs:
+        return []
+    last = len(of_runs) - 1
+    chosen = {last: None} if mode.attention_calls else dict.fromkeys(range(last + 1))
+    until: dict[int, int] = {}
+    for call in mode.attention_calls:
+        earlier = [at for at, run in enumerate(of_runs) if run[0].call < call]
+        if earlier:
+            chosen[earlier[-1]] = None
+            until.setdefault(earlier[-1], call)
+    levels = []
+    for at in sorted(chosen):
+        run = [value for value in of_runs[at] if value.call < until.get(at, mode.calls)]
+        steady = [value for value in run if not value.changed] or run
+        if at == last == 0:  # no branches at all: the last features in the image's proportions
+            steady = [x for x in steady if feature_axes(x.mark.shape, size)] or steady
+        levels.append(steady[-1] if at == 0 else steady[0])
+    return levels
+
+
+def feature_axes(shape: Sequence[int], size: tuple[int, int]) -> int | None:
+    """Find the axis of channels, 1 or 3, of features whose other axes have the image's proportions.
+
+    None where neither is, or both may be.
+    """
+    if len(shape) != 4:
+        return None
+
+    def skew(height: int, width: int) -> float:
+        ratio = height * size[1] / (width * size[0])
+        return max(ratio, 1 / ratio)
+
+    skews = {1: skew(*shape[2:4]), 3: skew(*shape[1:3])}
+    best = min(skews, key=lambda axis: skews[axis])
+    other = skews[4 - best]
+    return best if skews[best] < ALIKE and (other > UNLIKE or best == 1) else None
+
+
+def divides(grid: Sequence[int], size: Sequence[int]) -> bool:
+    """Whether a grid may be that of patches or strides of whole pixels, at least two."""
+    strides = [round(pixels / places) for pixels, places in zip(size, grid, strict=True)]
+    return min(strides) > 1 and all(
+        pixels // stride <= places <= -(-pixels // stride)
+        for pixels, places, stride in zip(size, grid, strides, strict=True)
+    )
+
+
+def placed(
+    network: nn.Module,
+    image: Images,
+    values: Sequence[Value],
+    layout: TokenLayout | None,
+    attends: bool,
+) -> list[Level]:
+    """Find where the tokens or features of each level lie; leave levels out of which nothing tells.
+
+    By the layout that is told, by their axes, by the network's kind, or by a run that is followed
+    value by value. Tokens that are mixed by something else than attention lie where those of the
+    same shape before them do.
+    """
+    size = (image.shape[2], image.shape[3])
+    levels: dict[int, Level] = {}
+    hint = layout
+    if hint is None:
+        with suppress(ValueError):
+            hint = layout_of(network, size)
+    for at, value in enumerate(values):
+        shape = value.mark.shape
+        channels = feature_axes(shape, size)
+        if channels is not None:
+            grid = tuple(shape[axis] for axis in (1, 2, 3) if axis != channels)
+            if divides(grid, size) or (channels == 1 and not attends):
+                levels[at] = Level(value.mark, value.changed, channels, 0, (grid[0], grid[1]))
+        elif hint is not None and len(shape) == 3 and shape[1] == hint.tokens:
+            levels[at] = Level(value.mark, value.changed, 2, 0, hint.grid, tuple(hint.patches))
+    rest = [at for at in range(len(values)) if at not in levels]
+    if rest:
+        kept: dict[int, tuple[Tensor, Tracer]] = {}
+        marks = [values[at].mark for at in rest]
+        with suppress(RecordError):
+            follow(network, image, lambda tracer: WatchedCalls(marks, tracer, kept))
+        for at, (ids, tracer) in kept.items():
+            level = by_origins(values[rest[at]], ids, tracer)
+            if level is not None:
+                levels[rest[at]] = level
+    for at, value in enumerate(values):
+        if at not in levels:
+            alike = [
+                earlier
+                for earlier in range(at)
+                if earlier in levels and values[earlier].mark.shape == value.mark.shape
+            ]
+            if alike:
+                levels[at] = replace(levels[alike[-1]], mark=value.mark, changed=value.changed)
+    return [levels[at] for at in sorted(levels)]
+
+
+class WatchedCalls(TorchFunctionMode):
+    """Keep the origins of what marked calls give, by the numbers of their marks."""
+
+    def __init__(
+        self, marks: Sequence[Mark], tracer: Tracer, kept: dict[int, tuple[Tensor, Tracer]]
+    ):
+        super().__init__()
+        self.counter, self.tracer, self.kept = CallCounter(marks), tracer, kept
+
+    def __torch_function__(
+        self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        index = self.counter.index(func.__name__, out)
+        if index is not None:
+            self.kept[index] = self.tracer.origins_of(out), self.tracer
+        return out
+
+
+def by_origins(value: Value, ids: Tensor, tracer: Tracer) -> Level | None:
+    """Find where a level's tokens lie by the origins of its elements."""
+    channels = next(
+        (
+            axis
+            for axis in range(ids.ndim - 1, 0, -1)
+            if ids.shape[axis] > 1 and bool((ids == ids.narrow(axis, 0, 1)).all())
+        ),
+        None,
+    )
+    if channels is None:
+        return None
+    tokens = ids.narrow(channels, 0, 1).movedim(channels, -1)
+    if ids.ndim > 3:
+        tokens = tokens.flatten(1, -2)
+    places = places_of(tracer.origins, tokens)
+    if places is None:
+        return None
+    batch = places.batch_axis
+    if batch and channels == 1:
+        return None
+    return Level(value.mark, value.changed, channels, batch, places.grid, places.order)
+
+
+NO_GRADIENT = (
+    "no gradient of its output reaches the image: it runs without gradients, is quantised, or "
+    "gives probabilities, which are held constant as weights are: explain its logits"
+)
+NO_LEVEL = (
+    "everything that its logits are made of goes through no tokens or features in one place: "
+    "branches side by side"
+)
+NO_PLACE = (
+    "how its tokens lie on the image is not known: give layout=TokenLayout(prefix=class and "
+    "register tokens, grid=(rows, columns), pool=..., class_token=whether the first is one)"
+)

@@ -1,0 +1,188 @@
+"""The function mode that runs a network under the gradient rules.
+
+Axes: b batch, n tokens, d width of a token, c channels, h height, w width.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from vision_attn.attention import Normalizer
+from vision_attn.hooks import Hooks
+from vision_attn.tokens.gradients.rules import RULES, flows, functions
+
+__all__ = ["CallCounter", "HeldGradients", "Mark", "own_weights_held", "tensors_in"]
+
+# What moves a value, shifts it by a constant, or gives it another size: a gate stays a gate.
+MOVED = functions(
+    "view reshape flatten unflatten expand expand_as permute transpose swapaxes movedim squeeze "
+    "unsqueeze chunk split unbind getitem contiguous clone to float half double bfloat16 type_as "
+    "add sub rsub radd neg interpolate upsample repeat repeat_interleave dropout view_as "
+    "reshape_as narrow select"
+)
+
+
+class Mark(NamedTuple):
+    """Which call of a run makes a value: the function, the value's shape, and how many came before.
+
+    An axis that is 1 in `shape` may have any length, since marks are found with one image.
+
+    Examples:
+        >>> from vision_attn.tokens.gradients.mode import Mark
+        >>> Mark("add", (1, 5, 12), before=2).fits((7, 5, 12))
+        True
+    """
+
+    function: str
+    shape: tuple[int, ...]
+    before: int
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether a value of this shape is of the same kind."""
+        pairs = zip(self.shape, shape, strict=False)
+        return len(self.shape) == len(shape) and all(own in (1, size) for own, size in pairs)
+
+
+class CallCounter:
+    """Find marked calls as they come.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.tokens.gradients.mode import CallCounter, Mark
+        >>> counter = CallCounter([Mark("relu", (1, 5), before=1)])
+        >>> x = torch.zeros(3, 5)
+        >>> counter.index("relu", x), counter.index("relu", x)
+        (None, 0)
+    """
+
+    def __init__(self, marks: Sequence[Mark]):
+        self._marks: dict[str, list[tuple[int, Mark]]] = {}
+        for at, mark in enumerate(marks):
+            self._marks.setdefault(mark.function, []).append((at, mark))
+        self._seen = [0] * len(marks)
+
+    def index(self, function: str, out: Any) -> int | None:
+        """The number of the mark that this call has, if any."""
+        found = None
+        for at, mark in self._marks.get(function, ()):
+            if isinstance(out, Tensor) and mark.fits(out.shape):
+                if self._seen[at] == mark.before:
+                    found = at
+                self._seen[at] += 1
+        return found
+
+
+class HeldGradients(TorchFunctionMode):
+    """Run torch's functions under the gradient rules, and keep the values that are marked.
+
+    levels: the marks, each with whether the value is changed in place afterwards. The first of them
+    becomes a leaf. After a run `kept` holds the values by the numbers of their marks.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.tokens.gradients.mode import HeldGradients
+        >>> x = torch.tensor([1.0, 3.0], requires_grad=True)
+        >>> with HeldGradients():
+        ...     y = torch.nn.functional.silu(x)
+        >>> torch.allclose((x * torch.autograd.grad(y.sum(), x)[0]).sum(), y.sum())
+        True
+    """
+
+    def __init__(self, levels: Sequence[tuple[Mark, bool]] = ()):
+        super().__init__()
+        self.kept: dict[int, Tensor] = {}
+        self.closed = not levels
+        self._changed = [changed for _, changed in levels]
+        self._counter = CallCounter([mark for mark, _ in levels])
+        self._depth = 0
+        self._strengths: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    def __torch_function__(
+        self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        out = self.run(func, args, {} if kwargs is None else kwargs)
+        if self.closed or self._depth:
+            return out
+        level = self._counter.index(func.__name__, out)
+        return out if level is None else self._keep(level, out, args)
+
+    def run(self, func: Callable, args: tuple, kwargs: dict) -> Any:
+        """Run a function by its rule, or as it is."""
+        rule = RULES.get(func)
+        if rule is not None:
+            return rule(func, args, kwargs, self)
+        out = func(*args, **kwargs)
+        if self._strengths.data and func in MOVED:
+            self._pass_on(args, out)
+        return out
+
+    def strength(self, x: Tensor) -> int:
+        """How much of a gate a value is: 0 for values that are none."""
+        return self._strengths.get(x, 0) if self._strengths.data else 0
+
+    def mark(self, x: Any, strength: int) -> Any:
+        """Return a value that is so much of a gate from now on."""
+        if strength and isinstance(x, Tensor):
+            self._strengths[x] = strength
+        return x
+
+    def constant(self, value: Any) -> Any:
+        """Return an additive constant as it is: nothing is counted here."""
+        return value
+
+    def hold(self, weights: Tensor) -> Tensor:
+        """Return weights of attention as constants."""
+        return weights.detach()
+
+    def inside(self, run: Callable[[], Any]) -> Any:
+        """Run other functions of torch, which are no calls of the network's, under their rules."""
+        self._depth += 1
+        try:
+            with self:
+                return run()
+        finally:
+            self._depth -= 1
+
+    def _pass_on(self, args: tuple, out: Any) -> None:
+        flowing = [x for x in args if flows(x)]
+        if len(flowing) == 1 and (strength := self.strength(flowing[0])):
+            for x in out if isinstance(out, tuple | list) else [out]:
+                self.mark(x, strength)
+
+    def _keep(self, level: int, out: Tensor, args: tuple) -> Tensor:
+        """Keep a value, so that what is done to it in place afterwards does not change it."""
+        in_place = bool(args) and out is args[0]
+        changed = self._changed[level]
+        if self.kept:
+            value = out.clone() if changed else out
+        else:
+            value = (out.detach().clone() if in_place else out.detach()).requires_grad_()
+        self.kept[level] = value
+        if value is out:
+            return out
+        if in_place:
+            return out.copy_(value)
+        return value.clone() if changed else value
+
+
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    """List the tensors among the arguments or results of a function."""
+    for x in values.values() if isinstance(values, dict) else values:
+        if isinstance(x, Tensor):
+            yield x
+        elif isinstance(x, list | tuple | dict):
+            yield from tensors_in(x)
+
+
+@contextmanager
+def own_weights_held(network: nn.Module, hold: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Hold the weights of this package's own attention, whatever its normaliser is made of."""
+    with Hooks() as hooks:
+        for module in network.modules():
+            if isinstance(module, Normalizer):
+                hooks.after(module, lambda _module, _inputs, weights: hold(weights))
+        yield

@@ -1,0 +1,68 @@
+"""Operations that share out what they give, and those for which there is no rule.
+
+By the names of autograd's nodes, so that nothing is missed that runs outside torch's functions.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from vision_attn.tokens.gradients.graph import GraphMode
+
+__all__ = ["unknown_operations"]
+
+
+def named(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+LINEAR = named(
+    "Add Sub Rsub Neg Mul Div Mm Bmm Addmm Addbmm Addmv Addr Baddbmm Addcmul Addcdiv Mv Dot "
+    "Linear Convolution ConvolutionOverrideable MkldnnConvolution SlowConv2D View UnsafeView "
+    "ReshapeAlias Permute Transpose T Squeeze Unsqueeze Expand Slice Select SelectScatter "
+    "SliceScatter Index IndexSelect IndexAdd IndexCopy IndexPut Gather Scatter ScatterAdd Cat "
+    "Stack Split SplitWithSizes Unbind UnsafeSplit UnsafeChunk Mean Sum Cumsum Nansum AvgPool2D "
+    "AvgPool3D AdaptiveAvgPool2D AdaptiveAvgPool3D MkldnnAdaptiveAvgPool2D UpsampleNearest1D "
+    "UpsampleNearest2D UpsampleNearestExact2D UpsampleBilinear2D UpsampleBicubic2D "
+    "UpsampleLinear1D UpsampleBilinear2DAa UpsampleBicubic2DAa ConstantPadNd ReflectionPad1D "
+    "ReflectionPad2D ReplicationPad1D ReplicationPad2D Roll Flip Unfold Im2Col Col2Im "
+    "PixelShuffle PixelUnshuffle Clone Copy CopySlices AsStrided AsStridedScatter ToCopy Alias "
+    "Diagonal Triu Tril Repeat RepeatInterleave MaskedFill MaskedSelect MaskedScatter Where "
+    "NativeBatchNorm CudnnBatchNorm MiopenBatchNorm BatchNorm NativeDropout FftR2C FftC2C FftC2R "
+    "ViewAsReal ViewAsComplex Real Imag Conj ResolveConj Complex Lerp Einsum Trace Rot90 "
+    "GridSampler2D ScaledDotProductFlashAttentionForCpu ScaledDotProductFlashAttention "
+    "ScaledDotProductEfficientAttention ScaledDotProductCudnnAttention "
+    "ScaledDotProductFusedAttentionOverrideable ScaledDotProductAttentionMath SumToSize ExpandAs "
+    "ViewAs Identity ChannelScale SqueezeMultiple Trilinear TransposeCopy ViewDtype Chunk"
+)
+HOMOGENEOUS = named(
+    "Relu LeakyRelu Prelu PreluKernel RreluWithNoise Abs MaxPool2DWithIndices "
+    "MaxPool3DWithIndices MaxPool1D AdaptiveMaxPool2D FractionalMaxPool2D Amax Amin Max Min "
+    "Maximum Minimum Fmax Fmin Topk Sort Median Kthvalue LinalgVectorNorm Norm Threshold Clamp "
+    "ClampMin Aminmax MkldnnMaxPool2D"
+)
+OWN = named("HeldNorm Gated")
+ENDS = named("AccumulateGrad Error NotImplemented")
+
+
+def kind_of(node: Any) -> str:
+    """Name a node's operation, without the number of its overload."""
+    return re.sub(r"Backwards?\d*$", "", type(node).__name__)
+
+
+def unknown_operations(order: Sequence[Any], mode: GraphMode) -> list[str]:
+    """List the functions of a run whose graph has a node without a rule, each once.
+
+    order: the nodes, each before what it was made of.
+    """
+    names: dict[Any, str] = {}
+    unknown: dict[str, None] = {}
+    for node in order:
+        value = mode.values.get(node)
+        name = names.get(node, "") if value is None else value.mark.function
+        for part, _ in node.next_functions:
+            names.setdefault(part, name)
+        kind = kind_of(node)
+        if kind not in LINEAR | HOMOGENEOUS | OWN | ENDS:
+            unknown[name or kind] = None
+    return list(unknown)

@@ -1,0 +1,561 @@
+"""Gradient rules: what only normalises or gates is constant in the backward pass.
+
+Each rule runs one of torch's functions to the value that it has, on a graph that is another: a
+norm's divisor, weights of attention, gates and what makes an activation of its input are constants.
+What is left is homogeneous of degree one in the values and the additive constants together, so
+that sum x . g + sum b . g is the output (LibraGrad, Mehri et al., CVPR 2025, arXiv:2411.16760).
+
+Axes: b batch, c channels, n tokens, d width of a token.
+"""
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from vision_attn.attention.channels import channel_scale
+from vision_attn.tokens.record.sdpa import SDPAInputs, multi_head_attention
+
+__all__ = ["HELD", "RULES", "Rule", "Tracking", "flows", "functions"]
+
+
+class Tracking(Protocol):
+    """What a rule asks of the mode that runs it."""
+
+    def strength(self, x: Tensor) -> int:
+        """How much of a gate a value is: 0 for values that are none."""
+
+    def mark(self, x: Any, strength: int) -> Any:
+        """Return a value that is so much of a gate from now on."""
+
+    def constant(self, value: Any) -> Any:
+        """Return an additive constant, or what stands for it where constants are counted."""
+
+    def inside(self, run: Callable[[], Any]) -> Any:
+        """Run other functions of torch under their own rules."""
+
+
+Rule = Callable[[Callable, tuple, dict, Tracking], Any]
+
+
+def flows(x: Any) -> bool:
+    """Whether a gradient flows through a value."""
+    return isinstance(x, Tensor) and x.requires_grad
+
+
+def detached(x: Any) -> Any:
+    return x.detach() if isinstance(x, Tensor) else x
+
+
+def functions(names: str) -> set[Callable]:
+    """Find torch's functions of these names: of torch, of tensors, in place, of `nn.functional`."""
+    homes = (torch, Tensor, F, torch.special, torch.linalg)
+    each = [form for name in names.split() for form in (name, f"{name}_", f"__{name}__")]
+    return {getattr(home, name) for home in homes for name in each if hasattr(home, name)}
+
+
+# ---- norms: the divisor ----
+
+
+class HeldNorm(torch.autograd.Function):
+    """A layer or group norm, (x - mean) * const(1 / deviation), as torch's kernel computes it.
+
+    `run` gives (y, mean, 1 / deviation). view: the shape of x in which the axes that are normalised
+    are the last `axes`. weight: broadcasts to x, or None.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, run: Callable, view: Sequence[int], axes: int, weight: Tensor | None
+    ) -> Tensor:
+        y, _, inverse = run(x)
+        ctx.view, ctx.axes, ctx.weight = view, axes, weight
+        ctx.save_for_backward(inverse.reshape(*view[: len(view) - axes], *[1] * axes))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (inverse,) = ctx.saved_tensors
+        shape, dims = gradient.shape, tuple(range(-ctx.axes, 0))
+        if ctx.weight is not None:
+            gradient = gradient * ctx.weight
+        gradient = gradient.reshape(ctx.view)
+        gradient = (gradient - gradient.mean(dims, keepdim=True)).mul_(inverse)
+        return gradient.reshape(shape), None, None, None, None
+
+
+def layer_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+    """y = (x - mean) * const(1 / deviation) * weight + bias."""
+
+    def run(
+        x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
+        bias: Tensor | None = None, eps: float = 1e-5, *_: Any, **__: Any,
+    ) -> Tensor:  # fmt: skip
+        shape = [normalized_shape] if isinstance(normalized_shape, int) else [*normalized_shape]
+        if not flows(x):
+            return func(*args, **kwargs)
+        kernel = lambda x: torch.native_layer_norm(x, shape, weight, own, eps)  # noqa: E731
+        own, bias = with_constant(bias, tracking)
+        out = HeldNorm.apply(x, kernel, x.shape, len(shape), weight)
+        return out if bias is None else out + bias
+
+    return run(*args, **kwargs)
+
+
+def group_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+    """y = (x - mean) * const(1 / deviation) * weight + bias, in each group of channels."""
+
+    def run(
+        x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
+        eps: float = 1e-5, *_: Any, **__: Any,
+    ) -> Tensor:  # fmt: skip
+        if not flows(x):
+            return func(*args, **kwargs)
+        b, c, *space = x.shape
+        own, bias = with_constant(bias, tracking)
+        kernel = lambda x: torch.native_group_norm(  # noqa: E731
+            x.contiguous(), weight, own, b, c, prod(space), num_groups, eps
+        )
+        view = (b, num_groups, c // num_groups * prod(space))
+        scale = None if weight is None else weight.view(-1, *[1] * len(space))
+        out = HeldNorm.apply(x, kernel, view, 1, scale)
+        return out if bias is None else out + bias.view(-1, *[1] * len(space))
+
+    return run(*args, **kwargs)
+
+
+def with_constant(bias: Tensor | None, tracking: Tracking) -> tuple[Tensor | None, Tensor | None]:
+    """What a kernel adds, and what is added to its result so that it is counted: one is None."""
+    leaf = None if bias is None else tracking.constant(bias)
+    return (None, leaf) if flows(leaf) else (bias, None)
+
+
+def instance_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+    """y = (x - mean) * const(1 / deviation) * weight + bias, in each channel of each image."""
+
+    def run(
+        x: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
+        weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True,
+        momentum: float = 0.1, eps: float = 1e-5, *_: Any,
+    ) -> Tensor:  # fmt: skip
+        if not flows(x):
+            return func(*args, **kwargs)
+        if use_input_stats or running_mean is None:
+            out = written_norm(x, range(2, x.ndim), eps)
+            return affine(out, weight, bias, tracking)
+        return by_statistics(x, running_mean, running_var, weight, bias, eps, tracking)
+
+    return run(*args, **kwargs)
+
+
+def batch_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+    """y = (x - mean) / deviation * weight + bias: linear by what was learned, else a norm."""
+
+    def run(
+        x: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
+        weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False,
+        momentum: float = 0.1, eps: float = 1e-5, *_: Any,
+    ) -> Tensor:  # fmt: skip
+        if not flows(x):
+            return func(*args, **kwargs)
+        if training or running_mean is None:
+            out = written_norm(x, [axis for axis in range(x.ndim) if axis != 1], eps)
+            return affine(out, weight, bias, tracking)
+        if flows(tracking.constant(running_mean)):
+            return by_statistics(x, running_mean, running_var, weight, bias, eps, tracking)
+        return func(*args, **kwargs)
+
+    return run(*args, **kwargs)
+
+
+def by_statistics(
+    x: Tensor, mean: Any, variance: Any, weight: Tensor | None, bias: Tensor | None, eps: float,
+    tracking: Tracking,
+) -> Tensor:  # fmt: skip
+    """A batch norm by running statistics, as a scale and one additive constant a channel."""
+    scale = (variance + eps).rsqrt()
+    scale = scale if weight is None else scale * weight
+    shift = -mean * scale if bias is None else bias - mean * scale
+    around = [1] * (x.ndim - 2)
+    scale, shift = (each.to(x.dtype).view(-1, *around) for each in (scale, shift))
+    return x * scale + tracking.constant(shift)
+
+
+def written_norm(x: Tensor, dims: Sequence[int], eps: float) -> Tensor:
+    """(x - mean) * const(1 / deviation) over these axes, written out."""
+    centred = x - x.mean([*dims], keepdim=True)
+    inverse = (centred.detach().square().mean([*dims], keepdim=True) + eps).rsqrt()
+    return centred * inverse
+
+
+def affine(out: Tensor, weight: Tensor | None, bias: Tensor | None, tracking: Tracking) -> Tensor:
+    around = [1] * (out.ndim - 2)
+    out = out if weight is None else out * weight.view(-1, *around)
+    return out if bias is None else out + tracking.constant(bias).view(-1, *around)
+
+
+def rms_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+    """y = x * const(1 / root mean square) * weight."""
+
+    def run(
+        x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
+        eps: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        shape = [normalized_shape] if isinstance(normalized_shape, int) else normalized_shape
+        eps = torch.finfo(x.dtype).eps if eps is None else eps
+        with torch.no_grad():
+            wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+            mean = wide.square().mean([*range(-len(shape), 0)], keepdim=True)
+            inverse = (mean + eps).rsqrt().to(x.dtype)
+            gate = inverse if weight is None else inverse * weight.detach()
+        return x * gate
+
+    return run(*args, **kwargs)
+
+
+def normalize(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+    """y = x / const(max(norm, eps))."""
+
+    def run(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Any = None) -> Tensor:
+        return x / x.detach().norm(p, dim, keepdim=True).clamp_min(eps)
+
+    return run(*args, **kwargs)
+
+
+# ---- quotients: the divisor ----
+
+
+def quotient(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+    """a / const(b)."""
+    args = with_operands(args, kwargs)
+    x, divisor, *rest = args
+    out = func(x, detached(divisor), *rest, **kwargs)
+    return tracking.mark(out, tracking.strength(x) if flows(x) and not flows(divisor) else 0)
+
+
+def added_quotient(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+    """a + value b / const(c)."""
+    args = with_operands(args, kwargs)
+    return func(*args[:2], detached(args[2]), **kwargs)
+
+
+def local_response_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+    """x / const((k + alpha mean x^2)^beta)."""
+
+    def run(
+        x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+    ) -> Tensor:
+        kernel = lambda x: func(x, size, alpha, beta, k)  # noqa: E731
+        return Gated.apply(x, kernel, 0.0, k**-beta) if flows(x) else kernel(x)
+
+    return run(*args, **kwargs)
+
+
+def held(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+    """A value that only weighs or divides others: weights of a softmax, an inverse, a variance."""
+    with torch.no_grad():
+        return func(*args, **kwargs)
+
+
+def variance_and_mean(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+    """The variance is held, the mean is not."""
+    variance, _ = held(func, args, kwargs, tracking)
+    return variance, func(*args, **kwargs)[1]
+
+
+# ---- activations: f(x) = f(0) + x * const((f(x) - f(0)) / x) ----
+
+
+class Gated(torch.autograd.Function):
+    """f(x) whose gradient is the gate (f(x) - f(0)) / x, `slope` at x = 0."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, run: Callable, at_zero: float, slope: float) -> Tensor:
+        y = run(x)
+        gate = y / x if at_zero == 0 else (y - at_zero) / x
+        ctx.save_for_backward(gate.nan_to_num_(nan=slope, posinf=slope, neginf=slope))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (gate,) = ctx.saved_tensors
+        return gradient * gate, None, None, None
+
+
+class Activation(NamedTuple):
+    """f(0), None where options decide; f'(0); how much of a gate f(x) is for another value."""
+
+    at_zero: float | None
+    slope: float
+    strength: int
+
+
+WEAK, BOUNDED, SIGMOID = 1, 2, 3
+ACTIVATIONS = {
+    "gelu": Activation(0, 0.5, WEAK),
+    "silu": Activation(0, 0.5, WEAK),
+    "mish": Activation(0, 0.6, WEAK),
+    "hardswish": Activation(0, 0.5, WEAK),
+    "elu": Activation(0, 1, WEAK),
+    "selu": Activation(0, 1, WEAK),
+    "celu": Activation(0, 1, WEAK),
+    "softshrink": Activation(0, 0, WEAK),
+    "hardshrink": Activation(0, 0, WEAK),
+    "tanhshrink": Activation(0, 0, WEAK),
+    "softplus": Activation(None, 0.5, BOUNDED),
+    "logsigmoid": Activation(None, 0.5, WEAK),
+    "softsign": Activation(0, 1, BOUNDED),
+    "tanh": Activation(0, 1, BOUNDED),
+    "erf": Activation(0, 1.128379, BOUNDED),
+    "relu6": Activation(0, 0, BOUNDED),
+    "hardtanh": Activation(None, 1, BOUNDED),
+    "clamp": Activation(None, 1, BOUNDED),
+    "clip": Activation(None, 1, BOUNDED),
+    "clamp_max": Activation(None, 1, BOUNDED),
+    "clamp_min": Activation(None, 1, BOUNDED),
+    "sigmoid": Activation(0.5, 0.25, SIGMOID),
+    "expit": Activation(0.5, 0.25, SIGMOID),
+    "hardsigmoid": Activation(0.5, 1 / 6, SIGMOID),
+    "square": Activation(0, 0, 0),
+    "sqrt": Activation(0, 0, 0),
+    "pow": Activation(0, 0, 0),
+    "log1p": Activation(0, 1, 0),
+    "expm1": Activation(0, 1, 0),
+    "sin": Activation(0, 1, 0),
+    "atan": Activation(0, 1, 0),
+}
+IN_PLACE_WORDS = ("inplace", "out")
+
+
+def activation_rule(activation: Activation) -> Rule:
+    """Make the rule of an activation: its gate is constant."""
+
+    def rule(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+        name = func.__name__
+        x, args, in_place = unplaced(func, args, kwargs)
+        kwargs = {key: value for key, value in kwargs.items() if key not in ("input", "inplace")}
+        free = OUT_OF_PLACE.get(func, func)
+        run = lambda x: free(x, *args, **kwargs)  # noqa: E731
+        at_zero = activation.at_zero
+        if name.startswith(("pow", "__pow__")) and not _is_power(args, kwargs):
+            return held(func, (x, *args), kwargs, tracking)
+        if name.startswith(("clamp", "clip")) and is_relu(args, kwargs, name):
+            return func(x, *args, **kwargs)
+        if at_zero is None:
+            at_zero = float(run(torch.zeros(1, dtype=torch.float64)).reshape(-1)[0])
+        out = Gated.apply(x, run, at_zero, activation.slope)
+        if at_zero and flows(leaf := tracking.constant(at_zero)):
+            out = out - at_zero + leaf
+        if in_place:
+            out = x.copy_(out)
+        return tracking.mark(out, activation.strength)
+
+    def only_what_flows(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+        x = args[0] if args else kwargs["input"]
+        return (rule if flows(x) else native)(func, args, kwargs, tracking)
+
+    return only_what_flows
+
+
+def native(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+    """As torch has it."""
+    return func(*args, **kwargs)
+
+
+def unplaced(func: Callable, args: tuple, kwargs: dict) -> tuple[Tensor, tuple, bool]:
+    """The input of an activation, its other arguments, and whether it is written over."""
+    x, *rest = args if args else (kwargs["input"],)
+    in_place = kwargs.get("inplace", False) or func in OUT_OF_PLACE
+    place = INPLACE_AT.get(func.__name__)
+    if place is not None and len(rest) > place:
+        in_place |= bool(rest[place])
+        rest[place] = False
+    return x, tuple(rest), in_place
+
+
+INPLACE_AT = {  # where `inplace` stands among the arguments after the input
+    **dict.fromkeys(("silu", "mish", "hardswish", "selu", "relu6", "hardsigmoid"), 0),
+    **dict.fromkeys(("elu", "celu"), 1),
+    "hardtanh": 2,
+}
+
+
+def _is_power(args: tuple, kwargs: dict) -> bool:
+    """Whether an exponent is above 0; others make an inverse, which is held."""
+    exponent = args[0] if args else kwargs.get("exponent")
+    if isinstance(exponent, Tensor):
+        exponent = exponent.item() if exponent.numel() == 1 else -1
+    return isinstance(exponent, int | float) and exponent > 0
+
+
+def is_relu(args: tuple, kwargs: dict, name: str) -> bool:
+    """Whether a clamp is a ReLU, which is homogeneous."""
+    least, most = (*args, None, None)[:2]
+    least, most = kwargs.get("min", least), kwargs.get("max", most)
+    if name.startswith("clamp_max"):
+        least, most = None, least if most is None else most
+    return not isinstance(least, Tensor) and least == 0 and most is None
+
+
+# ---- products: the gate, or else halves ----
+
+
+def product_rule(*factors: int) -> Rule:
+    """Make the rule of a product whose factors are these arguments."""
+
+    def rule(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+        args = with_operands(args, kwargs)
+        values = [args[at] for at in factors if at < len(args)]
+        if sum(map(flows, values)) < 2:
+            return tracking.mark(func(*args, **kwargs), kept_strength(values, tracking))
+        in_place = func in OUT_OF_PLACE
+        shared, strength = shared_out(values, tracking, copied=in_place)
+        parts = list(args)
+        for at, value in zip(factors, shared, strict=False):
+            parts[at] = value
+        if in_place:
+            out = args[0].copy_(OUT_OF_PLACE[func](*parts, **kwargs))
+        else:
+            out = func(*parts, **kwargs)
+        return tracking.mark(out, strength)
+
+    return rule
+
+
+def with_operands(args: tuple, kwargs: dict) -> tuple:
+    """Move the factors of a product that are given by name to where they belong."""
+    for name in ("other", "mat2", "tensor2", "vec2", "vec"):
+        if name in kwargs:
+            args = (*args, kwargs.pop(name))
+    return args
+
+
+def kept_strength(values: Sequence[Any], tracking: Tracking) -> int:
+    """A gate times a number or a constant is a gate still."""
+    return max((tracking.strength(x) for x in values if flows(x)), default=0)
+
+
+def shared_out(
+    values: Sequence[Any], tracking: Tracking, copied: bool = False
+) -> tuple[list[Any], int]:
+    """The factors of a product: the gates held; equal parts of the gradient for the others."""
+    strength = {at: tracking.strength(x) for at, x in enumerate(values) if flows(x)}
+    shared, left = list(values), 0
+    while len(set(strength.values())) > 1:
+        most = max(strength.values())
+        for at in [at for at, each in strength.items() if each == most]:
+            shared[at] = values[at].detach().clone() if copied else values[at].detach()
+            del strength[at]
+    left = len(strength)
+    for at in strength:
+        shared[at] = part_of(values[at].clone() if copied else values[at], 1 / left)
+    return shared, max(strength.values()) if left > 1 else 0
+
+
+def part_of(x: Tensor, part: float) -> Tensor:
+    """The same value with this part of the gradient."""
+    if part == 1:
+        return x
+    x = x.view_as(x)
+    x.register_hook(lambda gradient: gradient * part)
+    return x
+
+
+def einsum(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+    """A product of operands."""
+    equation, *operands = args
+    if len(operands) == 1 and isinstance(operands[0], list | tuple):
+        operands = [*operands[0]]
+    if not isinstance(equation, str) or sum(map(flows, operands)) < 2:
+        return func(*args, **kwargs)
+    return func(equation, *shared_out(operands, tracking)[0], **kwargs)
+
+
+def gated_half(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+    """GLU: one half of the channels times const(sigmoid of the other)."""
+
+    def run(x: Tensor, dim: int = -1) -> Tensor:
+        value, gate = x.chunk(2, dim)
+        return value * gate.detach().sigmoid()
+
+    return run(*args, **kwargs)
+
+
+def interpolated(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+    """a + const(weight) (b - a)."""
+    args = (*args, kwargs.pop("weight")) if "weight" in kwargs else args
+    return func(*args[:2], detached(args[2]), **kwargs)
+
+
+# ---- attention: the weights ----
+
+
+def attention(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+    """const(softmax(scale q k' + mask)) v, by torch's fused kernels."""
+    inputs = SDPAInputs(*args, **kwargs)
+    inputs = inputs._replace(
+        query=detached(inputs.query), key=detached(inputs.key), attn_mask=detached(inputs.attn_mask)
+    )
+    return func(**inputs._asdict())
+
+
+def multi_head(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+    """`nn.MultiheadAttention`, by the parts that it is made of."""
+    out = tracking.inside(lambda: multi_head_attention(*args, **kwargs))
+    weights = None
+    if kwargs.get("need_weights", True):
+        weights = held(func, args, kwargs, tracking)[1]
+    return out, weights
+
+
+HELD = {
+    "softmax weights": functions("softmax softmin gumbel_softmax exp exp2"),
+    "divisor": functions("rsqrt reciprocal var std rdiv rtruediv"),
+    "divisor and mean": functions("var_mean std_mean"),
+}
+MULTIPLY = functions("mul multiply rmul imul matmul rmatmul mm bmm mv dot inner outer ger vdot")
+MULTIPLY |= functions("tensordot kron linear conv1d conv2d conv3d vecdot bilinear")
+MULTIPLY |= functions("conv_transpose1d conv_transpose2d conv_transpose3d")
+MULTIPLY_AND_ADD = functions("addmm addbmm addmv addr baddbmm addcmul")
+DIVIDE = functions("div divide true_divide truediv itruediv idiv")
+
+OUT_OF_PLACE: dict[Callable, Callable] = {
+    getattr(home, name): getattr(home, name.rstrip("_"))
+    for home in (Tensor, torch, F)
+    for name in dir(home)
+    if name.endswith("_") and not name.startswith("_") and hasattr(home, name.rstrip("_"))
+}
+OUT_OF_PLACE[Tensor.__imul__] = Tensor.mul
+
+RULES: dict[Callable, Rule] = {
+    **{
+        func: activation_rule(activation)
+        for name, activation in ACTIVATIONS.items()
+        for func in functions(name)
+    },
+    **dict.fromkeys(functions("layer_norm"), layer_norm),
+    **dict.fromkeys(functions("group_norm"), group_norm),
+    **dict.fromkeys(functions("instance_norm"), instance_norm),
+    **dict.fromkeys(functions("batch_norm"), batch_norm),
+    **dict.fromkeys(functions("rms_norm"), rms_norm),
+    F.normalize: normalize,
+    F.local_response_norm: local_response_norm,
+    **dict.fromkeys(DIVIDE, quotient),
+    **dict.fromkeys(functions("addcdiv"), added_quotient),
+    **dict.fromkeys(HELD["softmax weights"] | HELD["divisor"], held),
+    **dict.fromkeys(HELD["divisor and mean"], variance_and_mean),
+    **dict.fromkeys(MULTIPLY, product_rule(0, 1)),
+    **dict.fromkeys(MULTIPLY_AND_ADD, product_rule(1, 2)),
+    torch.einsum: einsum,
+    F.glu: gated_half,
+    **dict.fromkeys(functions("lerp"), interpolated),
+    F.scaled_dot_product_attention: attention,
+    F.multi_head_attention_forward: multi_head,
+    channel_scale: product_rule(0, 1),
+}
