@@ -8,6 +8,7 @@ import yaml
 from torch import nn
 from torch.optim import Optimizer
 
+import vision_attn
 from vision_attn.fitting.kinds import KINDS, classes_in, only_packages, type_args
 from vision_attn.fitting.making import make_run
 
@@ -226,6 +227,7 @@ def test_a_class_among_plain_values_is_neither_imported_nor_built(value, here, t
     ("option", "value"),
     [
         ("model.loss", spec("torch.nn.CrossEntropyLoss", label_smoothing=0.1)),
+        ("trainer.callbacks", spec(f"{CALLBACKS}.BackboneFinetuning")),  # a function by default
         ("model.loss", spec("timm.loss.LabelSmoothingCrossEntropy")),
         ("model.optimizer", spec("timm.optim.Lamb", lr=0.1)),
         ("model.optimizer", "SGD"),
@@ -339,6 +341,14 @@ def test_every_kind_is_known_to_be_imported():
         for kind in KINDS:
             for module in kind.modules:
                 __import__(module)
+
+
+def test_the_page_lists_every_kind():
+    root = Path(vision_attn.__file__).parents[1]
+    page = (root / "docs/reference/config_classes.md").read_text(encoding="utf-8")
+    rows = [row.split("|")[2:4] for row in page.splitlines() if row.startswith("| `")]
+    listed = [(name.strip(), modules.strip()) for name, modules in rows]
+    assert listed == [(kind.name, ", ".join(kind.modules)) for kind in KINDS]
 
 
 def test_a_name_that_is_no_packages_is_refused():

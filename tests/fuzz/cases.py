@@ -8,13 +8,16 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 
+import classes
 import mutate
 import numpy as np
 import seeds
 import torch
+import yaml
 
 from vision_attn.cli import main
 from vision_attn.data import ImageFolder
@@ -202,6 +205,24 @@ def configs(draw: Random, whole: Path, here: Path) -> Case:
     return command("test", *run, "--ckpt_path", here / "out" / "best.ckpt")
 
 
+def config_classes(draw: Random, whole: Path, here: Path) -> Case:
+    """A config that names any class, with any values; beside it a program and a file of others."""
+    (here / "bad.yaml").write_text(yaml.safe_dump(classes.config(draw, here)))
+    program = here / "canary"
+    program.write_text(f"#!/bin/sh\ntouch {here}/started\n")
+    program.chmod(0o755)
+    (here / "canary.txt").write_text("as it was")
+    (here / "out").mkdir()
+
+    def harmless(code: int) -> str | None:
+        return "does harm" if code == classes.WRONG else None
+
+    codes = (classes.BUILT, classes.REFUSED, classes.RAISED, classes.WRONG)
+    words = ["fit", "--config", str(here / "bad.yaml"), "--trainer.fast_dev_run", "true"]
+    run = partial(classes.built, here / "bad.yaml", here)
+    return Case(run, bad=10**6, codes=codes, check=harmless, words=words)
+
+
 def caches(draw: Random, whole: Path, here: Path) -> Case:
     """The cache of an image folder: every image that it gives is that of its photo."""
     photos = shutil.copytree(whole / "caches" / "photos", here / "photos")
@@ -288,6 +309,7 @@ CORPORA: dict[str, Callable[[Random, Path, Path], Case]] = {
     "checkpoint trees": checkpoint_trees,
     "weights": weights,
     "configs": configs,
+    "config classes": config_classes,
     "caches": caches,
     "stopped runs": stopped,
     "boxes": boxes,

@@ -142,7 +142,7 @@ def judged(case: cases.Case, ended: Ended, changed: list[str]) -> tuple[str, str
     wrong = case.check(ended.code)
     if wrong:
         return "wrong", f"{wrong}: {last}"
-    return {0: "done", 1: "partly", 2: "refused"}[ended.code], last
+    return {0: "done", 1: "partly", 2: "refused", 3: "partly"}[ended.code], last
 
 
 class Fuzzer:

@@ -34,7 +34,7 @@ def summary(tmp_path_factory) -> dict:
 
 CORPORA = [
     *("images", "videos", "checkpoints", "checkpoint trees", "weights", "configs"),
-    *("caches", "stopped runs", "boxes"),
+    *("config classes", "caches", "stopped runs", "boxes"),
 ]
 
 

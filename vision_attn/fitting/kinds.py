@@ -125,7 +125,8 @@ def check_classes(config: Namespace, parser: ArgumentParser, allow: Sequence[str
 
 
 def _check(value: Any, option: Option, where: str, allow: tuple[str, ...]) -> None:
-    if isinstance(value, PLAIN) or value is option.default:
+    default = option.default  # a function's is its import path
+    if isinstance(value, PLAIN) or value is default or value is _object(str(default)):
         return
     if isinstance(value, (Namespace, Mapping)):
         values = _values(value)

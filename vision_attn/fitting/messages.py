@@ -119,6 +119,8 @@ def _not_of_class(word: str, path: str) -> str:
         known = list(signature(getattr(sys.modules[module], name)).parameters)
     except (KeyError, AttributeError, ValueError):
         known = []
+    if word in known:
+        return f"{name} gets {word!r} from what uses it: leave it out"
     listed = f": it has {', '.join(known)}" if known else ""
     return f"{name} has no option {word!r}{nearest(word, known) or listed}"
 
