@@ -228,3 +228,23 @@ def test_a_flipped_byte_is_an_error_of_the_file_or_none(tmp_path):
             lines.append(str(error))
     assert len(lines) > 30
     assert all(line.startswith(f"{path}: ") and "\n" not in line for line in lines)
+
+
+@pytest.mark.parametrize("part", ["data.pkl", "data/0"])
+def test_a_compressed_part_is_refused_before_it_unfolds(part, tmp_path, monkeypatch):
+    """A pickle of 1 GB that deflates to 1 MB filled 2.7 GB of memory."""
+    path = saved(tmp_path)
+    with zipfile.ZipFile(path) as old:
+        members = [(name, old.read(name)) for name in old.namelist()]
+    with zipfile.ZipFile(path, "w") as new:
+        for name, content in members:
+            folded = name.endswith(f"/{part}")
+            content += bytes(10**7) if folded else b""
+            new.writestr(name, content, zipfile.ZIP_DEFLATED if folded else zipfile.ZIP_STORED)
+    monkeypatch.setattr(torch, "load", lambda *args, **options: pytest.fail("it was read"))
+    message = rf"a\.ckpt: its part 'a/{part}' is compressed, from 10,0[\d,]+ to [\d,]+ bytes"
+    for load in (load_model, load_sequences):
+        with pytest.raises(ModelError, match=message) as caught:
+            load(path)
+        assert "save it again" in str(caught.value)
+        assert "\n" not in str(caught.value)

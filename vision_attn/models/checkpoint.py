@@ -359,12 +359,14 @@ def read_file(path: str | Path) -> dict[str, Any]:
             "(.ckpt, .pth, .pt, .bin) or a .safetensors file"
         )
     try:
-        if is_zip and not zipfile.is_zipfile(path):  # it raises, too, for some damaged ends
-            raise zipfile.BadZipFile(path)
+        if is_zip:
+            _check_not_compressed(path)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Validating sparse tensor invariants")
             warnings.filterwarnings("ignore", "Detected pickle protocol")
             contents = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except ModelError:
+        raise
     except pickle.UnpicklingError as error:
         raise ModelError(
             f"{path}: holds pickled Python objects, which are not loaded because that runs their "
@@ -377,6 +379,21 @@ def read_file(path: str | Path) -> dict[str, Any]:
             f"{path}: holds a {type(contents).__name__}; expected a dict of named weights"
         )
     return contents
+
+
+def _check_not_compressed(path: Path) -> None:
+    """Raise ModelError for an archive with a compressed part, which may unfold to any size.
+
+    torch.save compresses nothing, so that tensors can be mapped into memory as they lie there.
+    """
+    with zipfile.ZipFile(path) as archive:
+        for part in archive.infolist():
+            if part.compress_type != zipfile.ZIP_STORED or part.file_size > part.compress_size:
+                raise ModelError(
+                    f"{path}: its part {part.filename!r:.80} is compressed, from {part.file_size:,} "
+                    f"to {part.compress_size:,} bytes; expected a file as torch.save writes it: "
+                    "load it with torch where it comes from, and save it again"
+                )
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
