@@ -34,7 +34,8 @@ ALLOWED: dict[str, set[str]] = {
     "evaluate": {"types", "hooks", "inference"},
     "tokens": {"types", "threads", "compat", "hooks", "inference", "attention", "methods"},
     "methods": {
-        *("types", "threads", "compat", "hooks", "inference", "devices", "attention", "tokens"),
+        *("types", "errors", "threads", "compat", "hooks", "inference", "devices"),
+        *("attention", "tokens"),
     },
     "distillation": {"types", "inference", "data", "training", "hub"},
     "training": {"types", "files", "threads", "compat", "devices", "models", "render"},
@@ -52,12 +53,12 @@ ALLOWED: dict[str, set[str]] = {
     },
     "hub": {"types", "errors", "models", "data", "tokens", "methods", "runs", "sequences"},
     "fitting": {
-        *("types", "errors", "files", "compat", "devices", "models", "data", "training"),
-        *("sequences", "hub"),
+        *("types", "errors", "files", "cores", "threads", "compat", "devices", "models", "data"),
+        *("training", "sequences", "hub"),
     },
     "commands": {
         *("types", "errors", "files", "terminal", "devices", "models"),
-        *("render", "training", "runs", "pages", "sequences", "fitting", "hub"),
+        *("tokens", "render", "training", "runs", "pages", "sequences", "fitting", "hub"),
     },
     "cli": {"compat", "commands", "cores", "terminal"},
     "__main__": {"cli"},
@@ -224,8 +225,9 @@ RUN_BY_THEMSELVES = (
 NETWORKS = re.compile(r"(.*_)?(network|net|backbone|teacher|student|randomised)")
 MODULES = {"nn.Module", "SequenceModel", "QuestionAnswerer"}
 SWITCHES = re.compile(r"register_.*hook|eval|train|requires_grad_")
-# Networks that were just made; a look at the hooks that others have set.
-SWITCHED_ELSEWHERE = {("hub.py", "eval"), ("translation.py", "register_forward_hook"),
+# Networks that were just made; a look at the hooks that others have set; tensors.
+SWITCHED_ELSEWHERE = {("levels.py", "requires_grad_"), ("rules.py", "register_hook"),
+    ("hub.py", "eval"), ("translation.py", "register_forward_hook"),
     ("translation.py", "register_forward_pre_hook")}  # fmt: skip
 
 

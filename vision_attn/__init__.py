@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from .pages.inspect.inspection import inspect
     from .pages.live.report import live
     from .runs.drawing import draw_pictures
+    from .runs.explain import explain
     from .runs.explanation import Explanation, Explanations
     from .runs.gallery import film, gallery
     from .runs.opened import SavedResults, open_results
     from .runs.scoring import removal, score
+    from .tokens.path.support import probe
     from .types import Heatmaps, TokenLayout
 
 __version__ = "0.1.0"
@@ -68,6 +70,7 @@ _NAMES = {
     "SavedResults": "runs.opened",
     "TokenLayout": "types",
     "draw_pictures": "runs.drawing",
+    "explain": "runs.explain",
     "export": "models.export",
     "film": "runs.gallery",
     "fit": "fitting.fit",
@@ -77,6 +80,7 @@ _NAMES = {
     "live": "pages.live.report",
     "load_model": "hub",
     "open_results": "runs.opened",
+    "probe": "tokens.path.support",
     "removal": "runs.scoring",
     "score": "runs.scoring",
 }

@@ -30,6 +30,7 @@ COMMANDS = {
     "live": "run a network in one offline page: drop photos, cover parts of them",
     "models": "list the pretrained networks of the package, with their accuracy",
     "configs": "list the configs of the package, and the result of each",
+    "probe": "show how tokens go through a network, or why there is no map of its attention",
     "export": "export a network to ONNX or torch.export, and check its logits",
     "demo": "train three small networks and open a gallery of their heatmaps",
 }

@@ -159,7 +159,7 @@ class LibraGradient(Explainer):
 
 
 def mass_beside(shares: Sequence[tuple[Tensor, Tensor]]) -> Float[Tensor, " b"] | None:
-    """The part of all shares, by their sizes, that is beside the image; None without such tokens."""
+    """Compute the part of all shares, by size, beside the image; None without such tokens."""
     if not any(beside.shape[1] for _, beside in shares):
         return None
     aside = torch.stack([beside.abs().sum(1) for _, beside in shares]).sum(0)

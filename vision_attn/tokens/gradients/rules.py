@@ -10,7 +10,7 @@ Axes: b batch, c channels, n tokens, d width of a token.
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from vision_attn.tokens.record.sdpa import SDPAInputs, multi_head_attention
 __all__ = ["HELD", "RULES", "Rule", "Tracking", "flows", "functions"]
 
 
+@runtime_checkable
 class Tracking(Protocol):
     """What a rule asks of the mode that runs it."""
 
