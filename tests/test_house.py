@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"types", "files", "cores", "compat"},
     "render": {"types", "files"},
     "evaluate": {"types", "hooks", "inference"},
-    "tokens": {"types", "threads", "compat", "hooks", "inference", "attention", "methods"},
+    "tokens": {"types", "threads", "compat", "hooks", "inference", "attention"},
     "methods": {
         *("types", "errors", "threads", "compat", "hooks", "inference", "devices"),
         *("attention", "tokens"),

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torchmetrics.functional.image import structural_similarity_index_measure
 from torchmetrics.utilities import dim_zero_cat
@@ -32,7 +32,7 @@ __all__ = [
 class MaxSensitivity(ImageScore):
     """Sensitivity to noise: max_d |map(x + d) - map(x)| / |map(x)|, small is good.
 
-    The maximum over `samples` random d in [-radius, radius]^pixels. explain: (images, targets) ->
+    The maximum over `samples` random d in [-radius, radius]^pixels. explain: (images, target) ->
     maps or Heatmaps, so that the image moves and the target does not. ValueError for fewer than 1
     sample or a radius of 0. Yeh et al. 2019.
 
@@ -49,7 +49,7 @@ class MaxSensitivity(ImageScore):
 
     def __init__(
         self,
-        explain: Callable[[Tensor, Tensor], Tensor | Heatmaps],
+        explain: Callable[[Tensor, Any], Tensor | Heatmaps],
         radius: float = 0.02,
         samples: int = 10,
         seed: int = 0,
@@ -62,21 +62,21 @@ class MaxSensitivity(ImageScore):
             )
         self.explain, self.radius, self.samples, self.seed = explain, radius, samples, seed
 
-    def update(self, images: Images, targets: Int[Tensor, " b"]) -> None:
+    def update(self, images: Images, target: Any) -> None:
         """Add a batch.
 
-        images: normalised, in whose units the radius is. targets: the class to explain. ValueError
-        for maps that are not finite.
+        images: normalised, in whose units the radius is. target: what to explain, as `explain`
+        takes it. ValueError for maps that are not finite.
         """
         generator = torch.Generator().manual_seed(self.seed)
         with eval_mode(self.explain):
-            maps = raw(self.explain(images, targets))
+            maps = raw(self.explain(images, target))
             check_maps(maps)
             size = maps.flatten(1).norm(dim=1).clamp(min=1e-12)
             worst = torch.zeros_like(size)
             for _ in range(self.samples):
                 noise = torch.rand(images.shape[1:], generator=generator).to(images) * 2 - 1
-                moved = raw(self.explain(images + self.radius * noise, targets)) - maps
+                moved = raw(self.explain(images + self.radius * noise, target)) - maps
                 worst = torch.maximum(worst, moved.flatten(1).norm(dim=1) / size)
         self.scores.append(worst.float())
 
@@ -86,7 +86,7 @@ class ModelRandomisation(ImageScore):
 
     Cascading randomisation: |Spearman rank correlation| with the original map, the mean over the
     layers; small is good, as a map that stays the same does not show what the network learnt.
-    explain: (network, images, targets) -> maps or Heatmaps,
+    explain: (network, images, target) -> maps or Heatmaps,
     as an explainer is. `layers` names the layers in the order they are
     lost. Adebayo et al. 2018.
 
@@ -111,7 +111,7 @@ class ModelRandomisation(ImageScore):
     def __init__(
         self,
         network: nn.Module,
-        explain: Callable[[nn.Module, Tensor, Tensor], Tensor | Heatmaps],
+        explain: Callable[[nn.Module, Tensor, Any], Tensor | Heatmaps],
         seed: int = 0,
         **options: Any,
     ):
@@ -121,18 +121,16 @@ class ModelRandomisation(ImageScore):
         self.cascade = partial(cascading_randomisation, network, seed)
         self.layers = [name for name, _ in layers_from_the_top(network)]
 
-    def update(self, images: Images, targets: Int[Tensor, " b"]) -> None:
+    def update(self, images: Images, target: Any) -> None:
         """Add a batch.
 
-        images: normalised. targets: the class to explain, whatever the weights. ValueError for maps
-        that are not finite.
+        images: normalised. target: what to explain, whatever the weights, as `explain` takes it.
+        ValueError for maps that are not finite.
         """
         with eval_mode(self.intact):
-            maps = raw(self.intact(images, targets))
+            maps = raw(self.intact(images, target))
             check_maps(maps)
-            degraded = [
-                raw(self.explain(network, images, targets)) for _, network in self.cascade()
-            ]
+            degraded = [raw(self.explain(network, images, target)) for _, network in self.cascade()]
         self.rank_correlations.append(torch.stack([spearman(maps, m) for m in degraded], dim=1))
         self.similarities.append(torch.stack([ssim(maps, m) for m in degraded], dim=1))
 

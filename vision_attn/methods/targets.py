@@ -196,7 +196,7 @@ class Class(Target):
                 "give the model for the network, or the class's index"
             )
         predicted = logits.argmax(dim=1)
-        chosen = [guess if index is None else index
+        chosen: list[Any] = [guess if index is None else index
             for index, guess in zip(every, predicted.tolist(), strict=True)]  # fmt: skip
         wrong = next((index for index in chosen if not 0 <= index < classes), None)
         if wrong is not None:
@@ -218,9 +218,9 @@ class Class(Target):
         def look_up(index: ClassIndex) -> int | None:
             return None if index is None else model.class_index(index)
 
-        several = isinstance(self.index, tuple)
-        index = tuple(map(look_up, self.index)) if several else look_up(self.index)
-        return Class(index, len(model.classes))
+        if isinstance(self.index, tuple):
+            return Class(tuple(map(look_up, self.index)), len(model.classes))
+        return Class(look_up(self.index), len(model.classes))
 
     @property
     def count(self) -> int | None:
@@ -542,7 +542,7 @@ class PixelsOf(Target):
 
     def __call__(self, output: Any) -> Float[Tensor, " b"]:
         logits = self._logits(output)
-        return (logits[:, self.index] * self._mask(logits)).sum(dim=(1, 2))
+        return (logits[:, cast(int, self.index)] * self._mask(logits)).sum(dim=(1, 2))
 
     def _logits(self, output: Any) -> Float[Tensor, "b k h w"]:
         logits = only_tensor(output)
@@ -561,7 +561,7 @@ class PixelsOf(Target):
 
     def _mask(self, logits: Float[Tensor, "b k h w"]) -> Bool[Tensor, "#b h w"]:
         if self.mask is None:
-            return logits.argmax(dim=1) == self.index
+            return logits.argmax(dim=1).eq(cast(int, self.index))
         mask = cast(Tensor, self.mask).to(logits.device)
         self.check(len(logits))
         mask = mask[None] if mask.ndim == 2 else mask
@@ -692,7 +692,8 @@ class Box(Target):
             raise ValueError(
                 f"Box: there is no detection {self.index}: the network found {len(image['scores'])}"
             )
-        return tuple(image[name][self.index] for name in ("boxes", "labels", "scores"))
+        boxes, labels, scores = (image[name] for name in ("boxes", "labels", "scores"))
+        return boxes[self.index], labels[self.index], scores[self.index]
 
     def label(self, classes: Sequence[str] = ()) -> str:
         return f"detection {self.index}"

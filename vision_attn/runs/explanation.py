@@ -228,12 +228,10 @@ class Explanation:
             record["probability"] = round(float(self.probabilities[self.predicted]), 6)
             if self.model.calibration.threshold is not None:
                 record["unlike"] = self.unlike
-        named = found.target is not None and bool(classes)
-        record["target"] = classes[found.target] if named else found.explained or None
-        record["target_index"] = found.target
-        with_name = found.contrast is not None and bool(classes)
-        record["contrast"] = classes[found.contrast] if with_name else None
-        record["contrast_index"] = found.contrast
+        for word, index in (("target", found.target), ("contrast", found.contrast)):
+            record[word] = classes[index] if classes and index is not None else None
+            record[f"{word}_index"] = index
+        record["target"] = record["target"] or found.explained or None
         record["prefix_mass"] = found.prefix_mass
         record["outlier_mass"] = found.outlier_mass
         if found.completeness_gap is not None:

@@ -1,6 +1,7 @@
 """The first part of the demo's page: photos, and where networks that know photos look."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +65,8 @@ class PhotoWall:
     def sections(self) -> list[Section]:
         """Draw the maps beside the photos, a row a photo, and write the page of the networks."""
         rows = [self._row(place, name) for place, name in enumerate(self.photos)]
-        live(self.models, progress=Silent()).save(self.folder / LIVE)
+        models = tuple(replace(model, name=title) for title, model in self.models.items())
+        live(models, progress=Silent(), output=self.folder / LIVE)
         return [
             pages.Gallery("Where they look in photos", rows),
             pages.Links("Ask the networks", [(LIVE, "Run them in your browser", ABOUT_LIVE)]),

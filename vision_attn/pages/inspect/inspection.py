@@ -178,7 +178,8 @@ class Look:
         several = target if isinstance(target, list | tuple) else [target]
         self.contrast = None if contrast is None else as_target(contrast, model)
         asked = [as_target(one, model) for one in several if one not in (None, "predicted")]
-        self.classes = [one.pair()[0] for one in asked if isinstance(one, Class)]
+        pairs = [one.pair() for one in asked if isinstance(one, Class)]
+        self.classes = [index for index, _ in pairs if index is not None]
         self.others = [one for one in asked if not isinstance(one, Class)]
         self.request = Request(model, self.chosen or [])
 

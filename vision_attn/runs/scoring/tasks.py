@@ -116,8 +116,9 @@ class Work:
         at_least_one(limit=limit, steps=steps, batch_size=batch_size)
         if sanity is not None and sanity < 0:
             raise ValueError(f"sanity must be at least 0 images, got {sanity}")
-        usual = "label" if has_classifier(model) else None
-        request = Request.of(model, BASELINES, usual if target is None else target, contrast, head)
+        if target is None and has_classifier(model):
+            target = "label"
+        request = Request.of(model, BASELINES, target, contrast, head)
         request.check_same_for_all()
         if request.unasked:
             raise ValueError(no_classifier(model))
