@@ -410,7 +410,7 @@ def test_a_class_is_found_by_index_name_or_synonym():
     ("wanted", "message"),
     [
         ("golden retreiver", "no class named 'golden retreiver'; did you mean golden retriever?"),
-        ("xyz", "no class named 'xyz'$"),
+        ("xyz", "no class named 'xyz': there are golden retriever; crane; crane, hoist$"),
         ("triever", "no class named 'triever'; did you mean golden retriever"),
         (
             "crane",

@@ -71,7 +71,7 @@ class Parts(NamedTuple):
     network: nn.Module
     preprocess: Preprocess
     classes: list[str]
-    calibration: Calibration = Calibration()
+    calibration: Calibration = Calibration(activation="softmax")
 
 
 class LoadedModel(Model):
@@ -227,7 +227,9 @@ def _shelf(ask: Request) -> Parts:
     found = _checkpoint(saved if ask.pretrained else replace(saved, weights={}), ask)
     own_size = ask.size in (None, saved.about["preprocess"]["input_size"])
     own = ask.pretrained and ask.weights is None and own_size
-    return found if own else found._replace(calibration=Calibration())
+    if own:
+        return found
+    return found._replace(calibration=Calibration(activation=found.calibration.activation))
 
 
 def _provenance(network: Any, ask: Request) -> Provenance:
@@ -263,7 +265,7 @@ def _checkpoint(saved: Checkpoint, ask: Request) -> Parts:
             raise ValueError(
                 f"expected {outputs} class names, one for each output, got {len(classes)}"
             )
-        calibration = Calibration(**about.get("calibration") or {})
+        calibration = Calibration(**{"activation": "softmax", **(about.get("calibration") or {})})
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: its network cannot be rebuilt: {_in_words(error)}") from error
     weights = read_weights(ask.weights) if ask.weights else saved.weights
@@ -329,7 +331,8 @@ def _timm(ask: Request) -> Parts:
     preprocess = _timm_preprocess(config, ask.size or args.get("img_size"))
     subset = timm.data.infer_imagenet_subset({"num_classes": network.num_classes})
     names = timm.data.ImageNetInfo(subset).label_descriptions() if subset else []
-    return Parts(network, preprocess, _names(list(names), network.num_classes))
+    activation = usual_activation(network.num_classes)
+    return Parts(network, preprocess, _names(list(names), network.num_classes), activation)
 
 
 def _timm_preprocess(config: dict[str, Any], size: int | Size | None) -> Preprocess:
@@ -365,7 +368,7 @@ def _torchvision(ask: Request) -> Parts:
         interpolation=transform.interpolation.value,
     )
     classes = _names(about.meta["categories"], ask.model_args.get("num_classes", 1000))
-    return Parts(network, preprocess, classes)
+    return Parts(network, preprocess, classes, usual_activation(len(classes)))
 
 
 def _torchvision_size(name: str) -> Size | None:
@@ -379,9 +382,10 @@ def _torchvision_size(name: str) -> Size | None:
 def _huggingface(ask: Request) -> Parts:
     network = HuggingFaceModel(ask.name, ask.pretrained, ask.weights, ask.model_args)
     options, side = network.processor, network.image_size or 224
+    calibration = Calibration(activation=network.activation)
     if "data_config" in options:  # a network of timm, inside one of transformers
         preprocess = _timm_preprocess(options["data_config"], ask.size)
-        return Parts(network, preprocess, network.classes)
+        return Parts(network, preprocess, network.classes, calibration)
     if options.get("do_flip_channel_order"):
         raise ModelError(
             f"hf:{ask.name}: expected a network of RGB images, got one of BGR images "
@@ -401,7 +405,12 @@ def _huggingface(ask: Request) -> Parts:
         interpolation=Image.Resampling(options.get("resample", 2)).name.lower(),
         fit="squash" if isinstance(resize, int) or not resize.get("shortest_edge") else "crop",
     )
-    return Parts(network, preprocess, network.classes)
+    return Parts(network, preprocess, network.classes, calibration)
+
+
+def usual_activation(outputs: int) -> Calibration:
+    """Return what makes probabilities of so many logits: a softmax, of one a sigmoid."""
+    return Calibration(activation="sigmoid" if outputs == 1 else "softmax")
 
 
 def _sides(name: str, option: str, size: Any) -> Size:

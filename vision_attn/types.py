@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from os import PathLike
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,6 +24,7 @@ __all__ = [
     "RANDOM_WEIGHTS",
     "START",
     "STOP",
+    "Activation",
     "Calibration",
     "Head",
     "Heatmaps",
@@ -44,6 +45,8 @@ Head = int | str  # which part of a network's output: an index, a key or an attr
 PAD, START, STOP = 0, 1, 2  # of every sequence of symbols; the symbols themselves follow
 Pool = Literal["cls", "cls_dist", "cls_mean", "mean", "attention"]
 Provenance = Literal["trained", "random", "random classifier", "unknown"]  # of a network's weights
+Activation = Literal["softmax", "sigmoid", "identity", "none"]
+ACTIVATIONS = get_args(Activation)
 MOST_NAMED = 20  # classes that an error names
 RANDOM_WEIGHTS = "Random weights: this model has not been trained"
 RANDOM_CLASSIFIER = "Random classifier: this model has not been trained for these classes"
@@ -216,12 +219,17 @@ class Preprocessing(Protocol):
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a network's logits are worth as probabilities, from photos that it did not learn from.
+    """What makes probabilities of a network's outputs, and what these are worth.
 
-    temperature: the logits are divided by it before the softmax (Guo et al. 2017); above 1 for a
-    network that is too sure. threshold: the probability of the surest class that 95 % of those
-    photos reach; None where that is not known. independent: each class is there or not by itself,
-    so that probabilities do not sum to 1.
+    Args:
+        temperature: The outputs are divided by it first (Guo et al. 2017, from photos that the
+            network did not learn from); above 1 for a network that is too sure.
+        threshold: The probability of the surest class that 95 % of those photos reach; None where
+            that is not known.
+        activation: `softmax` of logits of classes of which one is there; `sigmoid`, where each is
+            there or not by itself, so that probabilities do not sum to 1; `identity`, where the
+            network gives probabilities itself; `none`, where it gives values that have no
+            probability, as a regression does. None: not told, a softmax until a run finds out.
 
     Examples:
         >>> import torch
@@ -232,18 +240,23 @@ class Calibration:
 
     temperature: float = 1.0
     threshold: float | None = None
-    independent: bool = False
+    activation: Activation | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < float("inf"):
             raise ValueError(f"temperature must be above 0 and finite, got {self.temperature}")
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold must be a probability or None, got {self.threshold}")
+        if self.activation not in (None, *ACTIVATIONS):
+            known = ", ".join(ACTIVATIONS)
+            raise ValueError(f"activation must be one of {known}, got {self.activation!r}")
 
     def probabilities(self, logits: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
-        """Make probabilities of logits; the order of the classes stays."""
+        """Make probabilities of logits; the order of the classes stays. Values stay as they are."""
+        if self.activation in ("identity", "none"):
+            return logits
         scaled = logits / self.temperature
-        return scaled.sigmoid() if self.independent else scaled.softmax(dim=-1)
+        return scaled.sigmoid() if self.activation == "sigmoid" else scaled.softmax(dim=-1)
 
     def unlike(self, probability: float) -> str:
         """Say that a photo is unlike the network's images, if its top class has so little."""

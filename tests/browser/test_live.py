@@ -315,7 +315,7 @@ def test_probabilities_are_calibrated(show):
 
 def test_classes_that_are_there_or_not_by_themselves(show):
     """Each class has its own probability, in the list, in the note and in the curves."""
-    known = Calibration(temperature=2.0, threshold=0.999, independent=True)
+    known = Calibration(temperature=2.0, threshold=0.999, activation="sigmoid")
     model = replace(vit(), calibration=known)
     page = opened(show, model, [PHOTO], "tab=methods")
     image = model.preprocess(PHOTO)

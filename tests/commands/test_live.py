@@ -68,10 +68,10 @@ def test_small_files_go_in_as_they_are_and_others_smaller(models, photos, tmp_pa
 
 def test_the_page_knows_what_makes_probabilities(models, photos):
     model = load_model(models("vit"))
-    known = Calibration(temperature=2.0, threshold=0.25, independent=True)
+    known = Calibration(temperature=2.0, threshold=0.25, activation="sigmoid")
     page = live((model, replace(model, calibration=known)), photos / "cat.png")
     one, several = data_of(page.html)["networks"]
-    assert not one["independent"]
+    assert one["activation"] == "softmax"
     assert {name: several[name] for name in asdict(known)} == asdict(known)
 
 

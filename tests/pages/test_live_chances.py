@@ -33,10 +33,10 @@ return points;
 """
 
 
-@pytest.mark.parametrize("independent", [False, True])
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid", "identity"])
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
-def test_probabilities_are_pythons(in_node, temperature, independent):
-    known = Calibration(temperature, independent=independent)
+def test_probabilities_are_pythons(in_node, temperature, activation):
+    known = Calibration(temperature, activation=activation)
     found = in_node(["chances.js"], CHANCES, {}, logits=LOGITS, calibration=asdict(known))
     wanted = known.probabilities(torch.tensor(LOGITS))
     torch.testing.assert_close(torch.tensor([*map(list, found)]), wanted, atol=1e-6, rtol=1e-5)
@@ -45,7 +45,7 @@ def test_probabilities_are_pythons(in_node, temperature, independent):
 @pytest.mark.parametrize(
     ("given", "drawn"),
     [
-        (Calibration(2.5, independent=True), Calibration(2.5, independent=True)),
+        (Calibration(2.5, activation="sigmoid"), Calibration(2.5, activation="sigmoid")),
         (Calibration(2.5), Calibration()),  # of the scores, a softmax that is not calibrated
     ],
 )

@@ -97,7 +97,7 @@ def test_metrics_are_those_of_scikit_learn(tmp_path):
     np.testing.assert_allclose(module.calibration.probabilities(logits).numpy(), chances, atol=1e-6)
     checkpoint: dict = {}
     module.on_save_checkpoint(checkpoint)
-    assert checkpoint["vision_attn"]["calibration"]["independent"] is True
+    assert checkpoint["vision_attn"]["calibration"]["activation"] == "sigmoid"
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*log_every_n_steps")

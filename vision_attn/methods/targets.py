@@ -154,6 +154,7 @@ class Class(Target):
             image's predicted class.
         names: How many names of classes a model has; 0 where that is not known. Of one logit and
             two names, the logit is that of the second, and its negative that of the first.
+        given: Whether the network gives probabilities: then p and 1 - p take their place.
 
     Examples:
         >>> import torch
@@ -164,6 +165,12 @@ class Class(Target):
 
     index: ClassIndex | tuple[ClassIndex, ...] = None
     names: int = 0
+    given: bool = False
+
+    @classmethod
+    def of(cls, model: Model, index: "ClassIndex | tuple[ClassIndex, ...]" = None) -> "Class":
+        """Make the target of a model's class, by its index."""
+        return cls(index, len(model.classes), model.calibration.activation == "identity")
 
     def __call__(self, output: Any) -> Float[Tensor, " b"]:
         logits = self.logits(output)
@@ -177,7 +184,8 @@ class Class(Target):
         """
         logits = logits_of(output)
         if self.names == 2 and logits.shape[1] == 1:
-            return torch.cat([-logits, logits], dim=1)  # whose sigmoids are 1 - p and p
+            other = 1 - logits if self.given else -logits  # whose sigmoid is 1 - p
+            return torch.cat([other, logits], dim=1)
         if self.names not in (0, logits.shape[1]):
             raise ModelError(
                 f"the network gives {logits.shape[1]} numbers an image, but the model has names of "
@@ -219,8 +227,8 @@ class Class(Target):
             return None if index is None else model.class_index(index)
 
         if isinstance(self.index, tuple):
-            return Class(tuple(map(look_up, self.index)), len(model.classes))
-        return Class(look_up(self.index), len(model.classes))
+            return Class.of(model, tuple(map(look_up, self.index)))
+        return Class.of(model, look_up(self.index))
 
     @property
     def count(self) -> int | None:
@@ -914,15 +922,15 @@ def model_logits(model: Model, images: Images) -> Logits:
         >>> model_logits(model, torch.rand(3, 3, 4, 4)).shape
         torch.Size([3, 2])
     """
-    logits = Class(names=len(model.classes)).logits(model_output(model, images))
+    logits = Class.of(model).logits(model_output(model, images))
     return logits_of(logits, len(images))
 
 
 def has_classifier(network: nn.Module | Model) -> bool:
     """Whether an image has a predicted class: False for an encoder alone.
 
-    A model says so by its classes; of bare networks, those of timm with num_classes=0 and those
-    of transformers without a head are encoders.
+    A model says so by its classes; several values have no predicted class. Of bare networks, those
+    of timm with num_classes=0 and those of transformers without a head are encoders.
 
     Examples:
         >>> import timm
@@ -931,7 +939,8 @@ def has_classifier(network: nn.Module | Model) -> bool:
         False
     """
     if isinstance(network, Model):
-        return bool(network.classes)
+        values = network.calibration.activation == "none" and len(network.classes) > 1
+        return bool(network.classes) and not values
     core = _core(network)
     if _of_timm(core):
         return getattr(core, "num_classes", 1) != 0
@@ -941,6 +950,8 @@ def has_classifier(network: nn.Module | Model) -> bool:
 def no_classifier(network: nn.Module | Model) -> str:
     """Say what to do where a network has no class to explain."""
     name = type(network.network if isinstance(network, Model) else network).__name__
+    if isinstance(network, Model) and network.classes:
+        return f"{name} gives several values: give target=, one of {', '.join(network.classes)}"
     return (
         f"{name} has no classifier, and so no class to explain by itself: give target=, such as "
         "Similarity(embedding), Channel(index), a vector, or a function of the output"

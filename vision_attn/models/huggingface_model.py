@@ -12,11 +12,17 @@ from vision_attn.compat.huggingface_private import attention_of
 from vision_attn.errors import ModelError
 from vision_attn.models.checkpoint import load_weights, read_weights
 from vision_attn.models.errors import library_errors
-from vision_attn.types import Images, Logits
+from vision_attn.types import Activation, Images, Logits
 
 __all__ = ["HuggingFaceModel"]
 
 NO_CODE = {"trust_remote_code": False}
+# What makes probabilities of the outputs, by config.problem_type.
+PROBLEMS: dict[str | None, Activation] = {
+    "single_label_classification": "softmax",
+    "multi_label_classification": "sigmoid",
+    "regression": "none",
+}
 OFFLINE = "name a folder that holds it, or a kind of network (hf:vit) with --pretrained false"
 
 
@@ -26,7 +32,8 @@ class HuggingFaceModel(nn.Module):
     name: a repository, a folder, or, for random weights, a kind of network such as "vit". Code that
     stands beside the weights is never run: ModelError for a network that needs it.
     `processor` holds the options of its image processor, empty where it has none; `missing` names
-    the weights that a pretrained network does not have, so that they are random.
+    the weights that a pretrained network does not have, so that they are random; `activation` is
+    what makes probabilities of its outputs, as config.problem_type says.
 
     Examples:
         >>> import torch
@@ -85,6 +92,8 @@ class HuggingFaceModel(nn.Module):
         self.resamples = "interpolate_pos_encoding" in takes
         self.image_size = getattr(config, "image_size", None)
         self.classes = [config.id2label[i] for i in range(config.num_labels)]
+        usual: Activation = "sigmoid" if config.num_labels == 1 else "softmax"
+        self.activation = PROBLEMS.get(getattr(config, "problem_type", None), usual)
 
     def forward(self, images: Images) -> Logits:
         options: dict[str, Any] = {}

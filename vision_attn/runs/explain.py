@@ -41,6 +41,7 @@ from vision_attn.render import natural
 from vision_attn.runs.explanation import Explanation, Explanations
 from vision_attn.runs.labels import label_of
 from vision_attn.runs.maps import Map
+from vision_attn.tokens.activation import settled
 from vision_attn.types import Head, Images, Logits, Model, Preprocessing
 
 __all__ = [
@@ -99,7 +100,7 @@ class Request:
         Raises ValueError where no requested method fits the model, and for an unknown method or
         class.
         """
-        model = model if head is None else replace(model, head=head)
+        model = settled(model if head is None else replace(model, head=head))
         by_label = isinstance(target, str) and target.strip() == "label"
         request = cls(
             model,
@@ -184,7 +185,7 @@ class Request:
             target = target.fixed(output)
         probabilities = np.zeros((len(photos), 0), np.float32)
         if self.model.classes:
-            logits = Class(names=len(self.model.classes)).logits(output).float()
+            logits = Class.of(self.model).logits(output).float()
             probabilities = self.model.calibration.probabilities(logits).cpu().numpy()
         explanations = [
             Explanation(self.model, photo, name, probabilities[i], [], problems=list(self.refused))
@@ -199,7 +200,7 @@ class Request:
         """Make the target of photos of these classes; None for one whose class is not known."""
         target = self.target
         if self.by_label:
-            target = Class(tuple(labels), len(self.model.classes))
+            target = Class.of(self.model, tuple(labels))
         return target if self.contrast is None else Difference(target, self.contrast)
 
     def _add(

@@ -54,8 +54,9 @@ class Explanation:
     """One photo explained: its classes, its maps, and the way back to its pixels.
 
     name: the photo's file, or "image". probabilities: of each class, empty where the network has
-    no classifier. maps: one a method, in the order of the methods. channels: how far each layer's
-    channel gates are open, for ChannelGates. problems: a line for each method that failed.
+    no classifier; values, where it gives values that have no probability. maps: one a method, in
+    the order of the methods. channels: how far each layer's channel gates are open, for
+    ChannelGates. problems: a line for each method that failed.
 
     In a notebook it shows itself: the photo, and each map with its colour bar.
 
@@ -83,14 +84,17 @@ class Explanation:
 
     @property
     def predicted(self) -> int | None:
-        """The most probable class; None where the network has no classifier."""
-        return int(self.probabilities.argmax()) if self.probabilities.size else None
+        """The most probable class; None where the network has no classifier, or gives values."""
+        if not self.probabilities.size or self.model.calibration.activation == "none":
+            return None
+        return int(self.probabilities.argmax())
 
     @property
     def prediction(self) -> str:
-        """The most probable class with its probability, in words; empty without a classifier."""
+        """The most probable class with its probability, in words, or the values; or empty."""
         if self.predicted is None:
-            return ""
+            values = zip(self.model.classes, self.probabilities, strict=False)
+            return ", ".join(f"{name} {value:.4g}" for name, value in values)
         name = self.model.classes[self.predicted].split(",")[0]
         return f"{name} {self.probabilities[self.predicted]:.1%}"
 
@@ -228,6 +232,8 @@ class Explanation:
             record["probability"] = round(float(self.probabilities[self.predicted]), 6)
             if self.model.calibration.threshold is not None:
                 record["unlike"] = self.unlike
+        if self.predicted is None and self.probabilities.size:
+            record["values"] = [round(float(value), 6) for value in self.probabilities]
         for word, index in (("target", found.target), ("contrast", found.contrast)):
             record[word] = classes[index] if classes and index is not None else None
             record[f"{word}_index"] = index

@@ -85,7 +85,7 @@ class ImageClassifier(TrainingModule):
         self.metrics = nn.ModuleDict()
         self.classes: Sequence[str] = ()
         self.preprocess: dict[str, Any] = {}
-        self.calibration = Calibration(independent=self.multilabel)
+        self.calibration = Calibration(activation="sigmoid" if self.multilabel else "softmax")
         if self.multilabel:
             self.monitor = "val/map"  # type: ignore[misc]
 

@@ -49,6 +49,7 @@ from vision_attn.runs.explain import Methods, Photo, Request, predict, prepare, 
 from vision_attn.runs.maps import Map
 from vision_attn.runs.progress import Bar, Silent
 from vision_attn.tokens import record_attention
+from vision_attn.tokens.activation import settled
 from vision_attn.tokens.path.support import refusal_of
 from vision_attn.tokens.path.swin import LayerWindows, layer_windows
 from vision_attn.tokens.record.calls import AttentionCall, LazyWeights
@@ -171,7 +172,7 @@ class Look:
         score: bool = False,
     ):
         self.name = name
-        self.model = model
+        self.model = model = settled(model)
         self.score = score
         words = [methods] if isinstance(methods, str | Explainer) else methods
         self.chosen = None if words is None else choose_methods(words, model)
@@ -226,7 +227,7 @@ class Look:
             chances = self.model.calibration.probabilities(predict(self.model, images))[0]
             likeliest = chances.topk(min(LIKELIEST, len(chances))).indices.tolist()
             listed = [
-                parts.Prediction(target, names[target], float(chances[target]))
+                self.prediction(target, float(chances[target]))
                 for target in dict.fromkeys([*likeliest[:EXPLAINED], *self.classes, *likeliest])
             ]
         else:
@@ -236,6 +237,13 @@ class Look:
             parts.Prediction(first + at, one.label(names), None)
             for at, one in enumerate(self.others)
         ]
+
+    def prediction(self, index: int, chance: float) -> parts.Prediction:
+        """Name a class with its probability, or a value, which has none."""
+        name = self.model.classes[index]
+        if self.model.calibration.activation == "none":
+            return parts.Prediction(index, f"{name}: {chance:.4g}", None)
+        return parts.Prediction(index, name, chance)
 
     def layers(self, images: Images) -> list[parts.Layer]:
         """Layers in which the patch under a click attends: to all the others, or in its window.
@@ -307,9 +315,8 @@ class Look:
     def explained(self, predictions: Sequence[parts.Prediction]) -> dict[int, Target]:
         """List the targets of the methods that take one, by their numbers on the page."""
         classes = [one.target for one in predictions if one.probability is not None][:EXPLAINED]
-        names = len(self.model.classes)
         targets: dict[int, Target] = {
-            index: Class(index, names) for index in dict.fromkeys([*classes, *self.classes])
+            index: Class.of(self.model, index) for index in dict.fromkeys([*classes, *self.classes])
         }
         others = [one.target for one in predictions[len(predictions) - len(self.others) :]]
         targets |= dict(zip(others, self.others, strict=True))
@@ -330,7 +337,7 @@ class Look:
 
         values = torch.from_numpy(np.stack([found.values for found in maps])).to(images.device)
         grid = self.model.layout.grid if self.model.layout else CELLS
-        reader = Class(names=len(self.model.classes)).logits
+        reader = Class.of(self.model).logits
         removal = FilledCells(partial(model_output, self.model), grid, read=reader)
         chances = replace(self.model.calibration, temperature=1.0).probabilities
         metrics = {

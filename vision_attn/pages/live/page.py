@@ -126,7 +126,7 @@ def _network(network: LiveNetwork) -> dict[str, Any]:
         "asked": list(network.asked),
         "temperature": network.calibration.temperature,
         "threshold": network.calibration.threshold,
-        "independent": network.calibration.independent,
+        "activation": network.calibration.activation or "softmax",
     }
 
 

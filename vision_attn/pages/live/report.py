@@ -9,20 +9,23 @@ from os import PathLike
 from pathlib import Path
 
 import PIL.Image
+import torch
 from numpy import ndarray
 from PIL.Image import Image
 
 from vision_attn.data.example_photos import example_photos
 from vision_attn.data.faults import ImageError, sample_errors
 from vision_attn.data.images import open_image
+from vision_attn.errors import ModelError
 from vision_attn.methods import Class, Explainer, as_target
-from vision_attn.methods.targets import TargetLike
+from vision_attn.methods.targets import TargetLike, model_output
 from vision_attn.pages.inspect import Page
 from vision_attn.pages.inspect.inspection import CELLS, named_models, prefix_names
 from vision_attn.pages.live import LiveNetwork, LivePhoto, live_page
 from vision_attn.pages.live.translation import translate
 from vision_attn.runs.explain import Methods, Photo, read
 from vision_attn.runs.progress import Bar, Silent
+from vision_attn.tokens.activation import settled
 from vision_attn.types import Model, Preprocessing, TokenLayout
 
 __all__ = ["live"]
@@ -121,7 +124,15 @@ def classes_of(model: Model, target: TargetLike) -> list[int]:
 def network_of(name: str, model: Model, target: TargetLike = None) -> LiveNetwork:
     """Translate a model for the page. Raises ModelError where a page cannot run it."""
     asked = classes_of(model, target)
+    model = settled(model)
     program = translate(model)
+    with torch.no_grad():
+        size = model.preprocess.input_size
+        outputs = model_output(model, torch.zeros(1, 3, *size, device=model.device)).shape[1]
+    if model.calibration.activation == "none" or outputs != len(model.classes):
+        raise ModelError(
+            f"{name}: a page shows the probability of each class, from as many outputs"
+        )
     known = program.layout
     layout = None if known is None else TokenLayout(**known)
     preprocess = model.preprocess

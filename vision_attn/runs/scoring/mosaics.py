@@ -13,7 +13,7 @@ Axes: b mosaics, k cells, h, w a photo, H, W a mosaic, y, x a map.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -213,7 +213,7 @@ class Mosaics:
             except ImageError as error:
                 problems.append(str(error))
         named, lines = apart(
-            lambda some: self._logits(torch.stack([one.image for one in some])).softmax(dim=1),
+            lambda some: self._chances(torch.stack([one.image for one in some])),
             samples,
             lambda sample: sample.name,
         )
@@ -315,6 +315,9 @@ class Mosaics:
 
     def _logits(self, images: Images) -> Tensor:
         return model_logits(self.model, images.to(self.model.device)).float()
+
+    def _chances(self, images: Images) -> Tensor:
+        return replace(self.model.calibration, temperature=1.0).probabilities(self._logits(images))
 
     def _enough(self, labels: set[int], words: str) -> None:
         side, names = max(self.sides), self.model.classes

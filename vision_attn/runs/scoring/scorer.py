@@ -170,8 +170,7 @@ class Scorer:
         output = model_output(self.model, images)
         predicted = None
         if self.model.classes:
-            reader = Class(names=len(self.model.classes))
-            predicted = reader.logits(output).argmax(dim=1)
+            predicted = Class.of(self.model).logits(output).argmax(dim=1)
         target = self.request.target_of([sample.label for sample in samples]).fixed(output)
         return Batch(samples, images, predicted, target)
 
@@ -362,7 +361,7 @@ def removal(model: Model, how: str = "auto", seed: int = 0) -> Removal:
 
 def reader_of(model: Model) -> Callable[[Any], Tensor]:
     """Return what makes the logits of the model's classes of its network's output."""
-    return Class(names=len(model.classes)).logits
+    return Class.of(model).logits
 
 
 def probabilities_of(model: Model) -> Callable[[Tensor], Tensor]:

@@ -3,8 +3,9 @@
 const LIKELIEST = 5; // classes that are shown
 
 /** Probabilities as Python's Calibration makes them: softmax(logits / temperature), or sigmoids. */
-function probabilitiesOf(logits, { temperature = 1, independent = false }) {
-  if (independent)
+function probabilitiesOf(logits, { temperature = 1, activation = "softmax" }) {
+  if (activation === "identity") return Float64Array.from(logits);
+  if (activation === "sigmoid")
     return Float64Array.from(logits, (one) => 1 / (1 + Math.exp(-one / temperature)));
   const most = logits.reduce((largest, one) => Math.max(largest, one), -Infinity);
   const shares = Float64Array.from(logits, (one) => Math.exp((one - most) / temperature));

@@ -14,12 +14,12 @@ const HANDLERS = {
   async open({ kernels, networks: given }) {
     const wasm = new Uint8Array(await inflate(kernels));
     let kind;
-    for (const { program, weights, how, temperature, independent } of given) {
+    for (const { program, weights, how, temperature, activation } of given) {
       const own = await openKernels(wasm); // a memory each
       kind = own.constructor.name;
       networks.push({
         how,
-        calibration: independent ? { temperature, independent } : {}, // a softmax as in the scores
+        calibration: (activation ?? "softmax") === "softmax" ? {} : { temperature, activation },
         network: new Network(own, program, new Uint8Array(await inflate(weights))),
       });
     }
