@@ -20,6 +20,7 @@ from vision_attn.inference import infer
 from vision_attn.methods.base import Explainer
 from vision_attn.methods.targets import Target, TargetLike
 from vision_attn.tokens.outputs import check_finite, run
+from vision_attn.tokens.path.branches import without_readout
 from vision_attn.tokens.path.chain import Chain, Patches, PropagationRule
 from vision_attn.tokens.path.path import Path, find_path
 from vision_attn.tokens.path.support import refusal_of
@@ -316,7 +317,7 @@ class ChainExplainer(AttentionExplainer):
         traced, rule, explained = self.run(network, images, target, layout)
         classes = None if explained is None else explained.classes(images)
         with full_precision(images):
-            chain = traced.chain if self.query is None else traced.chain.without_readout()
+            chain = traced.chain if self.query is None else without_readout(traced.chain)
             shares = self._carry(chain, traced.seed(chain, self.query), rule)
             return traced.heatmaps(shares[:, 0], self, classes, self.total)
 
@@ -340,7 +341,7 @@ class ChainExplainer(AttentionExplainer):
             network, images, *_ = arguments
             traced, rule, _ = self.run(*arguments)
             with full_precision(images):
-                chain = traced.chain.without_readout()
+                chain = without_readout(traced.chain)
                 shares = self._carry(chain, traced.rows_at(chain, tokens), rule)
                 check_finite(shares, f"a row of {self}", network, images)
         return shares

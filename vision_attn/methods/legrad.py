@@ -25,8 +25,10 @@ from vision_attn.methods.targets import Target
 from vision_attn.tokens.carry.transpose import apply_raw_transpose
 from vision_attn.tokens.modules import attends, calls_attention
 from vision_attn.tokens.outputs import rows_of, run
+from vision_attn.tokens.path.branches import calls_side_by_side
 from vision_attn.tokens.path.chain import Attention
-from vision_attn.tokens.path.path import find_path, found_layout
+from vision_attn.tokens.path.path import Path, find_path, found_layout
+from vision_attn.tokens.path.support import blank_image
 from vision_attn.tokens.record.calls import AttentionCall, Tile
 from vision_attn.tokens.record.record import record_attention
 from vision_attn.types import Heatmaps, Images, TokenLayout
@@ -42,7 +44,8 @@ class LeGrad(AttentionExplainer):
     the tokens after block l were the last: read by the network's own norm, pool and classifier. The
     ends of all blocks run side by side as one batch, and each s_l is differentiated by the weights
     of block l alone: one forward pass, one short backward pass. With an attention pool, A_l is the
-    pool's map of the tokens after block l. start_layer: the first block that counts.
+    pool's map of the tokens after block l; of calls side by side in a block, all heads count.
+    start_layer: the first block that counts.
 
     Examples:
         >>> import torch
@@ -59,7 +62,12 @@ class LeGrad(AttentionExplainer):
     needs_gradients = True
 
     def refusal(self, network: nn.Module) -> str | None:
-        return super().refusal(network) or self._refusal_of_blocks(network)
+        if reason := super().refusal(network) or self._refusal_of_blocks(network):
+            return reason
+        try:
+            return refusal_of_calls(find_path(network, blank_image(network)), blocks_of(network))
+        except Exception:  # its own code, on an image that may be of the wrong kind
+            return None
 
     def _refusal_of_blocks(self, network: nn.Module) -> str | None:
         blocks = blocks_of(network)
@@ -78,16 +86,7 @@ class LeGrad(AttentionExplainer):
         reason = super().refusal_for(network, images, layout) or self._refusal_of_blocks(network)
         if reason:
             return reason
-        path, blocks = find_path(network, images), len(blocks_of(network))
-        assert path.chain is not None
-        links = [link for link in path.chain.links if isinstance(link, Attention)]
-        whole, pools = [link.whole for link in links], sum(link.new is not None for link in links)
-        if whole[:blocks] != [True] * blocks or len(links) != blocks + pools or pools > 1:
-            return (
-                f"its {blocks} blocks make {len(links)} attention calls; expected one call over "
-                "all tokens in each, and at most one pool after them"
-            )
-        return None
+        return refusal_of_calls(find_path(network, images), blocks_of(network))
 
     def explain(
         self,
@@ -118,18 +117,20 @@ class LeGrad(AttentionExplainer):
         score = torch.stack([target(end).sum() for end in ends]).sum()
         calls, gradients = gradients_of(score, record.calls)
         check_calls(calls, len(blocks), layout)
+        side_by_side = len(calls) // len(blocks)  # calls of a block
         with full_precision(images):
             if layout.pool == "attention":
                 maps = positive_gradients(calls[-1], gradients[-1], layout)[spare:].unflatten(
                     0, (len(blocks), -1)
                 )
             else:
-                maps = torch.stack(
+                of_calls = torch.stack(
                     [
                         positive_gradients(*each, layout)
                         for each in zip(calls, gradients, strict=True)
                     ]
                 )
+                maps = of_calls.unflatten(0, (-1, side_by_side)).mean(1)
             return heatmaps_of(
                 maps[self.start_layer :].mean(0), layout, self, target.classes(images)
             )
@@ -151,21 +152,57 @@ def positive_gradients(
 
 
 def blocks_of(network: nn.Module) -> list[nn.Module]:
-    """List the blocks that hold attention; [] if they are not elements of one list."""
-    lists: dict[str, list[nn.Module]] = {}
+    """List the blocks that hold attention; [] if they are not elements of one list.
+
+    Where each has a list of its own, of branches side by side, those around them are the blocks.
+    """
     modules = dict(network.named_modules())
+    elements: list[list[tuple[str, str]]] = []  # of each attention the lists and elements around it
     for path, module in modules.items():
         if not attends(module) and not calls_attention(module):
             continue
         parts = path.split(".")
-        for depth in range(len(parts), 0, -1):
-            above = ".".join(parts[: depth - 1])
-            if isinstance(modules[above], nn.ModuleList | nn.Sequential):
-                block = modules[".".join(parts[:depth])]
-                if block not in lists.setdefault(above, []):
-                    lists[above].append(block)
-                break
-    return next(iter(lists.values())) if len(lists) == 1 else []
+        around = [
+            (".".join(parts[: depth - 1]), ".".join(parts[:depth]))
+            for depth in range(len(parts), 0, -1)
+        ]
+        elements.append(
+            [each for each in around if isinstance(modules[each[0]], nn.ModuleList | nn.Sequential)]
+        )
+    in_lists, found = [each for each in elements if each], []
+    for level in range(min(map(len, in_lists), default=0)):
+        if len({each[level][0] for each in in_lists}) > 1:
+            continue
+        paths = dict.fromkeys(each[level][1] for each in in_lists)
+        found = found or [modules[path] for path in paths]
+        if not any(attends(modules[path]) for path in paths):
+            return [modules[path] for path in paths]
+    return found
+
+
+def refusal_of_calls(path: Path, blocks: list[nn.Module]) -> str | None:
+    """Say why blocks have no gradient of their own; None where each makes one call over all tokens.
+
+    Or several side by side, as many as the others.
+    """
+    assert path.chain is not None
+    links = [link for link in path.chain.links if isinstance(link, Attention)]
+    pools = sum(link.new is not None for link in links)
+    count, rest = divmod(len(links) - pools, len(blocks))
+    tokens, times = path.chain.links[0].before, calls_side_by_side(path.chain)
+    whole = [_among(tokens, link) and round(times.get(link.layer, 1), 6) == count for link in links]
+    if rest or not count or not all(whole[: count * len(blocks)]) or pools > 1:
+        return (
+            f"its {len(blocks)} blocks make {len(links)} attention calls; expected one call over "
+            "all tokens in each, or as many side by side, and at most one pool after them"
+        )
+    return None
+
+
+def _among(tokens: int, link: Attention) -> bool:
+    """Whether a call is one among so many tokens, each a query and a key, added to itself."""
+    shape = link.queries.shape == link.keys.shape == (1, tokens)
+    return link.new is None and shape and torch.equal(link.queries, link.keys)
 
 
 @contextmanager
@@ -212,10 +249,11 @@ def ends_side_by_side(blocks: list[nn.Module], images: int, copies: int) -> Iter
 
 
 def check_calls(calls: list[AttentionCall], blocks: int, layout: TokenLayout) -> None:
-    """Raise ValueError unless each block made one call over all tokens, and a pool one more."""
+    """Raise ValueError unless each block made its calls over all tokens, and a pool one more."""
     pools = int(layout.pool == "attention")
-    whole = all(call.queries == call.keys == layout.tokens for call in calls[:blocks])
-    if len(calls) != blocks + pools or not whole:
+    count, rest = divmod(len(calls) - pools, blocks)
+    whole = all(call.queries == call.keys == layout.tokens for call in calls[: blocks * count])
+    if rest or not count or not whole:
         raise ValueError(
             f"LeGrad needs one attention call over {layout.tokens} tokens in each of the {blocks} "
             f"blocks{', and one pool' if pools else ''}; got "

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vision_attn.methods.attention_explainer import AttentionExplainer, Place, full_precision, trace
 from vision_attn.methods.targets import Target
 from vision_attn.tokens.carry.transpose import apply_transpose
 from vision_attn.tokens.layout import coarser
+from vision_attn.tokens.path.branches import of_one_call, without_readout
 from vision_attn.tokens.path.chain import Attention, Chain, Patches, PropagationRule
 from vision_attn.tokens.path.path import find_path
 from vision_attn.tokens.record.calls import AttentionCall
@@ -57,8 +58,9 @@ class RawAttention(AttentionExplainer):
     ) -> Heatmaps:
         traced = trace(network, images, layout)
         with full_precision(images):
-            chain = traced.chain
-            shares = one_layer(chain, traced.seed(chain), self.layer, self.head)
+            index = layer_index(traced.chain.layers, self.layer)
+            chain = of_one_call(traced.chain, index)
+            shares = one_layer(chain, traced.seed(chain), index, self.head)
             return traced.heatmaps(shares[:, 0], self, total=1.0)
 
 
@@ -97,7 +99,7 @@ class QueryKey(AttentionExplainer):
         chain = find_path(network, images).chain
         if chain is None:
             return None
-        chain = (chain if layout is None else replace(chain, layout=layout)).without_readout()
+        chain = without_readout(chain if layout is None else replace(chain, layout=layout))
         layout = chain.layout
         by_place = self.query != "cls" if self.query is not None else not layout.class_token
         if by_place and chain.tokens != layout.tokens:
@@ -116,40 +118,79 @@ class QueryKey(AttentionExplainer):
     ) -> Heatmaps:
         scores = self.kind == "scores"
         traced = trace(network, images, layout, ["scores"] if scores else [])
-        chain = traced.chain.without_readout()
+        chain = without_readout(traced.chain)
+        index = layer_index(chain.layers, self.layer)
+        chain = of_one_call(chain, index)
         usual: Place = "cls" if traced.layout.class_token else (0.5, 0.5)
         where = usual if self.query is None else self.query
         with full_precision(images):
+            seed = traced.seed(chain, where)
             if not scores:
-                shares = one_layer(chain, traced.seed(chain, where), self.layer, self.head)
+                shares = one_layer(chain, seed, index, self.head)
                 return traced.heatmaps(shares[:, 0], self, total=1.0)
-            link = chain.links[layer_index(chain.layers, self.layer)]
-            if not (isinstance(link, Attention) and link.whole and link.call):
+            found = row_of(chain, seed[0, 0], index)
+            if found is None:
                 raise ValueError(
                     f"{self}: in layer {self.layer} the query meets only some of the tokens "
                     "(a window, say), so most have no score: kind='weights' shows them as 0"
                 )
-            token = chain.token_at(where, images.shape[2:])
-            heads = one_head(link.call, self.head)
-            row = link.call.scores(heads=heads, rows=torch.tensor([token], device=images.device))
-            return Heatmaps(traced.layout.to_map(row[:, :, 0].mean(1)).float(), str(self))
+            call, row, tokens = found
+            scored = call.scores(heads=one_head(call, self.head), rows=row)[:, :, 0].mean(1)
+            return Heatmaps(traced.layout.to_map(scored[:, tokens]).float(), str(self))
 
 
 def one_layer(
     chain: Chain, seed: Float[Tensor, "b s m"], layer: int, head: int | None
 ) -> Float[Tensor, "b s n"]:
     """Carry the seed through this layer; the others pass its shares on unchanged."""
-    index = layer_index(chain.layers, layer)
 
     def step(at: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches) -> Tensor:
-        if at != index:
+        if at != layer:
             return apply_transpose(call, r)
         share = torch.zeros(call.batch, call.heads, device=r.device, dtype=r.dtype)
         heads = one_head(call, head)
         share[:, heads] = 1 / share[:, heads].shape[1]
         return apply_transpose(call, r, share)
 
-    return chain.back(seed, PropagationRule(step, residual=0.0, attention=1.0), [index])
+    return chain.back(seed, PropagationRule(step, residual=0.0, attention=1.0), [layer])
+
+
+def row_of(
+    chain: Chain, seed: Float[Tensor, " m"], layer: int
+) -> tuple[AttentionCall, Int[Tensor, "1"], Int[Tensor, " n"]] | None:
+    """Find a token's row in a layer whose keys are all tokens of the input, and the key of each.
+
+    seed: of the token, after the last layer. None where the layer has no such row.
+    """
+    at = next(
+        at
+        for at, link in enumerate(chain.links)
+        if isinstance(link, Attention) and link.layer == layer
+    )
+    link, rule = chain.links[at], PropagationRule(_nothing, residual=1.0, attention=0.0)
+    assert isinstance(link, Attention)
+    after, before = (
+        replace(chain, links=links) for links in (chain.links[at + 1 :], chain.links[:at])
+    )
+    if len(link.queries) > 1 or link.new is not None or link.call is None:
+        return None
+    places = after.back(seed[None, None], rule, ())[0, 0].nonzero()[:, 0]
+    row = (link.queries[0].to(places.device)[:, None] == places).nonzero()[:, 0]
+    keys = link.keys[0]
+    if len(places) != 1 or len(row) != 1 or bool((keys >= link.before).any()):
+        return None
+    tokens = before.back(torch.eye(link.before)[None, keys], rule, ())[0]
+    if tokens.shape[0] != tokens.shape[1] or not _is_permutation(tokens):
+        return None
+    return link.call, row, tokens.argmax(0).to(places.device)
+
+
+def _is_permutation(rows: Float[Tensor, "n n"]) -> bool:
+    return bool(((rows == 0) | (rows == 1)).all() and (rows.sum(0) == 1).all())
+
+
+def _nothing(layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches) -> Tensor:
+    return r.new_zeros(*r.shape[:2], call.keys)
 
 
 def layer_index(layers: int, layer: int) -> int:

@@ -24,6 +24,7 @@ from vision_attn.methods.raw_attention import layer_index
 from vision_attn.methods.rollout import weight_gradients, weights_and_gradients
 from vision_attn.methods.targets import Target
 from vision_attn.tokens.carry.transpose import apply_raw_transpose, apply_transpose
+from vision_attn.tokens.path.branches import calls_side_by_side, of_one_call
 from vision_attn.tokens.path.chain import Patches, PropagationRule
 from vision_attn.tokens.record.calls import AttentionCall, Tile
 from vision_attn.types import Heatmaps, Images, TokenLayout
@@ -38,7 +39,8 @@ class Relevance(ChainExplainer):
     R <- R + C R from the identity, C = mean_h (A * dA)+, Chefer et al., ICCV 2021, section 3.1. No
     residual share and no row is normalised. As a row: r <- r + C' r from the last layer. The map is
     what attention brought, R less the identity: the same for a class token, and for a mean over
-    patches without the equal share of each patch that the mean itself puts there.
+    patches without the equal share of each patch that the mean itself puts there. What calls side
+    by side bring is added.
 
     Examples:
         >>> import torch
@@ -63,12 +65,13 @@ class Relevance(ChainExplainer):
         layout: TokenLayout | None,
     ) -> tuple[Trace, PropagationRule, Target]:
         traced, gradients, target = trace_gradients(network, images, target, layout)
+        times = calls_side_by_side(traced.chain)  # each has its part of a token, and all of it adds
 
         def step(
             layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches
         ) -> Tensor:
             fuse = weights_and_gradients(gradients[layer], lambda both: both.clamp_(min=0).mean(1))
-            return apply_raw_transpose(call, r, fuse)
+            return apply_raw_transpose(call, r, fuse) * times.get(layer, 1)
 
         return traced, PropagationRule(step, residual=1.0, attention=1.0), target
 
@@ -118,5 +121,6 @@ class AttentionGradCAM(AttentionExplainer):
 
         with full_precision(images):
             rule = PropagationRule(step, residual=0.0, attention=1.0)
-            shares = traced.chain.back(traced.seed(traced.chain), rule, [index])
+            chain = of_one_call(traced.chain, index)
+            shares = chain.back(traced.seed(chain), rule, [index])
             return traced.heatmaps(shares[:, 0].clamp(min=0), self, target.classes(images))

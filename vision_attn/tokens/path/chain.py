@@ -155,7 +155,8 @@ class Regroup(Link):
     """Tokens made of others between two calls, each giving them equal parts of its share.
 
     made: the tokens after. of: the tokens before. Each pair with the part that passes. before: how
-    many there were. Swin's merged patches, a mean of all tokens, tokens that are left out.
+    many there were. Swin's merged patches, a mean of all tokens, tokens that are left out. copies:
+    whether it copies tokens for calls side by side.
 
     Examples:
         >>> import torch
@@ -169,6 +170,7 @@ class Regroup(Link):
     made: Int[Tensor, " pair"]
     of: Int[Tensor, " pair"]
     part: Float[Tensor, " pair"]
+    copies: bool = False
 
     @property
     def always(self) -> bool:
@@ -216,13 +218,6 @@ class Chain:
     def layers(self) -> int:
         """Number of attention calls."""
         return 1 + max(link.layer for link in self.links)
-
-    def without_readout(self) -> "Chain":
-        """Drop the attention pool that reads the last layer's tokens, if any."""
-        links, tokens = list(self.links), self.tokens
-        while self.layout.pool == "attention" and links and links[-1].always:
-            tokens = links.pop().before
-        return self if tokens == self.tokens else Chain(links, self.layout, tokens)
 
     def back(self, r: After, rule: PropagationRule, layers: Container[int] | None = None) -> Before:
         """Compute shares of the network's input tokens from shares of its last.

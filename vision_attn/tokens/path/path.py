@@ -22,6 +22,7 @@ from vision_attn.hooks import Hooks
 from vision_attn.inference import modules_of
 from vision_attn.tokens.layout import layout_of
 from vision_attn.tokens.outputs import head_given
+from vision_attn.tokens.path.branches import copies_joined
 from vision_attn.tokens.path.chain import Attention, Chain, Regroup
 from vision_attn.tokens.path.places import Places, layout_found, places_of
 from vision_attn.tokens.path.traced import Step, UnknownPathError, follow
@@ -308,9 +309,10 @@ def run_path(network: nn.Module, images: Images) -> Path:
     if writer.aside:
         boxes[-len(writer.aside) :] = NOWHERE
     came = [walk.came[one] for one in walk.first]
-    layout, patch = layout_found(network, size, walk.links, boxes, centres, came, walk.reads)
+    chain = copies_joined(Chain(walk.links, UNPLACED, len(walk.state), walk.reads))
+    layout, patch = layout_found(network, size, chain.links, boxes, centres, came, chain.reads)
     refusal = UNKNOWN_PLACES.format(walk.links[0].before) if layout is None else None
-    chain = Chain(walk.links, layout or UNPLACED, len(walk.state), walk.reads)
+    chain = replace(chain, layout=layout or UNPLACED)
     if writer.begins is None or len(writer.used) == len(run.used):
         return Path(
             run.steps, chain, layout, refusal, patch, caveats=writer.caveats, unread=writer.unread

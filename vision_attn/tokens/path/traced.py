@@ -96,7 +96,7 @@ class TracedRun:
             if at < len(calls):
                 self.owner |= dict.fromkeys(call.outputs.flatten().tolist(), at)
         added = self.origins.residual.nonzero()[:, 0].tolist()
-        beside = [each for one in added for each in self.origins.members(one)]
+        beside = [each for one in added for each in self.origins.branches(one)]
         self.origins.residual[beside] = True  # of branches side by side
         logits = only_tensor(out)
         self.read: list[int] | None = None

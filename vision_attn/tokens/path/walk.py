@@ -240,7 +240,8 @@ class Walk:
         made = torch.arange(n + len(again))
         of = torch.cat([made[:n], torch.tensor(places)])
         part = torch.ones(len(made), dtype=torch.float64)
-        self.links.insert(since, Regroup(self.links[since].layer, n, made, of, part))
+        copied = Regroup(self.links[since].layer, n, made, of, part, copies=True)
+        self.links.insert(since, copied)
         self.link_of = {at: link + (link >= since) for at, link in self.link_of.items()}
         self._add(again)
         for one in again:
@@ -331,7 +332,7 @@ class Walk:
                 "connection that skips calls, whose maps have no single product",
                 mixed=at,
             )
-        members = self.origins.members(origin)
+        members = self.origins.branches(origin)
         if not members:
             raise UnknownPathError(
                 f"{reader} reads tokens mixed with something that went through no attention call "

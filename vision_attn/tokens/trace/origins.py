@@ -118,6 +118,21 @@ class Origins:
             return []
         return sorted({*self._members[at][origin - self._first[at]].tolist()} - {NOTHING})
 
+    def branches(self, origin: int) -> list[int]:
+        """List what an origin was made of, where branches were added in several steps all at once.
+
+        Branches side by side are outputs of calls at one query.
+        """
+        found: list[int] = []
+        stack = self.members(origin)[::-1]
+        while stack:
+            one = stack.pop()
+            beside = self.query[one] > 0 and self.query[one] == self.query[origin]
+            of = self.members(one) if beside else []
+            stack += of[::-1]
+            found += [] if of else [one]
+        return list(dict.fromkeys(found))
+
     def behind(
         self, ids: Iterable[int], through: Iterable[CallOrigins] = (), ends: Tensor | None = None
     ) -> Tensor:
