@@ -8,25 +8,28 @@ Writes a tree of JPEGs into FOLDER/tree (as benchmarks/tree.py does), and then
                second is killed after a third of its photos, and its command is given again;
     torchrun   the same with torchrun --nproc-per-node 4: one of its processes is killed, and it
                starts all of them again by itself.
-Kills are kill -9. Checks afterwards that each photo has one line for each method, and that what was
+Kills are kill -9. Checks afterwards that each photo has one row for each method, and that what was
 done before the kill was not done again. Prints a line for each part; ends with status 1 where one
 is not so.
 """
 
 import argparse
-import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 from tree import write_tree
+
+import vision_attn
 
 METHOD = "Rollout"
 PROCESSES = 4
@@ -34,9 +37,15 @@ COMMAND = [sys.executable, "-m", "vision_attn"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 
 
-def lines(path: Path) -> list[bytes]:
-    """The whole lines of a file; none where there is no file."""
-    return path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+def rows(path: Path) -> list[tuple[int, int]]:
+    """The rows of a shard's store, as (sample, CRC); none where there is no file."""
+    if not path.is_file():
+        return []
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True)) as store:
+        try:
+            return store.execute("SELECT sample, crc FROM rows ORDER BY id").fetchall()
+        except sqlite3.OperationalError:
+            return []
 
 
 def started(words: Sequence[str], log: Path) -> subprocess.Popen:
@@ -46,10 +55,10 @@ def started(words: Sequence[str], log: Path) -> subprocess.Popen:
 
 
 def wait_for(path: Path, count: int, process: subprocess.Popen) -> None:
-    """Wait until a file has so many lines. Exits where the command ends before."""
-    while len(found := lines(path)) < count:
+    """Wait until a store has so many rows. Exits where the command ends before."""
+    while len(found := rows(path)) < count:
         if process.poll() is not None:
-            sys.exit(f"{path}: {len(found)} lines when the command ended, expected {count} before")
+            sys.exit(f"{path}: {len(found)} rows when the command ended, expected {count} before")
         time.sleep(0.05)
 
 
@@ -72,7 +81,7 @@ def faults(found: Sequence[tuple[str, str]], files: set[str], methods: int) -> l
 def report(part: str, before: int, found: Sequence[tuple[str, str]], wrong: list[str]) -> bool:
     """Print how a part ended; return whether it is as it should be."""
     photos = len({photo for photo, _ in found})
-    print(f"{part}: {before} lines before the kill, {photos} photos in the end", flush=True)
+    print(f"{part}: {before} rows before the kill, {photos} photos in the end", flush=True)
     for line in wrong:
         print(f"{part}: {line}", flush=True)
     return not wrong
@@ -83,16 +92,15 @@ def scored(folder: Path, args: argparse.Namespace) -> bool:
     out, log = folder / "scores", folder / "scores.log"
     words = [*COMMAND, "score", args.model, str(folder / "tree/train"), "--limit", str(args.scored)]
     words += ["--method", METHOD, "--steps", "2", "--processes", "1", "-o", str(out)]
-    written = out / "per_image/all.jsonl"
+    written = out / "per_image/store/1-of-1.sqlite"
     process = started(words, log)
     wait_for(written, args.scored, process)  # one of four methods
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    before = lines(written)
+    before = rows(written)
     ended(started(words, log), log)
-    after = lines(written)
-    kept = [line for line in after if line]
-    records = [json.loads(line) for line in kept if line.endswith(b"}")]
+    after = rows(written)
+    records = vision_attn.open_results(out)
     maps = [(one["image"], one["method"]) for one in records if one["kind"] == "maps"]
     methods = len({method for _, method in maps})
     photos = {photo for photo, _ in maps}
@@ -112,15 +120,13 @@ def explained(part: str, folder: Path, args: argparse.Namespace) -> bool:
     files = {str(path) for path in (folder / "tree").rglob("*.jpg")}
     third = len(files) // PROCESSES // 3
     before = (by_shards if part == "shards" else by_torchrun)(words, out, log, third)
-    results = [json.loads(line) for line in lines(out / "results.jsonl")]
+    results = vision_attn.open_results(out)
     found = [(one["file"], one["method"]) for one in results]
     wrong = faults(found, files, 1)
-    rows = {(one["map"], one["row"]) for one in results}
-    if len(rows) != len(results):
-        wrong.append(f"{len(rows)} maps of {len(results)} records")
-    for path in sorted((out / "maps").glob("*.npy")):
-        if not np.isfinite(np.load(path, mmap_mode="r")).all():
-            wrong.append(f"{path.name}: not every map was written")
+    maps = results.maps(METHOD)
+    absent = sum(bool(np.isnan(values).all()) for values in maps)
+    if absent:
+        wrong.append(f"{absent} photos without a map")
     return report(part, before, found, wrong)
 
 
@@ -130,11 +136,11 @@ def by_shards(words: list[str], out: Path, log: Path, third: int) -> int:
         [*COMMAND, *words, "--shard", f"{number}/{PROCESSES}"] for number in range(1, PROCESSES + 1)
     ]
     processes = [started(one, log) for one in every]
-    journal = out / f"results.2-of-{PROCESSES}.jsonl"
+    journal = out / f"store/2-of-{PROCESSES}.sqlite"
     wait_for(journal, third, processes[1])
     os.killpg(processes[1].pid, signal.SIGKILL)
     processes[1].wait()
-    before = len(lines(journal))
+    before = len(rows(journal))
     for process in (*processes[:1], *processes[2:]):
         ended(process, log)
     ended(started(every[1], log), log)
@@ -145,7 +151,7 @@ def by_torchrun(words: list[str], out: Path, log: Path, third: int) -> int:
     """Run four processes, kill one, and wait; return how far its shard had come."""
     launch = [*TORCHRUN, "--nproc-per-node", str(PROCESSES), "--max-restarts", "3"]
     launcher = started([*launch, "-m", "vision_attn", *words], log)
-    journal = out / f"results.2-of-{PROCESSES}.jsonl"
+    journal = out / f"store/2-of-{PROCESSES}.sqlite"
     wait_for(journal, third, launcher)
     (second,) = (
         child
@@ -153,7 +159,7 @@ def by_torchrun(words: list[str], out: Path, log: Path, third: int) -> int:
         if b"\0RANK=1\0" in Path(f"/proc/{child}/environ").read_bytes()
     )
     os.kill(int(second), signal.SIGKILL)
-    before = len(lines(journal))
+    before = len(rows(journal))
     ended(launcher, log)
     return before
 

@@ -30,8 +30,8 @@ from vision_attn.methods import parse_method
 from vision_attn.render import markdown_table
 from vision_attn.runs.scoring import Scores
 from vision_attn.runs.scoring.evidence import open_data
-from vision_attn.runs.scoring.mosaics import Mosaic, Mosaics
-from vision_attn.runs.scoring.scorer import GRIDS
+from vision_attn.runs.scoring.mosaics import Mosaic, MosaicSamples
+from vision_attn.runs.scoring.scorer import GRIDS, Scorer, removal
 
 DOCS = Path(__file__).parent.parent / "docs"
 METHODS = "Rollout", "Relevance"
@@ -141,13 +141,17 @@ def in_mosaics(model: LoadedModel, named: Scores, data: str) -> list[float]:
     """The mean share of a map on the photo asked for, of each of the last network's mosaics."""
     samples = open_data(data, model, Path())
     places = {name: item for item, name in enumerate(samples.names)}
-    mosaics = Mosaics(data, model, samples, (SIDE,), most=0)
-    mosaics.frames = {SIDE: named.results.mosaics[0].frame}
+    mosaics = []
     for one in named.results.by_method["mosaic", ASKED]:
         items = tuple(places[photo] for photo in one["photos"])
         classes = tuple(samples.label(item) for item in items)
-        mosaics.made.append(Mosaic(one["image"], SIDE, items, classes))
-    records = [mosaics.pointed(parse_method(ASKED), [i])[0] for i in range(len(mosaics.made))]
+        mosaics.append(Mosaic(one["image"], SIDE, items, classes))
+    framed = MosaicSamples(model, samples, mosaics, named.results.mosaics[0].frame)
+    scorer = Scorer(model, removal(model))
+    records = [
+        scorer.records("mosaic", parse_method(ASKED), scorer.batch([framed[i]]))
+        for i in range(len(mosaics))
+    ]
     return [one["scores"][GRIDS[SIDE]] for found in records for one in found if "scores" in one]
 
 

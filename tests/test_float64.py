@@ -4,6 +4,8 @@ No such GPU runs these tests. A mode of torch plays one, on the CPU: tensors tha
 know that they are, meet no others, and are never float64.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -16,8 +18,8 @@ from vision_attn.evaluate.bootstrap import bca, paired_bootstrap, wilson
 from vision_attn.evaluate.sanity import spearman
 from vision_attn.methods import CentreGaussian
 from vision_attn.runs.scoring.evidence import PlantedSamples
-from vision_attn.runs.scoring.mosaics import Mosaic, Mosaics
-from vision_attn.runs.scoring.scorer import plain
+from vision_attn.runs.scoring.mosaics import Mosaic, MosaicSamples
+from vision_attn.runs.scoring.scorer import Scorer, plain, removal
 from vision_attn.tokens.path.chain import PropagationRule, Regroup
 from vision_attn.types import Model
 
@@ -141,10 +143,15 @@ def test_records_are_plain_values_of_what_lies_there(apple):
 def test_mosaics_there_are_scored_as_on_the_cpu(apple):
     preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
     model = Model(nn.Identity(), preprocess, [f"class {i}" for i in range(10)], None)
-    mosaics = Mosaics("planted", model, PlantedSamples(model, "none"), sides=(2,), most=1)
-    mosaics.made = [Mosaic("2x2 mosaic 0", 2, (0, 1, 2, 3), (3, 1, 0, 2))]
-    images = torch.rand(1, 3, 32, 32)
-    there, here = (mosaics._shares(CentreGaussian(), x, [0]) for x in (apple(images), images))
+    mosaic = Mosaic("2x2 mosaic 0", 2, (0, 1, 2, 3), (3, 1, 0, 2))
+    sample = MosaicSamples(model, PlantedSamples(model, "none"), [mosaic], "full")[0]
+    scorer = Scorer(model, removal(model))
+    batch = scorer.batch([sample])
+    there, here = (
+        scorer.records("mosaic", CentreGaussian(), replace(batch, images=images))
+        for images in (apple(batch.images), batch.images)
+    )
+    assert "scores" in here[0]
     assert there == here
 
 

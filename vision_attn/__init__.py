@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .runs.explain import explain
     from .runs.explanation import Explanation, Explanations
     from .runs.gallery import film, gallery
-    from .runs.opened import SavedResults, open_results
+    from .runs.results import SavedResults, open_results
     from .runs.scoring import removal, score
     from .tokens.path.support import probe
     from .types import Heatmaps, TokenLayout
@@ -67,7 +67,7 @@ _NAMES = {
     "FittedRun": "fitting.fit",
     "Heatmaps": "types",
     "LoadedModel": "hub",
-    "SavedResults": "runs.opened",
+    "SavedResults": "runs.results",
     "TokenLayout": "types",
     "draw_pictures": "runs.drawing",
     "explain": "runs.explain",
@@ -79,7 +79,7 @@ _NAMES = {
     "list_models": "models.shelf",
     "live": "pages.live.report",
     "load_model": "hub",
-    "open_results": "runs.opened",
+    "open_results": "runs.results",
     "probe": "tokens.path.support",
     "removal": "runs.scoring",
     "score": "runs.scoring",

@@ -322,16 +322,16 @@ def test_the_page_shows_every_photo_and_no_tag_from_names(models, photos, tmp_pa
 
 
 def test_ctrl_c_keeps_what_is_done(models, photos, tmp_path, capsys, monkeypatch):
-    from vision_attn.runs.album import Album
+    from vision_attn.runs.photos import ExplainPhotos
 
-    add, batches = Album.add, iter(range(2))
+    do, batches = ExplainPhotos.do, iter(range(2))
 
-    def add_two(album, batch):
+    def do_two(job, task, read):
         if next(batches, None) is None:
             raise KeyboardInterrupt
-        return add(album, batch)
+        return do(job, task, read)
 
-    monkeypatch.setattr(Album, "add", add_two)
+    monkeypatch.setattr(ExplainPhotos, "do", do_two)
     words = ["--method", "EdgeMap", "--batch-size", 1, "--page", "-o", tmp_path / "out"]
     assert explain(models("vit"), photos, *words) == 130
     assert f"2 images are done, in {tmp_path / 'out'}" in capsys.readouterr().err
@@ -340,16 +340,18 @@ def test_ctrl_c_keeps_what_is_done(models, photos, tmp_path, capsys, monkeypatch
 
 
 def same_but_for_time(folder, other):
-    """Both folders hold the same files, but for the seconds in their records."""
+    """Both folders hold the same files, but for the seconds in their records; return the shards."""
     found, expected = (
         {str(path.relative_to(at)): path.read_bytes() for path in at.rglob("*") if path.is_file()}
         for at in (folder, other)
     )
     lines, wanted = records(folder), records(other)
     assert [{**line, "seconds": 0} for line in lines] == [{**line, "seconds": 0} for line in wanted]
-    parts = {name for name in found if "-of-" in name}
-    for name in {"results.jsonl", *parts}:
-        found.pop(name), expected.pop(name, None)
+    parts = {name for name in found if name.startswith("store/") and name != "store/run.json.gz"}
+    for files in (found, expected):
+        for name in [name for name in files if name.startswith("store/")]:
+            files.pop(name)
+        files.pop("results.jsonl")
     assert found == expected
     return parts
 
@@ -369,7 +371,7 @@ def alone(models, kept_photos, tmp_path_factory):
 def test_processes_fill_the_folder_as_one_does(alone, tmp_path):
     words, folder = alone
     assert explain(*words, "--processes", 2, "-o", tmp_path / "two") == 0
-    assert not same_but_for_time(tmp_path / "two", folder)
+    assert same_but_for_time(tmp_path / "two", folder) == {"store/1-of-1.sqlite"}
 
 
 @pytest.mark.slow
@@ -386,24 +388,47 @@ def test_the_last_shard_puts_all_together(alone, tmp_path, capsys):
     assert "shard 2 of 3 is done" in capsys.readouterr().out  # of other words: not of these
     assert explain(*words, "--shard", "2/3", "-o", out) == 0
     assert f"all 3 shards are done; their results are merged in {out}" in capsys.readouterr().out
-    assert same_but_for_time(out, folder) == {f"results.{i}-of-3.jsonl" for i in (1, 2, 3)}
+    assert same_but_for_time(out, folder) == {f"store/{i}-of-3.sqlite" for i in (1, 2, 3)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("old", "new"), [("RandomMap", "RandomMop"), ('{"', "["), ("0", "1")])
+@pytest.mark.parametrize("old", [b"CREATE TABLE", b"RandomMap", b"SQLite"])
 @pytest.mark.xdist_group("explained")
-def test_a_damaged_shard_is_named_and_done_again(alone, tmp_path, capsys, old, new):
+def test_a_damaged_shard_is_named_and_done_again(alone, tmp_path, capsys, old):
     words, folder = alone
     out = tmp_path / "out"
     assert explain(*words, "--shard", "1/2", "-o", out) == 0
-    file = out / "results.1-of-2.jsonl"
-    first, *rest = file.read_text().splitlines(keepends=True)
-    assert old in first
-    file.write_text("".join([first.replace(old, new, 1), *rest]))
+    file = out / "store" / "1-of-2.sqlite"
+    content = file.read_bytes()
+    assert old in content
+    file.write_bytes(content.replace(old, old[:-1] + b"?", 1))
     assert explain(*words, "--shard", "2/2", "-o", out) == 2
-    assert f"{file}: damaged: run --shard 1/2 again" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"{file}: damaged" in error
+    assert "run --shard 1/2 again" in error
     assert explain(*words, "--shard", "1/2", "-o", out) == 0
     assert same_but_for_time(out, folder)
+
+
+def test_what_is_explained_already_is_not_explained_again(models, photos, tmp_path, monkeypatch):
+    from vision_attn.runs.photos import ExplainPhotos
+
+    words = [models("vit"), photos, "--method", "EdgeMap", "--page", "-o", tmp_path / "out"]
+    assert explain(*words) == 0
+    before, done, do = records(tmp_path / "out"), [], ExplainPhotos.do
+    monkeypatch.setattr(
+        ExplainPhotos,
+        "do",
+        lambda job, task, read: done.extend(task.samples) or do(job, task, read),
+    )
+    assert explain(*words) == 0
+    assert (done, records(tmp_path / "out")) == ([], before)
+    (tmp_path / "out" / "cat.EdgeMap.png").unlink()
+    Image.new("RGB", (40, 30), (9, 99, 9)).save(photos / "tiny.png")
+    assert explain(*words) == 0
+    assert sorted(Path(photo.file).name for photo in done) == ["cat.png", "tiny.png"]
+    assert (tmp_path / "out" / "cat.EdgeMap.png").is_file()
+    assert len(records(tmp_path / "out")) == 3
 
 
 @pytest.mark.xdist_group("explained")

@@ -12,6 +12,8 @@ from vision_attn.cli import main
 from vision_attn.files import append_text, claimed
 from vision_attn.hub import load_model
 from vision_attn.render.video import VideoWriter
+from vision_attn.runs.runfile import read_run
+from vision_attn.runs.store import ShardFile, Store, shard_path
 
 COMMANDS = {
     "explain": ["--method", "EdgeMap", "--page"],
@@ -29,6 +31,11 @@ def whole(path: Path) -> None:
             image.load()
     elif path.suffix in (".npy", ".npz"):
         dict(np.load(path)) if path.suffix == ".npz" else np.load(path)
+    elif path.suffix == ".sqlite":
+        with ShardFile(path.parent.parent) as shard:
+            shard.check()
+    elif path.name == "run.json.gz":
+        assert read_run(path.parent.parent) is not None
     elif path.suffix in (".jsonl", ".json"):
         for line in (
             path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
@@ -66,25 +73,28 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
 
 
 def unexplained(folder: Path) -> list[str]:
-    """Files of `explain` in a folder, by name, whose photo has no line in results.jsonl."""
-    results = folder / "results.jsonl"
-    lines = results.read_text().splitlines() if results.is_file() else []
-    done = [json.loads(line)["picture"].split(".")[0] for line in lines]
+    """Files of `explain` in a folder, by name, whose photo has no row in the store."""
+    done: set[str] = set()
+    if shard_path(folder, (1, 1)).is_file():
+        with ShardFile(folder) as shard:
+            done = {file for row in shard.kept() for file in row.record.get("files", ())}
     drawn = [p for p in folder.rglob("*") if p.suffix in (".png", ".npy", ".jpg", ".mp4")]
-    return sorted(path.name for path in drawn if path.name.split(".")[0] not in done)
+    kept = folder / "maps"
+    names = {path.relative_to(folder).as_posix() for path in drawn if kept not in path.parents}
+    return sorted(names - done)
 
 
 @pytest.fixture
 def results_full(monkeypatch) -> None:
-    """A disk that has room for pictures, but for the lines of no more than one file."""
-    from vision_attn.runs import entries
+    """A disk that has room for pictures, but for the rows of no more than one file."""
+    add, there = Store.add, iter(range(1))
 
-    def once(path, text):
-        if path.is_file():
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        append_text(path, text)
+    def once(store, rows):
+        if rows and next(there, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device", str(store.path))
+        add(store, rows)
 
-    monkeypatch.setattr(entries, "append_text", once)
+    monkeypatch.setattr(Store, "add", once)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -123,7 +133,8 @@ def test_a_photo_is_drawn_whole_or_not_at_all(models, photos, tmp_path, monkeypa
     words = ["explain", models("vit"), str(photos), "--method", "EdgeMap", "--method", "Rollout"]
     assert main([*words, "-o", str(tmp_path / "out")]) == 1
     assert len(capsys.readouterr().err.splitlines()) == 3
-    assert not list((tmp_path / "out").iterdir())
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"store", "results.jsonl"}
+    assert (tmp_path / "out/results.jsonl").read_text() == ""
 
 
 def test_saved_from_python_it_is_whole_or_not_there(models, photos, tmp_path, monkeypatch):

@@ -121,6 +121,8 @@ class ExplainShards(Job):
             if path.name.startswith("."):  # what a kill left of a lock or of a file not yet whole
                 continue
             name = path.relative_to(place).as_posix()
+            if path.suffix == ".sqlite" or path.name == "run.json.gz":
+                continue  # what they hold is in results.jsonl and the page
             if path.name == "results.jsonl":
                 found[name] = [without_time(json.loads(x)) for x in path.read_text().splitlines()]
             elif path.suffix == ".npy":
@@ -128,6 +130,15 @@ class ExplainShards(Job):
             elif path.suffix in (".png", ".jpg", ".html"):
                 found[name] = path.read_bytes()
         return found
+
+
+class ExplainMaps(ExplainShards):
+    """A folder of photos, maps alone, in one file a method."""
+
+    def begin(self, place: Path) -> int:
+        words = ["explain", str(self.whole / "models/vit.ckpt"), str(self.whole / "caches/photos")]
+        words += ["--batch-size", "1", "--save", "maps", "--page", "-o", str(place / "out")]
+        return run_command(words)
 
 
 class Cache(Job):
@@ -157,6 +168,7 @@ JOBS: dict[str, type[Job]] = {
     "fit a ViT": Fit,
     "fit a CNN": FitCNN,
     "score": Score,
+    "explain --save maps": ExplainMaps,
     "explain --shard": ExplainShards,
     "build a cache": Cache,
 }

@@ -4,6 +4,7 @@ import json
 import ntpath
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,16 +14,19 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import vision_attn
 from vision_attn.cli import main
-from vision_attn.pages.gallery import browsing
+from vision_attn.methods import EdgeMap
+from vision_attn.runs import browsing
 from vision_attn.runs.drawing import _folder_names
 from vision_attn.runs.explain import explain
-from vision_attn.runs.ledger import Found, Ledger, MapFile, map_name, packed
-from vision_attn.runs.opened import open_results
 from vision_attn.runs.progress import Silent
+from vision_attn.runs.results import open_results
+from vision_attn.runs.runfile import RunFile, write_run
+from vision_attn.runs.store import Column, Store, StoreRow
 from vision_attn.types import Model
 
 METHODS = ["Rollout", "EdgeMap(cells=5)", "EdgeMap"]
@@ -55,7 +59,7 @@ def run(model, folder, out, **more):
 def rows_of(folder) -> list[dict]:
     """The records without what differs between shards and from run to run."""
     lines = (folder / "results.jsonl").read_text().splitlines()
-    changing = ("seconds", "map", "row")
+    changing = ("seconds", "row")
     return [{k: v for k, v in json.loads(line).items() if k not in changing} for line in lines]
 
 
@@ -93,29 +97,11 @@ def test_a_handful_of_files_whatever_the_number_of_photos(model, folder, tmp_pat
     run(model, folder, out, page=True)
     names = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
     names.discard("results.parquet")  # where pyarrow is
+    store = {"store/run.json.gz", "store/1-of-1.sqlite"}
     maps = {f"maps/{name}.1-of-1.npy" for name in ("Rollout", "EdgeMap(cells=5)", "EdgeMap")}
-    assert names == {"about.json", "index.html", "page/records-0.js", "results.jsonl", *maps}
+    assert names == {"index.html", "page/records-0.js", "results.jsonl", *store, *maps}
     kept = np.load(out / "maps/Rollout.1-of-1.npy", mmap_mode="r")
     assert (kept.dtype, kept.shape) == (np.float16, (11, 4, 6))
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        np.linspace(-3e-9, 7e-9, 35),
-        np.linspace(0, 9e7, 35),
-        np.linspace(0, 1 / 35, 35),
-        np.zeros(35),
-    ],
-)
-def test_float16_with_a_power_of_two_holds_maps_of_any_size(values):
-    values = values.reshape(5, 7).astype(np.float32)
-    half, scale = packed(values)
-    assert np.log2(scale) % 1 == 0
-    largest = float(abs(values).max())
-    back = half.astype(np.float64) * scale
-    np.testing.assert_allclose(back, values, rtol=2**-11, atol=largest * 2**-24)
-    assert (scale == 1) == (largest == 0 or 2**-10 <= largest <= 2**15)
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -136,16 +122,22 @@ def test_shards_and_processes_give_what_one_process_gives(model, folder, tmp_pat
             np.testing.assert_array_equal(one, other)
 
 
+EDGES = Column("map", "EdgeMap")
+
+
 def keep(folder, shards):
     """Run all shards over five photos; the map of each is full of its number."""
+    run = RunFile(
+        {"what": "explain", "asked": {"methods": ["EdgeMap"]}}, list("abcde"), shards, (EDGES.key,)
+    )
+    write_run(folder, run)
     for number in range(1, shards + 1):
-        ledger = Ledger(folder, list("abcde"), (number, shards), methods=["EdgeMap"])
-        name = map_name("EdgeMap", (number, shards))
-        for place in ledger.left():
-            file, values = "abcde"[place], np.full((2, 3), place / 2, np.float16)
-            record = {"file": file, "map": name, "row": place // shards, "map_scale": 2.0}
-            ledger.add([Found(place, file, [record], {name: values})])
-        ledger.end()
+        with Store(folder, (number, shards), [EDGES]) as store:
+            for i in run.numbers(number):
+                if not store.has(EDGES, ["abcde"[i]])[0]:
+                    values = np.full((2, 3), i, np.float32)
+                    store.add([StoreRow(EDGES, "abcde"[i], {"method": "EdgeMap"}, map=values)])
+            store.finish(run.number)
 
 
 @pytest.mark.parametrize(("before", "now"), [(3, 2), (2, 3), (2, 1), (1, 2)])
@@ -162,19 +154,22 @@ def test_maps_of_an_earlier_number_of_shards_do_not_count(tmp_path, before, now)
 def test_a_file_of_maps_that_is_gone_is_named(tmp_path):
     keep(tmp_path, 3)
     (tmp_path / "maps/EdgeMap.2-of-3.npy").unlink()
-    with pytest.raises(ValueError, match=r"for all photos .*: maps/EdgeMap\.2-of-3\.npy is not"):
+    with pytest.raises(
+        ValueError, match=r"2-of-3\.npy: this file of maps is not there: run --shard"
+    ):
         open_results(tmp_path).maps("EdgeMap")
 
 
 KILLED = """
 import sys, os, vision_attn
-from vision_attn.runs.ledger import Ledger
-add, left = Ledger.add, iter(range(int(sys.argv[4])))
-def add_some(ledger, found):
+from vision_attn.runs.store import Store
+add, left = Store.add, iter(range(int(sys.argv[4])))
+def add_some(store, rows):
     if next(left, None) is None:
         os.kill(os.getpid(), 9)
-    add(ledger, found)
-Ledger.add = add_some
+    add(store, rows)
+    store.commit()
+Store.add = add_some
 model = vision_attn.load_model(sys.argv[1])
 vision_attn.gallery(model, sys.argv[2], ["EdgeMap"], output=sys.argv[3], save="maps", batch_size=2)
 """
@@ -186,10 +181,6 @@ def test_a_killed_run_goes_on_and_explains_no_photo_twice(model, models, folder,
     words = [sys.executable, "-c", KILLED, models("vit"), str(folder), str(out), "3"]
     killed = subprocess.run(words, capture_output=True)
     assert killed.returncode == -signal.SIGKILL
-    journal = out / "results.1-of-1.jsonl"
-    assert len(journal.read_text().splitlines()) == 1 + 6
-    with journal.open("ab") as file:
-        file.write(b'{"place": 6, "file": "cut sh')  # killed within a line
     seen = []
 
     class Counting(Silent):
@@ -209,35 +200,115 @@ def test_a_killed_run_goes_on_and_explains_no_photo_twice(model, models, folder,
         np.testing.assert_array_equal(one, other)
 
 
-def test_another_request_starts_over(tmp_path):
-    first = Ledger(tmp_path, ["a", "b"], settings={"methods": ["Rollout"]})
-    first.add([Found(0, "a", [{"file": "a"}])])
-    assert list(Ledger(tmp_path, ["a", "b"], settings={"methods": ["Rollout"]}).left()) == [1]
-    assert list(Ledger(tmp_path, ["a", "b"], settings={"methods": ["GradCAM"]}).left()) == [0, 1]
+class Counted(Silent):
+    """How many photos are explained."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def advance(self, steps=1):
+        self.count += steps
 
 
-@pytest.mark.parametrize(("old", "new"), [("b.png", "c.png"), ('{"place"', '{"ploce"')])
-def test_a_damaged_line_is_found_and_its_photo_done_again(tmp_path, old, new):
-    files = ["a.png", "b.png", "c.png", "d.png"]
+def count(model, folder, out, methods=("EdgeMap",), **more) -> int:
+    """Explain what is missing; return how many photos were explained now."""
+    counted = Counted()
+    given = {"save": "maps", "batch_size": 2, "page": False, "progress": counted, **more}
+    vision_attn.gallery(model, folder, list(methods), output=out, **given)
+    return counted.count
 
-    def of(number):
-        ledger = Ledger(tmp_path, files, (number, 2))
-        left = list(ledger.left())
-        ledger.add([Found(i, files[i], [{"file": files[i]}]) for i in left])
-        return ledger, left
 
-    assert not of(1)[0].end()
-    second = of(2)[0]
-    assert second.end()
-    part = tmp_path / "results.2-of-2.jsonl"
-    part.write_text(part.read_text().replace(old, new, 1))
-    with pytest.raises(ValueError, match=r"results\.2-of-2\.jsonl: damaged: run --shard 2/2 again"):
-        of(1)[0].end()
-    again, left = of(2)
-    assert left == [1]
-    assert again.end()
-    lines = (tmp_path / "results.jsonl").read_text().splitlines()
-    assert [json.loads(line)["file"] for line in lines] == files
+def test_what_a_row_depends_on_computes_it_again(model, folder, tmp_path):
+    out, photos = tmp_path / "out", sorted(folder.rglob("*.png"))
+    assert count(model, folder, out) == 11
+    assert count(model, folder, out) == 0
+    photos[0].write_bytes(photos[1].read_bytes())  # a photo in place of another
+    assert count(model, folder, out) == 1
+    first, second = open_results(out).maps("EdgeMap")[:2]
+    np.testing.assert_array_equal(first, second)
+    assert count(model, folder, out, ["EdgeMap", "RandomMap"]) == 11  # of the other method alone
+    assert count(model, folder, out) == 0
+    other = replace(model, preprocess=replace(model.preprocess, mean=(0.1, 0.2, 0.3)))
+    assert count(other, folder, out) == 11
+    photos[3].unlink()
+    assert count(other, folder, out) == 0
+    assert len(open_results(out)) == 10
+    with torch.no_grad():
+        next(other.network.parameters()).add_(1)
+    assert count(other, folder, out) == 10
+
+
+def test_only_the_methods_that_are_missing_run(model, folder, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    count(model, folder, out, ["EdgeMap", "RandomMap"])
+    (out / "maps/RandomMap.1-of-1.npy").unlink()
+    monkeypatch.setattr(EdgeMap, "explain", lambda *words: 1 / 0)
+    assert count(model, folder, out, ["EdgeMap", "RandomMap"]) == 11
+    assert len(open_results(out)) == 22
+
+
+@pytest.mark.parametrize("what", ["lost", "cut", "a byte"])
+def test_maps_that_are_lost_cut_or_damaged_are_computed_again(model, folder, tmp_path, what):
+    out = tmp_path / "out"
+    count(model, folder, out)
+    whole = np.stack(open_results(out).maps("EdgeMap"))
+    path = out / "maps/EdgeMap.1-of-1.npy"
+    content = bytearray(path.read_bytes())
+    if what == "lost":
+        path.unlink()
+    elif what == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    else:
+        content[-3] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(
+            ValueError, match=r"the map of row 11: its CRC is wrong\): run the same"
+        ):
+            open_results(out).map(10)
+    assert count(model, folder, out) == {"lost": 11, "cut": 7, "a byte": 1}[what]
+    np.testing.assert_array_equal(np.stack(open_results(out).maps("EdgeMap")), whole)
+
+
+def test_the_list_of_photos_is_that_of_the_first_shard(model, folder, tmp_path):
+    """A photo that came later is named and left out, one that is gone is one failed photo."""
+    out, photos = tmp_path / "out", sorted(folder.rglob("*.png"))
+
+    def shard(number: int) -> vision_attn.runs.gallery.Summary:
+        return vision_attn.gallery(
+            model, folder, ["EdgeMap"], output=out, save="maps", shard=(number, 2), page=False
+        )
+
+    assert shard(1).problems == []
+    (folder / "collie" / "000.png").write_bytes(photos[0].read_bytes())
+    photos[1].unlink()
+    summary = shard(2)
+    assert summary.merged
+    new, gone = summary.problems
+    assert new.startswith(
+        f"1 images came after the first shard had begun ({folder}/collie/000.png)"
+    )
+    assert f"{photos[1]}: no such file" in gone
+    files = [row["file"] for row in open_results(out)]
+    assert files == [str(photo) for photo in photos if photo != photos[1]]
+    assert shard(1).problems == []  # all had finished: the list is a new one
+    assert not (out / "results.jsonl").exists()
+    assert shard(2).merged
+    files = [row["file"] for row in open_results(out)]
+    assert files == sorted(map(str, folder.rglob("*.png")))
+
+
+def test_the_photos_of_another_folder_begin_a_new_list(model, folder, tmp_path):
+    out, other = tmp_path / "out", tmp_path / "other"
+    other.mkdir()
+    Image.new("RGB", (40, 30)).save(other / "a.png")
+    given = {"output": out, "save": "none", "page": False}
+    vision_attn.gallery(model, folder, ["EdgeMap"], shard=(1, 2), **given)
+    for number in (1, 2):
+        summary = vision_attn.gallery(model, other, ["EdgeMap"], shard=(number, 2), **given)
+        assert summary.problems == []
+    assert summary.merged
+    assert [row["file"] for row in open_results(out)] == [str(other / "a.png")]
 
 
 def test_a_photo_that_cannot_be_read_costs_itself_and_has_no_map(model, folder, tmp_path):
@@ -306,7 +377,7 @@ def test_the_command_and_its_errors(models, folder, tmp_path, capsys):
             ["pictures", out, "--method", "Rollout"],
             f"no maps of Rollout in {out}: there are EdgeMap",
         ),
-        (["pictures", str(folder)], f"{folder}: no results in this folder: expected results.jsonl"),
+        (["pictures", str(folder)], f"{folder}: no results in this folder: expected what explain"),
         ([*words, "--save", "maps", "--masks", out], "masks are drawn on pictures"),
         (
             [*words, "--save", "none", "--frames", "2"],
@@ -338,45 +409,80 @@ def test_maps_of_pictures_are_read_back_too(model, folder, tmp_path):
     np.testing.assert_allclose(results.map(3), expected[0].values, rtol=1e-6)
 
 
-def test_no_results_and_no_maps_are_said(tmp_path):
-    with pytest.raises(ValueError, match=r"no results in this folder: expected results\.jsonl"):
+def test_no_results_and_no_maps_are_said(model, folder, tmp_path):
+    with pytest.raises(ValueError, match="no results in this folder: expected what explain or sco"):
         open_results(tmp_path)
-    Ledger(tmp_path, ["a"], (1, 2))
+    given = {"output": tmp_path / "out", "page": False}
+    vision_attn.gallery(model, folder, ["EdgeMap"], shard=(1, 2), save="none", **given)
     with pytest.raises(ValueError, match="1 shards are not finished: run the same command until"):
-        open_results(tmp_path)
-    (tmp_path / "results.jsonl").write_text('{"file": "a.png"}\nbroken\n')
-    results = open_results(tmp_path)
-    with pytest.raises(ValueError, match=r"no map of a\.png was kept"):
+        open_results(tmp_path / "out")
+    vision_attn.gallery(model, folder, ["EdgeMap"], save="none", **given)
+    results = open_results(tmp_path / "out")
+    with pytest.raises(ValueError, match=r"no map of .*01\.png was kept"):
         results.map(0)
     with pytest.raises(ValueError, match="no maps of 'Rollout'"):
         results.maps("Rollout")
-    with pytest.raises(ValueError, match=r"results\.jsonl: a damaged line"):
-        results[1]
 
 
-def test_maps_of_two_sizes_are_refused(tmp_path):
-    maps = MapFile(tmp_path / "a.npy", rows=2)
-    maps.write(0, np.zeros((3, 5), np.float16))
-    with pytest.raises(ValueError, match=r"expected a map of \(3, 5\), .* got \(5, 3\)"):
-        maps.write(1, np.zeros((5, 3), np.float16))
+def test_what_an_explanation_saves_is_opened_too(model, folder, tmp_path):
+    photos = sorted(folder.rglob("*.png"))[:2]
+    with Image.open(photos[0]) as first, Image.open(photos[1]) as second:
+        images = [first.convert("RGB"), second.convert("RGB"), str(photos[1])]
+        found = explain(model, images, ["EdgeMap", "Rollout"])
+    found.save(tmp_path / "out")
+    results = open_results(tmp_path / "out")
+    assert len(results) == 6
+    np.testing.assert_array_equal(results.map(4), found[2]["EdgeMap"].values)
+    assert [row["file"] for row in results][-1] == str(photos[1])
 
 
-def test_a_full_disk_stops_with_a_line_and_loses_nothing(full_disk):
-    ledger = Ledger(full_disk, [f"{i}" for i in range(64)], methods=["EdgeMap"])
-    name = next(iter(ledger.maps))
-    one = np.ones((64, 64), np.float16)
+def test_records_edited_by_hand_find_no_map_of_another_photo(model, folder, tmp_path):
+    run(model, folder, tmp_path / "out")
+    results = open_results(tmp_path / "out")
+    row = results[4]
+    values = results.map(4)
+    for edited in ({"row": -1}, {"row": 3}, {"predicted": "dog"}):
+        np.testing.assert_array_equal(results.map(row | edited), values)
+    for edited in ({"file": "no.png"}, {"method": "Rolout"}, {"options": {}}, {"file": 3}):
+        with pytest.raises(ValueError, match="no such row: file"):
+            results.map(row | edited)
+    with pytest.raises(ValueError, match="no such row: file None"):
+        results.map({})
+    lines = tmp_path / "out/results.jsonl"
+    lines.write_text(lines.read_text().replace('"row":3', '"row":-1'))
+    assert results[4] == row  # the lines are an export
 
-    def fill():
-        for i in range(64):
-            ledger.add([Found(i, f"{i}", [{"file": f"{i}"}], {name: one})])
 
+def test_pictures_are_drawn_over_the_photo_that_was_explained(model, folder, tmp_path, monkeypatch):
+    """Another photo of the same relative name is not drawn on."""
+    monkeypatch.chdir(folder.parent)
+    run(model, "in", "out")
+    other = tmp_path / "other"
+    shutil.copytree("in", other / "in")
+    odd = other / "in" / "collie" / "00.png"
+    odd.write_bytes((other / "in" / "collie" / "03.png").read_bytes())
+    monkeypatch.chdir(other)
+    drawn = vision_attn.draw_pictures(tmp_path / "out", methods=["EdgeMap"])
+    assert (drawn.photos, drawn.problems) == (11, [])  # 00.png where it was explained
+    (folder / "collie" / "00.png").unlink()
+    drawn = vision_attn.draw_pictures(tmp_path / "out", methods=["EdgeMap"])
+    assert drawn.photos == 10
+    (problem,) = drawn.problems
+    assert problem.startswith("in/collie/00.png: it is not the photo that was explained")
+    odd.unlink()
+    (problem,) = vision_attn.draw_pictures(tmp_path / "out", methods=["EdgeMap"]).problems
+    assert problem.endswith(
+        "in/collie/00.png: no such file: its maps are kept, but the photo is gone"
+    )
+
+
+def test_a_full_disk_stops_with_a_line(model, folder, full_disk):
+    (full_disk / "a.txt").write_bytes(b"x" * (65_536 - 40_000))
     with pytest.raises(OSError, match=r"cannot be written \(No space left on device\): free space"):
-        fill()
-    done = int(ledger.done.sum())
-    assert 0 < done < 64
-    again = Ledger(full_disk, [f"{i}" for i in range(64)], methods=["EdgeMap"])
-    assert list(again.left()) == list(range(done, 64))
-    assert (np.load(full_disk / name, mmap_mode="r")[:done] == 1).all()
+        count(model, folder, full_disk, [f"EdgeMap(cells={i})" for i in range(20, 40)])
+    (full_disk / "a.txt").unlink()
+    assert 0 < count(model, folder, full_disk, ["EdgeMap(cells=20)"]) <= 11
+    open_results(full_disk).maps("EdgeMap(cells=20)")
 
 
 def test_parquet_holds_the_records(model, folder, tmp_path):
@@ -394,7 +500,7 @@ def test_parquet_holds_the_records(model, folder, tmp_path):
 
 def test_without_pyarrow_there_are_lines_and_a_hint(model, folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setattr("vision_attn.runs.columns.find_spec", lambda name: None)
+    monkeypatch.setattr("vision_attn.runs.parquet.find_spec", lambda name: None)
     run(model, folder, tmp_path / "out")
     assert not (tmp_path / "out" / "results.parquet").exists()
     with pytest.raises(ValueError, match=r"pip install 'vision-attn\[parquet\]'"):

@@ -60,7 +60,7 @@ def test_rows_and_maps_are_read_back(tmp_path):
     fill(tmp_path)
     assert_whole(tmp_path)
     with ShardFile(tmp_path) as shard:
-        assert [record["place"] for _, record in shard.rows()] == list(range(7))
+        assert [row.record["place"] for row in shard.kept()] == list(range(7))
         assert list(shard.columns.values()) == [ROLLOUT]
         shard.check()
     assert np.load(tmp_path / "maps/Rollout.1-of-1.npy", mmap_mode="r").shape == (7, 3, 5)

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="pictures",
         help="pictures: a picture and a raw map for each image; maps: all raw maps of a method in "
         "one file, for very many photos (vision-attn pictures draws them later); both; none: only "
-        "the records. All but pictures continue where they stopped (default: pictures)",
+        "the records. A run that was stopped continues with what is missing (default: pictures)",
     )
     group.add_argument(
         "--masks",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vision_attn.files import naming
 
-__all__ = ["DamagedError", "connect", "database_errors", "open_limited"]
+__all__ = ["DamagedError", "StoppedError", "connect", "database_errors", "open_limited"]
 
 APPLICATION = 0x76617472
 FORMAT = 1
@@ -55,6 +55,16 @@ class DamagedError(ValueError):
     """
 
 
+class StoppedError(DamagedError):
+    """A file whose process ended within a commit; the next one that writes it repairs it.
+
+    Examples:
+        >>> from vision_attn.runs.database import DamagedError, StoppedError
+        >>> issubclass(StoppedError, DamagedError)
+        True
+    """
+
+
 def connect(path: Path, schema: Sequence[str], *, write: bool) -> sqlite3.Connection:
     """Open a file of this schema; made if it is to be written and is not there or is empty.
 
@@ -65,8 +75,6 @@ def connect(path: Path, schema: Sequence[str], *, write: bool) -> sqlite3.Connec
     with database_errors(path):
         if write:
             _roll_back(path, journal)
-        elif journal.exists() and journal.stat().st_size:
-            raise DamagedError(f"{path}: damaged (its run was stopped while it was written)")
         new = write and not (path.exists() and path.stat().st_size)
         if not new:
             _check_header(path)
@@ -95,6 +103,8 @@ def database_errors(path: Path) -> Iterator[None]:
             yield
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+            if code == sqlite3.SQLITE_READONLY and Path(f"{path}-journal").exists():
+                raise StoppedError(f"{path}: damaged (stopped while it was written)") from None
             if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise ValueError(
                     f"{path}: another process is writing it: wait for it, or name another folder"

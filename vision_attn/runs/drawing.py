@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import groupby, islice
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,19 @@ import numpy as np
 from torch import nn
 
 from vision_attn import pages
-from vision_attn.data.faults import fault_line
+from vision_attn.data.faults import ImageError, sample_errors
 from vision_attn.data.preprocess import Preprocess
 from vision_attn.files import claimed
 from vision_attn.methods import Explainer, parse_method
 from vision_attn.render import ColorMap, Style, natural
 from vision_attn.runs.explain import query_place
 from vision_attn.runs.explanation import Explanation, Pictures
+from vision_attn.runs.keys import bytes_crc
 from vision_attn.runs.maps import Map
 from vision_attn.runs.naming import file_names, label
-from vision_attn.runs.opened import SavedResults, open_results
 from vision_attn.runs.progress import Bar, Silent
+from vision_attn.runs.results import SavedResults, open_results
+from vision_attn.runs.runfile import run_path
 from vision_attn.types import Calibration, Model, TokenLayout
 
 __all__ = ["Drawn", "draw_pictures", "saved_model"]
@@ -81,14 +83,15 @@ def draw_pictures(
                 continue
             shown.start(name, len(chosen))
             rows = []
-            names = file_names([Path(records[0]["file"]) for records in chosen])
-            for records, stem in zip(chosen, names, strict=True):
+            names = file_names([Path(results[places[0]]["file"]) for places in chosen])
+            for places, stem in zip(chosen, names, strict=True):
                 shown.advance()
                 try:
-                    explanation = _explanation(results, model, records, kept)
-                    rows.append(pictures.write(stem, explanation).row)
-                except Exception as error:  # of this photo
-                    shown.problem(fault_line(records[0]["file"], error))
+                    with sample_errors(results[places[0]]["file"]):
+                        explanation = _explanation(results, model, places, kept)
+                        rows.append(pictures.write(stem, explanation).row)
+                except ImageError as error:
+                    shown.problem(str(error))
             drawn.photos += len(rows)
             gallery = pages.Gallery("Photos", [row for row in rows if row is not None])
             title = "Where it looks" if one is None else model.classes[one].split(",")[0]
@@ -107,9 +110,7 @@ def saved_model(results: SavedResults) -> Model:
     about = results.about
     preprocess = about.get("preprocess")
     if not isinstance(preprocess, dict):
-        raise ValueError(
-            f"{results.folder}: expected results of explain --save maps or both, with about.json"
-        )
+        raise ValueError(f"{results.folder}: expected results of explain --save maps or both")
     sizes = ("input_size", "mean", "std")
     try:
         ready = Preprocess(**{**preprocess, **{name: tuple(preprocess[name]) for name in sizes}})
@@ -129,7 +130,7 @@ def saved_model(results: SavedResults) -> Model:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{results.folder / 'about.json'}: damaged ({error}): run the same command again"
+            f"{run_path(results.folder)}: damaged ({error}): run the same command again"
         ) from None
 
 
@@ -165,35 +166,49 @@ def _kept_methods(
     return {name: kept[name] for name in wanted}
 
 
-def _photos(results: SavedResults, index: int | None) -> Iterator[list[dict[str, Any]]]:
-    """Yield the records of each photo of a class, or of any."""
-    for _, group in groupby(results, key=lambda row: row["file"]):
-        records = list(group)
-        first = records[0]
+def _photos(results: SavedResults, index: int | None) -> Iterator[range]:
+    """Yield the numbers of the rows of each photo of a class, or of any."""
+    starts = results.first_rows()
+    for start, end in zip(starts, [*starts[1:], len(results)], strict=True):
+        first = results[start]
         shown = first.get("label_index", first.get("predicted_index"))
         if index is None or shown == index:
-            yield records
+            yield range(start, end)
 
 
 def _explanation(
-    results: SavedResults,
-    model: Model,
-    records: Sequence[dict[str, Any]],
-    methods: dict[str, Explainer],
+    results: SavedResults, model: Model, places: range, methods: dict[str, Explainer]
 ) -> Explanation:
-    first = records[0]
+    first = results[places[0]]
+    photo = model.preprocess.read(_photo_file(results, places[0]))
     probabilities = np.zeros(len(model.classes), np.float32)
     if "predicted_index" in first:
         probabilities[first["predicted_index"]] = first["probability"]
-    by_name = {label(name): one for name, one in methods.items()}
-    maps = []
-    for record in records:
-        explainer = by_name.get(Path(record["map"]).name.rsplit(".", 2)[0])
-        if explainer is not None:
-            maps.append(_map(explainer, results.map(record), model, record))
-    file = os.path.join(results.about["from"], first["file"])
-    photo = model.preprocess.read(first["file"] if os.path.exists(first["file"]) else file)
+    maps = [
+        _map(methods[results.method(place)], results.map(place), model, results[place])
+        for place in places
+        if results.method(place) in methods
+    ]
     return Explanation(model, photo, first["file"], probabilities, maps)
+
+
+def _photo_file(results: SavedResults, place: int) -> str:
+    """Find the photo that a row is of, by its content: from here, or from where it was explained.
+
+    Raises ValueError where there is none, or another photo has its name.
+    """
+    file, crc = results[place]["file"], results.content(place) & 0xFFFFFFFF
+    elsewhere = os.path.join(results.about["from"], file)
+    there = [path for path in dict.fromkeys([file, elsewhere]) if os.path.exists(path)]
+    if not there:
+        raise ImageError(f"{elsewhere}: no such file: its maps are kept, but the photo is gone")
+    for path in there:
+        if bytes_crc(path) == crc:
+            return path
+    raise ImageError(
+        f"{there[0]}: it is not the photo that was explained, whose content was another one: put "
+        "that photo back, or explain this one"
+    )
 
 
 def _map(explainer: Explainer, values: np.ndarray, model: Model, record: dict[str, Any]) -> Map:

@@ -38,6 +38,7 @@ from vision_attn.runs.entries import Entry, as_line
 from vision_attn.runs.labels import label_of
 from vision_attn.runs.maps import Map
 from vision_attn.runs.naming import file_names, label
+from vision_attn.runs.rows import store_explained
 from vision_attn.types import Heatmaps, Model
 
 if TYPE_CHECKING:
@@ -310,13 +311,16 @@ class Explanations(Sequence[Explanation]):
         pictures = Pictures(Path(folder), style or ColorMap())
         pictures.folder.mkdir(parents=True, exist_ok=True)
         names = file_names([Path(one.name) for one in self._all])
-        lines = ""
+        entries = []
         with kept_together() as written:
             for name, one in zip(names, self._all, strict=True):
-                entry = pictures.write(name, one)
-                written += entry.written
-                lines += "".join(map(as_line, entry.records))
-            write_text(pictures.folder / "results.jsonl", lines)
+                entries.append(pictures.write(name, one))
+                written += entries[-1].written
+            records = [record for entry in entries for record in entry.records]
+            write_text(pictures.folder / "results.jsonl", "".join(map(as_line, records)))
+            if self._all:
+                explained = [entry.records for entry in entries]
+                store_explained(pictures.folder, list(zip(self._all, explained, strict=True)))
         return pictures.folder
 
     def _repr_html_(self) -> str:

@@ -5,22 +5,27 @@
     NAME.METHOD.mp4    a video under its heatmap; its .npy is (frames, h, w)
     NAME.grid.png      all methods side by side, where there are several
     NAME.channels.png  how far each channel's gate is open, for ChannelGates
-    results.jsonl      a line for each photo (or frame) and method
     index.html, page/  the gallery and its pictures, JPEG: less than 60 KB a photo
-    results.I-of-N.jsonl  of one shard: a line for each photo, and one more when it has ended
+    store/, maps/      what a run that goes on reads, and raw maps: see `store`
+    results.jsonl      an export: a line for each photo (or frame) and method
 
-With save="maps" there are a handful of files however many photos there are: see `ledger`.
+With save="maps" there are a handful of files however many photos there are.
 
 Axes: h height, w width.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, SupportsInt
 
+import numpy as np
+from jaxtyping import Bool
+from numpy import ndarray
+
+from vision_attn import pages
 from vision_attn.data.faults import fault_line
 from vision_attn.data.video import Video, clips, is_video
 from vision_attn.files import claimed
@@ -28,27 +33,28 @@ from vision_attn.methods import Explainer, choose_methods
 from vision_attn.methods.targets import TargetLike
 from vision_attn.models.shelf import is_shelved, shelved
 from vision_attn.render import ColorMap, Style
-from vision_attn.runs import workers
-from vision_attn.runs.album import Added, Album, Batch
-from vision_attn.runs.entries import Results
+from vision_attn.runs.browsing import write_browser
 from vision_attn.runs.explain import Methods, Request
 from vision_attn.runs.explanation import Pictures
-from vision_attn.runs.inputs import (
-    checked_masks,
-    find_films,
-    find_images,
-    list_images,
-    output_folder,
-)
-from vision_attn.runs.many import SAVES, Save, explain_many
+from vision_attn.runs.inputs import checked_masks, find_films, list_images, output_folder
+from vision_attn.runs.keys import content_number, file_stamp, sample_numbers
+from vision_attn.runs.loop import RunTask, fill
 from vision_attn.runs.naming import file_names
+from vision_attn.runs.parquet import write_parquet
+from vision_attn.runs.photos import ExplainPhotos, NamedPhoto, stamp_of
 from vision_attn.runs.progress import Bar, Silent
+from vision_attn.runs.results import SavedResults, export_lines, unfinished_shards
+from vision_attn.runs.rows import DRAWN, FILM, MAP, about_model, explained_columns
+from vision_attn.runs.runfile import RunFile, agree, mark_merged
+from vision_attn.runs.store import Column, ShardFile, Store, StoreRow
 from vision_attn.runs.video import Film
 from vision_attn.types import Head, Model
 
-__all__ = ["Summary", "film", "gallery", "page_title"]
+__all__ = ["SAVES", "Save", "Summary", "film", "gallery", "page_title"]
 
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
+Save = Literal["pictures", "maps", "both", "none"]
+SAVES = "pictures", "maps", "both", "none"
 
 
 @dataclass(frozen=True)
@@ -108,10 +114,11 @@ def gallery(
     masks of the images' stems, shown beside the maps. page: the gallery; where a photo's folder is
     named for a class, that is its true class there. save: `pictures`, with a raw map (.npy) beside
     each; `maps`, all raw maps in one file a method, for very many photos (`open_results` reads
-    them, `draw_pictures` draws them); `both`; or `none`, the records alone. All but `pictures` go
-    on where a run was stopped. frames: each folder is a video, its images the frames, so many a
-    second. processes: at once on this machine. shard: (number, of how many), only every N-th image;
-    the last shard to finish merges the results. progress: `Bar()` unless given.
+    them, `draw_pictures` draws them); `both`; or `none`, the records alone. A run that was stopped
+    goes on: only what is missing, or whose photo, weights or options are others, is explained.
+    frames: each folder is a video, its images the frames, so many a second. processes: at once on
+    this machine. shard: (number, of how many), only every N-th image; the last shard to finish
+    merges the results. progress: `Bar()` unless given.
 
     An image that cannot be read or explained is a line of the summary's problems, and the rest is
     done. Raises ValueError for an unknown method, class, path of masks, or an output that cannot
@@ -126,105 +133,289 @@ def gallery(
     paths = [str(path) for path in listed]
     of_films = [p for p in paths if is_video(p) or (frames and p and Path(p).is_dir())]
     photos = [path for path in paths if path not in of_films]
-    if save != "pictures":
-        if of_films:
-            raise ValueError(f"save {save}: expected photos, got the video {of_films[0]}")
-        if masks is not None and save != "both":
-            raise ValueError(
-                f"masks are drawn on pictures: expected save to be pictures or both, got {save}"
-            )
-        drawn = style or ColorMap(), masks
-        return _many(
-            request, paths, save, output, drawn, page, limit, batch_size, processes, shard, progress
+    if save != "pictures" and of_films:
+        raise ValueError(f"save {save}: expected photos, got the video {of_films[0]}")
+    if save in ("maps", "none") and masks is not None:
+        raise ValueError(
+            f"masks are drawn on pictures: expected save to be pictures or both, got {save}"
         )
-    files, problems = find_images(photos, limit) if photos or not of_films else ([], [])
+    files, problems = list_images(photos, limit) if photos or not of_films else ([], [])
     films, without_frames = find_films(of_films)
-    problems += without_frames
     folder = output_folder(output)
     with claimed(folder, shard), Bar() if progress is None else progress as shown:
         found = None if masks is None else checked_masks(Path(masks), files, photos)
-        number, shards = shard
-        every = [*files, *films]
-        named = list(zip(every, file_names(every), strict=True))
-        mine, filmed = (
-            some[number - 1 :: shards] for some in (named[: len(files)], named[len(files) :])
-        )
-        album = Album(request, Pictures(folder, style or ColorMap(), found, page))
-        meaning = album.pictures.style.meaning
-        lead = f"{meaning} What the network did not see is grey. Click to enlarge."
-        results = Results(
-            folder,
-            [str(file) for file in every],
-            shard=shard,
-            settings=_settings(request, album.pictures, limit, frames) if shards > 1 else None,
-            title=page_title(model.name or type(model.network).__name__),
-            warning=model.warning,
-            lead=lead if page else None,
-            first=_first(request, methods) if page else "",
-        )
-        for problem in problems + ([] if found is None else found.problems):
+        for problem in problems + without_frames + ([] if found is None else found.problems):
             shown.problem(problem)
-        _add_photos(album, results, mine, batch_size, processes, shown)
-        films_done: dict[str, int] = {}
-        for path, name in filmed:
-            video = Film(path, name, frames, limit, batch_size, films[path])
-            if count := _add_film(video, album, results, shown):
-                films_done[str(path)] = count
-        done = sum(entry.file not in films_done for entry in results.entries)
-        merged = shards > 1 and results.end()
-        return Summary(
-            folder, len(mine), done, films_done, results.page, list(shown.problems), merged
-        )
+        of_page = page and save == "pictures"
+        pictures = Pictures(folder, style or ColorMap(), found, of_page, raw=save == "pictures")
+        run = GalleryRun(request, pictures, save, page, _first(request, methods), shard, shown)
+        clip = {str(path): (frames, limit, images) for path, images in films.items()}
+        return run.explain(files, clip, batch_size, processes)
 
 
-def _many(
-    request: Request,
-    paths: Sequence[str],
-    save: Save,
-    output: str | PathLike[str],
-    drawn: tuple[Style, str | PathLike[str] | None],
-    page: bool,
-    limit: int | None,
-    batch_size: int,
-    processes: int,
-    shard: tuple[int, int],
-    progress: Silent | None,
-) -> Summary:
-    """Explain photos into a handful of files; see `many`."""
-    files, problems = list_images(paths, limit)
-    folder = output_folder(output)
-    with claimed(folder, shard), Bar() if progress is None else progress as shown:
-        style, masks = drawn
-        found = None if masks is None else checked_masks(Path(masks), files, paths)
-        pictures = Pictures(folder, style, found, page=False, raw=False)
-        for problem in problems + ([] if found is None else found.problems):
-            shown.problem(problem)
-        model = request.model
-        done, merged = explain_many(
-            request,
-            files,
+@dataclass
+class GalleryRun:
+    """One shard of a gallery: what it explains, draws and keeps, and how all shards are merged.
+
+    page: whether there is one. first: the method that it shows first.
+
+    Examples:
+        >>> from vision_attn.runs.gallery import GalleryRun
+        >>> GalleryRun.__dataclass_fields__["page"].type
+        <class 'bool'>
+    """
+
+    request: Request
+    pictures: Pictures
+    save: Save
+    page: bool
+    first: str
+    shard: tuple[int, int]
+    progress: Silent
+
+    def explain(
+        self,
+        files: Sequence[str],
+        films: dict[str, tuple[float | None, int | None, tuple[Path, ...]]],
+        batch_size: int,
+        processes: int,
+    ) -> Summary:
+        """Explain what is missing of this shard's photos and films; if it is the last, merge all.
+
+        films: the rate, the most frames and the frames of each.
+        """
+        folder, (number, shards) = self.pictures.folder, self.shard
+        columns = self.columns(films)
+        about = about_model(self.request.model) | {"asked": self.asked(), "films": list(films)}
+        run, lines = agree(
             folder,
-            save=save,
-            settings=_settings(request, pictures, limit, None),
-            pictures=pictures,
-            title=page_title(model.name or type(model.network).__name__),
-            lead="Photos by class: the true class if it is known, else the predicted one.",
-            page=page,
-            batch_size=batch_size,
-            processes=processes,
-            shard=shard,
-            progress=shown,
+            RunFile(about, [*files, *films], shards, tuple(column.key for column in columns)),
         )
-        number, shards = shard
-        mine = len(range(number - 1, len(files), shards))
+        for line in lines:
+            self.progress.problem(line)
+        names = file_names([Path(name) for name in run.samples]) if self.draws else None
+        mine = run.numbers(number)
+        of_films = set(run.about["films"])
+        photos = [
+            NamedPhoto(run.samples[i], names[i] if names else "")
+            for i in mine
+            if run.samples[i] not in of_films
+        ]
+        for merged in ("results.jsonl", "results.parquet", "index.html"):
+            (folder / merged).unlink(missing_ok=True)
+        filmed: dict[str, int] = {}
+        done = 0
+        with Store(folder, self.shard, columns) as store:
+            try:
+                self._explain_photos(store, columns, photos, batch_size, processes)
+                for i in mine:
+                    if run.samples[i] in of_films:
+                        assert names is not None
+                        film = self._film(run.samples[i], names[i], films, batch_size)
+                        if count := self._explain_film(store, columns[-1], film):
+                            filmed[run.samples[i]] = count
+                store.finish(run.number)
+            except KeyboardInterrupt as stop:
+                done = self._explained(store, columns, photos)
+                store.close()
+                if self.save == "pictures" and shards == 1:
+                    self._export(SavedResults(folder, run))
+                words = f"; {done} images are done, in {folder}: the same command continues"
+                raise KeyboardInterrupt(*stop.args or [words]) from None
+            done = self._explained(store, columns, photos)
+        merged = self._merge(run)
         return Summary(
             folder,
-            mine,
+            len(photos),
             done,
-            page=folder / "index.html" if merged and page else None,
-            problems=list(shown.problems),
-            merged=merged and shards > 1,
+            filmed,
+            folder / "index.html" if merged and self.page else None,
+            list(self.progress.problems),
+            merged and shards > 1,
         )
+
+    @property
+    def draws(self) -> bool:
+        """Whether pictures are drawn."""
+        return self.save in ("pictures", "both")
+
+    def columns(self, films: Sequence[str] | dict[str, Any]) -> list[Column]:
+        """What is computed of each photo: a map by each method, what is drawn; and of films."""
+        request, keeps = self.request, self.save in ("maps", "both")
+        more: dict[str, Any] = {"keeps": keeps}
+        if self.draws:
+            more["drawn"] = {
+                "methods": [str(explainer) for explainer in request.explainers],
+                "style": repr(self.pictures.style),
+                "masks": None if self.pictures.masks is None else str(self.pictures.masks),
+                "page": self.pictures.page,
+                "raw": self.pictures.raw,
+            }
+        columns = explained_columns(request.model, request.explainers, request.key(), **more)
+        every = {column.method: column.key for column in columns}
+        if self.draws:
+            columns.append(Column(DRAWN, "", every))
+        if films:
+            columns.append(Column(FILM, "", every))
+        return columns
+
+    def asked(self) -> dict[str, Any]:
+        """List what a person asked for, as plain values."""
+        return {
+            "save": self.save,
+            "methods": [str(explainer) for explainer in self.request.explainers],
+            "target": self.request.key(),
+            "head": self.request.model.head,
+            "style": repr(self.pictures.style),
+            "page": self.page,
+        }
+
+    def _explain_photos(
+        self,
+        store: Store,
+        columns: Sequence[Column],
+        photos: Sequence[NamedPhoto],
+        batch_size: int,
+        processes: int,
+    ) -> None:
+        of_photos = [column for column in columns if column.kind != FILM]
+        missing = self._missing(store, of_photos, photos)
+        left = int(missing.any(axis=1).sum())
+        if left:
+            self.progress.start("explaining", left)
+        pictures = self.pictures if self.draws else None
+        job = ExplainPhotos(self.request, of_photos, pictures, self.save in ("maps", "both"))
+        tasks = _tasks(photos, missing, batch_size)
+        fill(store, job, tasks, processes if left > batch_size else 1, self.progress)
+
+    def _missing(
+        self, store: Store, columns: Sequence[Column], photos: Sequence[NamedPhoto]
+    ) -> Bool[ndarray, "n c"]:
+        """Say of which photos which columns are missing; rows of other photos are removed.
+
+        A photo that is drawn is drawn whole: if anything of it is missing, all of it is.
+        """
+        numbers = sample_numbers([photo.file for photo in photos])
+        found = [store.find(column, numbers) for column in columns]
+        ids = np.stack([ids for ids, _ in found], axis=1)
+        for i in np.flatnonzero((ids >= 0).any(axis=1)):
+            stamp = stamp_of(photos[i], self.pictures.masks)
+            for c, (_, contents) in enumerate(found):
+                if ids[i, c] >= 0 and contents[i] >> 32 != content_number(stamp) >> 32:
+                    store.remove([ids[i, c]])
+                    ids[i, c] = -1
+            if self.draws and (ids[i] >= 0).all() and not self._drawn(store, ids[i, -1]):
+                ids[i] = -1
+        missing = ids < 0
+        if self.draws:
+            missing[missing.any(axis=1)] = True
+            store.remove(ids[missing & (ids >= 0)])
+        return missing
+
+    def _drawn(self, store: Store, row_id: SupportsInt) -> bool:
+        """Whether the pictures of a photo are still there."""
+        files = store.record(row_id)["files"]
+        return all((self.pictures.folder / file).is_file() for file in files)
+
+    def _explained(
+        self, store: Store, columns: Sequence[Column], photos: Sequence[NamedPhoto]
+    ) -> int:
+        """Count the photos that have a map."""
+        numbers = sample_numbers([photo.file for photo in photos])
+        has = np.zeros(len(photos), bool)
+        for column in columns:
+            if column.kind == MAP:
+                has |= store.find(column, numbers)[0] >= 0
+        return int(has.sum())
+
+    def _merge(self, run: RunFile) -> bool:
+        """Put the results of all shards together if all have finished; say whether they have."""
+        folder = self.pictures.folder
+        if run.shards > 1:
+            if unfinished_shards(folder, run):
+                return False
+            for number in range(1, run.shards + 1):
+                if number != self.shard[0]:
+                    with ShardFile(folder, (number, run.shards)) as shard:
+                        shard.check()
+        self._export(SavedResults(folder, run))
+        if run.shards > 1:
+            mark_merged(folder, run)
+        return True
+
+    def _export(self, results: SavedResults) -> None:
+        """Write results.jsonl, results.parquet and the page."""
+        model, folder = self.request.model, self.pictures.folder
+        title = page_title(model.name or type(model.network).__name__)
+        with results:
+            export_lines(results)
+            if self.save != "pictures":
+                write_parquet(folder)
+                if self.page:
+                    lead = "Photos by class: the true class if it is known, else the predicted one."
+                    write_browser(results, title, lead, model)
+            elif self.page:
+                meaning = self.pictures.style.meaning
+                lead = f"{meaning} What the network did not see is grey. Click to enlarge."
+                shown = pages.Gallery("Photos", list(results.drawn()), self.first)
+                pages.write_page(folder, title, [shown], lead, model.warning)
+
+    def _film(self, path: str, name: str, films: dict[str, Any], batch_size: int) -> Film:
+        rate, most, images = films.get(path, (None, None, ()))
+        return Film(Path(path), name, rate, most, batch_size, images)
+
+    def _explain_film(self, store: Store, column: Column, film: Film) -> int:
+        """Explain a video into the folder; return how many of its frames are explained."""
+        name = str(film.path)
+        state = file_stamp(film.path, *film.files, more=[film.name, film.rate, film.most])
+        content = content_number(state)
+        ids, contents = store.find(column, sample_numbers([name]))
+        if ids[0] >= 0:
+            known = store.record(ids[0])
+            if contents[0] == content and self._drawn(store, ids[0]):
+                for line in known["problems"]:
+                    self.progress.problem(line)
+                return int(known["frames"])
+            store.remove(ids)
+        before = len(self.progress.problems)
+        try:
+            entry, count, whole = film.explain(self.request, self.pictures, self.progress)
+        except Exception as error:  # of this film
+            self.progress.problem(fault_line(name, error))
+            return 0
+        folder = self.pictures.folder
+        files = [path.relative_to(folder).as_posix() for path in entry.written]
+        records = [{k: v for k, v in one.items() if k != "file"} for one in entry.records]
+        lines = list(self.progress.problems)[before:]  # said again by a run that goes on
+        record = {"files": files, "frames": count, "records": records, "problems": lines}
+        try:
+            if records:
+                store.add([StoreRow(column, name, record, content if whole else 0)])
+                store.commit()
+        except OSError as error:
+            for path in entry.written:
+                path.unlink(missing_ok=True)
+            self.progress.problem(f"{name}: {error}")
+            return 0
+        if not whole:
+            raise KeyboardInterrupt(f"; the first {count} frames are in {folder}")
+        return count
+
+
+def _tasks(
+    photos: Sequence[NamedPhoto], missing: Bool[ndarray, "n c"], size: int
+) -> Iterator[RunTask]:
+    """Cut what is missing into batches of the same columns, in the photos' order."""
+    batch: list[NamedPhoto] = []
+    wanted = np.zeros(missing.shape[1], bool)
+    for i in np.flatnonzero(missing.any(axis=1)):
+        if batch and (len(batch) == size or (missing[i] != wanted).any()):
+            yield RunTask(tuple(batch), tuple(np.flatnonzero(wanted).tolist()))
+            batch = []
+        batch.append(photos[i])
+        wanted = missing[i]
+    if batch:
+        yield RunTask(tuple(batch), tuple(np.flatnonzero(wanted).tolist()))
 
 
 def film(
@@ -272,83 +463,6 @@ def film(
         batch_size=batch_size,
         progress=progress,
     )
-
-
-def _add_photos(
-    album: Album,
-    results: Results,
-    photos: Batch,
-    batch_size: int,
-    processes: int,
-    progress: Silent,
-) -> None:
-    """Explain photos into the album's folder, and keep their entries as they come."""
-    batches = [photos[start : start + batch_size] for start in range(0, len(photos), batch_size)]
-    if photos:
-        progress.start("explaining", len(photos))
-    try:
-        for batch, added in _answers(album, batches, processes):
-            for entry in added.entries:
-                try:
-                    results.add(entry)
-                except OSError as error:
-                    progress.problem(f"{entry.file}: {error}")
-            for problem in added.problems:
-                progress.problem(problem)
-            progress.advance(len(batch))
-    except KeyboardInterrupt:
-        done = len(results.entries)
-        raise KeyboardInterrupt(f"; {done} images are done, in {results.folder}") from None
-    finally:
-        results.write_page()
-
-
-def _add_film(film: Film, album: Album, results: Results, progress: Silent) -> int:
-    """Explain a video into the album's folder; return how many of its frames were explained."""
-    try:
-        entry, count, whole = film.explain(album.request, album.pictures, progress)
-        results.add(entry)
-    except Exception as error:  # of this film
-        progress.problem(fault_line(film.path, error))
-        return 0
-    if not whole:
-        raise KeyboardInterrupt(f"; the first {count} frames are in {album.pictures.folder}")
-    return count
-
-
-def _answers(
-    album: Album, batches: Sequence[Batch], processes: int
-) -> Iterator[tuple[Batch, Added]]:
-    """Yield each batch with what came of it, from as many processes as are wanted."""
-    if processes > 1 and len(batches) > 1:
-        yield from zip(batches, workers.answers(_adder, album, batches, processes), strict=True)
-    else:
-        yield from zip(batches, map(album.add, batches), strict=True)
-
-
-def _adder(album: Album) -> Callable[[Batch], Added]:
-    """Return what explains batches in another process."""
-    return album.add
-
-
-def _settings(
-    request: Request, pictures: Pictures, limit: int | None, frames: float | None
-) -> dict[str, Any]:
-    """List what all shards of one gallery must share, as plain values."""
-    model = request.model
-    return {
-        "model": model.name,
-        "weights": workers.checksum(model.network),
-        "input_size": list(model.preprocess.input_size),
-        "methods": [str(explainer) for explainer in request.explainers],
-        "target": request.key(),
-        "head": request.model.head,
-        "style": repr(pictures.style),
-        "masks": None if pictures.masks is None else str(pictures.masks),
-        "page": pictures.page,
-        "limit": limit,
-        "frames": frames,
-    }
 
 
 def _first(request: Request, methods: Methods | None) -> str:

@@ -90,6 +90,7 @@ def model_settings(model: Model) -> dict[str, Any]:
         "layout": None if model.layout is None else asdict(model.layout),
         "calibration": asdict(model.calibration),
         "classes": f"{_of_texts(model.classes):08x}",
+        "head": model.head,
     }
 
 

@@ -3,6 +3,7 @@
 Axes: n maps, h, w a map.
 """
 
+import io
 import os
 from collections.abc import Sequence
 from math import frexp
@@ -67,11 +68,18 @@ class MapFile:
         self._dirty = False
         with naming(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("r+b" if path.exists() else "x+b", buffering=0)
-            size = self._file.seek(0, os.SEEK_END)
-            self.rows = max(0, size - HEADER) // self._bytes
-            if size < HEADER:
-                self._write_header()
+            new = not path.exists()
+            self._file = path.open("x+b" if new else "r+b", buffering=0)
+            try:
+                size = self._file.seek(0, os.SEEK_END)
+                self.rows = max(0, size - HEADER) // self._bytes
+                if size < HEADER:
+                    self._write_header()
+            except BaseException:
+                self._file.close()
+                if new:
+                    path.unlink()
+                raise
 
     def free(self, used: Sequence[int]) -> None:
         """Say which slots rows refer to; the others may be written again."""
@@ -118,8 +126,6 @@ class MapFile:
         self._file.close()
 
     def _write_header(self) -> None:
-        import io
-
         header = {"descr": self.dtype.str, "fortran_order": False}
         text = io.BytesIO()
         np.lib.format.write_array_header_1_0(text, header | {"shape": (self.rows, *self.shape)})

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsInt
+from typing import Any, NamedTuple, Protocol, SupportsInt, runtime_checkable
 from zlib import crc32
 
 import numpy as np
@@ -39,7 +39,7 @@ from vision_attn.runs.database import (
 from vision_attn.runs.keys import digest, sample_number, sample_numbers
 from vision_attn.runs.mapfile import MapFile, map_crc, map_name, open_maps, packed
 
-__all__ = ["Column", "ShardFile", "Store", "StoreRow", "shard_path"]
+__all__ = ["Column", "MemoryStore", "RowKeeper", "ShardFile", "Store", "StoreRow", "shard_path"]
 
 SCHEMA = [
     "CREATE TABLE columns(id INTEGER PRIMARY KEY, key INTEGER, kind TEXT, method TEXT, "
@@ -114,6 +114,34 @@ class RowIndex(NamedTuple):
     exponents: Int64[ndarray, " n"]
 
 
+@runtime_checkable
+class RowKeeper(Protocol):
+    """What keeps rows: a `Store`, a `MemoryStore`, or several files as one.
+
+    Examples:
+        >>> from vision_attn.runs.store import MemoryStore, RowKeeper
+        >>> isinstance(MemoryStore(), RowKeeper)
+        True
+    """
+
+    def add(self, rows: Sequence[StoreRow]) -> None:
+        """Keep rows."""
+
+    def commit(self) -> None:
+        """Bring what was added to the disk."""
+
+    def find(
+        self, column: Column, samples: Int64[ndarray, " n"]
+    ) -> tuple[Int64[ndarray, " n"], Int64[ndarray, " n"]]:
+        """Find the id of each sample's row, -1 without one, and what its content was."""
+
+    def forget(self, column: Column, samples: Int64[ndarray, " n"]) -> None:
+        """Remove the rows of samples that are others by now."""
+
+    def kept(self, columns: Sequence[Column] | None = None) -> Iterator[StoreRow]:
+        """Yield every row of these columns with its map; None: of all columns."""
+
+
 def shard_path(folder: Path, shard: tuple[int, int]) -> Path:
     """Name the file of a shard's rows."""
     return folder / "store" / f"{shard[0]}-of-{shard[1]}.sqlite"
@@ -151,6 +179,7 @@ class ShardFile:
         self._columns: dict[int, Column] = {}
         self._dictionaries: dict[int, bytes] = {}
         self._keys: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
         self._mapped: dict[str, ndarray] = {}
         self._connect()
 
@@ -159,7 +188,7 @@ class ShardFile:
             self._connection = connect(self.path, SCHEMA, write=self.writes)
             self._read_columns()
         except DamagedError as error:
-            raise DamagedError(f"{error}: {self.repair}") from None
+            raise type(error)(f"{error}: {self.repair}") from None
 
     def _read_columns(self) -> None:
         with database_errors(self.path):
@@ -170,6 +199,7 @@ class ShardFile:
                         raise ValueError("its CRC is wrong")
                     self._columns[number] = Column(kind, method, json.loads(settings))
                     self._dictionaries[number], self._keys[number] = dictionary, key
+                    self._numbers[key] = number
                 except (ValueError, TypeError, AttributeError, struct.error) as error:
                     if not self.writes:
                         raise DamagedError(f"{self.path}: damaged column ({error})") from None
@@ -178,6 +208,11 @@ class ShardFile:
     def columns(self) -> dict[int, Column]:
         """The columns that have rows, by their numbers in the index."""
         return dict(self._columns)
+
+    @property
+    def keys(self) -> dict[int, int]:
+        """The keys of the columns, by their numbers: those that they had when they were written."""
+        return dict(self._keys)
 
     @property
     def finished(self) -> int | None:
@@ -211,11 +246,6 @@ class ShardFile:
         except (ValueError, TypeError, KeyError, struct.error, zlib.error, RecursionError):
             raise self._damaged(f"row {row_id}") from None
 
-    def rows(self) -> Iterator[tuple[Column, dict[str, Any]]]:
-        """Yield the column and the record of every row."""
-        for row_id, number in zip(self.index.ids, self.index.columns, strict=True):
-            yield self._columns[int(number)], self.record(int(row_id))
-
     def map(self, row_id: SupportsInt) -> Float[ndarray, "h w"]:
         """Read the raw map of a row. Raises DamagedError where its CRC is wrong, or it has none."""
         with database_errors(self.path):
@@ -238,6 +268,52 @@ class ShardFile:
             except ValueError as error:
                 raise DamagedError(f"{error}: {self.repair}") from None
         return self._mapped[name]
+
+    def has(self, column: Column, samples: Sequence[str]) -> Bool[ndarray, " n"]:
+        """Say of which samples the column has a row."""
+        return self.find(column, sample_numbers(samples))[0] >= 0
+
+    def find(
+        self, column: Column, samples: Int64[ndarray, " n"]
+    ) -> tuple[Int64[ndarray, " n"], Int64[ndarray, " n"]]:
+        """Find the id of each sample's row, -1 without one, and what its content was."""
+        ids, contents = np.full(len(samples), -1), np.zeros(len(samples), np.int64)
+        number = self._numbers.get(column.key)
+        if number is None:
+            return ids, contents
+        mine = self.index.columns == number
+        order = np.argsort(self.index.samples[mine], kind="stable")
+        known = self.index.samples[mine][order]
+        if not len(known):
+            return ids, contents
+        places = np.searchsorted(known, samples, side="right") - 1  # the last of several
+        there = (places >= 0) & (known[places] == samples)
+        ids[there] = self.index.ids[mine][order][places[there]]
+        contents[there] = self.index.contents[mine][order][places[there]]
+        return ids, contents
+
+    def kept(self, columns: Sequence[Column] | None = None) -> Iterator[StoreRow]:
+        """Yield every row of these columns with its map; the samples' names are not kept.
+
+        columns: None for all.
+        """
+        index = self.index
+        wanted = self._keys.values() if columns is None else [column.key for column in columns]
+        numbers = {number for number, key in self._keys.items() if key in wanted}
+        for row_id, number, slot in zip(index.ids, index.columns, index.slots, strict=True):
+            if number not in numbers:
+                continue
+            values = None if slot < 0 else self.map(row_id)
+            yield StoreRow(self._columns[int(number)], "", self.record(row_id), 0, values)
+
+    def sift(self) -> None:
+        """Leave damaged rows out of the index."""
+        self.leave_out([row[0] for row in self._all_rows() if not self._whole(row)])
+
+    def leave_out(self, row_ids: Sequence[SupportsInt] | ndarray) -> None:
+        """Leave rows out of the index, as if they were not there."""
+        kept = ~np.isin(self.index.ids, row_ids)
+        self.__dict__["index"] = RowIndex(*(values[kept] for values in self.index))
 
     def check(self) -> None:
         """Read all rows and maps. Raises DamagedError, one line, at the first that is damaged."""
@@ -329,7 +405,6 @@ class Store(ShardFile):
     ):
         self._half = half
         self._files: dict[str, MapFile] = {}
-        self._numbers: dict[int, int] = {}
         self._next_commit = 0.0
         self._closed = False
         (folder / "store").mkdir(parents=True, exist_ok=True)
@@ -407,7 +482,7 @@ class Store(ShardFile):
             pass
         for path in (self.path, Path(f"{self.path}-journal")):
             path.unlink(missing_ok=True)
-        self._columns, self._dictionaries, self._keys = {}, {}, {}
+        self._columns, self._dictionaries, self._keys, self._numbers = {}, {}, {}, {}
         connection = connect(self.path, SCHEMA, write=True)
         with database_errors(self.path):
             connection.execute("BEGIN IMMEDIATE")
@@ -416,29 +491,6 @@ class Store(ShardFile):
                 connection.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", rows)
             connection.execute("COMMIT")
         connection.close()
-
-    def has(self, column: Column, samples: Sequence[str]) -> Bool[ndarray, " n"]:
-        """Say of which samples the column has a row."""
-        return self.find(column, sample_numbers(samples))[0] >= 0
-
-    def find(
-        self, column: Column, samples: Int64[ndarray, " n"]
-    ) -> tuple[Int64[ndarray, " n"], Int64[ndarray, " n"]]:
-        """Find the id of each sample's row, -1 without one, and what its content was."""
-        ids, contents = np.full(len(samples), -1), np.zeros(len(samples), np.int64)
-        number = self._numbers.get(column.key)
-        if number is None:
-            return ids, contents
-        mine = self.index.columns == number
-        order = np.argsort(self.index.samples[mine], kind="stable")
-        known = self.index.samples[mine][order]
-        if not len(known):
-            return ids, contents
-        places = np.searchsorted(known, samples, side="right") - 1  # the last of several
-        there = (places >= 0) & (known[places] == samples)
-        ids[there] = self.index.ids[mine][order][places[there]]
-        contents[there] = self.index.contents[mine][order][places[there]]
-        return ids, contents
 
     def remove(self, row_ids: Iterable[SupportsInt]) -> None:
         """Remove rows, so that they are computed again."""
@@ -449,6 +501,11 @@ class Store(ShardFile):
                 self._connection.executemany("DELETE FROM rows WHERE id=?", gone)
             self.__dict__.pop("index", None)
 
+    def forget(self, column: Column, samples: Int64[ndarray, " n"]) -> None:
+        """Remove the rows of samples that are others by now."""
+        ids, _ = self.find(column, samples)
+        self.remove(ids[ids >= 0])
+
     def add(self, rows: Sequence[StoreRow]) -> None:
         """Keep rows and their maps; they are committed now, or with some that come soon.
 
@@ -457,6 +514,7 @@ class Store(ShardFile):
         if not rows:
             return
         self.__dict__.pop("index", None)
+        self._mapped.clear()  # the files grow
         with database_errors(self.path):
             self._begin()
             self._connection.execute("SAVEPOINT rows_before")
@@ -579,6 +637,50 @@ class Store(ShardFile):
                 (self.folder / name).unlink(missing_ok=True)
             self._files[name] = MapFile(self.folder / name, values.shape, values.dtype)
         return self._files[name]
+
+
+class MemoryStore:
+    """Rows that are kept while this process runs, in the way of a `Store`.
+
+    Examples:
+        >>> from vision_attn.runs.store import Column, MemoryStore, StoreRow
+        >>> store = MemoryStore()
+        >>> store.add([StoreRow(Column("maps", "Rollout"), "a.png", {"target": 3})])
+        >>> [row.record for row in store.kept()]
+        [{'target': 3}]
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[int, int], StoreRow] = {}
+
+    def add(self, rows: Sequence[StoreRow]) -> None:
+        """Keep rows."""
+        for row in rows:
+            self._rows[row.column.key, sample_number(row.sample)] = row
+
+    def commit(self) -> None:
+        """Do nothing: what is added is kept."""
+
+    def find(
+        self, column: Column, samples: Int64[ndarray, " n"]
+    ) -> tuple[Int64[ndarray, " n"], Int64[ndarray, " n"]]:
+        """Say of each sample 0 where it has a row, else -1, and what its content was."""
+        found = [self._rows.get((column.key, number)) for number in samples.tolist()]
+        ids = np.array([-1 if row is None else 0 for row in found], np.int64)
+        contents = [0 if row is None else row.content for row in found]
+        return ids, np.array(contents, np.int64)
+
+    def forget(self, column: Column, samples: Int64[ndarray, " n"]) -> None:
+        """Remove the rows of samples that are others by now."""
+        for number in samples.tolist():
+            self._rows.pop((column.key, number), None)
+
+    def kept(self, columns: Sequence[Column] | None = None) -> Iterator[StoreRow]:
+        """Yield every row of these columns; None: of all columns."""
+        wanted = None if columns is None else {column.key for column in columns}
+        for (key, _), row in self._rows.items():
+            if wanted is None or key in wanted:
+                yield row
 
 
 def _readable(connection: sqlite3.Connection, names: str, table: str) -> Iterator[tuple[Any, ...]]:

@@ -222,9 +222,7 @@ def test_a_data_set_by_name(models, tmp_path, monkeypatch, capsys, score, scores
     told = scores(tmp_path)["GradCAM"]["scores"]
     assert told["deletion"]["n"] == 6
     assert "pointing_game" not in told
-    records = [
-        json.loads(line) for line in (tmp_path / "per_image/all.jsonl").read_text().splitlines()
-    ]
+    records = list(vision_attn.open_results(tmp_path))
     assert {record["target"] for record in records if record["label"] == 1} == {1}
 
 

@@ -30,7 +30,8 @@ def test_the_table_is_what_the_metrics_say(planted, models, scores):
     samples = [data[item] for item in data.chosen(10)]
     images = torch.stack([sample.image for sample in samples])
     predicted = model.network(images).argmax(1)
-    methods, settings = scores(planted), json.loads((planted / "settings.json").read_text())
+    methods = scores(planted)
+    settings = json.loads((planted / "scores.json").read_text())["settings"]
     assert settings["removal"] == "tokens"
     removal = DroppedTokens(model.network.forward_kept_tokens, (4, 6))
     found = {}

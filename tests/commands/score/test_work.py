@@ -14,10 +14,13 @@ from vision_attn.hub import load_model
 from vision_attn.methods import Explainer
 from vision_attn.models import ViT
 from vision_attn.runs.explain import Request
+from vision_attn.runs.loop import RunTask, fill
+from vision_attn.runs.progress import Silent
 from vision_attn.runs.scoring import tasks as score_work
 from vision_attn.runs.scoring.evidence import open_data
 from vision_attn.runs.scoring.results import Results
 from vision_attn.runs.scoring.scorer import Scorer, removal
+from vision_attn.runs.store import MemoryStore
 from vision_attn.types import Heatmaps
 
 BASELINES = {"RandomMap", "CentreGaussian", "EdgeMap"}
@@ -28,8 +31,7 @@ BASELINES = {"RandomMap", "CentreGaussian", "EdgeMap"}
 )
 def test_as_many_processes_as_there_is_work_for(maps, cores, processes, models, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
-    tasks = [score_work.Task("maps", "Rollout", (0,) * 10)] * (maps // 10)
-    tasks += [score_work.Task("maps", "Rollout", (0,) * (maps % 10))]
+    tasks = [RunTask((0,) * 10)] * (maps // 10) + [RunTask((0,) * (maps % 10))]
     work = score_work.Work(load_model(models("vit")), "planted", "GradCAM", limit=1)
     assert work.usual_processes(tasks) == processes
     monkeypatch.setattr(type(work.model), "device", torch.device("cuda"))
@@ -80,14 +82,13 @@ def test_constant_and_nan_maps(models, tmp_path):
         limit=8, steps=2, how="mean", target="predicted", batch_size=8,
     )  # fmt: skip
     work.explainers = {"Odd": Odd(), **{str(e): e for e in score_work.BASELINES}}
-    batch, _ = work.read(tuple(work.all.chosen))
+    batch, _ = work.batch([work.read(("data", item)) for item in work.all.chosen])
     bright = batch.images.mean((1, 2, 3)) > 0
     assert bright.any()
     assert not bright.all()
-    found = {}
-    for task in work.tasks(set()):
-        for record in work.do(task).records:
-            found[record["kind"], record["method"], record["image"]] = record
+    memory = MemoryStore()
+    fill(memory, work, work.tasks(memory), 1, Silent())
+    found = score_work.records_of(memory)
     odd = [record for (_, method, _), record in found.items() if method == "Odd"]
     assert ["problem" in record for record in odd] == bright.tolist()
     assert "holds NaN or infinity" in next(r for r in odd if "problem" in r)["problem"]

@@ -19,10 +19,13 @@ from vision_attn.data import Preprocess
 from vision_attn.evaluate import GridPointingGame
 from vision_attn.methods import LIME, Explainer, GradCAM, Occlusion, Rollout
 from vision_attn.models import ViT
+from vision_attn.runs.explain import Request
 from vision_attn.runs.progress import Silent
 from vision_attn.runs.scoring.evidence import open_data
 from vision_attn.runs.scoring.mosaics import Mosaics, paste
+from vision_attn.runs.scoring.scorer import Scorer, removal
 from vision_attn.runs.scoring.tasks import Work
+from vision_attn.runs.store import Store
 from vision_attn.types import Heatmaps, Model
 
 CLASSES = ["blue", "cyan", "gold", "green", "grey", "jade", "navy", "plum", "red"]
@@ -115,8 +118,12 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def scored(model, folder, tmp_path_factory):
-    output = tmp_path_factory.mktemp("scored")
+def output(tmp_path_factory):
+    return tmp_path_factory.mktemp("scored")
+
+
+@pytest.fixture(scope="module")
+def scored(model, folder, output):
     methods = [Oracle(), Blind()]
     return vision_attn.score(
         model, folder, methods, **FEW, mosaic=[3, 2], output=output, name="colours"
@@ -160,8 +167,8 @@ def test_a_mosaic_holds_the_surest_photos_that_are_named_right(scored, model, fo
 
 
 @pytest.mark.xdist_group("mosaics")
-def test_the_files_say_how_and_mark_what_is_class_blind(scored):
-    folder = scored._memory.folder.parent
+def test_the_files_say_how_and_mark_what_is_class_blind(scored, output):
+    folder = output
     report = json.loads((folder / "scores.json").read_text())
     assert [row["side"] for row in report["mosaics"]] == [2, 3]
     assert report["mosaics"][0]["frame"] == "full"
@@ -228,6 +235,20 @@ def test_the_frame_is_the_one_in_which_more_is_named(folder):
     assert row["named"]["full"] < 1
 
 
+def batch_of(mosaics: Mosaics, numbers):
+    """Mosaics in the frame of their photos' own size."""
+    samples = mosaics.samples("full")
+    return Scorer(Request(mosaics.model, []), removal(mosaics.model)).batch(
+        [samples[number] for number in numbers]
+    )
+
+
+def pointed(mosaics: Mosaics, method: Explainer) -> list[dict]:
+    return Scorer(Request(mosaics.model, []), removal(mosaics.model)).records(
+        "mosaic", method, batch_of(mosaics, [0, 1])
+    )
+
+
 def of_a_vit(folder) -> Mosaics:
     """Two mosaics, as a ViT of random weights sees them."""
     network = ViT((24, 36), 12, 9, dim=12, depth=2, heads=2)
@@ -241,8 +262,9 @@ def of_a_vit(folder) -> Mosaics:
         for i in range(63)
     }
     mosaics.compose(right)
-    records, _ = mosaics.framed("full", [0, 1])
-    framed = {("framed", "full", record["image"]): record for record in records}
+    scorer = Scorer(Request(model, []), removal(model))
+    records = scorer.records("framed", None, batch_of(mosaics, [0, 1]))
+    framed = {("framed", "", record["image"]): record for record in records}
     mosaics.choose_frames(framed)
     return mosaics
 
@@ -253,9 +275,8 @@ def test_what_a_method_of_many_passes_shows_of_a_class_is_the_same_beside_the_ot
 ):
     mosaics = of_a_vit(folder)
     network = mosaics.model.network
-    records, _ = mosaics.pointed(method, [0, 1])
-    for number, record in enumerate(records):
-        images, *_ = mosaics.images([number], "full")
+    for number, record in enumerate(pointed(mosaics, method)):
+        images = batch_of(mosaics, [number]).images
         for cell, target in enumerate(mosaics.made[number].classes):
             maps = method(network, images, target, network.layout((48, 72))).values
             game = GridPointingGame(2)
@@ -266,8 +287,8 @@ def test_what_a_method_of_many_passes_shows_of_a_class_is_the_same_beside_the_ot
 def test_a_vit_has_a_layout_of_the_mosaic(folder):
     mosaics = of_a_vit(folder)
     network = mosaics.model.network
-    (record, _), _ = mosaics.pointed(GradCAM(), [0, 1])
-    images, *_ = mosaics.images([0], "full")
+    record, _ = pointed(mosaics, GradCAM())
+    images = batch_of(mosaics, [0]).images
     assert tuple(images.shape) == (1, 3, 48, 72)
     want = []
     for cell, target in enumerate(mosaics.made[0].classes):
@@ -277,7 +298,7 @@ def test_a_vit_has_a_layout_of_the_mosaic(folder):
         inside = maps[2 * y : 2 * y + 2, 3 * x : 3 * x + 3].sum()
         want.append(float(inside / maps.sum()) if maps.any() else 0.25)
     assert record["cells"] == pytest.approx(want, abs=1e-4)
-    (rollout, _), _ = mosaics.pointed(Rollout(), [0, 1])
+    rollout, _ = pointed(mosaics, Rollout())
     assert sum(rollout["cells"]) == pytest.approx(1, abs=1e-4)
 
 
@@ -290,14 +311,14 @@ def test_a_stopped_call_and_shards_give_the_same(model, folder, scored, tmp_path
         part = vision_attn.score(model, folder, methods, **ask, shard=shard)
         assert not (tmp_path / "scores.json").exists()
         assert 0 < part.results.mean(GRIDS[0], "Oracle").n < 5
-    lines = (tmp_path / "per_image" / "1-of-2.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "per_image" / "1-of-2.jsonl").write_text("".join(lines[: len(lines) // 2]))
+    with Store(tmp_path / "per_image", (1, 2), keeps_others=True) as store:
+        store.remove(store.index.ids[len(store.index.ids) // 2 :])
     whole = vision_attn.score(model, folder, methods, **ask)
     assert whole.to_dict()["mosaics"] == scored.to_dict()["mosaics"]
     for method in scored.methods:
         for metric in GRIDS:
             assert whole.results.numbers(metric, method) == scored.results.numbers(metric, method)
-    monkeypatch.setattr(Work, "do", lambda self, task: 1 / 0)  # all of it is kept
+    monkeypatch.setattr(Work, "do", lambda *given: 1 / 0)  # all of it is kept
     again = vision_attn.score(model, folder, methods, **ask)
     assert again.to_dict() == whole.to_dict()
 

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +19,16 @@ from torch import nn
 import vision_attn
 from vision_attn.data import Preprocess
 from vision_attn.evaluate import Deletion
+from vision_attn.files import claimed
 from vision_attn.methods import CentreGaussian, GradCAM, Rollout
 from vision_attn.models import ViT
+from vision_attn.runs.loop import RunTask
 from vision_attn.runs.progress import Silent
 from vision_attn.runs.scoring import Scores, scorer, tables
 from vision_attn.runs.scoring.pictures import paint
 from vision_attn.runs.scoring.scorer import Drawn, Scorer
-from vision_attn.runs.scoring.tasks import Folder, Task, Work
+from vision_attn.runs.scoring.tasks import ScoreFolder, Work, drawn_of, records_of
+from vision_attn.runs.store import MemoryStore
 from vision_attn.types import Model
 
 BASELINES = ["RandomMap", "CentreGaussian", "EdgeMap"]
@@ -100,12 +104,12 @@ def test_a_stopped_call_goes_on_and_draws_without_the_network(
 ):
     do, count = Work.do, 0
 
-    def interrupted(self, task):
+    def interrupted(self, task, read):
         nonlocal count
         count += 1
         if count == 5:
             raise KeyboardInterrupt
-        return do(self, task)
+        return do(self, task, read)
 
     monkeypatch.setattr(Work, "do", interrupted)
     with pytest.raises(KeyboardInterrupt, match=f"^16 scored maps are kept in {tmp_path}: the sam"):
@@ -114,8 +118,8 @@ def test_a_stopped_call_goes_on_and_draws_without_the_network(
     first = (tmp_path / "best_and_worst.png").read_bytes()
     (tmp_path / "best_and_worst.png").unlink()
 
-    def no_network(self, task):
-        raise AssertionError(task)
+    def no_network(self, *given):
+        raise AssertionError(given)
 
     monkeypatch.setattr(Work, "do", no_network)
     again = vision_attn.score(model, "planted", "GradCAM", **QUICK, output=tmp_path)
@@ -127,13 +131,13 @@ def test_a_stopped_call_goes_on_and_draws_without_the_network(
 @pytest.mark.slow
 def test_a_map_that_was_cut_short_is_drawn_again(model, tmp_path):
     vision_attn.score(model, "planted", "GradCAM", **QUICK, output=tmp_path)
-    maps = sorted((tmp_path / "per_image" / "maps").glob("GradCAM*.npz"))
+    maps = tmp_path / "per_image" / "maps" / "GradCAM.1-of-1.npy"
+    content = maps.read_bytes()
     first = (tmp_path / "best_and_worst.png").read_bytes()
-    maps[0].write_bytes(maps[0].read_bytes()[:40])
-    maps[1].unlink()
+    maps.write_bytes(content[: len(content) // 2])
     vision_attn.score(model, "planted", "GradCAM", **QUICK, output=tmp_path)
     assert (tmp_path / "best_and_worst.png").read_bytes() == first
-    assert sorted((tmp_path / "per_image" / "maps").glob("GradCAM*.npz")) == maps
+    assert len(maps.read_bytes()) == len(content)
 
 
 @pytest.mark.xdist_group("scored in memory")
@@ -158,15 +162,12 @@ def tables_of(scores: Scores) -> dict[str, str]:
     return {".json": as_json, ".csv": tables.as_csv(results), ".md": tables.as_markdown(results)}
 
 
-@pytest.mark.xdist_group("scored in memory")
-def test_two_calls_at_once_share_a_folder(model, planted, tmp_path):
-    work = Work(model, "planted", "GradCAM", limit=5, steps=2)
-    first, second = (Folder(tmp_path / "out", work.settings) for _ in range(2))
-    for folder, tasks in ((first, work.tasks(set())[:3]), (second, work.tasks(set())[2:])):
-        for task in tasks:  # one of them is done by both
-            folder.add(work.do(task))
-    assert first.records() == second.records()
-    assert not work.tasks(set(first.records()))
+def test_two_calls_at_once_do_not_write_to_one_folder(model, tmp_path):
+    with (
+        claimed(tmp_path),
+        pytest.raises(ValueError, match="another job is writing there"),
+    ):
+        vision_attn.score(model, "planted", "GradCAM", **QUICK, output=tmp_path)
 
 
 @pytest.mark.xdist_group("scored in memory")
@@ -303,17 +304,77 @@ def test_a_map_is_drawn_in_its_own_scale(model):
     assert np.abs(known.astype(int) - bare).mean() > 20
 
 
+def in_a_batch(work: Work):
+    """The batch of all chosen images."""
+    batch, problems = work.batch([work.read(("data", item)) for item in work.all.chosen])
+    assert problems == []
+    return batch
+
+
 def test_maps_are_kept_with_their_prefix_mass(model, tmp_path):
     work = Work(model, "planted", "Rollout", limit=2, steps=2)
-    batch, _ = work.read(tuple(work.all.chosen))
+    batch = in_a_batch(work)
     found = Rollout()(model.network, batch.images)
-    folder = Folder(tmp_path, work.settings)
-    folder.add(work.do(Task("drawn", "Rollout", tuple(work.all.chosen))))
-    for store in (folder, Folder(tmp_path, work.settings)):
-        for i, sample in enumerate(batch.samples):
-            one = store.drawn["Rollout", sample.name]
-            np.testing.assert_allclose(one.values, found.values[i], atol=1e-6)
-            assert one.prefix_mass == pytest.approx(float(found.prefix_mass[i]))
+    task = RunTask(tuple(("data", i) for i in work.all.chosen), (work.column("drawn", "Rollout"),))
+    memory = MemoryStore()
+    memory.add(work.do(task, [work.read(sample) for sample in task.samples]).rows)
+    with ScoreFolder(tmp_path, work) as folder:
+        folder.add(list(memory.kept()))
+    with ScoreFolder(tmp_path, work) as folder:
+        for store in (memory, folder):
+            drawn = drawn_of(store)
+            for i, sample in enumerate(batch.samples):
+                one = drawn["Rollout", sample.name]
+                np.testing.assert_allclose(one.values, found.values[i], atol=1e-6)
+                assert one.prefix_mass == pytest.approx(float(found.prefix_mass[i]))
+        assert records_of(folder) == {}
+
+
+def photos_in(folder: Path, count: int = 7) -> Path:
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    for i in range(count):
+        pixels = rng.integers(0, 256, (40, 50, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i}.png")
+    return folder
+
+
+def test_what_a_score_depends_on_scores_it_again(model, tmp_path, monkeypatch):
+    """A photo in place of another, a mask, a mean in the checkpoint: old rows are not taken."""
+    done, do = [], Work.do
+    monkeypatch.setattr(
+        Work, "do", lambda self, task, read: done.extend(task.samples) or do(self, task, read)
+    )
+    photos, masks = photos_in(tmp_path / "images"), photos_in(tmp_path / "masks")
+    for mask in masks.iterdir():
+        Image.fromarray(np.eye(40, 50, dtype=np.uint8) * 255).save(mask)
+    ask = {**QUICK, "output": tmp_path / "out", "name": "m"}
+
+    def scored(network=model) -> set[int]:
+        done.clear()
+        vision_attn.score(network, tmp_path, "GradCAM", **ask)
+        return {item for _, item in done}
+
+    assert scored() == set(range(7))
+    assert scored() == set()
+    (photos / "2.png").write_bytes((photos / "3.png").read_bytes())
+    assert scored() == {2}
+    Image.fromarray(np.eye(40, 50, 3, dtype=np.uint8) * 255).save(masks / "5.png")
+    assert scored() == {5}
+    other = replace(model, preprocess=replace(model.preprocess, mean=(0.1, 0.2, 0.3)))
+    assert scored(other) == set(range(7))
+
+
+def test_shards_of_a_folder_that_changes_are_scored_whole(model, tmp_path):
+    photos = photos_in(tmp_path / "in")
+    ask = {**QUICK, "limit": 20, "output": tmp_path / "out"}
+    vision_attn.score(model, photos, "RandomMap", **ask, shard=(1, 2))
+    (photos / "1.png").unlink()
+    (photos / "0a.png").write_bytes((photos / "0.png").read_bytes())
+    vision_attn.score(model, photos, "RandomMap", **ask, shard=(2, 2))
+    scores = vision_attn.score(model, photos, "RandomMap", **ask)
+    images = {image for _, _, image in scores.results.records}
+    assert images == {path.name for path in photos.iterdir()}
 
 
 def test_drawn_leaves_out_what_fails(model):
@@ -324,7 +385,7 @@ def test_drawn_leaves_out_what_fails(model):
             return super().explain(network, images, target, layout)
 
     work = Work(model, "planted", "GradCAM", limit=6)
-    batch, _ = work.read(tuple(work.all.chosen))
+    batch = in_a_batch(work)
     drawn = Scorer(work.request, work.scorer.removal).drawn(Fails(), batch)
     dark = {s.name for s in batch.samples if s.image.mean() <= 0}
     assert set(drawn) == dark

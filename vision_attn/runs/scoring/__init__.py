@@ -2,30 +2,33 @@
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from vision_attn import render
-from vision_attn.files import write_text
+from vision_attn.files import claimed, write_text
 from vision_attn.methods.targets import TargetLike
 from vision_attn.runs.explain import Methods
+from vision_attn.runs.inputs import output_folder
+from vision_attn.runs.loop import fill
 from vision_attn.runs.progress import Bar, Silent
 from vision_attn.runs.scoring import pictures, tables
 from vision_attn.runs.scoring.evidence import Data, Samples, check_data
 from vision_attn.runs.scoring.results import Results
-from vision_attn.runs.scoring.scorer import removal
+from vision_attn.runs.scoring.scorer import Drawn, removal
 from vision_attn.runs.scoring.tasks import (
     SCORED,
-    Folder,
-    Memory,
+    ScoreFolder,
     Work,
-    answers,
     at_least_one,
+    drawn_of,
+    records_of,
     seeded,
 )
 from vision_attn.runs.scoring.verdict import MethodVerdict, Verdict, judge
+from vision_attn.runs.store import MemoryStore, RowKeeper
 from vision_attn.types import Head, Model
 
 __all__ = ["MethodVerdict", "Scores", "Verdict", "removal", "score"]
@@ -53,11 +56,17 @@ class Scores:
         ['deletion', 'insertion']
     """
 
-    def __init__(self, results: Results, data: Samples, memory: Memory, problems: list[str]):
+    def __init__(
+        self,
+        results: Results,
+        data: Samples,
+        drawn: Mapping[tuple[str, str], Drawn],
+        problems: list[str],
+    ):
         self.results = results
         self.problems = problems
         self._data = data
-        self._memory = memory
+        self._drawn = drawn
 
     @property
     def methods(self) -> list[str]:
@@ -114,7 +123,7 @@ class Scores:
         drawn = {"curves": pictures.curves(results)}
         if "randomisation" in results.metrics:
             drawn["sanity"] = pictures.sanity(results)
-        ranked = pictures.ranked(results, self._data, self._memory.drawn)
+        ranked = pictures.ranked(results, self._data, self._drawn)
         if ranked is not None:
             drawn["best_and_worst"] = ranked
         for name, picture in drawn.items():
@@ -197,8 +206,6 @@ def score(
             steps=steps, how=removal, sanity=sanity, mosaic=mosaic, batch_size=batch_size,
             seed=seed, root=root, name=name,
         )  # fmt: skip
-        part = "all" if shards == 1 else f"{number}-of-{shards}"
-        memory = Memory() if output is None else Folder(Path(output), work.settings, part)
         progress = progress or Bar()
         problems: list[str] = []
 
@@ -208,36 +215,40 @@ def score(
                 progress.problem(problem)
 
         with progress, contextlib.ExitStack() as stack:
+            kept: RowKeeper = MemoryStore()
             if output is not None:
-                stack.enter_context(saying_what_is_kept(memory, Path(output)))
-            for words, tasks in work.stages(memory.records, shard):
-                progress.start(words, sum(len(task.items) for task in tasks))
-                for answer in answers(work, tasks, processes, say):
-                    memory.add(answer)
-                    progress.advance(len(answer.task.items))
-                    for problem in answer.problems:
-                        say(problem)
+                folder = output_folder(output)
+                stack.enter_context(claimed(folder, shard))
+                kept = stack.enter_context(ScoreFolder(folder, work, shard))
+                stack.enter_context(saying_what_is_kept(kept, folder))
+            for words, tasks in work.stages(kept, shard):
+                progress.start(words, sum(len(task.samples) for task in tasks))
+                count = processes or work.usual_processes(tasks)
+                fill(kept, work, tasks, count if tasks else 1, progress, say)
             share = None if shards == 1 else work.share(number, shards)
-            results = Results(work, memory.records(), share, problems)
+            results = Results(work, records_of(kept, work.columns), share, problems)
             for problem in results.problems():
                 say(problem)
             if shards == 1:
                 wanted = {m: dict.fromkeys(chain(*results.extremes(m))) for m in results.table}
-                for task in work.drawings(wanted, set(memory.drawn)):
-                    memory.add(work.do(task))
-        scores = Scores(results, work.data, memory, problems)
+                tasks = work.drawings(kept, wanted)
+                fill(kept, work, tasks, 1, Silent(), lambda problem: None)
+            if isinstance(kept, ScoreFolder):
+                kept.list_samples(work)
+            drawn = drawn_of(kept, work.columns)
+        scores = Scores(results, work.data, drawn, problems)
         if output is not None and shards == 1:
             scores.save(output)
         return scores
 
 
 @contextlib.contextmanager
-def saying_what_is_kept(memory: Memory, folder: Path):
+def saying_what_is_kept(kept: RowKeeper, folder: Path) -> Iterator[None]:
     """Say in a KeyboardInterrupt how much is kept and how to go on."""
     try:
         yield
     except KeyboardInterrupt:
-        count = sum(kind in SCORED for kind, *_ in memory.records())
+        count = sum(kind in SCORED for kind, *_ in records_of(kept))
         raise KeyboardInterrupt(
             f"{count} scored maps are kept in {folder}: the same command or call continues there"
         ) from None

@@ -29,6 +29,7 @@ from vision_attn.data.images import find_images
 from vision_attn.data.masks import Masks, read_mask
 from vision_attn.data.planted import CLASSES, Cue, paint
 from vision_attn.data.sources import CIFAR10, CIFAR100, Source
+from vision_attn.runs.keys import file_stamp
 from vision_attn.runs.labels import class_names
 from vision_attn.types import Model
 
@@ -54,7 +55,8 @@ class Sample:
 
     label: the model's class of what it shows, None where the model has no such class. masks: by
     what they are of, `object` or `shortcut`. ignore: pixels that count on neither side. boxes:
-    left, top, right, bottom, in pixels of the network's input.
+    left, top, right, bottom, in pixels of the network's input. cells: of a mosaic, the name and the
+    class of each of its photos, row by row.
 
     Examples:
         >>> import torch
@@ -70,6 +72,7 @@ class Sample:
     masks: dict[str, Mask] = field(default_factory=dict)
     ignore: Mask | None = None
     boxes: Float[Tensor, "k 4"] | None = None
+    cells: tuple[tuple[str, int], ...] = ()
 
 
 class Samples(ABC):
@@ -108,6 +111,13 @@ class Samples(ABC):
     def label(self, item: int) -> int | None:
         """The model's class of an image, None where it is not known; without reading the image."""
         return self[item].label
+
+    def stamp(self, item: int) -> int:
+        """32 bits of what a sample is: other ones where its photo or what is known of it changes.
+
+        0 where its name says all of it, as for samples that are made.
+        """
+        return 0
 
     def chosen(self, most: int, seed: int = 0) -> list[int]:
         """The places of `most` images at most, drawn evenly; a larger number only adds to them."""
@@ -219,6 +229,9 @@ class Files(Samples):
     def label(self, item: int) -> int | None:
         return self.labels.get(self.files[item].parent.name.lower())
 
+    def stamp(self, item: int) -> int:
+        return file_stamp(self.files[item])
+
 
 class Photos(Samples):
     """Image files and PIL images in a list; the folder that holds a file says its class.
@@ -257,6 +270,10 @@ class Photos(Samples):
         if isinstance(photo, Image):
             return None
         return self.labels.get(Path(photo).parent.name.lower())
+
+    def stamp(self, item: int) -> int:
+        photo = self.photos[item]
+        return crc32(photo.tobytes()) if isinstance(photo, Image) else file_stamp(photo)
 
 
 class MaskedFiles(Files):
@@ -298,6 +315,11 @@ class MaskedFiles(Files):
             raise ImageError(f"{path}: no {missing} in what the network sees of the photo")
         image = self.preprocess(photo)
         return Sample(self.names[item], image, self.label(item), {"object": mask}, ignore)
+
+    def stamp(self, item: int) -> int:
+        file = self.files[item]
+        mask = self.masks.of(file)
+        return file_stamp(file) if mask is None else file_stamp(file, mask, more=str(mask))
 
 
 class BoxedFiles(Files):
@@ -352,6 +374,10 @@ class BoxedFiles(Files):
         if found is None and isinstance(given, int) and not isinstance(given, bool):
             found = given if 0 <= given < IMAGENET == self.classes_known else None
         return found
+
+    def stamp(self, item: int) -> int:
+        file = self.files[item]
+        return file_stamp(file, more=[self.about[item], self.written[same_file(file)]])
 
 
 def open_folder(path: str, model: Model) -> Samples:

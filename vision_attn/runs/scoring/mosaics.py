@@ -12,28 +12,23 @@ Axes: b mosaics, k cells, h, w a photo, H, W a mosaic, y, x a map.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from zlib import crc32
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
 from vision_attn.data.draws import permutation
-from vision_attn.data.faults import ImageError, apart, reason
-from vision_attn.evaluate import GridPointingGame
-from vision_attn.methods import Explainer
-from vision_attn.methods.targets import model_logits
-from vision_attn.runs.scoring.evidence import Samples
+from vision_attn.runs.scoring.evidence import Sample, Samples
 from vision_attn.runs.scoring.scorer import GRIDS, Record
-from vision_attn.tokens import layout_of
-from vision_attn.types import Images, Model, TokenLayout
+from vision_attn.types import Model
 
-__all__ = ["FRAMES", "Mosaic", "Mosaics", "check_sides", "paste"]
+__all__ = ["FRAMES", "Mosaic", "MosaicSamples", "Mosaics", "check_sides", "paste"]
 
 CANDIDATES = 3000  # photos at most, drawn evenly, of which the surest are taken
 PHOTOS = 400  # in the mosaics of one side together, at most
@@ -94,8 +89,8 @@ class Mosaics:
     """The mosaics of a data set for one model, once they are composed; they can be pickled.
 
     name: what the data are called. sides: photos a side. most: how many mosaics of each, as far as
-    PHOTOS go. Three kinds of work make and use them, each of which needs what came before: `named`
-    photos, `framed` mosaics, `mosaic`, maps of them.
+    PHOTOS go. What is measured of photos and mosaics makes them: `named` says of which photos the
+    network is sure, `framed` in which frame it names more of a mosaic's.
 
     Examples:
         >>> from vision_attn.data import Preprocess
@@ -121,7 +116,6 @@ class Mosaics:
     frames: dict[int, str] = field(default_factory=dict)
     known: list[Row] = field(default_factory=list)
     sure: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
-    _seen: tuple[object, Images | None] = ((), None)
 
     def check(self) -> None:
         """Raise ValueError, one line, where the data cannot fill a mosaic of each side."""
@@ -183,7 +177,7 @@ class Mosaics:
             mine = self.of_side(side)
             named = {}
             for frame in FRAMES:
-                keys = [("framed", frame, self.made[i].name) for i in mine]
+                keys = [("framed", "", framed_name(self.made[i], frame)) for i in mine]
                 found = [records[key] for key in keys if key in records]
                 if found and not any("problem" in one for one in found):
                     named[frame] = sum(one["named"] for one in found) / len(found)
@@ -202,122 +196,11 @@ class Mosaics:
 
     def names(self) -> list[str]:
         """A name of each mosaic as it is scored, from its photos and its frame."""
-        return [f"{one.name}, {self.frames[one.side]}" for one in self.made]
+        return [framed_name(one, self.frames[one.side]) for one in self.made]
 
-    def named(self, items: Iterable[int]) -> tuple[list[Record], list[str]]:
-        """Name photos: a record each, and a line for each that could not be read."""
-        samples, problems = [], []
-        for item in items:
-            try:
-                samples.append(self.data.sample(item))
-            except ImageError as error:
-                problems.append(str(error))
-        named, lines = apart(
-            lambda some: self._chances(torch.stack([one.image for one in some])),
-            samples,
-            lambda sample: sample.name,
-        )
-        records: list[Record] = []
-        for some, chances in named:
-            probability, predicted = chances.max(dim=1)
-            predictions = zip(some, predicted.tolist(), probability.tolist(), strict=True)
-            records += [
-                {
-                    **{"kind": "named", "method": "", "image": one.name, "label": one.label},
-                    **{"predicted": guess, "probability": round(chance, 5)},
-                }
-                for one, guess, chance in predictions
-            ]
-        return records, problems + lines
-
-    def framed(self, frame: str, numbers: Sequence[int]) -> tuple[list[Record], list[str]]:
-        """Say which share of each mosaic's classes the network names, in that frame.
-
-        A record says what the problem is where the network does not take such images.
-        """
-        images, numbers, problems = self.images(numbers, frame)
-        records: list[Record] = [
-            {"kind": "framed", "method": frame, "image": self.made[i].name} for i in numbers
-        ]
-        if images is None:
-            return [], problems
-        try:
-            logits = self._logits(images)
-        except (AssertionError, RuntimeError, ValueError) as error:  # built for one size
-            if frame != "full":
-                raise
-            problem = {"problem": " ".join(str(error).split())}
-            return [one | problem for one in records], problems
-        for one, row, i in zip(records, logits, numbers, strict=True):
-            first = set(row.topk(self.made[i].side ** 2).indices.tolist())
-            one["named"] = round(len(first & set(self.made[i].classes)) / len(first), 5)
-        return records, problems
-
-    def pointed(
-        self, explainer: Explainer, numbers: Sequence[int]
-    ) -> tuple[list[Record], list[str]]:
-        """Ask a method for each class of each mosaic: a record a mosaic, mean and cell by cell."""
-        side = self.made[numbers[0]].side
-        images, kept, problems = self.images(numbers, self.frames[side])
-        if images is None:
-            return [], problems
-        names = self.names()
-        try:
-            records = self._shares(explainer, images, kept)
-        except Exception as error:
-            if len(kept) > 1:
-                every = [self.pointed(explainer, [i]) for i in kept]
-                return [one for found, _ in every for one in found], problems
-            records = [{"problem": reason(error)}]
-        return [
-            {"kind": "mosaic", "method": str(explainer), "image": names[i], **one}
-            for i, one in zip(kept, records, strict=True)
-        ], problems
-
-    def _shares(self, explainer: Explainer, images: Images, numbers: Sequence[int]) -> list[Record]:
-        side = self.made[numbers[0]].side
-        layout = self.model.layout
-        if layout is not None:
-            layout = layout_of(self.model, (images.shape[2], images.shape[3]))
-        classes = torch.tensor([self.made[i].classes for i in numbers], device=images.device)
-        metric = GridPointingGame(side)
-        for cell, maps in enumerate(maps_by_cell(explainer, self.model, images, classes, layout)):
-            metric.update(maps, torch.full_like(classes[:, cell], cell))
-        shares = metric.per_image().cpu().double().view(side**2, len(images)).T
-        return [
-            {
-                "scores": {GRIDS[side]: round(float(one.mean()), 5)},
-                "cells": [round(share, 5) for share in one.tolist()],
-                "photos": [self.data.names[item] for item in self.made[i].items],
-            }
-            for i, one in zip(numbers, shares, strict=True)
-        ]
-
-    def images(
-        self, numbers: Sequence[int], frame: str
-    ) -> tuple[Images | None, list[int], list[str]]:
-        """The mosaics that can be read, None if none can; their numbers; and the problems."""
-        kept, problems, found = [], [], []
-        if self._seen[0] == (tuple(numbers), frame):
-            return self._seen[1], list(numbers), []
-        for i in numbers:
-            try:
-                photos = torch.stack([self.data.sample(item).image for item in self.made[i].items])
-            except ImageError as error:
-                problems.append(str(error))
-                continue
-            found.append(paste(photos, frame))
-            kept.append(i)
-        images = torch.stack(found).to(self.model.device) if found else None
-        if not problems:
-            self._seen = (tuple(numbers), frame), images
-        return images, kept, problems
-
-    def _logits(self, images: Images) -> Tensor:
-        return model_logits(self.model, images.to(self.model.device)).float()
-
-    def _chances(self, images: Images) -> Tensor:
-        return replace(self.model.calibration, temperature=1.0).probabilities(self._logits(images))
+    def samples(self, frame: str) -> "MosaicSamples":
+        """The mosaics as samples, in this frame."""
+        return MosaicSamples(self.model, self.data, self.made, frame)
 
     def _enough(self, labels: set[int], words: str) -> None:
         side, names = max(self.sides), self.model.classes
@@ -329,27 +212,43 @@ class Mosaics:
             )
 
 
-def maps_by_cell(
-    explainer: Explainer,
-    model: Model,
-    images: Images,
-    classes: Int[Tensor, "b k"],
-    layout: TokenLayout | None,
-) -> Iterator[Float[Tensor, "b y x"]]:
-    """Make the maps of the class of each cell in turn."""
-    if explainer.shares_passes:
-        cells = classes.shape[1]
-        maps = [
-            explainer(model, image.expand(cells, -1, -1, -1), wanted, layout).values
-            for image, wanted in zip(images.split(1), classes, strict=True)
-        ]
-        yield from torch.stack(maps, dim=1)
-        return
-    maps = []
-    for column in classes.T:
-        if not maps or explainer.class_specific:  # else it is the same for every class
-            maps = [explainer(model, images, column, layout).values]
-        yield maps[0]
+class MosaicSamples(Samples):
+    """Mosaics as samples: images of several photos, with the name and the class of each cell.
+
+    Examples:
+        >>> from vision_attn.data import Preprocess
+        >>> from vision_attn.models import ViT
+        >>> from vision_attn.runs.scoring.evidence import PlantedSamples
+        >>> from vision_attn.runs.scoring.mosaics import Mosaic, MosaicSamples
+        >>> from vision_attn.types import Model
+        >>> vit = ViT(image_size=16, patch_size=8, dim=12, depth=1, heads=2, num_classes=10).eval()
+        >>> preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
+        >>> model = Model(vit, preprocess, [f"class {i}" for i in range(10)], vit.layout((16, 16)))
+        >>> mosaic = Mosaic("2x2 mosaic 0", side=2, items=(4, 8, 0, 3), classes=(1, 7, 0, 2))
+        >>> sample = MosaicSamples(model, PlantedSamples(model, "none"), [mosaic], "full")[0]
+        >>> tuple(sample.image.shape), sample.cells[1]
+        ((3, 32, 32), ('test 8', 7))
+    """
+
+    def __init__(self, model: Model, data: Samples, mosaics: Sequence[Mosaic], frame: str):
+        self.data, self.mosaics, self.frame = data, mosaics, frame
+        self.names = [framed_name(mosaic, frame) for mosaic in mosaics]
+
+    def __getitem__(self, item: int) -> Sample:
+        mosaic = self.mosaics[item]
+        photos = torch.stack([self.data.sample(photo).image for photo in mosaic.items])
+        names = [self.data.names[photo] for photo in mosaic.items]
+        cells = tuple(zip(names, mosaic.classes, strict=True))
+        return Sample(self.names[item], paste(photos, self.frame), None, cells=cells)
+
+    def stamp(self, item: int) -> int:
+        stamps = [self.data.stamp(photo) for photo in self.mosaics[item].items]
+        return crc32(repr(stamps).encode())
+
+
+def framed_name(mosaic: Mosaic, frame: str) -> str:
+    """Name a mosaic in a frame."""
+    return f"{mosaic.name}, {frame}"
 
 
 def check_sides(mosaic: int | Sequence[int] | None) -> tuple[int, ...]:

@@ -50,7 +50,8 @@ from vision_attn.models import TimmModel, ViT
 from vision_attn.models.timm_model import vit_from_timm
 from vision_attn.runs.explain import Request
 from vision_attn.runs.scoring.evidence import Sample
-from vision_attn.types import Heatmaps, Images, Model
+from vision_attn.tokens import layout_of
+from vision_attn.types import Heatmaps, Images, Model, TokenLayout
 
 __all__ = ["FILLS", "GRIDS", "GROUPS", "Drawn", "Record", "as_plain_vit", "removal"]
 
@@ -109,20 +110,25 @@ class Drawn(NamedTuple):
 class Batch:
     """Samples of one kind together, and what each is explained for.
 
-    predicted: None for a network without a classifier.
+    predicted, probability: the most probable class; None for a network without a classifier, and
+    for mosaics, which show several.
     """
 
     samples: Sequence[Sample]
     images: Images
     predicted: Int[Tensor, " b"] | None
     target: Target
+    probability: Float[Tensor, " b"] | None = None
 
     def single(self) -> Iterator["Batch"]:
         """Each image as a batch of its own."""
         for i, sample in enumerate(self.samples):
             one = slice(i, i + 1)
-            predicted = None if self.predicted is None else self.predicted[one]
-            yield Batch([sample], self.images[one], predicted, self.target.at(torch.tensor([i])))
+            predicted, probability = (
+                None if each is None else each[one] for each in (self.predicted, self.probability)
+            )
+            target = self.target.at(torch.tensor([i]))
+            yield Batch([sample], self.images[one], predicted, target, probability)
 
     def mask(self, of: str) -> Bool[Tensor, "b h w"] | None:
         """The masks of that kind; None where the images have none."""
@@ -167,12 +173,17 @@ class Scorer:
     def batch(self, samples: Sequence[Sample]) -> Batch:
         """Make a batch of samples; ValueError where the network gives no numbers."""
         images = torch.stack([sample.image for sample in samples]).to(self.model.device)
+        if samples[0].cells:  # it may not take images of this size
+            return Batch(samples, images, None, Class())
         output = model_output(self.model, images)
-        predicted = None
+        predicted = probability = None
         if self.model.classes:
-            predicted = Class.of(self.model).logits(output).argmax(dim=1)
+            logits = Class.of(self.model).logits(output).float()
+            chances = probabilities_of(self.model)(logits)
+            predicted = logits.argmax(dim=1)
+            probability = chances.gather(1, predicted[:, None])[:, 0]
         target = self.request.target_of([sample.label for sample in samples]).fixed(output)
-        return Batch(samples, images, predicted, target)
+        return Batch(samples, images, predicted, target, probability)
 
     def explain(
         self, explainer: Explainer, network: nn.Module, images: Tensor, target: Target
@@ -197,29 +208,85 @@ class Scorer:
             for i, sample in enumerate(batch.samples)
         }
 
-    def records(self, kind: str, explainer: Explainer, batch: Batch) -> list[Record]:
-        """kind: `maps`, all that is cheap, or `sanity`, many maps an image.
+    def records(self, kind: str, explainer: Explainer | None, batch: Batch) -> list[Record]:
+        """Measure each sample of a batch.
 
-        Where the method fails, a record that says so of each image that it fails on.
+        kind: `maps`, all that is cheap, or `sanity`, many maps an image; `named`, which class the
+        network gives a photo; of mosaics `framed`, which of its classes the network names, and
+        `mosaic`, where the maps of its classes lie. Where it fails, a record that says so of each
+        sample that it fails on.
         """
-        measure = {"maps": self._maps, "sanity": self._sanity}[kind]
+        measure = {
+            "maps": self._maps,
+            "sanity": self._sanity,
+            "named": self._named,
+            "framed": self._framed,
+            "mosaic": self._mosaic,
+        }[kind]
         try:
             found = measure(explainer, batch)
         except Exception as error:
             if len(batch.samples) > 1:
                 return [r for one in batch.single() for r in self.records(kind, explainer, one)]
             found = [{"problem": reason(error)}]
+        method = "" if explainer is None else str(explainer)
+        return [
+            {"kind": kind, "method": method, "image": sample.name}
+            | (self._known(batch, i) if kind in ("maps", "sanity") else {})
+            | found[i]
+            for i, sample in enumerate(batch.samples)
+        ]
+
+    def _known(self, batch: Batch, i: int) -> Record:
+        return {
+            "label": batch.samples[i].label,
+            "predicted": None if batch.predicted is None else int(batch.predicted[i]),
+            "target": batch.target.at(torch.tensor([i])).pair()[0],
+        }
+
+    def _named(self, explainer: None, batch: Batch) -> list[Record]:
+        """The class that the network gives each photo, and how surely."""
+        assert batch.predicted is not None
+        assert batch.probability is not None
         return [
             {
-                "kind": kind,
-                "method": str(explainer),
-                "image": sample.name,
                 "label": sample.label,
-                "predicted": None if batch.predicted is None else int(batch.predicted[i]),
-                "target": batch.target.at(torch.tensor([i])).pair()[0],
-                **found[i],
+                "predicted": int(batch.predicted[i]),
+                "probability": round(float(batch.probability[i]), 5),
             }
             for i, sample in enumerate(batch.samples)
+        ]
+
+    def _framed(self, explainer: None, batch: Batch) -> list[Record]:
+        """The share of a mosaic's classes among as many of highest logit."""
+        logits = model_logits(self.model, batch.images).float()
+        records = []
+        for sample, row in zip(batch.samples, logits, strict=True):
+            first = set(row.topk(len(sample.cells)).indices.tolist())
+            named = first & {label for _, label in sample.cells}
+            records.append({"named": round(len(named) / len(first), 5)})
+        return records
+
+    def _mosaic(self, explainer: Explainer, batch: Batch) -> list[Record]:
+        """The share of each class's map in the cell of its photo: mean, and cell by cell."""
+        cells = batch.samples[0].cells
+        side = round(len(cells) ** 0.5)
+        layout, images = self.model.layout, batch.images
+        if layout is not None:
+            layout = layout_of(self.model, (images.shape[2], images.shape[3]))
+        classes = [[label for _, label in sample.cells] for sample in batch.samples]
+        targets = torch.tensor(classes, device=images.device)
+        metric = GridPointingGame(side)
+        for cell, maps in enumerate(maps_by_cell(explainer, self.model, images, targets, layout)):
+            metric.update(maps, torch.full_like(targets[:, cell], cell))
+        shares = metric.per_image().cpu().double().view(side**2, len(images)).T
+        return [
+            {
+                "scores": {GRIDS[side]: round(float(one.mean()), 5)},
+                "cells": [round(share, 5) for share in one.tolist()],
+                "photos": [name for name, _ in sample.cells],
+            }
+            for sample, one in zip(batch.samples, shares, strict=True)
         ]
 
     def _maps(self, explainer: Explainer, batch: Batch) -> list[Record]:
@@ -292,6 +359,29 @@ class Scorer:
             "sensitivity": sensitivity.per_image(),
         }
         return plain(len(batch.samples), scores, randomisation.curves())
+
+
+def maps_by_cell(
+    explainer: Explainer,
+    model: Model,
+    images: Images,
+    classes: Int[Tensor, "b k"],
+    layout: TokenLayout | None,
+) -> Iterator[Float[Tensor, "b y x"]]:
+    """Make the maps of the class of each cell in turn."""
+    if explainer.shares_passes:
+        cells = classes.shape[1]
+        maps = [
+            explainer(model, image.expand(cells, -1, -1, -1), wanted, layout).values
+            for image, wanted in zip(images.split(1), classes, strict=True)
+        ]
+        yield from torch.stack(maps, dim=1)
+        return
+    maps = []
+    for column in classes.T:
+        if not maps or explainer.class_specific:  # else it is the same for every class
+            maps = [explainer(model, images, column, layout).values]
+        yield maps[0]
 
 
 def scored(metric: ImageScore, *given: Tensor | None) -> Float[Tensor, " b"]:

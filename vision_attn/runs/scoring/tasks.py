@@ -1,31 +1,26 @@
-"""Scoring cut into tasks, done in this process or in several, kept as it is done.
+"""Scoring as work for the loop of a run: what to measure of which samples, kept in a store.
 
-    DIR/settings.json          what is measured, and how; scores of other settings do not mix
-    DIR/per_image/*.jsonl      a line for each method and image: what was done is not done again
-    DIR/per_image/maps/*.npz   the maps that the pictures show, raw, each with its prefix mass
+    DIR/per_image/store/   a row for each method and sample: what was done is not done again
+    DIR/per_image/maps/    the maps that the pictures show, raw
 
-A task is one method on one batch of images. Processes, shards on other machines and a second run
-after the first was stopped all meet in these files.
+A task is one method on one batch of samples, which are images or mosaics of them. Processes, shards
+on other machines and a second run after the first was stopped all meet in these files.
 """
 
 import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
-from zipfile import BadZipFile
-from zlib import crc32
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from vision_attn.data.faults import ImageError
+from vision_attn.data.faults import ImageError, sample_errors
 from vision_attn.devices import native_precision
 from vision_attn.evaluate import DroppedTokens
-from vision_attn.files import append_text, replacing, write_text
 from vision_attn.methods import (
     Attribution,
     Baseline,
@@ -38,14 +33,18 @@ from vision_attn.methods import (
     fitting_methods,
 )
 from vision_attn.methods.targets import TargetLike, has_classifier, no_classifier
-from vision_attn.runs import workers
+from vision_attn.runs.database import DamagedError
 from vision_attn.runs.explain import Methods, Request
-from vision_attn.runs.scoring.evidence import Data, Sample, data_name, open_data
+from vision_attn.runs.keys import content_number, model_settings, sample_numbers
+from vision_attn.runs.loop import Job, RunTask, TaskResult
+from vision_attn.runs.runfile import RunFile, read_run, write_run
+from vision_attn.runs.scoring.evidence import Data, Sample, Samples, data_name, open_data
 from vision_attn.runs.scoring.mosaics import FRAMES, Mosaics, check_sides
 from vision_attn.runs.scoring.scorer import Batch, Drawn, Record, Scorer, removal
+from vision_attn.runs.store import Column, RowKeeper, ShardFile, Store, StoreRow
 from vision_attn.types import Head, Model
 
-__all__ = ["BASELINES", "SCORED", "Key", "answers"]
+__all__ = ["BASELINES", "SCORED", "Key", "ScoreFolder", "Share", "Work"]
 
 IMAGES = 1000  # how many are scored by default
 ALL_IMAGES, SANE = 500, 32  # and with all methods; of them, how many pass the slow checks
@@ -56,18 +55,7 @@ SCORED = "maps", "sanity", "mosaic"  # kinds of records whose maps were scored
 
 Key = tuple[str, str, str]  # kind, method, image
 Place = tuple[str, str]  # method, image
-
-
-class Task(NamedTuple):
-    """One method on some images, or mosaics.
-
-    kind: `maps`, `sanity`, `mosaic`; `drawn`, the maps of pictures; or what mosaics take before any
-    map, without a method: `named` of photos, `framed` of mosaics in a frame.
-    """
-
-    kind: str
-    method: str
-    items: tuple[int, ...]
+ReadSample = tuple[Sample, int] | str  # with the number of its content; or why it cannot be read
 
 
 class Share(NamedTuple):
@@ -78,21 +66,14 @@ class Share(NamedTuple):
     mosaics: Sequence[int] = ()
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A task's records and drawn maps, and a line for each image that could not be read."""
-
-    task: Task
-    records: list[Record] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    drawn: dict[Place, Drawn] = field(default_factory=dict)
-
-
-class Work:
+class Work(Job):
     """A model, images and methods, and how they are measured; see `vision_attn.score`.
 
-    It can be sent to other processes if the model and the methods can.
+    It can be sent to other processes if the model and the methods can. Its samples are images of
+    the data, and mosaics of them in the frames that a network may see: ("data", 7), ("full", 0).
     """
+
+    threads = 0  # samples of others may not be read in threads
 
     def __init__(
         self,
@@ -146,9 +127,10 @@ class Work:
         self.mosaics = Mosaics(data_name(data), model, self.data, sides, most, seed)
         if sides:
             self.mosaics.check()
+        self._of_model = model_settings(model)
         self.settings = {
             "model": name or type(model.network).__name__,
-            "weights": f"{workers.checksum(model.network):08x}",
+            "weights": self._of_model["weights"],
             "input_size": list(model.preprocess.input_size),
             "data": data_name(data),
             "target": request.key(),
@@ -157,7 +139,8 @@ class Work:
             "seed": seed,
             "precision": "bf16" if self.scorer.half else "fp32",
         }
-        self._read: tuple[tuple[int, ...], Batch | None, list[str]] = ((), None, [])
+        self.columns: list[Column] = []
+        self._batch: tuple[Sequence[ReadSample], Batch | None, list[str]] = ((), None, [])
 
     @property
     def of_classes(self) -> bool:
@@ -179,34 +162,83 @@ class Work:
         )
 
     def stages(
-        self, records: Callable[[], dict[Key, Record]], shard: tuple[int, int] = (1, 1)
-    ) -> Iterator[tuple[str, list[Task]]]:
+        self, kept: RowKeeper, shard: tuple[int, int] = (1, 1)
+    ) -> Iterator[tuple[str, list[RunTask]]]:
         """Yield what is left to do, in words and tasks, stage by stage.
 
-        records: gives what is known by then, which the next stage may need. Raises
-        ValueError where no mosaic can be made.
+        kept: what is done, which the next stage may need. Raises ValueError where no mosaic can be
+        made.
         """
         if self.mosaics.sides:
             photos = batches(self.mosaics.candidates(), self.batch_size)
-            yield "naming photos", left("named", [""], photos, self.data.names, set(records()))
-            self.mosaics.compose(records())
+            yield "naming photos", self._left(kept, "named", [""], "data", photos)
+            self.mosaics.compose(records_of(kept, self.columns))
             every = range(len(self.mosaics.made))
-            names, cut = [one.name for one in self.mosaics.made], self._of_one_side(every)
-            yield "naming mosaics", left("framed", FRAMES, cut, names, set(records()))
-            self.mosaics.choose_frames(records())
+            cut = self._of_one_side(every)
+            framed = [self._left(kept, "framed", [""], frame, cut) for frame in FRAMES]
+            yield "naming mosaics", [task for tasks in framed for task in tasks]
+            self.mosaics.choose_frames(records_of(kept, self.columns))
             self.all = self.all._replace(mosaics=every)
-        yield "scoring", self.tasks(set(records()), self.share(*shard))
+        yield "scoring", self.tasks(kept, self.share(*shard))
 
-    def tasks(self, done: set[Key], share: Share | None = None) -> list[Task]:
+    def tasks(self, kept: RowKeeper, share: Share | None = None) -> list[RunTask]:
         """What is left to measure, image by image for all methods."""
         chosen, sane, mosaics = share or self.all
-        names, methods, few = self.data.names, list(self.explainers), min(self.batch_size, FEW)
-        tasks = left("maps", methods, batches(chosen, self.batch_size), names, done)
-        tasks += left("sanity", methods, batches(sane, few), names, done)
-        if mosaics:
-            cut = self._of_one_side(mosaics)
-            tasks += left("mosaic", methods, cut, self.mosaics.names(), done)
+        methods, few = list(self.explainers), min(self.batch_size, FEW)
+        tasks = self._left(kept, "maps", methods, "data", batches(chosen, self.batch_size))
+        tasks += self._left(kept, "sanity", methods, "data", batches(sane, few))
+        for side, frame in self.mosaics.frames.items():
+            mine = [number for number in mosaics if self.mosaics.made[number].side == side]
+            tasks += self._left(kept, "mosaic", methods, frame, self._of_one_side(mine))
         return tasks
+
+    def _left(
+        self,
+        kept: RowKeeper,
+        kind: str,
+        methods: Iterable[str],
+        source: str,
+        cut: Iterable[Sequence[int]],
+    ) -> list[RunTask]:
+        """What is left to do of each batch for each method: what has no row of its content."""
+        samples = self.samples(source)
+        numbers = [self.column(kind, method) for method in methods]
+        tasks = []
+        for batch in cut:
+            names = sample_numbers([samples.names[item] for item in batch])
+            stamps: dict[int, int] = {}
+            for number in numbers:
+                ids, contents = kept.find(self.columns[number], names)
+                left, stale = [], []
+                for place, item in enumerate(batch):
+                    if ids[place] >= 0:
+                        stamps.setdefault(item, content_number(samples.stamp(item)))
+                        if stamps[item] == contents[place]:
+                            continue
+                        stale.append(place)
+                    left.append((source, item))
+                if stale:
+                    kept.forget(self.columns[number], names[stale])
+                if left:
+                    tasks.append(RunTask(tuple(left), (number,)))
+        return tasks
+
+    def samples(self, source: str) -> Samples:
+        """The images of the data, or the mosaics in a frame."""
+        return self.data if source == "data" else self.mosaics.samples(source)
+
+    def column(self, kind: str, method: str) -> int:
+        """The number, in `columns`, of what a method gives of a kind."""
+        explainer = self.explainers.get(method)
+        settings: dict[str, Any] = {k: v for k, v in self.settings.items() if k != "model"}
+        settings |= self._of_model
+        if explainer is not None:
+            settings["class"] = f"{type(explainer).__module__}.{type(explainer).__qualname__}"
+            settings["options"] = asdict(explainer)
+        column = Column(kind, method, settings)
+        if column not in self.columns:
+            self.columns.append(column)
+        return self.columns.index(column)
 
     def _of_one_side(self, numbers: Sequence[int]) -> list[Sequence[int]]:
         """Cut mosaics into batches of one side, with about as many photos as a batch of images."""
@@ -219,51 +251,66 @@ class Work:
             )
         ]
 
-    def drawings(self, wanted: Mapping[str, Iterable[str]], done: set[Place]) -> list[Task]:
+    def drawings(self, kept: RowKeeper, wanted: Mapping[str, Iterable[str]]) -> list[RunTask]:
         """The maps that are wanted for pictures, by method, and not kept yet."""
         places = {name: item for item, name in enumerate(self.data.names)}
-        tasks = [
-            Task("drawn", method, tuple(places[i] for i in images if (method, i) not in done))
+        return [
+            task
             for method, images in wanted.items()
+            for task in self._left(
+                kept, "drawn", [method], "data", [[places[image] for image in images]]
+            )
         ]
-        return [task for task in tasks if task.items]
 
-    def do(self, task: Task) -> Answer:
-        """Do one task. Raises ValueError where the network itself gives no numbers."""
-        if task.kind == "named":
-            return Answer(task, *self.mosaics.named(task.items))
-        if task.kind == "framed":
-            return Answer(task, *self.mosaics.framed(task.method, task.items))
-        if task.kind == "mosaic":
-            return Answer(task, *self.mosaics.pointed(self.explainers[task.method], task.items))
-        batch, problems = self.read(task.items)
+    def read(self, sample: tuple[str, int]) -> ReadSample:
+        """Read a sample, or say in a line why it cannot be read."""
+        source, item = sample
+        samples = self.samples(source)
+        try:
+            with sample_errors(samples.names[item]):
+                content = content_number(samples.stamp(item))
+                return samples[item], content
+        except ImageError as error:
+            return str(error)
+
+    def do(self, task: RunTask, read: Sequence[ReadSample]) -> TaskResult:
+        """Do one task; a sample that cannot be used costs itself and a line."""
+        batch, problems = self.batch(read)
+        result = TaskResult(len(read), problems=list(problems))
         if batch is None:
-            return Answer(task, problems=problems)
-        explainer = self.explainers[task.method]
-        if task.kind == "drawn":
-            drawn = self.scorer.drawn(explainer, batch)
-            return Answer(task, drawn={(task.method, name): one for name, one in drawn.items()})
-        return Answer(task, self.scorer.records(task.kind, explainer, batch), problems)
+            return result
+        column = self.columns[task.columns[0]]
+        contents = {one[0].name: one[1] for one in read if not isinstance(one, str)}
+        explainer = self.explainers.get(column.method)
+        if column.kind == "drawn":
+            assert explainer is not None
+            for name, drawn in self.scorer.drawn(explainer, batch).items():
+                record = {"kind": "drawn", "method": column.method, "image": name}
+                record["prefix_mass"] = drawn.prefix_mass
+                result.rows.append(StoreRow(column, name, record, contents[name], drawn.values))
+            return result
+        for record in self.scorer.records(column.kind, explainer, batch):
+            name = record["image"]
+            result.rows.append(StoreRow(column, name, record, contents[name]))
+        return result
 
-    def read(self, items: tuple[int, ...]) -> tuple[Batch | None, list[str]]:
-        """Read the images that can be read, None if none can; and a line for each of the others."""
-        if self._read[0] != items:
-            samples: list[Sample] = []
-            problems = []
-            for item in items:
-                try:
-                    samples.append(self.data.sample(item))
-                except ImageError as error:
-                    problems.append(str(error))
+    def batch(self, read: Sequence[ReadSample]) -> tuple[Batch | None, list[str]]:
+        """Make the batch of the samples that can be used, None if none can.
+
+        The second value is a line for each of the others.
+        """
+        if self._batch[0] is not read or not read:
+            samples = [one[0] for one in read if not isinstance(one, str)]
             batch, lines = self.scorer.batches(samples)
-            self._read = items, batch, problems + lines
-        return self._read[1:]
+            unread = [one for one in read if isinstance(one, str)]
+            self._batch = read, batch, unread + lines
+        return self._batch[1:]
 
-    def usual_processes(self, tasks: Sequence[Task]) -> int:
+    def usual_processes(self, tasks: Sequence[RunTask]) -> int:
         """One a CPU core up to four, as far as there is work: a small network leaves cores idle."""
         if self.model.device.type != "cpu":
             return 1
-        maps = sum(len(task.items) for task in tasks)
+        maps = sum(len(task.samples) for task in tasks)
         return max(1, min(torch.get_num_threads(), PROCESSES, maps // A_PROCESS))
 
 
@@ -293,22 +340,6 @@ def batches(items: Sequence[int], size: int) -> list[Sequence[int]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
-def left(
-    kind: str,
-    methods: Iterable[str],
-    cut: Iterable[Sequence[int]],
-    names: Sequence[str],
-    done: set[Key],
-) -> list[Task]:
-    """What is left to do of each batch for each method."""
-    tasks = [
-        Task(kind, method, tuple(i for i in batch if (kind, method, names[i]) not in done))
-        for batch in cut
-        for method in methods
-    ]
-    return [task for task in tasks if task.items]
-
-
 def at_least_one(**given: int | None) -> None:
     """ValueError for a number below 1; None passes."""
     for name, value in given.items():
@@ -335,138 +366,126 @@ def removal_name(scorer: Scorer) -> str:
     return fill.removesuffix("Fill").lower()
 
 
-class Memory:
-    """Records and drawn maps, kept while this process runs."""
+class ScoreFolder:
+    """The rows of a folder: those that this process writes, and those of shards.
 
-    def __init__(self) -> None:
-        self._records: dict[Key, Record] = {}
-        self.drawn: dict[Place, Drawn] = {}
-
-    def records(self) -> dict[Key, Record]:
-        """All records that are known."""
-        return dict(self._records)
-
-    def add(self, answer: Answer) -> None:
-        """Keep an answer's records and maps."""
-        for record in answer.records:
-            self._records[record["kind"], record["method"], record["image"]] = record
-        self.drawn |= answer.drawn
-
-
-class Folder(Memory):
-    """Records and drawn maps in a folder, of all processes that write there.
-
-    part: the name of the file that new records go to, one for each process that writes. Raises
-    ValueError for a folder that cannot be written or that holds scores of other settings.
+    Raises:
+        ValueError: The folder cannot be written, or holds scores of other settings.
     """
 
-    def __init__(self, folder: Path, settings: Record, part: str = "all"):
-        super().__init__()
+    def __init__(self, folder: Path, work: Work, shard: tuple[int, int] = (1, 1)):
         self.folder = folder / "per_image"
-        self.file = self.folder / f"{part}.jsonl"
+        self.own: Store | None = None
+        self.others: list[ShardFile] = []
         try:
-            (self.folder / "maps").mkdir(parents=True, exist_ok=True)
-            self._check(folder, settings)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._check(folder, work.settings)
+            self.list_samples(work)
+            self.own = Store(self.folder, shard, keeps_others=True, half=False)
+            for path in sorted((self.folder / "store").glob("*-of-*.sqlite")):
+                if path != self.own.path:
+                    self._open(path)
         except OSError as error:
+            self.close()
+            reason = error.strerror or str(error)
             raise ValueError(
-                f"{folder}: cannot write there ({error.strerror}): name another folder"
+                f"{folder}: cannot write there ({reason}): name another folder"
             ) from None
-        for file in (self.folder / "maps").glob("*.npz"):
-            try:
-                with file.open("rb") as opened, np.load(opened) as kept:
-                    place = str(kept["method"]), str(kept["image"])
-                    mass = float(kept["prefix_mass"])
-                    self.drawn[place] = Drawn(kept["values"], None if np.isnan(mass) else mass)
-            except (OSError, ValueError, KeyError, EOFError, BadZipFile):
-                continue  # cut short: drawn again
+        except BaseException:
+            self.close()
+            raise
 
-    @staticmethod
-    def _check(folder: Path, settings: Record) -> None:
-        about = folder / "settings.json"
-        if about.is_file():
-            try:
-                before = dict(json.loads(about.read_bytes()))
-            except (ValueError, TypeError, RecursionError):
-                raise ValueError(
-                    f"{about}: damaged: the settings of its scores are unknown; name another folder"
-                ) from None
-            differ = [
-                name for name in settings if name != "model" and before.get(name) != settings[name]
-            ]
-            if differ:
-                was = ", ".join(
-                    f"{name} {before.get(name)}, now {settings[name]}" for name in differ
-                )
-                raise ValueError(
-                    f"{folder}: it holds scores of other settings ({was}): name another folder"
-                )
-        write_text(about, json.dumps(settings, indent=1))
-
-    def records(self) -> dict[Key, Record]:
-        """Read what all processes have written; a line that was cut short or damaged is not there,
-        so its image is scored again."""
-        found: dict[Key, Record] = {}
-        for file in sorted(self.folder.glob("*.jsonl")):
-            for line in file.read_bytes().split(b"\n"):
-                try:
-                    record = json.loads(line)
-                    if record.pop("checksum") == _checksum(record):
-                        found[record["kind"], record["method"], record["image"]] = record
-                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                    continue
-        return found
-
-    def add(self, answer: Answer) -> None:
-        """Write an answer's records and maps at once."""
-        records = [{**record, "checksum": _checksum(record)} for record in answer.records]
-        if text := "".join(json.dumps(record) + "\n" for record in records):
-            append_text(self.file, "\n" + text if self._cut_short() else text)
-        for (method, image), one in answer.drawn.items():
-            mass = np.nan if one.prefix_mass is None else one.prefix_mass
-            path = self.folder / "maps" / f"{file_name(method, image)}.npz"
-            kept = {"method": method, "image": image, "values": one.values, "prefix_mass": mass}
-            with replacing(path) as file:
-                np.savez(file, **kept)  # type: ignore[arg-type]
-        self.drawn |= answer.drawn
-
-    def _cut_short(self) -> bool:
-        """Whether a process was killed while it wrote the file's last line."""
-        if not self.file.is_file() or not self.file.stat().st_size:
-            return False
-        with self.file.open("rb") as file:
-            file.seek(-1, 2)
-            return file.read(1) != b"\n"
-
-
-def _checksum(record: Record) -> int:
-    """CRC-32 of a record as it is written."""
-    return crc32(json.dumps(record).encode())
-
-
-def file_name(method: str, image: str) -> str:
-    """A name for the map of an image, unlike that of any other."""
-    plain = re.sub(r"[^\w.=-]+", "-", f"{method}.{image}")[-80:]
-    return f"{plain}.{crc32(repr((method, image)).encode()):08x}"
-
-
-def answers(
-    work: Work, tasks: Sequence[Task], processes: int | None, say: Callable[[str], None]
-) -> Iterator[Answer]:
-    """Yield the tasks' answers as they come, from so many processes; None: as many as pay.
-
-    Work that cannot be sent to other processes is done in this one; `say` gets a line
-    about it.
-    """
-    count = processes or work.usual_processes(tasks)
-    if count > 1 and len(tasks) > 0:
+    def _check(self, folder: Path, settings: Record) -> None:
         try:
-            yield from workers.answers(worker, work, tasks, count)
+            known = read_run(self.folder)
+        except DamagedError:
+            known = None  # written anew: rows know themselves what they are of
+        before = None if known is None else known.about.get("settings")
+        if not isinstance(before, dict):
             return
-        except workers.Unpicklable as error:
-            say(f"{error}; so one process does it all")
-    yield from map(work.do, tasks)
+        now = json.loads(json.dumps(settings))
+        differ = [name for name in now if name != "model" and before.get(name) != now[name]]
+        if differ:
+            was = ", ".join(f"{name} {before.get(name)}, now {now[name]}" for name in differ)
+            raise ValueError(
+                f"{folder}: it holds scores of other settings ({was}): name another folder"
+            )
+
+    def _open(self, path: Path) -> None:
+        number, _, shards = path.stem.partition("-of-")
+        try:
+            shard = ShardFile(self.folder, (int(number), int(shards)))
+        except (DamagedError, FileNotFoundError):
+            return  # what it holds is scored again
+        shard.sift()
+        self.others.append(shard)
+
+    def list_samples(self, work: Work) -> None:
+        """Write what the folder is of, with all samples that are known by now."""
+        names = [work.data.names[item] for item in work.all.chosen]
+        if work.mosaics.made:
+            names += [work.data.names[item] for item in work.mosaics.candidates()]
+            names += [name for frame in FRAMES for name in work.mosaics.samples(frame).names]
+        about = {"what": "score", "settings": work.settings}
+        write_run(self.folder, RunFile(about, list(dict.fromkeys(names))))
+
+    def add(self, rows: Sequence[StoreRow]) -> None:
+        """Keep rows; see `Store.add`."""
+        assert self.own is not None
+        self.own.add(rows)
+
+    def commit(self) -> None:
+        """Bring what was added to the disk."""
+        assert self.own is not None
+        self.own.commit()
+
+    def find(self, column: Column, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Find the rows of samples, in this process's file or in others."""
+        assert self.own is not None
+        ids, contents = self.own.find(column, samples)
+        for shard in self.others:
+            theirs, known = shard.find(column, samples)
+            new = (ids < 0) & (theirs >= 0)
+            ids[new], contents[new] = theirs[new], known[new]
+        return ids, contents
+
+    def forget(self, column: Column, samples: np.ndarray) -> None:
+        """Remove the rows of samples that are others by now; those of shards are passed over."""
+        assert self.own is not None
+        self.own.forget(column, samples)
+        for shard in self.others:
+            shard.leave_out(shard.find(column, samples)[0])
+
+    def kept(self, columns: Sequence[Column] | None = None) -> Iterator[StoreRow]:
+        """Yield every row of these columns, of all where they are None; the later ones count."""
+        for shard in [*self.others, *([self.own] if self.own else [])]:
+            yield from shard.kept(columns)
+
+    def close(self) -> None:
+        """Close the files; what was added is committed."""
+        for shard in [*self.others, *([self.own] if self.own else [])]:
+            shard.close()
+
+    def __enter__(self) -> "ScoreFolder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-def worker(work: Work) -> Callable[[Task], Answer]:
-    """What does the tasks in another process."""
-    return work.do
+def records_of(kept: RowKeeper, columns: Sequence[Column] | None = None) -> dict[Key, Record]:
+    """The records of all rows but of drawn maps, by kind, method and sample.
+
+    columns: those whose rows count; rows of others may be of another model or target.
+    """
+    records = [dict(row.record) for row in kept.kept(columns) if row.column.kind != "drawn"]
+    return {(one["kind"], one["method"], one["image"]): one for one in records}
+
+
+def drawn_of(kept: RowKeeper, columns: Sequence[Column] | None = None) -> dict[Place, Drawn]:
+    """The maps of pictures that are kept, by method and image."""
+    return {
+        (row.column.method, row.record["image"]): Drawn(row.map, row.record["prefix_mass"])
+        for row in kept.kept(columns)
+        if row.map is not None
+    }

@@ -1,4 +1,4 @@
-"""Records in columns: results.parquet beside results.jsonl, where pyarrow is installed."""
+"""The lines of results.jsonl in columns: results.parquet, where pyarrow is installed."""
 
 import json
 from importlib.util import find_spec
@@ -29,9 +29,9 @@ TYPES = {
     "prefix_mass": "float64",
     "outlier_mass": "float64",
     "completeness_gap": "float64",
+    "note": "string",
     "seconds": "float64",
     "picture": "string",
-    "map": "string",
     "row": "int64",
     "map_scale": "float64",
 }
