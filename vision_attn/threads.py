@@ -1,4 +1,4 @@
-"""Threads that each keep to their own part of the work, in torch's modes of whoever called them.
+"""How many threads torch computes with; threads that each keep to their own part of the work.
 
 A thread that works through its part alone never waits for the others inside an operation, and what
 one operation wrote is still in its core's cache when the next one reads it.
@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from vision_attn.cores import threads_to_use
 
 
 class Modes:
@@ -30,6 +32,23 @@ class Modes:
             torch.autocast("cpu", self.dtype, self.enabled, cache_enabled=False),
         ):
             yield
+
+
+def threads_of_job(settings: Any) -> int:
+    """Read from a job's kept settings how many threads it began with; else choose them now.
+
+    Another number would round differently: a job that is continued, and the shards of one, keep to
+    the first. Chosen are as many as have a core now, of those that torch has.
+
+    Examples:
+        >>> from vision_attn.threads import threads_of_job
+        >>> threads_of_job({"threads": 3, "seed": 0})
+        3
+    """
+    threads = settings.get("threads") if isinstance(settings, dict) else None
+    if type(threads) is int and threads > 0:
+        return threads
+    return threads_to_use(torch.get_num_threads())
 
 
 @contextmanager

@@ -360,7 +360,7 @@ def test_a_run_goes_on_to_the_bit_whatever_the_load(
     here, tiny, two_threads, monkeypatch, first, then
 ):
     def trained(load, epochs, *words):
-        monkeypatch.setattr(planning, "threads_to_use", lambda most: load)
+        monkeypatch.setattr("vision_attn.threads.threads_to_use", lambda most: load)
         counted = Counted(epochs)
         every = ["--config", "tiny.yaml", "--trainer.max_epochs", "2"]
         run = make_run("fit", [*every, *words], show=[counted])
@@ -386,11 +386,11 @@ def test_a_run_goes_on_to_the_bit_whatever_the_load(
 
 
 def test_other_commands_choose_anew(here, tiny, two_threads, monkeypatch):
-    monkeypatch.setattr(planning, "threads_to_use", lambda most: 1)
+    monkeypatch.setattr("vision_attn.threads.threads_to_use", lambda most: 1)
     folder = fit("tiny.yaml", output="runs").folder
     state = torch.load(folder / "last.ckpt", weights_only=True)["callbacks"]
     assert state["KeepThreads"] == KeepThreads(1).state_dict() == {"threads": 1}
-    monkeypatch.setattr(planning, "threads_to_use", lambda most: 2)
+    monkeypatch.setattr("vision_attn.threads.threads_to_use", lambda most: 2)
     words = ["--config", "tiny.yaml", "--ckpt_path", str(folder / "best.ckpt")]
     assert make_run("test", words).threads == 2
     assert make_run("test", [*words, "--threads", "1"]).threads == 1

@@ -23,6 +23,7 @@ from vision_attn.methods import EdgeMap
 from vision_attn.runs import browsing
 from vision_attn.runs.drawing import _folder_names
 from vision_attn.runs.explain import explain
+from vision_attn.runs.photos import ExplainPhotos
 from vision_attn.runs.progress import Silent
 from vision_attn.runs.results import open_results
 from vision_attn.runs.runfile import RunFile, write_run
@@ -54,6 +55,48 @@ def run(model, folder, out, **more):
     return vision_attn.gallery(
         model, folder, METHODS, output=out, save="maps", batch_size=2, **more
     )
+
+
+@pytest.fixture
+def threads_seen(monkeypatch):
+    """Call it with how many threads have a core now; a list of how many each batch was explained with."""
+    before, seen = torch.get_num_threads(), []
+    do = ExplainPhotos.do
+
+    def counted(self, task, read):
+        seen.append(torch.get_num_threads())
+        return do(self, task, read)
+
+    monkeypatch.setattr(ExplainPhotos, "do", counted)
+    torch.set_num_threads(3)
+
+    def load(threads):
+        seen.clear()
+        monkeypatch.setattr("vision_attn.threads.threads_to_use", lambda most: threads)
+        return seen
+
+    yield load
+    assert torch.get_num_threads() == 3
+    torch.set_num_threads(before)
+
+
+def test_shards_and_runs_that_go_on_keep_the_threads_of_the_first(
+    model, folder, tmp_path, threads_seen
+):
+    out = tmp_path / "out"
+    seen = threads_seen(2)
+    run(model, folder, out, shard=(1, 2))
+    assert set(seen) == {2}
+    threads_seen(3)
+    run(model, folder, out, shard=(2, 2))
+    assert set(seen) == {2}
+    (out / "store" / "2-of-2.sqlite").unlink()  # as if that machine was lost
+    threads_seen(1)
+    run(model, folder, out, shard=(2, 2))
+    assert set(seen) == {2}
+    threads_seen(1)
+    run(model, folder, out, target=1)  # another job
+    assert set(seen) == {1}
 
 
 def rows_of(folder) -> list[dict]:

@@ -15,10 +15,11 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule
 from torch import nn
 
-from vision_attn.cores import WAITS, threads_to_use, usable_cores, waits_are_set
+from vision_attn.cores import WAITS, usable_cores, waits_are_set
 from vision_attn.data import ImageData
 from vision_attn.devices import Precision, native_precision
 from vision_attn.models.checkpoint import read_file
+from vision_attn.threads import threads_of_job
 from vision_attn.training import (
     ChannelsLast,
     Compile,
@@ -83,16 +84,14 @@ def choose_threads(trainer: Any, config: int | None, checkpoint: str | None) -> 
         raise ValueError(f"--threads must be at least 1, got {config}")
     if config is None and not (is_alone(trainer) and _on_cpu(trainer)):
         return None
-    threads = config or _kept_threads(checkpoint)
-    cores = torch.get_num_threads()
-    if threads is None:
-        threads = threads_to_use(cores)
-        if threads < cores:
-            log.warning(
-                "other programs use this machine's cores: the run computes with %d of %d threads "
-                "to its end, also if it is continued; --threads %d takes all",
-                *(threads, cores, cores),
-            )
+    kept = {"threads": config} if config else _state(checkpoint, KeepThreads)
+    threads, cores = threads_of_job(kept), torch.get_num_threads()
+    if threads < cores and kept != {"threads": threads}:
+        log.warning(
+            "other programs use this machine's cores: the run computes with %d of %d threads "
+            "to its end, also if it is continued; --threads %d takes all",
+            *(threads, cores, cores),
+        )
     elif threads > max(cores, usable_cores()):
         log.warning(
             "%d threads, as the run began, on %d cores: --threads %d is faster, and rounds "
@@ -201,12 +200,6 @@ def _of_checkpoint(path: str | None) -> ExecutionPlan | None:
         return ExecutionPlan(**kept) if isinstance(kept, dict) else None
     except (TypeError, ValueError):
         return None
-
-
-def _kept_threads(path: str | None) -> int | None:
-    kept = _state(path, KeepThreads)
-    threads = kept.get("threads") if isinstance(kept, dict) else None
-    return threads if type(threads) is int and threads > 0 else None
 
 
 def _state(path: str | None, callback: type[Callback]) -> Any:

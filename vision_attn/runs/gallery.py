@@ -45,9 +45,10 @@ from vision_attn.runs.photos import ExplainPhotos, NamedPhoto, stamp_of
 from vision_attn.runs.progress import Bar, Silent
 from vision_attn.runs.results import SavedResults, export_lines, unfinished_shards
 from vision_attn.runs.rows import DRAWN, FILM, MAP, about_model, explained_columns
-from vision_attn.runs.runfile import RunFile, agree, mark_merged
+from vision_attn.runs.runfile import RunFile, agree, mark_merged, read_run
 from vision_attn.runs.store import Column, ShardFile, Store, StoreRow
 from vision_attn.runs.video import Film
+from vision_attn.threads import computing_with, threads_of_job
 from vision_attn.types import Head, Model
 
 __all__ = ["SAVES", "Save", "Summary", "film", "gallery", "page_title"]
@@ -187,6 +188,7 @@ class GalleryRun:
         folder, (number, shards) = self.pictures.folder, self.shard
         columns = self.columns(films)
         about = about_model(self.request.model) | {"asked": self.asked(), "films": list(films)}
+        about["threads"] = self._threads(about["asked"])
         run, lines = agree(
             folder,
             RunFile(about, [*files, *films], shards, tuple(column.key for column in columns)),
@@ -207,7 +209,8 @@ class GalleryRun:
         done = 0
         with Store(folder, self.shard, columns) as store:
             try:
-                self._explain_photos(store, columns, photos, batch_size, processes)
+                with computing_with(threads_of_job(run.about)):
+                    self._explain_photos(store, columns, photos, batch_size, processes)
                 for i in mine:
                     if run.samples[i] in of_films:
                         assert names is not None
@@ -233,6 +236,15 @@ class GalleryRun:
             list(self.progress.problems),
             merged and shards > 1,
         )
+
+    def _threads(self, asked: dict[str, Any]) -> int:
+        """Return how many threads this job, or another shard of it, began with; else choose now."""
+        try:
+            known = read_run(self.pictures.folder)
+        except ValueError:
+            known = None
+        same = known is not None and known.about.get("asked") == json.loads(json.dumps(asked))
+        return threads_of_job(known.about if known is not None and same else None)
 
     @property
     def draws(self) -> bool:

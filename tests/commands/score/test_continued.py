@@ -1,8 +1,10 @@
 """Scores that go on: after a stop or damage, with more methods, in shards and processes."""
 
+import json
 import shutil
 
 import pytest
+import torch
 
 from vision_attn.runs.scoring import tasks as score_work
 from vision_attn.runs.store import Store
@@ -123,3 +125,44 @@ def test_other_processes_give_the_same(models, planted, tmp_path, score, scores,
     with Store(tmp_path / "per_image", keeps_others=True) as store:
         assert len(store.index.ids) == kept
     same(scores(tmp_path), scores(planted))
+
+
+def test_scores_are_to_the_bit_whatever_the_load_before_and_after(
+    models, tmp_path, monkeypatch, score
+):
+    """The threads are those of the first of all processes and shards."""
+    do, seen, before = score_work.Work.do, [], torch.get_num_threads()
+
+    def counted(self, task):
+        seen.append(torch.get_num_threads())
+        if len(seen) == stop:
+            raise KeyboardInterrupt
+        return do(self, task)
+
+    def scored(name, load):
+        monkeypatch.setattr("vision_attn.threads.threads_to_use", lambda most: load)
+        words = models("vit"), "planted", *QUICK, "--images", 5, "--processes", 1
+        return score(*words, "-o", tmp_path / name)
+
+    monkeypatch.setattr(score_work.Work, "do", counted)
+    torch.set_num_threads(3)
+    try:
+        stop = -1
+        assert scored("whole", load=2) == 0
+        assert set(seen) == {2}
+        seen, stop = [], 3
+        assert scored("broken", load=2) == 130
+        stop = -1
+        assert scored("broken", load=1) == 0
+        assert set(seen) == {2}
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    whole, broken = (
+        json.loads((tmp_path / name / "scores.json").read_text()) for name in ("whole", "broken")
+    )
+    for results in (whole, broken):
+        for method in results["methods"].values():
+            for metric in [name for name in method["scores"] if "second" in name]:
+                del method["scores"][metric]
+    assert whole == broken

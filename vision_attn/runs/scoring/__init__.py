@@ -29,6 +29,7 @@ from vision_attn.runs.scoring.tasks import (
 )
 from vision_attn.runs.scoring.verdict import MethodVerdict, Verdict, judge
 from vision_attn.runs.store import MemoryStore, RowKeeper
+from vision_attn.threads import computing_with, threads_of_job
 from vision_attn.types import Head, Model
 
 __all__ = ["MethodVerdict", "Scores", "Verdict", "removal", "score"]
@@ -216,11 +217,15 @@ def score(
 
         with progress, contextlib.ExitStack() as stack:
             kept: RowKeeper = MemoryStore()
+            threads: int | None = None
             if output is not None:
                 folder = output_folder(output)
                 stack.enter_context(claimed(folder, shard))
-                kept = stack.enter_context(ScoreFolder(folder, work, shard))
+                scored = stack.enter_context(ScoreFolder(folder, work, shard))
+                kept, threads = scored, scored.threads
                 stack.enter_context(saying_what_is_kept(kept, folder))
+            if model.device.type == "cpu":
+                stack.enter_context(computing_with(threads or threads_of_job(None)))
             for words, tasks in work.stages(kept, shard):
                 progress.start(words, sum(len(task.samples) for task in tasks))
                 count = processes or work.usual_processes(tasks)

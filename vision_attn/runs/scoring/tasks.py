@@ -42,6 +42,7 @@ from vision_attn.runs.scoring.evidence import Data, Sample, Samples, data_name, 
 from vision_attn.runs.scoring.mosaics import FRAMES, Mosaics, check_sides
 from vision_attn.runs.scoring.scorer import Batch, Drawn, Record, Scorer, removal
 from vision_attn.runs.store import Column, RowKeeper, ShardFile, Store, StoreRow
+from vision_attn.threads import threads_of_job
 from vision_attn.types import Head, Model
 
 __all__ = ["BASELINES", "SCORED", "Key", "ScoreFolder", "Share", "Work"]
@@ -369,6 +370,8 @@ def removal_name(scorer: Scorer) -> str:
 class ScoreFolder:
     """The rows of a folder: those that this process writes, and those of shards.
 
+    threads: of torch, with which the work began.
+
     Raises:
         ValueError: The folder cannot be written, or holds scores of other settings.
     """
@@ -379,7 +382,7 @@ class ScoreFolder:
         self.others: list[ShardFile] = []
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._check(folder, work.settings)
+            self.threads = self._check(folder, work.settings)
             self.list_samples(work)
             self.own = Store(self.folder, shard, keeps_others=True, half=False)
             for path in sorted((self.folder / "store").glob("*-of-*.sqlite")):
@@ -395,14 +398,15 @@ class ScoreFolder:
             self.close()
             raise
 
-    def _check(self, folder: Path, settings: Record) -> None:
+    def _check(self, folder: Path, settings: Record) -> int:
+        """Compare the settings; return how many threads the work began with."""
         try:
             known = read_run(self.folder)
         except DamagedError:
             known = None  # written anew: rows know themselves what they are of
         before = None if known is None else known.about.get("settings")
-        if not isinstance(before, dict):
-            return
+        if known is None or not isinstance(before, dict):
+            return threads_of_job(None)
         now = json.loads(json.dumps(settings))
         differ = [name for name in now if name != "model" and before.get(name) != now[name]]
         if differ:
@@ -410,6 +414,7 @@ class ScoreFolder:
             raise ValueError(
                 f"{folder}: it holds scores of other settings ({was}): name another folder"
             )
+        return threads_of_job(known.about)
 
     def _open(self, path: Path) -> None:
         number, _, shards = path.stem.partition("-of-")
@@ -426,7 +431,7 @@ class ScoreFolder:
         if work.mosaics.made:
             names += [work.data.names[item] for item in work.mosaics.candidates()]
             names += [name for frame in FRAMES for name in work.mosaics.samples(frame).names]
-        about = {"what": "score", "settings": work.settings}
+        about = {"what": "score", "settings": work.settings, "threads": self.threads}
         write_run(self.folder, RunFile(about, list(dict.fromkeys(names))))
 
     def add(self, rows: Sequence[StoreRow]) -> None:
