@@ -19,6 +19,7 @@ from PIL import Image
 from torch import nn
 
 from vision_attn.data.preprocess import Preprocess
+from vision_attn.data.ranges import ValueRange
 from vision_attn.errors import ModelError, did_you_mean
 from vision_attn.methods.targets import TargetLike
 from vision_attn.models.checkpoint import Checkpoint, load_weights, read_weights, unpack
@@ -152,11 +153,16 @@ class LoadedModel(Model):
 def load(spec: str | Path, **options: Any) -> LoadedModel | LoadedSequences:
     """Load a model of any kind: of classes, as `load_model` does, or a checkpoint of sequences.
 
-    options: those of `load_model`; a checkpoint of sequences or questions takes none of them.
+    options: those of `load_model`; a checkpoint of sequences or questions takes `value_range` of
+    them alone.
     """
     saved = unpack(spec) if Path(spec).is_file() else None
     if saved is not None and saved.of_sequences:
-        return _sequences(saved)
+        sequences = _sequences(saved)
+        value_range = options.get("value_range")
+        if value_range is None or not isinstance(sequences.preprocess, Preprocess):
+            return sequences
+        return replace(sequences, preprocess=replace(sequences.preprocess, value_range=value_range))
     return _load_model(str(spec), saved, **options)
 
 
@@ -166,6 +172,7 @@ def load_model(
     weights: str | Path | None = None,
     pretrained: bool = True,
     image_size: int | Size | None = None,
+    value_range: ValueRange | None = None,
     **model_args: Any,
 ) -> LoadedModel:
     """Load a model: vision_attn:NAME, a checkpoint, timm:NAME, torchvision:NAME or hf:NAME.
@@ -174,6 +181,8 @@ def load_model(
     weights: a file (.safetensors, .pth, .ckpt) to take the weights from, so nothing is downloaded.
     pretrained: the library's own weights, downloaded once; False leaves them random.
     image_size: another input size than the model's own, one side or (height, width).
+    value_range: the numbers that are black and white in the photos, such as (0, 4095) for 12 bits
+    in a TIFF of 16; None: the model's own, else as `read_image` finds them.
     model_args: for the library's own constructor, such as num_classes.
 
     Raises ModelError, one line, where there is no such model or its weights do not fit.
@@ -185,6 +194,7 @@ def load_model(
         weights=weights,
         pretrained=pretrained,
         image_size=image_size,
+        value_range=value_range,
         **model_args,
     )
 
@@ -196,6 +206,7 @@ def _load_model(
     weights: str | Path | None = None,
     pretrained: bool = True,
     image_size: int | Size | None = None,
+    value_range: ValueRange | None = None,
     **model_args: Any,
 ) -> LoadedModel:
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
@@ -215,6 +226,8 @@ def _load_model(
     network, preprocess, classes, calibration = (
         _checkpoint(saved, ask) if saved else LIBRARIES[source](ask)
     )
+    if value_range is not None:
+        preprocess = replace(preprocess, value_range=value_range)
     network.eval()
     layout = _layout(network, preprocess.input_size)
     provenance = "trained" if saved else _provenance(network, ask)

@@ -55,7 +55,8 @@ def log_lines() -> None:
     log = logging.getLogger("vision_attn")
     if not log.handlers:
         log.addHandler(Lines())
-    logging.getLogger("vision_attn.data.storage").setLevel(logging.INFO)
+    for name in ("storage", "split_names"):
+        logging.getLogger(f"vision_attn.data.{name}").setLevel(logging.INFO)
     # It warns where there is no home for its cache.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
 

@@ -363,7 +363,7 @@ def test_what_a_command_prints_is_a_shard(webdataset, root, expected, monkeypatc
 
 
 def write_table(root, header, rows):
-    with (root / "labels.csv").open("w", newline="") as file:
+    with (root / "set" / "labels.csv").open("w", newline="") as file:
         csv.writer(file).writerows([header, *rows])
 
 
@@ -413,13 +413,13 @@ def test_bad_tables(root):
     ):
         with pytest.raises(DataError, match=message):
             load(**how)
-    (root / "labels.csv").write_text("image,cat\na.jpg\n")
+    (root / "set" / "labels.csv").write_text("image,cat\na.jpg\n")
     with pytest.raises(DataError, match="line 2: expected 2 cells"):
         load(label="cat")
-    (root / "labels.csv").write_text("image,cat\n")
+    (root / "set" / "labels.csv").write_text("image,cat\n")
     with pytest.raises(DataError, match="expected one row for each photo"):
         load(label="cat")
-    (root / "labels.csv").unlink()
+    (root / "set" / "labels.csv").unlink()
     with pytest.raises(DataError, match="no such file: give the path of a CSV"):
         load(label="cat")
     for how in ({}, {"label": "a", "labels": ["a"]}, {"labels": ["a"], "separator": ";"}):

@@ -360,7 +360,7 @@ def test_wrong_options(option, value, message):
 OPTIONS = [
     *("size", "test_size", "shorter_side", "per_class", "test_fraction", "scale", "ratio"),
     *("corrupt", "cache"),
-    *("storage", "workers", "max_corrupt", "fraction", "subset"),
+    *("storage", "workers", "max_corrupt", "fraction", "subset", "value_range"),
 ]
 
 

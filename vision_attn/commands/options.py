@@ -59,6 +59,7 @@ def add_images(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("images", metavar="IMAGE", nargs="*", help=what)
     add_limit(parser, "the first N (default: all)")
     add_bound(parser)
+    add_value_range(parser)
 
 
 def add_bound(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +69,18 @@ def add_bound(parser: argparse.ArgumentParser) -> None:
         type=at_least_one,
         metavar="N",
         help="skip images of more pixels than this (default: 100 million)",
+    )
+
+
+def add_value_range(parser: argparse.ArgumentParser) -> None:
+    """Which stored numbers are black and white; see `load`."""
+    parser.add_argument(
+        "--value-range",
+        type=number,
+        nargs=2,
+        metavar=("BLACK", "WHITE"),
+        help="the numbers that are black and white in the files, such as 0 4095 (default: the "
+        "file's own tags, else that of its type; asked for where it is not certain)",
     )
 
 
@@ -224,6 +237,16 @@ def at_least_one(text: str) -> int:
     return int(text)
 
 
+def number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not abs(value) < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}")
+    return value
+
+
 def above_zero(text: str) -> float:
     try:
         number = float(text)
@@ -308,9 +331,15 @@ def _loading(args: argparse.Namespace) -> "Iterator[tuple[torch.device, dict[str
     with as_written("device"):
         device = find_device(args.device)
     torch.manual_seed(getattr(args, "seed", 0))
+    value_range = getattr(args, "value_range", None)
     yield (
         device,
-        {"weights": args.weights, "pretrained": args.pretrained, "image_size": args.image_size},
+        {
+            "weights": args.weights,
+            "pretrained": args.pretrained,
+            "image_size": args.image_size,
+            "value_range": tuple(value_range) if value_range else None,
+        },
     )
 
 

@@ -271,6 +271,7 @@ class Cued(Source):
             splits.test,
             splits.classes,
             splits.crop_pct,
+            splits.value_range,
         )
 
 

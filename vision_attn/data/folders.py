@@ -16,6 +16,7 @@ from vision_attn.data.listing import Tree
 from vision_attn.data.photo_sets import CachedSet, CenterCrop, Part, PhotoSource, RandomCrop
 from vision_attn.data.photos import FilePhotos
 from vision_attn.data.sources import DataError
+from vision_attn.data.split_names import say_parts, split_folders, subfolders
 from vision_attn.data.wordnet import imagenet_descriptions
 
 __all__ = ["CachedSet", "CenterCrop", "ImageFolder", "RandomCrop", "imagenet_names"]
@@ -29,7 +30,9 @@ class ImageFolder(PhotoSource):
 
     `path` lies in the root folder, or is absolute. With train/ and one of val/ and test/, that one
     is the test set and a part of train/ is held out for validation; with all three each is what its
-    name says; with none of them, `test_fraction` of every class is the test set. An index in the
+    name says; with none of them, `test_fraction` of every class is the test set. Other usual names
+    (Training/, valid/, dev/, test2017/) count too, and a line says what was taken for what; folders
+    of classes beside such folders are refused, or named in a warning. An index in the
     root folder's .cache makes later starts fast; it notices files that come and go.
 
     Training shows random boxes of `scale` of the area and `ratio` of width to height, at `size` (h,
@@ -81,6 +84,8 @@ class ImageFolder(PhotoSource):
     def parts(self, root: Path) -> tuple[dict[str, Part], list[str]]:
         folder = root / self.path
         places = _parts(folder)
+        if places["train"] != folder:
+            say_parts(folder, places)
         classes = self._classes(folder, places["train"])
         tree = Tree(folder, self._index(root, folder))
         parts = {name: self._part(tree, name, place, classes) for name, place in places.items()}
@@ -104,7 +109,7 @@ class ImageFolder(PhotoSource):
             raise DataError(
                 f"{place}: no image of any class: expected folders such as {classes[0]}"
             )
-        folders = _subfolders(place)
+        folders = subfolders(place)
         if self.classes is None and (others := sorted({*folders} - {*classes})):
             some = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
             log.warning(
@@ -118,7 +123,7 @@ class ImageFolder(PhotoSource):
         return Path(self.cache or root / ".cache") / f"{folder.name}-{address}.index.json"
 
     def _classes(self, folder: Path, train: Path) -> list[str]:
-        present = _subfolders(train)
+        present = subfolders(train)
         for name in self.classes or ():
             if name not in present:
                 near = get_close_matches(name, present, 3) or present[:3]
@@ -164,17 +169,16 @@ def _parts(folder: Path) -> dict[str, Path]:
         raise DataError(
             f"{folder}: no such folder: name one by --data.source.path, seen from --data.root"
         )
-    inside = _subfolders(folder)
-    if "train" not in inside:
+    found = split_folders(folder)
+    if not found:
         return {"train": folder}
-    named = [name for name in ("val", "test") if name in inside]
-    parts = {"train": folder / "train"} | {name: folder / name for name in named}
-    if named == ["val"]:
+    if "train" not in found:
+        names = ", ".join(f"{path.name}/" for path in found.values())
+        raise DataError(
+            f"{folder}: no folder of training images (train/) beside {names}: add one, or name a "
+            "folder of classes alone"
+        )
+    parts: dict[str, Path] = {"train": found.pop("train"), **found}
+    if "test" not in parts and "val" in parts:
         parts["test"] = parts.pop("val")
     return parts
-
-
-def _subfolders(folder: Path) -> list[str]:
-    return sorted(
-        path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
-    )

@@ -15,11 +15,11 @@ from vision_attn.compat.download import hub_reached_or_left
 from vision_attn.data.photo_sets import Part, PhotoSource
 from vision_attn.data.row_splits import ParquetSplit, Split, file_version, mapped_splits
 from vision_attn.data.sources import DataError
+from vision_attn.data.split_names import part_of
 from vision_attn.data.storage import Storage
 
 __all__ = ["HuggingFace"]
 
-HELD_OUT = {"val": ("validation", "val", "valid", "dev"), "test": ("test",)}
 KINDS = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".json": "json"}
 
 
@@ -92,8 +92,9 @@ class HuggingFace(PhotoSource):
         found = self._open(root)
         splits: dict[str, Split] = {}
         for part, wanted in {"train": self.train, "val": self.val, "test": self.test}.items():
-            usual = (wanted,) if wanted is not None else HELD_OUT[part]
-            named = [name for name in usual if name in found]
+            named = [name for name in found if name == wanted] or [
+                name for name in found if wanted in (None, part) and part_of(name) == part
+            ]
             if wanted is not None and not named:
                 raise DataError(f"{self.path}: no split {wanted!r}: there are {', '.join(found)}")
             if named:
@@ -298,11 +299,10 @@ def _files(local: Path) -> list[Path]:
 def _by_split(files: list[Path], local: Path) -> dict[str, list[str]]:
     """Data files by the split that their names begin with, or else those of their folders."""
     found: dict[str, list[str]] = {}
-    usual = {"train", *(alias for names in HELD_OUT.values() for alias in names)}
     fixed = Path(*takewhile(lambda part: not any(sign in part for sign in "*?["), local.parts))
     for file in files:
         below = file.parent.relative_to(fixed).parts if file != fixed else ()
         words = [name.split("-")[0].split("_")[0].lower() for name in (file.stem, *below[::-1])]
-        split = next((word for word in words if word in usual), "train")
+        split = next((word for word in words if part_of(word) is not None), "train")
         found.setdefault(split, []).append(str(file))
     return found

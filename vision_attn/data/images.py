@@ -330,10 +330,10 @@ def find_images(paths: Iterable[str | PathLike[str]]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def images_below(folder: Path) -> list[Path]:
+def images_below(folder: Path, quiet: bool = False) -> list[Path]:
     """Find the image files below `folder`, at any depth, in order; hidden ones are left out.
 
-    A line is logged that counts the files that cannot be read as images.
+    Unless quiet, a line is logged that counts the files that cannot be read as images.
     """
     found = []
     passed: Counter[str] = Counter()
@@ -345,7 +345,8 @@ def images_below(folder: Path) -> list[Path]:
                 found.append(Path(place, name))
             elif kind:
                 passed[kind] += 1
-    say_passed_over(folder, passed)
+    if not quiet:
+        say_passed_over(folder, passed)
     return sorted(found)
 
 

@@ -7,29 +7,39 @@ that comes, goes or gets another name changes that time; what is in a file does 
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 
-from vision_attn.data.images import SUFFIXES
+from vision_attn.data.kinds import kind_of_file, say_passed_over
 from vision_attn.files import write_text
 
 __all__ = ["Tree", "walk"]
 
-FORMAT = 1
+FORMAT = 2
+Listed = tuple[int, list[str], list[str], dict[str, int]]  # when; folders, images, what is neither
 SETTLED = 2.0  # seconds after a change; a folder that is younger may change in the same tick
 
 
 def walk(folder: str | PathLike[str]) -> Iterator[str]:
     """Yield the image files below `folder`, at any depth, in order; hidden ones are left out.
 
-    The order is that of `images_below`, and nothing is kept: a million files take no memory.
+    The order is that of `images_below`, and nothing is kept: a million files take no memory. At the
+    end a line is logged that counts the files that cannot be read as images.
     """
-    inside, names = _listed(os.fspath(folder))
+    passed: Counter[str] = Counter()
+    yield from _walk(os.fspath(folder), passed)
+    say_passed_over(folder, passed)
+
+
+def _walk(folder: str, passed: Counter[str]) -> Iterator[str]:
+    inside, names, others = _listed(folder)
+    passed.update(others)
     for name in sorted([*inside, *names]):
         path = os.path.join(folder, name)
         if name in inside:
-            yield from walk(path)
+            yield from _walk(path, passed)
         else:
             yield path
 
@@ -55,15 +65,20 @@ class Tree:
     def __init__(self, folder: Path, index: Path | None = None) -> None:
         self.folder, self.index = folder, index
         self.read = 0
-        self._known: dict[str, tuple[int, list[str], list[str]]] = {}
-        self._now: dict[str, tuple[int, list[str], list[str]]] = {}
+        self._known: dict[str, Listed] = {}
+        self._now: dict[str, Listed] = {}
         if index is not None:
             self._known = _kept(index)
 
     def files(self, below: str = "") -> list[str]:
-        """List the images below a folder of the tree, as paths from the tree's own folder."""
+        """List the images below a folder of the tree, as paths from the tree's own folder.
+
+        A line is logged that counts the files there that cannot be read as images.
+        """
         found: list[str] = []
-        self._walk(below, found)
+        passed: Counter[str] = Counter()
+        self._walk(below, found, passed)
+        say_passed_over(self.folder / below, passed)
         return found
 
     def keep(self) -> None:
@@ -75,8 +90,9 @@ class Tree:
         write_text(self.index, json.dumps({"format": FORMAT, "folders": folders}))
         self._known = dict(self._now)
 
-    def _walk(self, place: str, found: list[str]) -> None:
-        inside, names = self._folder(place)
+    def _walk(self, place: str, found: list[str], passed: Counter[str]) -> None:
+        inside, names, others = self._folder(place)
+        passed.update(others)
         if not inside:
             found += [f"{place}/{name}" if place else name for name in names]
             return
@@ -84,11 +100,11 @@ class Tree:
         for name in sorted([*inside, *names]):
             path = f"{place}/{name}" if place else name
             if name in among:
-                self._walk(path, found)
+                self._walk(path, found, passed)
             else:
                 found.append(path)
 
-    def _folder(self, place: str) -> tuple[list[str], list[str]]:
+    def _folder(self, place: str) -> tuple[list[str], list[str], dict[str, int]]:
         path = self.folder / place
         changed = path.stat().st_mtime_ns
         known = self._known.get(place)
@@ -96,35 +112,43 @@ class Tree:
             self._now[place] = known
         else:
             self.read += 1
-            inside, names = _listed(os.fspath(path))
+            inside, names, others = _listed(os.fspath(path))
             settled = time.time() - changed / 1e9 > SETTLED
-            self._now[place] = (changed if settled else -1, sorted(inside), sorted(names))
+            self._now[place] = changed if settled else -1, sorted(inside), sorted(names), others
         return self._now[place][1:]
 
 
-def _listed(folder: str) -> tuple[set[str], list[str]]:
-    """The folders in a folder, and its images; links to folders are not followed."""
+def _listed(folder: str) -> tuple[set[str], list[str], dict[str, int]]:
+    """The folders in a folder, its images, and a count of what is neither by its suffix.
+
+    Links to folders are not followed.
+    """
     inside, names = set(), []
+    others: Counter[str] = Counter()
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
             if entry.is_dir(follow_symlinks=False):
                 inside.add(entry.name)
-            elif os.path.splitext(entry.name)[1].lower() in SUFFIXES and not entry.is_dir():
-                names.append(entry.name)
-    return inside, names
+            elif not entry.is_dir():
+                is_image, kind = kind_of_file(entry.path, entry.name)
+                if is_image:
+                    names.append(entry.name)
+                elif kind:
+                    others[kind] += 1
+    return inside, names, dict(others)
 
 
-def _kept(index: Path) -> dict[str, tuple[int, list[str], list[str]]]:
+def _kept(index: Path) -> dict[str, Listed]:
     """The folders of an index; none of one that is missing, damaged or of another format."""
     try:
         content = json.loads(index.read_bytes())
         if content["format"] != FORMAT:
             return {}
         return {
-            str(name): (int(changed), list(inside), list(names))
-            for name, (changed, inside, names) in content["folders"].items()
+            str(name): (int(changed), list(inside), list(names), dict(others))
+            for name, (changed, inside, names, others) in content["folders"].items()
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}

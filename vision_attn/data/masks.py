@@ -154,7 +154,7 @@ class Masks:
         self.folder = folder
         masks: dict[str, list[Path]] = defaultdict(list)
         own = {os.path.realpath(photo) for photo in photos}
-        for file in images_below(folder):
+        for file in images_below(folder, quiet=True):
             if os.path.realpath(file) not in own:
                 masks[stem_key(file.relative_to(folder))].append(file)
         self._found: dict[str, str] = {}

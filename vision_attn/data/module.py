@@ -3,7 +3,7 @@
 Axes: b batch, h height, w width, k classes.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from vision_attn.data.files import ImageFiles
 from vision_attn.data.images import find_images
 from vision_attn.data.mix import Mix
 from vision_attn.data.preprocess import Preprocess
+from vision_attn.data.ranges import ValueRange, checked_value_range
 from vision_attn.data.sources import DataError, Source, Splits
 from vision_attn.data.tensors import Batch, Batches, ImageSet, InOrder, Shuffled, TensorSet
 
@@ -39,7 +40,8 @@ class ImageData(LightningDataModule):
 
     root: the folder that holds the data sets. batch_size: images a process. val_fraction: share of
     the training images to choose by, where the source has no validation part. predict: files and
-    folders for `predict`, which gives (images, paths).
+    folders for `predict`, which gives (images, paths). value_range: the numbers that are black and
+    white in those files; None: as in the photos of the training.
 
     targets: shares (n k) that training learns instead of the labels of its n images; None: labels.
 
@@ -67,6 +69,7 @@ class ImageData(LightningDataModule):
         mean: tuple[float, float, float] | None = None,
         std: tuple[float, float, float] | None = None,
         predict: list[str] | None = None,
+        value_range: ValueRange | None = None,
     ) -> None:
         super().__init__()
         if batch_size < 1:
@@ -82,6 +85,7 @@ class ImageData(LightningDataModule):
         self.seed = seed
         self.predict = predict or []
         self._given_mean, self._given_std = mean, std
+        self._value_range = checked_value_range(value_range)
         self._splits: Splits | None = None
         self._classes: list[str] = []
         self._preprocess: Preprocess | None = None
@@ -102,7 +106,9 @@ class ImageData(LightningDataModule):
         mean, std = self._given_mean, self._given_std
         if mean is None or std is None:
             mean, std = channel_statistics(splits.train)
-        self._preprocess = Preprocess(splits.test.size, mean, std, splits.crop_pct)
+        self._preprocess = Preprocess(
+            splits.test.size, mean, std, splits.crop_pct, value_range=splits.value_range
+        )
 
     @property
     def splits(self) -> Splits:
@@ -180,9 +186,10 @@ class ImageData(LightningDataModule):
         if not self.predict:
             raise DataError("no image to predict: name files or folders with --data.predict")
         paths = find_images(self.predict)
-        return ImageFiles(
-            paths, self.preprocess, InOrder(len(paths), self.batch_size, *self._place())
-        )
+        preprocess = self.preprocess
+        if self._value_range is not None:
+            preprocess = replace(preprocess, value_range=self._value_range)
+        return ImageFiles(paths, preprocess, InOrder(len(paths), self.batch_size, *self._place()))
 
     def _in_order(self, images: ImageSet) -> Batches:
         order = InOrder(len(images), self.batch_size, *self._place())

@@ -22,6 +22,7 @@ from vision_attn.data.cache import CachedPixels, PixelCache
 from vision_attn.data.draws import Draws
 from vision_attn.data.photos import Photos
 from vision_attn.data.preprocess import seen_box
+from vision_attn.data.ranges import ValueRange, checked_value_range
 from vision_attn.data.sources import DataError, Source, Splits, hold_out
 from vision_attn.data.storage import (
     STORAGES,
@@ -158,6 +159,9 @@ class PhotoSource(Source):
     to eight; 0: threads), and keeps nothing. `auto` chooses by what is free; see `choose`. All
     three show the same pixels.
 
+    value_range: the numbers that are black and white in the photos, such as (0, 4095) for 12 bits
+    in a TIFF of 16; None: as `read_image` finds them. It goes into the checkpoint with the size.
+
     corrupt: what `cache` and `memory` do with unreadable photos, `skip` leaves them out and says
     which, `error` stops. max_corrupt: how many of them `stream` passes over, another photo of the
     same labels in their place; one more stops.
@@ -183,8 +187,10 @@ class PhotoSource(Source):
     max_corrupt: int = 0
     fraction: float = 1.0
     subset: str | None = None
+    value_range: ValueRange | None = None
 
     def __post_init__(self) -> None:
+        self._range = checked_value_range(self.value_range)
         self._size = both(self.size)
         self._test_size = both(self.size if self.test_size is None else self.test_size)
         longest = max(*self._size, *self._test_size)
@@ -218,6 +224,8 @@ class PhotoSource(Source):
 
     def load(self, root: Path, val_fraction: float, seed: int) -> Splits:
         parts, classes = self.parts(root)
+        for part in parts.values():
+            part.photos.value_range = self._range
         parts = {name: self._subset(part, name, seed) for name, part in parts.items()}
         _check_classes(parts, classes)
         storage = self._storage(root, parts)
@@ -237,6 +245,7 @@ class PhotoSource(Source):
             test=self._set(read["test"], self._test_size, self._test_crop),
             classes=classes,
             crop_pct=self._test_crop.crop_pct,
+            value_range=self._range,
         )
 
     def _subset(self, part: Part, name: str, seed: int) -> Part:
@@ -306,6 +315,8 @@ class PhotoSource(Source):
         place = self.place(root)
         address = hashlib.sha256(str(place.resolve()).encode()).hexdigest()[:8]
         name = f"{place.name}-{address}-{self._reduced}px"
+        if self._range is not None:
+            name += "-{:g}to{:g}".format(*self._range)
         return Path(self.cache or root / ".cache") / name
 
 

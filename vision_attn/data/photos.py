@@ -162,7 +162,6 @@ class ChosenPhotos(Photos):
 
     def __init__(self, photos: Photos, items: Integer[np.ndarray, " m"]) -> None:
         self.photos, self.items = photos, np.asarray(items)
-        self.value_range = photos.value_range
         self.names = _ChosenNames(photos.names, self.items)
 
     def read(self, item: int, shorter_side: int | None = None) -> Image.Image:
@@ -176,6 +175,14 @@ class ChosenPhotos(Photos):
 
     def stamp(self, item: int) -> tuple[int, int]:
         return self.photos.stamp(int(self.items[item]))
+
+    @property
+    def value_range(self) -> ValueRange | None:
+        return self.photos.value_range
+
+    @value_range.setter
+    def value_range(self, value_range: ValueRange | None) -> None:
+        self.photos.value_range = value_range
 
     def cached_as(self) -> Sequence[str]:
         return _ChosenNames(self.photos.cached_as(), self.items)

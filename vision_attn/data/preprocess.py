@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vision_attn.data.faults import sample_errors
 from vision_attn.data.images import ImageError, read_image, to_rgb
-from vision_attn.data.ranges import ValueRange, checked_range
+from vision_attn.data.ranges import ValueRange, checked_value_range
 
 __all__ = ["ImageError", "Preprocess", "read_image"]
 
@@ -56,7 +56,7 @@ class Preprocess:
     value_range: ValueRange | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value_range", checked_range(self.value_range))
+        object.__setattr__(self, "value_range", checked_value_range(self.value_range))
         if len(self.input_size) != 2 or min(self.input_size) < 1:
             raise ValueError(f"input_size must be (height, width) >= 1, got {self.input_size}")
         numbers = [*self.mean, *self.std]

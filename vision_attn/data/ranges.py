@@ -19,7 +19,15 @@ from jaxtyping import UInt8
 from numpy import ndarray
 from PIL import Image
 
-__all__ = ["Stored", "ValueRange", "bytes_of", "checked_range", "colours_of", "curve", "stored_as"]
+__all__ = [
+    "Stored",
+    "ValueRange",
+    "bytes_of",
+    "checked_value_range",
+    "colours_of",
+    "curve",
+    "stored_as",
+]
 
 ValueRange = tuple[float | int, float | int]
 
@@ -57,7 +65,7 @@ class Stored:
     orientation: int = 1
 
 
-def checked_range(value_range: Any) -> ValueRange | None:
+def checked_value_range(value_range: Any) -> ValueRange | None:
     """Check the numbers of black and white, and return them as two floats; None stays None.
 
     Raises ValueError for anything but two finite numbers, the smaller first.
@@ -142,7 +150,7 @@ def _own_range(tags: Any, kind: str, bits: int) -> tuple[ValueRange | None, bool
 
 def _ordered(low: Any, high: Any) -> ValueRange | None:
     try:
-        return checked_range((low, high))
+        return checked_value_range((low, high))
     except ValueError:
         return None
 
@@ -212,11 +220,15 @@ def _uncontradicted(values: ndarray, stored: Stored) -> ValueRange | None:
 
 
 def _scaled(values: ndarray, span: ValueRange) -> UInt8[ndarray, "*shape"]:
+    if values.dtype.kind in "iu" and values.dtype.itemsize <= 2:  # by a table
+        about = np.iinfo(values.dtype)
+        table = _scaled(np.arange(about.min, about.max + 1, dtype=np.int64), span)
+        return table[values.astype(np.int64) - about.min]
     low, high = span
-    exact = np.float32 if values.dtype.itemsize <= 2 else np.float64
-    numbers = np.nan_to_num(values.astype(exact), nan=low, posinf=high, neginf=low)
+    numbers = np.nan_to_num(values.astype(np.float64), nan=low, posinf=high, neginf=low)
     numbers -= low
-    numbers *= 255 / (high - low)
+    numbers /= high - low
+    numbers *= 255
     return numbers.round(out=numbers).clip(0, 255, out=numbers).astype(np.uint8)
 
 

@@ -121,7 +121,9 @@ class RowGroupPhotos(RowPhotos, BlockPhotos):
         self.__dict__.update(state, _lock=threading.Lock())
 
     def chosen(self, items: Integer[np.ndarray, " m"]) -> "RowGroupPhotos":
-        return RowGroupPhotos(self.groups, self.where, self.window, self.places[items])
+        some = RowGroupPhotos(self.groups, self.where, self.window, self.places[items])
+        some.value_range = self.value_range
+        return some
 
     def read_block(self, block: int) -> Any:
         column = self.groups.read(block)
@@ -132,7 +134,9 @@ class RowGroupPhotos(RowPhotos, BlockPhotos):
         wanted = items.tolist()
         cells = {item: self._in(item, blocks[int(self.blocks.numbers[item])]) for item in wanted}
         names = {item: self.names[item] for item in wanted}
-        return RowPhotos(cells, names, self.column)
+        photos = RowPhotos(cells, names, self.column)
+        photos.value_range = self.value_range
+        return photos
 
     def cell(self, item: int) -> Any:
         block = int(self.blocks.numbers[item])

@@ -6,7 +6,8 @@ from typing import Any
 
 from PIL import Image
 
-from vision_attn.data.images import ImageError, decode_image, open_encoded, open_image, read_image
+from vision_attn.data.faults import ImageError
+from vision_attn.data.images import decode_image, open_encoded, open_image, read_image
 from vision_attn.data.jpeg import jpeg_bytes
 from vision_attn.data.photos import Photos
 
@@ -32,8 +33,8 @@ class RowPhotos(Photos):
     def read(self, item: int, shorter_side: int | None = None) -> Image.Image:
         encoded, path = self._content(item)
         if encoded is not None:
-            return decode_image(encoded, self.names[item], shorter_side)
-        return read_image(path, shorter_side)
+            return decode_image(encoded, self.names[item], shorter_side, self.value_range)
+        return read_image(path, shorter_side, self.value_range)
 
     def jpeg(self, item: int) -> bytes | None:
         encoded, path = self._content(item)

@@ -14,6 +14,7 @@ from jaxtyping import Float, Integer
 from torch import Tensor
 
 from vision_attn.data.draws import permutation
+from vision_attn.data.ranges import ValueRange
 from vision_attn.data.tensors import ImageSet, TensorSet
 
 __all__ = ["CIFAR10", "CIFAR100", "DataError", "Source", "Splits", "hold_out"]
@@ -34,7 +35,7 @@ class Splits:
     """The parts of a data set: training, validation and test images.
 
     crop_pct: the share of a photo's shorter side that the images show, for reading single files in
-    the same way.
+    the same way; value_range: which of their numbers are black and white, as in `read_image`.
 
     Examples:
         >>> from pathlib import Path
@@ -49,6 +50,7 @@ class Splits:
     test: ImageSet
     classes: list[str]
     crop_pct: float = 1.0
+    value_range: ValueRange | None = None
 
 
 class Source(ABC):

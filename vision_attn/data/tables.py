@@ -13,12 +13,11 @@ import numpy as np
 from vision_attn.data.photo_sets import Part, PhotoSource
 from vision_attn.data.photos import FilePhotos
 from vision_attn.data.sources import DataError
+from vision_attn.data.split_names import part_of
 
 __all__ = ["ImageTable"]
 
 YES, NO = ("1", "1.0", "true", "yes"), ("", "0", "0.0", "-1", "false", "no")
-PARTS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val"}
-PARTS |= {"test": "test"}
 Row = dict[str, str]
 
 
@@ -26,8 +25,9 @@ Row = dict[str, str]
 class ImageTable(PhotoSource):
     """Photos in the folder `path` with labels from `table`, a CSV file with a header.
 
-    `path` and `table` lie in the root folder, or are absolute. image: the column of the photos'
-    files, from `path`. Labels are given in one of three ways:
+    `path` lies in the root folder, or is absolute; `table` lies in the folder `path`, or is
+    absolute. image: the column of the photos' files, from `path` too. Labels are given in one of
+    three ways:
 
     - label: a column with the class of each photo;
     - label and separator: a column with its classes, such as "cat;dog", or none;
@@ -76,7 +76,7 @@ class ImageTable(PhotoSource):
         return root / self.path
 
     def parts(self, root: Path) -> tuple[dict[str, Part], list[str]]:
-        table = root / self.table
+        table = root / self.path / self.table
         rows = self._rows(table)
         classes = self._classes(rows)
         if len(classes) < (2 if self._one_class() else 1):
@@ -109,7 +109,8 @@ class ImageTable(PhotoSource):
                 rows = [(reader.line_num, row) for row in reader]
         except FileNotFoundError:
             raise DataError(
-                f"{table}: no such file: give the path of a CSV with a header"
+                f"{table}: no such file: give the path of a CSV with a header, from the folder of "
+                f"the photos ({self.path})"
             ) from None
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise DataError(f"{table}: expected a CSV file in UTF-8 ({error})") from None
@@ -170,7 +171,7 @@ class ImageTable(PhotoSource):
     def _part(self, table: Path, line: int, row: Row) -> str:
         if self.split is None:
             return "train"
-        part = PARTS.get(row[self.split].strip().lower())
+        part = part_of(row[self.split])
         if part is None:
             raise DataError(
                 f"{table}, line {line}: expected train, val or test in the column "

@@ -22,7 +22,9 @@ import numpy as np
 from jaxtyping import Int64
 from PIL import Image
 
-from vision_attn.data.images import SUFFIXES, ImageError, decode_image, open_encoded
+from vision_attn.data.faults import ImageError
+from vision_attn.data.images import decode_image, open_encoded
+from vision_attn.data.kinds import ENCODED
 from vision_attn.data.photo_sets import Part, PhotoSource
 from vision_attn.data.photos import Names, Photos
 from vision_attn.data.sources import DataError
@@ -64,7 +66,7 @@ class TarPhotos(Photos):
         self.names = names if isinstance(names, Names) else Names(names)
 
     def read(self, item: int, shorter_side: int | None = None) -> Image.Image:
-        return decode_image(self._bytes(item), self.names[item], shorter_side)
+        return decode_image(self._bytes(item), self.names[item], shorter_side, self.value_range)
 
     def jpeg(self, item: int) -> bytes | None:
         return self._bytes(item)
@@ -275,7 +277,7 @@ class WebDataset(PhotoSource):
                     if not stem:
                         continue  # a hidden file, such as those of macOS beside others: ._0001.jpg
                     key = f"{folder}/{stem}" if folder else stem
-                    if f".{ending.rpartition('.')[2].lower()}" in SUFFIXES:
+                    if f".{ending.rpartition('.')[2].lower()}" in ENCODED:
                         photos[key] = one.offset_data, one.size
                     elif ending == self.label:
                         file = tar.extractfile(one)

@@ -71,6 +71,8 @@ MISPLACED = {  # what people type, and the option's whole name
     "max_epochs": "trainer.max_epochs",
     "precision": "trainer.precision",
     "seed": "seed_everything",
+    "value-range": "data.value_range",
+    "value_range": "data.value_range",
     "weights": "model.weights",
 }
 

@@ -29,6 +29,7 @@ from vision_attn.data.images import find_images
 from vision_attn.data.masks import Masks, read_mask
 from vision_attn.data.planted import CLASSES, Cue, paint
 from vision_attn.data.sources import CIFAR10, CIFAR100, Source
+from vision_attn.data.split_names import say_scored, split_folders, subfolders
 from vision_attn.runs.keys import file_stamp
 from vision_attn.runs.labels import class_names
 from vision_attn.types import Model
@@ -45,6 +46,8 @@ __all__ = [
     "open_data",
 ]
 
+IMAGES = "images", "image", "imgs", "img", "photos", "jpegimages"  # names of folders, in any case
+MASKS = "masks", "mask", "segmentationclass"
 IMAGENET = 1000  # classes of a model for which the number of a label in boxes.json stands
 Mask = Bool[Tensor, "h w"]
 
@@ -282,14 +285,15 @@ class MaskedFiles(Files):
     What the numbers of a mask mean stands in `regions_of`.
     """
 
-    def __init__(self, model: Model, folder: Path):
-        super().__init__(model, folder, find_images([folder / "images"]))
-        below = [file.relative_to(folder / "images").as_posix() for file in self.files]
+    def __init__(self, model: Model, folder: Path, images: Path, masks: Path):
+        super().__init__(model, folder, find_images([images]))
+        below = [file.relative_to(images).as_posix() for file in self.files]
         self.masks = Masks(
-            folder / "masks",
-            {str(file): name for file, name in zip(self.files, below, strict=True)},
+            masks, {str(file): name for file, name in zip(self.files, below, strict=True)}
         )
-        self.expected = [f"masks/{PurePosixPath(name).with_suffix('.png')}" for name in below]
+        self.expected = [
+            f"{masks.name}/{PurePosixPath(name).with_suffix('.png')}" for name in below
+        ]
         if not len(self.masks):
             raise ValueError(
                 f"{folder}: no mask belongs to an image: expected masks named like the images, "
@@ -385,11 +389,20 @@ def open_folder(path: str, model: Model) -> Samples:
     folder = Path(path)
     if (folder / "boxes.json").is_file():
         return BoxedFiles(model, folder)
-    if (folder / "masks").is_dir() and (folder / "images").is_dir():
-        return MaskedFiles(model, folder)
-    if (folder / "train").is_dir():  # its images are known to the network
-        held_out = [folder / name for name in ("test", "val") if (folder / name).is_dir()]
-        folder = held_out[0] if held_out else folder / "train"
+    inside = {name.casefold(): folder / name for name in reversed(subfolders(folder))}
+    images, masks = (
+        next((inside[n] for n in names if n in inside), None) for names in (IMAGES, MASKS)
+    )
+    if images is not None and masks is not None:
+        return MaskedFiles(model, folder, images, masks)
+    if "masks" in inside and len(inside) == 2:
+        raise ValueError(
+            f"{folder}: {inside['masks'].name}/ without images/: name the folder of the images so"
+        )
+    if parts := split_folders(folder):  # the network knows the images of train
+        held_out = next(part for part in ("test", "val", "train") if part in parts)
+        say_scored(folder, parts[held_out])
+        folder = parts[held_out]
     return Files(model, folder, find_images([folder]))
 
 
