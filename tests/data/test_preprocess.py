@@ -127,19 +127,37 @@ def test_a_file_that_is_no_image_is_named_in_one_line(tmp_path, name, says):
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("crop_pct", [1.0, 0.875, 0.9])
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-@pytest.mark.parametrize("size", [(211, 307), (307, 211), (97, 101), (1201, 499)])
-def test_equals_timms_evaluation_transform(crop_pct, interpolation, size):
+@pytest.mark.parametrize("mode", ["center", "squash"])
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize("side", [(112, 112), (224, 224), (160, 224), (97, 61)])
+def test_equals_timms_evaluation_transform_to_the_bit(side, interpolation, mode):
+    """Noise shows every difference; photos wide and tall, smaller and larger, of one side alone."""
     from timm.data import create_transform
 
-    oracle = create_transform(
-        (3, 112, 112), interpolation=interpolation, mean=MEAN, std=STD, crop_pct=crop_pct
+    rng = np.random.default_rng(0)
+    fit = "squash" if mode == "squash" else "crop"
+    for crop_pct in (1.0, 0.875, 0.9, 0.95):
+        oracle = create_transform(
+            (3, *side), False, interpolation=interpolation, mean=(0.0,) * 3, std=(1.0,) * 3,
+            crop_pct=crop_pct, crop_mode=mode,
+        )  # fmt: skip
+        preprocess = Preprocess(side, (0.0,) * 3, (1.0,) * 3, crop_pct, interpolation, fit)
+        for height, width in ((211, 307), (307, 211), (601, 233), (40, 60), side, side[::-1]):
+            image = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+            assert torch.equal(preprocess(image), oracle(image)), (crop_pct, height, width)
+
+
+def test_of_a_photo_that_is_long_only_what_is_seen_is_resized(monkeypatch):
+    made = []
+    resize = Image.Image.resize
+    monkeypatch.setattr(
+        Image.Image,
+        "resize",
+        lambda image, size, *a, **o: made.append(size) or resize(image, size, *a, **o),
     )
-    image = photo(*size)
-    ours = Preprocess((112, 112), MEAN, STD, crop_pct, interpolation)(image)
-    grey_level = 1 / 255 / min(STD)
-    torch.testing.assert_close(ours, oracle(image), atol=grey_level * 1.01, rtol=0)
+    for size in ((1, 90_000), (90_000, 1)):
+        Preprocess((37, 53), MEAN, STD)(Image.new("RGB", size))
+    assert all(width * height <= 2**24 for width, height in made)
 
 
 def test_a_map_lands_where_the_network_looked():

@@ -44,6 +44,10 @@ def how_of(preprocess: Preprocess) -> dict:
         ((19, 23), (48, 32), 1.0, "crop"),  # enlarged
         ((32, 48), (48, 32), 1.0, "crop"),  # as it is
         ((32, 64), (48, 32), 1.0, "squash"),  # of one side alone
+        ((37, 37), (32, 32), 0.875, "crop"),  # nearly as it is, but cut
+        ((36, 36), (32, 32), 0.875, "crop"),  # as it is, but cut
+        ((36, 90), (32, 32), 0.875, "crop"),
+        ((3, 1400), (400, 400), 1.0, "crop"),  # so long that it is resized in part
     ],
 )
 def test_pixels_are_pillows(in_node, size, input_size, crop, fit, interpolation):

@@ -267,17 +267,15 @@ def _rgb(
     image: Image.Image, stored: Stored | None, name: str, value_range: ValueRange | None
 ) -> Image.Image:
     """Make 8-bit RGB of a decoded image, upright, with nothing but its pixels."""
-    turn = _turn(image, name)
-    made = image
-    with sample_errors(name):
-        if stored is not None and not stored.colours:
-            made = Image.fromarray(bytes_of(np.asarray(image), stored, value_range))
-        elif stored is not None:
-            scaled = colours_of(np.asarray(image), stored, value_range)
-            if scaled is not None:
-                made = Image.fromarray(scaled)
-                turn = TURNS.get(stored.orientation, turn)
-        table = curve(value_range) if value_range and stored is None else None
+    turn, made, table = _turn(image, name), image, None
+    if stored is not None or value_range is not None:
+        with sample_errors(name):
+            if stored is None:
+                table = curve(value_range) * 3
+            elif not stored.colours:
+                made = Image.fromarray(bytes_of(np.asarray(image), stored, value_range))
+            elif (scaled := colours_of(np.asarray(image), stored, value_range)) is not None:
+                made, turn = Image.fromarray(scaled), TURNS.get(stored.orientation, turn)
     if turn is not None:
         made = made.transpose(turn)
     if made.has_transparency_data:
@@ -285,7 +283,7 @@ def _rgb(
         made = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
     rgb = made.convert("RGB")  # a copy
     if table is not None:
-        rgb = rgb.point(table * 3)
+        rgb = rgb.point(table)
     rgb.info = {READ: True}
     return rgb
 

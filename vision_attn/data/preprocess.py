@@ -23,6 +23,7 @@ __all__ = ["ImageError", "Preprocess", "read_image"]
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 FITS = ("crop", "squash")
+MOST_WHOLE = 2**24  # pixels of a photo that is resized before it is cut
 Box = tuple[float, float, float, float]
 
 
@@ -32,7 +33,8 @@ class Preprocess:
 
     The input is the photo's largest centred window of the input's aspect ratio (`fit="crop"`) or
     all of it, stretched (`fit="squash"`); `crop_pct` keeps only that share of the window's height
-    and width. For square inputs this is timm's evaluation transform to within one grey level.
+    and width. This is timm's evaluation transform to the bit (of a photo that has more than 16
+    million pixels once its shorter side fits the input, to within a few grey levels).
 
     value_range: the numbers that are black and white in the files, such as (0, 4095) for 12 bits
     in a TIFF of 16; None: as `read_image` finds them, which asks where they are not certain.
@@ -88,12 +90,25 @@ class Preprocess:
         name = getattr(image, "filename", "") or "image" if opened else image
         with sample_errors(name):
             rgb = to_rgb(image, self.value_range) if opened else self.read(image)
-            height, width = self.input_size
-            resample = Image.Resampling[self.interpolation.upper()]
-            resized = rgb.resize((width, height), resample, box=self.box(rgb.size))
-            pixels = torch.from_numpy(np.array(resized)).permute(2, 0, 1).float() / 255
+            pixels = torch.from_numpy(np.array(self._resized(rgb))).permute(2, 0, 1).float() / 255
             mean, std = torch.tensor(self.mean), torch.tensor(self.std)
             return (pixels - mean[:, None, None]) / std[:, None, None]
+
+    def _resized(self, photo: Image.Image) -> Image.Image:
+        """Resize a photo whole, then cut, as timm does; of a very long one only what is seen.
+
+        Pillow's bytes of a part are not those of the whole: it rounds after the first of two
+        passes, and goes by the sizes which that is.
+        """
+        height, width = self.input_size
+        resample = Image.Resampling[self.interpolation.upper()]
+        whole, (left, top) = _frame(photo.size, self.input_size, self.crop_pct, self.fit)
+        if whole[0] * whole[1] > MOST_WHOLE:
+            return photo.resize((width, height), resample, box=self.box(photo.size))
+        resized = photo.resize(whole, resample)
+        if whole == (width, height):
+            return resized
+        return resized.crop((left, top, left + width, top + height))
 
     def box(self, size: tuple[int, int]) -> Box:
         """The part of a photo of `size` (W, H) that the network sees."""
@@ -191,16 +206,31 @@ def seen_box(
     """
     W, H = size
     h, w = input_size
-    whole_h, whole_w = floor(h / crop_pct), floor(w / crop_pct)
-    if fit == "crop":
-        if whole_h * W > whole_w * H:
-            whole_w = whole_h * W // H
-        else:
-            whole_h = whole_w * H // W
-    left, top = round((whole_w - w) / 2), round((whole_h - h) / 2)
+    (whole_w, whole_h), (left, top) = _frame(size, input_size, crop_pct, fit)
     per_w, per_h = W / whole_w, H / whole_h
     right, bottom = (left + w) * per_w, (top + h) * per_h
     return left * per_w, top * per_h, min(right, float(W)), min(bottom, float(H))
+
+
+def _frame(
+    size: tuple[int, int], input_size: tuple[int, int], crop_pct: float, fit: str
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Width and height of a photo of `size` (W, H) when it is resized whole, and the corner seen.
+
+    As timm and torchvision round them: down where the sides are equal, else to the nearest.
+    """
+    W, H = size
+    h, w = input_size
+    whole_h, whole_w = floor(h / crop_pct), floor(w / crop_pct)
+    if fit == "crop" and whole_h == whole_w:
+        if W > H:
+            whole_w = whole_h * W // H
+        else:
+            whole_h = whole_w * H // W
+    elif fit == "crop":
+        ratio = min(H / whole_h, W / whole_w)
+        whole_h, whole_w = round(H / ratio), round(W / ratio)
+    return (whole_w, whole_h), (round((whole_w - w) / 2), round((whole_h - h) / 2))
 
 
 def _bilinear(

@@ -282,16 +282,16 @@ def colours_of(
     return np.concatenate([scaled, (whole[..., 3:] >> 8).astype(np.uint8)], axis=2)
 
 
-def curve(value_range: ValueRange) -> list[int]:
-    """Give each of the 256 numbers of 8 bits its own, black to white.
+def curve(value_range: ValueRange | None) -> list[int]:
+    """Give each of the 256 numbers of 8 bits its own, black to white; None: as they are.
 
     Raises ValueError for a range of numbers that 8 bits do not hold.
     """
-    low, high = value_range
+    low, high = value_range or (0, 255)
     if low < 0 or high > 255:
         raise ValueError(
             f"its 8-bit numbers run from 0 to 255, the value range from {low:.10g} to "
             f"{high:.10g}: read it without a value range, or give one of 8 bits"
         )
-    table: list[int] = _scaled(np.arange(256, dtype=np.uint16), value_range).tolist()
+    table: list[int] = _scaled(np.arange(256), (low, high)).tolist()
     return table

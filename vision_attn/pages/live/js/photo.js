@@ -9,14 +9,25 @@ function roundEven(x) {
   return x - below === 0.5 ? below + (below % 2) : Math.round(x);
 }
 
-/** Left, top, right, bottom of what the network sees of a photo W x H, in its pixels. */
-function seenBox([W, H], { input: [h, w], crop, fit }) {
+const MOST_WHOLE = 2 ** 24; // pixels of a photo that is resized before it is cut
+
+/** Width and height of a photo W x H when it is resized whole, and the corner that is seen. */
+function frameOf([W, H], { input: [h, w], crop, fit }) {
   let [high, wide] = [Math.floor(h / crop), Math.floor(w / crop)];
-  if (fit === "crop") {
-    if (high * W > wide * H) wide = Math.floor((high * W) / H);
+  if (fit === "crop" && high === wide) {
+    if (W > H) wide = Math.floor((high * W) / H);
     else high = Math.floor((wide * H) / W);
+  } else if (fit === "crop") {
+    const ratio = Math.min(H / high, W / wide);
+    [high, wide] = [roundEven(H / ratio), roundEven(W / ratio)];
   }
-  const [left, top] = [roundEven((wide - w) / 2), roundEven((high - h) / 2)];
+  return { wide, high, left: roundEven((wide - w) / 2), top: roundEven((high - h) / 2) };
+}
+
+/** Left, top, right, bottom of what the network sees of a photo W x H, in its pixels. */
+function seenBox([W, H], how) {
+  const [h, w] = how.input;
+  const { wide, high, left, top } = frameOf([W, H], how);
   const [perW, perH] = [W / wide, H / high];
   return [
     ...[left * perW, top * perH],
@@ -40,13 +51,16 @@ const FILTERS = {
   lanczos: [3, (x) => (x >= -3 && x < 3 ? sinc(x) * sinc(x / 3) : 0)],
 };
 
-/** Of each of `size` output pixels: the first input pixel, and weights from there on. */
-function weightsOf(length, low, high, size, [reach, filter]) {
+// An axis is {length, low, high, size, from, count}: `length` input pixels, of which low..high
+// become `size` output pixels, of which `count` are seen, from number `from` on.
+
+/** Of each output pixel that is seen: the first input pixel, and weights from there on. */
+function weightsOf({ length, low, high, size, from, count }, [reach, filter]) {
   const scale = Math.fround(high - low) / size;
   const wider = Math.max(scale, 1);
   const support = reach * wider;
-  return Array.from({ length: size }, (_, at) => {
-    const centre = low + (at + 0.5) * scale;
+  return Array.from({ length: count }, (_, at) => {
+    const centre = low + (from + at + 0.5) * scale;
     const first = Math.max(Math.trunc(centre - support + 0.5), 0);
     const end = Math.min(Math.trunc(centre + support + 0.5), length);
     const weights = Array.from({ length: end - first }, (_, i) =>
@@ -89,53 +103,77 @@ function downwards({ data, columns, rowStep, columnStep }, spans) {
   return { data: out, rows: spans.length, columns, rowStep: 3, columnStep: 3 * spans.length };
 }
 
-/** Of each of `size` output pixels the nearest one, by the same sums as Pillow's. */
-function nearest(length, low, high, size) {
+/** Of each output pixel that is seen the nearest one, by the same sums as Pillow's. */
+function nearest({ length, low, high, size, from, count }) {
   const step = Math.fround(high - low) / size;
   let place = low + 0.5 * step;
-  return Array.from({ length: size }, () => {
+  const every = Array.from({ length: from + count }, () => {
     const at = Math.min(Math.trunc(place), length - 1);
     place += step;
     return at;
   });
+  return every.slice(from);
 }
 
-/**
- * Pillow's `image.resize((w, h), resample, box=box)`. pixels: RGBA of W x H. Gives RGB, row by row.
- */
-function resize(pixels, [W, H], box, [h, w], interpolation) {
-  const [left, top, right, bottom] = box.map(Math.fround); // as Pillow keeps them
+/** How both axes of a photo become what is seen: it is resized whole, or a very long one in part. */
+function axesOf([W, H], how) {
+  const [h, w] = how.input;
+  const { wide, high, left, top } = frameOf([W, H], how);
+  if (wide * high <= MOST_WHOLE)
+    return [
+      { length: W, low: 0, high: W, size: wide, from: left, count: w },
+      { length: H, low: 0, high: H, size: high, from: top, count: h },
+    ];
+  const [x0, y0, x1, y1] = seenBox([W, H], how).map(Math.fround); // as Pillow keeps them
+  return [
+    { length: W, low: x0, high: x1, size: w, from: 0, count: w },
+    { length: H, low: y0, high: y1, size: h, from: 0, count: h },
+  ];
+}
+
+/** Whether Pillow has to resize along an axis. */
+const changes = ({ length, low, high, size }) => low !== 0 || high !== length || size !== length;
+
+/** Pillow's `image.resize`, and what is seen of it. pixels: RGBA of W x H. Gives RGB by rows. */
+function resize(pixels, [W, H], how) {
+  const [h, w] = how.input;
+  const [across, down] = axesOf([W, H], how);
   const out = new Uint8Array(h * w * 3);
-  if (interpolation === "nearest") {
-    const columns = nearest(W, left, right, w);
+  if (how.interpolation === "nearest") {
+    const columns = nearest(across);
     let at = 0;
-    for (const row of nearest(H, top, bottom, h))
+    for (const row of nearest(down))
       for (const column of columns)
         for (let c = 0; c < 3; c++, at++) out[at] = pixels[4 * (row * W + column) + c];
     return out;
   }
-  const filter = FILTERS[interpolation];
-  const columns = weightsOf(W, left, right, w, filter);
-  const rows = weightsOf(H, top, bottom, h, filter);
-  const [start, end] = [rows[0].first, rows[h - 1].first + rows[h - 1].weights.length];
+  const filter = FILTERS[how.interpolation];
+  const columns = weightsOf(across, filter);
+  const rows = weightsOf(down, filter);
+  const last = rows[h - 1];
+  const [start, end] = changes(down)
+    ? [rows[0].first, last.first + last.weights.length]
+    : [down.from, down.from + h];
   for (const row of rows) row.first -= start;
   const data = pixels.subarray(4 * start * W, 4 * end * W); // no other rows are seen
   let plane = { data, rows: end - start, columns: W, rowStep: 4 * W, columnStep: 4 };
   const passes = [];
-  if (left !== 0 || right !== W || w !== W) passes.push(() => sideways(plane, columns));
-  if (top !== 0 || bottom !== H || h !== H) passes.push(() => downwards(plane, rows));
-  if (H > h && H - h > 2 * (W - w)) passes.reverse(); // as Pillow 13 does, of what is tall
+  if (changes(across)) passes.push(() => sideways(plane, columns));
+  if (changes(down)) passes.push(() => downwards(plane, rows));
+  const shorter = H - down.size;
+  if (shorter > 0 && shorter > 2 * (W - across.size)) passes.reverse(); // as Pillow 13 does
   for (const next of passes) plane = next();
+  const aside = changes(across) ? 0 : across.from;
   for (let y = 0, at = 0; y < h; y++)
     for (let x = 0; x < w; x++)
       for (let c = 0; c < 3; c++, at++)
-        out[at] = plane.data[y * plane.rowStep + x * plane.columnStep + c];
+        out[at] = plane.data[y * plane.rowStep + (x + aside) * plane.columnStep + c];
   return out;
 }
 
 /** The network's input (h w 3) of a photo's pixels: resized, 0 to 1, less mean, over std. */
 function prepare(pixels, size, how) {
-  const bytes = resize(pixels, size, seenBox(size, how), how.input, how.interpolation);
+  const bytes = resize(pixels, size, how);
   const tables = how.mean.map((mean, c) =>
     Float32Array.from({ length: 256 }, (_, value) =>
       Math.fround(
