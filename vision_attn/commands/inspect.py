@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     output = Path(args.output)
     options.output_folder(str(output.parent))
     from vision_attn.pages.inspect.inspection import inspect
-    from vision_attn.runs.inputs import find_images
+    from vision_attn.runs.inputs import check_file, find_images
 
     specs = [args.model] if args.versus is None else [args.model, args.versus]
     with options.Report() as report:
@@ -47,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
             report.problem(problem)
         if not files:
             return 1
+        with options.as_written("output"):
+            check_file(output, files)
         inspect(
             tuple(options.load(args, spec) for spec in specs),
             files,

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     output = Path(args.output)
     options.output_folder(str(output.parent))
     from vision_attn.pages.live.report import live
-    from vision_attn.runs.inputs import find_images
+    from vision_attn.runs.inputs import check_file, find_images
 
     specs = [args.model] if args.versus is None else [args.model, args.versus]
     with options.Report() as report:
@@ -38,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
             report.problem(problem)
         if args.images and not files:
             return 1
+        with options.as_written("output"):
+            check_file(output, files)
         models = tuple(options.load(args, spec) for spec in specs)
         live(models, files, args.method, target=args.target, output=output, progress=report)
     say(f"{output}: {output.stat().st_size / 1e6:.1f} MB, open it in a browser")

@@ -102,27 +102,28 @@ def run(args: argparse.Namespace) -> int:
 
     number, shards = args.shard
     try:
-        scores = score(
-            options.load(args),
-            args.data,
-            args.method,
-            target=args.target,
-            contrast=args.contrast,
-            limit=args.limit,
-            output=output,
-            head=args.head,
-            steps=args.steps,
-            removal=args.removal,
-            sanity=args.sanity,
-            mosaic=args.mosaic,
-            processes=args.processes,
-            shard=args.shard,
-            batch_size=args.batch_size,
-            seed=args.seed,
-            root=args.root,
-            name=args.model,
-            progress=options.Report(),
-        )
+        with options.as_written("output"):
+            scores = score(
+                options.load(args),
+                args.data,
+                args.method,
+                target=args.target,
+                contrast=args.contrast,
+                limit=args.limit,
+                output=output,
+                head=args.head,
+                steps=args.steps,
+                removal=args.removal,
+                sanity=args.sanity,
+                mosaic=args.mosaic,
+                processes=args.processes,
+                shard=args.shard,
+                batch_size=args.batch_size,
+                seed=args.seed,
+                root=args.root,
+                name=args.model,
+                progress=options.Report(),
+            )
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(*(f"; {text}" for text in stop.args)) from None
     if shards > 1:

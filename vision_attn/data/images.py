@@ -24,6 +24,7 @@ from vision_attn.data.kinds import (
     HEAD,
     MORE,
     SUFFIXES,
+    holds_results,
     image_format,
     kind_of_file,
     more_formats,
@@ -331,11 +332,17 @@ def find_images(paths: Iterable[str | PathLike[str]]) -> list[Path]:
 def images_below(folder: Path, quiet: bool = False) -> list[Path]:
     """Find the image files below `folder`, at any depth, in order; hidden ones are left out.
 
-    Unless quiet, a line is logged that counts the files that cannot be read as images.
+    So are the pictures in folders of results. Unless quiet, a line is logged that counts the files
+    that cannot be read as images.
     """
     found = []
     passed: Counter[str] = Counter()
+    results = []
     for place, inside, files in os.walk(folder):
+        if place != os.fspath(folder) and holds_results(place):
+            results.append(place)
+            inside[:] = []
+            continue
         inside[:] = [name for name in inside if not name.startswith(".")]
         for name in files:
             is_image, kind = kind_of_file(os.path.join(place, name), name)
@@ -344,7 +351,7 @@ def images_below(folder: Path, quiet: bool = False) -> list[Path]:
             elif kind:
                 passed[kind] += 1
     if not quiet:
-        say_passed_over(folder, passed)
+        say_passed_over(folder, passed, results)
     return sorted(found)
 
 

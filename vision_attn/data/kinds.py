@@ -9,7 +9,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
 from PIL import Image
@@ -18,6 +18,7 @@ __all__ = [
     "ENCODED",
     "FORMATS",
     "SUFFIXES",
+    "holds_results",
     "image_format",
     "kind_of_file",
     "more_formats",
@@ -36,6 +37,11 @@ ENCODED = SUFFIXES | {".avif", ".heic", ".heif", ".j2k", ".jp2"}  # in archives,
 BESIDE = frozenset(  # what lies beside images and is none
     {".cfg", ".csv", ".db", ".html", ".ini", ".json", ".jsonl", ".log", ".md", ".npy", ".npz"}
     | {".parquet", ".toml", ".tsv", ".txt", ".xml", ".yaml", ".yml"}
+)
+RESULTS = (  # what lies in a folder of results, whose pictures are no photos
+    "results.jsonl",
+    "scores.json",
+    os.path.join("store", "run.json.gz"),
 )
 HEAD = 32  # bytes that tell what a file is
 HEIF_READER = "pillow_heif"
@@ -113,8 +119,19 @@ def kind_of_file(path: str, name: str) -> tuple[bool, str]:
     return False, f"{kind} ({suffix or 'no suffix'})" if kind in MORE else suffix or "no suffix"
 
 
-def say_passed_over(where: object, counts: Mapping[str, int]) -> None:
-    """Log a line that says which files of a folder are passed over, with a count a suffix."""
+def holds_results(folder: str) -> bool:
+    """Whether a folder is one that results were written to, whose pictures are no photos."""
+    return any(os.path.exists(os.path.join(folder, name)) for name in RESULTS)
+
+
+def say_passed_over(where: object, counts: Mapping[str, int], results: Sequence[str] = ()) -> None:
+    """Log a line that says which files of a folder are passed over, with a count a suffix.
+
+    results: folders of results, which are passed over too.
+    """
+    if results:
+        names = ", ".join(results[:3]) + (", ..." if len(results) > 3 else "")
+        log.warning("%s: pictures of earlier results are passed over: %s", where, names)
     if not counts:
         return
     some = [f"{count} {suffix}" for suffix, count in Counter(counts).most_common(8)]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 
-from vision_attn.data.kinds import kind_of_file, say_passed_over
+from vision_attn.data.kinds import holds_results, kind_of_file, say_passed_over
 from vision_attn.files import write_text
 
 __all__ = ["Tree", "walk"]
@@ -29,19 +29,22 @@ def walk(folder: str | PathLike[str]) -> Iterator[str]:
     end a line is logged that counts the files that cannot be read as images.
     """
     passed: Counter[str] = Counter()
-    yield from _walk(os.fspath(folder), passed)
-    say_passed_over(folder, passed)
+    results: list[str] = []
+    yield from _walk(os.fspath(folder), passed, results)
+    say_passed_over(folder, passed, results)
 
 
-def _walk(folder: str, passed: Counter[str]) -> Iterator[str]:
+def _walk(folder: str, passed: Counter[str], results: list[str]) -> Iterator[str]:
     inside, names, others = _listed(folder)
     passed.update(others)
     for name in sorted([*inside, *names]):
         path = os.path.join(folder, name)
-        if name in inside:
-            yield from _walk(path, passed)
-        else:
+        if name not in inside:
             yield path
+        elif holds_results(path):
+            results.append(path)
+        else:
+            yield from _walk(path, passed, results)
 
 
 class Tree:

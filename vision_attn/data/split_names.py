@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from vision_attn.data.kinds import holds_results
 from vision_attn.data.listing import walk
 from vision_attn.data.sources import DataError
 
@@ -43,9 +44,11 @@ def part_of(name: str) -> Part | None:
 
 
 def subfolders(folder: Path) -> list[str]:
-    """The names of the folders in a folder, in order; hidden ones are left out."""
+    """The names of the folders in a folder, in order; hidden ones and results are left out."""
     return sorted(
-        path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
+        path.name
+        for path in folder.iterdir()
+        if path.is_dir() and not path.name.startswith(".") and not holds_results(str(path))
     )
 
 

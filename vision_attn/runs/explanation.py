@@ -310,7 +310,7 @@ class Explanations(Sequence[Explanation]):
         """
         pictures = Pictures(Path(folder), style or ColorMap())
         pictures.folder.mkdir(parents=True, exist_ok=True)
-        names = file_names([Path(one.name) for one in self._all])
+        names = file_names([Path(one.name) for one in self._all], pictures.folder)
         entries = []
         with kept_together() as written:
             for name, one in zip(names, self._all, strict=True):

@@ -36,7 +36,13 @@ from vision_attn.render import ColorMap, Style
 from vision_attn.runs.browsing import write_browser
 from vision_attn.runs.explain import Methods, Request
 from vision_attn.runs.explanation import Pictures
-from vision_attn.runs.inputs import checked_masks, find_films, list_images, output_folder
+from vision_attn.runs.inputs import (
+    check_apart,
+    checked_masks,
+    find_films,
+    list_images,
+    output_folder,
+)
 from vision_attn.runs.keys import content_number, file_stamp, sample_numbers
 from vision_attn.runs.loop import RunTask, fill
 from vision_attn.runs.naming import file_names
@@ -143,6 +149,7 @@ def gallery(
     files, problems = list_images(photos, limit) if photos or not of_films else ([], [])
     films, without_frames = find_films(of_films)
     folder = output_folder(output)
+    check_apart(folder, files, photos)
     with claimed(folder, shard), Bar() if progress is None else progress as shown:
         found = None if masks is None else checked_masks(Path(masks), files, photos)
         for problem in problems + without_frames + ([] if found is None else found.problems):
@@ -195,7 +202,7 @@ class GalleryRun:
         )
         for line in lines:
             self.progress.problem(line)
-        names = file_names([Path(name) for name in run.samples]) if self.draws else None
+        names = file_names([Path(name) for name in run.samples], folder) if self.draws else None
         mine = run.numbers(number)
         of_films = set(run.about["films"])
         photos = [

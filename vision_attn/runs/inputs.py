@@ -9,11 +9,21 @@ from pathlib import Path, PurePosixPath
 
 from vision_attn.data.images import ImageError
 from vision_attn.data.images import find_images as find
+from vision_attn.data.kinds import holds_results
 from vision_attn.data.listing import walk
 from vision_attn.data.masks import Masks
 from vision_attn.data.video import clips
+from vision_attn.runs.naming import folded
 
-__all__ = ["checked_masks", "find_films", "find_images", "list_images", "output_folder"]
+__all__ = [
+    "check_apart",
+    "check_file",
+    "checked_masks",
+    "find_films",
+    "find_images",
+    "list_images",
+    "output_folder",
+]
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +99,46 @@ def _below(file: Path, roots: Sequence[Path]) -> str:
     """The path of an image below the folder that it was found in; its name, if it is named."""
     root = next((root for root in roots if file.is_relative_to(root)), file.parent)
     return file.relative_to(root).as_posix()
+
+
+def check_apart(
+    folder: Path, files: Sequence[str | Path], paths: Sequence[str | PathLike[str]]
+) -> None:
+    """Check that results do not go among the photos: a second run would take them for such.
+
+    Args:
+        folder: Where results are written.
+        files: The photos.
+        paths: The files and folders that were named.
+
+    Raises:
+        ValueError: The folder is one of those named, or in one of them and holds photos; or photos
+            that lie in it look like pictures of an earlier run.
+    """
+    real = os.path.realpath(folder)
+    inside = [file for file in files if os.path.dirname(os.path.realpath(file)) == real]
+    roots = [os.path.realpath(path) for path in paths if path and os.path.isdir(path)]
+    among = any(real == root or (inside and real.startswith(f"{root}{os.sep}")) for root in roots)
+    if inside and not among and holds_results(real):
+        stems = {folded(Path(file).stem) for file in inside}
+        among = any(_begins(stem, stems) for stem in stems)
+    if among:
+        raise ValueError(
+            f"output {folder}: the photos lie there, and pictures would mix with them: name "
+            f"another folder, such as {folder / 'heatmaps'}"
+        )
+
+
+def _begins(stem: str, stems: set[str]) -> bool:
+    """Whether what a stem begins with, up to one of its points, is another stem."""
+    return any(stem[:i] in stems for i, letter in enumerate(stem) if letter == ".")
+
+
+def check_file(path: str | PathLike[str], files: Sequence[str | Path]) -> None:
+    """Raise ValueError where a file to be written is one of the photos."""
+    real = os.path.realpath(path)
+    if any(os.path.realpath(file) == real for file in files):
+        raise ValueError(f"output {path}: it is one of the photos: name another file")
 
 
 def output_folder(path: str | PathLike[str]) -> Path:

@@ -25,7 +25,7 @@ from vision_attn.inference import eval_mode, infer
 from vision_attn.render.picture import Picture
 from vision_attn.runs.entries import as_line
 from vision_attn.runs.explain import Photo, read
-from vision_attn.runs.inputs import find_images, output_folder
+from vision_attn.runs.inputs import check_apart, find_images, output_folder
 from vision_attn.runs.naming import file_names
 from vision_attn.runs.progress import Bar, Silent
 from vision_attn.sequences.models.decoding import SequenceModel, greedy
@@ -99,10 +99,11 @@ def explain_sequences(
     if isinstance(model.network, QuestionAnswerer) and not question:
         raise ValueError("this model answers questions: ask one with --question 'TEXT'")
     folder = output_folder(output)
+    check_apart(folder, inputs if model.preprocess is not None else [], inputs)
     rows, records, answers = [], [], []
     with claimed(folder), Bar() if progress is None else progress as shown:
         shown.start("explaining", len(inputs))
-        for name, source in _named(model, inputs, limit, shown):
+        for name, source in _named(model, inputs, limit, folder, shown):
             try:
                 answer = explain_sequence(model, source, question)
             except Exception as error:  # of this input
@@ -129,7 +130,11 @@ def explain_sequences(
 
 
 def _named(
-    model: LoadedSequences, inputs: Sequence[str], limit: int | None, progress: Silent
+    model: LoadedSequences,
+    inputs: Sequence[str],
+    limit: int | None,
+    folder: Path,
+    progress: Silent,
 ) -> Iterator[tuple[str, str | Path]]:
     """Yield a name for the pictures of each input, and the input: a text or an image's path."""
     if model.preprocess is None:
@@ -138,7 +143,7 @@ def _named(
     files, problems = find_images(inputs, limit)
     for problem in problems:
         progress.problem(problem)
-    yield from zip(file_names(files), files, strict=True)
+    yield from zip(file_names(files, folder), files, strict=True)
 
 
 def explain_sequence(model: LoadedSequences, source: Photo, question: str | None = None) -> Answer:

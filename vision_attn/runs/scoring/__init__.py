@@ -4,6 +4,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ from vision_attn import render
 from vision_attn.files import claimed, write_text
 from vision_attn.methods.targets import TargetLike
 from vision_attn.runs.explain import Methods
-from vision_attn.runs.inputs import output_folder
+from vision_attn.runs.inputs import check_apart, output_folder
 from vision_attn.runs.loop import fill
 from vision_attn.runs.progress import Bar, Silent
 from vision_attn.runs.scoring import pictures, tables
-from vision_attn.runs.scoring.evidence import Data, Samples, check_data
+from vision_attn.runs.scoring.evidence import Data, Files, Samples, check_data
 from vision_attn.runs.scoring.results import Results
 from vision_attn.runs.scoring.scorer import Drawn, removal
 from vision_attn.runs.scoring.tasks import (
@@ -207,6 +208,9 @@ def score(
             steps=steps, how=removal, sanity=sanity, mosaic=mosaic, batch_size=batch_size,
             seed=seed, root=root, name=name,
         )  # fmt: skip
+        if output is not None and isinstance(work.data, Files):
+            named = images if isinstance(images, str | PathLike) else work.data.folder
+            check_apart(Path(output), work.data.files, [named])
         progress = progress or Bar()
         problems: list[str] = []
 
