@@ -72,9 +72,9 @@ def sample_errors(name: object, passing: tuple[type[Exception], ...] = ()) -> It
     """
     try:
         yield
-    except (ImageError, *passing):
-        raise
     except Exception as error:
+        if isinstance(error, (ImageError, *passing)):
+            raise
         raise ImageError(fault_line(name, error)) from error
 
 
