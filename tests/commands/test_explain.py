@@ -481,3 +481,28 @@ def test_the_mark_of_a_query_is_in_the_centre_where_registers_are_all_there_is()
     model = load_model("timm:vit_tiny_patch16_224", **small, **without)
     assert query_place(QueryKey(), model) == (0.5, 0.5)
     assert query_place(QueryKey(), load_model("timm:vit_tiny_patch16_224", **small)) is None
+
+
+def test_a_range_of_numbers_is_asked_for_and_taken(models, tmp_path, capsys):
+    folder = tmp_path / "scans"
+    folder.mkdir()
+    values = np.linspace(0, 4095, 30 * 40).reshape(30, 40).astype(np.uint16)
+    Image.fromarray(values).save(folder / "scan.tif")
+    same = np.rint(values.astype(float) / 4095 * 255).astype(np.uint8)
+    Image.fromarray(same).save(tmp_path / "scan.png")
+    words = ["explain", models("vit"), folder, "--method", "EdgeMap", "-o", tmp_path / "out"]
+    assert main([str(word) for word in words]) == 1
+    told = "its 16-bit numbers run from 0 to 4095, and which are black and white is not certain: "
+    assert f"scan.tif: {told}give both, such as --value-range 0 4095" in capsys.readouterr().err
+    assert main([str(word) for word in [*words, "--value-range", 0, 4095]]) == 0
+    words[2], words[-1] = tmp_path / "scan.png", tmp_path / "png"
+    assert main([str(word) for word in words]) == 0
+    scan, same = ((tmp_path / place / "scan.EdgeMap.png").read_bytes() for place in ("out", "png"))
+    assert scan == same
+    for given, told in (
+        (["4095", "0"], "expected the numbers of black and of white, the smaller first"),
+        (["0", "white"], "expected a number, got 'white'"),
+        (["0"], "expected 2 arguments"),
+    ):
+        assert main([*map(str, words), "--value-range", *given]) == 2
+        assert told in capsys.readouterr().err

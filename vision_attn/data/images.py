@@ -56,7 +56,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-READ = "vision_attn"  # in the `info` of what was made 8-bit RGB here, so that it is made so once
+READ = "vision_attn"  # in the `info` of what was made 8-bit RGB here, so that it is so once
 MOST_PIXELS = 100_000_000
 BOUND = "VISION_ATTN_MAX_PIXELS"
 KINDS = {
@@ -268,21 +268,21 @@ def _rgb(
     image: Image.Image, stored: Stored | None, name: str, value_range: ValueRange | None
 ) -> Image.Image:
     """Make 8-bit RGB of a decoded image, upright, with nothing but its pixels."""
-    turn, made, table = _turn(image, name), image, None
+    turn, picture, table = _turn(image, name), image, None
     if stored is not None or value_range is not None:
         with sample_errors(name):
             if stored is None:
                 table = curve(value_range) * 3
             elif not stored.colours:
-                made = Image.fromarray(bytes_of(np.asarray(image), stored, value_range))
+                picture = Image.fromarray(bytes_of(np.asarray(image), stored, value_range))
             elif (scaled := colours_of(np.asarray(image), stored, value_range)) is not None:
-                made, turn = Image.fromarray(scaled), TURNS.get(stored.orientation, turn)
+                picture, turn = Image.fromarray(scaled), TURNS.get(stored.orientation, turn)
     if turn is not None:
-        made = made.transpose(turn)
-    if made.has_transparency_data:
-        layer = made.convert("RGBA")
-        made = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
-    rgb = made.convert("RGB")  # a copy
+        picture = picture.transpose(turn)
+    if picture.has_transparency_data:
+        layer = picture.convert("RGBA")
+        picture = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
+    rgb = picture.convert("RGB")  # a copy
     if table is not None:
         rgb = rgb.point(table)
     rgb.info = {READ: True}

@@ -134,14 +134,14 @@ def say_passed_over(where: object, counts: Mapping[str, int], results: Sequence[
         log.warning("%s: pictures of earlier results are passed over: %s", where, names)
     if not counts:
         return
-    some = [f"{count} {suffix}" for suffix, count in Counter(counts).most_common(8)]
+    counted = [f"{count} {suffix}" for suffix, count in Counter(counts).most_common(8)]
     more = f" and {len(counts) - 8} more kinds" if len(counts) > 8 else ""
     total = sum(counts.values())
     heif = any(suffix.startswith("HEIF") for suffix in counts)
     advice = ": pip install pillow-heif reads HEIC and HEIF" if heif else ""
     log.warning(
         "%s: %d %s passed over, which cannot be read as images: %s%s%s",
-        *(where, total, "file is" if total == 1 else "files are", ", ".join(some), more, advice),
+        *(where, total, "file is" if total == 1 else "files are", ", ".join(counted), more, advice),
     )
 
 

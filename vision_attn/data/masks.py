@@ -56,8 +56,8 @@ def regions_of(values: UInt8[ndarray, "H W"]) -> Regions:
     stray, less than one for twenty pixels of 255 and nowhere 16 together, 255 is the object and
     they count on neither side. Raises ValueError for other numbers.
     """
-    found = np.unique(values)
-    strange = found[(found > OBJECTS) & (found < BORDER)]
+    numbers = np.unique(values)
+    strange = numbers[(numbers > OBJECTS) & (numbers < BORDER)]
     if strange.size:
         raise ValueError(
             f"the mask holds {', '.join(map(str, strange[:3]))}: expected 0 background, "
@@ -157,12 +157,12 @@ class Masks:
         for file in images_below(folder, quiet=True):
             if os.path.realpath(file) not in own:
                 masks[stem_key(file.relative_to(folder))].append(file)
-        self._found: dict[str, str] = {}
+        self._keys: dict[str, str] = {}
         takers: dict[str, list[str]] = defaultdict(list)
         for photo, below in photos.items():
             key = next((key for key in _keys(photo, below) if key in masks), None)
             if key is not None:
-                self._found[photo] = key
+                self._keys[photo] = key
                 takers[key].append(photo)
         self._masks = {key: files[0] for key, files in masks.items() if len(files) == 1}
         self._refused: dict[str, str] = {}
@@ -183,11 +183,11 @@ class Masks:
 
     def __len__(self) -> int:
         """How many photos have a mask, or several."""
-        return len(self._found)
+        return len(self._keys)
 
     def of(self, photo: str | Path) -> Path | None:
         """Find the mask of a photo; None where it has none, or not one alone."""
-        key = self._found.get(str(photo))
+        key = self._keys.get(str(photo))
         return None if key is None or str(photo) in self._refused else self._masks[key]
 
     def refusal(self, photo: str | Path) -> str:

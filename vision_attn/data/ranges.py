@@ -173,10 +173,10 @@ def _whole(image: Any) -> bytes:
     """All bytes of an image's file, whose place stays where it is."""
     if image.fp is None:
         return b""
-    place = image.fp.tell()
+    position = image.fp.tell()
     image.fp.seek(0)
     content: bytes = image.fp.read()
-    image.fp.seek(place)
+    image.fp.seek(position)
     return content
 
 

@@ -39,8 +39,8 @@ def part_of(name: str) -> Part | None:
         ['train', 'val', 'test', 'train', None]
     """
     words = [word for word in re.split(r"[^a-z]+", name.casefold()) if word]
-    told = [word for word in words if word not in BESIDE_THEM]
-    return NAMES.get(told[0]) if len(told) == 1 else None
+    telling = [word for word in words if word not in BESIDE_THEM]
+    return NAMES.get(telling[0]) if len(telling) == 1 else None
 
 
 def subfolders(folder: Path) -> list[str]:
