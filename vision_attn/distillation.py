@@ -316,6 +316,7 @@ class _Answers(nn.Module):
             return self._answer(images)
 
     def _answer(self, images: Images) -> Float[Tensor, "b k"]:
+        images = images.float()  # whatever its student computes with
         if self.kept is None:
             return self._of(images)
         keys = [blake2b(i.contiguous().numpy(), digest_size=16).digest() for i in images.cpu()]

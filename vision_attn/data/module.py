@@ -209,7 +209,10 @@ class ImageData(LightningDataModule):
         if not isinstance(batch, Batch):
             return batch
         training = self.trainer is not None and self.trainer.training
-        return self.for_training(batch) if training else self.for_evaluation(batch)
+        images, labels = self.for_training(batch) if training else self.for_evaluation(batch)
+        if self.trainer is not None:  # in the numbers that the network computes with
+            images = self.trainer.precision_plugin.convert_input(images)
+        return images, labels
 
     def for_training(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Augmented, mixed and normalised images, and labels (b), or (b k) where mixed."""
@@ -229,7 +232,8 @@ class ImageData(LightningDataModule):
         return self._normalised(batch.images), batch.labels
 
     def _normalised(self, images: Pixels) -> Float[Tensor, "b 3 h w"]:
-        mean, std = torch.tensor([self.mean, self.std], device=images.device).view(2, 3, 1, 1)
+        numbers = torch.tensor([self.mean, self.std], dtype=torch.float32, device=images.device)
+        mean, std = numbers.view(2, 3, 1, 1)
         if images.dtype == torch.uint8:
             normalised, scale, shift = _room(images), 1 / (std * 255), mean / std
             some = max(1, IN_CACHE // images[:1].numel()) if images.is_cpu else len(images)

@@ -6,7 +6,6 @@ Axes: n images of a set, b batch, h height, w width.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -108,9 +107,10 @@ class TensorSet(ImageSet):
         return TensorSet(self.images.to(device), self.labels)
 
 
-@dataclass(frozen=True, eq=False)
 class Batch:
     """Images as they are stored, their labels, and the random numbers to change them.
+
+    No dataclass: Lightning's precisions would take that apart and turn labels into their numbers.
 
     Examples:
         >>> import torch
@@ -121,9 +121,15 @@ class Batch:
         (5, tensor([0, 1, 2, 3, 4]))
     """
 
-    images: UInt8[Tensor, "b 3 h w"]
-    labels: Int[Tensor, " b"] | Float[Tensor, "b k"]
-    draws: Draws
+    def __init__(
+        self,
+        images: UInt8[Tensor, "b 3 h w"],
+        labels: Int[Tensor, " b"] | Float[Tensor, "b k"],
+        draws: Draws,
+    ) -> None:
+        self.images = images
+        self.labels = labels
+        self.draws = draws
 
     def __len__(self) -> int:
         return len(self.labels)

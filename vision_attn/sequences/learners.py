@@ -19,7 +19,7 @@ from vision_attn.models.checkpoint import ENTRY, pack
 from vision_attn.sequences.models.decoding import SequenceModel, greedy
 from vision_attn.sequences.models.encoders import ImageEncoder
 from vision_attn.sequences.models.questions import QuestionAnswerer
-from vision_attn.training.module import TrainingModule
+from vision_attn.training.module import TrainingModule, at_least_float32
 from vision_attn.training.schedules import CosineDecay
 from vision_attn.types import PAD, STOP
 
@@ -129,7 +129,7 @@ class SequenceLearner(Learner):
 
     def measure(self, batch: Any, stage: str) -> dict[str, tuple[Tensor, int]]:
         source, target, objects = batch
-        logits = self.network(source, target).float()
+        logits = at_least_float32(self.network(source, target))
         there = target != PAD
         right = (logits.argmax(-1) == target) & there
         count = int(there.sum())
@@ -204,7 +204,7 @@ class QuestionLearner(Learner):
         return self.network(image, question)
 
     def measure(self, batch: Any, stage: str) -> dict[str, tuple[Tensor, int]]:
-        logits = self(batch.image, batch.question).float()
+        logits = at_least_float32(self(batch.image, batch.question))
         right = (logits.argmax(1) == batch.answer).float()
         loss = F.cross_entropy(logits, batch.answer)
         measured = {"loss": (loss, len(right)), "top1": (right.mean(), len(right))}

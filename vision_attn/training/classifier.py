@@ -23,7 +23,7 @@ from torchmetrics.classification import (
 from vision_attn.models.checkpoint import ENTRY, pack
 from vision_attn.training.finetuning import start_from
 from vision_attn.training.losses import BalancedCrossEntropy, MultiLabelCrossEntropy
-from vision_attn.training.module import TrainingModule
+from vision_attn.training.module import TrainingModule, at_least_float32
 from vision_attn.training.schedules import CosineDecay
 from vision_attn.types import Calibration, Images, Logits
 
@@ -99,10 +99,10 @@ class ImageClassifier(TrainingModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         images, labels = batch
-        logits = self(images).float()
+        logits = at_least_float32(self(images))
         self._check_classes(logits)
         self._check_labels(labels, mixed=True)
-        loss = self.loss(logits, labels)
+        loss = self.loss(logits, labels.to(logits) if labels.is_floating_point() else labels)
         if self.teaching is not None:
             loss = self.teaching(loss, logits, images)
         loss = self.finite(loss, "loss")
@@ -122,7 +122,7 @@ class ImageClassifier(TrainingModule):
     def predict_step(self, batch: Any, batch_idx: int) -> Float[Tensor, "b k"]:
         """Class probabilities (b, k) of a batch of images, alone or first in a sequence."""
         images = batch if isinstance(batch, Tensor) else batch[0]
-        return self.calibration.probabilities(self(images).float())
+        return self.calibration.probabilities(at_least_float32(self(images)))
 
     def setup(self, stage: str) -> None:
         data: Any = getattr(self.trainer, "datamodule", None)
@@ -130,13 +130,13 @@ class ImageClassifier(TrainingModule):
             self.classes = list(data.classes)
             self.preprocess = asdict(data.preprocess)
             if isinstance(self.loss, BalancedCrossEntropy):
-                self.loss.weight = data.class_weights().to(self.device)
+                self.loss.weight = data.class_weights()
             if isinstance(self.loss, MultiLabelCrossEntropy) and self.loss.balanced:
                 labels = data.splits.train.labels
                 self._check_labels(labels)
                 having = labels.sum(0)
                 weights = (len(labels) - having) / having.clamp_min(1)
-                self.loss.pos_weight = weights.clamp(max=self.loss.most).to(self.device)
+                self.loss.pos_weight = weights.clamp(max=self.loss.most)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add, as plain values, what it takes to use the network without its config."""
@@ -153,9 +153,10 @@ class ImageClassifier(TrainingModule):
 
     def _evaluate(self, stage: str, batch: Batch) -> Logits:
         images, labels = batch
-        logits = self(images).float()
+        logits = at_least_float32(self(images))
         self._check_classes(logits)
         self._check_labels(labels)
+        labels = labels.to(logits) if labels.is_floating_point() else labels
         loss = self.finite(self.loss(logits, labels), f"{stage} loss")
         if stage not in self.metrics:
             made = multilabel_metrics if self.multilabel else metrics

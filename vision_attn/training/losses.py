@@ -5,7 +5,8 @@ Axes: b batch, k classes.
 
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 __all__ = ["BalancedCrossEntropy", "MultiLabelCrossEntropy"]
 
@@ -29,7 +30,17 @@ class BalancedCrossEntropy(nn.CrossEntropyLoss):
         self, label_smoothing: float = 0.0, reduction: Literal["mean", "sum"] = "mean"
     ) -> None:
         super().__init__(label_smoothing=label_smoothing, reduction=reduction)
-        self.register_buffer("weight", None, persistent=False)
+        del self.weight
+        self.weight: Tensor | None = None  # no buffer, which a precision would round
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(
+            input,
+            target,
+            None if self.weight is None else self.weight.to(input),
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+        )
 
 
 class MultiLabelCrossEntropy(nn.BCEWithLogitsLoss):
@@ -51,4 +62,9 @@ class MultiLabelCrossEntropy(nn.BCEWithLogitsLoss):
         if most < 1:
             raise ValueError(f"most must be at least 1, got {most}")
         self.balanced, self.most = balanced, most
-        self.register_buffer("pos_weight", None, persistent=False)
+        del self.pos_weight
+        self.pos_weight: Tensor | None = None  # no buffer, which a precision would round
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        weight = None if self.pos_weight is None else self.pos_weight.to(input)
+        return F.binary_cross_entropy_with_logits(input, target, pos_weight=weight)

@@ -5,6 +5,7 @@ from math import isfinite
 from time import perf_counter
 from typing import Any, ClassVar
 
+import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
@@ -16,7 +17,19 @@ from vision_attn.training.cpu.fused import align_moments, fuse_on_cpu
 from vision_attn.training.parameters import parameter_groups
 from vision_attn.training.schedules import CosineDecay
 
-__all__ = ["NonFiniteLoss", "TrainingModule"]
+__all__ = ["NonFiniteLoss", "TrainingModule", "at_least_float32"]
+
+
+def at_least_float32(logits: Tensor) -> Tensor:
+    """Widen a network's half-precision outputs, in which a loss would be coarse.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.training.module import at_least_float32
+        >>> [at_least_float32(torch.ones(1, dtype=d)).dtype for d in (torch.half, torch.double)]
+        [torch.float32, torch.float64]
+    """
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 class NonFiniteLoss(ValueError):

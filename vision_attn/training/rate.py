@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from vision_attn.training.module import at_least_float32
 from vision_attn.training.parameters import parameter_groups
 
 __all__ = ["LearningRateRangeTest"]
@@ -65,8 +66,10 @@ class LearningRateRangeTest(Callback):
                 for group, rate in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = rate * self.factor(len(losses))
                 optimizer.zero_grad()
-                with trainer.precision_plugin.forward_context():
-                    loss = pl_module.loss(network(images).float(), labels)
+                precision = trainer.precision_plugin
+                with precision.forward_context():
+                    logits = at_least_float32(network(precision.convert_input(images)))
+                    loss = pl_module.loss(logits, labels)
                 losses.append(loss.item())
                 if not isfinite(losses[-1]) or losses[-1] > 4 * min(losses):
                     return losses

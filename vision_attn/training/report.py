@@ -156,14 +156,11 @@ class Summary(Callback):
             return  # a process that has but a part of the weights cannot count
         device = pl_module.device
         with trainer.precision_plugin.forward_context():
-            flops = {
-                shape: forward_flops(pl_module.network, torch.zeros(1, *shape, device=device))
-                for shape in self._images
-            }
-            pairs = {
-                shape: training_flops(pl_module.network, torch.zeros(2, *shape, device=device))
-                for shape in self._images
-            }
+            flops, pairs = {}, {}
+            for shape in self._images:
+                pair = trainer.precision_plugin.convert_input(torch.zeros(2, *shape, device=device))
+                flops[shape] = forward_flops(pl_module.network, pair[:1])
+                pairs[shape] = training_flops(pl_module.network, pair)
         work = sum(pairs[shape] * count for shape, count in self._images.items()) / 2
         teacher = getattr(pl_module, "teacher_flops", 0) * trainer.world_size
         self.rows["work"] = f"{(work + teacher) / 1e15:.3g} PFLOP"

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MultilabelAveragePrecision
 
+from vision_attn.training.module import at_least_float32
 from vision_attn.types import Images, Logits
 
 __all__ = ["TestTimeAugmentation"]
@@ -52,14 +53,16 @@ class TestTimeAugmentation(Callback):
 
     def logits(self, network: nn.Module, images: Images, plain: Logits) -> Logits:
         """The mean logits (b, k) over the views; `plain` are those of the images themselves."""
-        unmoved = (plain + network(images.flip(3)).float()) / 2
+        unmoved = (plain + at_least_float32(network(images.flip(3)))) / 2
         if not self.shift:
             return unmoved
         height, width = images.shape[2:]
         framed = F.pad(images, [self.shift] * 4, mode="reflect")
         moved = [framed[:, :, at : at + height, at : at + width] for at in (0, 2 * self.shift)]
         every = [view for image in moved for view in (image, image.flip(3))]
-        return (unmoved + torch.stack([network(view).float() for view in every]).mean(0)) / 2
+        return (
+            unmoved + torch.stack([at_least_float32(network(view)) for view in every]).mean(0)
+        ) / 2
 
     def on_test_batch_end(
         self,

@@ -69,7 +69,8 @@ class WatchHeatmaps(Callback):
         images, labels = data.examples(self.count)
         self.names = _named(labels, data.classes)
         labels = labels if labels.ndim == 1 else (labels > 0).int().argmax(1)
-        self.images, self.labels = images.to(pl_module.device), labels.to(pl_module.device)
+        self.images = trainer.precision_plugin.convert_input(images).to(pl_module.device)
+        self.labels = labels.to(pl_module.device)
         std, mean = (np.array(values, np.float32) for values in (data.std, data.mean))
         shown = images.permute(0, 2, 3, 1).cpu().numpy() * std + mean
         self.photos = [
