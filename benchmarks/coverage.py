@@ -2,6 +2,7 @@
 
     python benchmarks/coverage.py [NAME ...]
     python benchmarks/coverage.py --all [--only PATTERN ...] [--limit-parameters 150] [--jobs 2]
+    python benchmarks/coverage.py --shares [--only PATTERN ...] [--limit-parameters 150]
     python benchmarks/coverage.py --write
 
 The first prints the table of tests/methods/test_dense.py: networks of few layers, all their maps
@@ -13,6 +14,10 @@ method by method, goes to --details. `--again older` tries again what an earlier
 with. `--write` keeps the newest line of each network in --results, and makes docs/coverage.md's
 counts of these lines. With --probe nothing is compared: it says only of which networks there is a
 map.
+
+`--shares` goes through the same networks in the same way, and asks of each whether the shares of its
+pixels and additive constants add up to its logit under LibraGradient's rules (tests/methods/every/
+shares.py). Its lines are in docs/shares.jsonl, which `--write` makes a column and a table of.
 
 On Linux a trial is forked from this process, which has imported everything; elsewhere each trial
 imports for itself, and nothing bounds its memory.
@@ -38,6 +43,7 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported: no threads before a fork
 
 ROOT = Path(__file__).parent.parent
+RESULTS, SHARES = ROOT / "docs" / "coverage.jsonl", ROOT / "docs" / "shares.jsonl"
 sys.path += [str(ROOT / "tests" / "explain"), str(ROOT / "tests" / "explain" / "every")]
 
 
@@ -45,11 +51,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", help="networks of the dense table")
     parser.add_argument("--all", action="store_true", help="try every network")
+    parser.add_argument("--shares", action="store_true", help="add up every network's shares")
     parser.add_argument("--probe", action="store_true", help="ask for a map, compare nothing")
     parser.add_argument("--write", action="store_true", help="write docs/coverage.md")
     parser.add_argument("--only", nargs="+", default=["*"], help="shell patterns of names")
     parser.add_argument("--limit-parameters", type=float, default=150, help="millions")
-    parser.add_argument("--results", type=Path, default=ROOT / "docs" / "coverage.jsonl")
+    parser.add_argument("--results", type=Path, help="docs/coverage.jsonl, docs/shares.jsonl")
     parser.add_argument("--details", type=Path, default=ROOT / "outputs" / "coverage.jsonl")
     parser.add_argument(
         "--again", nargs="*", default=[], help="what to try again, such as crash, or older"
@@ -59,7 +66,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="networks at a time")
     parser.add_argument("--minutes", type=float, default=1e9, help="after which none is begun")
     words = parser.parse_args()
-    if words.all:
+    words.results = words.results or (SHARES if words.shares else RESULTS)
+    if words.all or words.shares:
         sweep(words)
     elif words.write:
         write(words.results)
@@ -174,7 +182,7 @@ def to_try_again(line: dict, again: list[str]) -> bool:
 def import_once(names: Iterable[str]) -> None:
     """Import what trials need, for all of them."""
     import catalogue
-    import oracle  # noqa: F401
+    import shares  # noqa: F401
     import torch
 
     torch.set_num_threads(1)
@@ -204,6 +212,7 @@ def add(words: argparse.Namespace, entry, found: dict) -> None:
     """Append what was found: in short to the results, in full to the details."""
     when = {"date": date.today().isoformat(), "commit": words.commit}
     line = {"name": entry.name, "family": entry.family, "map": found["map"]}
+    line |= {"gap": float(f"{found['gap']:.1e}")} if "gap" in found else {}
     line |= {"why": shortened(found["why"])} if found.get("why") else {}
     line |= {"part": True} if found.get("part") else {}
     line |= {"far": True} if found.get("far") else {}
@@ -229,10 +238,8 @@ def attempt(name: str, words: argparse.Namespace) -> None:
     bound(words)
     entry = entries()[name]
     try:
-        from oracle import tried
-
         begun = time.process_time()
-        found = tried(entry, words.limit_parameters * 1e6, check=not words.probe)
+        found = trial(entry, words)
         found["seconds"] = round(time.process_time() - begun, 1)  # of a core
     except MemoryError:
         found = {"map": "stopped", "why": "std::bad_alloc"}
@@ -241,6 +248,17 @@ def attempt(name: str, words: argparse.Namespace) -> None:
     if any(sign in found["why"] for sign in OUT_OF_MEMORY):
         found |= {"map": "stopped", "why": f"needs more than {words.gigabytes:g} GB"}
     add(words, entry, found)
+
+
+def trial(entry, words: argparse.Namespace) -> dict:
+    """Try one network, in whichever way is asked for."""
+    if words.shares:
+        from shares import shared_out
+
+        return shared_out(entry, words.limit_parameters * 1e6)
+    from oracle import tried
+
+    return tried(entry, words.limit_parameters * 1e6, check=not words.probe)
 
 
 def bound(words: argparse.Namespace) -> None:

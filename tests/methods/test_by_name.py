@@ -39,7 +39,10 @@ def test_a_method_is_read_as_it_is_typed(text, explainer):
         ("GradCAM(", "expected a method as Name"),
         ("", "expected a method as Name"),
         ("GradCAM(layer4)", r"expected option=value in 'GradCAM\(layer4\)', got 'layer4'"),
-        ("GradCAM(layr=a)", r"no option 'layr' \(did you mean 'layer'\?\); its options: layer"),
+        (
+            "GradCAM(layr=a)",
+            r"no option 'layr' \(did you mean 'layer'\?\); its options: layer, smooth",
+        ),
         ("GradCAM(layer=a, layer=b)", "option 'layer' is given twice"),
         ("ChannelGates(kind=pased)", r"expected 'passed' or 'selected', got 'pased' .did you mean"),
         ("Occlusion(window=1.5)", "Occlusion: option window: expected a whole number, got '1.5'"),

@@ -91,9 +91,11 @@ class Explainer(ABC):
 
     @classmethod
     def options(cls) -> dict[str, Any]:
-        """Name the options, each with its annotation."""
+        """Name the options, each with its annotation; what every method has comes last."""
         annotations = get_type_hints(cls)
-        return {field.name: annotations[field.name] for field in fields(cls)}
+        shared = {field.name for field in fields(Explainer)}
+        names = sorted((field.name for field in fields(cls)), key=shared.__contains__)
+        return {name: annotations[name] for name in names}
 
     @classmethod
     def convert_option(cls, option: str, value: Any) -> Any:
@@ -110,10 +112,11 @@ class Explainer(ABC):
 
     def __str__(self) -> str:
         """The method as on the command line, with the options that differ from their defaults."""
+        defaults = {field.name: field.default for field in fields(self)}
         options = ", ".join(
-            f"{field.name}={value!r}"
-            for field in fields(self)
-            if (value := getattr(self, field.name)) != field.default
+            f"{name}={value!r}"
+            for name in self.options()
+            if (value := getattr(self, name)) != defaults[name]
         )
         return f"{type(self).__name__}({options})" if options else type(self).__name__
 

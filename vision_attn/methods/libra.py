@@ -159,7 +159,7 @@ class LibraGradient(Explainer):
 
 
 def mass_beside(shares: Sequence[tuple[Tensor, Tensor]]) -> Float[Tensor, " b"] | None:
-    """Compute the part of all shares, by size, beside the image; None without such tokens."""
+    """The part of all shares, by their sizes, beside the image; None where no tokens are there."""
     if not any(beside.shape[1] for _, beside in shares):
         return None
     aside = torch.stack([beside.abs().sum(1) for _, beside in shares]).sum(0)

@@ -89,27 +89,34 @@ def sharp(network, images):
     return network.eval()
 
 
-def tried(entry, most=float("inf"), check=True):
-    """Build a network of the catalogue, run it and judge it: what was found, as a dictionary.
+class TooMuchError(Exception):
+    """A network of the catalogue is not tried; found: what is said of it."""
 
-    most: parameters, as published and as built, beyond which it is left out. check: False asks only
-    whether there is a map, and compares nothing.
+    def __init__(self, map, why):
+        super().__init__(why)
+        self.found = {"map": map, "why": why}
+
+
+def built(entry, most=float("inf")):
+    """Build a network of the catalogue in float64, with two images (2 3 h w) on which it runs.
+
+    most: parameters, as published and as built, beyond which it is left out.
     """
     if entry.source == "timm" and most < float("inf"):
         published = catalogue.parameters_of_timm(entry.name.removeprefix("timm:"))
         if published > most:
-            return {"map": "left out", "why": f"{published / 1e6:.0f} million parameters"}
+            raise TooMuchError("left out", f"{published / 1e6:.0f} million parameters")
     torch.manual_seed(3)
     try:
         network, sizes = entry.build()
     except Exception as error:
         absent = "does not support an attention implementation" in str(error)
         why = "has no such attention" if absent else f"{type(error).__name__}: {error}"[:300]
-        return {"map": "left out" if absent else "not built", "why": why}
+        raise TooMuchError("left out" if absent else "not built", why) from error
     network = network.eval().double()
     count = sum(x.numel() for x in network.parameters())
     if count > most:
-        return {"map": "left out", "why": f"{count / 1e6:.0f} million parameters"}
+        raise TooMuchError("left out", f"{count / 1e6:.0f} million parameters")
     for size in sizes:
         images = torch.randn(2, 3, *size, dtype=torch.float64)
         try:
@@ -117,17 +124,28 @@ def tried(entry, most=float("inf"), check=True):
                 out = network(images)
             logits = getattr(out, "logits", out)
             assert tuple(logits.shape[:-1]) == (2,), "it gives no logits (images classes)"
-            break
+            return network, images
         except Exception as error:
             why = f"{type(error).__name__}: {error}"[:300]
-    else:
-        return {"map": "not built", "why": f"it does not run: {why}"}
+    raise TooMuchError("not built", f"it does not run: {why}")
+
+
+def tried(entry, most=float("inf"), check=True):
+    """Build a network of the catalogue, run it and judge it: what was found, as a dictionary.
+
+    most: as of `built`. check: False asks only whether there is a map, and compares nothing.
+    """
+    try:
+        network, images = built(entry, most)
+    except TooMuchError as error:
+        return error.found
     found = judge(network, images) if check else probed(network, images)
     if isinstance(network, Own) and found.map == "right":
         error = off(Rollout()(network, images).values.double(), network.dense_rollout(images))
         if not error < 3e-6:
             found.map, found.why = "wrong", f"{error:.1e} off the weights of its own"
-    return asdict(found) | {"parameters": count, "size": list(size)}
+    count = sum(x.numel() for x in network.parameters())
+    return asdict(found) | {"parameters": count, "size": list(images.shape[2:])}
 
 
 def judge(network, images):

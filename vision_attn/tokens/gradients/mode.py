@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from vision_attn.attention import Normalizer
 from vision_attn.hooks import Hooks
-from vision_attn.tokens.gradients.rules import RULES, flows, functions
+from vision_attn.tokens.gradients.rules import RULES, Tracking, flows, functions
 
 __all__ = ["CallCounter", "HeldGradients", "Mark", "own_weights_held", "tensors_in"]
 
@@ -76,7 +76,7 @@ class CallCounter:
         return found
 
 
-class HeldGradients(TorchFunctionMode):
+class HeldGradients(TorchFunctionMode, Tracking):
     """Run torch's functions under the gradient rules, and keep the values that are marked.
 
     levels: the marks, each with whether the value is changed in place afterwards. The first of them

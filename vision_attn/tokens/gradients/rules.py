@@ -8,9 +8,10 @@ that sum x . g + sum b . g is the output (LibraGrad, Mehri et al., CVPR 2025, ar
 Axes: b batch, c channels, n tokens, d width of a token.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,21 +24,31 @@ from vision_attn.tokens.record.sdpa import SDPAInputs, multi_head_attention
 __all__ = ["HELD", "RULES", "Rule", "Tracking", "flows", "functions"]
 
 
-@runtime_checkable
-class Tracking(Protocol):
-    """What a rule asks of the mode that runs it."""
+class Tracking(ABC):
+    """What a rule asks of the mode that runs it.
 
+    Examples:
+        >>> from vision_attn.tokens.gradients.mode import HeldGradients
+        >>> from vision_attn.tokens.gradients.rules import Tracking
+        >>> issubclass(HeldGradients, Tracking)
+        True
+    """
+
+    @abstractmethod
     def strength(self, x: Tensor) -> int:
         """How much of a gate a value is: 0 for values that are none."""
 
+    @abstractmethod
     def mark(self, x: Any, strength: int) -> Any:
         """Return a value that is so much of a gate from now on."""
 
+    @abstractmethod
     def constant(self, value: Any) -> Any:
         """Return an additive constant, or what stands for it where constants are counted."""
 
+    @abstractmethod
     def inside(self, run: Callable[[], Any]) -> Any:
-        """Run other functions of torch under their own rules."""
+        """Run other functions of torch, which are no calls of the network's, under their rules."""
 
 
 Rule = Callable[[Callable, tuple, dict, Tracking], Any]
