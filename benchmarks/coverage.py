@@ -15,9 +15,10 @@ with. `--write` keeps the newest line of each network in --results, and makes do
 counts of these lines. With --probe nothing is compared: it says only of which networks there is a
 map.
 
-`--shares` goes through the same networks in the same way, and asks of each whether the shares of its
-pixels and additive constants add up to its logit under LibraGradient's rules (tests/methods/every/
-shares.py). Its lines are in docs/shares.jsonl, which `--write` makes a column and a table of.
+`--shares` goes through the same networks in the same way. It asks of each whether the shares of its
+pixels and additive constants add up to its logit under the rules of LibraGradient
+(tests/methods/every/shares.py). Its lines are in docs/shares.jsonl, of which `--write` makes a
+column and a table.
 
 On Linux a trial is forked from this process, which has imported everything; elsewhere each trial
 imports for itself, and nothing bounds its memory.
@@ -44,7 +45,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported: no threads b
 
 ROOT = Path(__file__).parent.parent
 RESULTS, SHARES = ROOT / "docs" / "coverage.jsonl", ROOT / "docs" / "shares.jsonl"
-sys.path += [str(ROOT / "tests" / "explain"), str(ROOT / "tests" / "explain" / "every")]
+sys.path += [str(ROOT / "tests" / "methods"), str(ROOT / "tests" / "methods" / "every")]
 
 
 def main() -> None:
