@@ -4,9 +4,9 @@
 
 Scores the Imagenette networks of the package, or the models that are named, on photos of a folder
 with a folder a class. Methods that need hundreds of passes for a map are asked about fewer photos:
-LIME about as much as the quick ones, the others by deletion and insertion alone. What is scored
-already is taken as it is, and a stopped run goes on. --quick makes it all small, to see that it
-runs.
+MaskedRegression about as much as the quick ones, the others by deletion and insertion alone. What
+is scored already is taken as it is, and a stopped run goes on. --quick makes it all small, to see
+that it runs.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import torch
 import vision_attn
 from vision_attn import list_models, load_model
 from vision_attn.evaluate.bootstrap import bca
-from vision_attn.methods import LIME, Explainer, fitting_methods
+from vision_attn.methods import Explainer, MaskedRegression, fitting_methods
 from vision_attn.methods.attribution import Attribution
 from vision_attn.render import markdown_table
 from vision_attn.runs.scoring import MethodVerdict, Scores
@@ -115,13 +115,13 @@ def study() -> None:
     args = parser.parse_args()
     efforts = {
         "quick": Effort(args.images, 32, (2, 3)),
-        "lime": Effort(args.slow, 20, (2,)),
+        "regression": Effort(args.slow, 20, (2,)),
         "slow": Effort(args.slow, 0, ()),
     }
     if args.quick:
         efforts = {
             "quick": Effort(4, 2, (2, 3)),
-            "lime": Effort(2, 1, (2,)),
+            "regression": Effort(2, 1, (2,)),
             "slow": Effort(2, 0, ()),
         }
     studied = [studied_network(spec, args, efforts) for spec in args.models]
@@ -170,19 +170,20 @@ def studied_network(spec: str, args: argparse.Namespace, efforts: dict[str, Effo
 
 
 def part_of(method: Explainer) -> str:
-    if isinstance(method, LIME):
-        return "lime"
+    if isinstance(method, MaskedRegression):
+        return "regression"
     return "slow" if isinstance(method, Attribution) else "quick"
 
 
 def effort(efforts: dict[str, Effort]) -> str:
     """On how many photos, in a sentence."""
-    quick, lime, slow = (efforts[part] for part in ("quick", "lime", "slow"))
+    quick, regression, slow = (efforts[part] for part in ("quick", "regression", "slow"))
     return (
         f"Methods of a few passes a map on {quick.images} photos, drawn at random (randomisation "
-        f"and sensitivity on {quick.sanity}); LIME, which takes 258, on {lime.images} "
-        f"(randomisation and sensitivity on {lime.sanity}); IntegratedGradients and Occlusion, "
-        f"which take hundreds too, on {slow.images}, by deletion and insertion alone. "
+        f"and sensitivity on {quick.sanity}); MaskedRegression, which takes 258, on "
+        f"{regression.images} (randomisation and sensitivity on {regression.sanity}); "
+        "IntegratedGradients, Occlusion and LIME, which take hundreds too, on "
+        f"{slow.images}, by deletion and insertion alone. "
         "The last column says on how many photos and mosaics, and on how many photos with random "
         "weights, each number rests."
     )

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from vision_attn import devices as precision
-from vision_attn.methods import LIME
+from vision_attn.methods import MaskedRegression
 from vision_attn.training import native_precision
 
 
@@ -106,4 +106,4 @@ def test_the_format_of_forward_passes_is_one_that_every_batch_takes(native, monk
     usual = last if native == "32-true" else torch.contiguous_format
     assert precision.forward_format(folded.convolutions, one) == usual
     assert precision.forward_format(folded.convolutions[:1], one) == torch.contiguous_format
-    assert LIME(samples=16, cells=3)(folded, one, [2]).values.shape == (1, 3, 4)
+    assert MaskedRegression(samples=16, cells=3)(folded, one, [2]).values.shape == (1, 3, 4)

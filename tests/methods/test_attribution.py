@@ -6,7 +6,7 @@ from captum import attr
 from torch import nn
 
 from vision_attn import devices
-from vision_attn.methods import LIME
+from vision_attn.methods import MaskedRegression
 from vision_attn.methods import attribution as perturbing
 from vision_attn.methods.attribution import IntegratedGradients, Occlusion
 
@@ -104,7 +104,9 @@ def test_batches(network, method):
     torch.testing.assert_close(method(network, IMAGES).values, alone, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", [Occlusion(rows=11), LIME(samples=24, cells=5, rows=11)])
+@pytest.mark.parametrize(
+    "method", [Occlusion(rows=11), MaskedRegression(samples=24, cells=5, rows=11)]
+)
 def test_copies_of_an_image_in_a_row_are_passed_once_for_all_their_classes(network, method):
     network, seen = network.double(), []
     network.register_forward_hook(lambda module, args, output: seen.append(len(output)))
@@ -158,7 +160,7 @@ def test_errors(network, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "method", [IntegratedGradients(steps=3), Occlusion(window=5), LIME(cells=3)]
+    "method", [IntegratedGradients(steps=3), Occlusion(window=5), MaskedRegression(cells=3)]
 )
 def test_convolutions_in_float32_see_their_samples_channels_last(method, monkeypatch):
     network = nn.Sequential(

@@ -6,11 +6,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from vision_attn.methods import (
-    LIME,
     AttentionGradCAM,
     GradientRollout,
     IntegratedGradients,
     LeGrad,
+    MaskedRegression,
     Occlusion,
     QueryKey,
     RawAttention,
@@ -72,8 +72,8 @@ class ByHand(nn.Module):
         QueryKey(query=(3, 30), head=0),
         IntegratedGradients(),
         Occlusion(window=8, stride=8),
-        LIME(),
-        LIME(cells=4),
+        MaskedRegression(),
+        MaskedRegression(cells=4),
     ],
     ids=str,
 )

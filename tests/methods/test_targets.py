@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from vision_attn.data import Preprocess
 from vision_attn.methods import (
-    LIME,
     Box,
     Channel,
     Class,
@@ -21,6 +20,7 @@ from vision_attn.methods import (
     Direction,
     GradCAM,
     IntegratedGradients,
+    MaskedRegression,
     Occlusion,
     Odds,
     PixelsOf,
@@ -105,6 +105,7 @@ KINDS = {  # a target, and what it stands for, written out
 def of_each(method):
     options = {
         "IntegratedGradients": {"steps": 3},
+        "MaskedRegression": {"samples": 8, "cells": 2},
         "LIME": {"samples": 8, "cells": 2},
         "Occlusion": {"window": 8},
     }
@@ -113,7 +114,7 @@ def of_each(method):
 
 ON_TOKENS = ["WeightedRollout", "GradientRollout", "Relevance", "AttentionGradCAM", "LeGrad"]
 ON_FEATURES = ["GradCAM", "GradCAMPlusPlus", "XGradCAM", "HiResCAM", "LayerCAM"]
-ON_BOTH = ["IntegratedGradients", "Occlusion", "LIME"]
+ON_BOTH = ["IntegratedGradients", "Occlusion", "MaskedRegression", "LIME"]
 
 
 def vit():
@@ -144,7 +145,12 @@ def test_every_target_is_the_output_of_a_network_wrapped_by_hand(make, method):
 
 
 @pytest.mark.parametrize(
-    ("make", "method"), [*every_method(), (vit, "Rollout"), (senet, "EdgeMap")]
+    ("make", "method"),
+    [
+        *every_method(),
+        *((make, "LibraGradient") for make in (vit, senet)),  # whose rules end at the output
+        *((vit, "Rollout"), (senet, "EdgeMap")),
+    ],
 )
 def test_every_output_is_one_tensor_of_several(make, method):
     torch.manual_seed(3)
@@ -374,7 +380,7 @@ def test_an_encoder_has_no_class_to_explain_by_itself(name):
     else:
         network, head = Pooled(transformers_vit("ViTModel")), None
     assert not has_classifier(network)
-    for explainer in (LIME(samples=4, cells=2), IntegratedGradients(steps=1)):
+    for explainer in (MaskedRegression(samples=4, cells=2), IntegratedGradients(steps=1)):
         with pytest.raises(ValueError, match=r"has no classifier, and so no class .* give target="):
             explainer(network, IMAGES, head=head)
     blind = [RandomMap()] if name == "a model" else [RandomMap(), Rollout()]
@@ -382,7 +388,7 @@ def test_an_encoder_has_no_class_to_explain_by_itself(name):
         assert len(explainer(network, IMAGES, head=head)) == 2
     width = CLASSES if name == "a model" else 12 if head or name.endswith("pooled") else 64
     embedding = torch.randn(width)
-    maps = LIME(samples=4, cells=2)(network, IMAGES, Similarity(embedding), head=head)
+    maps = MaskedRegression(samples=4, cells=2)(network, IMAGES, Similarity(embedding), head=head)
     assert maps.targets is None
     assert maps.values.any()
 

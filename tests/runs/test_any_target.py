@@ -239,7 +239,10 @@ def test_the_live_page_offers_what_it_computes(model, photos, tmp_path):
     assert data["networks"][0]["asked"] == [2]
     assert (tmp_path / "a.html").is_file()
     for wrong, message in (
-        ({"methods": "LIME"}, "LIME: the page of live computes GradCAM alone"),
+        (
+            {"methods": "MaskedRegression"},
+            "MaskedRegression: the page of live computes GradCAM alone",
+        ),
         ({"target": VECTOR}, "the page of live takes classes alone"),
         ({"contrast": "pug"}, "contrast: the page of live computes none"),
         ({"target": "pugg"}, "no class named 'pugg'"),

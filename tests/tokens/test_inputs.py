@@ -5,7 +5,7 @@ import timm
 import torch
 from torch import nn
 
-from vision_attn.methods import LIME, EdgeMap, GradCAM, Occlusion, Rollout
+from vision_attn.methods import EdgeMap, GradCAM, MaskedRegression, Occlusion, Rollout
 from vision_attn.models import SEResNet, ViT
 from vision_attn.tokens.inputs import images_in_words, why_not
 
@@ -27,7 +27,7 @@ def fixed():
 
 @pytest.mark.parametrize(
     ("make", "explainer"),
-    [(vit, Rollout()), (vit, GradCAM()), (senet, GradCAM()), (senet, LIME(samples=4, cells=2)),
+    [(vit, Rollout()), (vit, GradCAM()), (senet, GradCAM()), (senet, MaskedRegression(samples=4, cells=2)),
      (fixed, Rollout()), (senet, Occlusion(window=8))],
 )  # fmt: skip
 def test_wrong_images_are_told_in_a_line(make, explainer):
@@ -57,7 +57,7 @@ def test_other_failures_are_told_with_their_first_line():
 
     message = "Odd fails on images of shape .2, 3, 16, 24. and torch.float32: this"
     with pytest.raises(ValueError, match=message):
-        LIME(samples=4, cells=2)(Odd(), IMAGES)
+        MaskedRegression(samples=4, cells=2)(Odd(), IMAGES)
 
 
 def test_errors_that_are_not_the_networks_stay_as_they_are():

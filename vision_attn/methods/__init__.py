@@ -9,6 +9,7 @@ from vision_attn.methods.gradcam import GradCAM, GradCAMPlusPlus, HiResCAM, Laye
 from vision_attn.methods.legrad import LeGrad
 from vision_attn.methods.libra import LibraGradient
 from vision_attn.methods.lime import LIME
+from vision_attn.methods.masked_regression import MaskedRegression
 from vision_attn.methods.raw_attention import QueryKey, RawAttention
 from vision_attn.methods.relevance import AttentionGradCAM, Relevance
 from vision_attn.methods.rollout import GradientRollout, Rollout, WeightedRollout
@@ -50,6 +51,7 @@ __all__ = [
     "LayerCAM",
     "LeGrad",
     "LibraGradient",
+    "MaskedRegression",
     "Occlusion",
     "Odds",
     "PerImage",

@@ -144,9 +144,9 @@ def heatmaps_of(
 
 
 @contextmanager
-def full_precision(images: Images) -> Iterator[None]:
+def full_precision(x: Tensor) -> Iterator[None]:
     """Compute off the graph, and without autocast, which would be in half precision."""
-    with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         yield
 
 

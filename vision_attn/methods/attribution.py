@@ -19,9 +19,10 @@ from vision_attn.methods.targets import Target
 from vision_attn.tokens.outputs import run
 from vision_attn.types import Heatmaps, Images, TokenLayout
 
-__all__ = ["Attribution", "IntegratedGradients", "Occlusion"]
+__all__ = ["Attribution", "IntegratedGradients", "Occlusion", "cell_grid"]
 
 START = 32  # points of the quadrature to begin with
+MAX_TOKEN_GRID = 20  # tokens on a side that are cells of their own
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,24 @@ class Attribution(Explainer):
         """Compute the numbers of one image's changed copies, for each of its targets."""
         every = [target.at(torch.full((rows,), image))(output) for image in copies]
         return torch.stack(every, dim=1)
+
+
+def cell_grid(
+    method: Attribution, cells: int, images: Images, layout: TokenLayout | None
+) -> tuple[int, int]:
+    """Rows and columns of the cells that a method hides on images of this size.
+
+    cells: on the shorter side; 0 takes the grid of tokens if that is small, or a usual number.
+    Raises ValueError where pixels are fewer.
+    """
+    height, width = images.shape[2:]
+    if not cells and layout is not None and 2 <= max(layout.grid) <= MAX_TOKEN_GRID:
+        return layout.grid
+    shorter = min(height, width)
+    cells = cells or (14 if shorter >= 112 else 8)
+    if cells > shorter:
+        raise ValueError(f"{method}: {cells} cells do not fit images of {height}x{width}")
+    return round(cells * height / shorter), round(cells * width / shorter)
 
 
 @dataclass(frozen=True)

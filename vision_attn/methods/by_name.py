@@ -15,6 +15,7 @@ from vision_attn.methods.gradcam import GradCAM, GradCAMPlusPlus, HiResCAM, Laye
 from vision_attn.methods.legrad import LeGrad
 from vision_attn.methods.libra import LibraGradient
 from vision_attn.methods.lime import LIME
+from vision_attn.methods.masked_regression import MaskedRegression
 from vision_attn.methods.options import hint
 from vision_attn.methods.raw_attention import QueryKey, RawAttention
 from vision_attn.methods.relevance import AttentionGradCAM, Relevance
@@ -34,7 +35,7 @@ METHODS: tuple[type[Explainer], ...] = (
     *(GradCAM, GradCAMPlusPlus, XGradCAM, HiResCAM, LayerCAM),  # features and their gradient
     *(ChannelGates, SpatialGates),  # gates
     IntegratedGradients,  # the input's gradient
-    *(Occlusion, LIME),  # perturbation
+    *(Occlusion, MaskedRegression, LIME),  # perturbation
     *(RandomMap, CentreGaussian, EdgeMap),  # baselines
 )
 

@@ -36,7 +36,8 @@ class LibraGradient(Explainer):
     after each, and s is what is explained: the class's logit, unless another target is given. In
     the backward pass the divisors of norms, the weights of attention and what gates a value are
     constants (LibraGrad, Mehri et al., CVPR 2025, arXiv:2411.16760), so that at every level the
-    shares of all tokens and those of additive parameters together are s. One forward pass, and one
+    shares of all tokens and those of additive parameters together are s, if s is a logit or
+    another linear function of the output. One forward pass, and one
     backward pass from the first tokens on. A network that shrinks its grid as it goes has the
     levels of its last grid; one without attention has levels between its blocks.
 

@@ -52,7 +52,7 @@ def test_the_default_methods_are_quick_and_all_are_not():
     usual = {type(method).__name__ for method in score_work.methods_for(None, network)}
     every = {type(method).__name__ for method in score_work.methods_for(["all"], network)}
     assert {"Rollout", "GradCAM", *BASELINES} <= usual
-    assert every - usual == {"IntegratedGradients", "Occlusion", "LIME"}
+    assert every - usual == {"IntegratedGradients", "Occlusion", "MaskedRegression", "LIME"}
 
 
 @dataclass(frozen=True)

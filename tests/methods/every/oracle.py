@@ -30,7 +30,7 @@ from vision_attn.tokens.path.chain import Attention
 from vision_attn.tokens.path.path import find_path
 
 SMALL = 4  # rows or columns
-BLACK_BOX = {"IntegratedGradients", "Occlusion", "LIME"}
+BLACK_BOX = {"IntegratedGradients", "Occlusion", "MaskedRegression", "LIME"}
 BLACK_BOX |= {"RandomMap", "CentreGaussian", "EdgeMap"}
 
 

@@ -17,7 +17,7 @@ from vision_attn.cli import main
 from vision_attn.commands.score import add_arguments
 from vision_attn.data import Preprocess
 from vision_attn.evaluate import GridPointingGame
-from vision_attn.methods import LIME, Explainer, GradCAM, Occlusion, Rollout
+from vision_attn.methods import Explainer, GradCAM, MaskedRegression, Occlusion, Rollout
 from vision_attn.models import ViT
 from vision_attn.runs.explain import Request
 from vision_attn.runs.progress import Silent
@@ -269,7 +269,7 @@ def of_a_vit(folder) -> Mosaics:
     return mosaics
 
 
-@pytest.mark.parametrize("method", [LIME(samples=24), Occlusion(window=12)])
+@pytest.mark.parametrize("method", [MaskedRegression(samples=24), Occlusion(window=12)])
 def test_what_a_method_of_many_passes_shows_of_a_class_is_the_same_beside_the_others(
     folder, method
 ):

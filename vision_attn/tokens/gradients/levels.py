@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vision_attn.compat.torch_private import uncompiled
-from vision_attn.hooks import apart
 from vision_attn.inference import eval_mode, frozen_parameters, infer
 from vision_attn.tokens.gradients.graph import GraphMode, Value, cuts_of, order_of
 from vision_attn.tokens.gradients.mode import CallCounter, Mark, own_weights_held
@@ -117,7 +116,7 @@ def find_levels(network: nn.Module, images: Images, layout: TokenLayout | None =
 def run_levels(network: nn.Module, image: Images, layout: TokenLayout | None = None) -> Levels:
     """Find the levels by a run, of which nothing is remembered."""
     mode = GraphMode()
-    with apart(), uncompiled(), eval_mode(network), frozen_parameters(network):
+    with uncompiled(), eval_mode(network), frozen_parameters(network):
         with mode, own_weights_held(network, mode.hold):
             out = infer(network, image.requires_grad_())
         image.requires_grad_(False)

@@ -67,7 +67,8 @@ def functions(names: str) -> set[Callable]:
     """Find torch's functions of these names: of torch, of tensors, in place, of `nn.functional`."""
     homes = (torch, Tensor, F, torch.special, torch.linalg)
     each = [form for name in names.split() for form in (name, f"{name}_", f"__{name}__")]
-    return {getattr(home, name) for home in homes for name in each if hasattr(home, name)}
+    found = (getattr(home, name, None) for home in homes for name in each)
+    return {func for func in found if callable(func)}
 
 
 # ---- norms: the divisor ----
@@ -310,37 +311,37 @@ class Activation(NamedTuple):
 
 WEAK, BOUNDED, SIGMOID = 1, 2, 3
 ACTIVATIONS = {
-    "gelu": Activation(0, 0.5, WEAK),
-    "silu": Activation(0, 0.5, WEAK),
-    "mish": Activation(0, 0.6, WEAK),
-    "hardswish": Activation(0, 0.5, WEAK),
-    "elu": Activation(0, 1, WEAK),
-    "selu": Activation(0, 1, WEAK),
-    "celu": Activation(0, 1, WEAK),
-    "softshrink": Activation(0, 0, WEAK),
-    "hardshrink": Activation(0, 0, WEAK),
-    "tanhshrink": Activation(0, 0, WEAK),
+    "gelu": Activation(0.0, 0.5, WEAK),
+    "silu": Activation(0.0, 0.5, WEAK),
+    "mish": Activation(0.0, 0.6, WEAK),
+    "hardswish": Activation(0.0, 0.5, WEAK),
+    "elu": Activation(0.0, 1.0, WEAK),
+    "selu": Activation(0.0, 1.0, WEAK),
+    "celu": Activation(0.0, 1.0, WEAK),
+    "softshrink": Activation(0.0, 0.0, WEAK),
+    "hardshrink": Activation(0.0, 0.0, WEAK),
+    "tanhshrink": Activation(0.0, 0.0, WEAK),
     "softplus": Activation(None, 0.5, BOUNDED),
     "logsigmoid": Activation(None, 0.5, WEAK),
-    "softsign": Activation(0, 1, BOUNDED),
-    "tanh": Activation(0, 1, BOUNDED),
-    "erf": Activation(0, 1.128379, BOUNDED),
-    "relu6": Activation(0, 0, BOUNDED),
-    "hardtanh": Activation(None, 1, BOUNDED),
-    "clamp": Activation(None, 1, BOUNDED),
-    "clip": Activation(None, 1, BOUNDED),
-    "clamp_max": Activation(None, 1, BOUNDED),
-    "clamp_min": Activation(None, 1, BOUNDED),
+    "softsign": Activation(0.0, 1.0, BOUNDED),
+    "tanh": Activation(0.0, 1.0, BOUNDED),
+    "erf": Activation(0.0, 1.128379, BOUNDED),
+    "relu6": Activation(0.0, 0.0, BOUNDED),
+    "hardtanh": Activation(None, 1.0, BOUNDED),
+    "clamp": Activation(None, 1.0, BOUNDED),
+    "clip": Activation(None, 1.0, BOUNDED),
+    "clamp_max": Activation(None, 1.0, BOUNDED),
+    "clamp_min": Activation(None, 1.0, BOUNDED),
     "sigmoid": Activation(0.5, 0.25, SIGMOID),
     "expit": Activation(0.5, 0.25, SIGMOID),
     "hardsigmoid": Activation(0.5, 1 / 6, SIGMOID),
-    "square": Activation(0, 0, 0),
-    "sqrt": Activation(0, 0, 0),
-    "pow": Activation(0, 0, 0),
-    "log1p": Activation(0, 1, 0),
-    "expm1": Activation(0, 1, 0),
-    "sin": Activation(0, 1, 0),
-    "atan": Activation(0, 1, 0),
+    "square": Activation(0.0, 0.0, 0),
+    "sqrt": Activation(0.0, 0.0, 0),
+    "pow": Activation(0.0, 0.0, 0),
+    "log1p": Activation(0.0, 1.0, 0),
+    "expm1": Activation(0.0, 1.0, 0),
+    "sin": Activation(0.0, 1.0, 0),
+    "atan": Activation(0.0, 1.0, 0),
 }
 IN_PLACE_WORDS = ("inplace", "out")
 

@@ -1,12 +1,13 @@
-"""LIME: known weights come back, and the fit is the Gaussian process's by formulas written apart."""
+"""MaskedRegression: known weights come back, and the fit is the Gaussian process's by formulas written apart."""
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vision_attn.methods import LIME
-from vision_attn.methods.lime import NOISES, OWN, weights
+from vision_attn.methods import MaskedRegression
+from vision_attn.methods.attribution import cell_grid
+from vision_attn.methods.masked_regression import NOISES, OWN, weights
 from vision_attn.types import TokenLayout
 
 
@@ -29,10 +30,10 @@ LAYOUT = TokenLayout(0, (5, 7), "mean")
 
 def test_of_an_additive_network_each_cell_gets_what_it_adds():
     network = Additive()
-    maps = LIME(samples=512)(network, IMAGES, 1, LAYOUT)
+    maps = MaskedRegression(samples=512)(network, IMAGES, 1, LAYOUT)
     expected = network.cells * F.adaptive_avg_pool2d(IMAGES.mean(1), (5, 7))
     torch.testing.assert_close(maps.values, expected.detach(), rtol=0, atol=0.02)
-    other = LIME(samples=512)(network, IMAGES, 0, LAYOUT)
+    other = MaskedRegression(samples=512)(network, IMAGES, 0, LAYOUT)
     torch.testing.assert_close(other.values, -maps.values, rtol=0, atol=1e-5)
 
 
@@ -40,7 +41,7 @@ def test_the_map_sums_to_what_all_cells_add():
     network = nn.Sequential(
         nn.Conv2d(3, 5, 3), nn.ReLU(), nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(20, 7)
     )
-    maps = LIME(samples=32)(network, IMAGES, [1, 4, 6], LAYOUT)
+    maps = MaskedRegression(samples=32)(network, IMAGES, [1, 4, 6], LAYOUT)
     change = network(IMAGES) - network(torch.zeros_like(IMAGES))
     torch.testing.assert_close(maps.values.sum((1, 2)), change[[0, 1, 2], [1, 4, 6]])
 
@@ -53,7 +54,7 @@ def covariance(y, x):
 
 def test_the_fit_is_the_process_of_the_likeliest_noise():
     """By generalised least squares with a mean for each count, instead of contrasts."""
-    shown = LIME(samples=2 * 37).shown((3, 5))
+    shown = MaskedRegression(samples=2 * 37).shown((3, 5))
     torch.manual_seed(2)
     truth = torch.randn(3, 15, dtype=torch.float64)
     noise = torch.tensor([[0.01], [0.5], [5.0]]) * torch.randn(3, 37, dtype=torch.float64)
@@ -85,7 +86,7 @@ def test_the_fit_is_the_process_of_the_likeliest_noise():
 
 
 def test_samples_show_at_most_half_in_blobs():
-    shown = LIME(samples=600).shown((9, 13))
+    shown = MaskedRegression(samples=600).shown((9, 13))
     assert shown.shape == (300, 9, 13)
     counts = shown.flatten(1).sum(1)
     expected = {round(117 * level / 16) for level in range(1, 9)}
@@ -99,8 +100,8 @@ def test_samples_show_at_most_half_in_blobs():
         (shown == shown.flip(1)).double().mean(),
     )
     assert alike[0] > alike[1] + 0.1
-    torch.testing.assert_close(LIME(samples=600).shown((9, 13)), shown)
-    assert not torch.equal(LIME(samples=600, seed=1).shown((9, 13)), shown)
+    torch.testing.assert_close(MaskedRegression(samples=600).shown((9, 13)), shown)
+    assert not torch.equal(MaskedRegression(samples=600, seed=1).shown((9, 13)), shown)
 
 
 def test_a_sample_and_its_complement_are_the_image_cell_by_cell():
@@ -111,7 +112,7 @@ def test_a_sample_and_its_complement_are_the_image_cell_by_cell():
             seen.append(images)
             return super().forward(images)
 
-    LIME(samples=10, rows=3)(Watch(), IMAGES[:1], 1, LAYOUT)
+    MaskedRegression(samples=10, rows=3)(Watch(), IMAGES[:1], 1, LAYOUT)
     samples = torch.cat(seen[2:])  # after the image and the hidden one
     assert samples.shape == (10, 3, 15, 21)
     assert all(len(batch) <= 3 for batch in seen)
@@ -134,18 +135,18 @@ def test_a_sample_and_its_complement_are_the_image_cell_by_cell():
     ],
 )
 def test_cells(size, layout, cells, grid):
-    assert LIME(cells=cells).grid(torch.zeros(1, 3, *size), layout) == grid
+    assert cell_grid(MaskedRegression(), cells, torch.zeros(1, 3, *size), layout) == grid
 
 
 def test_batches_give_what_images_alone_give():
-    network, method = Additive(), LIME(samples=24, rows=5)
+    network, method = Additive(), MaskedRegression(samples=24, rows=5)
     alone = torch.cat([method(network, image[None], 1, LAYOUT).values for image in IMAGES])
     torch.testing.assert_close(method(network, IMAGES, 1, LAYOUT).values, alone)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_networks_that_hide_their_modules_are_explained_from_outside():
-    network, method = Additive().eval(), LIME(samples=24, cells=5)
+    network, method = Additive().eval(), MaskedRegression(samples=24, cells=5)
     expected = method(network, IMAGES, 1).values
     sealed = torch.jit.trace(network, IMAGES)
     torch.testing.assert_close(method(sealed, IMAGES, 1).values, expected)
@@ -157,9 +158,11 @@ def test_errors():
         ("samples must be even and at least 4, got 2", {"samples": 2}),
         ("cells must be 0 or at least 2, got 1", {"cells": 1}),
         ("cells must be 0 or at least 2, got -3", {"cells": -3}),
-        ("LIME: rows must be at least 1, got 0", {"rows": 0}),
+        ("MaskedRegression: rows must be at least 1, got 0", {"rows": 0}),
     ):
         with pytest.raises(ValueError, match=text):
-            LIME(**options)
-    with pytest.raises(ValueError, match=r"LIME\(cells=16\): 16 cells do not fit images of 15x21"):
-        LIME(cells=16)(Additive(), IMAGES, 1)
+            MaskedRegression(**options)
+    with pytest.raises(
+        ValueError, match=r"MaskedRegression\(cells=16\): 16 cells do not fit images of 15x21"
+    ):
+        MaskedRegression(cells=16)(Additive(), IMAGES, 1)
