@@ -171,9 +171,9 @@ def _slow_build(place, folder) -> None:
     cache_module.CHUNK = 1
     read_image = photos_module.read_image
 
-    def slowly(path, side):
+    def slowly(*options):
         time.sleep(0.02)
-        return read_image(path, side)
+        return read_image(*options)
 
     photos_module.read_image = slowly
     PixelCache(place, 20).load(folder, NAMES)

@@ -178,7 +178,7 @@ def _parts(folder: Path) -> dict[str, Path]:
             f"{folder}: no folder of training images (train/) beside {names}: add one, or name a "
             "folder of classes alone"
         )
-    parts: dict[str, Path] = {"train": found.pop("train"), **found}
+    parts = {str(name): path for name, path in found.items()}
     if "test" not in parts and "val" in parts:
         parts["test"] = parts.pop("val")
     return parts

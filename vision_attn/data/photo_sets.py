@@ -224,8 +224,8 @@ class PhotoSource(Source):
 
     def load(self, root: Path, val_fraction: float, seed: int) -> Splits:
         parts, classes = self.parts(root)
-        for part in parts.values():
-            part.photos.value_range = self._range
+        for each in parts.values():
+            each.photos.value_range = self._range
         parts = {name: self._subset(part, name, seed) for name, part in parts.items()}
         _check_classes(parts, classes)
         storage = self._storage(root, parts)

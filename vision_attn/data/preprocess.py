@@ -87,9 +87,11 @@ class Preprocess:
         Raises ImageError, one line that names the file, for whatever is wrong with it.
         """
         opened = isinstance(image, Image.Image)
-        name = getattr(image, "filename", "") or "image" if opened else image
-        with sample_errors(name):
-            rgb = to_rgb(image, self.value_range) if opened else self.read(image)
+        with sample_errors(getattr(image, "filename", "") or "image" if opened else image):
+            if isinstance(image, Image.Image):
+                rgb = to_rgb(image, self.value_range)
+            else:
+                rgb = self.read(image)
             pixels = torch.from_numpy(np.array(self._resized(rgb))).permute(2, 0, 1).float() / 255
             mean, std = torch.tensor(self.mean), torch.tensor(self.std)
             return (pixels - mean[:, None, None]) / std[:, None, None]
