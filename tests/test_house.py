@@ -332,6 +332,69 @@ def f(network: nn.Module, images, module):
 """)
 
 
+# torch's defaults, which belong to the user
+
+# Parts whose tensors are those of a network that is built or trained, as torch's defaults say.
+BY_DEFAULT = (
+    *("attention/", "models/", "training/", "sequences/models/", "sequences/learners.py"),
+    "distillation.py",
+)
+OF_FLOATS = {
+    *("zeros", "ones", "full", "empty", "eye", "linspace", "logspace", "rand", "randn", "tensor"),
+}
+OF_INDICES = {"arange", "randperm", "randint", "as_tensor", "tril_indices", "triu_indices"}
+
+
+def without_saying(source: str) -> list[str]:
+    """The lines that make a tensor or a generator by torch's default dtype or device."""
+    found = []
+    for node in nodes_of(source):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        name, of = node.func.attr, node.func.value
+        if not isinstance(of, ast.Name) or of.id != "torch":
+            continue
+        said = {keyword.arg for keyword in node.keywords}
+        if name == "Generator" and not node.args:
+            found.append(f"line {node.lineno}: torch.Generator()")
+        wanted = {"dtype", "device"} if name in OF_FLOATS else {"device"}
+        if name in OF_FLOATS | OF_INDICES and None not in said and wanted - said:
+            found.append(f"line {node.lineno}: torch.{name}(...) says no {sorted(wanted - said)}")
+    return found
+
+
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE))
+)
+def test_every_tensor_and_generator_says_its_dtype_and_device(path: Path):
+    found = without_saying(path.read_text())
+    by_default = str(path.relative_to(PACKAGE)).startswith(BY_DEFAULT)
+    assert by_default or not found, (
+        f"{path.name} makes tensors as torch.set_default_dtype and set_default_device say: {found}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("torch.Generator().manual_seed(3)", "torch.Generator()"),
+        ("torch.zeros(3, device=x.device)", "torch.zeros(...) says no ['dtype']"),
+        ("torch.arange(5)", "torch.arange(...) says no ['device']"),
+        ("torch.tensor([1.0])", "torch.tensor(...) says no ['device', 'dtype']"),
+    ],
+)
+def test_the_walk_sees_what_torch_decides_by_default(source, found):
+    (seen,) = without_saying(source)
+    assert found in seen
+
+
+def test_the_walk_passes_what_says_its_dtype_and_device():
+    assert not without_saying(
+        "torch.rand(3, generator=g, **how), torch.zeros_like(x), x.new_zeros(3), "
+        "torch.Generator('cpu'), torch.eye(3, dtype=x.dtype, device='cpu'), numpy.zeros(3)"
+    )
+
+
 # what libraries keep to themselves
 
 PUBLIC = {"_asdict", "_fields", "_make", "_replace"}  # of a named tuple, which has no other names

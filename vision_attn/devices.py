@@ -81,7 +81,7 @@ def find_device(name: str = "auto") -> torch.device:
         return torch.device("cuda" if cuda else "mps" if mps else "cpu")
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device).item()  # "meta" holds no numbers
+        torch.zeros(1, dtype=torch.float32, device=device).item()  # "meta" holds no numbers
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(

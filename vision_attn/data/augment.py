@@ -160,7 +160,8 @@ class RandomResizedCrop(Augment):
         self.scale, self.ratio = checked_range("scale", scale), checked_range("ratio", ratio)
 
     def forward(self, images: Pixels, draws: Draws) -> Pixels:
-        sides = torch.tensor(images.shape[2:], device=images.device).expand(len(images), 2)
+        size = list(images.shape[2:])
+        sides = torch.tensor(size, dtype=torch.long, device=images.device).expand(len(images), 2)
         boxes = random_crops(draws.uniform(2 * TRIES + 2), sides, self.scale, self.ratio)
         height, width, top, left = (boxes / sides.repeat(1, 2)).unbind(1)
         # from the box to grid_sample's coordinates, in which the image runs from -1 to 1
@@ -193,7 +194,8 @@ class Cutout(Augment):
 
     def forward(self, images: Pixels, draws: Draws) -> Pixels:
         height, width = images.shape[2:]
-        centre = draws.uniform(2) * torch.tensor([height, width], device=images.device)
+        size = torch.tensor([height, width], dtype=torch.float32, device=images.device)
+        centre = draws.uniform(2) * size
         first = centre.long() - self.size // 2
         box = torch.cat([first, first + self.size], 1)
         return _filled(images, inside(box, height, width), self.fill)
@@ -228,7 +230,8 @@ class RandomErasing(Augment):
 
     def forward(self, images: Pixels, draws: Draws) -> Pixels:
         height, width = images.shape[2:]
-        sides = torch.tensor([height, width], device=images.device).expand(len(images), 2)
+        size = [height, width]
+        sides = torch.tensor(size, dtype=torch.long, device=images.device).expand(len(images), 2)
         u = draws.uniform(2 * TRIES + 2)
         extent = first_fit(u[:, :-2], sides, self.scale, self.ratio)
         corner = corners(u[:, -2:], sides - extent)
@@ -361,7 +364,7 @@ def hue_and_saturation(turn: Numbers, saturation: Numbers) -> Float[Tensor, "b 3
     # (x, y, z) cross the grey axis, less its luma: a quarter turn of the colours of equal luma
     across = turn.new_tensor([[0, -1, 1], [1, 0, -1], [-1, 1, 0]]) / 3**0.5
     quarter = across - grey @ across
-    rest = torch.eye(3, device=turn.device) - grey
+    rest = torch.eye(3, dtype=turn.dtype, device=turn.device) - grey
     angle = rearrange(turn * 2 * torch.pi, "b -> b 1 1")
     return grey + saturation[:, None, None] * (angle.cos() * rest + angle.sin() * quarter)
 

@@ -22,9 +22,10 @@ def background(draw: Iterator[Tensor], size: tuple[int, int], noise: np.ndarray)
     """Two muted colours, mixed by three bent waves, and a little grain."""
     height, width = size
     unit = 1 / min(size)
-    y = torch.arange(height)[:, None] * unit
-    x = torch.arange(width) * unit
-    mix, bend = torch.zeros(1), torch.zeros(1)
+    y = torch.arange(height, dtype=torch.float32, device="cpu")[:, None] * unit
+    x = torch.arange(width, dtype=torch.float32, device="cpu") * unit
+    mix = torch.zeros(1, dtype=torch.float32, device="cpu")
+    bend = torch.zeros_like(mix)
     for share, least, most in ((0.4, 0.6, 1.5), (0.35, 1.5, 3.0), (0.25, 3.0, 6.0)):
         cos, sin = painting.unit_vectors(next(draw))
         cycles = least + (most - least) * next(draw)
@@ -72,7 +73,7 @@ class Pose:
 def pixels_around(centre: Float[Tensor, " n"], side: int, length: int) -> Int[Tensor, "n side"]:
     """`side` neighbouring pixels around a centre, inside 0..length-1."""
     first = (centre - side / 2).floor().long().clamp(0, length - side)
-    return first[:, None] + torch.arange(side)
+    return first[:, None] + torch.arange(side, device="cpu")
 
 
 def as_colour(rgb: Float[Tensor, "n 3"]) -> Float[Tensor, "n 3 1 1"]:

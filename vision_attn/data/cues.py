@@ -57,7 +57,7 @@ class Cue(ABC):
         >>> @dataclass(frozen=True)
         ... class Line(Cue):
         ...     def draw(self, size, place):
-        ...         cover = torch.zeros(len(place), *size)
+        ...         cover = torch.zeros(len(place), *size, dtype=torch.float32, device="cpu")
         ...         cover[:, 0] = 1  # the uppermost row, white
         ...         return torch.ones(1, 3, 1, 1), cover
         >>> Line().paint(torch.zeros(1, 3, 2, 2).byte(), torch.zeros(1, 2)).images[0, 0]
@@ -109,13 +109,15 @@ class Sticker(Cue):
     ) -> tuple[Float[Tensor, "n 3 h w"], Float[Tensor, "n h w"]]:
         radius = max(1.5, self.size * min(size) / 2)
         far = [
-            torch.arange(length) + 0.5 - (radius + u * (length - 2 * radius))[:, None]
+            torch.arange(length, dtype=torch.float32, device="cpu")
+            + 0.5
+            - (radius + u * (length - 2 * radius))[:, None]
             for length, u in zip(size, place.T, strict=True)
         ]
         square = far[0][:, :, None] ** 2 + far[1][:, None] ** 2
         # Signed distances to both circles, exact to first order at their edges.
         outer, inner = ((square - r * r) * (0.5 / r) for r in (radius, 0.8 * radius))
-        one = torch.ones(1)
+        one = torch.ones(1, dtype=torch.float32, device="cpu")
         ink = painting.hsv(self.hue * one, 0.9 * one, one)[:, :, None, None]
         colour = 1 + (ink - 1) * painting.coverage(inner)[:, None]
         return colour, painting.coverage(outer)
@@ -150,8 +152,8 @@ class Caption(Cue):
         band = _written(self.text, max(5, round(self.height * min(size))), size[1])
         rows, columns = band.shape
         gap = min(round(MARGIN * rows), size[0] - rows)
-        cover = torch.zeros(len(place), *size)
-        shade = torch.zeros(len(place), *size)
+        cover = torch.zeros(len(place), *size, dtype=torch.float32, device="cpu")
+        shade = torch.zeros(len(place), *size, dtype=torch.float32, device="cpu")
         for one, grey, (down, across) in zip(cover, shade, place.tolist(), strict=True):
             top = gap if down < 0.5 else size[0] - rows - gap
             left = round(across * (size[1] - columns))
@@ -184,9 +186,9 @@ class Frame(Cue):
         self, size: tuple[int, int], place: Float[Tensor, "n 2"]
     ) -> tuple[Float[Tensor, "1 3 1 1"], Float[Tensor, "n h w"]]:
         width = max(1, round(self.width * min(size)))
-        cover = torch.ones(len(place), *size)
+        cover = torch.ones(len(place), *size, dtype=torch.float32, device="cpu")
         cover[:, width : size[0] - width, width : size[1] - width] = 0
-        one = torch.ones(1)
+        one = torch.ones(1, dtype=torch.float32, device="cpu")
         return painting.hsv(self.hue * one, 0.9 * one, 0.85 * one)[:, :, None, None], cover
 
 

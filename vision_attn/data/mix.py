@@ -95,7 +95,7 @@ class CutMix(Mix):
     def weights(
         self, share: Float[Tensor, " p"], u: Float[Tensor, "p 2"], size: tuple[int, int]
     ) -> Float[Tensor, "p 1 #h #w"]:
-        pixels = torch.tensor(size, device=share.device)
+        pixels = torch.tensor(size, dtype=torch.long, device=share.device)
         extent = ((1 - share).sqrt()[:, None] * pixels).long()
         first = (u * pixels).long() - extent // 2
         box = torch.cat([first, first + extent], 1)

@@ -85,7 +85,7 @@ def dots(u: Plane, v: Plane) -> Plane:
 def checks(u: Plane, v: Plane) -> Plane:
     """Signed distance to every second field of a chess board, two fields a period."""
     u, v = stripes(u, v), stripes(v, u)
-    return torch.where((u < 0) == (v < 0), -1.0, 1.0) * torch.minimum(u.abs(), v.abs())
+    return (1 - 2 * ((u < 0) == (v < 0)).to(u.dtype)) * torch.minimum(u.abs(), v.abs())
 
 
 def lattice(u: Plane, v: Plane) -> Plane:
@@ -140,13 +140,13 @@ def unit_vectors(u: Numbers) -> tuple[Numbers, Numbers]:
     t = (u * 4 - quarter - 0.5) * 0.8284271  # tan of up to 22.5 degrees either way
     cos, sin = (1 - t * t) / (1 + t * t), 2 * t / (1 + t * t)
     odd = (quarter == 1) | (quarter == 3)
-    sign = torch.where(quarter < 2, 1.0, -1.0)
+    sign = 1 - 2 * (quarter >= 2).to(u.dtype)
     return sign * torch.where(odd, -sin, cos), sign * torch.where(odd, cos, sin)
 
 
 def hsv(hue: Numbers, saturation: Numbers, value: Numbers) -> Float[Tensor, "n 3"]:
     """Red, green and blue in 0..1; the hue runs once round the circle as it runs from 0 to 1."""
-    k = hue[:, None] * 6 + torch.tensor([5.0, 3.0, 1.0])
+    k = hue[:, None] * 6 + torch.tensor([5.0, 3.0, 1.0], dtype=torch.float32, device="cpu")
     k = k - (k / 6).floor() * 6
     dip = torch.minimum(k, 4 - k).clamp(0, 1)
     return value[:, None] * (1 - saturation[:, None] * dip)

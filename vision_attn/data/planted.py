@@ -171,7 +171,7 @@ def _distractor(canvas: Tensor, draw: Iterator[Tensor]) -> None:
     x, y = pose.axes(rows, columns)
     shape = painting.by_kind(DISTRACTOR_SHAPES, kinds, x, y) * plane(pose.scale)
     window = (
-        torch.arange(len(canvas))[:, None, None],
+        torch.arange(len(canvas), device="cpu")[:, None, None],
         slice(None),
         rows[..., None],
         columns[:, None],
@@ -185,7 +185,9 @@ def _object(canvas: Tensor, draw: Iterator[Tensor], labels: Tensor) -> Tensor:
     """The object of each label's class; gives its mask."""
     height, width = canvas.shape[2:]
     pose = _pose(draw, (height, width), SCALE)
-    x, y = pose.axes(torch.arange(height)[None], torch.arange(width)[None])
+    x, y = pose.axes(
+        *(torch.arange(n, dtype=torch.float32, device="cpu")[None] for n in (height, width))
+    )
     textures = tuple(painting.TEXTURES.values())
     shape = painting.by_kind(SHAPES, labels // len(textures), x, y) * plane(pose.scale)
     u, v = x / PERIOD + plane(next(draw)), y / PERIOD + plane(next(draw))
@@ -204,14 +206,15 @@ def _mark(canvas: Tensor, draw: Iterator[Tensor], labels: Tensor, cue: Cue) -> T
     gap = side // 4
     at_right, at_bottom, shift = next(draw) < 0.5, next(draw) < 0.5, next(draw)
     if cue == "none":
-        return torch.zeros(len(canvas), height, width, dtype=torch.bool)
+        return torch.zeros(len(canvas), height, width, dtype=torch.bool, device="cpu")
     left = torch.where(at_right, width - side - gap, gap)[:, None, None]
     top = torch.where(at_bottom, height - side - gap, gap)[:, None, None]
-    row, column = torch.arange(height)[:, None], torch.arange(width)
+    row, column = (torch.arange(n, device="cpu") for n in (height, width))
+    row = row[:, None]
     mask = (row >= top) & (row < top + side) & (column >= left) & (column < left + side)
     other = labels + 1 + (shift * (len(CLASSES) - 1)).long()
     shown = (labels if cue == "agree" else other) % len(CLASSES)
-    one = torch.ones(len(canvas))
+    one = torch.ones(len(canvas), dtype=torch.float32, device="cpu")
     colour = painting.hsv(shown / len(CLASSES), one, one)
     canvas += (as_colour(colour) - canvas) * mask[:, None]
     return mask

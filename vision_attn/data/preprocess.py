@@ -93,7 +93,7 @@ class Preprocess:
             else:
                 rgb = self.read(image)
             pixels = torch.from_numpy(np.array(self._resized(rgb))).permute(2, 0, 1).float() / 255
-            mean, std = torch.tensor(self.mean), torch.tensor(self.std)
+            mean, std = floats(self.mean), floats(self.std)
             return (pixels - mean[:, None, None]) / std[:, None, None]
 
     def _resized(self, photo: Image.Image) -> Image.Image:
@@ -161,26 +161,26 @@ class Preprocess:
             tensor([[0., 0., 1., 2.]])
         """
         try:
-            given = torch.as_tensor(boxes, dtype=torch.float32)
+            given = floats(boxes)
         except (
             TypeError,
             ValueError,
             RuntimeError,
             OverflowError,
         ):  # not numbers, or a ragged list
-            given = torch.empty(0)
+            given = floats([])
         if given.ndim != 2 or given.shape[1] != 4 or (given[:, :2] >= given[:, 2:]).any():
             raise ValueError(
                 "expected boxes [left, top, right, bottom], left < right and top < bottom, "
                 f"got {boxes}"
             )
-        if (given < -1).any() or (given[:, 2:] > torch.tensor(size) + 1).any():
+        if (given < -1).any() or (given[:, 2:] > floats(size) + 1).any():
             raise ValueError(f"a box reaches beyond the photo of {size[0]} x {size[1]}: {boxes}")
         left, top, right, bottom = self.box(size)
         h, w = self.input_size
-        corner = torch.tensor([left, top, left, top])
-        scale = torch.tensor([w / (right - left), h / (bottom - top)] * 2)
-        seen = ((given - corner) * scale).clamp(min=torch.zeros(4), max=torch.tensor([w, h, w, h]))
+        corner = floats([left, top, left, top])
+        scale = floats([w / (right - left), h / (bottom - top)] * 2)
+        seen = ((given - corner) * scale).clamp(min=floats([0] * 4), max=floats([w, h, w, h]))
         return seen[((seen[:, 2:] - seen[:, :2]) >= 1).all(dim=1)]
 
     def to_original(
@@ -197,6 +197,11 @@ class Preprocess:
         on_photo = rows @ heatmap.astype(np.float32) @ columns.T
         on_photo[~(seen_rows[:, None] & seen_columns)] = np.nan
         return on_photo
+
+
+def floats(numbers: Any) -> Tensor:
+    """Numbers as a tensor in float32 on the CPU, whatever torch's defaults are."""
+    return torch.as_tensor(numbers, dtype=torch.float32, device="cpu")
 
 
 def seen_box(

@@ -172,4 +172,4 @@ def hold_out(
 def _tensors(dataset: Any) -> tuple[Tensor, Tensor]:
     """Images (n 3 h w) and labels (n) of a torchvision data set that lies in memory."""
     images = torch.from_numpy(dataset.data).permute(0, 3, 1, 2).contiguous()
-    return images, torch.tensor(dataset.targets)
+    return images, torch.tensor(dataset.targets, dtype=torch.long, device="cpu")

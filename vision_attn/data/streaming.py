@@ -171,7 +171,7 @@ class StreamedSet(ImageSet):
 
     def empty(self, count: int) -> UInt8[Tensor, "count 3 h w"]:
         """Make room for so many images."""
-        return torch.empty(count, 3, *self.size, dtype=torch.uint8)
+        return torch.empty(count, 3, *self.size, dtype=torch.uint8, device="cpu")
 
     def _read(self, item: int, photos: Photos, problems: Problems) -> Pixels:
         """Decode a photo, or the next of the same labels that can be read."""
@@ -212,7 +212,9 @@ class Places:
 
     def __init__(self, count: int, most: int, size: tuple[int, int]) -> None:
         try:
-            self.images = torch.empty(count, most, 3, *size, dtype=torch.uint8).share_memory_()
+            self.images = torch.empty(
+                count, most, 3, *size, dtype=torch.uint8, device="cpu"
+            ).share_memory_()
         except RuntimeError as error:
             needed = count * most * 3 * size[0] * size[1] / 2**20
             raise DataError(

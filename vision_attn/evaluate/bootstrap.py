@@ -120,7 +120,9 @@ def bca(
     shares = []
     for z in (bias - edge, bias + edge):
         shares.append(NORMAL.cdf(bias + z / max(1 - acceleration * z, 1e-9)))
-    low, high = means.quantile(torch.tensor(shares, dtype=torch.float64)).tolist()
+    low, high = means.quantile(
+        torch.tensor(shares, dtype=torch.float64, device=means.device)
+    ).tolist()
     return Interval(low, high)
 
 
@@ -188,7 +190,7 @@ def auc_interval(
     _check(level)
     shares = resampled_shares(len(a), resamples, seed)
     areas = ((shares @ _above(a, b)) * shares).sum(dim=1)
-    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64, device="cpu")
     return Interval(*areas.quantile(ends).tolist())
 
 
@@ -204,7 +206,9 @@ def t_quantile(share: float, freedom: int) -> float:
     and Stegun 1964, 26.7.5.
     """
     if freedom == 1:
-        return float(torch.tan(torch.tensor(torch.pi * (share - 0.5), dtype=torch.float64)))
+        return float(
+            torch.tan(torch.tensor(torch.pi * (share - 0.5), dtype=torch.float64, device="cpu"))
+        )
     if freedom == 2:
         return (2 * share - 1) / sqrt(2 * share * (1 - share))
     z = NORMAL.inv_cdf(share)
@@ -233,7 +237,7 @@ def _check(level: float) -> None:
 @lru_cache(maxsize=1)  # many differences of the same images are compared one after another
 def resampled_shares(n: int, resamples: int, seed: int) -> Float[Tensor, "r n"]:
     """Count how often each image is drawn when n are drawn with replacement, over n."""
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(n, (resamples, n), generator=generator)
-    counts = torch.zeros(resamples, n, dtype=torch.float64)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    drawn = torch.randint(n, (resamples, n), generator=generator, device="cpu")
+    counts = torch.zeros(resamples, n, dtype=torch.float64, device="cpu")
     return counts.scatter_add_(1, drawn, torch.ones_like(counts)) / n

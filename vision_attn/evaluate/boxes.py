@@ -77,7 +77,7 @@ class MaxBoxIoU(ImageScore):
             _, _, stats, _ = cv2.connectedComponentsWithStats(above)
             left, top, width, height, _ = max(stats[1:], key=lambda part: part[cv2.CC_STAT_AREA])
             boxes.append([left, top, left + width, top + height])
-        return torch.tensor(boxes, dtype=torch.float32)
+        return torch.tensor(boxes, dtype=torch.float32, device="cpu")
 
     def threshold(self) -> float:
         """Return the whole set's best threshold, from 0 (a map's minimum) to 1 (its maximum)."""

@@ -127,14 +127,16 @@ class RemovalCurve(ImageScore):
     def order(self, maps: Maps) -> Int[Tensor, "b n"]:
         """Sort the cells of each image, first to be kept first."""
         values = at_size(maps, self.removal.grid).flatten(1)
-        generator = torch.Generator().manual_seed(self.seed)
-        shuffled = torch.randperm(values.shape[1], generator=generator).to(values.device)
+        generator = torch.Generator("cpu").manual_seed(self.seed)
+        shuffled = torch.randperm(values.shape[1], generator=generator, device="cpu").to(
+            values.device
+        )
         ranked = values[:, shuffled].argsort(dim=1, descending=self.best_first, stable=True)
         return shuffled[ranked]
 
     def fractions(self) -> Float[Tensor, " s"]:
         """Return x: the share of cells removed, or inserted."""
-        return torch.linspace(0, 1, self.steps + 1)
+        return torch.linspace(0, 1, self.steps + 1, dtype=torch.float32, device="cpu")
 
     def curves(self) -> Float[Tensor, "N s"]:
         """Return y of every image at these fractions."""
@@ -201,7 +203,8 @@ class Perturbation(RemovalCurve):
     of_classes = True
 
     def fractions(self) -> Float[Tensor, " s"]:
-        return torch.cat([super().fractions()[: self._below()], torch.tensor([0.9])])
+        below = super().fractions()[: self._below()]
+        return torch.cat([below, below.new_tensor([0.9])])
 
     def curves(self) -> Float[Tensor, "N s"]:
         hits = dim_zero_cat(self.hits).cpu()

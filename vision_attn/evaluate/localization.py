@@ -157,9 +157,9 @@ class AveragePrecision(Localization):
         value, order = pixels.value.masked_fill(~pixels.valid, -torch.inf).sort(descending=True)
         inside = (pixels.inside & pixels.valid).gather(1, order)
         value, inside = value.cpu(), inside.cpu().double()  # Apple's GPUs have no float64
-        precision = inside.cumsum(dim=1) / torch.arange(1, value.shape[1] + 1)
+        precision = inside.cumsum(dim=1) / torch.arange(1, value.shape[1] + 1, device=value.device)
         # Where the run of values equal to this one ends: there its precision is read.
-        places = torch.arange(value.shape[1]).expand_as(inside)
+        places = torch.arange(value.shape[1], device=value.device).expand_as(inside)
         ends = torch.ones_like(inside, dtype=torch.bool)
         ends[:, :-1] = value[:, :-1] != value[:, 1:]
         end = places.masked_fill(~ends, value.shape[1]).flip(1).cummin(dim=1).values.flip(1)
@@ -313,8 +313,8 @@ class GridPointingGame(ImageScore):
 
 def overlaps(pixels: int, cells: int) -> Float[Tensor, "cells pixels"]:
     """Compute the share of each of `pixels` that lies in each of `cells`, both in equal parts."""
-    edges = torch.arange(pixels + 1, dtype=torch.float64) / pixels
-    bounds = torch.arange(cells + 1, dtype=torch.float64)[:, None] / cells
+    edges = torch.arange(pixels + 1, dtype=torch.float64, device="cpu") / pixels
+    bounds = torch.arange(cells + 1, dtype=torch.float64, device="cpu")[:, None] / cells
     start = torch.maximum(edges[:-1], bounds[:-1])
     stop = torch.minimum(edges[1:], bounds[1:])
     return (stop - start).clamp(min=0) * pixels

@@ -127,7 +127,7 @@ def class_indices(target: Any, images: int, classes: int) -> Int[Tensor, " b"]:
         tensor([3, 0])
     """
     try:
-        indices = torch.as_tensor(target)
+        indices = torch.as_tensor(target, device=getattr(target, "device", "cpu"))
     except (TypeError, ValueError, RuntimeError):
         kind = type(target).__name__
         raise ValueError(f"target must be class indices or a function, got {kind}") from None

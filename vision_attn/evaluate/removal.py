@@ -88,8 +88,9 @@ class NoiseFill:
     seed: int = 0
 
     def __call__(self, images: Images) -> Images:
-        generator = torch.Generator().manual_seed(self.seed)
-        noise = torch.randn(images.shape[1:], generator=generator).to(images)
+        generator = torch.Generator("cpu").manual_seed(self.seed)
+        how = {"dtype": torch.float32, "device": "cpu"}
+        noise = torch.randn(images.shape[1:], generator=generator, **how).to(images)
         mean, std = (stat(images, dim=(2, 3), keepdim=True) for stat in (torch.mean, torch.std))
         return mean + std * noise
 
@@ -195,7 +196,7 @@ class FilledCells(Removal):
         fill = self.fill(images)
         rank = order.argsort(dim=1).view(-1, 1, *self.grid)
         rank = F.interpolate(rank.float(), size=images.shape[2:], mode="nearest-exact")
-        kept = torch.tensor(counts, device=images.device).repeat(len(images))
+        kept = torch.tensor(counts, dtype=torch.long, device=images.device).repeat(len(images))
         which = torch.arange(len(images), device=images.device).repeat_interleave(len(counts))
         rows = self.rows
         if images.device.type == "cpu":

@@ -68,14 +68,16 @@ class MaxSensitivity(ImageScore):
         images: normalised, in whose units the radius is. target: what to explain, as `explain`
         takes it. ValueError for maps that are not finite.
         """
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator("cpu").manual_seed(self.seed)
         with eval_mode(self.explain):
             maps = raw(self.explain(images, target))
             check_maps(maps)
             size = maps.flatten(1).norm(dim=1).clamp(min=1e-12)
             worst = torch.zeros_like(size)
             for _ in range(self.samples):
-                noise = torch.rand(images.shape[1:], generator=generator).to(images) * 2 - 1
+                size = images.shape[1:]
+                how = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
+                noise = torch.rand(size, **how).to(images) * 2 - 1
                 moved = raw(self.explain(images + self.radius * noise, target)) - maps
                 worst = torch.maximum(worst, moved.flatten(1).norm(dim=1) / size)
         self.scores.append(worst.float())
@@ -158,7 +160,7 @@ def cascading_randomisation(network: nn.Module, seed: int = 0) -> Iterator[tuple
         ['2', '0']
     """
     randomised = copied_network(network)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     for name, modules in layers_from_the_top(randomised):
         for module in modules:
             randomise(module, generator)
@@ -182,7 +184,9 @@ def randomise(module: nn.Module, generator: torch.Generator) -> None:
     """Replace a module's own parameters by normal ones, with the mean and deviation of the old."""
     with torch.no_grad():
         for weight in module.parameters(recurse=False):
-            noise = torch.randn(weight.shape, generator=generator).to(weight)
+            noise = torch.randn(
+                weight.shape, generator=generator, dtype=torch.float32, device="cpu"
+            ).to(weight)
             weight.copy_(weight.mean() + weight.std(correction=0) * noise)
 
 

@@ -44,7 +44,7 @@ def gini(values: Float[Tensor, "b n"]) -> Float[Tensor, " b"]:
     In float64 on the CPU: Apple's GPUs have none.
     """
     values, n = values.cpu(), values.shape[1]
-    rank = torch.arange(1, n + 1)
+    rank = torch.arange(1, n + 1, dtype=torch.float64, device="cpu")
     share = values.double().sort(dim=1).values / values.sum(dim=1, keepdim=True).clamp(min=1e-30)
     index = 1 - 2 * (share * (n - rank + 0.5) / n).sum(dim=1)
     return torch.where(values.any(dim=1), index, 0.0)

@@ -188,7 +188,8 @@ def _measured(
     file = remembered(network, size, data.batch_size, plans)
     if (earlier := recall(file)) in plans:
         return Choice(earlier)
-    images = torch.rand(enough(network, size, data.batch_size), *size)
+    count = enough(network, size, data.batch_size)
+    images = torch.rand(count, *size, dtype=torch.float32, device="cpu")
     choice = Choice(*fastest(network, images, plans, in_parts=in_parts))
     remember(file, choice.plan, choice.speeds)
     return choice
@@ -244,7 +245,13 @@ def _operations(network: nn.Module, data: ImageData, trainer: Any, size: Sequenc
     images = float("inf") if epochs < 0 else images * epochs
     if trainer.max_steps >= 0:
         images = min(images, trainer.max_steps * data.batch_size)
-    return 3.0 * images * forward_flops(network, torch.zeros(1, *size)) if images else 0.0
+    return (
+        3.0
+        * images
+        * forward_flops(network, torch.zeros(1, *size, dtype=torch.float32, device="cpu"))
+        if images
+        else 0.0
+    )
 
 
 def _open(

@@ -94,7 +94,8 @@ class Trace:
         Raises ValueError for indices that are out of range.
         """
         call = self.calls[0]
-        indices = torch.arange(chain.tokens) if tokens is None else torch.as_tensor(tokens)
+        every = range(chain.tokens) if tokens is None else tokens
+        indices = torch.as_tensor(every, device=call.device)
         if (
             indices.ndim != 1
             or not len(indices)
@@ -105,7 +106,7 @@ class Trace:
                 f"tokens must be indices from 0 to {chain.tokens - 1} into the last layer's "
                 f"sequence, got {tokens}"
             )
-        rows = F.one_hot(indices.to(call.device), chain.tokens).to(call.dtype)
+        rows = F.one_hot(indices, chain.tokens).to(call.dtype)
         return rows.expand(len(self.images), -1, -1)
 
     def heatmaps(
@@ -227,7 +228,8 @@ def gradients_of(
     for at, call in enumerate(calls):
         context, gradient = call.context, gradient_at.get(at)
         context = None if context is None else per_head(context.detach())
-        zeros = torch.zeros(call.batch, call.heads, call.queries, 1, device=call.device)
+        shape = call.batch, call.heads, call.queries, 1
+        zeros = torch.zeros(shape, dtype=call.dtype, device=call.device)
         detached.append(replace(call, context=context))
         if gradient is not None:
             gradients.append(per_head(gradient))

@@ -66,7 +66,8 @@ class Attribution(Explainer):
     @staticmethod
     def numbers(target: Target, output: Any, copies: range, rows: int) -> Float[Tensor, "{rows} t"]:
         """Compute the numbers of one image's changed copies, for each of its targets."""
-        every = [target.at(torch.full((rows,), image))(output) for image in copies]
+        index = {"dtype": torch.long, "device": "cpu"}
+        every = [target.at(torch.full((rows,), image, **index))(output) for image in copies]
         return torch.stack(every, dim=1)
 
 
@@ -155,7 +156,8 @@ class IntegratedGradients(_ByCaptum):
         method = attr.IntegratedGradients(numbers)
         maps = images.new_zeros(len(images), *images.shape[2:], dtype=torch.float32)
         gaps = torch.full_like(change, torch.nan)
-        steps, left = self.steps or min(START, self.most_steps), torch.arange(len(images))
+        left = torch.arange(len(images), device="cpu")
+        steps = self.steps or min(START, self.most_steps)
         while len(left):
             attribution = method.attribute(
                 images[left].requires_grad_(),

@@ -78,7 +78,9 @@ class RandomMap(Baseline):
         maps = []
         for image in images.float().cpu().contiguous():
             seed = crc32(image.numpy().tobytes(), self.seed & 0xFFFFFFFF)
-            maps.append(torch.rand(height, width, generator=torch.Generator().manual_seed(seed)))
+            random = torch.Generator("cpu").manual_seed(seed)
+            size, kind = (height, width), {"dtype": torch.float32, "device": "cpu"}
+            maps.append(torch.rand(size, generator=random, **kind))
         return torch.stack(maps).to(images.device)
 
 
@@ -105,7 +107,7 @@ class CentreGaussian(Baseline):
 
     def draw(self, images: Images, height: int, width: int) -> Float[Tensor, "b {height} {width}"]:
         y, x = (
-            (torch.arange(size, device=images.device) + 0.5) * 2 / size - 1
+            (torch.arange(size, dtype=torch.float32, device=images.device) + 0.5) * 2 / size - 1
             for size in (height, width)
         )
         bump = torch.exp(-(y[:, None] ** 2 + x**2) / (2 * self.sigma**2))
@@ -128,6 +130,7 @@ class EdgeMap(Baseline):
 
     def draw(self, images: Images, height: int, width: int) -> Float[Tensor, "b {height} {width}"]:
         grey = F.pad(images.float().mean(dim=1, keepdim=True), (1, 1, 1, 1), mode="replicate")
-        sobel = torch.tensor([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]], device=images.device) / 8
+        rows = [[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]]
+        sobel = torch.tensor(rows, dtype=torch.float32, device=images.device) / 8
         slopes = F.conv2d(grey, torch.stack([sobel, sobel.T])[:, None])
         return F.adaptive_avg_pool2d(slopes.norm(dim=1), (height, width))

@@ -270,7 +270,9 @@ def _hook(
         return
 
     def enter(_module: nn.Module, args: tuple) -> None:
-        products.open.append(Product(args[0] if args else torch.empty(0)))
+        products.open.append(
+            Product(args[0] if args else torch.empty(0, dtype=torch.float32, device="cpu"))
+        )
 
     def leave(_module: nn.Module, _args: tuple, _output: object) -> None:
         product = products.open.pop()

@@ -111,7 +111,7 @@ class LeGrad(AttentionExplainer):
         ):
             output = run(network, images.repeat(copies, 1, 1, 1))
         spare = (copies - len(blocks)) * len(images)
-        rows = torch.arange(spare, copies * len(images)).split(len(images))
+        rows = torch.arange(spare, copies * len(images), device="cpu").split(len(images))
         ends = [rows_of(output, of_block, copies * len(images)) for of_block in rows]
         target = target.fixed(ends[-1])  # the last block's end is the network's
         score = torch.stack([target(end).sum() for end in ends]).sum()
@@ -171,12 +171,13 @@ def blocks_of(network: nn.Module) -> list[nn.Module]:
         )
     in_lists, found = [each for each in elements if each], []
     for level in range(min(map(len, in_lists), default=0)):
-        if len({each[level][0] for each in in_lists}) > 1:
-            continue
         paths = dict.fromkeys(each[level][1] for each in in_lists)
-        found = found or [modules[path] for path in paths]
-        if not any(attends(modules[path]) for path in paths):
-            return [modules[path] for path in paths]
+        blocks = [modules[path] for path in paths]
+        run = not any(isinstance(block, nn.ModuleList | nn.ModuleDict) for block in blocks)
+        if len({each[level][0] for each in in_lists}) == 1 and run:
+            found = found or blocks
+            if not any(attends(block) for block in blocks):
+                return blocks
     return found
 
 

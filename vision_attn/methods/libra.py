@@ -19,7 +19,7 @@ from vision_attn.tokens.gradients.completeness import CountedGradients, account_
 from vision_attn.tokens.gradients.levels import Level, find_levels
 from vision_attn.tokens.gradients.mode import HeldGradients, own_weights_held
 from vision_attn.tokens.modules import why_opaque
-from vision_attn.tokens.outputs import run
+from vision_attn.tokens.outputs import one_row, run
 from vision_attn.tokens.path.support import blank_image
 from vision_attn.types import Heatmaps, Images, TokenLayout
 
@@ -154,9 +154,9 @@ class LibraGradient(Explainer):
         for at, image in enumerate(images):
             mode, output = self._run(network, image[None], levels, counted=True)
             assert isinstance(mode, CountedGradients)
-            scores = target.at(torch.tensor([at]))(output)
+            scores = target.at(one_row(at))(output)
             gaps.append(account_of(scores[0], mode.kept[0], levels[0].channels, mode).gap)
-        return torch.tensor(gaps, device=images.device)
+        return torch.tensor(gaps, dtype=torch.float32, device=images.device)
 
 
 def mass_beside(shares: Sequence[tuple[Tensor, Tensor]]) -> Float[Tensor, " b"] | None:

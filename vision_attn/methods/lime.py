@@ -64,14 +64,16 @@ class LIME(Attribution):
 
         target = target.fixed(run(network, images))
         y, x = cell_grid(self, self.cells, images, layout)
-        cells = torch.arange(y * x, device=images.device).view(1, 1, y, x)
+        cells = torch.arange(y * x, dtype=torch.long, device=images.device).view(1, 1, y, x)
         mask = F.interpolate(cells.float(), size=images.shape[2:], mode="nearest-exact").long()
         forward, maps = self.forward(network, images), []
         devices = [images.device] if images.device.type == "cuda" else []
         for at, image in enumerate(images):
 
             def numbers(some: Images, at: int = at) -> Float[Tensor, " r"]:
-                return target.at(torch.full((len(some),), at))(forward(some))
+                return target.at(torch.full((len(some),), at, dtype=torch.long, device="cpu"))(
+                    forward(some)
+                )
 
             with torch.random.fork_rng(devices):
                 torch.manual_seed(self.seed)

@@ -22,7 +22,8 @@ EACH = 8  # pairs at least that show as many cells, else there are fewer levels
 BLOB = 0.25  # of the grid's shorter side: how far hidden cells hang together
 ROUGHNESS = 0.3  # of the blobs' edges
 OWN = 0.1  # variance of a cell's weight apart from its neighbours, whose common part has 1
-NOISES = torch.logspace(-4, 3, 36, dtype=torch.float64)  # variances, as multiples of the signal's
+# Variances, as multiples of the signal's.
+NOISES = torch.logspace(-4, 3, 36, dtype=torch.float64, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -98,20 +99,23 @@ class MaskedRegression(Attribution):
 
     def shown(self, grid: tuple[int, int]) -> Bool[Tensor, "p y x"]:
         """Which cells the first sample of each pair shows: at most half of them, in blobs."""
-        random = torch.Generator().manual_seed(self.seed)
+        random = torch.Generator("cpu").manual_seed(self.seed)
         size = (self.samples // 2, *grid)
-        fine, coarse = (torch.randn(size, generator=random, dtype=torch.float64) for _ in range(2))
+        how = {"generator": random, "dtype": torch.float64, "device": "cpu"}
+        fine, coarse = (torch.randn(size, **how) for _ in range(2))
         rows, columns = (torch.linalg.cholesky(self._blob(side, min(grid))) for side in grid)
         field = (rows @ coarse @ columns.mT + ROUGHNESS * fine).flatten(1)
         cells = field.shape[1]
         levels = max(1, min(LEVELS, len(field) // EACH))
-        shares = (1 + torch.arange(len(field)) % levels) / (2 * levels)
+        order = torch.arange(len(field), dtype=torch.float32, device="cpu")
+        shares = (1 + order % levels) / (2 * levels)
         counts = (cells * shares).round().clamp(min=1)
         return (field.argsort(dim=1).argsort(dim=1) < counts[:, None]).unflatten(1, grid)
 
     @staticmethod
     def _blob(side: int, shorter: int) -> Float[Tensor, "side side"]:
-        return alike(side, max(1.0, BLOB * shorter)) + 1e-4 * torch.eye(side, dtype=torch.float64)
+        own = torch.eye(side, dtype=torch.float64, device="cpu")
+        return alike(side, max(1.0, BLOB * shorter)) + 1e-4 * own
 
     @staticmethod
     def _covered(image: Float[Tensor, "1 c h w"], shown: Bool[Tensor, "s y x"]) -> Images:
@@ -121,7 +125,7 @@ class MaskedRegression(Attribution):
 
 def alike(side: int, length: float) -> Float[Tensor, "side side"]:
     """How alike the numbers in two places of a line are expected to be: exp(-d^2 / 2 length^2)."""
-    places = torch.arange(side, dtype=torch.float64)
+    places = torch.arange(side, dtype=torch.float64, device="cpu")
     return torch.exp(-((places[:, None] - places) ** 2) / (2 * length**2))
 
 
@@ -154,6 +158,7 @@ def weights(
 def contrasts(counts: Int[Tensor, " p"]) -> Float[Tensor, "p q"]:
     """An orthonormal basis of what differs among numbers with equal counts."""
     same = (counts[:, None] == counts).double()
-    among = torch.eye(len(counts)).double() - same / same.sum(dim=1)
+    own = torch.eye(len(counts), dtype=torch.float64, device=counts.device)
+    among = own - same / same.sum(dim=1)
     values, vectors = torch.linalg.eigh(among)  # a projection
     return vectors[:, values > 0.5]

@@ -179,7 +179,8 @@ def row_of(
     keys = link.keys[0]
     if len(places) != 1 or len(row) != 1 or bool((keys >= link.before).any()):
         return None
-    tokens = before.back(torch.eye(link.before)[None, keys], rule, ())[0]
+    every = torch.eye(link.before, dtype=torch.float32, device="cpu")
+    tokens = before.back(every[None, keys], rule, ())[0]
     if tokens.shape[0] != tokens.shape[1] or not _is_permutation(tokens):
         return None
     return link.call, row, tokens.argmax(0).to(places.device)

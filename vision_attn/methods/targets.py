@@ -29,6 +29,7 @@ from vision_attn.errors import ModelError
 from vision_attn.tokens.inputs import images_in_words
 from vision_attn.tokens.outputs import (
     logits_of,
+    one_row,
     only_tensor,
     part_of,
     parts_of,
@@ -212,7 +213,7 @@ class Class(Target):
                 f"target class {wrong} is out of range: the network has {classes} "
                 f"class{'es' if classes > 1 else ''}, 0 to {classes - 1}"
             )
-        return torch.tensor(chosen, device=logits.device)
+        return torch.tensor(chosen, dtype=torch.long, device=logits.device)
 
     def fixed(self, output: Any) -> "Class":
         return replace(self, index=tuple(self.indices(self.logits(output)).tolist()))
@@ -238,7 +239,7 @@ class Class(Target):
         index = self.index if isinstance(self.index, tuple) else (self.index,) * len(images)
         if not all(isinstance(one, int) for one in index):
             return None
-        return torch.tensor(index, device=images.device)
+        return torch.tensor(index, dtype=torch.long, device=images.device)
 
     def pair(self) -> tuple[int | None, int | None]:
         every = set(self.index) if isinstance(self.index, tuple) else {self.index}
@@ -394,7 +395,7 @@ class Direction(Target):
     vector: Float[Tensor, "*b k"]
 
     def __init__(self, vector: "Tensor | ndarray | Sequence[float]"):
-        vector = torch.as_tensor(vector).detach()
+        vector = torch.as_tensor(vector, device=getattr(vector, "device", "cpu")).detach()
         if vector.ndim not in (1, 2) or not vector.is_floating_point() or not vector.numel():
             raise ValueError(
                 f"{type(self).__name__}: expected a vector of floats (k,), or one an image (b, k), "
@@ -538,7 +539,7 @@ class PixelsOf(Target):
             raise ValueError(f"PixelsOf: expected a class, got {self.index}")
         if self.mask is None:
             return
-        mask = torch.as_tensor(self.mask)
+        mask = torch.as_tensor(self.mask, device=getattr(self.mask, "device", "cpu"))
         if mask.ndim not in (2, 3) or (
             mask.is_floating_point() and not ((mask == 0) | (mask == 1)).all()
         ):
@@ -649,7 +650,7 @@ class Box(Target):
         if "pred_boxes" in parts:
             logits = self._query(parts)
             labels = self.labels or self._labels(logits)
-            return logits[torch.arange(len(logits)), torch.tensor(labels)]
+            return logits[range(len(logits)), labels]
         images = self._images(output)
         if not self.objects:
             return torch.stack([self._detection(image)[2] for image in images])
@@ -769,7 +770,7 @@ class PerImage(Target):
     def __call__(self, output: Any) -> Float[Tensor, " b"]:
         count = len(self.targets)
         numbers = [
-            target(rows_of(output, torch.tensor([image]), count))
+            target(rows_of(output, one_row(image), count))
             for image, target in enumerate(self.targets)
         ]
         return torch.cat(numbers)
@@ -778,7 +779,7 @@ class PerImage(Target):
         count = len(self.targets)
         return PerImage(
             tuple(
-                target.fixed(rows_of(output, torch.tensor([image]), count))
+                target.fixed(rows_of(output, one_row(image), count))
                 for image, target in enumerate(self.targets)
             )
         )
@@ -839,7 +840,7 @@ def _made(target: Any) -> Target:
     if isinstance(target, Integral):
         return Class(int(target))
     if isinstance(target, Tensor | ndarray):
-        return _of_numbers(torch.as_tensor(target))
+        return _of_numbers(torch.as_tensor(target, device=getattr(target, "device", "cpu")))
     if isinstance(target, list | tuple):
         return _of_list(target)
     if callable(target):
@@ -866,7 +867,9 @@ def _of_list(targets: Sequence[Any]) -> Target:
     if not targets:
         raise ValueError("target: expected one for all or one an image, got an empty list")
     if all(isinstance(one, Real) and not isinstance(one, Integral) for one in targets):
-        return Direction(torch.tensor([float(one) for one in targets]))
+        return Direction(
+            torch.tensor([float(one) for one in targets], dtype=torch.float32, device="cpu")
+        )
     every = tuple(map(_made, targets))
     if all(isinstance(one, Class) and not isinstance(one.index, tuple) for one in every):
         return Class(tuple(one.index for one in every))  # type: ignore[attr-defined]

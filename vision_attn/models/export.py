@@ -54,7 +54,8 @@ def export(model: Model, path: str | Path) -> Exported:
         raise ValueError(f"{path}: expected a name that ends in .onnx or .pt2")
     path.parent.mkdir(parents=True, exist_ok=True)
     network = model.network
-    images = torch.randn(2, 3, *model.preprocess.input_size, device=model.device)
+    size = 2, 3, *model.preprocess.input_size
+    images = torch.randn(size, dtype=torch.float32, device=model.device)
     with eval_mode(network), frozen_parameters(network), replacing(path) as file:
         difference = WRITERS[path.suffix](network, images, file)
         if not difference <= TOLERANCE:

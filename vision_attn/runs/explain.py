@@ -42,6 +42,7 @@ from vision_attn.runs.explanation import Explanation, Explanations
 from vision_attn.runs.labels import label_of
 from vision_attn.runs.maps import Map
 from vision_attn.tokens.activation import settled
+from vision_attn.tokens.outputs import one_row
 from vision_attn.types import Head, Images, Logits, Model, Preprocessing
 
 __all__ = [
@@ -166,7 +167,7 @@ class Request:
 
     def at(self, photos: Sequence[int]) -> "Request":
         """Return the request for these photos, where there is a target for each."""
-        places = torch.tensor(photos)
+        places = torch.tensor(photos, dtype=torch.long, device="cpu")
         contrast = None if self.contrast is None else self.contrast.at(places)
         return replace(self, target=self.target.at(places), contrast=contrast)
 
@@ -218,7 +219,7 @@ class Request:
                 explanations[0].problems.append(f"{explainer}: {reason(error)}")
                 return
             for i, explanation in enumerate(explanations):
-                self._add(explainer, images[i : i + 1], target.at(torch.tensor([i])), [explanation])
+                self._add(explainer, images[i : i + 1], target.at(one_row(i)), [explanation])
             return
         for explanation, one in zip(explanations, maps, strict=True):
             explanation.maps.append(one)
@@ -238,7 +239,7 @@ class Request:
                     heatmaps.completeness_gap,
                 )
             )
-            own = target.at(torch.tensor([i]))
+            own = target.at(one_row(i))
             index, contrast = own.pair() if explainer.class_specific else (None, None)
             yield Map(
                 explainer=explainer,

@@ -75,12 +75,16 @@ class Map:
         """Return the raw map as a batch of one."""
 
         def one(value: float | None) -> Tensor | None:
-            return None if value is None else torch.tensor([value])
+            return (
+                None if value is None else torch.tensor([value], dtype=torch.float32, device="cpu")
+            )
 
         return Heatmaps(
             torch.from_numpy(self.values)[None],
             self.method,
-            None if self.target is None else torch.tensor([self.target]),
+            None
+            if self.target is None
+            else torch.tensor([self.target], dtype=torch.long, device="cpu"),
             one(self.prefix_mass),
             one(self.outlier_mass),
             one(self.completeness_gap),

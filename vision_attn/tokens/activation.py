@@ -53,10 +53,10 @@ def settled(model: Model) -> Model:
     if key not in found:
         weight = next((x for x in model.network.parameters() if x.is_floating_point()), None)
         channels, size = len(model.preprocess.mean), model.preprocess.input_size
-        noise = torch.randn(
-            len(STRENGTHS), channels, *size, generator=torch.Generator().manual_seed(0)
-        )
-        images = noise * torch.tensor(STRENGTHS)[:, None, None, None]
+        how = {"dtype": torch.float32, "device": "cpu"}
+        generator = torch.Generator("cpu").manual_seed(0)
+        noise = torch.randn(len(STRENGTHS), channels, *size, generator=generator, **how)
+        images = noise * torch.tensor(STRENGTHS, **how)[:, None, None, None]
         images = images.to(model.device, torch.float32 if weight is None else weight.dtype)
         found[key] = "softmax"
         with suppress(Exception):  # the network's own code, on noise: what it gives is unknown

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
@@ -23,6 +24,7 @@ __all__ = [
     "giving",
     "head_given",
     "logits_of",
+    "one_row",
     "only_tensor",
     "part_of",
     "parts_of",
@@ -177,6 +179,17 @@ def tensors_of(output: Any) -> list[Tensor]:
     if isinstance(output, Tensor):
         return [output]
     return [tensor for part in parts_of(output).values() for tensor in tensors_of(part)]
+
+
+def one_row(row: int) -> Int[Tensor, "1"]:
+    """Make the index of one image, as `rows_of` and the `at` of a target take it.
+
+    Examples:
+        >>> from vision_attn.tokens.outputs import one_row
+        >>> one_row(3)
+        tensor([3])
+    """
+    return torch.tensor([row], dtype=torch.long, device="cpu")
 
 
 def rows_of(output: Any, rows: Int[Tensor, " r"], images: int) -> Any:

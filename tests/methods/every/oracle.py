@@ -13,23 +13,28 @@ import itertools
 import re
 import warnings
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import catalogue
+import formulas
 import torch
 from disturbance import after_of, disturb_bands, disturb_image, disturb_queries
 from handwritten import Own
 from plain import Plain
 from torch import nn
 
-from vision_attn.methods import Rollout
+from vision_attn.methods import AttentionGradCAM, LeGrad, QueryKey, RawAttention, Relevance, Rollout
 from vision_attn.methods.by_name import methods
+from vision_attn.methods.legrad import blocks_of
 from vision_attn.tokens import record_attention
 from vision_attn.tokens.outputs import class_logits
 from vision_attn.tokens.path.chain import Attention
 from vision_attn.tokens.path.path import find_path
 
 SMALL = 4  # rows or columns
+MANY, LARGEST = 400, 2000  # tokens of the input: of more, fewer formulas, or none, are computed
+# What a call may say although the method fits the network: its maps have no gradient.
+ALLOWED = re.compile("it weighs its values by several maps at once|no gradient of the logits")
 BLACK_BOX = {"IntegratedGradients", "Occlusion", "MaskedRegression", "LIME"}
 BLACK_BOX |= {"RandomMap", "CentreGaussian", "EdgeMap"}
 
@@ -57,6 +62,7 @@ class Verdict:
     batch: float | None = None
     cam: float | None = None
     maps: dict[str, str] = field(default_factory=dict)  # by method: map, empty, or the refusal
+    formulas: dict[str, float] = field(default_factory=dict)  # by method: error beside its formula
     faults: list[str] = field(default_factory=list)
 
 
@@ -209,9 +215,67 @@ def _judge_path(network, images, verdict):
         verdict.faults.append(f"Rollout is {verdict.error64:.1e} off the dense matrices")
     if not verdict.batch < 1e-5:
         verdict.faults.append(f"Rollout of a batch is {verdict.batch:.1e} off its single images")
+    judge_formulas(network, images, chain, matched, verdict)
     total = found.values.sum((1, 2)) + found.prefix_mass
     if not (total - 1).abs().max() < 1e-4:
         verdict.faults.append(f"Rollout sums to {total.tolist()}")
+
+
+def judge_formulas(network, images, chain, matched, verdict):
+    """Judge the maps of single calls, and those that gradients weigh, by their dense formulas."""
+    attentions = [link for link in chain.links if isinstance(link, Attention)]
+    first = chain.links[0].before
+    if len(matched) < len(attentions) or first > LARGEST:
+        return
+    maps, count = formulas.plain_maps(network, images, chain, matched), len(images)
+    layers = sorted({0, len(attentions) // 2, len(attentions) - 1})
+    layers = layers if first <= MANY else layers[-1:]
+    for layer in layers:
+        row = formulas.raw_attention(chain, maps, layer, count)
+        compare(RawAttention(layer=layer), row, network, images, chain, verdict)
+    links, tokens = formulas.before_the_pool(chain)
+    if links and (inner := [one for one in links if isinstance(one, Attention)]):
+        short = replace(chain, links=links, tokens=tokens, reads=None)
+        means = {at: A.mean(1) for at, A in maps.weights.items()}
+        asked = formulas.token_asked_for(short, images.shape[2:])
+        for layer in sorted(
+            {inner[-1].layer, inner[0].layer if first <= MANY else inner[-1].layer}
+        ):
+            rows = formulas.of_one_call(short, layer, means[layer], means, count)
+            compare(QueryKey(layer=layer), rows[:, asked], network, images, chain, verdict)
+        link = inner[-1]
+        if link.whole and link.before == first and link.layer in maps.scores:
+            scores = maps.scores[link.layer].mean(1)[:, asked]
+            method = QueryKey(layer=link.layer, kind="scores")
+            compare(method, scores, network, images, chain, verdict)
+    row = formulas.attention_grad_cam(chain, maps, layers[-1], count)
+    compare(AttentionGradCAM(layer=layers[-1]), row, network, images, chain, verdict)
+    row = formulas.relevance_map(chain, maps, count)
+    compare(Relevance(), row, network, images, chain, verdict)
+    if LeGrad().refusal_for(network, images) is None:
+        blocks = blocks_of(network)
+        last = min(2, len(blocks))
+        row = formulas.legrad(network, images, blocks, chain, matched, last)
+        method = LeGrad(start_layer=len(blocks) - last)
+        compare(method, row, network, images, chain, verdict)
+
+
+def compare(method, row, network, images, chain, verdict):
+    """Compare a method's maps with a row over the input tokens (b n)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found = method(network, images, 1)
+        except ValueError as error:
+            verdict.formulas[str(method)] = None
+            if method.refusal_for(network, images) is None and not ALLOWED.search(str(error)):
+                verdict.faults.append(f"{method} is refused in the call: {str(error)[:150]}")
+            return
+    true = chain.layout.to_map(row)
+    error = off(found.values.double(), true)
+    verdict.formulas[str(method)] = error
+    if not error < 3e-6:
+        verdict.faults.append(f"{method} is {error:.1e} off its dense formula")
 
 
 def judge_places(network, image, path, chain, matched, verdict):

@@ -17,6 +17,7 @@ class Plain:
         self.disturbs = replace is not None
         self.replace = replace or (lambda at, weights: weights)
         self.scores, self.weights, self.mixed = [], [], []
+        self.tracked = []  # the weights on the graph
         self.softmax = torch.softmax
 
     def of(self, scores, dim):
@@ -25,6 +26,7 @@ class Plain:
             return weights
         self.scores.append(scores.detach())
         self.weights.append(weights.detach())
+        self.tracked.append(weights)
         return weights if self.mixed else self.replace(len(self.weights) - 1, weights)
 
     def softmaxed(self, input, dim=None, *_, dtype=None, **__):
@@ -64,7 +66,9 @@ class Plain:
             def after(_, args, made=made):
                 self.mixed.clear()
                 del self.weights[-made:], self.scores[len(self.scores) - made + 1 :]
+                del self.tracked[-made:]
                 self.weights.append(args[0].detach())
+                self.tracked.append(args[0])
                 return (self.replace(len(self.weights) - 1, args[0].nan_to_num(0)), *args[1:])
 
             hooks.append(module.attn_drop.register_forward_pre_hook(after))

@@ -128,7 +128,8 @@ def network_of(name: str, model: Model, target: TargetLike = None) -> LiveNetwor
     program = translate(model)
     with torch.no_grad():
         size = model.preprocess.input_size
-        outputs = model_output(model, torch.zeros(1, 3, *size, device=model.device)).shape[1]
+        blank = torch.zeros(1, 3, *size, dtype=torch.float32, device=model.device)
+        outputs = model_output(model, blank).shape[1]
     if model.calibration.activation == "none" or outputs != len(model.classes):
         raise ModelError(
             f"{name}: a page shows the probability of each class, from as many outputs"

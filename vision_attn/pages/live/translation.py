@@ -298,7 +298,7 @@ class Translation:
     def additive(self, x: int, score: Any, query: Float[Tensor, "head d"]) -> int:
         """Add v' tanh(W k + b) of each head, where b holds what the query gives."""
         with torch.no_grad():
-            nothing = torch.zeros(1, *query.shape)[:, :, None].to(score.key_proj.weight)
+            nothing = score.key_proj.weight.new_zeros(1, *query.shape)[:, :, None]
             bias = score.key_proj(nothing)[0, :, 0].double()  # (head hidden)
             if type(score) is Additive:
                 projected = score.query_proj(query[None, :, None].to(nothing))

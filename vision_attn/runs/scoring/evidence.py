@@ -153,7 +153,8 @@ class PlantedSamples(Samples):
 
     def __getitem__(self, item: int) -> Sample:
         drawn = paint(item, item + 1, size=self.size, split="test", cue=self.cue)
-        mean, std = torch.tensor([self.preprocess.mean, self.preprocess.std])
+        colours = [self.preprocess.mean, self.preprocess.std]
+        mean, std = torch.tensor(colours, dtype=torch.float32, device="cpu")
         image = (drawn.images[0].float() / 255 - mean[:, None, None]) / std[:, None, None]
         masks = {"object": drawn.object_mask[0]}
         if self.cue != "none":
@@ -361,8 +362,9 @@ class BoxedFiles(Files):
         except ValueError as error:
             raise ImageError(f"{file}: {error}") from None
         h, w = self.size
-        y, x = torch.arange(h)[:, None] + 0.5, torch.arange(w) + 0.5
-        mask = torch.zeros(h, w, dtype=torch.bool)
+        y, x = (torch.arange(n, dtype=torch.float32, device="cpu") + 0.5 for n in (h, w))
+        y = y[:, None]
+        mask = torch.zeros(h, w, dtype=torch.bool, device="cpu")
         for left, top, right, bottom in boxes.tolist():
             mask |= (left <= x) & (x < right) & (top <= y) & (y < bottom)
         if not mask.any():

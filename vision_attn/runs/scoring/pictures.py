@@ -92,7 +92,10 @@ def ranked(
 
 def paint(sample: Sample, drawn: Drawn, preprocess: Preprocessing) -> Picture:
     """The image as the network sees it under its map, with the outlines of what is known."""
-    mean, std = (torch.tensor(v)[:, None, None] for v in (preprocess.mean, preprocess.std))
+    mean, std = (
+        torch.tensor(v, dtype=torch.float32, device="cpu")[:, None, None]
+        for v in (preprocess.mean, preprocess.std)
+    )
     pixels = ((sample.image * std + mean).clamp(0, 1) * 255).round().byte()
     photo = render.enlarged(pixels.permute(1, 2, 0).numpy())
     scale = render.natural(drawn.values, drawn.prefix_mass)

@@ -116,7 +116,8 @@ class Results:
 
     def mean(self, metric: str, method: str) -> Mean:
         """The mean score of a method over images, and its standard error."""
-        values = torch.tensor(list(self.numbers(metric, method).values()), dtype=torch.float64)
+        numbers = list(self.numbers(metric, method).values())
+        values = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         n = len(values)
         error = float(values.std()) / math.sqrt(n) if n > 1 else math.nan
         return Mean(float(values.mean()) if n else math.nan, error, n)
@@ -130,7 +131,7 @@ class Results:
         if len(both) < 2:
             return None
         sign = 1 if METRICS[metric].higher_is_better else -1
-        a, b = torch.tensor(both).T
+        a, b = torch.tensor(both, dtype=torch.float32, device="cpu").T
         return paired_bootstrap(sign * a, sign * b)
 
     def paired(self, metric: str, method: str, baseline: str) -> list[tuple[float, float]]:
@@ -184,7 +185,8 @@ class Results:
         """The mean over images of what was recorded under this name; None if nothing was."""
         kinds = ("maps", "sanity")
         lines = [r[name] for kind in kinds for r in self.by_method[kind, method] if name in r]
-        return torch.tensor(lines).mean(dim=0) if lines else None
+        curves = torch.tensor(lines, dtype=torch.float32, device="cpu")
+        return curves.mean(dim=0) if lines else None
 
     def accuracy(self) -> tuple[float, int] | None:
         """The share of images with a known label that are classified right, and how many."""
@@ -258,7 +260,8 @@ def add_box_ious(records: Iterable[Record], methods: Iterable[str]) -> None:
         mine = [r for r in records if r["method"] == method and "box_ious" in r]
         if mine:
             metric = MaxBoxIoU()
-            metric.ious.append(torch.tensor([r["box_ious"] for r in mine]))
+            ious = [r["box_ious"] for r in mine]
+            metric.ious.append(torch.tensor(ious, dtype=torch.float32, device="cpu"))
             for record, iou in zip(mine, metric.per_image().tolist(), strict=True):
                 record["scores"]["box_iou"] = iou
 

@@ -51,6 +51,7 @@ from vision_attn.models.timm_model import vit_from_timm
 from vision_attn.runs.explain import Request
 from vision_attn.runs.scoring.evidence import Sample
 from vision_attn.tokens import layout_of
+from vision_attn.tokens.outputs import one_row
 from vision_attn.types import Heatmaps, Images, Model, TokenLayout
 
 __all__ = ["FILLS", "GRIDS", "GROUPS", "Drawn", "Record", "as_plain_vit", "removal"]
@@ -127,7 +128,7 @@ class Batch:
             predicted, probability = (
                 None if each is None else each[one] for each in (self.predicted, self.probability)
             )
-            target = self.target.at(torch.tensor([i]))
+            target = self.target.at(one_row(i))
             yield Batch([sample], self.images[one], predicted, target, probability)
 
     def mask(self, of: str) -> Bool[Tensor, "b h w"] | None:
@@ -241,7 +242,7 @@ class Scorer:
         return {
             "label": batch.samples[i].label,
             "predicted": None if batch.predicted is None else int(batch.predicted[i]),
-            "target": batch.target.at(torch.tensor([i])).pair()[0],
+            "target": batch.target.at(one_row(i)).pair()[0],
         }
 
     def _named(self, explainer: None, batch: Batch) -> list[Record]:
@@ -275,7 +276,7 @@ class Scorer:
         if layout is not None:
             layout = layout_of(self.model, (images.shape[2], images.shape[3]))
         classes = [[label for _, label in sample.cells] for sample in batch.samples]
-        targets = torch.tensor(classes, device=images.device)
+        targets = torch.tensor(classes, dtype=torch.long, device=images.device)
         metric = GridPointingGame(side)
         for cell, maps in enumerate(maps_by_cell(explainer, self.model, images, targets, layout)):
             metric.update(maps, torch.full_like(targets[:, cell], cell))
@@ -444,7 +445,7 @@ def removal(model: Model, how: str = "auto", seed: int = 0) -> Removal:
     grid = model.layout.grid if model.layout else (min(usual, size[0]), min(usual, size[1]))
     fill = NoiseFill(seed) if how == "noise" else FILLS.get(how, MeanFill)()
     forward = partial(model_output, model)
-    images = torch.zeros(1, 3, *size, device=model.device)
+    images = torch.zeros(1, 3, *size, dtype=torch.float32, device=model.device)
     memory_format = forward_format(model.network, images)
     return FilledCells(forward, grid, fill, memory_format=memory_format, read=reader_of(model))
 

@@ -296,7 +296,11 @@ def ends_alike(results: Results, method: str) -> list[float]:
 
 def interval_of(values: Sequence[float]) -> Interval | None:
     """Compute the 95 % interval of the mean; None of fewer than FEWEST values."""
-    return bca(torch.tensor(values, dtype=torch.float64)) if len(values) >= FEWEST else None
+    return (
+        bca(torch.tensor(values, dtype=torch.float64, device="cpu"))
+        if len(values) >= FEWEST
+        else None
+    )
 
 
 def remarks(results: Results, method: str) -> list[str]:

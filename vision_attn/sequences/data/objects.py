@@ -63,7 +63,7 @@ class Scene:
         grain = bits((*key, 1), items, height * width // 8 + 1)
         self.canvas = background(self.draw, size, grain) * 0.6
         self.lean = lean
-        self.owner = torch.zeros(len(items), height, width, dtype=torch.uint8)
+        self.owner = torch.zeros(len(items), height, width, dtype=torch.uint8, device="cpu")
 
     def put(
         self,
@@ -90,7 +90,7 @@ class Scene:
         across, down = pose.axes(rows, columns)
         edge = painting.by_kind(SHAPES, shape, across, down) * scale[:, None, None]
         edge = edge.where(there[:, None, None], 1.0)
-        image = torch.arange(len(y))[:, None, None]
+        image = torch.arange(len(y), device="cpu")[:, None, None]
         window = (image, slice(None), rows[..., None], columns[:, None])
         under = self.canvas[window]  # n side side 3
         rgb = self._rgb(colour)[:, None, None]
@@ -99,14 +99,16 @@ class Scene:
             v = down / PERIOD + plane(next(self.draw))
             pattern = painting.by_kind(tuple(painting.TEXTURES.values()), texture, u, v)
             pattern = painting.coverage(pattern * plane(scale * PERIOD))[..., None]
-            ink = torch.where(next(self.draw) < 0.5, 0.05, 0.95)[:, None, None, None]
+            dark, light = torch.tensor([0.05, 0.95], dtype=torch.float32, device="cpu")
+            ink = torch.where(next(self.draw) < 0.5, dark, light)[:, None, None, None]
             rgb = rgb + (ink - rgb) * pattern
         self.canvas[window] = under + (rgb - under) * painting.coverage(edge)[..., None]
         own = (image, rows[..., None], columns[:, None])
         self.owner[own] = self.owner[own].where(edge > 0, number)
 
     def _rgb(self, colour: Kinds) -> Float[Tensor, "n 3"]:
-        hue = torch.tensor(list(HUES.values()))[colour] + 0.08 * (next(self.draw) - 0.5)
+        hues = torch.tensor(list(HUES.values()), dtype=torch.float32, device="cpu")
+        hue = hues[colour] + 0.08 * (next(self.draw) - 0.5)
         return painting.hsv(hue + 1, 0.75 + 0.25 * next(self.draw), 0.8 + 0.2 * next(self.draw))
 
     def images(self) -> UInt8[Tensor, "n 3 h w"]:

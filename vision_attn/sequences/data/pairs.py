@@ -59,7 +59,7 @@ class Vocabulary:
         numbers = [[*self._row(row), *end] for row in rows]
         length = max(map(len, numbers), default=0)
         padded = [row + [PAD] * (length - len(row)) for row in numbers]
-        return torch.tensor(padded, dtype=torch.long).view(len(rows), length)
+        return torch.tensor(padded, dtype=torch.long, device="cpu").view(len(rows), length)
 
     def _row(self, row: Sequence[str]) -> list[int]:
         if len(row) == 0:
@@ -189,7 +189,9 @@ class ExampleBatches:
 
     def _ready(self, part: Tensor) -> Tensor:
         if part.dtype == torch.uint8 and part.ndim == 4 and self.preprocess is not None:
-            mean, std = torch.tensor([self.preprocess.mean, self.preprocess.std]).view(2, 3, 1, 1)
+            colours = [self.preprocess.mean, self.preprocess.std]
+            colours = torch.tensor(colours, dtype=torch.float32, device="cpu")
+            mean, std = colours.view(2, 3, 1, 1)
             return part.float().mul_(1 / (std * 255)).sub_(mean / std)
         if part.dtype == torch.long and part.ndim == 2:
             return part[:, : int((part != PAD).sum(1).max())]

@@ -164,7 +164,7 @@ class PlantedQuestions(ExampleSource):
             for cell in one.cells:
                 evidence[i] |= scene.owner[i // asked] == cell + 1
         answer = REPLIES.encode([[one.answer] for _, one in questions])[:, 0] - SPECIAL
-        kind = torch.tensor([kind for kind, _ in questions])
+        kind = torch.tensor([kind for kind, _ in questions], dtype=torch.long, device="cpu")
         images = scene.images()
         images = torch.full_like(images, 102) if self.blind else images
         return Questions(images, question, answer, kind, evidence, words)

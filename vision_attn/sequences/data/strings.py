@@ -17,7 +17,9 @@ from vision_attn.types import PAD, STOP
 __all__ = ["PlantedStrings"]
 
 NAMES = Vocabulary(planted.CLASSES)
-SHAPES = torch.tensor([objects.SHAPES.index(shape) for shape in planted.SHAPES])
+SHAPES = torch.tensor(
+    [objects.SHAPES.index(shape) for shape in planted.SHAPES], dtype=torch.long, device="cpu"
+)
 TEXTURES = len(objects.TEXTURE_NAMES)
 PITCH = 24  # pixels from one object to the next, at least; the height of the image
 SCALE = 10.5, 12.5  # root of an object's area, in pixels
@@ -76,7 +78,7 @@ class PlantedStrings(ExampleSource):
         n, most = len(items), self.most
         count = 1 + (uniforms((*key, 2), items, 1)[:, 0] * most).long()
         kinds = (uniforms((*key, 3), items, most) * len(planted.CLASSES)).long()
-        step = torch.arange(most)
+        step = torch.arange(most, device="cpu")
         there = step < count[:, None]
         # Half a pitch of play an object, as far as the image has room, shared out at random.
         play = torch.minimum((most + 1 - count) * PITCH, count * (PITCH // 2))
@@ -92,7 +94,7 @@ class PlantedStrings(ExampleSource):
             where = x[:, t].clamp(max=self.size[1] - PITCH / 2)
             looks = shapes[:, t], colours[:, t], textures[:, t]
             scene.put(t + 1, there[:, t], y[:, t], where, scale[:, t], *looks)
-        target = torch.full((n, most + 1), PAD)
+        target = torch.full((n, most + 1), PAD, dtype=torch.long, device="cpu")
         target[:, :most] = (kinds + SPECIAL).where(there, PAD)
-        target[torch.arange(n), count] = STOP
+        target[torch.arange(n, device="cpu"), count] = STOP
         return Pairs(scene.images(), target, scene.owner)

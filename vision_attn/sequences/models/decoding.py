@@ -88,7 +88,7 @@ def greedy(network: SequenceModel, source: Tensor) -> Target:
 
 def _greedy(network: SequenceModel, source: Tensor) -> Target:
     state = network.read(source)
-    symbols = torch.full((len(source),), START, device=source.device)
+    symbols = torch.full((len(source),), START, dtype=torch.long, device=source.device)
     steps: list[Tensor] = []
     for step in range(network.longest):
         logits, _, state = network.decode(state, symbols[:, None], step)
@@ -113,10 +113,10 @@ def beam(network: SequenceModel, source: Tensor, width: int = 4) -> Target:
 def _beam(network: SequenceModel, source: Tensor, width: int) -> Target:
     b, device = len(source), source.device
     state = {k: v.repeat_interleave(width, dim=0) for k, v in network.read(source).items()}
-    symbols = torch.full((b * width,), START, device=device)
+    symbols = torch.full((b * width,), START, dtype=torch.long, device=device)
     ended = torch.zeros(b * width, dtype=torch.bool, device=device)
     written = torch.empty(b * width, 0, dtype=torch.long, device=device)
-    total = torch.full((b, width), -torch.inf, device=device)
+    total = torch.full((b, width), -torch.inf, dtype=torch.float32, device=device)
     total[:, 0] = 0  # all hypotheses begin alike: one of them is enough
     start = torch.arange(b, device=device)[:, None] * width
     for step in range(network.longest):

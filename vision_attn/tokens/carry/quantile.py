@@ -47,7 +47,8 @@ def threshold(
     """
     images = call.batch // windows
     entries = windows * call.queries * call.keys
-    rank = torch.full((images,), ceil(share * (entries - 1) - 1e-9), device=call.device)
+    last = ceil(share * (entries - 1) - 1e-9)
+    rank = torch.full((images,), last, dtype=torch.long, device=call.device)
     bits, integer = _bits_of(call)
     settled = torch.zeros(images, dtype=integer, device=call.device)
     call, above = call.upcast(), None

@@ -87,7 +87,7 @@ class CountedGradients(HeldGradients):
     def constant(self, value: Any) -> Any:
         """Return a leaf in the place of a constant; values and what is no number as they are."""
         if isinstance(value, int | float) and not isinstance(value, bool):
-            value = torch.tensor(float(value), dtype=torch.float64)
+            value = torch.tensor(float(value), dtype=torch.float64, device="cpu")
         if not isinstance(value, Tensor) or not value.is_floating_point() or flows(value):
             return value
         holder = self._holder.get(value)
@@ -154,7 +154,7 @@ def account_of(score: Tensor, level: Tensor, channels: int, counted: CountedGrad
     leaves = [*counted.constants, *(leaf for _, leaf in counted.held)]
     gradients = torch.autograd.grad(score, [level, *leaves], allow_unused=True)
     products = [
-        torch.zeros(1, dtype=torch.float64)
+        torch.zeros(1, dtype=torch.float64, device="cpu")
         if gradient is None
         else value.detach().double() * gradient.double()
         for value, gradient in zip([level, *leaves], gradients, strict=True)

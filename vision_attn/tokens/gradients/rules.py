@@ -361,7 +361,7 @@ def activation_rule(activation: Activation) -> Rule:
         if name.startswith(("clamp", "clip")) and is_relu(args, kwargs, name):
             return func(x, *args, **kwargs)
         if at_zero is None:
-            at_zero = float(run(torch.zeros(1, dtype=torch.float64)).reshape(-1)[0])
+            at_zero = float(run(torch.zeros(1, dtype=torch.float64, device="cpu")).reshape(-1)[0])
         out = Gated.apply(x, run, at_zero, activation.slope)
         if at_zero and flows(leaf := tracking.constant(at_zero)):
             out = out - at_zero + leaf

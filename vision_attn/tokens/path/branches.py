@@ -188,8 +188,9 @@ def made_of(groups: Sequence[Members], layer: int, before: int) -> Regroup:
     """Make a link of the tokens that each token after it is made of."""
     rows = [(new, old, part) for new, of in enumerate(groups) for old, part in of]
     new, old, part = zip(*rows, strict=True)
-    parts = torch.tensor(part, dtype=torch.float64)
-    return Regroup(layer, before, torch.tensor(new), torch.tensor(old), parts)
+    made, of = (torch.tensor(x, dtype=torch.long, device="cpu") for x in (new, old))
+    parts = torch.tensor(part, dtype=torch.float64, device="cpu")
+    return Regroup(layer, before, made, of, parts)
 
 
 def _regroups(chain: Chain) -> bool:

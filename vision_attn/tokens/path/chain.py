@@ -114,7 +114,7 @@ class Attention(Link):
     @cached_property
     def whole(self) -> bool:
         """Whether all tokens attend to all, each added to itself."""
-        every = torch.arange(self.before)[None]
+        every = torch.arange(self.before, device="cpu")[None]
         return self.new is None and all(
             places.shape == every.shape and bool((places.cpu() == every).all())
             for places in (self.queries, self.keys)
@@ -183,13 +183,13 @@ class Regroup(Link):
 
     def widened(self, more: int) -> "Regroup":
         """Let so many tokens pass it by, after the others."""
-        waiting, after = torch.arange(more), int(self.made.max()) + 1
+        waiting, after = torch.arange(more, device="cpu"), int(self.made.max()) + 1
         return replace(
             self,
             before=self.before + more,
             made=torch.cat([self.made, after + waiting]),
             of=torch.cat([self.of, self.before + waiting]),
-            part=torch.cat([self.part, torch.ones(more, dtype=torch.float64)]),
+            part=torch.cat([self.part, torch.ones(more, dtype=torch.float64, device="cpu")]),
         )
 
 

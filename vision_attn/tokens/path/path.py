@@ -129,7 +129,7 @@ class Path:
             "mean": "the mean of the patches",
             "attention": "the attention pool",
         }
-        named = torch.zeros(self.chain.tokens)
+        named = torch.zeros(self.chain.tokens, dtype=torch.float32, device="cpu")
         seed = replace(self.chain, reads=None).seed(1, named.device, named.dtype)[0, 0]
         if torch.allclose(seed, self.chain.reads.float(), atol=1e-6):
             return f"the logits read: {words[pool]}"

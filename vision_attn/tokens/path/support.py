@@ -73,7 +73,8 @@ def refusal_of(
 
 def blank_image(network: nn.Module, size: tuple[int, int] | None = None) -> Tensor:
     """Make an image (1 c h w) of a size, of that which the network says it takes, or the usual."""
-    weight = next((x for x in network.parameters() if x.is_floating_point()), torch.zeros(()))
+    nothing = torch.zeros((), dtype=torch.float32, device="cpu")
+    weight = next((x for x in network.parameters() if x.is_floating_point()), nothing)
     configs: list[Any] = [getattr(module, "pretrained_cfg", None) for module in modules_of(network)]
     declared = [config["input_size"][0] for config in configs if config and "input_size" in config]
     channels = declared[0] if declared else 3

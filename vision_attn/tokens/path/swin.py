@@ -121,7 +121,7 @@ def swin_plan(network: nn.Module) -> list[Block | None] | None:
 
 def window_places(h: int, w: int, block: Block) -> Int[Tensor, "window place"]:
     """Find the token in each place of each window; h * w where there is padding."""
-    numbers = torch.arange(h * w).view(h, w)
+    numbers = torch.arange(h * w, device="cpu").view(h, w)
     padding, (down, right) = _padding(h, w, block), _shift(h, w, block)
     if block.pads_first:
         numbers = F.pad(numbers, padding, value=h * w).roll((-down, -right), (0, 1))
@@ -138,7 +138,7 @@ def window_regions(h: int, w: int, block: Block) -> Int[Tensor, "window place"]:
     """
     _, right, _, below = _padding(h, w, block)
     down, along = (
-        torch.arange(side) >= side - shift if shift else torch.zeros(side, dtype=torch.bool)
+        torch.arange(side, device="cpu") >= (side - shift if shift else side)
         for side, shift in zip((h + below, w + right), _shift(h, w, block), strict=True)
     )
     return _partition(2 * down[:, None].long() + along.long(), block)

@@ -228,7 +228,7 @@ def windows_of(rows: Tensor) -> Tensor:
     window = rows.unique(dim=0, return_inverse=True)[1]
     counts = window.bincount()
     if len(counts.unique()) > 1:  # of padding alone, say
-        return torch.arange(len(rows))[:, None]
+        return torch.arange(len(rows), device="cpu")[:, None]
     order = window.argsort(stable=True).view(len(counts), -1)
     return order[order[:, 0].argsort()]
 

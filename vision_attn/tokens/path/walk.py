@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,11 @@ from vision_attn.tokens.path.traced import TracedRun, UnknownPathError
 __all__ = ["Walk"]
 
 FAR = 50  # origins that are looked through for tokens that went into others
+
+
+def indices(numbers: Sequence[Any]) -> Tensor:
+    """Whole numbers, or rows of them, as a tensor on the CPU."""
+    return torch.tensor(numbers, dtype=torch.long, device="cpu")
 
 
 class Token(NamedTuple):
@@ -187,8 +192,8 @@ class Walk:
         """
         places = dict(self.place)
         places |= {out: places[one] for out, one in self.run.aliases.items() if one in places}
-        ids = torch.tensor([*places])
-        ends = torch.zeros(self.origins.count, dtype=torch.bool)
+        ids = indices([*places])
+        ends = torch.zeros(self.origins.count, dtype=torch.bool, device="cpu")
         ends[ids] = True
         of_each = []
         for one in pair:
@@ -237,9 +242,9 @@ class Walk:
         n = len(self.state)
         places = [self.was[one] for one in again]
         self._widen(len(again), since)
-        made = torch.arange(n + len(again))
-        of = torch.cat([made[:n], torch.tensor(places)])
-        part = torch.ones(len(made), dtype=torch.float64)
+        made = torch.arange(n + len(again), device="cpu")
+        of = torch.cat([made[:n], indices(places)])
+        part = torch.ones(len(made), dtype=torch.float64, device="cpu")
         copied = Regroup(self.links[since].layer, n, made, of, part, copies=True)
         self.links.insert(since, copied)
         self.link_of = {at: link + (link >= since) for at, link in self.link_of.items()}
@@ -290,10 +295,10 @@ class Walk:
             pairs += [(len(state), old, part) for old, part in parts[one].items()]
             state.append(Token(one, one))
         new, old, part = zip(*pairs, strict=True)
+        parts = torch.tensor(part, dtype=torch.float64, device="cpu")
         self.links.append(
-            Regroup(max(0, layer - 1), len(self.state), torch.tensor(new), torch.tensor(old),
-                    torch.tensor(part, dtype=torch.float64))
-        )  # fmt: skip
+            Regroup(max(0, layer - 1), len(self.state), indices(new), indices(old), parts)
+        )
         self.was = {}
         self.state = state
         self.place = {token.origin: place for place, token in enumerate(state)}
@@ -353,9 +358,7 @@ class Walk:
         name = self.run.name(at)
         joins = self._joins(at)
         places = [[self.place.get(one, before) for one in row] for row in queries]
-        of_keys = torch.tensor(
-            [[self.place[one] if one else before for one in row] for row in keys]
-        )
+        of_keys = indices([[self.place[one] if one else before for one in row] for row in keys])
         patches: list[int] | None = None
         if len(keys) == 1:
             patches = [j for j, one in enumerate(keys[0]) if bool(on_image[one])]
@@ -381,7 +384,7 @@ class Walk:
                         f"of {len(set(real))}): linear attention, or attention over channels"
                     )
         link = Attention(
-            layer, before, torch.tensor(places), of_keys, patches=patches,
+            layer, before, indices(places), of_keys, patches=patches,
             foreign=at in self.origins.foreign,
         )  # fmt: skip
         if joins:
@@ -409,7 +412,7 @@ class Walk:
             if self._later(token.origin, at) or self.run.read_of[token.origin]
         ]
         start = before if alive else 0
-        new = torch.arange(start, start + len(flat)).view(len(outputs), -1)
+        new = torch.arange(start, start + len(flat), device="cpu").view(len(outputs), -1)
         self.links.append(replace(link, new=new, kept=bool(alive)))
         if not alive:
             self.before |= {token.origin: at for token in self.state}
@@ -446,7 +449,7 @@ class Walk:
             return None
         known: dict[int, dict[int, float]] = {}
         of_classes = [self._parts(one, None, known) for one in self.run.read]
-        reads = torch.zeros(len(self.state), dtype=torch.float64)
+        reads = torch.zeros(len(self.state), dtype=torch.float64, device="cpu")
         for parts in of_classes:
             for place, part in parts.items():
                 reads[place] += part / len(of_classes)
@@ -479,8 +482,9 @@ class Walk:
                 kept.append(at)
         if len(kept) == len(of):
             return False
-        made, part = torch.arange(len(of)), torch.ones(len(of), dtype=torch.float64)
+        made = torch.arange(len(of), device="cpu")
+        part = torch.ones(len(of), dtype=torch.float64, device="cpu")
         layer = self.links[0].layer
-        self.links.insert(0, Regroup(layer, len(kept), made, torch.tensor(of), part))
+        self.links.insert(0, Regroup(layer, len(kept), made, indices(of), part))
         self.first = [self.first[at] for at in kept]
         return True

@@ -43,8 +43,12 @@ class Factors(NamedTuple):
     order: Contraction
 
 
-UNTURNED = torch.empty(0)  # stands for the scores of a softmax over another axis than the last
-UNSUMMED = torch.empty(0)  # for those of an exponential or a quotient, which may sum to 1
+UNTURNED = torch.empty(
+    0, dtype=torch.float32, device="cpu"
+)  # stands for the scores of a softmax over another axis than the last
+UNSUMMED = torch.empty(
+    0, dtype=torch.float32, device="cpu"
+)  # for those of an exponential or a quotient, which may sum to 1
 
 
 class CallMode(TorchFunctionMode):

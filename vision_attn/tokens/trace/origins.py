@@ -55,15 +55,23 @@ class Origins:
 
     def __init__(self) -> None:
         self.count = 1
-        self.query = torch.zeros(64, dtype=torch.long)  # of an attention's output: its query
-        self.output = torch.zeros(64, dtype=torch.bool)  # of an attention
-        self.call = torch.full((64,), -1)  # the last attention call that it went through
-        self.residual = torch.zeros(64, dtype=torch.bool)  # whether its query was added to it
-        self.equal = torch.zeros(64, dtype=torch.bool)  # whether its members count alike
+        self.query = torch.zeros(
+            64, dtype=torch.long, device="cpu"
+        )  # of an attention's output: its query
+        self.output = torch.zeros(64, dtype=torch.bool, device="cpu")  # of an attention
+        self.call = torch.full(
+            (64,), -1, dtype=torch.long, device="cpu"
+        )  # the last attention call that it went through
+        self.residual = torch.zeros(
+            64, dtype=torch.bool, device="cpu"
+        )  # whether its query was added to it
+        self.equal = torch.zeros(
+            64, dtype=torch.bool, device="cpu"
+        )  # whether its members count alike
         # -top, -left, bottom, right in pixels, and in the first and the second image: at least 0
-        self.box = torch.full((64, 6), NOWHERE)
+        self.box = torch.full((64, 6), NOWHERE, dtype=torch.long, device="cpu")
         # where it lies among others: the mean (row, column) of what it was made of; NaN: nowhere
-        self.centre = torch.full((64, 2), torch.nan, dtype=torch.float64)
+        self.centre = torch.full((64, 2), torch.nan, dtype=torch.float64, device="cpu")
         self.pixel_count = 0  # the first origins
         self.operation: dict[int, str] = {}  # what mixed the members of an origin
         self.keys: dict[int, Tensor] = {}  # of each call
@@ -83,12 +91,13 @@ class Origins:
             self.residual, self.equal, self.output = (F.pad(x, (0, more)) for x in flags)
             self.box = F.pad(self.box, (0, 0, 0, more), value=NOWHERE)
             self.centre = F.pad(self.centre, (0, 0, 0, more), value=torch.nan)
-        return torch.arange(first, self.count)
+        return torch.arange(first, self.count, device="cpu")
 
     def pixels(self, height: int, width: int, image: int) -> Tensor:
         """Make an origin for each pixel (height width) of the first (0) or second image (1)."""
         ids = self.new(height * width)
-        row, column = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        places = (torch.arange(side, device="cpu") for side in (height, width))
+        row, column = torch.meshgrid(*places, indexing="ij")
         self.box[ids, :4] = torch.stack([-row, -column, row, column], -1).flatten(0, 1)
         self.centre[ids] = torch.stack([row, column], -1).flatten(0, 1).double()
         self.box[ids, 4 + image] = 0
@@ -142,15 +151,15 @@ class Origins:
         ends: (origins,) bool, of which what they were made of is not asked.
         """
         steps = [
-            (first + torch.arange(len(rows))[:, None], rows)
+            (first + torch.arange(len(rows), device="cpu")[:, None], rows)
             for first, rows in zip(self._first, self._members, strict=True)
         ]
         for call in through:
             of = torch.cat([call.queries, call.keys], 1)
             steps.append((call.outputs.flatten()[None], of.flatten()[None]))
         steps.sort(key=lambda step: int(step[0][0, 0]), reverse=True)  # made of older ones alone
-        found = torch.zeros(self.count, dtype=torch.bool)
-        found[torch.tensor([*ids], dtype=torch.long)] = True
+        found = torch.zeros(self.count, dtype=torch.bool, device="cpu")
+        found[torch.tensor([*ids], dtype=torch.long, device="cpu")] = True
         for made, of in steps:
             reached = found[made] if ends is None else found[made] & ~ends[made]
             found[of[reached.any(1)]] = True
@@ -218,13 +227,14 @@ class Origins:
                 known = torch.cat([known, keys])
             fits = torch.isin(others[at], known)
             pairs = zip(self.query[last[at]].tolist(), others[at].tolist(), strict=True)
-            fits |= torch.tensor([other in self.members(query) for query, other in pairs])
+            own = [other in self.members(query) for query, other in pairs]
+            fits |= torch.tensor(own, dtype=torch.bool, device="cpu")
             joined = torch.stack([last[at], others[at]], 1).unique(dim=0)
             each = len(joined) == len(joined[:, 0].unique())  # not one output for many tokens
             if fits.all() and each and not torch.isin(self.query[last[at]], others[at]).all():
                 joins = list(zip(last[at].tolist(), others[at].tolist(), strict=True))
                 joins += [(head, other) for out, other in joins for head in self.members(out)]
-                outs, joined = torch.tensor(joins).T
+                outs, joined = torch.tensor(joins, dtype=torch.long, device="cpu").T
                 self.query[outs], self.box[outs] = joined, self.box[joined]
                 self.centre[outs] = self.centre[joined]
                 self.foreign |= {*self.call[outs].tolist()}
@@ -238,13 +248,17 @@ class Origins:
         how = hash((equal, operation)) & 0xFFFFFFFF
         hashes = ((mixed ^ (mixed >> 31)) * 0x3F58476D1CE4E5B9).sum(1) + how
         unique, inverse = hashes.unique(return_inverse=True)
-        example = torch.empty_like(unique).scatter_(0, inverse, torch.arange(len(rows)))
+        example = torch.empty_like(unique).scatter_(
+            0, inverse, torch.arange(len(rows), device="cpu")
+        )
         names = unique.tolist()
-        fresh = torch.tensor([name not in self._known for name in names])
+        new = [name not in self._known for name in names]
+        fresh = torch.tensor(new, dtype=torch.bool, device="cpu")
         made = self._group(rows[example[fresh]], equal, operation).tolist()
         keys = [name for name in names if name not in self._known]
         self._known |= dict(zip(keys, made, strict=True))
-        return torch.tensor([self._known[name] for name in names])[inverse]
+        known = [self._known[name] for name in names]
+        return torch.tensor(known, dtype=torch.long, device="cpu")[inverse]
 
     def _group(self, rows: Tensor, equal: bool, operation: str) -> Tensor:
         ids = self.new(len(rows))

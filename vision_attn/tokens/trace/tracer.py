@@ -93,7 +93,9 @@ class Tracer(DispatchMode):
         """The origin of each element, on the CPU: zeros for what depends on no image or token."""
         label = self._get(x)
         return (
-            torch.zeros(1, dtype=torch.long).expand(x.shape) if label is None else self.one(label)
+            torch.zeros(1, dtype=torch.long, device="cpu").expand(x.shape)
+            if label is None
+            else self.one(label)
         )
 
     @contextmanager
@@ -130,7 +132,7 @@ class Tracer(DispatchMode):
                 label = None
         if label is None:
             count = out.shape[-2] if out.ndim > 2 else 1
-            queries = torch.zeros(len(keys), count, dtype=torch.long)
+            queries = torch.zeros(len(keys), count, dtype=torch.long, device="cpu")
         else:
             queries = self._of_tokens(self.one(label))
         lead = max(len(queries), len(keys))  # a learned query may be one for all images
@@ -406,11 +408,11 @@ class Tracer(DispatchMode):
         if a is None and b is not None:
             found = b.moved(lambda ids: self._reduced(ids, [lengthwise]).expand(shape))
             if found.columns is None and compact(found.ids).shape[-1] > 1:  # of a learned query
-                nothing = torch.zeros(1, dtype=torch.long).expand(shape)
+                nothing = torch.zeros(1, dtype=torch.long, device="cpu").expand(shape)
                 return Label(nothing, found.ids)
             return found
         if a is None or b is None:
-            return Label(torch.zeros(1, dtype=torch.long).expand(shape))
+            return Label(torch.zeros(1, dtype=torch.long, device="cpu").expand(shape))
         rows = self._reduced(self.one(a), [left.ndim - 1], operation=PRODUCTS)
         columns = self._reduced(self.one(b), [lengthwise], operation=PRODUCTS)
         return Label(rows.expand(shape), columns.expand(shape))
@@ -444,7 +446,8 @@ class Tracer(DispatchMode):
         for axis, n in enumerate(size):
             one = [1, n, 1, 1]
             one[2 + axis] = n
-            weights = func(torch.eye(n).view(one).expand(1, n, *size).contiguous(), *args[1:])[0]
+            eye = torch.eye(n, dtype=torch.float32, device="cpu")
+            weights = func(eye.view(one).expand(1, n, *size).contiguous(), *args[1:])[0]
             around.append((weights.select(2 - axis, 0) != 0).T)  # place after, place before
         return self._spread(ids, around, shape)
 
@@ -515,7 +518,8 @@ class Tracer(DispatchMode):
 
 def reached(before: int, after: int, size: int, stride: int, padding: int, dilation: int) -> Tensor:
     """Find which places of an axis a transposed convolution brings to which (after, before)."""
-    offset = torch.arange(after)[:, None] + padding - stride * torch.arange(before)
+    places = (torch.arange(n, device="cpu") for n in (after, before))
+    offset = next(places)[:, None] + padding - stride * next(places)
     return (offset % dilation == 0) & (offset >= 0) & (offset <= dilation * (size - 1))
 
 

@@ -1,0 +1,292 @@
+"""Dense formulas of the methods that read attention, from weights that no recorder kept.
+
+A chain says which tokens each call's queries and keys are; `disturbance.py` shows that it is right.
+Here rows over the input tokens are carried forward through it, from the first link to the last, where
+the package carries one row back. Copies of a token, which calls side by side have each, are told by
+what they were made of.
+
+Axes: b images, m tokens now, n tokens of the input, head, i queries, j keys.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+from plain import Plain
+from torch import nn
+
+from vision_attn.tokens.layout import tokens_of_pool
+from vision_attn.tokens.path.chain import Attention
+
+
+@dataclass
+class Maps:
+    """Weights and scores of the calls of a chain, and the gradient of a logit by the weights."""
+
+    weights: dict
+    gradients: dict
+    scores: dict
+
+
+def plain_maps(network, images, chain, matched, target=1):
+    """The maps of all calls of a chain, each (b*windows head i j), as plain softmaxes have them."""
+    plain = Plain()
+    with torch.enable_grad(), plain.running(network):
+        logits = class_logits_on_the_graph(network, images)
+    places = [place for place, _ in matched.values()]
+    tracked = [plain.tracked[place] for place in places]
+    found = [None] * len(tracked)
+    if logits.requires_grad and any(x.requires_grad for x in tracked):
+        found = torch.autograd.grad(logits[:, target].sum(), tracked, allow_unused=True)
+    shapes = {link.layer: link.call.shape for link in chain.links if isinstance(link, Attention)}
+    maps = Maps({}, {}, {})
+    for (call, (place, order)), dA in zip(matched.items(), found, strict=True):
+        weights = plain.weights[place]
+        dA = torch.zeros_like(weights) if dA is None else dA
+        maps.weights[call] = weights.permute(order).reshape(shapes[call]).double()
+        maps.gradients[call] = dA.permute(order).reshape(shapes[call]).double()
+        scores = plain.scores[place]
+        if scores.shape == weights.shape:
+            maps.scores[call] = scores.permute(order).reshape(shapes[call]).double()
+    return maps
+
+
+def class_logits_on_the_graph(network, images):
+    """Logits that gradients can be taken of."""
+    out = network(images.clone().requires_grad_())
+    return getattr(out, "logits", out)
+
+
+def groups_of(link):
+    """The tokens before a link that each token after it is made of, with their parts."""
+    groups = {}
+    for made, of, part in zip(
+        link.made.tolist(), link.of.tolist(), link.part.tolist(), strict=True
+    ):
+        groups.setdefault(made, []).append((of, part))
+    return [groups[made] for made in range(len(groups))]
+
+
+class Copies:
+    """Which tokens are copies of one, by a number that copies share."""
+
+    def __init__(self, count):
+        self.same, self.fresh = list(range(count)), itertools.count(count)
+
+    def regroup(self, groups):
+        before = self.same
+        self.same = []
+        for members in groups:
+            of = {before[at] for at, _ in members}
+            self.same.append(of.pop() if len(of) == 1 else next(self.fresh))
+
+    def attend(self, link):
+        if link.new is not None:
+            kept = self.same[: link.before] if link.kept else []
+            self.same = kept + [next(self.fresh) for _ in range(link.new.numel())]
+
+    def together(self, members):
+        """Members in lists of copies of one token."""
+        lists = {}
+        for at, part in members:
+            lists.setdefault(self.same[at], []).append((at, part))
+        return list(lists.values())
+
+
+def attended(link, fused, X):
+    """What each query of a call gets: (b window i n), from fused maps (b*windows i j)."""
+    images = len(X)
+    windows = len(link.queries)
+    padded = torch.cat([X, X.new_zeros(images, 1, X.shape[2])], 1)
+    of_keys = padded[:, link.keys]  # b window j n
+    return fused.unflatten(0, (images, windows)) @ of_keys
+
+
+def places(link):
+    """Where the outputs of a call are among the tokens after it (window i); -1: nowhere."""
+    if link.new is not None:
+        return link.new
+    return link.queries.masked_fill(link.queries == link.before, -1)
+
+
+def of_one_call(chain, layer, fused, others, images, slots=False):
+    """Each last token's row of one call over the input tokens (b m n), all other calls passed by.
+
+    fused: of this call (b*windows i j). others: those of calls whose outputs are new tokens. slots:
+    give the share of each of its queries (b m window*i) instead.
+    """
+    n = chain.links[0].before
+    X = torch.eye(n, dtype=torch.float64).expand(images, n, n).clone()
+    went, copies = [False] * n, Copies(n)
+    for link in chain.links:
+        if isinstance(link, Attention):
+            own = link.layer == layer
+            if not own and link.new is None:
+                continue
+            rows = attended(link, fused if own else others[link.layer], X).flatten(1, 2)
+            if own and slots:  # from here on, rows are shares of the call's queries
+                X = X.new_zeros(images, X.shape[1], rows.shape[1])
+                rows = torch.eye(rows.shape[1], dtype=torch.float64).expand(images, -1, -1)
+            at = places(link).flatten()
+            if link.new is not None:
+                kept = link.before if link.kept else 0
+                X = torch.cat([X[:, :kept], X.new_zeros(images, len(at), X.shape[2])], 1)
+                went = went[:kept] + [own] * len(at)
+            real = at >= 0
+            X = X.clone()
+            X[:, at[real]] = rows[:, real]
+            for place in at[real].tolist():
+                went[place] |= own
+            copies.attend(link)
+            continue
+        groups, made = groups_of(link), []
+        for members in groups:
+            row = 0
+            for alike in copies.together(members):
+                chosen = [pair for pair in alike if went[pair[0]]] or alike
+                share = sum(part for _, part in alike) / sum(part for _, part in chosen)
+                row = row + sum(share * part * X[:, at] for at, part in chosen)
+            made.append(row)
+        X = torch.stack(made, 1)
+        went = [any(went[at] for at, _ in members) for members in groups]
+        copies.regroup(groups)
+    return X
+
+
+def relevance(chain, fused, images):
+    """R less the identity, of each last token (b m n); fused: mean_h (A dA)+ of each call."""
+    n = chain.links[0].before
+    R = torch.eye(n, dtype=torch.float64).expand(images, n, n).clone()
+    start, calls, copies = [None] * n, [0] * n, Copies(n)
+    for link in chain.links:
+        if isinstance(link, Attention):
+            rows = attended(link, fused[link.layer], R).flatten(1, 2)
+            at = places(link).flatten()
+            if link.new is not None:
+                kept = link.before if link.kept else 0
+                R = torch.cat([R[:, :kept], R.new_zeros(images, len(at), n)], 1)
+                R[:, at] = rows
+                start, calls = start[:kept] + [None] * len(at), calls[:kept] + [0] * len(at)
+            else:
+                real = at >= 0
+                R = R.index_add(1, at[real], rows[:, real])
+                for place in at[real].tolist():
+                    calls[place] += 1
+            copies.attend(link)
+            continue
+        groups = groups_of(link)
+        uses = [at for members in groups for at, _ in members]
+        made, starts, counts = [], [], []
+        for members in groups:
+            row = 0
+            for alike in copies.together(members):
+                total = sum(part for _, part in alike)
+                went = [at for at, _ in alike if start[at] is not None and calls[at] == 1]
+                if len(went) > 1 and len(went) == len(alike):
+                    first = start[went[0]]
+                    row = row + total * (first + sum(R[:, at] - first for at in went))
+                else:
+                    row = row + sum(part * R[:, at] for at, part in alike)
+            made.append(row)
+            at = members[0][0]
+            alone = len(members) == 1
+            copied = alone and uses.count(at) > 1
+            starts.append(R[:, at] if copied else start[at] if alone else None)
+            counts.append(0 if copied or not alone else calls[at])
+        R, start, calls = torch.stack(made, 1), starts, counts
+        copies.regroup(groups)
+    return R
+
+
+def read(chain, X):
+    """What the classifier reads of rows of the last tokens (b n)."""
+    reads = chain.reads
+    if reads is None:
+        reads = torch.zeros(chain.tokens, dtype=torch.float64)
+        for part, share in tokens_of_pool(chain.layout, chain.tokens):
+            reads[part] += share / reads[part].numel()
+    return torch.einsum("m,bmn->bn", reads.double(), X)
+
+
+def raw_attention(chain, maps, layer, images):
+    means = {at: A.mean(1) for at, A in maps.weights.items()}
+    return read(chain, of_one_call(chain, layer, means[layer], means, images))
+
+
+def attention_grad_cam(chain, maps, layer, images):
+    means = {at: A.mean(1) for at, A in maps.weights.items()}
+    A, dA = maps.weights[layer], maps.gradients[layer]
+    link = next(one for one in chain.links if isinstance(one, Attention) and one.layer == layer)
+    slots = read(chain, of_one_call(chain, layer, means[layer], means, images, slots=True))
+    seen = slots.view(len(A), -1)  # of each window's queries
+    keys = dA if link.patches is None else dA[..., list(link.patches)]
+    weight = torch.einsum("bi,bhij->bh", seen, keys) / keys.shape[-1]
+    weight = weight.view(images, -1, A.shape[1]).mean(1)
+    weight = weight.repeat_interleave(len(A) // images, 0)
+    fused = (A * weight[:, :, None, None]).mean(1)
+    return read(chain, of_one_call(chain, layer, fused, means, images)).clamp(min=0)
+
+
+def relevance_map(chain, maps, images):
+    fused = {at: (A * maps.gradients[at]).clamp(min=0).mean(1) for at, A in maps.weights.items()}
+    nothing = {at: torch.zeros_like(one) for at, one in fused.items()}
+    return read(chain, relevance(chain, fused, images) - relevance(chain, nothing, images))
+
+
+def tokens_given(_module, args, kwargs, _out):
+    """The tokens that a block was given: what it would give if it were not there."""
+    every = [*args, *kwargs.values()]
+    return next(x for x in every if isinstance(x, torch.Tensor) and x.ndim == 3)
+
+
+def token_asked_for(chain, size):
+    """The last layer's token that a query of none stands for: the class token, or the centre's."""
+    layout = chain.layout
+    if layout.class_token:
+        return 0
+    (h, w), places = layout.grid, layout.patches
+    while layout.prefix + h * w > chain.tokens:
+        h, w = (h + 1) // 2, (w + 1) // 2
+    at = min(int(0.5 * h), h - 1) * w + min(int(0.5 * w), w - 1)
+    return places[at] if chain.tokens == layout.tokens else layout.prefix + at
+
+
+def before_the_pool(chain):
+    """The links of a chain without an attention pool at its end, and how many tokens come out."""
+    links = list(chain.links)
+    tokens = chain.tokens
+    if chain.layout.pool == "attention":
+        while links and (not isinstance(links[-1], Attention) or links[-1].new is not None):
+            tokens = links.pop().before
+    return links, tokens
+
+
+def legrad(network, images, blocks, chain, matched, last, target=1):
+    """mean over the last blocks of mean_h mean_i (d s_l / d A_l)+, s_l with the later ones left out."""
+    pooled = chain.layout.pool == "attention"
+    tokens, maps = chain.layout.tokens, []
+    for number in range(len(blocks) - last, len(blocks)):
+        hooks = [
+            later.register_forward_hook(tokens_given, with_kwargs=True)
+            for later in blocks[number + 1 :]
+        ]
+        inside, plain = [], Plain()
+        hooks.append(
+            blocks[number].register_forward_pre_hook(
+                lambda *_, plain=plain, inside=inside: inside.append(len(plain.tracked))
+            )
+        )
+        hooks.append(blocks[number].register_forward_hook(
+            lambda *_, plain=plain, inside=inside: inside.append(len(plain.tracked))))  # fmt: skip
+        try:
+            with torch.enable_grad(), plain.running(network):
+                logits = class_logits_on_the_graph(network, images)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        of = plain.tracked[-1:] if pooled else plain.tracked[slice(*inside)]
+        gradients = torch.autograd.grad(logits[:, target].sum(), of)
+        each = [dA.clamp(min=0).mean((1, 2)) for dA in gradients]
+        row = torch.stack(each).mean(0)
+        maps.append(nn.functional.pad(row, (tokens - row.shape[-1], 0)))
+    return torch.stack(maps).mean(0)
