@@ -194,7 +194,7 @@ class Preprocessing(Protocol):
     def std(self) -> tuple[float, ...]:
         """What each colour is then divided by."""
 
-    def __call__(self, image: Image | str | PathLike[str]) -> Float[Tensor, "3 h w"]:
+    def __call__(self, image: Image | str | PathLike[str]) -> Float[Tensor, "c h w"]:
         """Make the network's input of a photo or an image file."""
 
     def read(self, path: str | PathLike[str]) -> Image:
@@ -295,6 +295,14 @@ class Model:
         """A line for titles and captions where weights are random; otherwise empty."""
         random = {"random": RANDOM_WEIGHTS, "random classifier": RANDOM_CLASSIFIER}
         return random.get(self.weights, "")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating dtype of the network's weights; float32 for a network without such."""
+        floats = (
+            weight.dtype for weight in self.network.parameters() if weight.is_floating_point()
+        )
+        return next(floats, torch.float32)
 
     @property
     def device(self) -> torch.device:

@@ -191,9 +191,9 @@ def test_to_original_is_bilinear_between_centres():
     ("fields", "says"),
     [
         ({"input_size": (0, 32)}, "input_size must be"),
-        ({"mean": (0.5,)}, "expected 3 means"),
+        ({"mean": (0.5,)}, "expected a mean and a positive std for each channel"),
         ({"mean": (0.5, float("nan"), 0.5)}, "expected finite means and stds"),
-        ({"std": (0.5, 0.0, 0.5)}, "positive stds"),
+        ({"std": (0.5, 0.0, 0.5)}, "a positive std for each channel"),
         ({"crop_pct": 0.0}, "crop_pct must be"),
         ({"fit": "pad"}, "fit must be one of crop, squash"),
         ({"interpolation": "cubic"}, "interpolation must be one of nearest, bilinear"),

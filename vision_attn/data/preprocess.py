@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from PIL import Image
 from torch import Tensor
 
+from vision_attn.data.channels import channels_of
 from vision_attn.data.faults import sample_errors
 from vision_attn.data.images import ImageError, read_image, to_rgb
 from vision_attn.data.ranges import ValueRange, checked_value_range
@@ -67,9 +68,10 @@ class Preprocess:
                 f"expected finite means and stds, got mean {short(self.mean)} and std "
                 f"{short(self.std)}"
             )
-        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
+        if not self.mean or len(self.mean) != len(self.std) or min(self.std) <= 0:
             raise ValueError(
-                f"expected 3 means and 3 positive stds, got mean {self.mean} and std {self.std}"
+                "expected a mean and a positive std for each channel, got mean "
+                f"{short(self.mean)} and std {short(self.std)}"
             )
         if not 0 < self.crop_pct <= 1:
             raise ValueError(f"crop_pct must be in (0, 1], got {self.crop_pct}")
@@ -81,11 +83,13 @@ class Preprocess:
         """The file as an upright RGB image; raises ImageError naming the file."""
         return read_image(path, value_range=self.value_range)
 
-    def __call__(self, image: Image.Image | str | PathLike[str]) -> Float[Tensor, "3 h w"]:
+    def __call__(self, image: Image.Image | str | PathLike[str]) -> Float[Tensor, "c h w"]:
         """The network's input for an image, turned as its EXIF orientation says, or a file.
 
         Raises ImageError, one line that names the file, for whatever is wrong with it.
         """
+        if len(self.mean) != 3:
+            return self._of_channels(image)
         opened = isinstance(image, Image.Image)
         with sample_errors(getattr(image, "filename", "") or "image" if opened else image):
             if isinstance(image, Image.Image):
@@ -112,6 +116,17 @@ class Preprocess:
             return resized
         return resized.crop((left, top, left + width, top + height))
 
+    def _of_channels(self, image: Image.Image | str | PathLike[str]) -> Float[Tensor, "c h w"]:
+        """The input of a network of one channel, four or more; each is resized by itself."""
+        opened = isinstance(image, Image.Image)
+        name = getattr(image, "filename", "") or "image" if opened else image
+        with sample_errors(name):
+            channels = channels_of(image if opened else self.read(image), len(self.mean))
+            each = [self._resized(Image.fromarray(channel)) for channel in channels]
+            pixels = torch.from_numpy(np.stack([np.array(channel) for channel in each]))
+            mean, std = floats(self.mean), floats(self.std)
+            return (pixels.float() / 255 - mean[:, None, None]) / std[:, None, None]
+
     def box(self, size: tuple[int, int]) -> Box:
         """The part of a photo of `size` (W, H) that the network sees."""
         return seen_box(size, self.input_size, self.crop_pct, self.fit)
@@ -132,17 +147,8 @@ class Preprocess:
             tensor([[True, True],
                     [True, True]])
         """
-        whole = np.asarray(mask)
-        if whole.ndim != 2:
-            raise ValueError(
-                f"expected a mask with one number per pixel, got an array of shape {whole.shape}"
-            )
+        whole = checked_mask(mask, size)
         own = (whole.shape[1], whole.shape[0])
-        if size is not None and own != size:
-            raise ValueError(
-                f"the mask is {own[0]} x {own[1]}, its photo {size[0]} x {size[1]}: "
-                "save it at the photo's size"
-            )
         marked = Image.fromarray((whole != 0).astype(np.uint8))
         seen = marked.resize(self.input_size[::-1], Image.Resampling.NEAREST, box=self.box(own))
         return torch.from_numpy(np.array(seen) > 0)
@@ -160,28 +166,12 @@ class Preprocess:
             >>> preprocess.boxes([[0, 0, 2, 2], [0, 0, 1, 1]], size=(4, 2))
             tensor([[0., 0., 1., 2.]])
         """
-        try:
-            given = floats(boxes)
-        except (
-            TypeError,
-            ValueError,
-            RuntimeError,
-            OverflowError,
-        ):  # not numbers, or a ragged list
-            given = floats([])
-        if given.ndim != 2 or given.shape[1] != 4 or (given[:, :2] >= given[:, 2:]).any():
-            raise ValueError(
-                "expected boxes [left, top, right, bottom], left < right and top < bottom, "
-                f"got {boxes}"
-            )
-        if (given < -1).any() or (given[:, 2:] > floats(size) + 1).any():
-            raise ValueError(f"a box reaches beyond the photo of {size[0]} x {size[1]}: {boxes}")
+        given = checked_boxes(boxes, size)
         left, top, right, bottom = self.box(size)
         h, w = self.input_size
         corner = floats([left, top, left, top])
         scale = floats([w / (right - left), h / (bottom - top)] * 2)
-        seen = ((given - corner) * scale).clamp(min=floats([0] * 4), max=floats([w, h, w, h]))
-        return seen[((seen[:, 2:] - seen[:, :2]) >= 1).all(dim=1)]
+        return seen_boxes((given - corner) * scale, self.input_size)
 
     def to_original(
         self, heatmap: Float[np.ndarray, "h w"], size: tuple[int, int]
@@ -192,8 +182,8 @@ class Preprocess:
         network did not see are NaN.
         """
         left, top, right, bottom = self.box(size)
-        rows, seen_rows = _bilinear(heatmap.shape[0], size[1], top, bottom)
-        columns, seen_columns = _bilinear(heatmap.shape[1], size[0], left, right)
+        rows, seen_rows = bilinear(heatmap.shape[0], size[1], top, bottom)
+        columns, seen_columns = bilinear(heatmap.shape[1], size[0], left, right)
         on_photo = rows @ heatmap.astype(np.float32) @ columns.T
         on_photo[~(seen_rows[:, None] & seen_columns)] = np.nan
         return on_photo
@@ -240,7 +230,47 @@ def _frame(
     return (whole_w, whole_h), (round((whole_w - w) / 2), round((whole_h - h) / 2))
 
 
-def _bilinear(
+def checked_boxes(boxes: Any, size: tuple[int, int]) -> Float[Tensor, "k 4"]:
+    """Return boxes of a photo of `size` (W, H); ValueError for one that is none, or beyond it."""
+    try:
+        given = floats(boxes)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # no numbers, or a ragged list
+        given = floats([])
+    if given.ndim != 2 or given.shape[1] != 4 or (given[:, :2] >= given[:, 2:]).any():
+        raise ValueError(
+            f"expected boxes [left, top, right, bottom], left < right and top < bottom, got {boxes}"
+        )
+    if (given < -1).any() or (given[:, 2:] > floats(size) + 1).any():
+        raise ValueError(f"a box reaches beyond the photo of {size[0]} x {size[1]}: {boxes}")
+    return given
+
+
+def seen_boxes(boxes: Float[Tensor, "n 4"], input_size: tuple[int, int]) -> Float[Tensor, "k 4"]:
+    """Cut boxes at the sides of the input; leave out one of which less than a pixel is seen."""
+    h, w = input_size
+    seen = boxes.clamp(min=floats([0] * 4), max=floats([w, h, w, h]))
+    return seen[((seen[:, 2:] - seen[:, :2]) >= 1).all(dim=1)]
+
+
+def checked_mask(
+    mask: Bool[np.ndarray, "H W"] | Image.Image, size: tuple[int, int] | None
+) -> np.ndarray:
+    """Return a mask as an array (H, W); ValueError where it is none, or not of the photo's size."""
+    whole = np.asarray(mask)
+    if whole.ndim != 2:
+        raise ValueError(
+            f"expected a mask with one number per pixel, got an array of shape {whole.shape}"
+        )
+    own = (whole.shape[1], whole.shape[0])
+    if size is not None and own != size:
+        raise ValueError(
+            f"the mask is {own[0]} x {own[1]}, its photo {size[0]} x {size[1]}: "
+            "save it at the photo's size"
+        )
+    return whole
+
+
+def bilinear(
     points: int, pixels: int, start: float, stop: float
 ) -> tuple[Float[np.ndarray, "pixels points"], Bool[np.ndarray, " pixels"]]:
     """Weights that carry `points` values, spread evenly over start..stop, to pixel centres.

@@ -10,11 +10,17 @@ from os import PathLike
 from typing import overload
 
 import numpy as np
-import PIL.Image
 import torch
 from numpy import ndarray
 from PIL.Image import Image
+from torch import Tensor
 
+from vision_attn.data.channels import (
+    channels_of,
+    image_of_array,
+    image_of_channels,
+    image_of_tensor,
+)
 from vision_attn.data.faults import reason, sample_errors
 from vision_attn.data.images import to_rgb
 from vision_attn.methods import (
@@ -56,7 +62,7 @@ __all__ = [
     "read",
 ]
 
-Photo = Image | str | PathLike[str] | ndarray
+Photo = Image | str | PathLike[str] | ndarray | Tensor
 Methods = str | Explainer | Sequence[str | Explainer]
 
 
@@ -313,7 +319,8 @@ def explain(
 
     Args:
         model: A model of `load_model` or `wrap`.
-        images: A path, a PIL image, or an array (height, width, 3) of uint8; or a list of these.
+        images: A path, a PIL image, an array (height, width, channels) or a tensor (channels,
+            height, width) of uint8 or of floats from 0 to 1; or a list of these.
         methods: Names as on the command line (`Rollout(fusion=max)`, "all") or explainers, one or
             several. None: Rollout, or GradCAM for a network that is not attention throughout.
         target: What to explain: a class by name or index, a vector, a function of the network's
@@ -338,8 +345,8 @@ def explain(
         if number is not None and number < 1:
             raise ValueError(f"{name} must be at least 1, got {number}")
     request = Request.of(model, methods, target, contrast, head)
-    several = isinstance(images, list | tuple)
-    every = list(images) if isinstance(images, list | tuple) else [images]
+    several = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
+    every = [*images] if several else [images]
     request.check(len(every))
     photos = [read(image, model.preprocess) for image in every[:limit]]
     explanations: list[Explanation] = []
@@ -362,21 +369,27 @@ def read(image: Photo, preprocess: Preprocessing) -> tuple[str, Image]:
     """
     value_range = getattr(preprocess, "value_range", None)
     if isinstance(image, Image):
-        return str(getattr(image, "filename", "") or "image"), to_rgb(image, value_range)
-    if not isinstance(image, ndarray):
-        with sample_errors(image):
-            return str(image), preprocess.read(image)
-    if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)):
+        name = str(getattr(image, "filename", "") or "image")
+        if len(preprocess.mean) == 4 and image.mode == "RGBA":  # else transparent parts are white
+            return name, image_of_channels(channels_of(image, 4))
+        return name, to_rgb(image, value_range)
+    if isinstance(image, Tensor):
+        return "image", image_of_tensor(image)
+    if isinstance(image, ndarray):
+        return "image", image_of_array(image)
+    if not isinstance(image, str | PathLike):
         raise ValueError(
-            "an image as an array must be uint8 (height, width, 3) or (height, width), got "
-            f"{image.dtype} {tuple(image.shape)}"
+            "expected a photo: a path, a PIL image, an array (height, width, channels) or a tensor "
+            f"(channels, height, width), got a value of type {type(image).__name__}"
         )
-    return "image", to_rgb(PIL.Image.fromarray(image), value_range)
+    with sample_errors(image):
+        return str(image), preprocess.read(image)
 
 
 def prepare(model: Model, photos: Sequence[Image]) -> Images:
-    """Make a batch of the network's inputs, on its device."""
-    return torch.stack([model.preprocess(photo) for photo in photos]).to(model.device)
+    """Make a batch of the network's inputs, on its device and in its dtype."""
+    images = [model.preprocess(photo) for photo in photos]
+    return torch.stack(images).to(model.device, model.dtype)
 
 
 def predict(model: Model, images: Images) -> Logits:

@@ -49,6 +49,8 @@ __all__ = [
 IMAGES = "images", "image", "imgs", "img", "photos", "jpegimages"  # names of folders, in any case
 MASKS = "masks", "mask", "segmentationclass"
 IMAGENET = 1000  # classes of a model for which the number of a label in boxes.json stands
+# Of red, green and blue, ITU-R 601.
+GREY = torch.tensor([0.299, 0.587, 0.114], dtype=torch.float32, device="cpu")
 Mask = Bool[Tensor, "h w"]
 
 
@@ -70,7 +72,7 @@ class Sample:
     """
 
     name: str
-    image: Float[Tensor, "3 h w"]
+    image: Float[Tensor, "c h w"]
     label: int | None
     masks: dict[str, Mask] = field(default_factory=dict)
     ignore: Mask | None = None
@@ -153,9 +155,17 @@ class PlantedSamples(Samples):
 
     def __getitem__(self, item: int) -> Sample:
         drawn = paint(item, item + 1, size=self.size, split="test", cue=self.cue)
-        colours = [self.preprocess.mean, self.preprocess.std]
-        mean, std = torch.tensor(colours, dtype=torch.float32, device="cpu")
-        image = (drawn.images[0].float() / 255 - mean[:, None, None]) / std[:, None, None]
+        means = [self.preprocess.mean, self.preprocess.std]
+        mean, std = torch.tensor(means, dtype=torch.float32, device="cpu")
+        colours = drawn.images[0].float() / 255
+        if len(mean) == 1:
+            colours = (GREY[:, None, None] * colours).sum(dim=0, keepdim=True)
+        elif len(mean) != 3:
+            raise ImageError(
+                f"{self.names[item]}: planted images have colours, the network takes {len(mean)} "
+                "channels: give photos of your own"
+            )
+        image = (colours - mean[:, None, None]) / std[:, None, None]
         masks = {"object": drawn.object_mask[0]}
         if self.cue != "none":
             masks["shortcut"] = drawn.shortcut_mask[0]

@@ -97,6 +97,7 @@ def paint(sample: Sample, drawn: Drawn, preprocess: Preprocessing) -> Picture:
         for v in (preprocess.mean, preprocess.std)
     )
     pixels = ((sample.image * std + mean).clamp(0, 1) * 255).round().byte()
+    pixels = pixels[:3] if len(pixels) >= 3 else pixels[:1].expand(3, -1, -1)
     photo = render.enlarged(pixels.permute(1, 2, 0).numpy())
     scale = render.natural(drawn.values, drawn.prefix_mass)
     picture = render.overlay(photo, drawn.values, scale=scale)

@@ -173,7 +173,8 @@ class Scorer:
 
     def batch(self, samples: Sequence[Sample]) -> Batch:
         """Make a batch of samples; ValueError where the network gives no numbers."""
-        images = torch.stack([sample.image for sample in samples]).to(self.model.device)
+        images = torch.stack([sample.image for sample in samples])
+        images = images.to(self.model.device, self.model.dtype)
         if samples[0].cells:  # it may not take images of this size
             return Batch(samples, images, None, Class())
         output = model_output(self.model, images)
@@ -445,7 +446,8 @@ def removal(model: Model, how: str = "auto", seed: int = 0) -> Removal:
     grid = model.layout.grid if model.layout else (min(usual, size[0]), min(usual, size[1]))
     fill = NoiseFill(seed) if how == "noise" else FILLS.get(how, MeanFill)()
     forward = partial(model_output, model)
-    images = torch.zeros(1, 3, *size, dtype=torch.float32, device=model.device)
+    channels = len(model.preprocess.mean)
+    images = torch.zeros(1, channels, *size, device=model.device, dtype=model.dtype)
     memory_format = forward_format(model.network, images)
     return FilledCells(forward, grid, fill, memory_format=memory_format, read=reader_of(model))
 
