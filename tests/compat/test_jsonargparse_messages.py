@@ -15,7 +15,6 @@ from vision_attn.compat.jsonargparse_messages import (
     NotOfClass,
     NotSubclass,
     Other,
-    RaisedByClass,
     UnknownOption,
     UnknownWord,
     WrongType,
@@ -68,12 +67,6 @@ CASES = {
     "base": ("--module torch.optim.SGD", None, NotSubclass("torch.optim.SGD", "Module"), "module"),
     "base or none": (
         "--maybe torch.optim.SGD", None, NotSubclass("torch.optim.SGD", "Module"), "maybe",
-    ),
-    "raised by a class": (
-        "--list+=torch.nn.Dropout --list.p=2",
-        None,
-        RaisedByClass("dropout probability has to be between 0 and 1, but got 2.0"),
-        "",
     ),
     "no class": (None, "module: 3", NotAClass("3"), "module"),
 }  # fmt: skip

@@ -47,13 +47,6 @@ class Incomplete:
 
 
 @dataclass(frozen=True)
-class RaisedByClass:
-    """A class's own complaint about the options that it was given."""
-
-    text: str
-
-
-@dataclass(frozen=True)
 class WrongType:
     """A value that is none of the expected types or choices; None if it is not quoted."""
 
@@ -96,7 +89,6 @@ Reason = (
     | NotOfClass
     | NotAllowed
     | Incomplete
-    | RaisedByClass
     | WrongType
     | NoClass
     | NotSubclass
@@ -111,6 +103,10 @@ class Complaint:
 
     reason: Reason
     where: str = ""
+
+
+# What an option may take beside a class, which then is what its value was meant to be.
+CONTAINERS = frozenset({"Iterable", "Sequence", "list", "tuple", "set", "bool"})
 
 
 def complaint(message: str) -> Complaint:
@@ -132,12 +128,9 @@ def _reason(message: str) -> Reason:
         return UnknownOption(f"{found[1]}.{found[2].split('.')[0]}")
     if found := re.search(r"Option '(.*?)' is not accepted", message):
         return NotOfClass(found[1], paths[-1]) if paths else UnknownOption(found[1])
-    if text := _raised(message):
-        return RaisedByClass(text)
     types = re.findall(r"Expected an? (?:<class '(.*?)'>|typing\.Literal\[(.*?)\])", message)
-    if expected := [
-        name.split(".")[-1] or choices for name, choices in types if name != "NoneType"
-    ]:
+    expected = [name.split(".")[-1] or choices for name, choices in types if name != "NoneType"]
+    if not CONTAINERS.issuperset(expected):
         return WrongType(tuple(expected), _value(message))
     if found := re.search(r"module '(.*?)' has no attribute '(.*?)'", message):
         return NoClass(f"{found[1]}.{found[2]}")
@@ -152,6 +145,8 @@ def _reason(message: str) -> Reason:
         return NotSubclass(path.strip(), found[2])
     if found := re.search(r"Not a valid subclass of \w+. Got value: (.*)", message):
         return NotAClass(found[1])
+    if expected:
+        return WrongType(tuple(expected), _value(message))
     return Other(" ".join(re.sub(r'Parser key "(.*?)":', r"\1:", message).split()))
 
 
@@ -159,21 +154,3 @@ def _value(message: str) -> str | None:
     """The value that was given, as far as it stands in one line."""
     found = re.search(r"(?:Given|Got) value: (.*?)(?:\. Got value|$)", message, re.MULTILINE)
     return found[1] if found else None
-
-
-def _raised(message: str) -> str | None:
-    """Find a class's own complaint among jsonargparse's lines of which types it tried."""
-    errors = message.partition("Errors:")[2].partition("Given value")[0]
-    lines = [line.strip() for line in re.split(r"\n\s*- ", errors)]
-    of_jsonargparse = (
-        "Problem with ",
-        "Expected ",
-        "Import path ",
-        "Not a valid ",
-        "Does not validate ",
-        "Parser key ",
-        "a class path",
-        "a dict",
-    )
-    own = [line for line in lines if line and not line.startswith(of_jsonargparse)]
-    return " ".join(own[0].split()) if own else None

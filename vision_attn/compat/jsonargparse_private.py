@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from jsonargparse import ArgumentParser
 
-__all__ = ["Option", "options_of_class", "typed_options", "whole_numbers_first"]
+__all__ = ["Option", "classes_first", "options_of_class", "typed_options", "whole_numbers_first"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,18 @@ def options_of_class(cls: type) -> tuple[Option, ...]:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(cls, fail_untyped=False, sub_configs=True)
     return tuple(typed_options(parser))
+
+
+def classes_first(parser: Any, *names: str) -> None:
+    """Have these options, which take text too, read the path of a class as the class.
+
+    jsonargparse tries types in order, and to any text str is right. Without `_typehint` a class is
+    named by class_path alone.
+    """
+    for action in getattr(parser, "_actions", ()):
+        kinds = get_args(getattr(action, "_typehint", None))
+        if action.dest in names and str in kinds:
+            action._typehint = reduce(or_, [kind for kind in kinds if kind is not str] + [str])
 
 
 def whole_numbers_first(parser: Any) -> None:

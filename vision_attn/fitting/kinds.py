@@ -45,6 +45,7 @@ __all__ = [
     "check_classes",
     "check_files",
     "classes_in",
+    "names_kind",
     "only_packages",
     "type_args",
 ]
@@ -122,6 +123,13 @@ def check_classes(config: Namespace, parser: ArgumentParser, allow: Sequence[str
     options = {option.name: option for option in typed_options(parser)}
     for name, value in _flat(_values(config), options):
         _check(value, options.get(name, Option(name)), name, tuple(allow))
+
+
+def names_kind(value: Any, base: type) -> bool:
+    """Whether a class of this kind is named, by itself or in a list."""
+    listed = value if isinstance(value, (list, tuple)) else [value]
+    named = (_object(str(_values(item).get("class_path"))) for item in listed)
+    return any(isinstance(cls, type) and base in cls.__mro__ for cls in named)
 
 
 def _check(value: Any, option: Option, where: str, allow: tuple[str, ...]) -> None:

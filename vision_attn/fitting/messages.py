@@ -16,7 +16,6 @@ from vision_attn.compat.jsonargparse_messages import (
     NotOfClass,
     NotSubclass,
     Other,
-    RaisedByClass,
     UnknownOption,
     UnknownWord,
     WrongType,
@@ -52,8 +51,6 @@ def readable(message: str, parser: ArgumentParser) -> str:
             return prefix + _refused(path)
         case Incomplete(path, missing):
             return prefix + _incomplete(path, missing)
-        case RaisedByClass(text):
-            return prefix + text
         case WrongType(expected, value):
             return (
                 f"{prefix}expected {' or '.join(expected)}, got {'?' if value is None else value}"

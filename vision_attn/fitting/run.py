@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,15 +20,17 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins import Precision as PrecisionPlugin
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.table import Table
 
-from vision_attn.compat.jsonargparse_private import whole_numbers_first
+from vision_attn.compat.jsonargparse_private import classes_first, whole_numbers_first
 from vision_attn.data import ImageData
 from vision_attn.errors import ModelError
 from vision_attn.fitting.budget import check_minutes, length_of
 from vision_attn.fitting.configs import NEWEST, without
-from vision_attn.fitting.failures import made, one_line
+from vision_attn.fitting.failures import instantiated, made, needs_package, one_line
+from vision_attn.fitting.finished import finished
 from vision_attn.fitting.folders import (
     checked_name,
     claimed,
@@ -36,10 +39,11 @@ from vision_attn.fitting.folders import (
     versions,
     writes_files,
 )
-from vision_attn.fitting.kinds import check_classes, check_files
+from vision_attn.fitting.kinds import check_classes, check_files, names_kind
 from vision_attn.fitting.messages import readable
 from vision_attn.fitting.planning import Choice, choose, choose_threads, computing
 from vision_attn.fitting.records import Begun, RunLogger, SavedConfig
+from vision_attn.fitting.suited import check_suited
 from vision_attn.models.checkpoint import ENTRY, load_weights, read_file, unpack
 from vision_attn.models.checkpoint import Checkpoint as Saved
 from vision_attn.models.shelf import is_shelved, shelved
@@ -58,12 +62,12 @@ from vision_attn.training import (
     native_precision,
     run_callbacks,
 )
+from vision_attn.training.cpu.threads import BATCH_NORMS
 
 __all__ = ["Run"]
 
 QUIET = (  # what Lightning and jsonargparse warn of and a user need not know
     r"\s*By default only one JsonargparseDeprecationWarning per type",
-    r"\s*``instantiate_classes`` was deprecated",
     r".*isinstance\(treespec, LeafSpec\)",
     "The number of training batches .* is smaller than the logging interval",
     "Precision bf16-mixed is not supported by the model summary",
@@ -112,6 +116,7 @@ class Run(LightningCLI):
         self.infer_classes = infer_classes
         self.choice: Choice | None = None
         self.threads: int | None = None
+        self.notes: list[str] = []  # what a person should know of the run before it starts
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
         for message in QUIET:
@@ -132,6 +137,7 @@ class Run(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         whole_numbers_first(parser)
+        classes_first(parser, "trainer.strategy", "trainer.accelerator")
         parser.add_argument("--name", type=str | None, help="of the run's folder")
         parser.add_argument("--ckpt_path", type=str | None, help="the checkpoint to start from")
         parser.add_argument(
@@ -173,14 +179,19 @@ class Run(LightningCLI):
         config.name = checked_name(config.name or Path(str((config.config or ["run"])[-1])).stem)
         config.trainer.accelerator = _by_name(config.trainer.accelerator)
         self.given_precision = config.trainer.precision
-        if config.trainer.precision is None:
+        if names_kind(config.trainer.plugins, PrecisionPlugin):
+            self.given_precision = "a plugin's"
+        elif config.trainer.precision is None:
             accelerator = config.trainer.accelerator
             name = accelerator if isinstance(accelerator, str) else "auto"
             config.trainer.precision = native_precision(name)
+        given_path = config.ckpt_path
         if config.ckpt_path == "auto":
             config.ckpt_path = self._last_or_none()
         if config.ckpt_path in NEWEST:
             config.ckpt_path = str(newest(self._runs, f"{config.ckpt_path}.ckpt"))
+        if self.command == "fit" and config.ckpt_path and not is_shelved(config.ckpt_path):
+            self._note_finished(config, restarted=given_path == "auto")
         if config.minutes is not None:
             check_minutes(self.command, config)
         if self.command == "fit" and is_shelved(config.ckpt_path):
@@ -199,6 +210,14 @@ class Run(LightningCLI):
         start = config.ckpt_path if self.command == "fit" else None
         self.threads = config.threads = choose_threads(config.trainer, config.threads, start)
 
+    def _note_finished(self, config: Namespace, restarted: bool) -> None:
+        """Raise ValueError where nothing is left to train; in a restarted job, note it."""
+        if not (done := finished(config.ckpt_path, config.trainer)):
+            return
+        if not restarted:
+            raise ValueError(f"--ckpt_path {config.ckpt_path}: {done}")
+        self.notes.append(f"{config.ckpt_path}: {done}; it is tested once more")
+
     def _infer_classes(self) -> None:
         """Give the network as many classes as the data have; left out of the config, it has none.
 
@@ -214,8 +233,7 @@ class Run(LightningCLI):
             return
         parser = ArgumentParser(exit_on_error=False)
         parser.add_class_arguments(self.data_type, "data")
-        with made():
-            data = parser.instantiate_classes(Namespace(data=self.config.data)).data
+        data = instantiated(parser, Namespace(data=self.config.data)).data
         if writes_files():
             data.prepare_data()
         options.num_classes = len(data.classes)
@@ -233,12 +251,12 @@ class Run(LightningCLI):
         return str(found[-1]) if found else None
 
     def instantiate_classes(self) -> None:
-        """Make the objects; a ValueError of a class becomes one line with the option's name."""
-        try:
-            with made(), computing_with(self.threads):
-                super().instantiate_classes()
-        except ValueError as error:
-            raise ValueError(readable(str(error), self.parser)) from error
+        """Make the objects. Raises ValueError, one line, with what a class says of its options."""
+        with computing_with(self.threads):
+            self.config_init = instantiated(self.parser, self.config)
+            self.datamodule, self.model = self.config_init.data, self.config_init.model
+            with made():
+                self.trainer = self.instantiate_trainer()
 
     def instantiate_trainer(self, **changes: Any) -> Trainer:
         given = self.config_init.trainer
@@ -246,6 +264,7 @@ class Run(LightningCLI):
             self.folder = self._measured_folder()
             self.summary = self.summary_type(self.folder)
             return self._measuring_trainer(logger=False)
+        check_suited(_listed(given.callbacks, Callback))
         if given.fast_dev_run:
             callbacks = [*_listed(given.callbacks, Callback), *self.show]
             return self._trainer(callbacks=[*callbacks, *faster(callbacks)])
@@ -271,6 +290,12 @@ class Run(LightningCLI):
         self.logger = RunLogger(self.folder)
         self.summary = self.summary_type(self.folder)
         callbacks = [*_listed(given.callbacks, Callback), *self.show]
+        if given.barebones:
+            raise ValueError(
+                "trainer.barebones: a run logs and keeps checkpoints, which barebones forbids: "
+                "leave it out, or try the network with --trainer.fast_dev_run true"
+            )
+        self._note_batch_norms()
         callbacks += self._planned(callbacks)
         if self.config.minutes is not None:
             self._set_length(self.config.minutes, callbacks)
@@ -305,6 +330,14 @@ class Run(LightningCLI):
         self.summary.rows["computed"] = str(self.choice)
         return computing(plan, self.model, callbacks)
 
+    def _note_batch_norms(self) -> None:
+        normed = any(isinstance(module, BATCH_NORMS) for module in self.model.modules())
+        if normed and self.datamodule.batch_size == 1:
+            self.notes.append(
+                "data.batch_size 1: in training each batch norm takes one image's own means, in "
+                "evaluation running ones, which differ: 8 or more images a batch are usual"
+            )
+
     def _set_length(self, minutes: float, callbacks: Sequence[Callback]) -> None:
         """Measure how many epochs fit into the minutes, and write them into the config."""
         shown = self.config_init.trainer
@@ -333,6 +366,8 @@ class Run(LightningCLI):
             raise
         except Exception as error:
             given = self.config.trainer
+            if needed := needs_package(error):
+                raise ValueError(f"an option of the trainer {needed}") from error
             message = " ".join(str(error).split()) or type(error).__name__
             raise ValueError(
                 f"--trainer.accelerator {given.accelerator}, --trainer.devices {given.devices}: "
@@ -359,12 +394,12 @@ class Run(LightningCLI):
         """Write out the config as it runs, with every default, but no checkpoint to start from."""
         config = self.config.clone()
         del config["ckpt_path"], config["config"], config["minutes"]
-        return self.parser.dump(config, skip_unset=False)
+        return self.parser.dump(_without_enums(config), skip_unset=False)
 
     def heading(self) -> str:
         """Say in a line where the run goes, which network it is of, and in which number format."""
         where = str(self.folder or "fast_dev_run, which leaves no files")
-        how = self.choice.plan if self.choice else self.config.trainer.precision
+        how = self.choice.plan if self.choice else self.trainer.precision
         on = "" if self.threads is None else f", threads: {self.threads}"
         return f"{where}: {type(self.model.network).__name__}, {how}{on}"
 
@@ -513,6 +548,18 @@ def _epoch_and_step(path: Path) -> tuple[int, int]:
     """When a checkpoint was written, as the rows of metrics.csv count: from 0."""
     saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     return saved["epoch"], saved["global_step"] - 1
+
+
+def _without_enums(config: Any) -> Any:
+    """The config with the text of what Lightning has as both text and a member of an enum."""
+    if isinstance(config, Namespace):
+        for name, value in vars(config).items():
+            vars(config)[name] = _without_enums(value)
+    elif isinstance(config, list):
+        return [_without_enums(item) for item in config]
+    elif isinstance(config, str) and isinstance(config, Enum):
+        return config.value
+    return config
 
 
 def _by_name(accelerator: Any) -> Any:

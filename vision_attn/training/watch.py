@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import CometLogger, Logger, MLFlowLogger
 from torch import Tensor, nn
 
 from vision_attn.render import (
@@ -41,7 +41,8 @@ class WatchHeatmaps(Callback):
 
     In the run's folder: heatmaps/epoch_3.png, the images and their maps after three epochs, and
     heatmaps.png, a strip of epochs for each image, all in one scale. Loggers that keep pictures
-    (TensorBoard, Weights & Biases) get each epoch's too, as "heatmaps".
+    (TensorBoard, Weights & Biases, MLflow, Comet, and any that has a `log_image` as `WandbLogger`
+    or an experiment with an `add_image` as TensorBoard) get each epoch's too, as "heatmaps".
 
     Examples:
         >>> from lightning.pytorch import Trainer
@@ -135,7 +136,12 @@ def _named(labels: Tensor, classes: Sequence[str]) -> list[str]:
 
 def log_picture(logger: Logger, picture: Picture, step: int) -> None:
     """Hand the picture to a logger that keeps pictures; pass over others."""
-    if isinstance(logger, TensorBoardLogger):
-        logger.experiment.add_image("heatmaps", picture, step, dataformats="HWC")
-    elif callable(log_image := getattr(logger, "log_image", None)):  # Weights & Biases and its like
+    experiment: Any = getattr(logger, "experiment", None)
+    if callable(log_image := getattr(logger, "log_image", None)):  # Weights & Biases and its like
         log_image(key="heatmaps", images=[picture], step=step)
+    elif isinstance(logger, MLFlowLogger):
+        experiment.log_image(logger.run_id, picture, f"heatmaps/step_{step}.png")
+    elif isinstance(logger, CometLogger):
+        experiment.log_image(picture, name="heatmaps", step=step)
+    elif callable(add_image := getattr(experiment, "add_image", None)):  # TensorBoard's
+        add_image("heatmaps", picture, step, dataformats="HWC")

@@ -25,6 +25,8 @@ def fit(run: Run) -> int:
     _say(run, Text(run.heading(), style="bold"))
     if start := getattr(run.model, "start", ""):
         _say(run, Text(start))
+    for note in run.notes:
+        _say(run, Text(f"note: {note}"))
     run.fit()
     if table := run.table():
         _say(run, table)

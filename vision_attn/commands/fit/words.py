@@ -50,7 +50,7 @@ usage: vision-attn {command} --config FILE_OR_NAME [--ckpt_path FILE] [--SECTION
   --name NAME                   name of the run's folder (default: the config's)
   --seed_everything N           the seed of weights, order and augmentation
   --trainer.OPTION VALUE        max_epochs, accelerator (cpu, gpu, mps), devices, precision,
-                                default_root_dir (where runs are written), limit_train_batches ...
+                                limit_train_batches ...
   --data.OPTION VALUE           root, batch_size ...
   --model.network.OPTION VALUE  options of the network's class
   --model.optimizer.OPTION VALUE, --model.schedule.OPTION VALUE
@@ -77,6 +77,7 @@ MISPLACED = {  # what people type, and the option's whole name
 }
 
 FITTING = """\
+  -o, --output FOLDER           where runs are written (default: outputs)
   --model.weights FILE          start from these weights: a checkpoint, or vision_attn:NAME; if
                                 the config names no network, the network of the weights is built
   --minutes N                   train for about N minutes: the first steps are timed, and as many
@@ -99,6 +100,8 @@ def main(command: str, words: list[str]) -> int:
         return 0
     allow = values_of(words, "--allow")
     words = without(words, "--allow")
+    if command == "fit" and (folders := values_of(words, "-o", "--output")):
+        words = [*without(words, "-o", "--output"), f"--trainer.default_root_dir={folders[-1]}"]
     if "--help-all" in words:
         configs = values_of(words, "-c", "--config") or ["vit_planted"]
         words = [*(f"--config={name}" for name in configs), "--help"]
