@@ -13,8 +13,6 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
-import timm
-import torchvision
 from PIL import Image
 from torch import nn
 
@@ -340,10 +338,12 @@ def _timm(ask: Request) -> Parts:
         if "num_classes" not in args:
             fit_classifier(network, weights)
         load_weights(network, weights, ask.weights)
-    config = timm.data.resolve_model_data_config(network)
+    from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_model_data_config
+
+    config = resolve_model_data_config(network)
     preprocess = _timm_preprocess(config, ask.size or args.get("img_size"))
-    subset = timm.data.infer_imagenet_subset({"num_classes": network.num_classes})
-    names = timm.data.ImageNetInfo(subset).label_descriptions() if subset else []
+    subset = infer_imagenet_subset({"num_classes": network.num_classes})
+    names = ImageNetInfo(subset).label_descriptions() if subset else []
     activation = usual_activation(network.num_classes)
     return Parts(network, preprocess, _names(list(names), network.num_classes), activation)
 
@@ -362,6 +362,8 @@ def _timm_preprocess(config: dict[str, Any], size: int | Size | None) -> Preproc
 
 
 def _torchvision(ask: Request) -> Parts:
+    from torchvision.models import get_model_weights
+
     size = ask.size or _torchvision_size(ask.name)
     network = create_torchvision(
         ask.name,
@@ -370,7 +372,7 @@ def _torchvision(ask: Request) -> Parts:
         image_size=size,
         **ask.model_args,
     )
-    about = torchvision.models.get_model_weights(ask.name).DEFAULT
+    about = get_model_weights(ask.name).DEFAULT
     transform = about.transforms()
     side = transform.crop_size[0]
     preprocess = Preprocess(
@@ -386,9 +388,11 @@ def _torchvision(ask: Request) -> Parts:
 
 def _torchvision_size(name: str) -> Size | None:
     """The input size of a classifier's own weights; None for a name that torchvision lacks."""
-    if name not in torchvision.models.list_models(module=torchvision.models):
+    from torchvision import models
+
+    if name not in models.list_models(module=models):
         return None
-    side = torchvision.models.get_model_weights(name).DEFAULT.transforms().crop_size[0]
+    side = models.get_model_weights(name).DEFAULT.transforms().crop_size[0]
     return side, side
 
 
@@ -491,7 +495,9 @@ def _unknown(spec: str) -> str:
     if path.is_dir():
         found = ", ".join(map(str, sorted(path.rglob("*.ckpt"))[:3]))
         return f"{spec}: a folder; {expected}" + (f"; it holds {found}" if found else "")
-    if timm.is_model(spec):
+    from timm import is_model
+
+    if is_model(spec):
         return f"{spec}: no such file; the network of that name is timm:{spec}"
     near = get_close_matches(spec, [card.name for card in Shelf()], 1, cutoff=0.8)
     if spec in near:

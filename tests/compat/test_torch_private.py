@@ -2,6 +2,7 @@
 
 import inspect
 from copy import deepcopy
+from importlib import import_module
 
 import pytest
 import torch
@@ -42,6 +43,31 @@ def without(monkeypatch):
 def qkv(tokens=13):
     """As networks make them: heads cut out of tokens."""
     return [torch.randn(2, tokens, 3, 5).transpose(1, 2) for _ in range(3)]
+
+
+# operations
+
+
+@pytest.mark.parametrize("reach", ["LEFT_ALONE", None])
+def test_a_mode_of_ours_sees_each_operation_with_and_without_the_compiler(reach, without):
+    base = getattr(import_module(reaches.DISPATCH), reaches.DISPATCH_MODE)
+    assert hasattr(base, reaches.LEFT_ALONE), gone(
+        f"{reaches.DISPATCH_MODE}.{reaches.LEFT_ALONE}", "the first map takes seconds longer"
+    )
+    if reach:
+        without(reach)
+    seen = []
+
+    def dispatched(self, func, types, args=(), kwargs=None):
+        seen.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+    mode = type("Seeing", (reaches._dispatch_mode(),), {"__torch_dispatch__": dispatched})
+    left_alone = vars(mode)["__torch_dispatch__"] is dispatched
+    assert left_alone == (reach is None)
+    with mode():
+        torch.ones(2) + 1
+    assert seen == ["aten::ones", "aten::add.Tensor"]
 
 
 # attention

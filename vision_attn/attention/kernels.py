@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vision_attn.attention.shapes import broadcast_shape
+
 __all__ = ["softmax_attention"]
 
 PART = 1 << 21  # scores worked on at a time: they stay in cache
@@ -50,7 +52,7 @@ def masked_products_are_faster(q: Tensor, k: Tensor) -> bool:
 
 def by_products(q: Tensor, k: Tensor, v: Tensor, dropout: float, scale: float) -> Tensor:
     """Compute product, softmax, product, for a few heads, or a few queries of one, at a time."""
-    heads = torch.broadcast_shapes(q.shape[:2], k.shape[:2], v.shape[:2])
+    heads = broadcast_shape(q.shape[:2], k.shape[:2], v.shape[:2])
     q, k, v = (x.expand(*heads, -1, -1).flatten(0, 1) for x in (q, k, v))
     part, rows = max(1, PART // (q.size(1) * k.size(1))), max(1, PART // k.size(1))
     contexts = []

@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend
 from vision_attn.compat.process_wide import ProcessWide
 
 DISPATCH, DISPATCH_MODE = "torch.utils._python_dispatch", "TorchDispatchMode"
+LEFT_ALONE = "_should_skip_dynamo"  # of that mode
 FLASH_CHOICE = "_fused_sdp_choice"  # of torch
 FLASH_KERNEL = "_scaled_dot_product_flash_attention_for_cpu"  # of torch.ops.aten
 CHILDREN, PARAMETERS = "_modules", "_parameters"  # of nn.Module
@@ -48,10 +49,17 @@ class _NoDispatchMode:
 
 
 def _dispatch_mode() -> Any:
+    """Make a base for modes of ours; their code is Python, and torch has nothing to compile in it.
+
+    torch has its compiler leave a mode's code alone, and loads it for that at the first operation,
+    which takes as long as torch itself. A network runs `uncompiled` where we watch it, so that no
+    compiler comes by. Without this second reach it is loaded.
+    """
     try:
-        return getattr(import_module(DISPATCH), DISPATCH_MODE)
+        base: Any = getattr(import_module(DISPATCH), DISPATCH_MODE)
     except (ImportError, AttributeError):
         return _NoDispatchMode
+    return type(DISPATCH_MODE, (base,), {LEFT_ALONE: classmethod(lambda cls: False)})
 
 
 DispatchMode: Any = _dispatch_mode()

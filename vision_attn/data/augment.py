@@ -10,7 +10,6 @@ Axes: b batch, c channels, h height, w width.
 from abc import ABC, abstractmethod
 from math import log
 
-import cv2
 import torch
 from einops import rearrange, reduce
 from jaxtyping import Bool, Float, Int, UInt8
@@ -373,6 +372,8 @@ def _mirrored(images: Pixels, chosen: Bool[Tensor, " b"]) -> Pixels:
     """The chosen ones mirrored: large ones on a CPU one by one, else picked from both kinds, which
     is 6 times faster than `where`."""
     if images.is_cpu and images[:1].nbytes > ONE_BY_ONE and images.dtype in BY_OPENCV:
+        import cv2
+
         mirrored = torch.empty_like(images, memory_format=torch.contiguous_format)
         rows = (x.contiguous().flatten(1, 2).numpy() for x in (images, mirrored))
         for image, out, turned in zip(*rows, chosen.tolist(), strict=True):

@@ -13,7 +13,6 @@ from math import ceil
 from pathlib import Path
 from struct import error, unpack_from
 
-import cv2
 import numpy as np
 from jaxtyping import UInt8
 
@@ -27,12 +26,12 @@ SCAN = 0xDA  # the picture itself begins
 FRAMES = {0xC0, 0xC1, 0xC2}  # its size; coded by Huffman's trees, at once or progressively
 # Tables (quantisation, Huffman's, restarts), and JFIF's, Photoshop's and Adobe's headers, comments.
 IDLE = {0xDB, 0xC4, 0xDD, 0xE0, 0xED, 0xEE, 0xFE}
-RGB = getattr(cv2, "IMREAD_COLOR_RGB", None)  # OpenCV 4.9 decodes to BGR alone
+RGB = "IMREAD_COLOR_RGB"  # of OpenCV, whose 4.9 decodes to BGR alone
 REDUCED = {
-    1: cv2.IMREAD_COLOR,
-    2: cv2.IMREAD_REDUCED_COLOR_2,
-    4: cv2.IMREAD_REDUCED_COLOR_4,
-    8: cv2.IMREAD_REDUCED_COLOR_8,
+    1: "IMREAD_COLOR",
+    2: "IMREAD_REDUCED_COLOR_2",
+    4: "IMREAD_REDUCED_COLOR_4",
+    8: "IMREAD_REDUCED_COLOR_8",
 }
 
 
@@ -60,12 +59,13 @@ def plain_jpeg(data: bytes, shorter_side: int | None = None) -> UInt8[np.ndarray
     size = jpeg_size(data)
     if size is None or size[0] * size[1] > max_pixels():
         return None
+    import cv2
+
     scale = 1 if shorter_side is None else _reduction(size, shorter_side)
-    straight = RGB if scale == 1 else None
+    straight = getattr(cv2, RGB, None) if scale == 1 else None
+    how = getattr(cv2, REDUCED[scale]) if straight is None else straight
     try:
-        image = cv2.imdecode(
-            np.frombuffer(data, np.uint8), REDUCED[scale] if straight is None else straight
-        )
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), how)
     except cv2.error:
         return None
     if image is None or straight is not None:

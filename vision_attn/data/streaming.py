@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
 from typing import Any
 
-import cv2
 import numpy as np
 import torch
 from jaxtyping import Float, Integer, UInt8
@@ -50,6 +49,8 @@ def stretch(
 
     Linear interpolation leaves no pixel out down to a half, and is five times as fast as areas.
     """
+    import cv2
+
     left, top, right, bottom = box
     left, top = min(left, image.shape[1] - 1), min(top, image.shape[0] - 1)
     seen = image[top : max(bottom, top + 1), left : max(right, left + 1)]
@@ -269,6 +270,8 @@ def _as_it_is(batch: Any) -> Any:
 
 def _quiet(worker: int) -> None:
     """Leave Ctrl-C to the first process, the cores to the others, and stderr to Python."""
+    import cv2
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     cv2.setNumThreads(0)
     drop_native_stderr()

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import cv2
 from PIL import Image
 
 from vision_attn.data.images import (
@@ -19,6 +19,9 @@ from vision_attn.data.images import (
     read_image,
     regular_file,
 )
+
+if TYPE_CHECKING:
+    import cv2
 
 __all__ = ["Video", "clips", "is_video"]
 
@@ -70,6 +73,8 @@ class Video:
         Raises ImageError where it is of no known container, OpenCV finds no frame in it, or its
         frames have more than `max_pixels`.
         """
+        import cv2
+
         capture = _open(path)
         rate, frames = capture.get(cv2.CAP_PROP_FPS), int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
         found, _ = capture.read()
@@ -121,6 +126,8 @@ class Video:
                         f"{size[0]} x {size[1]}: scale it to the same size"
                     )
             return
+        import cv2
+
         capture = _open(self.path)
         try:
             while (read := capture.read())[0]:
@@ -163,8 +170,10 @@ def is_video(path: str | Path) -> bool:
     return Path(path).suffix.lower() in SUFFIXES and not Path(path).is_dir()
 
 
-def _open(path: Path) -> cv2.VideoCapture:
+def _open(path: Path) -> "cv2.VideoCapture":
     """Open a video, which has no frame where it is of no known container."""
+    import cv2
+
     with regular_file(path) as file:
         head = file.read(189)
     cv2.utils.logging.setLogLevel(0)

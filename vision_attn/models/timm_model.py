@@ -1,12 +1,12 @@
-"""timm's networks as ours: any of them by name in a config, and its ViTs as our ViT."""
+"""timm's networks as ours: any of them by name in a config, and its ViTs as our ViT.
+
+timm is imported where it is needed: it takes twice as long as torch.
+"""
 
 import functools
 import sys
 from typing import Any, ClassVar
 
-import timm
-from timm.models.vision_transformer import Block as TimmBlock
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from vision_attn.attention import MultiHeadAttention
@@ -17,7 +17,14 @@ from vision_attn.models.errors import library_errors
 from vision_attn.models.vit import ViT
 from vision_attn.types import Images, Logits
 
-__all__ = ["TimmModel", "create_timm", "fit_classifier", "read_timm_weights", "vit_from_timm"]
+__all__ = [
+    "TimmModel",
+    "create_timm",
+    "fit_classifier",
+    "is_timm_vit",
+    "read_timm_weights",
+    "vit_from_timm",
+]
 
 # Where weights come from is said by `pretrained` and `weights`, never inside the model arguments.
 NOT_MODEL_ARGS = (
@@ -90,6 +97,8 @@ def create_timm(
     image_size: (h, w), for networks that are built for one size; others take any. Names that make
     timm read a folder or a repository ("local-dir:", "hf-hub:") are refused.
     """
+    import timm
+
     known = timm.list_models() + timm.list_models(include_tags=True)
     if ":" in name or "/" in name or not timm.is_model(name):
         raise ModelError(f"timm has no network named {name!r}{did_you_mean(name, known)}")
@@ -149,6 +158,15 @@ def _classifiers(network: Any) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
+def is_timm_vit(network: nn.Module) -> bool:
+    """Whether this is timm's VisionTransformer itself, no class derived from it."""
+    if not type(network).__module__.startswith("timm."):
+        return False
+    from timm.models.vision_transformer import VisionTransformer
+
+    return type(network) is VisionTransformer
+
+
 def vit_from_timm(network: nn.Module) -> ViT:
     """Make our ViT of timm's: the same arguments and weights, and so the same logits.
 
@@ -177,9 +195,12 @@ def vit_from_timm(network: nn.Module) -> ViT:
     return ours.train(vit.training)
 
 
-def _plain_block(network: nn.Module) -> nn.Module:
+def _plain_block(module: nn.Module) -> nn.Module:
     """The first block, once everything is checked that shapes and names of weights do not show."""
-    if type(network) is not VisionTransformer or type(network.blocks[0]) is not TimmBlock:
+    from timm.models.vision_transformer import Block
+
+    network: Any = module
+    if not is_timm_vit(network) or type(network.blocks[0]) is not Block:
         raise ModelError(f"expected a plain ViT of timm, got {type(network).__name__}")
     block = network.blocks[0]
     norm = block.norm1

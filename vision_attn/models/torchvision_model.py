@@ -1,10 +1,8 @@
-"""torchvision's classifiers by name."""
+"""torchvision's classifiers by name; it is imported where it is needed, which takes seconds."""
 
 from typing import Any
 
 from torch import nn
-from torchvision import models
-from torchvision.models.vision_transformer import interpolate_embeddings
 
 from vision_attn.errors import ModelError, did_you_mean
 from vision_attn.models.checkpoint import load_weights, read_weights, without_prefix
@@ -26,6 +24,9 @@ def create_torchvision(
     The start is random, or torchvision's own weights (`pretrained`), or those in the file
     `weights`. image_size: (h, w), for the ViTs, which are built for one size; others take any.
     """
+    from torchvision import models
+    from torchvision.models.vision_transformer import interpolate_embeddings
+
     known = models.list_models(module=models)
     if name not in known:
         raise ModelError(f"torchvision has no classifier {name!r}{did_you_mean(name, known)}")

@@ -10,13 +10,13 @@ from typing import Literal
 import torch
 from einops import rearrange
 from jaxtyping import Float, Int
-from timm.layers import DropPath, LayerScale, Mlp, resample_abs_pos_embed
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vision_attn.attention import ClassToken, MeanPool, MultiHeadAttention, Readout
 from vision_attn.attention.checks import at_least_one
 from vision_attn.models.checkpoint import Rebuildable
+from vision_attn.models.layers import DropPath, LayerScale, Mlp, resampled_positions
 from vision_attn.types import Images, Logits, Pool, TokenLayout
 
 __all__ = ["Block", "ConvEmbed", "PatchEmbed", "ViT"]
@@ -257,7 +257,7 @@ class ViT(Rebuildable):
     ) -> Tokens:
         """Make the tokens with positions: class token, registers, the kept patches in order."""
         embedded = self.pos_embed.shape[1] - self.grid[0] * self.grid[1]
-        positions = resample_abs_pos_embed(self.pos_embed, grid, self.grid, embedded)
+        positions = resampled_positions(self.pos_embed, embedded, self.grid, grid)
         patches = self.patch_embed(images) + positions[:, embedded:]
         if keep is not None:
             patches = patches.take_along_dim(keep[..., None], dim=1)

@@ -10,18 +10,19 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
+from typing import TYPE_CHECKING
 
 import matplotlib
 import numpy as np
 from jaxtyping import Float, Shaped
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from numpy import ndarray
 
 from vision_attn.render.fonts import families, printable
 from vision_attn.render.picture import Picture
+
+if TYPE_CHECKING:  # which pictures of maps do not need, and which takes half a second
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = [
     "channel_gates",
@@ -86,8 +87,10 @@ def learning_curve_panels(metrics: str | PathLike[str]) -> dict[str, Picture]:
     return panels
 
 
-def _draw_curve(axes: Axes, metric: str, stages: Mapping[str, Mapping[int, float]]) -> None:
+def _draw_curve(axes: "Axes", metric: str, stages: Mapping[str, Mapping[int, float]]) -> None:
     """Draw one metric over the epochs, a line a stage."""
+    from matplotlib.ticker import MaxNLocator
+
     axes.set_title(printable(NAMES.get(metric, metric)))
     axes.grid(True)
     axes.set_xlabel("epoch")
@@ -185,12 +188,16 @@ def channel_gates(gates: Mapping[str, Float[ndarray, " _"]], title: str = "") ->
         return _drawn(figure)
 
 
-def _figure(width: float, height: float) -> Figure:
+def _figure(width: float, height: float) -> "Figure":
     """Make an empty figure of that many inches."""
+    from matplotlib.figure import Figure
+
     return Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
-def _drawn(figure: Figure) -> Picture:
+def _drawn(figure: "Figure") -> Picture:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
@@ -225,7 +232,7 @@ def _look() -> AbstractContextManager[None]:
     )
 
 
-def show(picture: Picture, dpi: float = 100.0) -> Figure:
+def show(picture: Picture, dpi: float = 100.0) -> "Figure":
     """Show a picture as a matplotlib figure: in a window where the backend has windows.
 
     Returns the figure, which a notebook shows as the last line of a cell and `savefig` writes.

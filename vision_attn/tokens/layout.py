@@ -3,6 +3,7 @@
 Axes: b batch, n tokens.
 """
 
+import sys
 from typing import Any
 
 from torch import nn
@@ -120,6 +121,8 @@ def _timm_levit(module: Any, image_size: Size) -> TokenLayout | None:
 
 
 def _torchvision(module: Any, image_size: Size) -> TokenLayout | None:
+    if "torchvision" not in sys.modules:
+        return None
     from torchvision.models import SwinTransformer, VisionTransformer
 
     if isinstance(module, VisionTransformer):

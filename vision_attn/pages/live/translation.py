@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from numpy import ndarray
-from timm.layers import LayerScale, Mlp, resample_abs_pos_embed
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from vision_attn.attention import (
@@ -42,8 +40,9 @@ from vision_attn.attention.gates import ChannelMLP
 from vision_attn.errors import ModelError
 from vision_attn.hooks import is_temporary
 from vision_attn.models import FastCNN, SEResNet, SpatialCNN, ViT, WideEmbed
+from vision_attn.models.layers import LayerScale, Mlp, resampled_positions
 from vision_attn.models.senet import BasicBlock, Bottleneck
-from vision_attn.models.timm_model import TimmModel, vit_from_timm
+from vision_attn.models.timm_model import TimmModel, is_timm_vit, vit_from_timm
 from vision_attn.models.vit import Block, ConvEmbed, PatchEmbed
 from vision_attn.pages.live import Program
 from vision_attn.types import Model, TokenLayout
@@ -64,7 +63,7 @@ def translate(model: Model) -> Program:
     try:
         if isinstance(network, TimmModel):
             network = network.network
-        if type(network) is VisionTransformer:
+        if is_timm_vit(network):
             network = vit_from_timm(network)
         kind = NETWORKS.get(type(network))
         if kind is None:
@@ -228,7 +227,7 @@ class Translation:
         grid = network.layout(self.program.input_size).grid
         embedded = network.pos_embed.shape[1] - network.grid[0] * network.grid[1]
         with torch.no_grad():
-            positions = resample_abs_pos_embed(network.pos_embed, grid, network.grid, embedded)[0]
+            positions = resampled_positions(network.pos_embed, embedded, network.grid, grid)[0]
             first = [each[0] for each in (network.cls_token, network.reg_token) if each is not None]
             prefix = torch.cat(first) if first else None
             if prefix is not None and embedded:
@@ -247,8 +246,6 @@ class Translation:
         mlp: Any = expect(known.mlp, Mlp)
         if type(mlp.act) is not nn.GELU or mlp.act.approximate != "none":
             raise ModelError(f"an MLP's activation must be the exact GELU, got {mlp.act}")
-        if type(mlp.norm) is not nn.Identity:
-            raise ModelError("an MLP with a norm inside is not translated")
         hidden = self.add("gelu", self.linear(self.layer_norm(x, known.norm2), mlp.fc1))
         return self.add("add", x, self.linear(hidden, mlp.fc2, layer_scale(known.ls2)))
 

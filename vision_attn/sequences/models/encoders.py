@@ -12,12 +12,12 @@ from typing import Literal, NamedTuple
 import torch
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
-from timm.layers import Mlp, build_sincos2d_pos_embed
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from vision_attn.attention import MultiHeadAttention
+from vision_attn.models.layers import Mlp
 from vision_attn.models.vit import ViT
 from vision_attn.types import PAD, Images
 
@@ -327,6 +327,8 @@ class ConvEncoder(ImageEncoder):
     def forward(self, source: Images) -> Memory:
         features = self.proj(self.convs(source))  # b d h w
         if self.rnn is None:
+            from timm.layers import build_sincos2d_pos_embed
+
             h, w = features.shape[-2:]
             places = build_sincos2d_pos_embed([h, w], features.size(1), device=features.device)
             return self.remembered(_each(self.norm, features + places.T.unflatten(1, (h, w))))

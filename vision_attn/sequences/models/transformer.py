@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
-from timm.layers import Mlp
 from torch import Tensor, nn
 
 from vision_attn.attention import MultiHeadAttention, causal_mask
+from vision_attn.models.layers import Mlp
 from vision_attn.sequences.models.decoding import SequenceModel, State, Target, Written
 from vision_attn.sequences.models.encoders import Encoder, SelfAttentionEncoder, SymbolEmbedding
 

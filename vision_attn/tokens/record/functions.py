@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from vision_attn.attention.shapes import broadcast_shape
 from vision_attn.hooks import current_scope
 from vision_attn.tokens.record.contraction import Contraction
 from vision_attn.tokens.record.log import CallLog, RecordError
@@ -133,7 +134,7 @@ class CallMode(TorchFunctionMode):
         log.last_memory = ref(key), ref(value)
         batches = [x.shape[:-2] for x in (query, key, value)]
         if not inputs.enable_gqa and batches != [batches[0]] * 3:  # heads share keys and values
-            shape = torch.broadcast_shapes(*batches)
+            shape = broadcast_shape(*batches)
             query, key, value = (x.expand(*shape, -1, -1) for x in (query, key, value))
             inputs = inputs._replace(query=query, key=key, value=value)
         lead = query.shape[:-2]
@@ -262,7 +263,7 @@ class CallMode(TorchFunctionMode):
             return None
         if keys == 0 or 0 in queries + width:
             return None
-        shape = torch.broadcast_shapes(a.shape, b.shape)
+        shape = broadcast_shape(a.shape, b.shape)
         rows = (*[shape[axis] for axis in lead], -1, shape[keys])
         a = a.permute(*lead, *queries, keys, *[x for x in others if x not in lead + queries])
         b = b.permute(*lead, keys, *width, *[x for x in others if x not in lead + width])
@@ -283,7 +284,7 @@ class CallMode(TorchFunctionMode):
         elif scores is not None and order.weights[-1] == scores.ndim - 1 == weights.ndim - 1:
             scores = scores.permute(order.weights)
         weights, v = weights.permute(order.weights), v.permute(order.v)
-        lead = torch.broadcast_shapes(weights.shape[:-2], v.shape[:-2])
+        lead = broadcast_shape(weights.shape[:-2], v.shape[:-2])
         if len(lead) > 2:
             weights, v = as_batch(weights, lead), as_batch(v, lead)
             scores = None if scores is None else as_batch(scores, lead)
