@@ -1,6 +1,8 @@
 """The store of a run: what a row depends on, damage, kills, full disks, shards, files of others."""
 
+import gzip
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -10,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vision_attn.runs.database import FORMAT, DamagedError, connect
+from vision_attn.runs.database import FORMAT, DamagedError, StoppedError, connect
 from vision_attn.runs.keys import bytes_crc, content_number, file_stamp
 from vision_attn.runs.mapfile import MapFile, map_name, open_maps, packed
+from vision_attn.runs.results import unfinished_shards
+from vision_attn.runs.runfile import RunFile, agree, mark_merged, read_run, write_run
 from vision_attn.runs.store import SCHEMA, Column, ShardFile, Store, StoreRow, shard_path
 
 ROLLOUT, EDGES = Column("map", "Rollout", {"target": None}), Column("map", "EdgeMap")
@@ -424,3 +428,71 @@ def test_connect_names_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"a\.sqlite: cannot be written"):
         connect(tmp_path / "file" / "a.sqlite", SCHEMA, write=True)
+
+
+def test_a_shard_that_is_being_written_is_read_and_has_not_finished(tmp_path):
+    run = RunFile({"what": "explain"}, NAMES, 2, (ROLLOUT.key,))
+    with (
+        Store(tmp_path, (1, 2), wanted=[ROLLOUT]) as first,
+        Store(tmp_path, (2, 2), wanted=[ROLLOUT]) as second,
+    ):
+        first.add(rows(numbers=[0]))
+        first.commit()
+        first._next_commit = float("inf")
+        first.add(rows(numbers=[2]))
+        second.finish(run.number)
+        assert unfinished_shards(tmp_path, run) == [1]
+        with ShardFile(tmp_path, (1, 2)) as shard:
+            assert [row.record["place"] for row in shard.kept()] == [0]
+    with ShardFile(tmp_path, (1, 2)) as shard:
+        assert [row.record["place"] for row in shard.kept()] == [0, 2]
+
+
+def test_a_shard_that_was_killed_within_a_commit_has_not_finished_and_is_repaired(tmp_path):
+    run = RunFile({"what": "explain"}, NAMES, 2, (ROLLOUT.key,))
+    here, killed = tmp_path / "here", tmp_path / "killed"
+    with Store(here, (1, 2), wanted=[ROLLOUT]) as store:
+        store.add(rows())
+        store.commit()
+    path = shard_path(here, (1, 2))
+    writer = sqlite3.connect(path, isolation_level=None)
+    writer.execute("PRAGMA cache_size=1")
+    writer.execute("BEGIN")
+    writer.execute("UPDATE rows SET record=zeroblob(9000), crc=0")  # does not fit into the cache
+    shutil.copytree(here, killed)  # as the disk is within a commit
+    writer.execute("ROLLBACK")
+    writer.close()
+    with Store(killed, (2, 2), wanted=[ROLLOUT]) as store:
+        store.finish(run.number)
+    with pytest.raises(
+        StoppedError, match=r"stopped while it was written\): run --shard 1/2 again"
+    ):
+        ShardFile(killed, (1, 2))
+    assert unfinished_shards(killed, run) == [1]
+    with Store(killed, (1, 2), wanted=[ROLLOUT]) as store:
+        assert store.has(ROLLOUT, NAMES).all()
+
+
+def test_a_list_of_samples_that_is_damaged_is_named(tmp_path):
+    write_run(tmp_path, RunFile({}, NAMES))
+    path = tmp_path / "store" / "run.json.gz"
+    content = path.read_bytes()
+    for damaged in (b"", content[:-9], content[:40] + b"?" + content[41:], b"[" * 99):
+        path.write_bytes(damaged)
+        with pytest.raises(DamagedError, match=r"run\.json\.gz: damaged .*run the same command"):
+            read_run(tmp_path)
+    path.write_bytes(
+        gzip.compress(gzip.decompress(content).replace(b'"format": 1', b'"format": 2'))
+    )
+    with pytest.raises(ValueError, match="format 2, expected 1: it was written by another version"):
+        read_run(tmp_path)
+
+
+def test_shards_that_begin_at_once_agree_on_one_list(tmp_path):
+    first, second = RunFile({}, ["a", "b"], 2), RunFile({}, ["b", "c"], 2)
+    assert agree(tmp_path, first) == (first, [])
+    shared, (line,) = agree(tmp_path, second)
+    assert shared == first
+    assert line.startswith("1 images came after the first shard had begun (c): they are left out")
+    mark_merged(tmp_path, first)
+    assert agree(tmp_path, second) == (second, [])
