@@ -101,8 +101,8 @@ class MapFile:
         again, new = content[: len(self._free)], content[len(self._free) :]
         slots = self._free[: len(again)] + list(range(self.rows, self.rows + len(new)))
         with naming(self.path):
-            for slot, values in zip(slots, again, strict=False):
-                self._write_at(HEADER + slot * self._bytes, values)
+            for slot, one_map in zip(slots, again, strict=False):
+                self._write_at(HEADER + slot * self._bytes, one_map)
             try:
                 self._write_at(HEADER + self.rows * self._bytes, b"".join(new))
             except OSError:
