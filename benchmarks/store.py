@@ -18,7 +18,8 @@ import numpy as np
 from vision_attn.runs.keys import sample_numbers
 from vision_attn.runs.results import SavedResults, export_lines
 from vision_attn.runs.runfile import RunFile, write_run
-from vision_attn.runs.store import Column, Store, StoreRow
+from vision_attn.runs.shard import Column, StoreRow
+from vision_attn.runs.store import Store
 
 BATCH, SIDE, CLASSES = 8, 14, 1000
 ROLLOUT = Column("map", "Rollout")

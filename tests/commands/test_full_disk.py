@@ -13,7 +13,8 @@ from vision_attn.files import append_text, claimed
 from vision_attn.hub import load_model
 from vision_attn.render.video import VideoWriter
 from vision_attn.runs.runfile import read_run
-from vision_attn.runs.store import ShardFile, Store, shard_path
+from vision_attn.runs.shard import ShardFile, shard_path
+from vision_attn.runs.store import Store
 
 COMMANDS = {
     "explain": ["--method", "EdgeMap", "--page"],

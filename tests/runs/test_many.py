@@ -27,7 +27,8 @@ from vision_attn.runs.photos import ExplainPhotos
 from vision_attn.runs.progress import Silent
 from vision_attn.runs.results import open_results
 from vision_attn.runs.runfile import RunFile, write_run
-from vision_attn.runs.store import Column, Store, StoreRow
+from vision_attn.runs.shard import Column, StoreRow
+from vision_attn.runs.store import Store
 from vision_attn.types import Model
 
 METHODS = ["Rollout", "EdgeMap(cells=5)", "EdgeMap"]
@@ -475,7 +476,7 @@ def test_what_an_explanation_saves_is_opened_too(model, folder, tmp_path):
     found.save(tmp_path / "out")
     results = open_results(tmp_path / "out")
     assert len(results) == 6
-    np.testing.assert_array_equal(results.map(4), found[2]["EdgeMap"].values)
+    np.testing.assert_array_equal(results.map(4), found[2].maps[0].values)
     assert [row["file"] for row in results][-1] == str(photos[1])
 
 
@@ -525,7 +526,8 @@ def test_a_full_disk_stops_with_a_line(model, folder, full_disk):
         count(model, folder, full_disk, [f"EdgeMap(cells={i})" for i in range(20, 40)])
     (full_disk / "a.txt").unlink()
     assert 0 < count(model, folder, full_disk, ["EdgeMap(cells=20)"]) <= 11
-    open_results(full_disk).maps("EdgeMap(cells=20)")
+    with open_results(full_disk) as results:
+        assert not np.isnan(results.map(0)).any()
 
 
 def test_parquet_holds_the_records(model, folder, tmp_path):

@@ -17,7 +17,8 @@ from vision_attn.runs.keys import bytes_crc, content_number, file_stamp
 from vision_attn.runs.mapfile import MapFile, map_name, open_maps, packed
 from vision_attn.runs.results import unfinished_shards
 from vision_attn.runs.runfile import RunFile, agree, mark_merged, read_run, write_run
-from vision_attn.runs.store import SCHEMA, Column, ShardFile, Store, StoreRow, shard_path
+from vision_attn.runs.shard import SCHEMA, Column, ShardFile, StoreRow, shard_path
+from vision_attn.runs.store import Store
 
 ROLLOUT, EDGES = Column("map", "Rollout", {"target": None}), Column("map", "EdgeMap")
 NAMES = [f"photos/{i}.png" for i in range(7)]
@@ -126,7 +127,7 @@ def test_rows_of_other_columns_are_kept_where_that_is_wanted(tmp_path):
 
 def test_another_version_of_the_package_computes_again(tmp_path, monkeypatch):
     fill(tmp_path)
-    monkeypatch.setattr("vision_attn.runs.store.__version__", "999")
+    monkeypatch.setattr("vision_attn.runs.shard.__version__", "999")
     fresh = Column("map", "Rollout", {"target": None})
     with Store(tmp_path, wanted=[fresh]) as store:
         assert not store.has(fresh, NAMES).any()

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, SupportsInt
+from typing import Any, Literal, SupportsIndex, SupportsInt, overload
 
 import numpy as np
 from jaxtyping import Bool
@@ -52,7 +52,8 @@ from vision_attn.runs.progress import Bar, Silent
 from vision_attn.runs.results import SavedResults, export_lines, unfinished_shards
 from vision_attn.runs.rows import DRAWN, FILM, MAP, about_model, explained_columns
 from vision_attn.runs.runfile import RunFile, agree, mark_merged, read_run
-from vision_attn.runs.store import Column, ShardFile, Store, StoreRow
+from vision_attn.runs.shard import Column, ShardFile, StoreRow
+from vision_attn.runs.store import Store
 from vision_attn.runs.video import Film
 from vision_attn.threads import computing_with, threads_of_job
 from vision_attn.types import Head, Model
@@ -161,6 +162,32 @@ def gallery(
         return run.explain(files, clip, batch_size, processes)
 
 
+@dataclass(frozen=True)
+class PhotoList(Sequence[NamedPhoto]):
+    """Photos and the names of their pictures, if any are drawn: a million takes little memory.
+
+    Examples:
+        >>> from vision_attn.runs.gallery import PhotoList
+        >>> PhotoList(["in/a.png"], ["a"])[0].name
+        'a'
+    """
+
+    files: list[str]
+    names: list[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @overload
+    def __getitem__(self, item: SupportsIndex) -> NamedPhoto: ...
+    @overload
+    def __getitem__(self, item: slice) -> Sequence[NamedPhoto]: ...
+    def __getitem__(self, item: SupportsIndex | slice) -> NamedPhoto | Sequence[NamedPhoto]:
+        if isinstance(item, slice):
+            return [self[i] for i in range(*item.indices(len(self)))]
+        return NamedPhoto(self.files[item], self.names[item] if self.names else "")
+
+
 @dataclass
 class GalleryRun:
     """One shard of a gallery: what it explains, draws and keeps, and how all shards are merged.
@@ -204,12 +231,11 @@ class GalleryRun:
             self.progress.problem(line)
         names = file_names([Path(name) for name in run.samples], folder) if self.draws else None
         mine = run.numbers(number)
-        of_films = set(run.about["films"])
-        photos = [
-            NamedPhoto(run.samples[i], names[i] if names else "")
-            for i in mine
-            if run.samples[i] not in of_films
-        ]
+        of_films = set(run.about.get("films", ()))
+        still = [i for i in mine if run.samples[i] not in of_films] if of_films else mine
+        photos = PhotoList(
+            [run.samples[i] for i in still], [names[i] for i in still] if names else None
+        )
         for merged in ("results.jsonl", "results.parquet", "index.html"):
             (folder / merged).unlink(missing_ok=True)
         filmed: dict[str, int] = {}
@@ -293,7 +319,7 @@ class GalleryRun:
         self,
         store: Store,
         columns: Sequence[Column],
-        photos: Sequence[NamedPhoto],
+        photos: PhotoList,
         batch_size: int,
         processes: int,
     ) -> None:
@@ -302,45 +328,44 @@ class GalleryRun:
         left = int(missing.any(axis=1).sum())
         if left:
             self.progress.start("explaining", left)
+        else:  # no photo says it
+            for line in self.request.refused:
+                self.progress.problem(line)
         pictures = self.pictures if self.draws else None
         job = ExplainPhotos(self.request, of_photos, pictures, self.save in ("maps", "both"))
         tasks = _tasks(photos, missing, batch_size)
         fill(store, job, tasks, processes if left > batch_size else 1, self.progress)
 
     def _missing(
-        self, store: Store, columns: Sequence[Column], photos: Sequence[NamedPhoto]
+        self, store: Store, columns: Sequence[Column], photos: PhotoList
     ) -> Bool[ndarray, "n c"]:
         """Say of which photos which columns are missing; rows of other photos are removed.
 
         A photo that is drawn is drawn whole: if anything of it is missing, all of it is.
         """
-        numbers = sample_numbers([photo.file for photo in photos])
+        numbers = sample_numbers(photos.files)
         found = [store.find(column, numbers) for column in columns]
         ids = np.stack([ids for ids, _ in found], axis=1)
-        for i in np.flatnonzero((ids >= 0).any(axis=1)):
-            stamp = stamp_of(photos[i], self.pictures.masks)
-            for c, (_, contents) in enumerate(found):
-                if ids[i, c] >= 0 and contents[i] >> 32 != content_number(stamp) >> 32:
-                    store.remove([ids[i, c]])
-                    ids[i, c] = -1
-            if self.draws and (ids[i] >= 0).all() and not self._drawn(store, ids[i, -1]):
-                ids[i] = -1
         missing = ids < 0
+        for i in np.flatnonzero(~missing.all(axis=1)):
+            now = content_number(stamp_of(photos[i], self.pictures.masks)) >> 32
+            for c, (_, contents) in enumerate(found):
+                missing[i, c] |= contents[i] >> 32 != now
+            if self.draws and not missing[i].any():
+                missing[i] = not self._drawn(store, ids[i, -1])
         if self.draws:
             missing[missing.any(axis=1)] = True
-            store.remove(ids[missing & (ids >= 0)])
+        store.remove(ids[missing & (ids >= 0)])
         return missing
 
     def _drawn(self, store: Store, row_id: SupportsInt) -> bool:
         """Whether the pictures of a photo are still there."""
-        files = store.record(row_id)["files"]
+        files = store.record(row_id).get("files", [""])
         return all((self.pictures.folder / file).is_file() for file in files)
 
-    def _explained(
-        self, store: Store, columns: Sequence[Column], photos: Sequence[NamedPhoto]
-    ) -> int:
+    def _explained(self, store: Store, columns: Sequence[Column], photos: PhotoList) -> int:
         """Count the photos that have a map."""
-        numbers = sample_numbers([photo.file for photo in photos])
+        numbers = sample_numbers(photos.files)
         has = np.zeros(len(photos), bool)
         for column in columns:
             if column.kind == MAP:
@@ -391,10 +416,11 @@ class GalleryRun:
         ids, contents = store.find(column, sample_numbers([name]))
         if ids[0] >= 0:
             known = store.record(ids[0])
-            if contents[0] == content and self._drawn(store, ids[0]):
-                for line in known["problems"]:
+            frames = known.get("frames", 0)
+            if frames and contents[0] == content and self._drawn(store, ids[0]):
+                for line in known.get("problems", ()):
                     self.progress.problem(line)
-                return int(known["frames"])
+                return int(frames)
             store.remove(ids)
         before = len(self.progress.problems)
         try:
@@ -421,9 +447,7 @@ class GalleryRun:
         return count
 
 
-def _tasks(
-    photos: Sequence[NamedPhoto], missing: Bool[ndarray, "n c"], size: int
-) -> Iterator[RunTask]:
+def _tasks(photos: PhotoList, missing: Bool[ndarray, "n c"], size: int) -> Iterator[RunTask]:
     """Cut what is missing into batches of the same columns, in the photos' order."""
     batch: list[NamedPhoto] = []
     wanted = np.zeros(missing.shape[1], bool)

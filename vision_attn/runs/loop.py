@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from vision_attn.cores import usable_cores
 from vision_attn.runs import workers
 from vision_attn.runs.progress import Silent
-from vision_attn.runs.store import RowKeeper, StoreRow
+from vision_attn.runs.shard import RowKeeper, StoreRow
 
 __all__ = ["Job", "RunTask", "TaskResult", "fill"]
 

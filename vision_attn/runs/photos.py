@@ -16,7 +16,7 @@ from vision_attn.runs.explanation import Explanation, Pictures
 from vision_attn.runs.keys import bytes_crc, content_number, file_stamp
 from vision_attn.runs.loop import Job, RunTask, TaskResult
 from vision_attn.runs.rows import DRAWN, explained_rows
-from vision_attn.runs.store import Column, StoreRow
+from vision_attn.runs.shard import Column, StoreRow
 
 __all__ = ["ExplainPhotos", "NamedPhoto", "ReadPhoto", "stamp_of"]
 

@@ -20,7 +20,7 @@ from vision_attn.runs.entries import as_line, page_row
 from vision_attn.runs.keys import sample_number, sample_numbers
 from vision_attn.runs.rows import DRAWN, FILM
 from vision_attn.runs.runfile import RunFile, read_run
-from vision_attn.runs.store import Column, ShardFile, shard_path
+from vision_attn.runs.shard import Column, ShardFile, shard_path
 
 if TYPE_CHECKING:
     import pyarrow
@@ -42,7 +42,8 @@ def open_results(folder: str | PathLike[str]) -> "SavedResults":
         >>> from pathlib import Path
         >>> from vision_attn.runs.results import open_results
         >>> from vision_attn.runs.runfile import RunFile, write_run
-        >>> from vision_attn.runs.store import Column, Store, StoreRow
+        >>> from vision_attn.runs.shard import Column, StoreRow
+        >>> from vision_attn.runs.store import Store
         >>> rollout = Column("map", "Rollout")
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     run = RunFile({"what": "explain"}, ["a.png"], columns=[rollout.key])
@@ -193,7 +194,7 @@ class SavedResults(Sequence[dict[str, Any]]):
             if kind != FILM:
                 parts.append(row[None])
                 continue
-            count = len(self.shards[row[0]].record(row[1])["records"])
+            count = len(self.shards[row[0]].record(row[1]).get("records", ()))
             every = np.repeat(row[None], count, axis=0)
             every[:, -1] = np.arange(count)
             parts.append(every)

@@ -14,7 +14,8 @@ from vision_attn.runs.keys import bytes_crc, content_number, file_stamp, model_s
 from vision_attn.runs.labels import label_of
 from vision_attn.runs.maps import Map
 from vision_attn.runs.runfile import RunFile, write_run
-from vision_attn.runs.store import Column, Store, StoreRow
+from vision_attn.runs.shard import Column, StoreRow
+from vision_attn.runs.store import Store
 from vision_attn.types import Model
 
 __all__ = [

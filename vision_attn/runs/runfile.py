@@ -22,7 +22,7 @@ from vision_attn.runs.keys import digest
 
 __all__ = ["RunFile", "agree", "mark_merged", "read_run", "run_path", "write_run"]
 
-LARGEST = 1 << 32  # bytes of a list, which would be of some 50 million samples
+LARGEST = 1 << 30  # bytes of a list, which would be of some 20 million samples
 NAMED = 3  # samples that a line names
 
 

@@ -29,7 +29,8 @@ from vision_attn.runs.scoring.tasks import (
     seeded,
 )
 from vision_attn.runs.scoring.verdict import MethodVerdict, Verdict, judge
-from vision_attn.runs.store import MemoryStore, RowKeeper
+from vision_attn.runs.shard import RowKeeper
+from vision_attn.runs.store import MemoryStore
 from vision_attn.threads import computing_with, threads_of_job
 from vision_attn.types import Head, Model
 

@@ -41,7 +41,8 @@ from vision_attn.runs.runfile import RunFile, read_run, write_run
 from vision_attn.runs.scoring.evidence import Data, Sample, Samples, data_name, open_data
 from vision_attn.runs.scoring.mosaics import FRAMES, Mosaics, check_sides
 from vision_attn.runs.scoring.scorer import Batch, Drawn, Record, Scorer, removal
-from vision_attn.runs.store import Column, RowKeeper, ShardFile, Store, StoreRow
+from vision_attn.runs.shard import Column, RowKeeper, ShardFile, StoreRow
+from vision_attn.runs.store import Store
 from vision_attn.threads import threads_of_job
 from vision_attn.types import Head, Model
 
