@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from .distillation import Distillation
     from .fitting.fit import FittedRun, fit
-    from .hub import LoadedModel, load_model
+    from .hub import LoadedModel, load_model, wrap
     from .models.export import export
     from .models.shelf import list_models
     from .pages.inspect.inspection import inspect
@@ -83,6 +83,7 @@ _NAMES = {
     "probe": "tokens.path.support",
     "removal": "runs.scoring",
     "score": "runs.scoring",
+    "wrap": "hub",
 }
 
 __all__ = ["__version__", *_NAMES, *_PARTS]

@@ -7,19 +7,22 @@ Axes: b batch, k classes.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
+import torch
 from PIL import Image
 from torch import nn
 
+from vision_attn.data.measured import MeasuredTransform
 from vision_attn.data.preprocess import Preprocess
 from vision_attn.data.ranges import ValueRange
 from vision_attn.errors import ModelError, did_you_mean
-from vision_attn.methods.targets import TargetLike
+from vision_attn.methods.targets import Class, TargetLike, has_classifier, model_output
 from vision_attn.models.checkpoint import Checkpoint, load_weights, read_weights, unpack
 from vision_attn.models.huggingface_model import HuggingFaceModel
 from vision_attn.models.shelf import PREFIX, Shelf
@@ -32,11 +35,16 @@ from vision_attn.models.timm_model import (
 from vision_attn.models.torchvision_model import create_torchvision
 from vision_attn.models.vit import ViT
 from vision_attn.sequences.data.pairs import Vocabulary
+from vision_attn.tokens.activation import settled
+from vision_attn.tokens.inputs import channels_of
+from vision_attn.tokens.outputs import logits_of
 from vision_attn.types import (
+    Activation,
     Calibration,
     Head,
     LoadedSequences,
     Model,
+    Preprocessing,
     Provenance,
     Symbols,
     TokenLayout,
@@ -50,7 +58,7 @@ if TYPE_CHECKING:
 Size = tuple[int, int]  # height, width
 
 
-__all__ = ["LoadedModel", "load", "load_model", "load_sequences"]
+__all__ = ["LoadedModel", "load", "load_model", "load_sequences", "wrap"]
 
 
 @dataclass(frozen=True)
@@ -185,6 +193,11 @@ def load_model(
 
     Raises ModelError, one line, where there is no such model or its weights do not fit.
     """
+    if not isinstance(spec, str | PathLike):
+        raise ModelError(
+            f"expected a checkpoint or SOURCE:NAME, got {type(spec).__name__}: a network of your "
+            "own goes into vision_attn.wrap(network, transform)"
+        )
     saved = unpack(spec) if Path(spec).is_file() else None
     return _load_model(
         str(spec),
@@ -195,6 +208,76 @@ def load_model(
         value_range=value_range,
         **model_args,
     )
+
+
+def wrap(
+    network: nn.Module,
+    transform: Callable[[Any], Any],
+    classes: Sequence[str] | None = None,
+    layout: TokenLayout | None = None,
+    *,
+    head: Head | None = None,
+    activation: Activation | None = None,
+    name: str = "",
+    weights: Provenance = "unknown",
+) -> LoadedModel:
+    """Make a model of a network of your own and the transform that it takes its images from.
+
+    The transform is run on images whose pixels are their own coordinates: so it is known where what
+    the network sees lies on a photo, whatever the transform crops, stretches, pads, turns or tilts.
+
+    Args:
+        network: Any module.
+        transform: A `Preprocess`, or the transform for evaluation, such as torchvision's and
+            timm's: from a PIL image, or a tensor (channels, height, width) of uint8 or of floats
+            from 0 to 1, to a tensor of one size.
+        classes: Their names in the order of the outputs; two for a network with one logit, the
+            second for the logit itself. () for a network without a classifier. None: numbers, as
+            many as it has outputs.
+        layout: How its tokens lie on the input. None: as its kind says, or a run finds.
+        head: Which part of its output is meant, by index, key or attribute.
+        activation: What makes probabilities of its outputs; `none` for the values of a regression.
+            None: as a run finds, a softmax, a sigmoid of one logit, or nothing where it ends in
+            one.
+        name: What titles call it.
+        weights: Where its weights come from; titles warn of random ones.
+
+    Raises:
+        ModelError: The transform, the network and the classes do not fit, in one line.
+
+    Examples:
+        >>> import vision_attn
+        >>> from torchvision.transforms import Compose, Resize, ToTensor
+        >>> from vision_attn.models import SEResNet
+        >>> network = SEResNet(2, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+        >>> transform = Compose([Resize((32, 48)), ToTensor()])
+        >>> model = vision_attn.wrap(network, transform, classes=["cat", "dog"])
+        >>> model.preprocess.input_size, model.calibration.activation
+        ((32, 48), 'softmax')
+    """
+    if not isinstance(network, nn.Module):
+        raise ModelError(f"wrap: expected a torch module, got {type(network).__name__}")
+    try:
+        channels = next(iter(channels_of(network)), 3)
+        ready = isinstance(transform, Preprocessing)
+        preprocess = transform if ready else MeasuredTransform(transform, channels)
+    except ValueError as error:
+        raise ModelError(f"wrap: {error}") from None
+    calibration = Calibration(activation=activation)
+    known = list(classes or ())
+    model = LoadedModel(network, preprocess, known, layout, name, weights, calibration, head)
+    try:
+        blank = torch.zeros(1, len(preprocess.mean), *preprocess.input_size)
+        output = model_output(model, blank.to(model.device, model.dtype))
+        if classes is None and has_classifier(network):
+            with suppress(ValueError):  # it gives something else than logits
+                known = _names([], logits_of(output, 1).shape[1])
+        model = settled(replace(model, classes=known))
+        if known:
+            Class.of(model).logits(output)
+    except ValueError as error:
+        raise ModelError(f"wrap: {error}") from None
+    return replace(model, layout=layout or _layout(network, preprocess.input_size))
 
 
 def _load_model(

@@ -69,7 +69,7 @@ class Geometry:
     def upright(self) -> bool:
         """Whether the photo is only moved and stretched: not turned, mirrored or tilted."""
         (a, b, _), (c, d, _), (e, f, _) = self.matrix
-        return b == c == e == f == 0 and a > 0 and d > 0
+        return bool(b == c == e == f == 0 and a > 0 and d > 0)
 
     def box(self, input_size: tuple[int, int]) -> Box:
         """Left, top, right and bottom of what the input shows, of an upright geometry."""

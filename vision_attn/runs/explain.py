@@ -60,6 +60,7 @@ __all__ = [
     "prepare",
     "query_place",
     "read",
+    "several_photos",
 ]
 
 Photo = Image | str | PathLike[str] | ndarray | Tensor
@@ -273,7 +274,9 @@ class Request:
             return
         for name, gates in values.items():
             if gates.ndim == 2:
-                for explanation, gate in zip(explanations, gates.cpu().numpy(), strict=True):
+                for explanation, gate in zip(
+                    explanations, gates.float().cpu().numpy(), strict=True
+                ):
                     explanation.channels[name] = gate
 
 
@@ -345,8 +348,7 @@ def explain(
         if number is not None and number < 1:
             raise ValueError(f"{name} must be at least 1, got {number}")
     request = Request.of(model, methods, target, contrast, head)
-    several = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
-    every = [*images] if several else [images]
+    several, every = several_photos(images)
     request.check(len(every))
     photos = [read(image, model.preprocess) for image in every[:limit]]
     explanations: list[Explanation] = []
@@ -360,6 +362,12 @@ def explain(
     if output is not None:
         explained.save(output)
     return explained
+
+
+def several_photos(images: Photo | Sequence[Photo]) -> tuple[bool, list[Photo]]:
+    """Return whether these are several photos, and a list of them; a batch of tensors counts."""
+    one = isinstance(images, Image | str | PathLike) or getattr(images, "ndim", 4) < 4
+    return not one, [images] if one else list(images)
 
 
 def read(image: Photo, preprocess: Preprocessing) -> tuple[str, Image]:

@@ -45,7 +45,15 @@ from vision_attn.methods.gates import channel_gates, spatial_gates
 from vision_attn.methods.targets import TargetLike, model_output, no_classifier
 from vision_attn.models.timm_model import TimmModel
 from vision_attn.pages import inspect as parts
-from vision_attn.runs.explain import Methods, Photo, Request, predict, prepare, read
+from vision_attn.runs.explain import (
+    Methods,
+    Photo,
+    Request,
+    predict,
+    prepare,
+    read,
+    several_photos,
+)
 from vision_attn.runs.maps import Map
 from vision_attn.runs.progress import Bar, Silent
 from vision_attn.tokens import record_attention
@@ -107,8 +115,7 @@ def inspect(
         ValueError: A method does not fit, there is no such class, or no image can be read.
     """
     models = named_models(model)
-    several = [images] if isinstance(images, Image | str | PathLike | ndarray) else images
-    several = several[:limit]
+    several = several_photos(images)[1][:limit]
     if head is not None:
         models = {name: replace(one, head=head) for name, one in models.items()}
     looks = [Look(name, one, methods, target, contrast, score) for name, one in models.items()]
@@ -411,7 +418,7 @@ def prefix_names(layout: TokenLayout) -> list[str]:
 
 def name_of(photo: Photo) -> str:
     """Name a photo in a line about it."""
-    if isinstance(photo, ndarray):
+    if isinstance(photo, ndarray | Tensor):
         return "image"
     return (
         str(getattr(photo, "filename", "") or "image") if isinstance(photo, Image) else str(photo)

@@ -12,6 +12,7 @@ import PIL.Image
 import torch
 from numpy import ndarray
 from PIL.Image import Image
+from torch import Tensor
 
 from vision_attn.data.example_photos import example_photos
 from vision_attn.data.faults import ImageError, sample_errors
@@ -23,7 +24,7 @@ from vision_attn.pages.inspect import Page
 from vision_attn.pages.inspect.inspection import CELLS, named_models, prefix_names
 from vision_attn.pages.live import LiveNetwork, LivePhoto, live_page
 from vision_attn.pages.live.translation import translate
-from vision_attn.runs.explain import Methods, Photo, read
+from vision_attn.runs.explain import Methods, Photo, read, several_photos
 from vision_attn.runs.progress import Bar, Silent
 from vision_attn.tokens.activation import settled
 from vision_attn.types import Model, Preprocessing, TokenLayout
@@ -69,8 +70,7 @@ def live(
         ValueError: No image can be read, or the page does not offer what is asked.
     """
     models = named_models(model)
-    given: Sequence[Photo]
-    given = [images] if isinstance(images, Image | str | PathLike | ndarray) else images
+    given = several_photos(images)[1]
     given = (given or list(example_photos().values()))[:limit]
     if contrast is not None:
         raise ValueError("contrast: the page of live computes none: make one with inspect")
@@ -82,7 +82,9 @@ def live(
         shown.start("photos", len(given))
         for image in given:
             try:
-                with sample_errors("image" if isinstance(image, Image | ndarray) else image):
+                with sample_errors(
+                    "image" if isinstance(image, Image | ndarray | Tensor) else image
+                ):
                     photos.append(photo_of(image, first.preprocess))
             except ImageError as error:
                 shown.problem(str(error))

@@ -116,7 +116,7 @@ class Work(Job):
             removal(model, how, seed),
             steps,
             seed,
-            half=native_precision(kind) == "bf16-mixed",
+            half=native_precision(kind) == "bf16-mixed" and model.dtype == torch.float32,
         )
         everything = words is not None and "all" in words
         self.requested = limit or min(ALL_IMAGES if everything else IMAGES, len(self.data))
