@@ -26,8 +26,8 @@ import torch
 import vision_attn
 from vision_attn.data.images import read_image
 from vision_attn.methods.by_name import methods
+from vision_attn.pages.gallery.run import gallery
 from vision_attn.runs.explain import predict, prepare
-from vision_attn.runs.gallery import gallery
 from vision_attn.runs.inputs import list_images
 from vision_attn.runs.progress import Silent
 from vision_attn.types import Model

@@ -41,17 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "training": {"types", "files", "threads", "compat", "devices", "models", "render"},
     "runs": {
         *("types", "errors", "files", "terminal", "cores", "threads", "hooks", "inference"),
-        *(
-            "devices",
-            "attention",
-            "models",
-            "data",
-            "tokens",
-            "methods",
-            "evaluate",
-            "render",
-            "pages",
-        ),
+        *("devices", "attention", "models", "data", "tokens", "methods", "evaluate", "render"),
     },
     "pages": {
         *("types", "errors", "files", "hooks", "inference", "attention", "models", "data"),

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from .hub import LoadedModel, load_model, wrap
     from .models.export import export
     from .models.shelf import list_models
+    from .pages.gallery.drawing import draw_pictures
+    from .pages.gallery.run import film, gallery
     from .pages.inspect.inspection import inspect
     from .pages.live.report import live
-    from .runs.drawing import draw_pictures
     from .runs.explain import explain
     from .runs.explanation import Explanation, Explanations
-    from .runs.gallery import film, gallery
     from .runs.results import SavedResults, open_results
     from .runs.scoring import removal, score
     from .tokens.path.support import probe
@@ -69,12 +69,12 @@ _NAMES = {
     "LoadedModel": "hub",
     "SavedResults": "runs.results",
     "TokenLayout": "types",
-    "draw_pictures": "runs.drawing",
+    "draw_pictures": "pages.gallery.drawing",
     "explain": "runs.explain",
     "export": "models.export",
-    "film": "runs.gallery",
+    "film": "pages.gallery.run",
     "fit": "fitting.fit",
-    "gallery": "runs.gallery",
+    "gallery": "pages.gallery.run",
     "inspect": "pages.inspect.inspection",
     "list_models": "models.shelf",
     "live": "pages.live.report",

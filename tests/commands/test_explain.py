@@ -14,8 +14,8 @@ from PIL import Image
 from vision_attn.cli import main
 from vision_attn.hub import load_model
 from vision_attn.methods import GradCAM, QueryKey
+from vision_attn.pages.gallery.run import page_title
 from vision_attn.runs.explain import query_place
-from vision_attn.runs.gallery import page_title
 from vision_attn.runs.naming import file_names
 
 

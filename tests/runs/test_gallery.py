@@ -11,10 +11,10 @@ from PIL import Image
 from vision_attn.data import Preprocess
 from vision_attn.data.masks import Masks, read_mask
 from vision_attn.models import ViT
+from vision_attn.pages.gallery.run import gallery
 from vision_attn.render import save_within
 from vision_attn.runs.explain import explain
 from vision_attn.runs.explanation import PAGE_BYTES, Pictures, page_bytes
-from vision_attn.runs.gallery import gallery
 from vision_attn.types import Model
 
 CLASSES = ["tench, Tinca tinca", "church", "golf ball"]

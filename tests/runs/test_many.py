@@ -20,8 +20,8 @@ from PIL import Image
 import vision_attn
 from vision_attn.cli import main
 from vision_attn.methods import EdgeMap
+from vision_attn.pages.gallery.drawing import _folder_names
 from vision_attn.runs import browsing
-from vision_attn.runs.drawing import _folder_names
 from vision_attn.runs.explain import explain
 from vision_attn.runs.photos import ExplainPhotos
 from vision_attn.runs.progress import Silent
@@ -318,7 +318,7 @@ def test_the_list_of_photos_is_that_of_the_first_shard(model, folder, tmp_path):
     """A photo that came later is named and left out, one that is gone is one failed photo."""
     out, photos = tmp_path / "out", sorted(folder.rglob("*.png"))
 
-    def shard(number: int) -> vision_attn.runs.gallery.Summary:
+    def shard(number: int) -> vision_attn.pages.gallery.run.Summary:
         return vision_attn.gallery(
             model, folder, ["EdgeMap"], output=out, save="maps", shard=(number, 2), page=False
         )

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         images = photos(args, report)
     if model is None or not images:
         return 1
-    from vision_attn.runs.gallery import gallery
+    from vision_attn.pages.gallery.run import gallery
 
     with options.as_written("masks", "output", "save"):
         summary = gallery(

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 1 where a photo could not be drawn; the others are."""
-    from vision_attn.runs.drawing import draw_pictures
+    from vision_attn.pages.gallery.drawing import draw_pictures
 
     drawn = draw_pictures(
         args.folder,

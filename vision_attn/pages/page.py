@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from vision_attn.files import write_text
-from vision_attn.render.picture import Picture, save, save_within, shrunk
+from vision_attn.render.picture import Picture, thumbnail
 
 __all__ = [
     "Commands",
@@ -32,8 +32,6 @@ __all__ = [
     "write_page",
 ]
 
-THUMB, LARGE = 400, 640  # pixels: the longer side of a picture on the page, and enlarged
-QUALITY = 78  # of these JPEGs: about 17 KB a picture
 PER_PAGE = 24  # photos of a gallery that are shown at once
 MANY = 13  # from so many photos on a gallery is searched, sorted and folded
 
@@ -97,11 +95,7 @@ def shot(
     """
     pictures = folder / "page"
     pictures.mkdir(parents=True, exist_ok=True)
-    small = shrunk(picture, LARGE if full is None else THUMB)
-    if most is None:
-        save(small, pictures / f"{name}.jpg", QUALITY)
-    else:
-        small = save_within(small, pictures / f"{name}.jpg", most)
+    small = thumbnail(picture, pictures / f"{name}.jpg", most, alone=full is None)
     file = f"page/{name}.jpg"
     return Shot(file, full or file, (small.shape[1], small.shape[0]), caption, alt)
 

@@ -15,6 +15,7 @@ from vision_attn.render.picture import (
     save,
     save_within,
     shrunk,
+    thumbnail,
     with_caption,
     with_colorbar,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "save_within",
     "show",
     "shrunk",
+    "thumbnail",
     "times_uniform",
     "with_caption",
     "with_colorbar",

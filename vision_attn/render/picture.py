@@ -27,6 +27,7 @@ __all__ = [
     "save",
     "save_within",
     "shrunk",
+    "thumbnail",
     "ticks",
     "with_caption",
     "with_colorbar",
@@ -35,6 +36,8 @@ __all__ = [
 Picture = UInt8[ndarray, "_ _ 3"]  # height, width, colours
 
 LEGIBLE = 320  # pixels: a photo of at most half this size is enlarged, or it could not be read
+THUMB, LARGE = 400, 640  # pixels: the longer side of a picture on a page, and enlarged
+THUMB_QUALITY = 78  # of these JPEGs: about 17 KB a picture
 SIDES, QUALITIES = (640, 480, 400, 320, 240, 160, 120, 80), (78, 60)  # largest and best first
 PAPER, INK, QUIET = (255, 255, 255), (38, 38, 42), (110, 110, 118)
 WARNING = (180, 60, 9)  # dark orange: 5 to 1 on white
@@ -88,6 +91,30 @@ def save_within(picture: Picture, path: str | PathLike[str], most: int) -> Pictu
             break
     with replacing(path) as file:
         file.write_bytes(data.getvalue())
+    return small
+
+
+def thumbnail(
+    picture: Picture, path: str | PathLike[str], most: int | None = None, *, alone: bool = False
+) -> Picture:
+    """Save what a page shows of a picture as a JPEG of 400 pixels; return it at its size.
+
+    most: how many bytes it may take; it is shrunk until it does. alone: it is all that there is of
+    the picture, and so it is saved somewhat larger.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import numpy as np
+        >>> from vision_attn import render
+        >>> with TemporaryDirectory() as folder:
+        ...     render.thumbnail(np.zeros((600, 800, 3), np.uint8), Path(folder, "a.jpg")).shape
+        (300, 400, 3)
+    """
+    small = shrunk(picture, LARGE if alone else THUMB)
+    if most is not None:
+        return save_within(small, path, most)
+    save(small, path, THUMB_QUALITY)
     return small
 
 

@@ -26,12 +26,11 @@ from numpy import ndarray
 from PIL.Image import Image
 from torch import Tensor
 
-from vision_attn import pages, render
+from vision_attn import render
 from vision_attn.data.masks import Masks, read_mask
 from vision_attn.files import kept_together, replacing, write_text
 from vision_attn.methods import Explainer
 from vision_attn.methods.targets import name_of
-from vision_attn.pages import Row
 from vision_attn.render import ColorMap, Dim, Panel, Scale, Style
 from vision_attn.render.picture import Picture
 from vision_attn.runs.entries import Entry, as_line
@@ -363,7 +362,7 @@ class Pictures:
 
     def _write(
         self, name: str, explanation: Explanation, written: list[Path]
-    ) -> tuple[list[dict[str, Any]], Row | None]:
+    ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
         def place(file: str) -> Path:
             written.append(self.folder / file)
             return written[-1]
@@ -401,29 +400,31 @@ class Pictures:
         if self.page:
             names = [f"{name}.{label(panel.title)}" for panel in panels]
             written += [self.folder / f"page/{each}.jpg" for each in names]
+            (self.folder / "page").mkdir(exist_ok=True)
             shots = [
-                pages.shot(
-                    panel.picture,
-                    self.folder,
-                    each,
-                    panel.title,
-                    f"{name}, {panel.title}",
-                    link,
-                    most,
-                )
+                self._shot(panel, each, f"{name}, {panel.title}", link, most)
                 for panel, each, link, most in zip(
                     panels, names, links, page_bytes(links), strict=True
                 )
             ]
-            row = Row(
-                title,
-                panels[0].note,
-                shots,
-                *explanation.facts,
-                warning=explanation.unlike,
-            )
+            predicted, true, probability = explanation.facts
+            row = {
+                **{"name": title, "note": panels[0].note, "shots": shots, "predicted": predicted},
+                **{"label": true, "probability": probability, "warning": explanation.unlike},
+            }
         records = explanation.records(lambda found: f"{name}.{label(found.method)}.png")
         return records, row
+
+    def _shot(
+        self, panel: Panel, name: str, alt: str, link: str | None, most: int
+    ) -> dict[str, Any]:
+        """Write what the page shows of a panel; return the values of a `pages.Shot`."""
+        file = f"page/{name}.jpg"
+        small = render.thumbnail(panel.picture, self.folder / file, most, alone=link is None)
+        return {
+            **{"thumb": file, "full": link or file, "size": [small.shape[1], small.shape[0]]},
+            **{"caption": panel.title, "alt": alt},
+        }
 
     def mask(self, photo: str, size: tuple[int, int]) -> Float[ndarray, "h w"] | None:
         """Read the mask of a photo of that size (W, H), if it has one.

@@ -4,7 +4,7 @@ A bad photo costs itself only, and a method that fails on it that method.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from PIL.Image import Image
@@ -143,9 +143,8 @@ class ExplainPhotos(Job):
             result.files += entry.written
             folder = self.pictures.folder
             files = [path.relative_to(folder).as_posix() for path in entry.written]
-            row = None if entry.row is None else asdict(entry.row)
             (column,) = (column for column in self.columns if column.kind == DRAWN)
-            values = {"files": files, "row": row}
+            values = {"files": files, "row": entry.row}
             drawn = [StoreRow(column, sample.file, values, photo.content)]
         result.rows += explained_rows(explanation, records, self.columns, photo.content, self.keeps)
         result.rows += drawn

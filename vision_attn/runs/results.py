@@ -14,9 +14,8 @@ from jaxtyping import Float, Int64
 from numpy import ndarray
 
 from vision_attn.files import replacing
-from vision_attn.pages import Row
 from vision_attn.runs.database import DamagedError, StoppedError
-from vision_attn.runs.entries import as_line, page_row
+from vision_attn.runs.entries import as_line
 from vision_attn.runs.keys import sample_number, sample_numbers
 from vision_attn.runs.rows import DRAWN, FILM
 from vision_attn.runs.runfile import RunFile, read_run
@@ -327,11 +326,11 @@ class SavedResults(Sequence[dict[str, Any]]):
             arrays += [shard.maps_of(number[0])] if number else []
         return SavedMaps(arrays, self.shards, ids, places)
 
-    def drawn(self) -> Iterator[Row]:
-        """Yield the row of the gallery of each photo that was drawn for a page."""
+    def drawn(self) -> Iterator[dict[str, Any]]:
+        """Yield the row of the gallery of each photo that was drawn for a page; see `Entry`."""
         for shard, row_id in zip(self._drawn.shards, self._drawn.ids, strict=True):
             if row := self.shards[shard].record(row_id)["row"]:
-                yield page_row(row)
+                yield row
 
     def table(self) -> "pyarrow.Table":
         """Read all rows as a table in columns: of results.parquet, or of the store.

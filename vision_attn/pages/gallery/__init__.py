@@ -1,1 +1,1 @@
-"""The page of very many photos: by class, with search."""
+"""Photos and videos explained into a folder, with a page to look through."""

@@ -25,15 +25,16 @@ import numpy as np
 from jaxtyping import Bool
 from numpy import ndarray
 
-from vision_attn import pages
 from vision_attn.data.faults import fault_line
 from vision_attn.data.video import Video, clips, is_video
 from vision_attn.files import claimed
 from vision_attn.methods import Explainer, choose_methods
 from vision_attn.methods.targets import TargetLike
 from vision_attn.models.shelf import is_shelved, shelved
+from vision_attn.pages.gallery.browsing import write_browser
+from vision_attn.pages.gallery.rows import page_row
+from vision_attn.pages.page import Gallery, write_page
 from vision_attn.render import ColorMap, Style
-from vision_attn.runs.browsing import write_browser
 from vision_attn.runs.explain import Methods, Request
 from vision_attn.runs.explanation import Pictures
 from vision_attn.runs.inputs import (
@@ -75,7 +76,7 @@ class Summary:
 
     Examples:
         >>> from pathlib import Path
-        >>> from vision_attn.runs.gallery import Summary
+        >>> from vision_attn.pages.gallery.run import Summary
         >>> Summary(Path("look"), photos=3, explained=2, problems=["c.png: ..."]).page is None
         True
     """
@@ -195,7 +196,7 @@ class GalleryRun:
     page: whether there is one. first: the method that it shows first.
 
     Examples:
-        >>> from vision_attn.runs.gallery import GalleryRun
+        >>> from vision_attn.pages.gallery.run import GalleryRun
         >>> GalleryRun.__dataclass_fields__["page"].type
         <class 'bool'>
     """
@@ -401,8 +402,8 @@ class GalleryRun:
             elif self.page:
                 meaning = self.pictures.style.meaning
                 lead = f"{meaning} What the network did not see is grey. Click to enlarge."
-                shown = pages.Gallery("Photos", list(results.drawn()), self.first)
-                pages.write_page(folder, title, [shown], lead, model.warning)
+                shown = Gallery("Photos", list(map(page_row, results.drawn())), self.first)
+                write_page(folder, title, [shown], lead, model.warning)
 
     def _film(self, path: str, name: str, films: dict[str, Any], batch_size: int) -> Film:
         rate, most, images = films.get(path, (None, None, ()))

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from vision_attn import pages
 from vision_attn.pages.gallery.records import Records, Thumb, write_records
+from vision_attn.pages.page import write_page
 from vision_attn.runs.results import SavedResults
 from vision_attn.types import Model
 
@@ -28,7 +28,7 @@ def write_browser(results: SavedResults, title: str, lead: str, model: Model) ->
     photos = _thumbs(results, starts, listed, order)
     classes = write_records(results.folder, model.classes, photos)
     section = Records("Photos", list(model.classes), classes)
-    return pages.write_page(results.folder, title, [section], lead, model.warning)
+    return write_page(results.folder, title, [section], lead, model.warning)
 
 
 def _photos(results: SavedResults) -> tuple[Int64[ndarray, " n"], Int64[ndarray, " n"]]:

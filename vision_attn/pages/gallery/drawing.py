@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from vision_attn import pages
 from vision_attn.data.faults import ImageError, sample_errors
 from vision_attn.data.preprocess import Preprocess
 from vision_attn.files import claimed
 from vision_attn.methods import Explainer, parse_method
+from vision_attn.pages.gallery.rows import page_row
+from vision_attn.pages.page import Gallery, write_page
 from vision_attn.render import ColorMap, Style, natural
 from vision_attn.runs.explain import query_place
 from vision_attn.runs.explanation import Explanation, Pictures
@@ -34,7 +35,7 @@ class Drawn(list[Path]):
     """The pictures' folders. photos: how many were drawn; problems: a line for each that was not.
 
     Examples:
-        >>> from vision_attn.runs.drawing import Drawn
+        >>> from vision_attn.pages.gallery.drawing import Drawn
         >>> Drawn().photos
         0
     """
@@ -93,10 +94,10 @@ def draw_pictures(
                 except ImageError as error:
                     shown.problem(str(error))
             drawn.photos += len(rows)
-            gallery = pages.Gallery("Photos", [row for row in rows if row is not None])
+            gallery = Gallery("Photos", [page_row(row) for row in rows if row is not None])
             title = "Where it looks" if one is None else model.classes[one].split(",")[0]
             lead = f"{pictures.style.meaning} What the network did not see is grey."
-            pages.write_page(pictures.folder, title, [gallery], lead, model.warning)
+            write_page(pictures.folder, title, [gallery], lead, model.warning)
             drawn.append(pictures.folder)
         drawn.problems = list(shown.problems)
     return drawn
