@@ -145,6 +145,8 @@ def test_of_a_film_it_costs_the_frame(models, tmp_path, error, broken):
     assert summary.films == {str(clip): 5 - len(broken)}
     assert len(summary.problems) == len(broken)
     assert summary.problems[0].startswith(f"{clip}, frame {min(broken)}: ")
+    again = vision_attn.film(model, clip, "EdgeMap", output=out, frames=3.0, batch_size=2)
+    assert (again.films, again.problems) == (summary.films, summary.problems)
     maps = np.load(out / "clip.EdgeMap.npy")
     whole = vision_attn.film(
         load_model(models("vit")), clip, "EdgeMap", output=tmp_path / "all", frames=3.0

@@ -20,12 +20,13 @@ from PIL import Image
 import vision_attn
 from vision_attn.cli import main
 from vision_attn.methods import EdgeMap
+from vision_attn.pages.gallery import browsing
 from vision_attn.pages.gallery.drawing import _folder_names
-from vision_attn.runs import browsing
 from vision_attn.runs.explain import explain
 from vision_attn.runs.photos import ExplainPhotos
 from vision_attn.runs.progress import Silent
 from vision_attn.runs.results import open_results
+from vision_attn.runs.rows import explained_columns
 from vision_attn.runs.runfile import RunFile, write_run
 from vision_attn.runs.shard import Column, StoreRow
 from vision_attn.runs.store import Store
@@ -281,6 +282,34 @@ def test_what_a_row_depends_on_computes_it_again(model, folder, tmp_path):
     with torch.no_grad():
         next(other.network.parameters()).add_(1)
     assert count(other, folder, out) == 10
+
+
+def test_another_question_continues_no_old_rows(model, folder, tmp_path):
+    """Another class, contrast, function or part of the output; of methods that explain one."""
+    out, methods = tmp_path / "out", ["GradCAM", "EdgeMap"]
+    weights = torch.arange(len(model.classes), dtype=torch.float32)
+
+    def weighted(by):
+        return lambda output: output @ (by * weights)
+
+    def asked(**question) -> int:
+        return count(model, folder, out, methods, **question)
+
+    for question in (
+        {"target": "collie"},
+        {"target": "tabby, tabby cat"},
+        {"target": "collie", "contrast": "tabby, tabby cat"},
+        {"target": weighted(1.0)},
+        {"target": weighted(2.0)},
+        {"target": "label"},
+        {},
+    ):
+        assert asked(**question) == 11
+        assert asked(**question) == 0
+    assert count(model, folder, out, ["EdgeMap"]) == 0
+    assert count(model, folder, out, ["EdgeMap"], target="collie") == 0  # shows no class
+    columns = [explained_columns(replace(model, head=head), [EdgeMap()], "x") for head in (None, 0)]
+    assert columns[0][0].key != columns[1][0].key
 
 
 def test_only_the_methods_that_are_missing_run(model, folder, tmp_path, monkeypatch):

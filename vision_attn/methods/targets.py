@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vision_attn.errors import ModelError
+from vision_attn.methods.function_key import function_key
 from vision_attn.tokens.inputs import images_in_words
 from vision_attn.tokens.outputs import (
     logits_of,
@@ -743,11 +744,8 @@ class Function(Target):
         return str(self)
 
     def key(self) -> str:
-        """Return its name and the sum of its instructions; what it refers to does not count."""
-        code = getattr(self.function, "__code__", None)
-        if code is None:
-            return f"{self} {type(self.function).__qualname__}"
-        return f"{self} {crc32(code.co_code + repr((code.co_consts, code.co_names)).encode()):08x}"
+        """Return its name, and the sum of its instructions and of what it refers to."""
+        return f"{self} {function_key(self.function)}"
 
     def __str__(self) -> str:
         name = getattr(self.function, "__name__", type(self.function).__name__)

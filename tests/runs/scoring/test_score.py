@@ -365,6 +365,18 @@ def test_what_a_score_depends_on_scores_it_again(model, tmp_path, monkeypatch):
     assert scored(other) == set(range(7))
 
 
+def test_old_rows_of_another_preprocessing_do_not_count_beside_new_ones_of_shards(model, tmp_path):
+    photos = photos_in(tmp_path / "in")
+    ask = {**QUICK, "output": tmp_path / "out", "name": "m"}
+    vision_attn.score(model, photos, "GradCAM", **ask)
+    other = replace(model, preprocess=replace(model.preprocess, mean=(0.1, 0.2, 0.9)))
+    for shard in ((1, 2), (2, 2)):
+        vision_attn.score(other, photos, "GradCAM", **ask, shard=shard)
+    merged = vision_attn.score(other, photos, "GradCAM", **ask)
+    alone = vision_attn.score(other, photos, "GradCAM", **{**ask, "output": None})
+    assert merged.to_dict() == alone.to_dict()
+
+
 def test_shards_of_a_folder_that_changes_are_scored_whole(model, tmp_path):
     photos = photos_in(tmp_path / "in")
     ask = {**QUICK, "limit": 20, "output": tmp_path / "out"}
