@@ -26,7 +26,7 @@ from vision_attn.tokens.gradients.mode import CallCounter, Mark, own_weights_hel
 from vision_attn.tokens.gradients.operations import unknown_operations
 from vision_attn.tokens.layout import layout_of
 from vision_attn.tokens.outputs import head_given, only_tensor, tensors_of
-from vision_attn.tokens.path.path import state_of
+from vision_attn.tokens.path.path import find_path, state_of
 from vision_attn.tokens.path.places import places_of
 from vision_attn.tokens.path.traced import follow
 from vision_attn.tokens.record.log import RecordError
@@ -127,7 +127,7 @@ def run_levels(network: nn.Module, image: Images, layout: TokenLayout | None = N
         return Levels([], refusal=NO_GRADIENT)
     order = order_of(roots)
     cuts = cuts_of(order, roots)
-    values = levels_among(cuts, mode, (image.shape[2], image.shape[3]))
+    values = levels_among(cuts, mode)
     unknown = unknown_operations(order, mode)
     if not values:
         return Levels([], unknown, NO_LEVEL)
@@ -136,11 +136,12 @@ def run_levels(network: nn.Module, image: Images, layout: TokenLayout | None = N
     return Levels(levels, unknown, None if levels else NO_PLACE)
 
 
-def levels_among(runs: list[list[Any]], mode: GraphMode, size: tuple[int, int]) -> list[Value]:
+def levels_among(runs: list[list[Any]], mode: GraphMode) -> list[list[Value]]:
     """Choose the levels among what all paths go through, given in runs: one of a run at most.
 
     Before each attention call what is last, and the tokens that the last run begins with; without
-    such calls, what ends the stem and what begins each run.
+    such calls, what ends the stem and what begins each run. Of each level all that may stand for
+    it, the best first: where one lies on the image may not be known.
     """
     of_runs = [
         [
@@ -164,10 +165,9 @@ def levels_among(runs: list[list[Any]], mode: GraphMode, size: tuple[int, int]) 
     levels = []
     for at in sorted(chosen):
         run = [value for value in of_runs[at] if value.call < until.get(at, mode.calls)]
-        steady = [value for value in run if not value.changed] or run
-        if at == last == 0:  # no branches at all: the last features in the image's proportions
-            steady = [x for x in steady if feature_axes(x.mark.shape, size)] or steady
-        levels.append(steady[-1] if at == 0 else steady[0])
+        run = run[::-1] if at == 0 else run  # the stem's last value, the first of a block's sum
+        before = [] if at == 0 or at - 1 in chosen else of_runs[at - 1][::-1]
+        levels.append(sorted(run, key=lambda value: value.changed) + before)
     return levels
 
 
@@ -201,51 +201,69 @@ def divides(grid: Sequence[int], size: Sequence[int]) -> bool:
 def placed(
     network: nn.Module,
     image: Images,
-    values: Sequence[Value],
+    levels: Sequence[Sequence[Value]],
     layout: TokenLayout | None,
     attends: bool,
 ) -> list[Level]:
     """Find where the tokens or features of each level lie; leave levels out of which nothing tells.
 
-    By the layout that is told, by their axes, by the network's kind, or by a run that is followed
-    value by value. Tokens that are mixed by something else than attention lie where those of the
-    same shape before them do.
+    By the layout that is told, by their axes, by the network's kind or path, or by a run that is
+    followed value by value. Tokens that are mixed by something else than attention lie where those
+    of the same shape before them do.
     """
     size = (image.shape[2], image.shape[3])
-    levels: dict[int, Level] = {}
-    hint = layout
-    if hint is None:
-        with suppress(ValueError):
-            hint = layout_of(network, size)
-    for at, value in enumerate(values):
-        shape = value.mark.shape
-        channels = feature_axes(shape, size)
-        if channels is not None:
-            grid = tuple(shape[axis] for axis in (1, 2, 3) if axis != channels)
-            if divides(grid, size) or (channels == 1 and not attends):
-                levels[at] = Level(value.mark, value.changed, channels, 0, (grid[0], grid[1]))
-        elif hint is not None and len(shape) == 3 and shape[1] == hint.tokens:
-            levels[at] = Level(value.mark, value.changed, 2, 0, hint.grid, tuple(hint.patches))
-    rest = [at for at in range(len(values)) if at not in levels]
-    if rest:
-        kept: dict[int, tuple[Tensor, Tracer]] = {}
-        marks = [values[at].mark for at in rest]
+    hint = layout or known_layout(network, image, levels, attends)
+    at_once = {
+        value.call: level
+        for value in (value for values in levels for value in values)
+        if (level := by_shape(value, size, hint, attends)) is not None
+    }
+    asked = [value for values in levels if values[0].call not in at_once for value in values]
+    asked = [value for value in asked if value.call not in at_once]
+    kept: dict[int, tuple[Tensor, Tracer]] = {}
+    if asked:
+        marks = [value.mark for value in asked]
         with suppress(RecordError):
             follow(network, image, lambda tracer: WatchedCalls(marks, tracer, kept))
-        for at, (ids, tracer) in kept.items():
-            level = by_origins(values[rest[at]], ids, tracer)
-            if level is not None:
-                levels[rest[at]] = level
-    for at, value in enumerate(values):
-        if at not in levels:
-            alike = [
-                earlier
-                for earlier in range(at)
-                if earlier in levels and values[earlier].mark.shape == value.mark.shape
-            ]
-            if alike:
-                levels[at] = replace(levels[alike[-1]], mark=value.mark, changed=value.changed)
-    return [levels[at] for at in sorted(levels)]
+    for at, (ids, tracer) in kept.items():
+        if (level := by_origins(asked[at], ids, tracer)) is not None:
+            at_once[asked[at].call] = level
+    found: list[Level] = []
+    for best, *others in levels:
+        level = at_once.get(best.call)
+        if level is None and (alike := [one for one in found if one.mark.shape == best.mark.shape]):
+            level = replace(alike[-1], mark=best.mark, changed=best.changed)
+        if level is None:
+            level = next((at_once[one.call] for one in others if one.call in at_once), None)
+        if level is not None:
+            found.append(level)
+    return list(dict.fromkeys(found))
+
+
+def known_layout(
+    network: nn.Module, image: Images, levels: Sequence[Sequence[Value]], attends: bool
+) -> TokenLayout | None:
+    """Find how tokens lie on the image, by the network's kind, or by its path if it attends."""
+    with suppress(ValueError):
+        return layout_of(network, (image.shape[2], image.shape[3]))
+    if attends and any(len(values[0].mark.shape) == 3 for values in levels):
+        return find_path(network, image).layout
+    return None
+
+
+def by_shape(
+    value: Value, size: tuple[int, int], layout: TokenLayout | None, attends: bool
+) -> Level | None:
+    """Find where features lie by their axes, or tokens that are as many as a layout's."""
+    shape = value.mark.shape
+    channels = feature_axes(shape, size)
+    if channels is not None:
+        h, w = (shape[axis] for axis in (1, 2, 3) if axis != channels)
+        if divides((h, w), size) or (channels == 1 and not attends):
+            return Level(value.mark, value.changed, channels, 0, (h, w))
+    elif layout is not None and len(shape) == 3 and shape[1] == layout.tokens:
+        return Level(value.mark, value.changed, 2, 0, layout.grid, tuple(layout.patches))
+    return None
 
 
 class WatchedCalls(TorchFunctionMode):
