@@ -168,7 +168,7 @@ def filmed(model, photos, folder):
 RUNS = {
     "model.explain": lambda model, **_: found(model.explain(PHOTO, "GradCAM")),
     "explain of several, contrasted": lambda model, **_: found(
-        model.explain([PHOTO, PHOTO[::-1]], "GradCAM", "Occlusion", against="hen")[1]
+        model.explain([PHOTO, PHOTO[::-1]], ["GradCAM", "Occlusion"], contrast="hen")[1]
     ),
     "gallery": lambda model, photos, folder: galleried(model, photos, folder),
     "film": lambda model, photos, folder: filmed(model, photos, folder),
@@ -480,11 +480,11 @@ def test_two_contrasts_share_a_network():
     )
     one, other = meanwhile(
         waiting,
-        lambda: model.explain(PHOTO, "GradCAM", target="cat", against="hen"),
-        lambda: model.explain(PHOTO, "GradCAM", target="cat", against="dog"),
+        lambda: model.explain(PHOTO, "GradCAM", target="cat", contrast="hen"),
+        lambda: model.explain(PHOTO, "GradCAM", target="cat", contrast="dog"),
     )
-    for result, against in ((one, "hen"), (other, "dog")):
-        expected = plain.explain(PHOTO, "GradCAM", target="cat", against=against)
+    for result, contrast in ((one, "hen"), (other, "dog")):
+        expected = plain.explain(PHOTO, "GradCAM", target="cat", contrast=contrast)
         np.testing.assert_allclose(result.maps[0].values, expected.maps[0].values, atol=1e-6)
     assert state(network) == before
 

@@ -47,7 +47,7 @@ def test_each_photo_gets_a_picture_a_map_and_a_record(models, photos, tmp_path, 
         probabilities = model.network(image).softmax(1)[0]
         best = int(probabilities.argmax())
         assert record["method"] == "GradCAM"
-        assert record["options"] == {"layer": None}
+        assert record["options"] == {"layer": None, "smooth": 0.0}
         assert record["predicted"] == record["target"] == model.classes[best]
         assert record["predicted_index"] == record["target_index"] == best
         assert record["probability"] == pytest.approx(probabilities[best].item(), abs=1e-4)
@@ -91,7 +91,7 @@ def test_several_methods_give_a_grid_and_options_a_name(models, photos, tmp_path
         "cat.RandomMap(cells=5,seed=3).png",
         "cat.grid.png",
     }
-    assert records(tmp_path)[1]["options"] == {"cells": 5, "seed": 3}
+    assert records(tmp_path)[1]["options"] == {"cells": 5, "seed": 3, "smooth": 0.0}
     assert records(tmp_path)[1]["target"] is None
 
 

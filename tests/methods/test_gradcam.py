@@ -235,7 +235,7 @@ def test_what_cannot_be_read_is_said(resnet):
         explain.GradCAM()(resnet, torch.randn(1, 3, 32, 32))
     unused = Wrapped(resnet)
     unused.forward = lambda images: resnet(images).detach()
-    with pytest.raises(ValueError, match="the logits do not depend on this layer"):
+    with pytest.raises(ValueError, match="class 3 does not depend on this layer's output"):
         explain.GradCAM()(unused, torch.randn(1, 3, 64, 64))
     assert not any(module._forward_hooks for module in resnet.modules())
 

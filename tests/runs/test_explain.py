@@ -137,7 +137,7 @@ def test_saved_it_is_what_the_command_writes(vit, models, photos, tmp_path):
     folder = vit.explain(every, methods).save(tmp_path / "python")
     files = {path.name for path in (tmp_path / "command").iterdir()}
     assert files == {path.name for path in folder.iterdir()}
-    for name in files - {"results.jsonl"}:
+    for name in files - {"results.jsonl", "store"}:
         command, python = (path / name for path in (tmp_path / "command", folder))
         if name.endswith(".npy"):
             np.testing.assert_allclose(np.load(python), np.load(command), rtol=1e-4, atol=1e-6)
@@ -182,9 +182,8 @@ def test_what_is_wrong_is_said(vit, photos, tmp_path):
         vit.explain(photo, batch_size=0)
     with pytest.raises(ImageError, match=r"text.png: expected an image"):
         vit.explain(tmp_path / "text.png")
-    for array in (np.zeros((3, 5, 4), np.uint8), np.zeros((3, 5, 3), np.float32)):
-        with pytest.raises(ValueError, match="must be uint8"):
-            read(array, vit.preprocess)
+    with pytest.raises(ValueError, match="must be uint8"):
+        read(np.zeros((3, 5, 3), np.int16), vit.preprocess)
     with pytest.raises(ValueError, match="at least one explained photo, got none"):
         vit.explain([]).heatmaps()
 
@@ -262,7 +261,7 @@ def test_a_film_from_python(senet, tmp_path):
     summary = vision_attn.film(senet, tmp_path / "clip.mp4", "GradCAM", output=tmp_path / "out")
     assert summary.films == {str(tmp_path / "clip.mp4"): 5}
     assert {path.name for path in summary.folder.iterdir()} == {
-        "clip.GradCAM.mp4", "clip.GradCAM.npy", "results.jsonl",
+        "clip.GradCAM.mp4", "clip.GradCAM.npy", "results.jsonl", "store",
     }  # fmt: skip
     assert [record["frame"] for record in summary.records()] == [*range(5)]
     (tmp_path / "frames").mkdir()

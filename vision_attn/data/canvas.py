@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from vision_attn.data import painting
@@ -61,7 +61,7 @@ class Pose:
     sin: Float[Tensor, " n"]
 
     def axes(
-        self, rows: Int[Tensor, "#n h"], columns: Int[Tensor, "#n w"]
+        self, rows: Real[Tensor, "#n h"], columns: Real[Tensor, "#n w"]
     ) -> tuple[Tensor, Tensor]:
         """x and y (n h w) of pixel centres along the shape's own axes, in units of its scale."""
         y = ((rows + 0.5 - self.y[:, None]) / self.scale[:, None])[:, :, None]

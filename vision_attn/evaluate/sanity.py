@@ -75,9 +75,10 @@ class MaxSensitivity(ImageScore):
             size = maps.flatten(1).norm(dim=1).clamp(min=1e-12)
             worst = torch.zeros_like(size)
             for _ in range(self.samples):
-                size = images.shape[1:]
-                how = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
-                noise = torch.rand(size, **how).to(images) * 2 - 1
+                noise = torch.rand(
+                    images.shape[1:], generator=generator, dtype=torch.float32, device="cpu"
+                )
+                noise = noise.to(images) * 2 - 1
                 moved = raw(self.explain(images + self.radius * noise, target)) - maps
                 worst = torch.maximum(worst, moved.flatten(1).norm(dim=1) / size)
         self.scores.append(worst.float())

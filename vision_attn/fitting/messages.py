@@ -133,7 +133,10 @@ def _no_class(path: str) -> str:
 
 def _classes(module: str) -> Iterator[tuple[str, str]]:
     """Name in lower case and import path of each public class in a module."""
-    found = sys.modules.get(module)  # the message of an error imports nothing
-    for name, value in (vars(found) if found else {}).items():
-        if isclass(value) and not name.startswith("_"):
+    package = sys.modules.get(
+        module
+    )  # the message of an error imports no module that is not in use
+    names = dict.fromkeys([*vars(package), *getattr(package, "__all__", ())]) if package else ()
+    for name in names:
+        if not name.startswith("_") and isclass(getattr(package, name, None)):
             yield name.lower(), f"{module}.{name}"

@@ -44,7 +44,9 @@ def test_runs_are_named_after_their_config_and_numbered(fitted, capsys, fit):
 @pytest.mark.xdist_group("fitted")
 def test_the_saved_config_is_complete_and_makes_the_same_run(fitted, here):
     saved = yaml.safe_load((fitted / "config.yaml").read_text())
-    assert set(saved) == {"seed_everything", "trainer", "model", "data", "name", "probe"}
+    assert set(saved) == {
+        *("seed_everything", "trainer", "model", "data", "name", "probe", "threads"),
+    }
     assert saved["trainer"]["precision"] in ("bf16-mixed", "32-true")
     assert saved["model"]["optimizer"]["init_args"]["betas"] == [0.9, 0.999]
     again = ["fit", "--config", str(fitted / "config.yaml"), "--trainer.default_root_dir", "again"]

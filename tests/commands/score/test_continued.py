@@ -133,15 +133,15 @@ def test_scores_are_to_the_bit_whatever_the_load_before_and_after(
     """The threads are those of the first of all processes and shards."""
     do, seen, before = score_work.Work.do, [], torch.get_num_threads()
 
-    def counted(self, task):
+    def counted(self, task, read):
         seen.append(torch.get_num_threads())
         if len(seen) == stop:
             raise KeyboardInterrupt
-        return do(self, task)
+        return do(self, task, read)
 
     def scored(name, load):
         monkeypatch.setattr("vision_attn.threads.threads_to_use", lambda most: load)
-        words = models("vit"), "planted", *QUICK, "--images", 5, "--processes", 1
+        words = models("vit"), "planted", *QUICK, "--limit", 5, "--processes", 1
         return score(*words, "-o", tmp_path / name)
 
     monkeypatch.setattr(score_work.Work, "do", counted)

@@ -74,7 +74,7 @@ def words(tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark, "entries", lambda: entries)
     return argparse.Namespace(
         results=tmp_path / "results.jsonl", details=tmp_path / "details.jsonl", only=["*"],
-        again=[], seconds=1, gigabytes=6, jobs=2, minutes=10, limit_parameters=150, probe=False,
+        again=[], seconds=1, gigabytes=6, jobs=2, minutes=10, limit_parameters=150, probe=False, shares=False,
     )  # fmt: skip
 
 

@@ -272,7 +272,7 @@ def test_lists_of_files_and_images(model, tmp_path):
         ({"images": []}, "expected at least one image to score, got an empty list"),
         (
             {"images": ["gone.png"]},
-            "a list of files: nothing could be scored: no image can be used",
+            "a list of files: nothing could be scored: gone.png: no such file: check the path",
         ),
         ({"output": "/proc/here"}, "/proc/here: cannot write there"),
     ],

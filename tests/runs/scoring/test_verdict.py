@@ -1,6 +1,7 @@
 """The verdict over scores: the rule on made-up numbers, its words, and what the files say of it."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -76,6 +77,7 @@ def results_of(leads, images=100, methods=METHODS, **more) -> Results:
     work.data.names = names
     work.all = Share(everything, everything if ends else [])
     work.explainers = explainers
+    work.request = SimpleNamespace(words="the true class")
     work.model = Model(nn.Sequential(nn.Linear(2, 2)), PREPROCESS, [], None)
     work.requested = images
     work.mosaics = Mosaics("d", work.model, work.data, sides=(), most=0)
