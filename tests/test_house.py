@@ -44,8 +44,8 @@ ALLOWED: dict[str, set[str]] = {
         *("devices", "attention", "models", "data", "tokens", "methods", "evaluate", "render"),
     },
     "pages": {
-        *("types", "errors", "files", "hooks", "inference", "attention", "models", "data"),
-        *("tokens", "methods", "evaluate", "render", "runs"),
+        *("types", "errors", "files", "threads", "hooks", "inference", "attention", "models"),
+        *("data", "tokens", "methods", "evaluate", "render", "runs"),
     },
     "sequences": {
         *("types", "files", "inference", "attention", "models", "data", "training"),

@@ -30,9 +30,17 @@ MAP, DRAWN, FILM = "map", "drawn", "film"  # kinds of columns
 class Explained(Protocol):
     """What a photo's rows are made of: an `Explanation`."""
 
-    model: Model
-    name: str
-    maps: list[Map]
+    @property
+    def model(self) -> Model:
+        """The model that explained it."""
+
+    @property
+    def name(self) -> str:
+        """The photo's file."""
+
+    @property
+    def maps(self) -> list[Map]:
+        """Its maps, one a method."""
 
 
 def about_model(model: Model) -> dict[str, Any]:

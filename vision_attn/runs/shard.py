@@ -311,7 +311,7 @@ class ShardFile:
 
     def leave_out(self, row_ids: Sequence[SupportsInt] | ndarray) -> None:
         """Leave rows out of the index, as if they were not there."""
-        kept = ~np.isin(self.index.ids, row_ids)
+        kept = ~np.isin(self.index.ids, np.array([int(row_id) for row_id in row_ids], np.int64))
         self.__dict__["index"] = RowIndex(*(values[kept] for values in self.index))
 
     def check(self) -> None:

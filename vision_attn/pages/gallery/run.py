@@ -168,7 +168,7 @@ class PhotoList(Sequence[NamedPhoto]):
     """Photos and the names of their pictures, if any are drawn: a million takes little memory.
 
     Examples:
-        >>> from vision_attn.runs.gallery import PhotoList
+        >>> from vision_attn.pages.gallery.run import PhotoList
         >>> PhotoList(["in/a.png"], ["a"])[0].name
         'a'
     """
@@ -237,8 +237,8 @@ class GalleryRun:
         photos = PhotoList(
             [run.samples[i] for i in still], [names[i] for i in still] if names else None
         )
-        for merged in ("results.jsonl", "results.parquet", "index.html"):
-            (folder / merged).unlink(missing_ok=True)
+        for export in ("results.jsonl", "results.parquet", "index.html"):
+            (folder / export).unlink(missing_ok=True)
         filmed: dict[str, int] = {}
         done = 0
         with Store(folder, self.shard, columns) as store:

@@ -218,15 +218,15 @@ class Scorer:
         `mosaic`, where the maps of its classes lie. Where it fails, a record that says so of each
         sample that it fails on.
         """
-        measure = {
+        measures: dict[str, Callable[[Any, Batch], list[Record]]] = {
             "maps": self._maps,
             "sanity": self._sanity,
             "named": self._named,
             "framed": self._framed,
             "mosaic": self._mosaic,
-        }[kind]
+        }
         try:
-            found = measure(explainer, batch)
+            found = measures[kind](explainer, batch)
         except Exception as error:
             if len(batch.samples) > 1:
                 return [r for one in batch.single() for r in self.records(kind, explainer, one)]

@@ -287,7 +287,7 @@ class Work(Job):
         if column.kind == "drawn":
             assert explainer is not None
             for name, drawn in self.scorer.drawn(explainer, batch).items():
-                record = {"kind": "drawn", "method": column.method, "image": name}
+                record: Record = {"kind": "drawn", "method": column.method, "image": name}
                 record["prefix_mass"] = drawn.prefix_mass
                 result.rows.append(StoreRow(column, name, record, contents[name], drawn.values))
             return result
