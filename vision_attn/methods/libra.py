@@ -39,7 +39,7 @@ class LibraGradient(Explainer):
     shares of all tokens and those of additive parameters together are s, if s is a logit or
     another linear function of the output. One forward pass, and one
     backward pass from the first tokens on. A network that shrinks its grid as it goes has the
-    levels of its last grid; one without attention has levels between its blocks.
+    levels of its last grid, and one of features, without tokens or attention, has its last alone.
 
     smooth: the standard deviation in cells of the Gaussian that the map is smoothed by; 0 leaves it
     as it is. check: whether to measure the map's `completeness_gap` before it is smoothed, by one

@@ -3,7 +3,8 @@
 A level is a value that everything in the output goes through: see `graph.py`. In a network that
 attends, the levels are the tokens before each attention call and the last ones; in others, what the
 stem gives and what each block gives. Of a network that shrinks its grid as it goes, those on the
-last grid are taken: at earlier ones the gradient of a convolutional network is noise.
+last grid are taken; of one of features, neither attending nor of tokens, the last alone. At earlier
+ones the gradient of a convolutional network is noise (docs/libra_gradient.md has figures).
 
 Axes: b batch, n tokens, d width of a token, c channels, h height, w width.
 """
@@ -35,6 +36,7 @@ from vision_attn.types import Images, TokenLayout
 
 __all__ = ["Level", "Levels", "find_levels"]
 
+NORM_NAMES = {"layer_norm", "rms_norm", "group_norm", "batch_norm"}
 ALIKE, UNLIKE = 1.25, 1.5  # times the image's proportions: a map of it, and none
 
 
@@ -63,6 +65,12 @@ class Level:
     grid: tuple[int, int]
     order: tuple[int, ...] | None = None
 
+    def features(self, x: Tensor) -> Float[Tensor, "b c h w"]:
+        """Lay a value of the level's shape out on the grid."""
+        rows = x.movedim((self.batch, self.channels), (0, 1)).flatten(2)
+        rows = rows if self.order is None else rows[:, :, list(self.order)]
+        return rows.unflatten(2, self.grid)
+
     def shares(self, product: Tensor) -> tuple[Float[Tensor, "b h w"], Float[Tensor, "b beside"]]:
         """Sum a product of the level's shape over its channels: on the grid, and beside it."""
         rows = product.sum(self.channels, keepdim=True).transpose(0, self.batch).flatten(1)
@@ -77,7 +85,9 @@ class Level:
 class Levels:
     """What a run tells of a network: its levels, from the image on, and operations without a rule.
 
-    refusal: why there is no level; None: there is one.
+    refusal: why there is no level; None: there is one. readout: the last tokens, as the classifier
+    reads them, in a network that attends and whose classifier reads what lies on the image; None in
+    others.
 
     Examples:
         >>> import torch
@@ -91,6 +101,7 @@ class Levels:
     levels: Sequence[Level]
     unknown: Sequence[str] = ()
     refusal: str | None = None
+    readout: Level | None = None
 
 
 _LEVELS: WeakKeyDictionary[nn.Module, dict[Any, Levels]] = WeakKeyDictionary()
@@ -127,47 +138,68 @@ def run_levels(network: nn.Module, image: Images, layout: TokenLayout | None = N
         return Levels([], refusal=NO_GRADIENT)
     order = order_of(roots)
     cuts = cuts_of(order, roots)
-    values = levels_among(cuts, mode)
+    runs = values_on_grids(cuts, mode)
     unknown = unknown_operations(order, mode)
-    if not values:
+    if not runs:
         return Levels([], unknown, NO_LEVEL)
-    levels = placed(network, image, values, layout, bool(mode.attention_calls))
-    levels = [level for level in levels if level.grid == levels[-1].grid]
-    return Levels(levels, unknown, None if levels else NO_PLACE)
+    attends = bool(mode.attention_calls)
+    wanted = [*levels_among(runs, mode), *([as_read(runs[-1], mode)] if attends else [])]
+    levels = placed(network, image, wanted, layout, attends)
+    readout = levels.pop() if attends else None
+    if readout is not None and not is_read(readout, mode, outputs):
+        readout = None
+    found = [level for level in dict.fromkeys(levels) if level is not None]
+    found = [level for level in found if level.grid == found[-1].grid]
+    if not attends and found and len(found[-1].mark.shape) == 4:
+        found = found[-1:]  # of features: before the last, their gradients are noise
+    return Levels(found, unknown, None if found else NO_PLACE, readout)
 
 
-def levels_among(runs: list[list[Any]], mode: GraphMode) -> list[list[Value]]:
+def values_on_grids(runs: list[list[Any]], mode: GraphMode) -> list[list[Value]]:
+    """Find, of what all paths go through, in runs of nodes, the values that may lie on a grid."""
+    values = [[mode.values[node] for node in run if node in mode.values] for run in runs]
+    values = [[value for value in run if value.single and value.on_a_grid] for run in values]
+    return [run for run in values if run]
+
+
+def as_read(run: list[Value], mode: GraphMode) -> list[Value]:
+    """Choose the last tokens as the classifier reads them: their norm, or what may stand for it."""
+    pools = [call for call in mode.attention_calls if call > run[0].call]
+    values = [value for value in run if not pools or value.call < pools[0]]
+    norms = [value for value in values if value.mark.function in NORM_NAMES]
+    return [*norms[-1:], *(values if pools else values[::-1])]
+
+
+def is_read(level: Level, mode: GraphMode, outputs: Sequence[Tensor]) -> bool:
+    """Whether the outputs depend on what a level has on its grid, rather than on a class token."""
+    node = next(node for node, value in mode.values.items() if value.mark == level.mark)
+    score = sum((x * torch.linspace(1, 2, x.numel()).to(x).view(x.shape)).sum() for x in outputs)
+    edge = torch.autograd.graph.GradientEdge(node, 0)
+    (gradient,) = torch.autograd.grad(score, [edge], allow_unused=True)
+    return gradient is not None and bool(level.shares(gradient.abs())[0].any())
+
+
+def levels_among(runs: list[list[Value]], mode: GraphMode) -> list[list[Value]]:
     """Choose the levels among what all paths go through, given in runs: one of a run at most.
 
     Before each attention call what is last, and the tokens that the last run begins with; without
     such calls, what ends the stem and what begins each run. Of each level all that may stand for
     it, the best first: where one lies on the image may not be known.
     """
-    of_runs = [
-        [
-            value
-            for node in run
-            if (value := mode.values.get(node)) is not None and value.single and value.on_a_grid
-        ]
-        for run in runs
-    ]
-    of_runs = [values for values in of_runs if values]
-    if not of_runs:
-        return []
-    last = len(of_runs) - 1
+    last = len(runs) - 1
     chosen = {last: None} if mode.attention_calls else dict.fromkeys(range(last + 1))
     until: dict[int, int] = {}
     for call in mode.attention_calls:
-        earlier = [at for at, run in enumerate(of_runs) if run[0].call < call]
+        earlier = [at for at, run in enumerate(runs) if run[0].call < call]
         if earlier:
             chosen[earlier[-1]] = None
             until.setdefault(earlier[-1], call)
     levels = []
     for at in sorted(chosen):
-        run = [value for value in of_runs[at] if value.call < until.get(at, mode.calls)]
-        run = run[::-1] if at == 0 else run  # the stem's last value, the first of a block's sum
-        before = [] if at == 0 or at - 1 in chosen else of_runs[at - 1][::-1]
-        levels.append(sorted(run, key=lambda value: value.changed) + before)
+        values = [value for value in runs[at] if value.call < until.get(at, mode.calls)]
+        values = values[::-1] if at == 0 else values  # the stem's last, the first after a sum
+        before = [] if at == 0 or at - 1 in chosen else runs[at - 1][::-1]
+        levels.append(sorted(values, key=lambda value: value.changed) + before)
     return levels
 
 
@@ -204,8 +236,8 @@ def placed(
     levels: Sequence[Sequence[Value]],
     layout: TokenLayout | None,
     attends: bool,
-) -> list[Level]:
-    """Find where the tokens or features of each level lie; leave levels out of which nothing tells.
+) -> list[Level | None]:
+    """Find where the tokens or features of each level lie; None where nothing tells.
 
     By the layout that is told, by their axes, by the network's kind or path, or by a run that is
     followed value by value. Tokens that are mixed by something else than attention lie where those
@@ -228,16 +260,16 @@ def placed(
     for at, (ids, tracer) in kept.items():
         if (level := by_origins(asked[at], ids, tracer)) is not None:
             at_once[asked[at].call] = level
-    found: list[Level] = []
+    found: list[Level | None] = []
     for best, *others in levels:
         level = at_once.get(best.call)
-        if level is None and (alike := [one for one in found if one.mark.shape == best.mark.shape]):
+        alike = [one for one in found if one is not None and one.mark.shape == best.mark.shape]
+        if level is None and alike:
             level = replace(alike[-1], mark=best.mark, changed=best.changed)
         if level is None:
             level = next((at_once[one.call] for one in others if one.call in at_once), None)
-        if level is not None:
-            found.append(level)
-    return list(dict.fromkeys(found))
+        found.append(level)
+    return found
 
 
 def known_layout(

@@ -3,7 +3,7 @@
 Axes: b batch, n tokens, d width of a token, c channels, h height, w width.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from vision_attn.attention import Normalizer
 from vision_attn.hooks import Hooks
-from vision_attn.tokens.gradients.rules import RULES, Tracking, flows, functions
+from vision_attn.tokens.gradients.rules import RULES, Rule, Tracking, flows, functions
 
 __all__ = ["CallCounter", "HeldGradients", "Mark", "own_weights_held", "tensors_in"]
 
@@ -80,7 +80,8 @@ class HeldGradients(TorchFunctionMode, Tracking):
     """Run torch's functions under the gradient rules, and keep the values that are marked.
 
     levels: the marks, each with whether the value is changed in place afterwards. The first of them
-    becomes a leaf. After a run `kept` holds the values by the numbers of their marks.
+    becomes a leaf. rules: by function; all of them, unless given. After a run `kept` holds the
+    values by the numbers of their marks.
 
     Examples:
         >>> import torch
@@ -92,9 +93,14 @@ class HeldGradients(TorchFunctionMode, Tracking):
         True
     """
 
-    def __init__(self, levels: Sequence[tuple[Mark, bool]] = ()):
+    def __init__(
+        self,
+        levels: Sequence[tuple[Mark, bool]] = (),
+        rules: Mapping[Callable, Rule] | None = None,
+    ):
         super().__init__()
         self.kept: dict[int, Tensor] = {}
+        self._rules = RULES if rules is None else rules
         self.closed = not levels
         self._changed = [changed for _, changed in levels]
         self._counter = CallCounter([mark for mark, _ in levels])
@@ -112,7 +118,7 @@ class HeldGradients(TorchFunctionMode, Tracking):
 
     def run(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """Run a function by its rule, or as it is."""
-        rule = RULES.get(func)
+        rule = self._rules.get(func)
         if rule is not None:
             return rule(func, args, kwargs, self)
         out = func(*args, **kwargs)

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from vision_attn.attention.channels import channel_scale
 from vision_attn.tokens.record.sdpa import SDPAInputs, multi_head_attention
 
-__all__ = ["HELD", "RULES", "Rule", "Tracking", "flows", "functions"]
+__all__ = ["HELD", "NORM_RULES", "RULES", "Rule", "Tracking", "flows", "functions"]
 
 
 class Tracking(ABC):
@@ -546,12 +546,7 @@ OUT_OF_PLACE: dict[Callable, Callable] = {
 }
 OUT_OF_PLACE[Tensor.__imul__] = Tensor.mul
 
-RULES: dict[Callable, Rule] = {
-    **{
-        func: activation_rule(activation)
-        for name, activation in ACTIVATIONS.items()
-        for func in functions(name)
-    },
+NORM_RULES: dict[Callable, Rule] = {
     **dict.fromkeys(functions("layer_norm"), layer_norm),
     **dict.fromkeys(functions("group_norm"), group_norm),
     **dict.fromkeys(functions("instance_norm"), instance_norm),
@@ -559,6 +554,14 @@ RULES: dict[Callable, Rule] = {
     **dict.fromkeys(functions("rms_norm"), rms_norm),
     F.normalize: normalize,
     F.local_response_norm: local_response_norm,
+}
+RULES: dict[Callable, Rule] = {
+    **NORM_RULES,
+    **{
+        func: activation_rule(activation)
+        for name, activation in ACTIVATIONS.items()
+        for func in functions(name)
+    },
     **dict.fromkeys(DIVIDE, quotient),
     **dict.fromkeys(functions("addcdiv"), added_quotient),
     **dict.fromkeys(HELD["softmax weights"] | HELD["divisor"], held),
