@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 import torch
 from PIL import Image
@@ -259,20 +259,23 @@ def wrap(
         raise ModelError(f"wrap: expected a torch module, got {type(network).__name__}")
     try:
         channels = next(iter(channels_of(network)), 3)
-        ready = isinstance(transform, Preprocessing)
-        preprocess = transform if ready else MeasuredTransform(transform, channels)
+        preprocess: Preprocessing = (
+            transform
+            if isinstance(transform, Preprocessing)
+            else MeasuredTransform(transform, channels)
+        )
     except ValueError as error:
         raise ModelError(f"wrap: {error}") from None
     calibration = Calibration(activation=activation)
     known = list(classes or ())
     model = LoadedModel(network, preprocess, known, layout, name, weights, calibration, head)
     try:
-        blank = torch.zeros(1, len(preprocess.mean), *preprocess.input_size)
-        output = model_output(model, blank.to(model.device, model.dtype))
+        shape = 1, len(preprocess.mean), *preprocess.input_size
+        output = model_output(model, torch.zeros(shape, dtype=model.dtype, device=model.device))
         if classes is None and has_classifier(network):
             with suppress(ValueError):  # it gives something else than logits
                 known = _names([], logits_of(output, 1).shape[1])
-        model = settled(replace(model, classes=known))
+        model = cast("LoadedModel", settled(replace(model, classes=known)))
         if known:
             Class.of(model).logits(output)
     except ValueError as error:

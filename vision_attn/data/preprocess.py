@@ -119,9 +119,9 @@ class Preprocess:
     def _of_channels(self, image: Image.Image | str | PathLike[str]) -> Float[Tensor, "c h w"]:
         """The input of a network of one channel, four or more; each is resized by itself."""
         opened = isinstance(image, Image.Image)
-        name = getattr(image, "filename", "") or "image" if opened else image
-        with sample_errors(name):
-            channels = channels_of(image if opened else self.read(image), len(self.mean))
+        with sample_errors(getattr(image, "filename", "") or "image" if opened else image):
+            photo = image if isinstance(image, Image.Image) else self.read(image)
+            channels = channels_of(photo, len(self.mean))
             each = [self._resized(Image.fromarray(channel)) for channel in channels]
             pixels = torch.from_numpy(np.stack([np.array(channel) for channel in each]))
             mean, std = floats(self.mean), floats(self.std)

@@ -89,8 +89,9 @@ class NoiseFill:
 
     def __call__(self, images: Images) -> Images:
         generator = torch.Generator("cpu").manual_seed(self.seed)
-        how = {"dtype": torch.float32, "device": "cpu"}
-        noise = torch.randn(images.shape[1:], generator=generator, **how).to(images)
+        noise = torch.randn(
+            images.shape[1:], generator=generator, dtype=torch.float32, device="cpu"
+        ).to(images)
         mean, std = (stat(images, dim=(2, 3), keepdim=True) for stat in (torch.mean, torch.std))
         return mean + std * noise
 

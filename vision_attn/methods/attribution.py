@@ -66,8 +66,10 @@ class Attribution(Explainer):
     @staticmethod
     def numbers(target: Target, output: Any, copies: range, rows: int) -> Float[Tensor, "{rows} t"]:
         """Compute the numbers of one image's changed copies, for each of its targets."""
-        index = {"dtype": torch.long, "device": "cpu"}
-        every = [target.at(torch.full((rows,), image, **index))(output) for image in copies]
+        every = [
+            target.at(torch.full((rows,), image, dtype=torch.long, device="cpu"))(output)
+            for image in copies
+        ]
         return torch.stack(every, dim=1)
 
 

@@ -79,8 +79,8 @@ class RandomMap(Baseline):
         for image in images.float().cpu().contiguous():
             seed = crc32(image.numpy().tobytes(), self.seed & 0xFFFFFFFF)
             random = torch.Generator("cpu").manual_seed(seed)
-            size, kind = (height, width), {"dtype": torch.float32, "device": "cpu"}
-            maps.append(torch.rand(size, generator=random, **kind))
+            size = height, width
+            maps.append(torch.rand(size, generator=random, dtype=torch.float32, device="cpu"))
         return torch.stack(maps).to(images.device)
 
 

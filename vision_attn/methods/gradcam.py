@@ -360,7 +360,7 @@ def default_layer(modules: dict[str, nn.Module], end: int | None = None) -> tupl
     if norms:  # a convolution of queries or keys gives no map of the network's own
         inside = tuple(f"{path}." for path, module in modules.items() if path and attends(module))
         convs = [path for path in convs if not path.startswith(inside)]
-    spatial = [path for path in convs if max(modules[path].kernel_size) > 1] or convs
+    spatial = [path for path in convs if max(sides_of(modules[path])) > 1] or convs
     last = max([*norms[-1:], *spatial[-1:]], key=order.index, default=None)
     return last, last in norms
 
@@ -514,3 +514,8 @@ def on_grid(
 
     channels_last = skew(*features.shape[1:3]) < skew(*features.shape[2:4])
     return rearrange(features, "b h w c -> b c h w") if channels_last else features
+
+
+def sides_of(convolution: nn.Module) -> tuple[int, ...]:
+    """Return the sides of a convolution's kernel, in cells."""
+    return convolution.kernel_size if isinstance(convolution, nn.Conv2d) else (1,)

@@ -169,7 +169,8 @@ def blocks_of(network: nn.Module) -> list[nn.Module]:
         elements.append(
             [each for each in around if isinstance(modules[each[0]], nn.ModuleList | nn.Sequential)]
         )
-    in_lists, found = [each for each in elements if each], []
+    in_lists = [each for each in elements if each]
+    found: list[nn.Module] = []
     for level in range(min(map(len, in_lists), default=0)):
         paths = dict.fromkeys(each[level][1] for each in in_lists)
         blocks = [modules[path] for path in paths]

@@ -101,8 +101,9 @@ class MaskedRegression(Attribution):
         """Which cells the first sample of each pair shows: at most half of them, in blobs."""
         random = torch.Generator("cpu").manual_seed(self.seed)
         size = (self.samples // 2, *grid)
-        how = {"generator": random, "dtype": torch.float64, "device": "cpu"}
-        fine, coarse = (torch.randn(size, **how) for _ in range(2))
+        fine, coarse = (
+            torch.randn(size, generator=random, dtype=torch.float64, device="cpu") for _ in range(2)
+        )
         rows, columns = (torch.linalg.cholesky(self._blob(side, min(grid))) for side in grid)
         field = (rows @ coarse @ columns.mT + ROUGHNESS * fine).flatten(1)
         cells = field.shape[1]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from typing import overload
+from typing import cast, overload
 
 import numpy as np
 import torch
@@ -367,7 +367,8 @@ def explain(
 def several_photos(images: Photo | Sequence[Photo]) -> tuple[bool, list[Photo]]:
     """Return whether these are several photos, and a list of them; a batch of tensors counts."""
     one = isinstance(images, Image | str | PathLike) or getattr(images, "ndim", 4) < 4
-    return not one, [images] if one else list(images)
+    several = [images] if one else list(cast("Sequence[Photo]", images))
+    return not one, cast("list[Photo]", several)
 
 
 def read(image: Photo, preprocess: Preprocessing) -> tuple[str, Image]:

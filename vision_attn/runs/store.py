@@ -133,13 +133,13 @@ class Store(ShardFile):
         self._numbers = {key: number for number, key in self._keys.items()}
         names = {map_name(self._columns[n].method, self.shard): n for n in used if used[n]}
         for path in (self.folder / "maps").glob(f"*.{self.shard[0]}-of-{self.shard[1]}.npy"):
-            number = names.get(f"maps/{path.name}")
-            if number is None:
+            column = names.get(f"maps/{path.name}")
+            if column is None:
                 path.unlink()
                 continue
             maps = open_maps(path)
             self._files[f"maps/{path.name}"] = MapFile(path, maps.shape[1:], maps.dtype)
-            self._files[f"maps/{path.name}"].free(used[number])
+            self._files[f"maps/{path.name}"].free(used[column])
 
     def _salvage(self) -> None:
         """Copy the rows that can be read of a damaged file into a new one in its place."""

@@ -53,10 +53,11 @@ def settled(model: Model) -> Model:
     if key not in found:
         weight = next((x for x in model.network.parameters() if x.is_floating_point()), None)
         channels, size = len(model.preprocess.mean), model.preprocess.input_size
-        how = {"dtype": torch.float32, "device": "cpu"}
         generator = torch.Generator("cpu").manual_seed(0)
-        noise = torch.randn(len(STRENGTHS), channels, *size, generator=generator, **how)
-        images = noise * torch.tensor(STRENGTHS, **how)[:, None, None, None]
+        shape = len(STRENGTHS), channels, *size
+        noise = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+        strengths = torch.tensor(STRENGTHS, dtype=torch.float32, device="cpu")
+        images = noise * strengths[:, None, None, None]
         images = images.to(model.device, torch.float32 if weight is None else weight.dtype)
         found[key] = "softmax"
         with suppress(Exception):  # the network's own code, on noise: what it gives is unknown

@@ -189,8 +189,8 @@ class ExampleBatches:
 
     def _ready(self, part: Tensor) -> Tensor:
         if part.dtype == torch.uint8 and part.ndim == 4 and self.preprocess is not None:
-            colours = [self.preprocess.mean, self.preprocess.std]
-            colours = torch.tensor(colours, dtype=torch.float32, device="cpu")
+            numbers = [self.preprocess.mean, self.preprocess.std]
+            colours = torch.tensor(numbers, dtype=torch.float32, device="cpu")
             mean, std = colours.view(2, 3, 1, 1)
             return part.float().mul_(1 / (std * 255)).sub_(mean / std)
         if part.dtype == torch.long and part.ndim == 2:

@@ -173,7 +173,13 @@ def as_read(run: list[Value], mode: GraphMode) -> list[Value]:
 def is_read(level: Level, mode: GraphMode, outputs: Sequence[Tensor]) -> bool:
     """Whether the outputs depend on what a level has on its grid, rather than on a class token."""
     node = next(node for node, value in mode.values.items() if value.mark == level.mark)
-    score = sum((x * torch.linspace(1, 2, x.numel()).to(x).view(x.shape)).sum() for x in outputs)
+    weights = [
+        torch.linspace(1, 2, x.numel(), dtype=x.dtype, device=x.device).view(x.shape)
+        for x in outputs
+    ]
+    score = torch.stack(
+        [(x * weight).sum() for x, weight in zip(outputs, weights, strict=True)]
+    ).sum()
     edge = torch.autograd.graph.GradientEdge(node, 0)
     (gradient,) = torch.autograd.grad(score, [edge], allow_unused=True)
     return gradient is not None and bool(level.shares(gradient.abs())[0].any())

@@ -112,8 +112,8 @@ def layer_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) ->
         shape = [normalized_shape] if isinstance(normalized_shape, int) else [*normalized_shape]
         if not flows(x):
             return func(*args, **kwargs)
-        kernel = lambda x: torch.native_layer_norm(x, shape, weight, own, eps)  # noqa: E731
         own, bias = with_constant(bias, tracking)
+        kernel = lambda x: torch.native_layer_norm(x, shape, weight, own, eps)  # noqa: E731
         out = HeldNorm.apply(x, kernel, x.shape, len(shape), weight)
         return out if bias is None else out + bias
 

@@ -295,9 +295,9 @@ class Walk:
             pairs += [(len(state), old, part) for old, part in parts[one].items()]
             state.append(Token(one, one))
         new, old, part = zip(*pairs, strict=True)
-        parts = torch.tensor(part, dtype=torch.float64, device="cpu")
+        shares = torch.tensor(part, dtype=torch.float64, device="cpu")
         self.links.append(
-            Regroup(max(0, layer - 1), len(self.state), indices(new), indices(old), parts)
+            Regroup(max(0, layer - 1), len(self.state), indices(new), indices(old), shares)
         )
         self.was = {}
         self.state = state
