@@ -91,6 +91,9 @@ def connect(path: Path, schema: Sequence[str], *, write: bool) -> sqlite3.Connec
                 _check(connection, path, schema)
         except BaseException:
             connection.close()
+            if new:
+                path.unlink(missing_ok=True)
+                journal.unlink(missing_ok=True)
             raise
     return connection
 

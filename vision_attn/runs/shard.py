@@ -309,7 +309,7 @@ class ShardFile:
         """Leave damaged rows out of the index."""
         self.leave_out([row[0] for row in self._all_rows() if not self._whole(row)])
 
-    def leave_out(self, row_ids: Sequence[SupportsInt] | ndarray) -> None:
+    def leave_out(self, row_ids: Sequence[int] | ndarray) -> None:
         """Leave rows out of the index, as if they were not there."""
         kept = ~np.isin(self.index.ids, np.array([int(row_id) for row_id in row_ids], np.int64))
         self.__dict__["index"] = RowIndex(*(values[kept] for values in self.index))
