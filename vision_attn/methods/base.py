@@ -68,7 +68,7 @@ class Explainer(ABC):
         ('Brightness(gain=2.0)', [[[2.0, 2.0], [2.0, 2.0]]])
     """
 
-    smooth: float = field(default=0.0, kw_only=True)
+    smooth: int | float = field(default=0.0, kw_only=True)
 
     class_specific: ClassVar[bool]
     """Whether the map is of a class or another target, rather than the same for all of them."""

@@ -41,7 +41,7 @@ def _text(value: Any, seen: dict[int, Any]) -> str:
         return "again"
     seen[id(value)] = value
     if isinstance(value, Tensor | ndarray):
-        numbers = torch.as_tensor(value).detach().cpu().contiguous()
+        numbers = torch.as_tensor(value, device="cpu").detach().contiguous()
         total = crc32(numbers.flatten().view(torch.uint8).numpy().tobytes())
         return f"{numbers.dtype} {tuple(numbers.shape)} {total:08x}"
     if isinstance(value, FunctionType):

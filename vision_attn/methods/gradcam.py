@@ -122,7 +122,7 @@ class ClassActivationMap(Explainer):
 
     def _at_layer(
         self, network: nn.Module, images: Images, target: Target, layout: TokenLayout | None
-    ) -> tuple[Features, Features, Target]:
+    ) -> tuple[Tensor, Tensor, Target]:
         """The features of a layer, the target's gradient by them, and the target."""
         norms = place_norms(network) if self.after_norm and self.layer is None else []
         layers = find_layers(network, self.layer)
@@ -275,7 +275,7 @@ class LayerCAM(ClassActivationMap):
 
 def at_readout(
     network: nn.Module, images: Images, target: Target, level: Level
-) -> tuple[Features, Features, Target]:
+) -> tuple[Tensor, Tensor, Target]:
     """The last tokens, as the classifier reads them, the target's gradient by them, and the target.
 
     The divisors of the norms that follow are constant: before a norm of the tokens' mean the

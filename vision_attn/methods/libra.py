@@ -58,7 +58,7 @@ class LibraGradient(Explainer):
     """
 
     check: bool = False
-    smooth: float = field(default=1.0, kw_only=True)
+    smooth: int | float = field(default=1.0, kw_only=True)
 
     class_specific = True
     needs_gradients = True

@@ -12,6 +12,7 @@ from vision_attn.commands.score import show
 from vision_attn.data import Preprocess
 from vision_attn.methods import (
     CentreGaussian,
+    Class,
     EdgeMap,
     GradCAM,
     Occlusion,
@@ -77,7 +78,7 @@ def results_of(leads, images=100, methods=METHODS, **more) -> Results:
     work.data.names = names
     work.all = Share(everything, everything if ends else [])
     work.explainers = explainers
-    work.request = SimpleNamespace(words="the true class")
+    work.request = SimpleNamespace(words="the true class", target=Class(), contrast=None)
     work.model = Model(nn.Sequential(nn.Linear(2, 2)), PREPROCESS, [], None)
     work.requested = images
     work.mosaics = Mosaics("d", work.model, work.data, sides=(), most=0)

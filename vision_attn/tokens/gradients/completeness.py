@@ -168,6 +168,6 @@ def account_of(score: Tensor, level: Tensor, channels: int, counted: CountedGrad
         float(score.detach()),
         float(shares.sum()),
         float(size.abs().sum()),
-        sum(float(part.sum()) for part in parts[:count]),
+        sum((float(part.sum()) for part in parts[:count]), 0.0),
         held,
     )

@@ -107,7 +107,7 @@ def layer_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) ->
 
     def run(
         x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
-        bias: Tensor | None = None, eps: float = 1e-5, *_: Any, **__: Any,
+        bias: Tensor | None = None, eps: int | float = 1e-5, *_: Any, **__: Any,
     ) -> Tensor:  # fmt: skip
         shape = [normalized_shape] if isinstance(normalized_shape, int) else [*normalized_shape]
         if not flows(x):
@@ -125,7 +125,7 @@ def group_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) ->
 
     def run(
         x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
-        eps: float = 1e-5, *_: Any, **__: Any,
+        eps: int | float = 1e-5, *_: Any, **__: Any,
     ) -> Tensor:  # fmt: skip
         if not flows(x):
             return func(*args, **kwargs)
@@ -154,7 +154,7 @@ def instance_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking)
     def run(
         x: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
         weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True,
-        momentum: float = 0.1, eps: float = 1e-5, *_: Any,
+        momentum: float = 0.1, eps: int | float = 1e-5, *_: Any,
     ) -> Tensor:  # fmt: skip
         if not flows(x):
             return func(*args, **kwargs)
@@ -172,7 +172,7 @@ def batch_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) ->
     def run(
         x: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
         weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False,
-        momentum: float = 0.1, eps: float = 1e-5, *_: Any,
+        momentum: float = 0.1, eps: int | float = 1e-5, *_: Any,
     ) -> Tensor:  # fmt: skip
         if not flows(x):
             return func(*args, **kwargs)
@@ -187,8 +187,8 @@ def batch_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) ->
 
 
 def by_statistics(
-    x: Tensor, mean: Any, variance: Any, weight: Tensor | None, bias: Tensor | None, eps: float,
-    tracking: Tracking,
+    x: Tensor, mean: Any, variance: Any, weight: Tensor | None, bias: Tensor | None,
+    eps: int | float, tracking: Tracking,
 ) -> Tensor:  # fmt: skip
     """A batch norm by running statistics, as a scale and one additive constant a channel."""
     scale = (variance + eps).rsqrt()
@@ -199,7 +199,7 @@ def by_statistics(
     return x * scale + tracking.constant(shift)
 
 
-def written_norm(x: Tensor, dims: Sequence[int], eps: float) -> Tensor:
+def written_norm(x: Tensor, dims: Sequence[int], eps: int | float) -> Tensor:
     """(x - mean) * const(1 / deviation) over these axes, written out."""
     centred = x - x.mean([*dims], keepdim=True)
     inverse = (centred.detach().square().mean([*dims], keepdim=True) + eps).rsqrt()
@@ -217,7 +217,7 @@ def rms_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> A
 
     def run(
         x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
-        eps: float | None = None,
+        eps: int | float | None = None,
     ) -> Tensor:  # fmt: skip
         shape = [normalized_shape] if isinstance(normalized_shape, int) else normalized_shape
         eps = torch.finfo(x.dtype).eps if eps is None else eps
@@ -234,7 +234,9 @@ def rms_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> A
 def normalize(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
     """y = x / const(max(norm, eps))."""
 
-    def run(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Any = None) -> Tensor:
+    def run(
+        x: Tensor, p: float = 2.0, dim: int = 1, eps: int | float = 1e-12, out: Any = None
+    ) -> Tensor:
         return x / x.detach().norm(p, dim, keepdim=True).clamp_min(eps)
 
     return run(*args, **kwargs)
