@@ -23,9 +23,6 @@ from vision_attn.hooks import Hooks
 from vision_attn.methods.base import Explainer
 from vision_attn.methods.options import hint
 from vision_attn.methods.targets import Target
-from vision_attn.tokens.gradients.levels import Level, find_levels
-from vision_attn.tokens.gradients.mode import HeldGradients
-from vision_attn.tokens.gradients.rules import NORM_RULES
 from vision_attn.tokens.layout import layout_of
 from vision_attn.tokens.modules import attends, why_opaque
 from vision_attn.tokens.outputs import run
@@ -57,12 +54,9 @@ class ClassActivationMap(Explainer):
     relu(sum_c contribution(A, G)).
 
     layer: the module's name (`layer4.2`, `blocks.11.norm1`). None takes the last map that a
-    convolutional network makes (pools excepted). In a transformer whose classifier reads the
-    patches, by their mean or an attention pool, it takes the tokens as they are read: the output of
-    the last norm or, where the norm follows the mean, of the last block, with the divisor of that
-    norm constant. In one that reads a class token it takes the norm before the last attention:
-    there the class token has not yet read the patches, so the gradient reaches them; where norms
-    follow the attention (post-norm), the output of the block before the last.
+    convolutional network makes (pools excepted), or the norm before the last attention of a
+    transformer: there the class token has not yet read the patches, so the gradient reaches them.
+    Where norms follow the attention (post-norm) it is the output of the block before the last.
 
     Examples:
         >>> import torch
@@ -103,27 +97,6 @@ class ClassActivationMap(Explainer):
         target: Target,
         layout: TokenLayout | None,
     ) -> Heatmaps:
-        level = self._readout(network, images, layout)
-        if level is not None:
-            features, gradient, target = at_readout(network, images, target, level)
-        else:
-            features, gradient, target = self._at_layer(network, images, target, layout)
-        with torch.no_grad():
-            contribution = self.contribution(features, gradient)
-        return Heatmaps(contribution.sum(dim=1).relu(), str(self), target.classes(images))
-
-    def _readout(
-        self, network: nn.Module, images: Images, layout: TokenLayout | None
-    ) -> Level | None:
-        """The tokens as the classifier reads them, of a transformer that reads its patches."""
-        if self.layer is not None or not default_layer(dict(network.named_modules()))[1]:
-            return None
-        return find_levels(network, images, layout).readout
-
-    def _at_layer(
-        self, network: nn.Module, images: Images, target: Target, layout: TokenLayout | None
-    ) -> tuple[Tensor, Tensor, Target]:
-        """The features of a layer, the target's gradient by them, and the target."""
         norms = place_norms(network) if self.after_norm and self.layer is None else []
         layers = find_layers(network, self.layer)
         with cut(layers, norms) as leaves, linear_by_convolution(layers[0]) as is_linear:
@@ -165,7 +138,8 @@ class ClassActivationMap(Explainer):
                 else on_grid(x.float(), size, places)
                 for x in (features, gradient)
             )
-        return features, gradient, target
+            contribution = self.contribution(features, gradient)
+        return Heatmaps(contribution.sum(dim=1).relu(), str(self), target.classes(images))
 
 
 @dataclass(frozen=True)
@@ -273,27 +247,6 @@ class LayerCAM(ClassActivationMap):
         return gradient.relu() * features
 
 
-def at_readout(
-    network: nn.Module, images: Images, target: Target, level: Level
-) -> tuple[Tensor, Tensor, Target]:
-    """The last tokens, as the classifier reads them, the target's gradient by them, and the target.
-
-    The divisors of the norms that follow are constant: before a norm of the tokens' mean the
-    gradients would cancel.
-    """
-    mode = HeldGradients([(level.mark, level.changed)], NORM_RULES)
-    with mode:
-        output = run(network, images)
-    target = target.fixed(output)
-    score = target(output).sum()
-    if not mode.kept or not score.requires_grad:
-        raise ValueError(f"{target} does not depend on the network's last tokens")
-    (tokens,) = mode.kept.values()
-    (gradient,) = torch.autograd.grad(score, tokens)
-    features, gradient = (level.features(x.detach().float()) for x in (tokens, gradient))
-    return features, gradient, target
-
-
 def places_of_tokens(
     network: nn.Module, images: Images, features: Tensor, layer: nn.Module
 ) -> TokenLayout | Places:
@@ -330,27 +283,6 @@ def find_layers(
 
     order = list(modules)
     end = len(order) if before is None else list(modules.values()).index(before)
-    last, is_norm = default_layer(modules, end)
-    if last is None:
-        raise ValueError(
-            "it has no convolution, and no norm before an attention was found: name a layer"
-        )
-    parts = last.split(".")
-    around = [modules[".".join(parts[:depth])] for depth in range(len(parts), -1, -1)]
-    later = order[order.index(last) + 1 : end]
-    if is_norm:
-        block = last.rpartition(".")[0] + "."
-        later = [path for path in later if not path.startswith(block)]
-        return around + [modules[at] for at in later if isinstance(modules[at], nn.BatchNorm2d)]
-    return around + [modules[path] for path in later if not _pools(modules[path])]
-
-
-def default_layer(modules: dict[str, nn.Module], end: int | None = None) -> tuple[str | None, bool]:
-    """Name the layer that is read by default, and say whether it is the norm before an attention.
-
-    end: how many of the modules to look at for a convolution.
-    """
-    order = list(modules)
     norms = [f"{path}.{norm}" for path, block in modules.items() for norm in _norms(block)]
     blocks = [path for path, block in modules.items() if _is_post_norm(block)]
     if len(blocks) > 1 and (not norms or order.index(norms[-1]) < order.index(blocks[-1])):
@@ -360,9 +292,20 @@ def default_layer(modules: dict[str, nn.Module], end: int | None = None) -> tupl
     if norms:  # a convolution of queries or keys gives no map of the network's own
         inside = tuple(f"{path}." for path, module in modules.items() if path and attends(module))
         convs = [path for path in convs if not path.startswith(inside)]
-    spatial = [path for path in convs if max(sides_of(modules[path])) > 1] or convs
+    spatial = [path for path in convs if max(modules[path].kernel_size) > 1] or convs
     last = max([*norms[-1:], *spatial[-1:]], key=order.index, default=None)
-    return last, last in norms
+    if last is None:
+        raise ValueError(
+            "it has no convolution, and no norm before an attention was found: name a layer"
+        )
+    parts = last.split(".")
+    around = [modules[".".join(parts[:depth])] for depth in range(len(parts), -1, -1)]
+    later = order[order.index(last) + 1 : end]
+    if last in norms:
+        block = last.rpartition(".")[0] + "."
+        later = [path for path in later if not path.startswith(block)]
+        return around + [modules[at] for at in later if isinstance(modules[at], nn.BatchNorm2d)]
+    return around + [modules[path] for path in later if not _pools(modules[path])]
 
 
 def _norms_by_projection(modules: dict[str, nn.Module]) -> list[str]:
@@ -514,8 +457,3 @@ def on_grid(
 
     channels_last = skew(*features.shape[1:3]) < skew(*features.shape[2:4])
     return rearrange(features, "b h w c -> b c h w") if channels_last else features
-
-
-def sides_of(convolution: nn.Module) -> tuple[int, ...]:
-    """Return the sides of a convolution's kernel, in cells."""
-    return convolution.kernel_size if isinstance(convolution, nn.Conv2d) else (1,)
