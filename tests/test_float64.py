@@ -17,6 +17,7 @@ from vision_attn.data import Preprocess
 from vision_attn.evaluate.bootstrap import bca, paired_bootstrap, wilson
 from vision_attn.evaluate.sanity import spearman
 from vision_attn.methods import CentreGaussian
+from vision_attn.runs.explain import Request
 from vision_attn.runs.scoring.evidence import PlantedSamples
 from vision_attn.runs.scoring.mosaics import Mosaic, MosaicSamples
 from vision_attn.runs.scoring.scorer import Scorer, plain, removal
@@ -145,7 +146,7 @@ def test_mosaics_there_are_scored_as_on_the_cpu(apple):
     model = Model(nn.Identity(), preprocess, [f"class {i}" for i in range(10)], None)
     mosaic = Mosaic("2x2 mosaic 0", 2, (0, 1, 2, 3), (3, 1, 0, 2))
     sample = MosaicSamples(model, PlantedSamples(model, "none"), [mosaic], "full")[0]
-    scorer = Scorer(model, removal(model))
+    scorer = Scorer(Request.of(model, [CentreGaussian()]), removal(model))
     batch = scorer.batch([sample])
     there, here = (
         scorer.records("mosaic", CentreGaussian(), replace(batch, images=images))

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-import cv2
 import numpy as np
 from jaxtyping import UInt8
 from numpy import ndarray
@@ -269,6 +268,8 @@ def colours_of(
     opaque = shown if shown.shape[2] in (1, 3) else shown[..., :-1]
     if value_range is None and stored.own is None and opaque.max() > FULL_SCALE_ABOVE >> 8:
         return None
+    import cv2  # takes a fifth of a second, and few photos need it
+
     whole: Any = cv2.imdecode(np.frombuffer(stored.encoded, np.uint8), cv2.IMREAD_UNCHANGED)
     if whole is None or whole.dtype != np.uint16 or whole.ndim != 3:
         low, high = int(opaque.min()) << 8, (int(opaque.max()) << 8) + 255

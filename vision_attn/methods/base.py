@@ -114,7 +114,7 @@ class Explainer(ABC):
         """The method as on the command line, with the options that differ from their defaults."""
         defaults = {field.name: field.default for field in fields(self)}
         options = ", ".join(
-            f"{name}={value!r}"
+            f"{name}={float(value) if isinstance(defaults[name], float) else value!r}"
             for name in self.options()
             if (value := getattr(self, name)) != defaults[name]
         )

@@ -66,7 +66,7 @@ class LibraGradient(Explainer):
 
     def __str__(self) -> str:
         """The method, always with `smooth`: smoothing is a prior."""
-        return f"LibraGradient(smooth={self.smooth}{', check=True' if self.check else ''})"
+        return f"LibraGradient(smooth={float(self.smooth)}{', check=True' if self.check else ''})"
 
     def refusal(self, network: nn.Module) -> str | None:
         if reason := why_opaque(network):

@@ -70,7 +70,7 @@ def test_what_is_held_and_then_added_is_told_by_its_function():
     account = account_of(y, x, 2, counted)
     assert not counted.constants
     assert account.held == pytest.approx({"softmax": 5.0})
-    assert account.gap == pytest.approx(5 / max(abs(float(y)), account.size))
+    assert account.gap == pytest.approx(5 / max(abs(float(y.detach())), account.size))
 
 
 def test_what_passes_the_first_level_by_is_no_constant():

@@ -54,6 +54,8 @@ class CountedGradients(HeldGradients):
         [5.0]
     """
 
+    counts = True
+
     def __init__(self, image: Tensor, levels: Sequence[tuple[Mark, bool]] = ()):
         super().__init__(levels)
         self.constants: list[Tensor] = []

@@ -11,7 +11,7 @@ Axes: b batch, c channels, n tokens, d width of a token.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,9 @@ class Tracking(ABC):
         >>> issubclass(HeldGradients, Tracking)
         True
     """
+
+    counts: ClassVar[bool] = False
+    """Whether additive constants are counted."""
 
     @abstractmethod
     def strength(self, x: Tensor) -> int:
@@ -144,8 +147,9 @@ def group_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) ->
 
 def with_constant(bias: Tensor | None, tracking: Tracking) -> tuple[Tensor | None, Tensor | None]:
     """What a kernel adds, and what is added to its result so that it is counted: one is None."""
-    leaf = None if bias is None else tracking.constant(bias)
-    return (None, leaf) if flows(leaf) else (bias, None)
+    if bias is None or not tracking.counts:
+        return bias, None
+    return None, tracking.constant(bias)
 
 
 def instance_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
@@ -179,7 +183,7 @@ def batch_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) ->
         if training or running_mean is None:
             out = written_norm(x, [axis for axis in range(x.ndim) if axis != 1], eps)
             return affine(out, weight, bias, tracking)
-        if flows(tracking.constant(running_mean)):
+        if tracking.counts:
             return by_statistics(x, running_mean, running_var, weight, bias, eps, tracking)
         return func(*args, **kwargs)
 
@@ -365,8 +369,8 @@ def activation_rule(activation: Activation) -> Rule:
         if at_zero is None:
             at_zero = float(run(torch.zeros(1, dtype=torch.float64, device="cpu")).reshape(-1)[0])
         out = Gated.apply(x, run, at_zero, activation.slope)
-        if at_zero and flows(leaf := tracking.constant(at_zero)):
-            out = out - at_zero + leaf
+        if at_zero and tracking.counts:
+            out = out - at_zero + tracking.constant(at_zero)
         if in_place:
             out = x.copy_(out)
         return tracking.mark(out, activation.strength)
