@@ -138,7 +138,7 @@ def test_what_no_machine_has_is_one_line(words, line, models, photos, tmp_path, 
     ("words", "line"),
     [
         (["--trainer.devices", "-3"], "-3"),
-        (["--trainer.accelerator", "tpu"], "tpu"),
+        (["--trainer.accelerator", "tpu"], "needs the package torch_xla"),
         (["--name", "../../x"], "--name '../../x': expected the name of a folder"),
     ],
 )

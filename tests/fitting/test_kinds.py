@@ -227,7 +227,6 @@ def test_a_class_among_plain_values_is_neither_imported_nor_built(value, here, t
     ("option", "value"),
     [
         ("model.loss", spec("torch.nn.CrossEntropyLoss", label_smoothing=0.1)),
-        ("trainer.callbacks", spec(f"{CALLBACKS}.BackboneFinetuning")),  # a function by default
         ("model.loss", spec("timm.loss.LabelSmoothingCrossEntropy")),
         ("model.optimizer", spec("timm.optim.Lamb", lr=0.1)),
         ("model.optimizer", "SGD"),

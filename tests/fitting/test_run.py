@@ -191,7 +191,7 @@ def test_the_network_of_a_checkpoint_needs_no_config(name, models, here):
     [
         ("patch_size=-1", "patch_size must be at least 1, got -1"),
         ("dim=-1", "dim must be at least 1, got -1"),
-        ("registers=-1", "the classes cannot be made with these options: RuntimeError: "),
+        ("registers=-1", "ViT cannot be made with these options: RuntimeError: "),
         ("embed=ConvEmbed --model.network.embed.depth=-1", "depth must be at least 1, got -1"),
         ("stem=3x3 --model.network.widths=[8,0,8,8]", "a layer would have no weights: a size is 0"),
     ],

@@ -135,7 +135,8 @@ def _reason(message: str) -> Reason:
     if found := re.search(r"module '(.*?)' has no attribute '(.*?)'", message):
         return NoClass(f"{found[1]}.{found[2]}")
     if found := re.search(r"Expected a dot import path string: (\S+)", message):
-        return NoClass(found[1])
+        simple = tuple(name for name in expected if name == "bool")
+        return WrongType(simple, found[1]) if simple else NoClass(found[1])
     if "No module named" in message and paths:
         return NoClass(paths[-1])
     if found := re.search(

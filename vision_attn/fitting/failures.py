@@ -85,6 +85,8 @@ def _call(cls: type, *args: Any, **options: Any) -> Any:
     except Exception as error:
         if isinstance(error, RuntimeError) and "allocate" in str(error):
             raise
+        if isinstance(error, UserWarning) and "zero-element" in str(error):
+            error = ValueError("a layer would have no weights: a size is 0")
         text = f"{cls.__name__} {needed}" if (needed := needs_package(error)) else _words(error)
         if not needed and not isinstance(error, PLAIN_WORDS):  # a size below 0, and such
             kind = type(error).__name__

@@ -190,10 +190,10 @@ class Run(LightningCLI):
             config.ckpt_path = self._last_or_none()
         if config.ckpt_path in NEWEST:
             config.ckpt_path = str(newest(self._runs, f"{config.ckpt_path}.ckpt"))
-        if self.command == "fit" and config.ckpt_path and not is_shelved(config.ckpt_path):
-            self._note_finished(config, restarted=given_path == "auto")
         if config.minutes is not None:
             check_minutes(self.command, config)
+        if self.command == "fit" and config.ckpt_path and not is_shelved(config.ckpt_path):
+            self._note_finished(config, restarted=given_path == "auto")
         if self.command == "fit" and is_shelved(config.ckpt_path):
             raise ValueError(
                 f"--ckpt_path {config.ckpt_path}: it has no training state to continue from: start "

@@ -74,7 +74,7 @@ def test_options_that_would_be_ignored_in_silence_are_refused(word, fit, complai
         ("--name ../../x", "--name '../../x': expected the name of a folder, without a path"),
         ("--name ..", "--name '..': expected the name of a folder"),
         ("--trainer.devices -3", "--trainer.devices -3: "),
-        ("--trainer.accelerator tpu", "--trainer.accelerator tpu, "),
+        ("--trainer.accelerator tpu", "needs the package torch_xla: pip install"),
         ("--ckpt_path last", "no such checkpoint file: outputs/tiny/version_N/last.ckpt"),
         ("--allow not-a-name", "--allow not-a-name: expected the name of a package"),
         ("--model.network torch.optim.SGD", "torch.optim.SGD is not a Module"),
