@@ -66,6 +66,12 @@ class Kind:
         base: The class that the option's type names, or a base of it.
         modules: Where they are defined, with all modules below.
         public: The modules that people import them from, where these are others.
+
+    Examples:
+        >>> from torch import nn
+        >>> from vision_attn.fitting.kinds import Kind
+        >>> Kind("networks", nn.Module, ("torch.nn",)).base is nn.Module
+        True
     """
 
     name: str
@@ -230,8 +236,12 @@ def _returned(cls: type) -> type | None:
 def classes_in(hint: Any) -> Iterator[type]:
     """Find the classes of which a type takes objects, or objects that a factory makes.
 
-    >>> list(classes_in(list[nn.Module] | Callable[[int], Optimizer] | type[nn.ReLU]))
-    [<class 'torch.nn.modules.module.Module'>, <class 'torch.optim.optimizer.Optimizer'>]
+    Examples:
+        >>> from collections.abc import Callable
+        >>> from torch import nn
+        >>> from vision_attn.fitting.kinds import classes_in
+        >>> [cls.__name__ for cls in classes_in(list[nn.Linear] | Callable[[int], nn.ReLU])]
+        ['Linear', 'ReLU']
     """
     origin, inner = get_origin(hint), get_args(hint)
     if origin is None and isinstance(hint, type) and hint not in (object, Callable):

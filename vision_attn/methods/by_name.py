@@ -109,8 +109,9 @@ def choose_methods(
     Examples:
         >>> from torch import nn
         >>> from vision_attn.methods import choose_methods
-        >>> choose_methods(["EdgeMap(cells=7)", "EdgeMap(cells=7)"], nn.Conv2d(3, 5, 3))
-        [EdgeMap(cells=7)]
+        >>> chosen = choose_methods(["EdgeMap(cells=7)", "EdgeMap(cells=7)"], nn.Conv2d(3, 5, 3))
+        >>> list(map(str, chosen))
+        ['EdgeMap(cells=7)']
     """
     if not methods:
         usual = (GradCAM(), Rollout()) if _leaves_calls_out(network) else (Rollout(), GradCAM())

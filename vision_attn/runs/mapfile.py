@@ -57,6 +57,7 @@ class MapFile:
         ...     maps = MapFile(Path(folder, "Rollout.npy"), (2, 2), np.dtype("<f2"))
         ...     slots = maps.write([np.full((2, 2), 0.25, np.float16)])
         ...     maps.sync()
+        ...     maps.close()
         ...     slots, np.load(maps.path).tolist()
         ([0], [[[0.25, 0.25], [0.25, 0.25]]])
     """

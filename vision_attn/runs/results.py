@@ -374,6 +374,7 @@ class SavedMaps(Sequence[Float[ndarray, "h w"]]):
     of them is its own. A map whose CRC is wrong raises ValueError.
 
     Examples:
+        >>> import numpy as np
         >>> from vision_attn.runs.results import SavedMaps
         >>> len(SavedMaps([], [], np.zeros(0, int), np.zeros(0, int)))
         0

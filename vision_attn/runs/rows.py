@@ -28,7 +28,13 @@ MAP, DRAWN, FILM = "map", "drawn", "film"  # kinds of columns
 
 @runtime_checkable
 class Explained(Protocol):
-    """What a photo's rows are made of: an `Explanation`."""
+    """What a photo's rows are made of: an `Explanation`.
+
+    Examples:
+        >>> from vision_attn.runs.rows import Explained
+        >>> sorted(name for name in vars(Explained) if name in ("maps", "model", "name"))
+        ['maps', 'model', 'name']
+    """
 
     @property
     def model(self) -> Model:

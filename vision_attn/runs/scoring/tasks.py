@@ -61,7 +61,13 @@ ReadSample = tuple[Sample, int] | str  # with the number of its content; or why 
 
 
 class Share(NamedTuple):
-    """The images that are to be scored, those that also pass the slow checks, and the mosaics."""
+    """The images that are to be scored, those that also pass the slow checks, and the mosaics.
+
+    Examples:
+        >>> from vision_attn.runs.scoring.tasks import Share
+        >>> Share([0, 2], [2]).mosaics
+        ()
+    """
 
     chosen: list[int]
     sane: list[int]
@@ -73,6 +79,17 @@ class Work(Job):
 
     It can be sent to other processes if the model and the methods can. Its samples are images of
     the data, and mosaics of them in the frames that a network may see: ("data", 7), ("full", 0).
+
+    Examples:
+        >>> from vision_attn.data import Preprocess
+        >>> from vision_attn.models import SEResNet
+        >>> from vision_attn.runs.scoring.tasks import Work
+        >>> from vision_attn.types import Model
+        >>> network = SEResNet(10, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4)).eval()
+        >>> preprocess = Preprocess((32, 32), mean=(0.5,) * 3, std=(0.5,) * 3)
+        >>> model = Model(network, preprocess, [f"class {i}" for i in range(10)], None)
+        >>> list(Work(model, "planted", ["GradCAM"], limit=2).explainers)[0]
+        'GradCAM'
     """
 
     threads = 0  # samples of others may not be read in threads
@@ -375,6 +392,11 @@ class ScoreFolder:
 
     Raises:
         ValueError: The folder cannot be written, or holds scores of other settings.
+
+    Examples:
+        >>> from vision_attn.runs.scoring.tasks import ScoreFolder
+        >>> ScoreFolder.__init__.__annotations__["shard"]
+        tuple[int, int]
     """
 
     def __init__(self, folder: Path, work: Work, shard: tuple[int, int] = (1, 1)):
