@@ -242,11 +242,8 @@ def test_a_run_without_the_probe(measured, here):
 
 def test_a_checkpoint_without_a_plan_is_gone_on_from_by_the_usual_rules(measured, here):
     before = fit("tiny.yaml", {"probe": False}, output="runs")
-    run = make_run(
-        "fit",
-        ["--config", "tiny.yaml", "--ckpt_path", str(before.folder / "last.ckpt")]
-        + ["--trainer.max_epochs", "9"],
-    )
+    words = ["--config", "tiny.yaml", "--ckpt_path", str(before.folder / "last.ckpt")]
+    run = make_run("fit", [*words, "--trainer.max_epochs", "9"])
     assert run.choice is None
     assert measured == []
 

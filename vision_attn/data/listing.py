@@ -121,6 +121,14 @@ class Tree:
         return self._now[place][1:]
 
 
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    """Whether an entry is a folder; a link that leads in a circle is none."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
 def _listed(folder: str) -> tuple[set[str], list[str], dict[str, int]]:
     """The folders in a folder, its images, and a count of what is neither by its suffix.
 
@@ -134,7 +142,7 @@ def _listed(folder: str) -> tuple[set[str], list[str], dict[str, int]]:
                 continue
             if entry.is_dir(follow_symlinks=False):
                 inside.add(entry.name)
-            elif not entry.is_dir():
+            elif not _is_folder(entry):
                 is_image, kind = kind_of_file(entry.path, entry.name)
                 if is_image:
                     names.append(entry.name)
