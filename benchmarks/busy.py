@@ -8,8 +8,9 @@ browser and a video call are. The ways are environments: `plain` has the runtime
 threads, `passive` threads that sleep at once, `short` those that soon sleep, `one` a single thread,
 and `ours` nothing at all, so that the command line chooses. Processes of all ways stand side by
 side and train in turns; each way's order changes with every round. Tables give least / median /
-most, and for `fit` the median as a part of what `plain` reaches without load, over the part of the
-cores that is this process's fair share.
+most. For `fit` they also give the median as a part of what the first way reaches without load, over
+the part of the cores that is this process's fair share; and images a second of CPU time, which say
+how much of that time goes into waiting, also on a machine that is busy anyway.
 """
 
 import argparse
@@ -129,7 +130,7 @@ def fit(recipe: str, args: argparse.Namespace, scratch: Path) -> None:
         cells = [
             f"{'/'.join(f'{one:.0f}' for one in low_middle_high(speeds[way]))}, "
             f"{statistics.median(speeds[way]) / quiet / fair_share(load):.0%}, "
-            f"threads: {runs[way].threads}"
+            f"{runs[way].images / runs[way].cpu_seconds:.0f}/CPU s, threads: {runs[way].threads}"
             for way in args.ways
         ]
         print(f"| {load} | {' | '.join(cells)} |", flush=True)
@@ -190,22 +191,26 @@ class Training:
             words, cwd=scratch, env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        self.threads = int(self._answer())
+        self.threads = int(self._answer()[0])
+        self.images = self.cpu_seconds = 0.0  # of all turns
 
     def speed(self, seconds: float) -> float:
         """Images a second of steps that take about so long."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{seconds}\n")
         self.process.stdin.flush()
-        return self._answer()
+        images, took, cpu_seconds = self._answer()
+        self.images += images
+        self.cpu_seconds += cpu_seconds
+        return images / took
 
-    def _answer(self) -> float:
+    def _answer(self) -> list[float]:
         assert self.process.stdout is not None
         told = []
         for line in self.process.stdout:
-            word, _, value = line.partition(" ")
+            word, *values = line.split() or [""]
             if word == "busy.py:":
-                return float(value)
+                return [float(value) for value in values]
             told.append(line)
         raise SystemExit("".join(told[-8:]))
 
@@ -230,17 +235,17 @@ def train(recipe: Sequence[str]) -> None:
 
     class Paced(Callback):
         def __init__(self) -> None:
-            self.start, self.images, self.end = 0.0, 0, 0.0
+            self.start, self.cpu, self.images, self.end = 0.0, 0.0, 0, 0.0
 
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
             if trainer.global_step < FIRST:
                 return
             if time.perf_counter() >= self.end:
                 if self.images:
-                    speed = self.images / (time.perf_counter() - self.start)
-                    print(f"busy.py: {speed}", flush=True)
+                    took = time.perf_counter() - self.start, time.process_time() - self.cpu
+                    print("busy.py:", self.images, *took, flush=True)
                 self.images, seconds = 0, float(sys.stdin.readline())
-                self.start = time.perf_counter()
+                self.start, self.cpu = time.perf_counter(), time.process_time()
                 self.end = self.start + seconds
             self.images += len(batch[0])
 

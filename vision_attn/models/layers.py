@@ -63,19 +63,19 @@ class DropPath(nn.Module):
         tensor(2.)
     """
 
-    def __init__(self, probability: float):
+    def __init__(self, drop_prob: float):
         super().__init__()
-        self.probability = probability
+        self.drop_prob = drop_prob
 
     def forward(self, x: Tokens) -> Tokens:
-        if self.probability == 0 or not self.training:
+        if self.drop_prob == 0 or not self.training:
             return x
-        kept = 1 - self.probability
+        kept = 1 - self.drop_prob
         mask = x.new_empty((len(x), *[1] * (x.ndim - 1))).bernoulli_(kept)
         return x * (mask.div_(kept) if kept > 0 else mask)
 
     def extra_repr(self) -> str:
-        return f"{self.probability:g}"
+        return f"{self.drop_prob:g}"
 
 
 def resampled_positions(
