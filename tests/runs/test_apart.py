@@ -59,6 +59,15 @@ def test_a_page_replaces_no_photo(models, folder, capsys, command):
     assert contents(folder) == before
 
 
+def test_scores_of_a_list_replace_no_photo(models, folder):
+    (folder / "a.png").rename(folder / "curves.png")
+    before = contents(folder)
+    files = [str(folder / "curves.png"), str(folder / "a.EdgeMap.png")]
+    with pytest.raises(ValueError, match=r"curves\.png: it is one of the photos: name another"):
+        vision_attn.score(load_model(models("vit")), files, ["EdgeMap"], output=folder)
+    assert contents(folder) == before
+
+
 def test_photos_named_themselves_keep_their_files_in_their_own_folder(models, folder):
     before = contents(folder)
     model = load_model(models("vit"))

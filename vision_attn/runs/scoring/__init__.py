@@ -12,11 +12,11 @@ from vision_attn import render
 from vision_attn.files import claimed, write_text
 from vision_attn.methods.targets import TargetLike
 from vision_attn.runs.explain import Methods
-from vision_attn.runs.inputs import check_apart, output_folder
+from vision_attn.runs.inputs import check_apart, check_file, output_folder
 from vision_attn.runs.loop import fill
 from vision_attn.runs.progress import Bar, Silent
 from vision_attn.runs.scoring import pictures, tables
-from vision_attn.runs.scoring.evidence import Data, Files, Samples, check_data
+from vision_attn.runs.scoring.evidence import Data, Files, Photos, Samples, check_data
 from vision_attn.runs.scoring.results import Results
 from vision_attn.runs.scoring.scorer import Drawn, removal
 from vision_attn.runs.scoring.tasks import (
@@ -209,9 +209,8 @@ def score(
             steps=steps, how=removal, sanity=sanity, mosaic=mosaic, batch_size=batch_size,
             seed=seed, root=root, name=name,
         )  # fmt: skip
-        if output is not None and isinstance(work.data, Files):
-            named = images if isinstance(images, str | PathLike) else work.data.folder
-            check_apart(Path(output), work.data.files, [named])
+        if output is not None:
+            _check_apart(Path(output), images, work.data)
         progress = progress or Bar()
         problems: list[str] = []
 
@@ -250,6 +249,19 @@ def score(
         if output is not None and shards == 1:
             scores.save(output)
         return scores
+
+
+def _check_apart(output: Path, data: Data, samples: Samples) -> None:
+    """Raise ValueError where the results would lie among the photos, or replace one of them."""
+    if isinstance(samples, Files):
+        files = list(samples.files)
+        check_apart(output, files, [data if isinstance(data, str | PathLike) else samples.folder])
+    elif isinstance(samples, Photos):
+        files = [Path(photo) for photo in samples.photos if isinstance(photo, str | PathLike)]
+    else:
+        return
+    for name in ("curves", "sanity", "best_and_worst"):
+        check_file(output / f"{name}.png", files)
 
 
 @contextlib.contextmanager
