@@ -233,10 +233,11 @@ def relevance_map(chain, maps, images):
     return read(chain, relevance(chain, fused, images) - relevance(chain, nothing, images))
 
 
-def tokens_given(_module, args, kwargs, _out):
+def tokens_given(_module, args, kwargs, out):
     """The tokens that a block was given: what it would give if it were not there."""
     every = [*args, *kwargs.values()]
-    return next(x for x in every if isinstance(x, torch.Tensor) and x.ndim == 3)
+    tokens = next(x for x in every if isinstance(x, torch.Tensor) and x.ndim == 3)
+    return (tokens, *out[1:]) if isinstance(out, tuple) else tokens
 
 
 def token_asked_for(chain, size):

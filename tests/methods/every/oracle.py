@@ -34,7 +34,10 @@ from vision_attn.tokens.path.path import find_path
 SMALL = 4  # rows or columns
 MANY, LARGEST = 400, 2000  # tokens of the input: of more, fewer formulas, or none, are computed
 # What a call may say although the method fits the network: its maps have no gradient.
-ALLOWED = re.compile("it weighs its values by several maps at once|no gradient of the logits")
+ALLOWED = re.compile(
+    "it weighs its values by several maps at once|no gradient of the logits|"
+    "the scores before its softmax are not known"
+)
 BLACK_BOX = {"IntegratedGradients", "Occlusion", "MaskedRegression", "LIME"}
 BLACK_BOX |= {"RandomMap", "CentreGaussian", "EdgeMap"}
 

@@ -239,7 +239,7 @@ def normalize(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> 
     """y = x / const(max(norm, eps))."""
 
     def run(
-        x: Tensor, p: float = 2.0, dim: int = 1, eps: int | float = 1e-12, out: Any = None
+        x: Tensor, p: int | float = 2.0, dim: int = 1, eps: int | float = 1e-12, out: Any = None
     ) -> Tensor:
         return x / x.detach().norm(p, dim, keepdim=True).clamp_min(eps)
 
@@ -449,6 +449,8 @@ def product_rule(*factors: int) -> Rule:
 
 def with_operands(args: tuple, kwargs: dict) -> tuple:
     """Move the factors of a product that are given by name to where they belong."""
+    if "input" in kwargs:
+        args = (kwargs.pop("input"), *args)
     for name in ("other", "mat2", "tensor2", "vec2", "vec"):
         if name in kwargs:
             args = (*args, kwargs.pop(name))
