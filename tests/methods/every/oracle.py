@@ -36,7 +36,7 @@ MANY, LARGEST = 400, 2000  # tokens of the input: of more, fewer formulas, or no
 # What a call may say although the method fits the network: its maps have no gradient.
 ALLOWED = re.compile(
     "it weighs its values by several maps at once|no gradient of the logits|"
-    "the scores before its softmax are not known"
+    "the scores before its softmax are not known|blocks that all have the same tokens"
 )
 BLACK_BOX = {"IntegratedGradients", "Occlusion", "MaskedRegression", "LIME"}
 BLACK_BOX |= {"RandomMap", "CentreGaussian", "EdgeMap"}
