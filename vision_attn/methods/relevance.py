@@ -24,7 +24,7 @@ from vision_attn.methods.raw_attention import layer_index
 from vision_attn.methods.rollout import weight_gradients, weights_and_gradients
 from vision_attn.methods.targets import Target
 from vision_attn.tokens.carry.transpose import apply_raw_transpose, apply_transpose
-from vision_attn.tokens.path.branches import calls_side_by_side, of_one_call
+from vision_attn.tokens.path.branches import of_one_call
 from vision_attn.tokens.path.chain import Patches, PropagationRule
 from vision_attn.tokens.record.calls import AttentionCall, Tile
 from vision_attn.types import Heatmaps, Images, TokenLayout
@@ -39,8 +39,8 @@ class Relevance(ChainExplainer):
     R <- R + C R from the identity, C = mean_h (A * dA)+, Chefer et al., ICCV 2021, section 3.1. No
     residual share and no row is normalised. As a row: r <- r + C' r from the last layer. The map is
     what attention brought, R less the identity: the same for a class token, and for a mean over
-    patches without the equal share of each patch that the mean itself puts there. What calls side
-    by side bring is added.
+    patches without the equal share of each patch that the mean itself puts there. Calls side by
+    side count as one with all their heads.
 
     Examples:
         >>> import torch
@@ -65,13 +65,12 @@ class Relevance(ChainExplainer):
         layout: TokenLayout | None,
     ) -> tuple[Trace, PropagationRule, Target]:
         traced, gradients, target = trace_gradients(network, images, target, layout)
-        times = calls_side_by_side(traced.chain)  # each has its part of a token, and all of it adds
 
         def step(
             layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches
         ) -> Tensor:
             fuse = weights_and_gradients(gradients[layer], lambda both: both.clamp_(min=0).mean(1))
-            return apply_raw_transpose(call, r, fuse) * times.get(layer, 1)
+            return apply_raw_transpose(call, r, fuse)
 
         return traced, PropagationRule(step, residual=1.0, attention=1.0), target
 

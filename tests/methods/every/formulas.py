@@ -154,10 +154,9 @@ def of_one_call(chain, layer, fused, others, images, slots=False):
 
 
 def relevance(chain, fused, images):
-    """R less the identity, of each last token (b m n); fused: mean_h (A dA)+ of each call."""
+    """R of each last token (b m n); fused: mean_h (A dA)+ of each call."""
     n = chain.links[0].before
     R = torch.eye(n, dtype=torch.float64).expand(images, n, n).clone()
-    start, calls, copies = [None] * n, [0] * n, Copies(n)
     for link in chain.links:
         if isinstance(link, Attention):
             rows = attended(link, fused[link.layer], R).flatten(1, 2)
@@ -166,35 +165,12 @@ def relevance(chain, fused, images):
                 kept = link.before if link.kept else 0
                 R = torch.cat([R[:, :kept], R.new_zeros(images, len(at), n)], 1)
                 R[:, at] = rows
-                start, calls = start[:kept] + [None] * len(at), calls[:kept] + [0] * len(at)
             else:
                 real = at >= 0
                 R = R.index_add(1, at[real], rows[:, real])
-                for place in at[real].tolist():
-                    calls[place] += 1
-            copies.attend(link)
             continue
-        groups = groups_of(link)
-        uses = [at for members in groups for at, _ in members]
-        made, starts, counts = [], [], []
-        for members in groups:
-            row = 0
-            for alike in copies.together(members):
-                total = sum(part for _, part in alike)
-                went = [at for at, _ in alike if start[at] is not None and calls[at] == 1]
-                if len(went) > 1 and len(went) == len(alike):
-                    first = start[went[0]]
-                    row = row + total * (first + sum(R[:, at] - first for at in went))
-                else:
-                    row = row + sum(part * R[:, at] for at, part in alike)
-            made.append(row)
-            at = members[0][0]
-            alone = len(members) == 1
-            copied = alone and uses.count(at) > 1
-            starts.append(R[:, at] if copied else start[at] if alone else None)
-            counts.append(0 if copied or not alone else calls[at])
-        R, start, calls = torch.stack(made, 1), starts, counts
-        copies.regroup(groups)
+        made = [sum(part * R[:, at] for at, part in members) for members in groups_of(link)]
+        R = torch.stack(made, 1)
     return R
 
 
