@@ -56,7 +56,7 @@ LIMITS = {
     r"^(fit|validate|test) ": SHORT,
     r"^fit .*--minutes": "--minutes=0.001",
     r"^predict ": "--trainer.accelerator=cpu --trainer.enable_progress_bar=false",
-    r"^(fit|validate|test) (?!.*finetune).*(planted|dates|strings|questions)": SMALL_DATA,
+    r"^(fit|validate|test) (?!.*finetune).*(planted|dates|strings|questions|my_run)": SMALL_DATA,
     r"^(fit|test) .*senet_cifar10": "--data.batch_size=8 --model.network.widths=[8,8,16,16]",
     r"^fit .*spatial_cnn_cifar10": "--data.batch_size=8 --model.network.widths=[8,8,8]",
     r"^fit .*finetune_timm": (
@@ -74,13 +74,13 @@ LIMITS = {
         "--trainer.callbacks=null"
     ),
     r"^fit .*compact_vit_cifar10_(distilled|long)": "--trainer.callbacks=null",  # its teacher knows ten classes
-    r"^(fit|validate|test) (?!.*vision_attn:).*vit_planted": "--model.network.depth=1 --model.network.dim=12",
+    r"^(fit|validate|test) (?!.*vision_attn:).*(vit_planted|my_run)": "--model.network.depth=1 --model.network.dim=12",
     r"^(explain|inspect|score|export) ": "--device cpu",
     r"^(explain|inspect) (?!.*(dates|questions))": "--limit 1",
     r"^explain timm:": "--pretrained false --image-size 64",
     r"^score ": "--limit 3 --steps 2 --processes 1",
     r"^score .*(--sanity|--method all)": "--sanity 1",  # else nothing is asked of lost weights
-    r"^configs|^models|^live |--help$": "",
+    r"^configs|^models|^probe |^live |--help$": "",
 }
 # Commands that other tests run, in processes of their own or with what they need.
 ELSEWHERE = {
@@ -242,6 +242,12 @@ def place(tmp_path, models, photos, monkeypatch):
         for at in range(3):
             film.append(np.full((64, 96, 3), 80 * at, np.uint8))
     (here / "configs").symlink_to(ROOT / "configs")
+    of_mine = (ROOT / "configs/vit_planted.yaml").read_text()
+    (here / "my_run.yaml").write_text(of_mine.replace("vision_attn.models.ViT", "my_networks.MyViT"))
+    (here / "my_networks.py").write_text(
+        "from vision_attn.models import ViT\n\n\nclass MyViT(ViT):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(here)
     monkeypatch.chdir(here)
     return here
 

@@ -31,7 +31,7 @@ import torch
 from rich.console import Console
 
 from vision_attn.cli import main as run_command
-from vision_attn.data import cache
+from vision_attn.data import cache, photos
 from vision_attn.data.images import read_image
 
 
@@ -60,9 +60,7 @@ class Fit(Job):
         config.write_text(seeds.CONFIG.replace(*self.network_in_config()))
         words = ["--trainer.max_epochs", "3", "--trainer.callbacks+=EMAWeightAveraging"]
         words += ["--trainer.callbacks.decay=0.5", "--trainer.default_root_dir", str(place)]
-        last = self._versions(place)
-        if last:
-            words += ["--ckpt_path", str(last[-1] / "last.ckpt")]
+        words += ["--ckpt_path", "auto"]
         return run_command(["fit", "--config", str(config), *words])
 
     def result(self, place: Path) -> Any:
@@ -146,7 +144,7 @@ class Cache(Job):
 
     def begin(self, place: Path) -> int:
         cache.CHUNK = 1
-        cache.read_image = slowly
+        photos.read_image = slowly
         return 1 if self._load(place)[1] else 0
 
     def result(self, place: Path) -> Any:
@@ -159,9 +157,9 @@ class Cache(Job):
         return cache.PixelCache(place / "cache", 16).load(folder, names)
 
 
-def slowly(path: Path, shorter_side: int) -> Any:
+def slowly(*args: Any) -> Any:
     time.sleep(0.05)
-    return read_image(path, shorter_side)
+    return read_image(*args)
 
 
 JOBS: dict[str, type[Job]] = {

@@ -120,7 +120,7 @@ def test_patch_drop_works_in_training_alone():
 
 def test_drop_path_rises_with_depth():
     vit = ViT(depth=3, drop_path=0.2)
-    assert [block.drop_path.probability for block in vit.blocks] == [0, 0.1, 0.2]
+    assert [block.drop_path.drop_prob for block in vit.blocks] == [0, 0.1, 0.2]
 
 
 def test_any_attention_goes_in_its_slot():
