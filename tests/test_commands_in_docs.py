@@ -243,7 +243,9 @@ def place(tmp_path, models, photos, monkeypatch):
             film.append(np.full((64, 96, 3), 80 * at, np.uint8))
     (here / "configs").symlink_to(ROOT / "configs")
     of_mine = (ROOT / "configs/vit_planted.yaml").read_text()
-    (here / "my_run.yaml").write_text(of_mine.replace("vision_attn.models.ViT", "my_networks.MyViT"))
+    (here / "my_run.yaml").write_text(
+        of_mine.replace("vision_attn.models.ViT", "my_networks.MyViT")
+    )
     (here / "my_networks.py").write_text(
         "from vision_attn.models import ViT\n\n\nclass MyViT(ViT):\n    pass\n"
     )
