@@ -61,7 +61,6 @@ LICENCES = {
     "imagenette160": "Imagenette, of ImageNet's photos, whose terms allow research and teaching, "
     "not commercial use",
 }
-NOT_SCORED = "not scored yet"
 
 
 class Measured(NamedTuple):
@@ -110,7 +109,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.command == "scored":
         card = Shelf(args.shelf)[args.name]
-        write_card(Card(card.path, {**card.values, "heatmap": best_method(args.scores)}))
+        write_card(Card(card.path, {**card.values, "trust": trust_in(args.scores)}))
     if args.command in ("add", "sized"):
         card = add(args) if args.command == "add" else sized(args)
         print(f"{card.weights}: {card.values['bytes'] / 1e6:.2f} MB")
@@ -173,7 +172,7 @@ def add(args: argparse.Namespace) -> Card:
             "flops": training_flops(summary, len(data.splits.train)),
             "teacher_flops": summary.get("pflop teacher", 0) * 1e15,
         },
-        "heatmap": best_method(args.scores),
+        "trust": trust_in(args.scores),
         "checkpoint": pack(network, about),
     }
     shelf = Shelf(args.shelf)
@@ -202,7 +201,7 @@ def sized(args: argparse.Namespace) -> Card:
         "calibration": vars(calibration),
     }
     values["network"]["flops"] = forward_flops(network, data.examples(1, data.splits.test)[0])
-    values["heatmap"] = NOT_SCORED
+    values["trust"] = None
     card = Card(card.path, values)
     write_card(card)
     return card
@@ -319,29 +318,29 @@ def training_flops(summary: dict[str, float], images: int) -> float | None:
     return summary["flops/s"] / summary["images/s"] * images * summary["epochs"]
 
 
-def best_method(folders: Sequence[Path] | None) -> str:
-    """Of the methods that a verdict trusts, the one with the most insertion less deletion.
+def trust_in(folders: Sequence[Path] | None) -> dict[str, Any] | None:
+    """What a card keeps of scores: the methods to trust, those of the first folder first.
 
-    From the first folder that has one: means of different images do not compare, and the methods
-    of few passes come first. Of equal ones, to three digits, the first.
+    In a folder the best mean rank comes first; means of different images do not compare.
     """
     if not folders:
-        return NOT_SCORED
-    best, scored, counts = "none", 0, set()
-    for folder in folders:
-        report = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
-        leads = {}
-        for row in report["verdict"]["methods"]:
-            if row["trust"] == "yes":
-                means = report["methods"][row["method"]]["scores"]
-                lead = means["insertion"]["mean"] - means["deletion"]["mean"]
-                leads[row["method"]] = round(lead, 3)
-        if leads and best == "none":
-            best = f"{max(leads, key=lambda one: leads[one])},"
-        scored += len(report["verdict"]["methods"])
-        counts.add(report["images"])
-    images = " to ".join(map(str, sorted({min(counts), max(counts)})))
-    return f"{best} of {scored} scored, on {images} images"
+        return None
+    reports = [json.loads((folder / "scores.json").read_text("utf-8")) for folder in folders]
+    methods = [method for report in reports for method in report["verdict"]["trusted"]]
+    return {
+        "methods": list(dict.fromkeys(methods)),
+        "images": min(report["images"] for report in reports),
+        "data": reports[0]["settings"]["data"],
+        "scored": sum(len(report["verdict"]["methods"]) for report in reports),
+    }
+
+
+def trust_in_words(trust: dict[str, Any] | None) -> str:
+    """Name the first method that a card trusts."""
+    if trust is None:
+        return "not scored yet"
+    first = next(iter(trust["methods"]), "none")
+    return f"{first}, of {trust['scored']} scored, on {trust['images']} images or more"
 
 
 def write_page(shelf: Shelf, docs: Path) -> Path:
@@ -412,7 +411,7 @@ def about(card: Card) -> str:
             else f"if the top class has less than {percent(calibration.threshold)}, as in 5 % of "
             "the held-out images",
         ],
-        ["heatmap to trust", v["heatmap"]],
+        ["heatmap to trust", trust_in_words(v["trust"])],
         ["trained by", f"`{training['command']}`"],
         [
             "training",

@@ -20,6 +20,7 @@ from vision_attn.errors import ModelError
 from vision_attn.models.checkpoint import unpack
 from vision_attn.models.shelf import Card, Shelf
 from vision_attn.training.flops import training_flops
+from vision_attn.types import Trust
 
 ROOT = Path(__file__).parent.parent
 TINY = """
@@ -121,42 +122,27 @@ def test_the_page_is_that_of_the_cards(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("trusted", "parts", "expected"),
+    ("parts", "methods", "expected"),
     [
-        ("AB", ["ABC"], "B, of 3 scored, on 50 images"),
-        ("A", ["ABC"], "A, of 3 scored, on 50 images"),
-        ("", ["ABC"], "none of 3 scored, on 50 images"),
-        ("AB", ["A", "BC"], "A, of 3 scored, on 50 to 51 images"),
-        ("B", ["AC", "B"], "B, of 3 scored, on 50 to 51 images"),
-        ("AD", ["AD"], "A, of 2 scored, on 50 images"),
-        ("A", ["A", "B", "C"], "A, of 3 scored, on 50 to 52 images"),
+        ([("BA", 3)], "BA", "B, of 3 scored, on 50 images or more"),
+        ([("", 3)], "", "none, of 3 scored, on 50 images or more"),
+        ([("A", 1), ("CAB", 4)], "ACB", "A, of 5 scored, on 50 images or more"),
+        ([("", 2), ("B", 1)], "B", "B, of 3 scored, on 50 images or more"),
     ],
 )
 @pytest.mark.xdist_group("made shelf")
 def test_the_heatmap_to_trust_is_of_the_scores(
-    trusted, parts, expected, shelf, tmp_path, monkeypatch
+    parts, methods, expected, shelf, tmp_path, monkeypatch
 ):
-    """The widest lead of insertion over deletion among the trusted of the first folder with any.
-
-    C has the widest; those of A and D are alike to three digits.
-    """
-    lead = {"A": (0.4, 0.3), "B": (0.6, 0.3), "C": (0.9, 0.1), "D": (0.40001, 0.3)}
+    """Those that the first folder trusts come first, in their order there."""
     folders = []
-    for number, names in enumerate(parts):
-        folders.append(tmp_path / names)
+    for number, (trusted, scored) in enumerate(parts):
+        folders.append(tmp_path / str(number))
         folders[-1].mkdir()
         scores = {
             "images": 50 + number,
-            "methods": {
-                name: {"scores": {"insertion": {"mean": up}, "deletion": {"mean": down}}}
-                for name, (up, down) in lead.items()
-                if name in names
-            },
-            "verdict": {
-                "methods": [
-                    {"method": name, "trust": "yes" if name in trusted else "no"} for name in names
-                ]
-            },
+            "settings": {"data": "photos"},
+            "verdict": {"methods": [{}] * scored, "trusted": list(trusted)},
         }
         (folders[-1] / "scores.json").write_text(json.dumps(scores))
     before = (shelf / "tiny.json").read_text()
@@ -164,8 +150,12 @@ def test_the_heatmap_to_trust_is_of_the_scores(
     monkeypatch.setattr("sys.argv", ["models.py", *words])
     script().main()
     after = (shelf / "tiny.json").read_text()
-    assert Card.read(shelf / "tiny.json").values["heatmap"] == expected
-    assert after.replace(expected, "not scored yet") == before
+    found = Card.read(shelf / "tiny.json").values["trust"]
+    assert (found["methods"], found["images"], found["data"]) == (list(methods), 50, "photos")
+    assert json.loads(after) | {"trust": None} == json.loads(before)
+    assert load_model(f"vision_attn:{shelf / 'tiny.json'}").trust == Trust(
+        tuple(methods), 50, "photos"
+    )
     assert f"| heatmap to trust | {expected} |" in (shelf / "models.md").read_text()
 
 
@@ -211,7 +201,7 @@ def test_the_card_says_what_was_measured(made):
     }
     pair = training_flops(model.network, torch.zeros(2, 3, *model.preprocess.input_size))
     assert values["training"]["flops"] == pytest.approx(60 * pair / 2)
-    assert values["heatmap"] == "not scored yet"
+    assert values["trust"] is None
     page = (made / "models.md").read_text()
     assert values["sha256"] in page
     assert (made / "pictures/models/tiny.png").is_file()
@@ -260,7 +250,7 @@ def test_it_ships_at_another_size_with_what_was_measured_there(tmp_path, monkeyp
     assert (test["images"], test["top1"]) == (20, pytest.approx(right))
     assert "before rounding" not in (tmp_path / "models.md").read_text()
     assert card.values["network"]["flops"] > 2 * before["network"]["flops"]
-    assert card.values["heatmap"] == "not scored yet"
+    assert card.values["trust"] is None
     small = load_model(f"vision_attn:{card.path}", image_size=16)
     assert model.calibration.threshold is not None
     assert small.calibration.threshold is None

@@ -25,7 +25,7 @@ from vision_attn.errors import ModelError, did_you_mean
 from vision_attn.methods.targets import Class, TargetLike, has_classifier, model_output
 from vision_attn.models.checkpoint import Checkpoint, load_weights, read_weights, unpack
 from vision_attn.models.huggingface_model import HuggingFaceModel
-from vision_attn.models.shelf import PREFIX, Shelf
+from vision_attn.models.shelf import PREFIX, Shelf, shelved
 from vision_attn.models.timm_model import (
     TimmModel,
     create_timm,
@@ -33,6 +33,7 @@ from vision_attn.models.timm_model import (
     read_timm_weights,
 )
 from vision_attn.models.torchvision_model import create_torchvision
+from vision_attn.models.trust import read_trust, trust_of
 from vision_attn.models.vit import ViT
 from vision_attn.sequences.data.pairs import Vocabulary
 from vision_attn.tokens.activation import settled
@@ -48,6 +49,7 @@ from vision_attn.types import (
     Provenance,
     Symbols,
     TokenLayout,
+    Trust,
 )
 
 LARGEST_SIDE = 8192  # pixels of a network's input
@@ -79,6 +81,7 @@ class Parts(NamedTuple):
     preprocess: Preprocess
     classes: list[str]
     calibration: Calibration = Calibration(activation="softmax")
+    trust: Trust | None = None
 
 
 class LoadedModel(Model):
@@ -88,7 +91,8 @@ class LoadedModel(Model):
     layout: how its tokens lie on an image of `preprocess.input_size`; None without tokens. name:
     that by which it was loaded. weights: `random`, `random classifier` or `trained`. calibration:
     what makes probabilities of its logits; a network of the package was calibrated on photos that
-    it did not learn from.
+    it did not learn from. trust: from a network's card, or from the file beside a checkpoint that
+    `vision-attn score` writes.
 
     Examples:
         >>> import numpy as np
@@ -307,7 +311,7 @@ def _load_model(
     if weights is not None and not Path(weights).exists():
         raise ModelError(f"{weights}: no such file; expected a checkpoint or a weights file")
     ask = Request(name, str(weights) if weights else None, pretrained, size, model_args)
-    network, preprocess, classes, calibration = (
+    network, preprocess, classes, calibration, trust = (
         _checkpoint(saved, ask) if saved else LIBRARIES[source](ask)
     )
     if value_range is not None:
@@ -315,17 +319,20 @@ def _load_model(
     network.eval()
     layout = _layout(network, preprocess.input_size)
     provenance = "trained" if saved else _provenance(network, ask)
-    return LoadedModel(network, preprocess, classes, layout, spec, provenance, calibration)
+    return LoadedModel(
+        network, preprocess, classes, layout, spec, provenance, calibration, trust=trust
+    )
 
 
 def _shelf(ask: Request) -> Parts:
     """A network of the package; without its own weights, or at another size, not calibrated."""
     saved = unpack(f"{PREFIX}{ask.name}")
     found = _checkpoint(saved if ask.pretrained else replace(saved, weights={}), ask)
-    own_size = ask.size in (None, saved.about["preprocess"]["input_size"])
+    own_size = ask.size in (None, tuple(saved.about["preprocess"]["input_size"]))
     own = ask.pretrained and ask.weights is None and own_size
     if own:
-        return found
+        card = shelved(f"{PREFIX}{ask.name}")
+        return found._replace(trust=trust_of(card.values.get("trust")))
     return found._replace(calibration=Calibration(activation=found.calibration.activation))
 
 
@@ -372,7 +379,9 @@ def _checkpoint(saved: Checkpoint, ask: Request) -> Parts:
         preprocess = replace(preprocess, input_size=ask.size)
         if isinstance(network, TimmModel):
             network.set_image_size(ask.size)
-    return Parts(network, preprocess, classes, calibration)
+    scored = ask.weights is None and ask.size is None
+    trust = read_trust(Path(path)) if scored else None
+    return Parts(network, preprocess, classes, calibration, trust)
 
 
 def load_sequences(path: str | Path) -> LoadedSequences:

@@ -37,6 +37,7 @@ __all__ = [
     "Provenance",
     "Symbols",
     "TokenLayout",
+    "Trust",
 ]
 
 Images = Float[Tensor, "b c h w"]
@@ -268,6 +269,26 @@ class Calibration:
         )
 
 
+@dataclass(frozen=True)
+class Trust:
+    """Which methods' heatmaps were shown to be trusted for a network, by `vision_attn.score`.
+
+    Args:
+        methods: As they are written on the command line, the best mean rank first.
+        images: How many images that rests on.
+        data: What these are images of.
+
+    Examples:
+        >>> from vision_attn.types import Trust
+        >>> Trust(("GradCAM",), 300, "imagenette160").methods
+        ('GradCAM',)
+    """
+
+    methods: tuple[str, ...] = ()
+    images: int = 0
+    data: str = ""
+
+
 @dataclass(frozen=True, eq=False)
 class Model:
     """A network in eval mode, and what it takes to use it on photos.
@@ -279,6 +300,7 @@ class Model:
     from a file or a library, `unknown` for a network of your own. calibration: of its
     probabilities, as they are shown; logits and heatmaps are the network's own. head: which part of
     the network's output is meant, by index, key or attribute; None: `logits`, or the only tensor.
+    trust: which heatmaps scores have shown to be trusted; None where there are no scores.
     """
 
     network: nn.Module
@@ -289,6 +311,7 @@ class Model:
     weights: Provenance = "unknown"
     calibration: Calibration = Calibration()
     head: Head | None = None
+    trust: Trust | None = None
 
     @property
     def warning(self) -> str:

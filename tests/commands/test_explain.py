@@ -103,8 +103,8 @@ def test_all_methods_that_fit(models, photos, tmp_path):
     assert {"tiny.grid.png", "tiny.channels.png"} <= pictures(tmp_path)
 
 
-def test_the_default_is_rollout_or_gradcam(models, photos, tmp_path):
-    for name, method in (("vit", "Rollout"), ("senet", "GradCAM")):
+def test_the_default_is_libra_gradient_or_gradcam(models, photos, tmp_path):
+    for name, method in (("vit", "LibraGradient(smooth=1.0)"), ("senet", "GradCAM")):
         assert explain(models(name), photos / "cat.png", "-o", tmp_path / name) == 0
         assert pictures(tmp_path / name) == {f"cat.{method}.png"}
 

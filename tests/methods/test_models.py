@@ -1,5 +1,7 @@
 """A model stands for its network, and its layout for images of its input size."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,15 +11,19 @@ from vision_attn.hub import LoadedModel
 from vision_attn.methods import (
     ChannelGates,
     GradCAM,
+    LeGrad,
+    LibraGradient,
+    MaskedRegression,
     RandomMap,
     Rollout,
     choose_methods,
     fitting_methods,
     gate_values,
+    is_trusted,
 )
 from vision_attn.models import SEResNet, ViT
 from vision_attn.tokens import layout_of, record_attention
-from vision_attn.types import Model, TokenLayout
+from vision_attn.types import Model, TokenLayout, Trust
 
 IMAGES = torch.randn(2, 3, 16, 24)
 READ_BY_MEAN = TokenLayout(1, (2, 3), "mean")
@@ -67,10 +73,22 @@ def test_a_model_without_tokens_and_one_that_is_refused():
         Rollout()(model, IMAGES)
 
 
+def test_the_usual_method_is_the_first_of_a_few_passes_that_is_trusted():
+    names = ("MaskedRegression", "Nothing", "ChannelGates", "LeGrad(smooth=1.0)", "Rollout")
+    model = replace(model_of(vit()), trust=Trust(names, 300, "photos"))
+    assert choose_methods(None, model) == [LeGrad(smooth=1.0)]
+    assert is_trusted(MaskedRegression(), model)
+    assert not is_trusted(LeGrad(), model)
+    search = replace(model, trust=Trust(("MaskedRegression",), 32, "photos"))
+    assert choose_methods(None, search) == [LibraGradient()]
+    cnn = model_of(SEResNet(5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4)))
+    assert choose_methods(None, cnn) == choose_methods(None, cnn.network) == [GradCAM()]
+
+
 def test_functions_take_a_model_for_its_network():
     model = model_of(vit())
     assert fitting_methods(model) == fitting_methods(model.network)
-    assert choose_methods(None, model) == [Rollout()]
+    assert choose_methods(None, model) == [LibraGradient()]
     with record_attention(model) as record:
         model.network(IMAGES)
     assert len(record.calls) == 2

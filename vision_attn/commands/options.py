@@ -138,7 +138,8 @@ def add_seed(group: Group) -> None:
 def add_methods(parser: argparse.ArgumentParser) -> None:
     """Methods and classes; see `explainers` and `LoadedModel.class_index`."""
     group = parser.add_argument_group("method")
-    add_method(group, "Rollout, or GradCAM for a network that is not attention throughout")
+    usual = "what the model's scores trust, else LibraGradient, or GradCAM of a CNN"
+    add_method(group, usual)
     add_target(group, "predicted|label|INDEX|NAME", "predicted")
 
 

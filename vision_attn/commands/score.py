@@ -10,6 +10,7 @@ Light to import, so that its help comes at once.
 
 import argparse
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vision_attn.commands import options
@@ -134,7 +135,23 @@ def run(args: argparse.Namespace) -> int:
     else:
         show(scores)
         say(f"Pictures and tables: {output}")
+        if (args.target, args.contrast, args.head, args.image_size) == (None,) * 4:
+            keep_trust(Path(args.model), scores)
     return 1 if scores.problems else 0
+
+
+def keep_trust(checkpoint: Path, scores: "Scores") -> None:
+    """Write beside a checkpoint which of its heatmaps to trust, for `explain` without --method."""
+    if not checkpoint.is_file() or not scores.verdict().of("yes"):
+        return
+    from vision_attn.models.trust import write_trust
+
+    try:
+        path = write_trust(checkpoint, scores.trust())
+    except OSError as error:
+        say(f"{checkpoint.parent} cannot be written ({error.strerror}): nothing is kept there")
+        return
+    say(f"{path}: explain takes the best of these methods from now on")
 
 
 def show(scores: "Scores") -> None:

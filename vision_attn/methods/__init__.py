@@ -3,7 +3,14 @@
 from vision_attn.methods.attribution import Attribution, IntegratedGradients, Occlusion
 from vision_attn.methods.base import Explainer
 from vision_attn.methods.baselines import Baseline, CentreGaussian, EdgeMap, RandomMap
-from vision_attn.methods.by_name import choose_methods, fitting_methods, methods, parse_method
+from vision_attn.methods.by_name import (
+    choose_methods,
+    fitting_methods,
+    is_trusted,
+    methods,
+    parse_method,
+    usual_method,
+)
 from vision_attn.methods.gates import ChannelGates, SpatialGates, gate_values
 from vision_attn.methods.gradcam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
 from vision_attn.methods.legrad import LeGrad
@@ -70,6 +77,8 @@ __all__ = [
     "choose_methods",
     "fitting_methods",
     "gate_values",
+    "is_trusted",
     "methods",
     "parse_method",
+    "usual_method",
 ]

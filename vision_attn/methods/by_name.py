@@ -3,11 +3,12 @@
 import ast
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch import nn
 
-from vision_attn.methods.attribution import IntegratedGradients, Occlusion
+from vision_attn.methods.attribution import Attribution, IntegratedGradients, Occlusion
 from vision_attn.methods.base import Explainer, layout_for
 from vision_attn.methods.baselines import Baseline, CentreGaussian, EdgeMap, RandomMap
 from vision_attn.methods.gates import ChannelGates, SpatialGates
@@ -26,7 +27,15 @@ from vision_attn.tokens.path.path import find_path
 from vision_attn.tokens.path.support import blank_image
 from vision_attn.types import Model
 
-__all__ = ["MisfitError", "choose_methods", "fitting_methods", "methods", "parse_method"]
+__all__ = [
+    "MisfitError",
+    "choose_methods",
+    "fitting_methods",
+    "is_trusted",
+    "methods",
+    "parse_method",
+    "usual_method",
+]
 
 METHODS: tuple[type[Explainer], ...] = (
     *(RawAttention, QueryKey, Rollout, WeightedRollout),  # attention
@@ -101,10 +110,9 @@ def choose_methods(
 ) -> list[Explainer]:
     """Make explainers of methods, given by name or as explainers, each once, baselines last.
 
-    None takes Rollout; it takes GradCAM for a network without attention, and for one whose rollout
-    would leave its first calls out. The word "all" takes every method that fits. Raises ValueError
-    for a method that is unknown, and MisfitError, which is one too, for one that does not fit the
-    network.
+    None takes the usual one (`usual_method`), the word "all" every method that fits. Raises
+    ValueError for a method that is unknown, and MisfitError, which is one too, for one that does
+    not fit the network.
 
     Examples:
         >>> from torch import nn
@@ -114,9 +122,7 @@ def choose_methods(
         ['EdgeMap(cells=7)']
     """
     if not methods:
-        usual = (GradCAM(), Rollout()) if _leaves_calls_out(network) else (Rollout(), GradCAM())
-        first = next((one for one in usual if refusal(one, network) is None), None)
-        return [first] if first else _some_fitting(network)[:1]
+        return [usual_method(network)]
     chosen: list[Explainer] = []
     for method in methods:
         if isinstance(method, Explainer):
@@ -141,12 +147,67 @@ def _some_fitting(network: nn.Module | Model) -> list[Explainer]:
     return fit
 
 
-def _leaves_calls_out(network: nn.Module | Model) -> bool:
-    """Whether a map of attention would begin after the first calls."""
+def usual_method(network: nn.Module | Model, class_blind: bool = False) -> Explainer:
+    """Choose the method that is taken where none is asked for.
+
+    It is the first that scores have shown to be trusted for the model (`Model.trust`) and that
+    takes one pass or two. Where there is none it is LibraGradient for a network that attends or has
+    tokens, and GradCAM for others.
+
+    Args:
+        network: A network or a model.
+        class_blind: Whether it must be a method whose map is of no class.
+
+    Raises:
+        ValueError: No method fits the network.
+
+    Examples:
+        >>> from torch import nn
+        >>> from vision_attn.methods import usual_method
+        >>> str(usual_method(nn.Conv2d(3, 5, 3)))
+        'GradCAM'
+    """
+    usual = [LibraGradient(), GradCAM()] if _has_tokens(network) else [GradCAM(), LibraGradient()]
+    usual = [*_trusted(network), *usual, Rollout()]
+    for explainer in (one for one in usual if not (class_blind and one.class_specific)):
+        if refusal(explainer, network) is None:
+            return explainer
+    fitting = _some_fitting(network)
+    return next((one for one in fitting if not (class_blind and one.class_specific)), fitting[0])
+
+
+def is_trusted(explainer: Explainer, network: nn.Module | Model) -> bool:
+    """Whether scores have shown that this method's maps can be trusted for this model.
+
+    Examples:
+        >>> from torch import nn
+        >>> from vision_attn.methods import GradCAM, is_trusted
+        >>> is_trusted(GradCAM(), nn.Conv2d(3, 5, 3))  # of which nothing is known
+        False
+    """
+    trust = network.trust if isinstance(network, Model) else None
+    return trust is not None and str(explainer) in trust.methods
+
+
+def _trusted(network: nn.Module | Model) -> list[Explainer]:
+    """List the methods that scores trust, without those that take many passes."""
+    if not isinstance(network, Model) or network.trust is None:
+        return []
+    trusted = []
+    for name in network.trust.methods:
+        with suppress(ValueError):  # of another version
+            trusted.append(parse_method(name))
+    return [one for one in trusted if not isinstance(one, Attribution)]
+
+
+def _has_tokens(network: nn.Module | Model) -> bool:
+    """Whether a network attends anywhere, or is known to be made of tokens."""
+    if isinstance(network, Model) and network.layout is not None:
+        return True
     size = network.preprocess.input_size if isinstance(network, Model) else None
     module = network_of(network)
     try:
-        return find_path(module, blank_image(module, size)).left_out is not None
+        return bool(find_path(module, blank_image(module, size)).steps)
     except Exception:  # its own code, on a blank image
         return False
 

@@ -34,6 +34,8 @@ from vision_attn.methods import (
     as_target,
     choose_methods,
     gate_values,
+    is_trusted,
+    usual_method,
 )
 from vision_attn.methods.by_name import MisfitError
 from vision_attn.methods.targets import (
@@ -73,7 +75,8 @@ class Request:
 
     target: as `Explainer` takes it. by_label: explain the class that a photo's folder is named for,
     and the predicted one where there is none. contrast: what is subtracted from it, if anything.
-    refused: a line for each requested method that does not fit the model.
+    refused: a line for each requested method that does not fit the model. unproven: whether the
+    method was not asked for, and no scores have shown that its maps can be trusted for this model.
 
     Examples:
         >>> from vision_attn.data import Preprocess
@@ -93,6 +96,7 @@ class Request:
     by_label: bool = False
     contrast: Target | None = None
     refused: Sequence[str] = ()
+    unproven: bool = False
 
     @classmethod
     def of(
@@ -120,9 +124,11 @@ class Request:
         words = [methods] if isinstance(methods, str | Explainer) else methods
         chosen: list[Explainer] = []
         refused: list[str] = []
-        for each in [[method] for method in words] if words else [None]:
+        if not words:
+            chosen.append(usual_method(model, class_blind=request.unasked))
+        for each in words or ():
             try:
-                chosen += choose_methods(each, model)
+                chosen += choose_methods([each], model)
             except MisfitError as error:
                 refused.append(str(error))
         if request.unasked:
@@ -133,7 +139,8 @@ class Request:
         if not chosen:
             raise MisfitError(refused[0])
         explainers = sorted(dict.fromkeys(chosen), key=lambda one: isinstance(one, Baseline))
-        return replace(request, explainers=explainers, refused=refused)
+        shown = words or model.warning or all(is_trusted(one, model) for one in chosen)
+        return replace(request, explainers=explainers, refused=refused, unproven=not shown)
 
     @property
     def unasked(self) -> bool:
@@ -258,6 +265,7 @@ class Request:
                 target=index,
                 contrast=contrast,
                 explained=own.label(self.model.classes) if explainer.class_specific else "",
+                unproven=self.unproven,
                 seconds=seconds,
                 query=query_place(explainer, self.model),
             )

@@ -107,8 +107,14 @@ class Explanation:
 
     @property
     def warning(self) -> str:
-        """What titles and captions warn of: random weights, or a photo unlike what is known."""
+        """A sentence where weights are random, or the photo is unlike what the network knows."""
         return self.model.warning or self.unlike
+
+    @property
+    def caution(self) -> str:
+        """What titles and captions warn of: `warning`, and maps that nothing speaks for."""
+        cautions = dict.fromkeys(found.caution for found in self.maps)
+        return ". ".join(filter(None, [self.warning, *cautions]))
 
     @property
     def asked(self) -> str:
@@ -197,7 +203,7 @@ class Explanation:
     def grid(self, style: Style | None = None) -> PIL.Image.Image:
         """Draw the photo and every map with its colour bar, side by side."""
         title = ", ".join(filter(None, [Path(self.name).name, self.asked]))
-        sheet = render.heatmap_grid(self.panels(style), title, warning=self.warning)
+        sheet = render.heatmap_grid(self.panels(style), title, warning=self.caution)
         return PIL.Image.fromarray(sheet)
 
     def show(self, style: Style | None = None) -> "Figure":
@@ -242,6 +248,8 @@ class Explanation:
         record["outlier_mass"] = found.outlier_mass
         if found.completeness_gap is not None:
             record["completeness_gap"] = round(found.completeness_gap, 6)
+        if found.unproven:
+            record["unproven"] = True
         if found.note:
             record["note"] = found.note
         return {**record, "seconds": round(found.seconds, 6)}
@@ -252,7 +260,7 @@ class Explanation:
         return data.getvalue()
 
     def __repr__(self) -> str:
-        about = [self.name, self.prediction, ", ".join(self.methods), self.warning]
+        about = [self.name, self.prediction, ", ".join(self.methods), self.caution]
         return f"Explanation({'; '.join(filter(None, about))})"
 
 
@@ -374,7 +382,7 @@ class Pictures:
             links.append(f"{stem}.png")
             if isinstance(self.style, ColorMap):
                 picture = render.with_colorbar(picture, self.style, found.scale)
-            picture = render.with_caption(picture, explanation.warning)
+            picture = render.with_caption(picture, explanation.caution)
             picture = render.with_caption(picture, found.note)
             if found.explained:
                 picture = render.with_caption(picture, explanation.asked)
@@ -390,7 +398,7 @@ class Pictures:
             links.append(None)
         if len(explanation.maps) > 1:
             heading = ", ".join(filter(None, [title, explanation.asked]))
-            sheet = render.heatmap_grid(panels, heading, warning=explanation.warning)
+            sheet = render.heatmap_grid(panels, heading, warning=explanation.caution)
             render.save(sheet, place(f"{name}.grid.png"))
         if explanation.channels:
             chart = render.channel_gates(explanation.channels, title)
@@ -410,7 +418,8 @@ class Pictures:
             predicted, true, probability = explanation.facts
             row = {
                 **{"name": title, "note": panels[0].note, "shots": shots, "predicted": predicted},
-                **{"label": true, "probability": probability, "warning": explanation.unlike},
+                **{"label": true, "probability": probability},
+                "warning": "" if explanation.model.warning else explanation.caution,
             }
         records = explanation.records(lambda found: f"{name}.{label(found.method)}.png")
         return records, row

@@ -16,6 +16,8 @@ from vision_attn.types import Heatmaps
 
 __all__ = ["Map"]
 
+NOT_SHOWN = "Not shown to be trusted here: vision-attn score finds out"
+
 
 @dataclass(frozen=True, eq=False)
 class Map:
@@ -25,7 +27,8 @@ class Map:
     that is explained, contrast: the one it is compared with; None for what is no class, and for
     methods that explain none. explained: what is explained, in words; empty for these. seconds: the
     photo's share of its batch. query: the place (x, y) whose attention is shown, as shares of the
-    network's input. completeness_gap: as in `Heatmaps`.
+    network's input. completeness_gap: as in `Heatmaps`. unproven: whether the method was not asked
+    for, and no scores have shown that its maps can be trusted for this model.
 
     Examples:
         >>> import numpy as np
@@ -48,6 +51,7 @@ class Map:
     explained: str = ""
     seconds: float = 0.0
     query: tuple[float, float] | None = None
+    unproven: bool = False
 
     @property
     def method(self) -> str:
@@ -65,6 +69,11 @@ class Map:
         if self.prefix_mass is not None and self.prefix_mass > 1 - 1e-6:
             return "Empty map: all of it is on tokens that are not on the image"
         return f"Empty map: {self.explainer.why_empty}"
+
+    @property
+    def caution(self) -> str:
+        """A sentence where the map is unproven; empty otherwise."""
+        return NOT_SHOWN if self.unproven else ""
 
     @property
     def title(self) -> str:

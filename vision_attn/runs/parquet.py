@@ -29,6 +29,7 @@ TYPES = {
     "prefix_mass": "float64",
     "outlier_mass": "float64",
     "completeness_gap": "float64",
+    "unproven": "bool",
     "note": "string",
     "seconds": "float64",
     "picture": "string",

@@ -307,10 +307,17 @@ class SavedResults(Sequence[dict[str, Any]]):
     def maps(self, method: str) -> "SavedMaps":
         """Open the maps of a method, of all photos in their order.
 
+        Args:
+            method: As it is written on the command line; without its options, where only one
+                method of that name was used.
+
         Raises:
             ValueError: No maps of this method were kept, or a file of them is not there.
         """
         known = ", ".join(self.methods) or "none"
+        named = [one for one in self.methods if one.partition("(")[0] == method]
+        if method not in self.methods and len(named) == 1:
+            method = named[0]
         rows = self._rows
         mine = [rank for rank, column in enumerate(self._columns) if column.method == method]
         chosen = np.isin(rows.columns, mine) & (rows.slots >= 0)

@@ -2,7 +2,9 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -11,6 +13,8 @@ from nbclient import NotebookClient
 from PIL import Image
 
 import vision_attn
+from vision_attn.cli import main
+from vision_attn.commands.score import keep_trust
 from vision_attn.data.planted import paint
 from vision_attn.evaluate import Deletion, DroppedTokens, PointingGame, paired_bootstrap
 from vision_attn.hub import load_model
@@ -18,6 +22,7 @@ from vision_attn.methods import GradCAM, RandomMap
 from vision_attn.models import ViT
 from vision_attn.models.checkpoint import describe
 from vision_attn.runs.scoring.evidence import open_data
+from vision_attn.types import Trust
 
 QUICK = "--steps", 4, "--batch-size", 4, "--method", "GradCAM"
 BASELINES = {"RandomMap", "CentreGaussian", "EdgeMap"}
@@ -72,6 +77,41 @@ def test_the_files_say_the_same(planted, scores):
         with Image.open(planted / name) as picture:
             assert min(picture.size) > 300
     assert not (planted / "sanity.png").exists()
+
+
+class Believed:
+    """Scores that trust these methods."""
+
+    def __init__(self, *methods):
+        self.methods = methods
+
+    def verdict(self):
+        return SimpleNamespace(of=lambda trust: list(self.methods) if trust == "yes" else [])
+
+    def trust(self):
+        return Trust(self.methods, 37, "photos")
+
+
+def test_explain_takes_what_is_trusted_and_says_where_nothing_is(models, photos, tmp_path, capsys):
+    checkpoint = Path(shutil.copy(models("vit"), tmp_path / "best.ckpt"))
+    words = "explain", checkpoint, photos, "--device", "cpu", "--limit", 1, "-o"
+
+    def explained(folder):
+        assert main([*map(str, words), str(folder)]) == 0
+        record = json.loads((folder / "results.jsonl").read_text())
+        with Image.open(folder / record["picture"]) as picture:
+            return record["method"], record.get("unproven", False), picture.size[1]
+
+    keep_trust(checkpoint, Believed())
+    before = explained(tmp_path / "before")
+    assert before[:2] == ("LibraGradient", True)
+    capsys.readouterr()
+    keep_trust(checkpoint, Believed("MaskedRegression", "GradCAM"))
+    kept = tmp_path / "best.trust.json"
+    assert f"{kept}: explain takes the best" in "".join(capsys.readouterr())
+    after = explained(tmp_path / "after")
+    assert after[:2] == ("GradCAM", False)
+    assert after[2] < before[2]  # without the sentence below it
 
 
 @pytest.mark.xdist_group("scored")

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
-from vision_attn.methods import GradCAM, QueryKey, Relevance, Rollout, choose_methods
+from vision_attn.methods import LibraGradient, QueryKey, Relevance, Rollout, choose_methods
 from vision_attn.tokens import probe, record_attention
 from vision_attn.tokens.trace.tracer import reached
 from vision_attn.types import TokenLayout
@@ -84,7 +84,7 @@ def test_a_map_begins_after_a_convolution_among_the_tokens_and_says_so(kernel):
     torch.testing.assert_close(found, r[:, 0].unflatten(1, (4, 6)).float())
     assert Relevance()(network, IMAGES, 1).values.std() > 0
     network.image_size = list(SIZE)
-    assert choose_methods(None, network) == [GradCAM()]
+    assert choose_methods(None, network) == [LibraGradient()]
     assert choose_methods(["Rollout"], network) == [Rollout()]
 
 

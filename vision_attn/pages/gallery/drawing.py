@@ -226,4 +226,5 @@ def _map(explainer: Explainer, values: np.ndarray, model: Model, record: dict[st
         explained=record.get("target") or "",
         seconds=record.get("seconds", 0.0),
         query=query_place(explainer, model),
+        unproven=record.get("unproven", False),
     )

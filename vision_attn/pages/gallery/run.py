@@ -30,7 +30,6 @@ from vision_attn.data.video import Video, clips, is_video
 from vision_attn.files import claimed
 from vision_attn.methods import Explainer, choose_methods
 from vision_attn.methods.targets import TargetLike
-from vision_attn.models.shelf import is_shelved, shelved
 from vision_attn.pages.gallery.browsing import write_browser
 from vision_attn.pages.gallery.rows import page_row
 from vision_attn.pages.page import Gallery, write_page
@@ -57,7 +56,7 @@ from vision_attn.runs.shard import Column, ShardFile, StoreRow
 from vision_attn.runs.store import Store
 from vision_attn.runs.video import Film
 from vision_attn.threads import computing_with, threads_of_job
-from vision_attn.types import Head, Model
+from vision_attn.types import Head, Model, Trust
 
 __all__ = ["SAVES", "Save", "Summary", "film", "gallery", "page_title"]
 
@@ -512,15 +511,14 @@ def film(
 def _first(request: Request, methods: Methods | None) -> str:
     """Name the method that a page of all methods shows first; empty where they were chosen.
 
-    That is the method which the card of a pretrained network trusts, else the usual one.
+    That is the best of those that scores have shown to be trusted, else the usual one.
     """
     several = [methods] if isinstance(methods, str | Explainer) else methods or ()
     words = [one.strip().lower() for one in several if isinstance(one, str)]
     if "all" not in words:
         return ""
-    usual = [str(one) for one in choose_methods(None, request.model)]
-    if is_shelved(request.model.name):
-        usual.insert(0, shelved(request.model.name).values.get("heatmap", "").partition(",")[0])
+    usual = [*(request.model.trust or Trust()).methods]
+    usual += map(str, choose_methods(None, request.model))
     known = [str(explainer) for explainer in request.explainers]
     return next((name for name in usual if name in known), "")
 

@@ -17,6 +17,7 @@ from vision_attn.runs.loop import fill
 from vision_attn.runs.progress import Bar, Silent
 from vision_attn.runs.scoring import pictures, tables
 from vision_attn.runs.scoring.evidence import Data, Files, Photos, Samples, check_data
+from vision_attn.runs.scoring.ranking import trust_of
 from vision_attn.runs.scoring.results import Results
 from vision_attn.runs.scoring.scorer import Drawn, removal
 from vision_attn.runs.scoring.tasks import (
@@ -32,7 +33,7 @@ from vision_attn.runs.scoring.verdict import MethodVerdict, Verdict, judge
 from vision_attn.runs.shard import RowKeeper
 from vision_attn.runs.store import MemoryStore
 from vision_attn.threads import computing_with, threads_of_job
-from vision_attn.types import Head, Model
+from vision_attn.types import Head, Model, Trust
 
 __all__ = ["MethodVerdict", "Scores", "Verdict", "removal", "score"]
 
@@ -88,6 +89,14 @@ class Scores:
         is in `vision_attn.runs.scoring.verdict`, and in scores.md.
         """
         return judge(self.results)
+
+    def trust(self) -> Trust:
+        """Return the methods to trust here, the best mean rank first, as `Model.trust` keeps them.
+
+        `dataclasses.replace(model, trust=scores.trust())` is the same model with the best of them
+        that takes one pass or two as its usual method.
+        """
+        return trust_of(self.results)
 
     def table(self) -> list[dict[str, Any]]:
         """Rows of plain values, one for each method and metric, for `pandas.DataFrame`.

@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from vision_attn.render import markdown_table
+from vision_attn.runs.scoring.ranking import trust_of
 from vision_attn.runs.scoring.results import METRICS, NAMES, Results, short, signed
 from vision_attn.runs.scoring.scorer import GRIDS, GROUPS
 from vision_attn.runs.scoring.verdict import ALIKE, FEWEST, LEAST_LEAD, MATTERS, judge
@@ -218,6 +219,7 @@ def as_json(results: Results) -> dict[str, Any]:
         "weights": results.weights,
         "verdict": {
             "text": verdict.text,
+            "trusted": list(trust_of(results).methods),
             "methods": verdict.rows(),
             "rule": {
                 "fewest_images": FEWEST,

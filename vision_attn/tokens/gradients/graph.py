@@ -53,7 +53,7 @@ class Value:
 class GraphMode(HeldGradients):
     """Run under the rules, and note which node of the graph each value is.
 
-    After a run: values, by their nodes; attention_calls, the numbers of the calls that weigh values
+    After a run: values, by their nodes; names, of the functions that made them; attention_calls, the numbers of the calls that weigh values
     by a softmax; calls, how many there were.
 
     Examples:
@@ -107,6 +107,7 @@ class GraphMode(HeldGradients):
         for x in outs:
             mark = self._mark_of(func, x)
             if x.requires_grad:
+                self.names.setdefault(x.grad_fn, func.__name__)  # a later one hands it on as it is
                 value = Value(self.calls, mark, out is x and len(outs) == 1)
                 self.values[x.grad_fn] = value
                 self._in_memory[x.untyped_storage().data_ptr()] = value

@@ -58,8 +58,7 @@ def unknown_operations(order: Sequence[Any], mode: GraphMode) -> list[str]:
     names: dict[Any, str] = {}
     unknown: dict[str, None] = {}
     for node in order:
-        value = mode.values.get(node)
-        name = names.get(node, "") if value is None else value.mark.function
+        name = mode.names.get(node) or names.get(node, "")
         for part, _ in node.next_functions:
             names.setdefault(part, name)
         kind = kind_of(node)

@@ -1,0 +1,211 @@
+"""LibraGradient against networks written out by hand, in float64, with what it holds detached."""
+
+import warnings
+
+import pytest
+import timm
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from vision_attn.methods import LibraGradient
+from vision_attn.methods.targets import Class, Difference, Odds
+from vision_attn.models import SEResNet, ViT
+from vision_attn.models.timm_model import TimmModel
+
+CLASS = 3
+
+
+def held_norm(norm, x):
+    """A layer norm whose divisor is a constant."""
+    centred = x - x.mean(-1, keepdim=True)
+    deviation = (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt()
+    return centred / deviation.detach() * norm.weight + norm.bias
+
+
+def held_gelu(x):
+    """x times a gate that is a constant."""
+    return x * (0.5 * (1 + torch.erf(x / 2**0.5))).detach()
+
+
+def timm_vit(**more):
+    torch.manual_seed(2)
+    options = {"img_size": 28, "patch_size": 7, "embed_dim": 24, "depth": 3, "num_heads": 3}
+    network = timm.models.VisionTransformer(**options | {"num_classes": 5} | more).eval()
+    for block in network.blocks:  # attention and gates far from their middle
+        block.attn.qkv.weight.data *= 20
+        block.mlp.fc1.weight.data *= 20
+    nn.init.normal_(network.head.weight)
+    nn.init.normal_(network.head.bias)
+    return network.double()
+
+
+def by_hand(network, image, score):
+    """The levels of a timm ViT and their gradients: sum_d h g of every token, a row a level."""
+    x = network.patch_embed(image)
+    x = network._pos_embed(x).detach().requires_grad_()
+    levels = [x]
+    for block in network.blocks:
+        b, n, d = x.shape
+        y = held_norm(block.norm1, x)
+        q, k, v = block.attn.qkv(y).view(b, n, 3, 3, d // 3).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.mT / (d // 3) ** 0.5).softmax(-1).detach()
+        x = x + block.attn.proj((weights @ v).transpose(1, 2).reshape(b, n, d))
+        hidden = held_gelu(block.mlp.fc1(held_norm(block.norm2, x)))
+        x = x + block.mlp.fc2(hidden)
+        levels.append(x)
+    x = held_norm(network.norm, x)
+    logits = network.head(x[:, 0] if network.global_pool == "token" else x[:, -16:].mean(1))
+    gradients = torch.autograd.grad(score(logits).sum(), levels)
+    return torch.stack([(h * g).sum(-1) for h, g in zip(levels, gradients, strict=True)]), logits
+
+
+@pytest.mark.parametrize("more", [{}, {"reg_tokens": 2}, {"global_pool": "avg", "fc_norm": False}])
+def test_it_is_the_mean_over_levels_of_tokens_times_held_gradients(more):
+    network, image = timm_vit(**more), torch.randn(2, 3, 28, 28).double()
+    rows, logits = by_hand(network, image, lambda logits: logits[:, CLASS])
+    torch.testing.assert_close(network(image), logits)
+    maps = LibraGradient(smooth=0)(network, image, CLASS)
+    expected = rows.mean(0)
+    torch.testing.assert_close(
+        maps.values, expected[:, -16:].unflatten(1, (4, 4)).float(), atol=1e-5, rtol=1e-4
+    )
+    sizes = rows.abs().sum(0)
+    mass = sizes[:, :-16].sum(1) / sizes.sum(1)
+    torch.testing.assert_close(maps.prefix_mass, mass.float(), atol=1e-5, rtol=1e-4)
+
+
+def test_another_number_of_the_output_is_explained_as_it_is_written():
+    network, image = timm_vit(), torch.randn(1, 3, 28, 28).double()
+
+    def map_of(target):
+        return LibraGradient(smooth=0)(network, image, target).values
+
+    def expected(score):
+        return by_hand(network, image, score)[0].mean(0)[:, -16:].unflatten(1, (4, 4)).float()
+
+    def odds(z):
+        others = [i for i in range(5) if i != CLASS]
+        return z[:, CLASS] - z[:, others].logsumexp(1)
+
+    pairs = [
+        (Difference(Class(CLASS), Class(1)), lambda z: z[:, CLASS] - z[:, 1]),
+        (Odds(CLASS), odds),
+        (lambda z: z[:, 2] * 3, lambda z: z[:, 2] * 3),
+    ]
+    for target, score in pairs:
+        torch.testing.assert_close(map_of(target), expected(score), atol=1e-5, rtol=1e-4)
+
+
+def test_shares_and_constants_are_the_logit_at_the_first_level():
+    network, image = timm_vit(), torch.randn(2, 3, 28, 28).double()
+    maps = LibraGradient(check=True)(network, image, CLASS)
+    assert maps.completeness_gap.max() < 1e-12
+    network.blocks[1].mlp.act = LogSum()
+    with pytest.warns(UserWarning, match=r"no rule for logcumsumexp: up to \d+\.\d%"):
+        maps = LibraGradient()(network, image, CLASS)
+    assert maps.completeness_gap.min() > 1e-3
+
+
+class LogSum(nn.Module):
+    """Of channels beside each other; it is no gate times its input."""
+
+    def forward(self, x):
+        return x.logcumsumexp(-1)
+
+
+class Wrapped(nn.Module):
+    """A network whose images are shifted first, and whose logits come in a dictionary."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.inner = network
+
+    def forward(self, images):
+        return {"logits": self.inner(images * 1.0), "aside": images.mean()}
+
+
+def checkpointed(network):
+    network.set_grad_checkpointing()
+    return network
+
+
+def written_out(network):
+    for block in network.blocks:
+        block.attn.fused_attn = False
+    return network
+
+
+OTHERWISE = {
+    "wrapped": Wrapped,
+    "in a sequence": lambda network: nn.Sequential(nn.Identity(), network),
+    "gradient checkpointing": checkpointed,
+    "attention written out": written_out,
+    "left in train mode": lambda network: network.train(),
+    "compiled": lambda network: torch.compile(network, backend="eager"),
+    "deep copy in one precision more": lambda network: network.float().double(),
+}
+
+
+@pytest.mark.parametrize("way", OTHERWISE)
+def test_the_same_network_otherwise_has_the_same_map(way):
+    image = torch.randn(2, 3, 28, 28).double()
+    network = timm_vit(reg_tokens=1)
+    expected = LibraGradient()(network, image, CLASS)
+    other = OTHERWISE[way](timm_vit(reg_tokens=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = LibraGradient()(other, image, CLASS)
+    torch.testing.assert_close(found.values, expected.values, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_near(dtype):
+    torch.manual_seed(3)
+    network = ViT(image_size=28, patch_size=7, num_classes=5, dim=24, depth=2, heads=3).eval()
+    image = torch.randn(2, 3, 28, 28)
+    expected = LibraGradient(smooth=0)(network, image, CLASS).values
+    found = LibraGradient(smooth=0)(network.to(dtype), image.to(dtype), CLASS).values
+    assert found.dtype == torch.float32
+    difference = (found - expected).abs().mean() / expected.abs().mean()
+    assert difference < (0.1 if dtype is torch.bfloat16 else 0.02)
+
+
+def test_smoothing_keeps_the_total_and_stands_in_the_name():
+    network, image = timm_vit(), torch.randn(2, 3, 28, 28).double()
+    raw = LibraGradient(smooth=0)(network, image, CLASS)
+    smooth = LibraGradient()(network, image, CLASS)
+    assert (raw.method, smooth.method) == (
+        "LibraGradient(smooth=0.0)",
+        "LibraGradient(smooth=1.0)",
+    )
+    torch.testing.assert_close(smooth.values.sum((1, 2)), raw.values.sum((1, 2)))
+    assert smooth.values.std() < 0.8 * raw.values.std()
+
+
+def test_a_cnn_has_the_shares_of_its_last_features():
+    """Behind them is a mean and a linear layer: the map is that of HiResCAM without its ReLU."""
+    torch.manual_seed(5)
+    network = SEResNet(5, layers=(1, 1, 1, 1), widths=(4, 6, 8, 10)).double().eval()
+    image = torch.randn(2, 3, 64, 96).double()
+    kept = []
+    handle = network.layer4.register_forward_hook(lambda _m, _args, out: kept.append(out))
+    network(image)
+    handle.remove()
+    weight = next(m for m in network.modules() if isinstance(m, nn.Linear) and m.out_features == 5)
+    expected = torch.einsum("bchw,c->bhw", kept[0], weight.weight[CLASS]) / kept[0][0, 0].numel()
+    found = LibraGradient(smooth=0)(network, image, CLASS)
+    torch.testing.assert_close(found.values, expected.float(), atol=1e-6, rtol=1e-4)
+
+
+def test_it_says_why_it_cannot():
+    headless = TimmModel("test_vit", pretrained=False, num_classes=0)
+    with pytest.raises(ValueError, match="target"):
+        LibraGradient()(headless, torch.rand(1, 3, 160, 160))
+
+    class Cut(nn.Module):
+        def forward(self, images):
+            return F.one_hot(images.mean((2, 3)).argmax(1), 5).float()
+
+    with pytest.raises(ValueError, match="does not fit Cut: no gradient"):
+        LibraGradient()(Cut(), torch.rand(1, 3, 16, 16), CLASS)
