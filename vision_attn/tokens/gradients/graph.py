@@ -53,8 +53,9 @@ class Value:
 class GraphMode(HeldGradients):
     """Run under the rules, and note which node of the graph each value is.
 
-    After a run: values, by their nodes; names, of the functions that made them; attention_calls, the numbers of the calls that weigh values
-    by a softmax; calls, how many there were.
+    After a run: values, by their nodes; names, of the functions that made them, too;
+    attention_calls, the numbers of the calls that weigh values by a softmax; calls, how many there
+    were.
 
     Examples:
         >>> import torch
