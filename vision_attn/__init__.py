@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .runs.results import SavedResults, open_results
     from .runs.scoring import removal, score
     from .tokens.path.support import probe
+    from .tokens.record.weights import attention_weights
     from .types import Heatmaps, TokenLayout
 
 __version__ = "0.1.0"
@@ -69,6 +70,7 @@ _NAMES = {
     "LoadedModel": "hub",
     "SavedResults": "runs.results",
     "TokenLayout": "types",
+    "attention_weights": "tokens.record.weights",
     "draw_pictures": "pages.gallery.drawing",
     "explain": "runs.explain",
     "export": "models.export",

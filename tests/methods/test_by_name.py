@@ -6,7 +6,14 @@ import pytest
 from torch import nn
 
 from vision_attn import methods as explain
-from vision_attn.methods import Explainer, fitting_methods, methods, parse_method
+from vision_attn.methods import (
+    Explainer,
+    RawAttention,
+    choose_methods,
+    fitting_methods,
+    methods,
+    parse_method,
+)
 from vision_attn.methods.attribution import Occlusion
 from vision_attn.methods.gates import ChannelGates, SpatialGates
 from vision_attn.methods.gradcam import GradCAM
@@ -24,6 +31,10 @@ from vision_attn.methods.gradcam import GradCAM
         ("Occlusion(window=16, stride = 8,)", Occlusion(window=16, stride=8)),
         ("SpatialGates(layer=product)", SpatialGates(layer="product")),
         ("SpatialGates(layer=-2)", SpatialGates(layer=-2)),
+        ("GradCAM(layer=blocks.-1.norm1)", GradCAM(layer="blocks.-1.norm1")),
+        ("GradCAM(layer=[layer3, layer4.-1])", GradCAM(layer=("layer3", "layer4.-1"))),
+        ("GradCAM(layer=('layer3',))", GradCAM(layer=("layer3",))),
+        ("RawAttention(layer=[0, blocks.-1])", RawAttention(layer=(0, "blocks.-1"))),
     ],
 )
 def test_a_method_is_read_as_it_is_typed(text, explainer):
@@ -83,3 +94,11 @@ def test_fitting_leaves_out_what_the_network_refuses():
     assert {"GradCAM", "RandomMap"} <= names
     assert ChannelGates().refusal(nn.Conv2d(3, 5, 3)) == "it has no channel gates"
     assert not names & {"ChannelGates", "SpatialGates"}
+
+
+def test_modules_become_names_where_a_network_is_known():
+    network = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Sequential(nn.ReLU(), nn.Conv2d(5, 7, 3)))
+    given = GradCAM(layer=[network[1][1], "0"])
+    assert str(given) == "GradCAM(layer=(<Conv2d>, '0'))"
+    (chosen,) = choose_methods([given, "GradCAM(layer=[1.1, 0])"], network)
+    assert str(chosen) == "GradCAM(layer=('1.1', '0'))"

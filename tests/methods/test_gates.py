@@ -20,13 +20,13 @@ from vision_attn.attention.gates import CBAM, NoGate, SpatialMask, SqueezeExcite
 from vision_attn.methods.gates import (
     ChannelGates,
     SpatialGates,
-    channel_gates,
+    find_gates,
     gate_values,
-    spatial_gates,
 )
 from vision_attn.models import SEResNet, SpatialCNN
 
 IMAGES = torch.randn(2, 3, 10, 14)
+LARGER = torch.randn(2, 3, 64, 96)
 
 
 def cnn(*gates):
@@ -95,18 +95,20 @@ def test_spatial_maps_by_hand():
 )
 def test_gates_of_other_libraries(network, channel, spatial):
     network = network().eval()
-    assert (len(channel_gates(network)), len(spatial_gates(network))) == (channel, spatial)
-    if not channel:
-        return
+    images = torch.zeros(2, 3, 224, 224) if not channel else LARGER
+    gates = find_gates(network, images)
+    spatial_names = [gate.name for gate in gates if gate.spatial]
+    assert (len(gates) - len(spatial_names), len(spatial_names)) == (channel, spatial)
     seen = {}
-    for name, gate in (channel_gates(network) | spatial_gates(network)).items():
-        gate.register_forward_hook(
-            lambda _m, x, y, name=name: seen.update({name: (x[0], y.clone())})
+    for gate in gates:
+        network.get_submodule(gate.name).register_forward_hook(
+            lambda _m, x, y, name=gate.name: seen.update({name: (x[0], y.clone())})
         )
-    values = gate_values(network, torch.randn(2, 3, 64, 96))
+    values = gate_values(network, images) if gates else {}
+    assert list(values) == list(seen)
     for name, (x, y) in seen.items():
         value = values[name]
-        value = value[:, None] if name in spatial_gates(network) else value[:, :, None, None]
+        value = value[:, None] if name in spatial_names else value[:, :, None, None]
         torch.testing.assert_close(x * value, y)
 
 
@@ -268,7 +270,185 @@ def test_errors():
         ChannelGates(layer=1)(network, IMAGES)
     with pytest.raises(ValueError, match="Identity has no channel or spatial gates to read"):
         gate_values(nn.Identity(), IMAGES)
-    network.unused = SqueezeExcite(5)
-    network.forward = lambda images: nn.Sequential(*list(network)[:-1])(images)
-    with pytest.raises(ValueError, match="1 of 2 gates gave no value, first 'unused'"):
-        ChannelGates(layer=0)(network, IMAGES)
+    for layer, message in [
+        ("0", "layer '0' has 0 channel gates: expected one, such as '1'"),
+        (nn.ReLU(), "the ReLU that is given as a layer is no part of this network"),
+        ((0, 3), "1 channel gates: layer must be -1 to 0, got 3"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            ChannelGates(layer=layer)(network, IMAGES)
+    twice = cnn(CBAM(5), CBAM(5))
+    with pytest.raises(ValueError, match="layer 'mena' has 0 spatial gates: expected one"):
+        SpatialGates(layer="mena")(twice, IMAGES)
+
+
+def test_gates_are_chosen_by_index_name_or_module_and_averaged():
+    network = cnn(CBAM(5), CBAM(5))
+    first, second = (ChannelGates(layer=at)(network, IMAGES) for at in (0, 1))
+    for layer in ("4", "-5", "4.channel", network[4], network[4].channel, -1):
+        assert torch.equal(ChannelGates(layer=layer)(network, IMAGES).values, second.values)
+    both = ChannelGates(layer=[network[1], 1])(network, IMAGES)
+    assert both.method == "ChannelGates(layer=('1', 1))"
+    mean = (first.values + second.resized(10, 14).values) / 2
+    torch.testing.assert_close(both.values, mean)
+    spatial = SpatialGates(layer=["1.spatial", network[4]])(network, IMAGES).values
+    torch.testing.assert_close(spatial, SpatialGates(layer="mean")(network, IMAGES).values)
+
+
+# gates as people write them: what is multiplied decides, whatever it is called
+
+
+class SequentialSE(nn.Module):
+    """The whole branch in one Sequential, as in many repositories."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.conv = nn.Conv2d(5, 5, 3, padding=1)
+        self.branch = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Conv2d(5, 3, 1), nn.ReLU(), nn.Conv2d(3, 5, 1), activation
+        )
+
+    def forward(self, x):
+        y = self.conv(x)
+        return nn.functional.relu(y * self.branch(y) + x)
+
+
+class HardSigmoid(nn.Module):
+    def forward(self, x):
+        return nn.functional.relu6(x + 3.0) / 6.0
+
+
+class LinearSE(nn.Module):
+    """Squeezed to (b c), back by a view, as in the first repository of SENet in torch."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Sequential(nn.Linear(5, 3), nn.ReLU(), nn.Linear(3, 5), nn.Sigmoid())
+
+    def forward(self, x):
+        b, c, _, _ = x.size()
+        y = nn.functional.adaptive_avg_pool2d(x, 1).view(b, c)
+        return x * self.fc(y).view(b, c, 1, 1).expand_as(x)
+
+
+class Functional(nn.Module):
+    """A spatial gate of torch.sigmoid, in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.score = nn.Conv2d(5, 1, 3, padding=1)
+
+    def forward(self, x):
+        x = x.clone()
+        x *= torch.sigmoid(self.score(x))
+        return x
+
+
+class ByHandCBAM(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ca = nn.Sequential(nn.AdaptiveMaxPool2d(1), nn.Conv2d(5, 5, 1), nn.Sigmoid())
+        self.sa = nn.Sequential(nn.Conv2d(5, 1, 3, padding=1), nn.Sigmoid())
+
+    def forward(self, x):
+        x = self.ca(x) * x
+        return self.sa(x) * x
+
+
+class Coordinate(nn.Module):
+    """Hou et al. 2021, with its hard swish inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.act = nn.Conv2d(5, 8, 1), nn.Hardswish()
+        self.conv_h, self.conv_w = nn.Conv2d(8, 5, 1), nn.Conv2d(8, 5, 1)
+
+    def forward(self, x):
+        h, w = x.shape[2:]
+        rows, columns = x.mean(3, keepdim=True), x.mean(2, keepdim=True).permute(0, 1, 3, 2)
+        y = self.conv1(torch.cat([rows, columns], dim=2))
+        y = y * nn.functional.relu6(y + 3) / 6
+        rows, columns = torch.split(y, [h, w], dim=2)
+        self.a_h = self.conv_h(rows).sigmoid()
+        self.a_w = self.conv_w(columns.permute(0, 1, 3, 2)).sigmoid()
+        return x * self.a_w * self.a_h
+
+
+@pytest.mark.parametrize(
+    ("gate", "name", "shape"),
+    [
+        (lambda: SequentialSE(nn.Sigmoid()), "1.branch", (2, 5)),
+        (lambda: SequentialSE(nn.Hardsigmoid()), "1.branch", (2, 5)),
+        (lambda: SequentialSE(nn.Hardsigmoid(inplace=True)), "1.branch", (2, 5)),
+        (lambda: SequentialSE(HardSigmoid()), "1.branch", (2, 5)),
+        (LinearSE, "1", (2, 5)),
+        (Functional, "1", (2, 10, 14)),
+        (Coordinate, "1", (2, 5, 10, 14)),
+    ],
+    ids=["sigmoid", "hard", "hard in place", "relu6", "linear", "spatial", "coordinate"],
+)
+def test_gates_are_known_by_what_is_multiplied(gate, name, shape):
+    torch.manual_seed(0)
+    network = cnn(gate())
+    found = gate_values(network, IMAGES)
+    assert {key: tuple(values.shape) for key, values in found.items()} == {name: shape}
+    module, x = network[1], network[0](IMAGES)
+    if isinstance(module, SequentialSE):
+        expected = module.branch(module.conv(x))[:, :, 0, 0]
+    elif isinstance(module, LinearSE):
+        expected = module.fc(x.mean((2, 3)))
+    elif isinstance(module, Functional):
+        expected = module.score(x).sigmoid()[:, 0]
+    else:
+        expected = module.a_w * module.a_h
+    torch.testing.assert_close(found[name], expected)
+    kind = SpatialGates if isinstance(module, Functional) else ChannelGates
+    features = module.conv(x) if isinstance(module, SequentialSE) else x
+    every = expected[:, :, None, None] if expected.ndim == 2 else expected
+    wanted = expected if kind is SpatialGates else (every * features.abs()).mean(1)
+    torch.testing.assert_close(kind()(network, IMAGES).values, wanted)
+
+
+def test_gates_one_after_the_other_are_two_and_are_named_for_what_makes_them():
+    network = cnn(ByHandCBAM())
+    found = gate_values(network, IMAGES)
+    x = network[0](IMAGES)
+    channels = network[1].ca(x)
+    assert list(found) == ["1.ca", "1.sa"]
+    torch.testing.assert_close(found["1.ca"], channels[:, :, 0, 0])
+    torch.testing.assert_close(found["1.sa"], network[1].sa(channels * x)[:, 0])
+
+
+class Swish(nn.Module):
+    """x sigmoid(beta x), by hand in several ways."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.beta = way, nn.Parameter(torch.full((5,), 1.5))
+
+    def forward(self, x):
+        return {
+            "sigmoid": lambda: x * torch.sigmoid(x),
+            "quick gelu": lambda: x * torch.sigmoid(1.702 * x),
+            "learned": lambda: x * torch.sigmoid(self.beta.view(1, -1, 1, 1) * x),
+            "hard": lambda: x * (nn.functional.relu6(x + 3) / 6),
+            "in place": lambda: x.mul_(x.sigmoid()),
+            "of weights": lambda: x * torch.sigmoid(self.beta)[None, :, None, None],
+            "relu6": lambda: nn.functional.relu6(x),
+            "silu": lambda: nn.functional.silu(x),
+        }[self.way]()
+
+
+@pytest.mark.parametrize(
+    "way", ["sigmoid", "quick gelu", "learned", "hard", "in place", "of weights", "relu6", "silu"]
+)
+def test_an_activation_is_no_gate(way):
+    network = cnn(Swish(way))
+    assert ChannelGates().refusal_for(network, IMAGES) == "it has no channel gates"
+    assert SpatialGates().refusal_for(network, IMAGES) == "it has no spatial gates"
+
+
+def test_attention_from_token_to_token_is_no_gate():
+    for name in ("test_vit", "convit_tiny"):
+        network = timm.create_model(name, num_classes=5).eval()
+        assert ChannelGates().refusal(network) == "it has no channel gates"

@@ -548,3 +548,33 @@ def test_another_thread_may_ask_the_network_meanwhile(method, network):
     assert torch.equal(values, alone[0])
     assert found
     assert all(torch.equal(one, alone[1]) for one in found)
+
+
+def test_layers_as_modules_from_the_end_and_several_at_once(resnet):
+    images = torch.randn(2, 3, 64, 96)
+    last, early = (explain.GradCAM(layer=name)(resnet, images, 5) for name in ("layer4", "layer2"))
+    for layer in (resnet.layer4, "layer4.-1", [resnet.layer4]):
+        found = explain.GradCAM(layer=layer)(resnet, images, 5)
+        torch.testing.assert_close(found.values, last.values)
+    assert explain.GradCAM(layer=resnet.layer4)(resnet, images, 5).method == last.method
+    wrapped = explain.GradCAM(layer=resnet.layer4)(Wrapped(resnet), images, 5)
+    assert wrapped.method == "GradCAM(layer='network.layer4')"
+    both = explain.GradCAM(layer=[resnet.layer2, "layer4.-1"])(resnet, images, 5)
+    assert both.method == "GradCAM(layer=('layer2', 'layer4.-1'))"
+    coarse = F.interpolate(last.values[:, None], early.values.shape[1:], mode="bilinear")[:, 0]
+    torch.testing.assert_close(both.values, (early.values + coarse) / 2)
+    assert torch.equal(both.targets, last.targets)
+
+
+def test_a_module_that_is_no_layer_gets_one_line(resnet):
+    images = torch.randn(2, 3, 64, 64)
+    for layer, message in [
+        (nn.ReLU(), "the ReLU that is given as a layer is no part of this network"),
+        (resnet, "the ResNet that is given as a layer is the network itself"),
+        (["layer4", "layer9"], "it has no layer 'layer9' .did you mean 'layer4'"),
+        ("layer4.-9", "it has no layer 'layer4.-9'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            explain.GradCAM(layer=layer)(resnet, images, 5)
+    with pytest.raises(ValueError, match="option layer: expected text, a module, a list of these"):
+        explain.GradCAM(layer=[])

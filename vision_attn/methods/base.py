@@ -4,7 +4,7 @@ Axes: b batch, c channels, h height, w width, k classes.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vision_attn.compat.torch_private import uncompiled
 from vision_attn.hooks import apart
 from vision_attn.inference import eval_mode, frozen_parameters
-from vision_attn.methods.options import conform
+from vision_attn.methods.options import conform, spelt, takes
 from vision_attn.methods.smoothing import smoothed
 from vision_attn.methods.targets import (
     Class,
@@ -28,7 +28,7 @@ from vision_attn.methods.targets import (
 )
 from vision_attn.tokens.inputs import images_in_words
 from vision_attn.tokens.layout import layout_of
-from vision_attn.tokens.modules import network_of
+from vision_attn.tokens.modules import module_name, network_of
 from vision_attn.tokens.outputs import check_finite, giving
 from vision_attn.types import Head, Heatmaps, Images, Model, TokenLayout
 
@@ -100,13 +100,16 @@ class Explainer(ABC):
     @classmethod
     def convert_option(cls, option: str, value: Any) -> Any:
         """Convert a value to the type of an option; ValueError where it does not fit."""
-        if isinstance(value, nn.Module | Model):
+        kind = cls.options()[option]
+        if isinstance(value, Model) or (
+            isinstance(value, nn.Module) and not takes(kind, nn.Module)
+        ):
             raise ValueError(
                 f"{cls.__name__}: option {option}: got a network; give it with the images, "
                 f"{cls.__name__}()(network, images)"
             )
         try:
-            return conform(value, cls.options()[option])
+            return conform(value, kind)
         except ValueError as error:
             raise ValueError(f"{cls.__name__}: option {option}: {error}") from None
 
@@ -114,11 +117,44 @@ class Explainer(ABC):
         """The method as on the command line, with the options that differ from their defaults."""
         defaults = {field.name: field.default for field in fields(self)}
         options = ", ".join(
-            f"{name}={float(value) if isinstance(defaults[name], float) else value!r}"
+            f"{name}={float(value) if isinstance(defaults[name], float) else spelt(value)}"
             for name in self.options()
             if (value := getattr(self, name)) != defaults[name]
         )
         return f"{type(self).__name__}({options})" if options else type(self).__name__
+
+    def named_in(self, network: nn.Module | Model) -> "Explainer":
+        """Return the same method with the modules among its options by their names in a network.
+
+        Raises ValueError for a module that is none of the network's.
+        """
+
+        def name(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(map(name, value))
+            if not isinstance(value, nn.Module):
+                return value
+            found = module_name(network_of(network), value)
+            if not found:
+                what = "is the network itself" if found == "" else "is no part of this network"
+                raise ValueError(
+                    f"{self}: the {type(value).__name__} that is given as a layer {what}: give one "
+                    "of its modules, or the name of one"
+                )
+            return found.removeprefix("_orig_mod.")
+
+        given = {option: getattr(self, option) for option in self.options()}
+        named = {option: name(value) for option, value in given.items()}
+        return self if named == given else replace(self, **named)
+
+    def of_each_layer(self) -> "Sequence[Explainer]":
+        """Return the method for each of the layers that its option `layer` lists."""
+        layer = getattr(self, "layer", None)
+        return (
+            [replace(self, **{"layer": one}) for one in layer]
+            if isinstance(layer, tuple)
+            else [self]
+        )
 
     @abstractmethod
     def refusal(self, network: nn.Module) -> str | None:
@@ -177,12 +213,13 @@ class Explainer(ABC):
             ValueError: The network is refused, an argument does not fit, the network has no
                 classifier and no target is given, or the result is not finite.
         """
-        with self.prepared(network, images, target, layout, head) as arguments:
+        method = self.named_in(network)
+        with method.prepared(network, images, target, layout, head) as arguments:
             network, images, *_ = arguments
-            maps = self.explain(*arguments)
+            maps = mean_of([one.explain(*arguments) for one in method.of_each_layer()], str(method))
             if self.smooth:
                 maps = replace(maps, values=smoothed(maps.values, self.smooth))
-            check_finite(maps.values, f"the map of {self}", network, images)
+            check_finite(maps.values, f"the map of {method}", network, images)
         return maps
 
     @contextmanager
@@ -222,6 +259,35 @@ class Explainer(ABC):
                     raise ValueError(
                         f"{self} does not fit {type(network).__name__}: {reason}"
                     ) from error
+
+
+def mean_of(maps: Sequence[Heatmaps], method: str) -> Heatmaps:
+    """Average the maps of several layers, brought to the finest grid among them, bilinear.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.methods.base import mean_of
+        >>> from vision_attn.types import Heatmaps
+        >>> maps = [Heatmaps(torch.full((1, n, n), float(n)), "") for n in (2, 4)]
+        >>> mean_of(maps, "both").values.shape, mean_of(maps, "both").values.unique().tolist()
+        (torch.Size([1, 4, 4]), [3.0])
+    """
+    first = maps[0]
+    if len(maps) == 1:
+        return first
+    height, width = max((one.values.shape[1:] for one in maps), key=lambda grid: grid.numel())
+
+    def mean(name: str) -> Tensor | None:
+        parts = [part for one in maps if (part := getattr(one, name)) is not None]
+        return torch.stack(parts).mean(0) if len(parts) == len(maps) else None
+
+    return Heatmaps(
+        torch.stack([one.resized(height, width).values for one in maps]).mean(0),
+        method,
+        first.targets,
+        prefix_mass=mean("prefix_mass"),
+        outlier_mass=mean("outlier_mass"),
+    )
 
 
 def layout_for(model: nn.Module | Model, images: Tensor) -> TokenLayout | None:

@@ -17,7 +17,7 @@ from vision_attn.methods.legrad import LeGrad
 from vision_attn.methods.libra import LibraGradient
 from vision_attn.methods.lime import LIME
 from vision_attn.methods.masked_regression import MaskedRegression
-from vision_attn.methods.options import hint
+from vision_attn.methods.options import hint, takes
 from vision_attn.methods.raw_attention import QueryKey, RawAttention
 from vision_attn.methods.relevance import AttentionGradCAM, Relevance
 from vision_attn.methods.rollout import GradientRollout, Rollout, WeightedRollout
@@ -126,7 +126,7 @@ def choose_methods(
     chosen: list[Explainer] = []
     for method in methods:
         if isinstance(method, Explainer):
-            chosen.append(method)
+            chosen.append(method.named_in(network))
         elif method.strip().lower() == "all":
             chosen += _some_fitting(network)
         else:
@@ -257,9 +257,16 @@ def _options(text: str, whole: str) -> dict[str, str]:
 
 
 def _value(method: type[Explainer], option: str, text: str) -> Any:
-    """Read a value as a Python literal if the option takes that, else as the word itself."""
+    """Read a value as a Python literal if the option takes that, else as the word itself.
+
+    A list may be one of words, where the option takes that.
+    """
     try:
         literal = CONSTANTS[text] if text in CONSTANTS else ast.literal_eval(text)
         return method.convert_option(option, literal)
     except (ValueError, SyntaxError, TypeError):
+        if text[:1] in "[(" and takes(method.options()[option], ...):
+            words = text[1:-1].rstrip(", ").split(",")
+            value = [_value(method, option, word.strip()) for word in words]
+            return method.convert_option(option, value)
         return method.convert_option(option, text.strip("'\""))

@@ -24,7 +24,7 @@ from vision_attn.methods.base import Explainer
 from vision_attn.methods.options import hint
 from vision_attn.methods.targets import Target
 from vision_attn.tokens.layout import layout_of
-from vision_attn.tokens.modules import attends, why_opaque
+from vision_attn.tokens.modules import LayerLike, attends, module_name, why_opaque
 from vision_attn.tokens.outputs import run
 from vision_attn.tokens.path.path import find_places
 from vision_attn.tokens.path.places import Places
@@ -53,7 +53,9 @@ class ClassActivationMap(Explainer):
 
     relu(sum_c contribution(A, G)).
 
-    layer: the module's name (`layer4.2`, `blocks.11.norm1`). None takes the last map that a
+    layer: a module of the network (`network.layer4`), or its name (`layer4.2`, `blocks.-1.norm1`,
+    where -1 is the last child); of a list of these the mean of their maps, brought to the finest
+    grid among them. None takes the last map that a
     convolutional network makes (pools excepted), or the norm before the last attention of a
     transformer: there the class token has not yet read the patches, so the gradient reaches them.
     Where norms follow the attention (post-norm) it is the output of the block before the last.
@@ -69,7 +71,7 @@ class ClassActivationMap(Explainer):
         "it has no layer 'layer5' (did you mean 'layer4'?)"
     """
 
-    layer: str | None = None
+    layer: LayerLike | list[LayerLike] | tuple[LayerLike, ...] | None = None
 
     class_specific = True
     needs_gradients = True
@@ -85,7 +87,8 @@ class ClassActivationMap(Explainer):
         if reason := why_opaque(network):
             return reason
         try:
-            find_layers(network, self.layer)
+            for layer in self.layer if isinstance(self.layer, tuple) else [self.layer]:
+                find_layers(network, layer)
         except ValueError as error:
             return str(error)
         return None
@@ -97,6 +100,7 @@ class ClassActivationMap(Explainer):
         target: Target,
         layout: TokenLayout | None,
     ) -> Heatmaps:
+        assert not isinstance(self.layer, tuple | list)  # one of them at a time
         norms = place_norms(network) if self.after_norm and self.layer is None else []
         layers = find_layers(network, self.layer)
         with cut(layers, norms) as leaves, linear_by_convolution(layers[0]) as is_linear:
@@ -264,22 +268,26 @@ def inverse(x: Tensor) -> Tensor:
 
 
 def find_layers(
-    network: nn.Module, name: str | None, before: nn.Module | None = None
+    network: nn.Module, layer: LayerLike | None, before: nn.Module | None = None
 ) -> list[nn.Module]:
     """Find the modules to read, inside out: the last of them to give a map is meant.
 
-    A name finds one module, through wrappers (`layer4` finds `network.layer4`). Without a name: the
+    layer: one module or its name, as `module_name` takes it. None: the
     norm before the last attention or the last spatial convolution, whichever comes later in the
     network, all modules around it and, after a convolution, all that follow but pools; after an
     attention, the batch norms that follow its block. before: a module, before which to look. Raises
     ValueError where there is none.
     """
     modules = dict(network.named_modules())
-    if name is not None:
-        matches = [path for path in modules if path == name or path.endswith(f".{name}")]
-        if not matches:
-            raise ValueError(f"it has no layer {name!r}{hint(name, modules)}")
-        return [modules[min(matches, key=len)]]
+    if layer is not None:
+        name = module_name(network, layer)
+        if name is None:
+            raise ValueError(
+                f"it has no layer {layer!r}{hint(layer, modules)}"
+                if isinstance(layer, str)
+                else f"the {type(layer).__name__} that is given as a layer is no part of it"
+            )
+        return [network.get_submodule(name)]
 
     order = list(modules)
     end = len(order) if before is None else list(modules.values()).index(before)

@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, Literal, Union, get_args, get_origin
 
-__all__ = ["choices", "conform", "describe", "hint"]
+from torch import nn
+
+__all__ = ["choices", "conform", "describe", "hint", "spelt", "takes"]
 
 LONGEST = 80  # characters of a value that a message quotes
 WORDS = {
@@ -14,14 +16,15 @@ WORDS = {
     float: "a number",
     str: "text",
     type(None): "none",
+    nn.Module: "a module",
 }
 
 
 def conform(value: Any, kind: Any) -> Any:
     """Convert a value to an annotation's type: int to float, list to tuple, all else as it is.
 
-    kind: bool, int, float, str, None, Literal[...], tuple[...] or a union of these. Raises
-    ValueError for a value that does not fit.
+    kind: bool, int, float, str, None, nn.Module, Literal[...], tuple[...] or a union of these;
+    tuple[X, ...] and list[X] take one or more. Raises ValueError for a value that does not fit.
 
     Examples:
         >>> from vision_attn.methods.options import conform
@@ -37,18 +40,40 @@ def conform(value: Any, kind: Any) -> Any:
     elif get_origin(kind) is Literal:
         if value in get_args(kind) and not isinstance(value, bool):
             return value
-    elif get_origin(kind) is tuple:
+    elif get_origin(kind) in (tuple, list):
         parts = get_args(kind)
+        if isinstance(value, tuple | list) and value and _any_number(kind):
+            parts = parts[:1] * len(value)
         if isinstance(value, tuple | list) and len(value) == len(parts):
             return tuple(conform(one, part) for one, part in zip(value, parts, strict=True))
     elif kind is float and type(value) is int:
         return float(value)
-    elif type(value) is kind:
+    elif type(value) is kind or (kind is nn.Module and isinstance(value, nn.Module)):
         return value
     found = repr(value)
     if len(found) > LONGEST:
         found = f"a value of type {type(value).__name__}"
     raise ValueError(f"expected {describe(kind)}, got {found}{hint(value, choices(kind))}")
+
+
+def takes(kind: Any, wanted: Any) -> bool:
+    """Whether an annotation, or a part of it, is this type, or `...` for any number of them.
+
+    Examples:
+        >>> from vision_attn.methods.options import takes
+        >>> takes(int | tuple[str, ...], str)
+        True
+    """
+    return kind is wanted or any(takes(arm, wanted) for arm in get_args(kind))
+
+
+def spelt(value: Any) -> str:
+    """Write a value as Python does, a module by its class alone."""
+    if isinstance(value, nn.Module):
+        return f"<{type(value).__name__}>"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(spelt, value))}{',' * (len(value) == 1)})"
+    return repr(value)
 
 
 def choices(kind: Any) -> list[str]:
@@ -67,7 +92,12 @@ def describe(kind: Any) -> str:
         >>> describe(Literal["a", "b"] | None)
         "'a', 'b' or none"
     """
-    return _either(_alternatives(kind))
+    return _either(list(dict.fromkeys(_alternatives(kind))))
+
+
+def _any_number(kind: Any) -> bool:
+    """Whether an annotation is that of a list, of any length."""
+    return get_origin(kind) is list or get_args(kind)[-1:] == (...,)
 
 
 def _alternatives(kind: Any) -> list[str]:
@@ -75,6 +105,8 @@ def _alternatives(kind: Any) -> list[str]:
         return [words for arm in get_args(kind) for words in _alternatives(arm)]
     if get_origin(kind) is Literal:
         return [repr(value) for value in get_args(kind)]
+    if _any_number(kind):
+        return ["a list of these"]
     if get_origin(kind) is tuple:
         return [f"({', '.join(describe(part) for part in get_args(kind))})"]
     return [WORDS.get(kind, str(kind))]

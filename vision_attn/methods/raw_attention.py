@@ -14,13 +14,16 @@ from vision_attn.methods.attention_explainer import AttentionExplainer, Place, f
 from vision_attn.methods.targets import Target
 from vision_attn.tokens.carry.transpose import apply_transpose
 from vision_attn.tokens.layout import coarser
+from vision_attn.tokens.modules import LayerLike, calls_of_layer
 from vision_attn.tokens.path.branches import of_one_call, without_readout
 from vision_attn.tokens.path.chain import Attention, Chain, Patches, PropagationRule
 from vision_attn.tokens.path.path import find_path
 from vision_attn.tokens.record.calls import AttentionCall
 from vision_attn.types import Heatmaps, Images, TokenLayout
 
-__all__ = ["QueryKey", "RawAttention", "layer_index"]
+__all__ = ["AttentionLayer", "QueryKey", "RawAttention", "layer_index"]
+
+AttentionLayer = int | LayerLike | list[int | LayerLike] | tuple[int | LayerLike, ...]
 
 
 @dataclass(frozen=True)
@@ -28,10 +31,11 @@ class RawAttention(AttentionExplainer):
     """The weights of one layer in the rows that the classifier reads, unchanged.
 
     With a class token its row; with mean pooling the mean row of the patches; with an attention
-    pool, as the last layer, the pool's own row. layer: in the order they ran, -1 the last. head:
-    one head, None the mean of all; a pool's heads are its looks: views, hops one after the other,
-    levels (what each patch counts for, then what its region does). Only the rows needed are
-    computed: O(n) each.
+    pool, as the last layer, the pool's own row. layer: in the order they ran, -1 the last; or the
+    module that attends or a block around it, or the name of one (`blocks.-2`); of a list of these
+    the mean of their maps. head: one head, None the mean of all; a pool's heads are its looks:
+    views, hops one after the other, levels (what each patch counts for, then what its region does).
+    Only the rows needed are computed: O(n) each.
 
     Examples:
         >>> import torch
@@ -43,7 +47,7 @@ class RawAttention(AttentionExplainer):
         True
     """
 
-    layer: int = -1
+    layer: AttentionLayer = -1
     head: int | None = None
 
     class_specific = False
@@ -58,7 +62,7 @@ class RawAttention(AttentionExplainer):
     ) -> Heatmaps:
         traced = trace(network, images, layout)
         with full_precision(images):
-            index = layer_index(traced.chain.layers, self.layer)
+            index = layer_index(traced.chain, self.layer, network)
             chain = of_one_call(traced.chain, index)
             shares = one_layer(chain, traced.seed(chain), index, self.head)
             return traced.heatmaps(shares[:, 0], self, total=1.0)
@@ -71,8 +75,8 @@ class QueryKey(AttentionExplainer):
     query: "cls" for the class token, or a place (x, y) of the image, x to the right and y down: two
     whole numbers are a pixel of the network's input, two fractions are shares of its width and
     height. None: the class token where there is one, else the centre. kind: softmax weights, or the
-    scores before the softmax. layer: in the order they ran, -1 the last in which patches take part.
-    head: one head, None the mean of all. Costs O(n d).
+    scores before the softmax. layer: in the order they ran, -1 the last in which patches take part;
+    or as RawAttention takes it. head: one head, None the mean of all. Costs O(n d).
 
     Examples:
         >>> import torch
@@ -85,7 +89,7 @@ class QueryKey(AttentionExplainer):
 
     query: Place | None = None
     kind: Literal["weights", "scores"] = "weights"
-    layer: int = -1
+    layer: AttentionLayer = -1
     head: int | None = None
 
     class_specific = False
@@ -119,7 +123,7 @@ class QueryKey(AttentionExplainer):
         scores = self.kind == "scores"
         traced = trace(network, images, layout, ["scores"] if scores else [])
         chain = without_readout(traced.chain)
-        index = layer_index(chain.layers, self.layer)
+        index = layer_index(chain, self.layer, network)
         chain = of_one_call(chain, index)
         usual: Place = "cls" if traced.layout.class_token else (0.5, 0.5)
         where = usual if self.query is None else self.query
@@ -194,20 +198,23 @@ def _nothing(layer: int, call: AttentionCall, r: Tensor, windows: int, patches: 
     return r.new_zeros(*r.shape[:2], call.keys)
 
 
-def layer_index(layers: int, layer: int) -> int:
-    """Count a layer from 0, where -1 is the last; ValueError where there is no such layer.
+def layer_index(chain: Chain, layer: AttentionLayer, network: nn.Module) -> int:
+    """Count a layer from 0, given by its index, -1 the last, or as a module or its name.
 
-    Examples:
-        >>> from vision_attn.methods.raw_attention import layer_index
-        >>> layer_index(layers=12, layer=-1)
-        11
+    Raises ValueError where there is no such layer, or several calls in it.
     """
-    if not -layers <= layer < layers:
+    callers = [""] * chain.layers
+    for link in chain.links:
+        if isinstance(link, Attention) and link.call is not None:
+            callers[link.layer] = link.call.module
+    assert not isinstance(layer, tuple | list)  # one of them at a time
+    found = calls_of_layer(network, callers, layer)
+    if len(found) > 1:
         raise ValueError(
-            f"layer must be from {-layers} to {layers - 1}, as there are {layers} attention calls, "
-            f"got {layer}"
+            f"layer {layer!r}: it makes {len(found)} attention calls; expected one of "
+            f"{', '.join(callers[at] for at in found)}"
         )
-    return layer % layers
+    return found[0]
 
 
 def one_head(call: AttentionCall, head: int | None) -> slice:

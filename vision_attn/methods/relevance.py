@@ -20,7 +20,7 @@ from vision_attn.methods.attention_explainer import (
     full_precision,
     trace_gradients,
 )
-from vision_attn.methods.raw_attention import layer_index
+from vision_attn.methods.raw_attention import AttentionLayer, layer_index
 from vision_attn.methods.rollout import weight_gradients, weights_and_gradients
 from vision_attn.methods.targets import Target
 from vision_attn.tokens.carry.transpose import apply_raw_transpose, apply_transpose
@@ -81,7 +81,7 @@ class AttentionGradCAM(AttentionExplainer):
 
     (mean_h w_h A_h)+ in the rows that the classifier reads, w_h the mean of dA_h over patches: the
     seed's mean gradient by the weights it gives to patches. layer: in the order they ran, -1
-    the last, where a class token's gradient is.
+    the last, where a class token's gradient is; or as RawAttention takes it.
 
     Examples:
         >>> import torch
@@ -92,7 +92,7 @@ class AttentionGradCAM(AttentionExplainer):
         torch.Size([1, 2, 2])
     """
 
-    layer: int = -1
+    layer: AttentionLayer = -1
 
     class_specific = True
     needs_gradients = True
@@ -106,7 +106,7 @@ class AttentionGradCAM(AttentionExplainer):
         layout: TokenLayout | None,
     ) -> Heatmaps:
         traced, gradients, target = trace_gradients(network, images, target, layout)
-        index = layer_index(traced.chain.layers, self.layer)
+        index = layer_index(traced.chain, self.layer, network)
 
         def step(
             layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches

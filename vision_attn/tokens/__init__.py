@@ -9,5 +9,6 @@ from vision_attn.tokens.layout import layout_of
 from vision_attn.tokens.path.support import probe
 from vision_attn.tokens.record.calls import AttentionCall
 from vision_attn.tokens.record.record import record_attention
+from vision_attn.tokens.record.weights import attention_weights
 
-__all__ = ["AttentionCall", "layout_of", "probe", "record_attention"]
+__all__ = ["AttentionCall", "attention_weights", "layout_of", "probe", "record_attention"]

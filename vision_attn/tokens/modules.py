@@ -1,5 +1,7 @@
 """What explainers need of any network: its modules, where they can be seen."""
 
+import re
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -11,12 +13,16 @@ from vision_attn.inference import modules_of
 from vision_attn.types import Model
 
 __all__ = [
+    "LayerLike",
     "attends",
     "calls_attention",
+    "calls_of_layer",
+    "module_name",
     "network_of",
     "why_opaque",
 ]
 
+LayerLike = str | nn.Module  # a module, or its name as people write it
 OPERATOR = type(torch.ops.aten.add.Tensor)
 
 # What modules call their query and key projections: one name for both, or a pair.
@@ -33,6 +39,86 @@ PROJECTIONS: tuple[frozenset[str], ...] = tuple(
 def network_of(model: nn.Module | Model) -> nn.Module:
     """Return a model's network; a network is returned as it is."""
     return model.network if isinstance(model, Model) else model
+
+
+def module_name(network: nn.Module, layer: LayerLike) -> str | None:
+    """Find the full name of a layer, given as the module itself or by a name; None: there is none.
+
+    A name may leave out what is wrapped around the network, and count children from the end: the
+    shortest full name that fits is meant.
+
+    Examples:
+        >>> from torch import nn
+        >>> from vision_attn.tokens.modules import module_name
+        >>> network = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh(), nn.ELU()))
+        >>> module_name(network, "1.-1"), module_name(network, network[1][0])
+        ('1.1', '1.0')
+    """
+    names = modules_of(network)
+    if isinstance(layer, nn.Module):
+        return names.get(layer)
+    modules = {name: module for module, name in names.items()}
+    found = [_below(modules, root, layer.split(".")) for root in modules]
+    return min((name for name in found if name is not None), key=len, default=None)
+
+
+def _below(modules: dict[str, nn.Module], name: str, parts: Sequence[str]) -> str | None:
+    """The name of a module below another, child by child, -1 the last child."""
+    for part in parts:
+        if re.fullmatch(r"-\d+", part):
+            children = [child for child, _ in modules[name].named_children()]
+            if int(part) < -len(children):
+                return None
+            part = children[int(part)]
+        name = f"{name}.{part}" if name else part
+        if name not in modules:
+            return None
+    return name
+
+
+def calls_of_layer(
+    network: nn.Module, callers: Sequence[str], layer: int | LayerLike
+) -> Sequence[int]:
+    """Find the attention calls of a layer among those whose modules have these names, in order.
+
+    layer: the index of a call, -1 the last; or a module, or its name: the calls made in it. Raises
+    ValueError where there is none.
+
+    Examples:
+        >>> from vision_attn.models import ViT
+        >>> from vision_attn.tokens.modules import calls_of_layer
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> calls_of_layer(network, ["blocks.0.attn.attend", "blocks.1.attn.attend"], "blocks.-1")
+        [1]
+    """
+    count = len(callers)
+    if isinstance(layer, int):
+        if not -count <= layer < count:
+            raise ValueError(
+                f"layer must be from {-count} to {count - 1}, as there are {count} attention "
+                f"calls, got {layer}"
+            )
+        return [layer % count]
+    name = module_name(network, layer)
+    inside = [
+        at
+        for at, caller in enumerate(callers)
+        if name is not None and f"{caller}.".startswith(f"{name}." if name else "")
+    ]
+    if not inside:
+        what = layer if isinstance(layer, str) else name or type(layer).__name__
+        missing = "no such layer" if name is None else "it makes no attention call"
+        raise ValueError(
+            f"layer {what!r}: {missing}; expected an index from {-count} to {count - 1}, or one of "
+            f"{_first(callers)}, or what contains it"
+        )
+    return inside
+
+
+def _first(names: Sequence[str], most: int = 4) -> str:
+    """The first of some names, each once."""
+    each = list(dict.fromkeys(filter(None, names)))
+    return ", ".join(each[:most] + ["..."] * (len(each) > most))
 
 
 def attends(module: nn.Module) -> bool:

@@ -41,7 +41,7 @@ from vision_attn.methods import (
     fitting_methods,
     gate_values,
 )
-from vision_attn.methods.gates import channel_gates, spatial_gates
+from vision_attn.methods.gates import find_gates
 from vision_attn.methods.targets import TargetLike, model_output, no_classifier
 from vision_attn.models.timm_model import TimmModel
 from vision_attn.pages import inspect as parts
@@ -365,8 +365,9 @@ class Look:
     def gates(self, images: Images) -> Iterator[parts.Gate]:
         """Every gate in the order they run; of a channel gate also where its channels are."""
         network = self.model.network
-        of_channels = list(channel_gates(network))
-        if not of_channels and not spatial_gates(network):
+        gates = find_gates(network, images)
+        of_channels = [gate.name for gate in gates if not gate.spatial]
+        if not gates:
             return
         for name, values in gate_values(network, images).items():
             if values.ndim == 2:

@@ -340,10 +340,19 @@ class LazyWeights(AttentionCall):
             alpha = self.scale * LOG2_E
             return product(q, k.mT, "weights", tile.workspace, alpha, lse, -LOG2_E).exp2_()
         scores = self.tile_scores(tile)
+        if scores.requires_grad:
+            return self._weights_on_graph(scores)[..., tile.keys]
         if self.mask is None:
             return torch.softmax(scores, -1, out=scores)[..., tile.keys]
         blind = (scores == -torch.inf).all(-1, keepdim=True)  # such a query has no weights
         return torch.softmax(scores, -1, out=scores).masked_fill_(blind, 0)[..., tile.keys]
+
+    def _weights_on_graph(self, scores: Tensor) -> Tensor:
+        """Compute the softmax with its gradient; a query that sees nothing has neither."""
+        if self.mask is None:
+            return scores.softmax(-1)
+        blind = (scores == -torch.inf).all(-1, keepdim=True)
+        return scores.masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)
 
     @property
     def needs_full_rows(self) -> bool:

@@ -153,7 +153,6 @@ class CallMode(TorchFunctionMode):
         q, k, v = (x.unsqueeze(-3) if x.ndim == 3 else x for x in (query, key, value))
         if mask is not None and query.ndim == mask.ndim == 3:
             mask = mask.unsqueeze(-3)
-        mask = None if mask is None else mask.detach()
         self.log.add_lazy(q, k, v, context, inputs.alpha, mask, inputs.is_causal)
 
     def _multi_head(self, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor | None]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from vision_attn.attention import Attend, Readout
@@ -125,7 +124,7 @@ class ModuleHooks:
             if self.log.tracer is not None:
                 self.log.tracer.attended(before, v, context, q)
             return
-        with torch.no_grad():
+        with self.log.computing():
             weights = attend.weights(q, k, mask, layout)
             scores = attend.score(q, k).expand_as(weights) if keep_scores else None
         del calls[before:]
@@ -138,7 +137,7 @@ class ModuleHooks:
         """Record our own attention by a softmax of products, whatever kernel ran."""
         if self.log.add_fused_map():
             return
-        with torch.no_grad():
+        with self.log.computing():
             q, k = attend.score.transform(q, k)
         q, k, v = (x.expand(-1, context.shape[1], -1, -1) for x in (q, k, v))
         scale = attend.score.scale / attend.normalizer.temperature
@@ -157,7 +156,7 @@ class ModuleHooks:
         calls = self.log.record.calls
         if len(calls) == before + 1 and (calls[-1].queries, calls[-1].keys) == (1, tokens.shape[1]):
             return
-        with torch.no_grad():
+        with self.log.computing():
             weights = readout.weights(tokens, layout, mask)
         del calls[before:]
         if self.log.tracer is not None:

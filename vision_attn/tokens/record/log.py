@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from vision_attn.hooks import current_scope
@@ -88,8 +89,14 @@ class CallLog:
         ([], '')
     """
 
-    def __init__(self, keep: frozenset[Part], fusion: Fusion | None, tracer: Tracer | None = None):
-        self.keep, self.fusion, self.tracer = keep, fusion, tracer
+    def __init__(
+        self,
+        keep: frozenset[Part],
+        fusion: Fusion | None,
+        tracer: Tracer | None = None,
+        detach: bool = True,
+    ):
+        self.keep, self.fusion, self.tracer, self.detach = keep, fusion, tracer, detach
         self.workspace = Workspace()
         self.record = Record()
         self.scope = current_scope()
@@ -124,6 +131,14 @@ class CallLog:
         """Run the product of an attention call untraced; the tracer gets it when it is recorded."""
         return nullcontext() if self.tracer is None else self.tracer.paused()
 
+    def of_graph(self, x: Tensor) -> Tensor:
+        """Take a value off the graph, or leave it there if that is wanted."""
+        return detached(x) if self.detach else x
+
+    def computing(self) -> AbstractContextManager:
+        """Compute what the network itself did not: with gradients if these are wanted."""
+        return nullcontext() if not self.detach else torch.no_grad()
+
     def forget_kernel(self) -> None:
         """Drop the result of the last kernel."""
         self.fused_map = self.lse = None
@@ -149,20 +164,23 @@ class CallLog:
         mask: Tensor | None,
         causal: bool,
     ) -> None:
-        """Record a call of a kernel that kept no weights, with the log-sum-exp it returned."""
-        lse, self.lse = self.lse, None
+        """Record a call of a kernel that kept no weights, with the log-sum-exp it returned.
+
+        Weights that stay on the graph are made without it, as it has no gradient.
+        """
+        lse, self.lse = self.lse if self.detach else None, None
         if self.tracer is not None:
             self.tracer.attended(len(self.record.calls), v, context, q)
         self._lighten_last()
         self.record.calls.append(
             LazyWeights(
                 self.module,
-                v=detached(v) if "v" in self.keep else None,
+                v=self.of_graph(v) if "v" in self.keep else None,
                 context=context if "context" in self.keep else None,
-                q=detached(q),
-                k=detached(k),
+                q=self.of_graph(q),
+                k=self.of_graph(k),
                 scale=scale,
-                mask=mask,
+                mask=mask.detach() if self.detach and mask is not None else mask,
                 causal=causal,
                 lse=None if lse is None else lse.detach(),
             )
@@ -200,10 +218,12 @@ class CallLog:
         self.record.calls.append(
             ExplicitWeights(
                 self.module,
-                v=detached(v) if v is not None and "v" in self.keep else None,
+                v=self.of_graph(v) if v is not None and "v" in self.keep else None,
                 context=context if "context" in self.keep else None,
-                all_weights=weights.detach(),
-                all_scores=None if scores is None else scores.detach().reshape(weights.shape),
+                all_weights=weights.detach() if self.detach else weights,
+                all_scores=None
+                if scores is None
+                else (scores.detach() if self.detach else scores).reshape(weights.shape),
             )
         )
 

@@ -29,18 +29,22 @@ def record_attention(
     network: nn.Module | Model,
     keep: Sequence[Part] | None = None,
     fusion: Fusion | None = None,
+    detach: bool = True,
 ) -> Iterator[Record]:
     """Record the attention calls of every run of `network` in this thread, while this is open.
 
     network: a network, or a model for its network. keep: parts wanted besides q and k, or the
     weights where the network itself computes them; by default "v", "context" and "scores". fusion:
     how to fuse the heads where nothing else is wanted: short sequences are then recorded with one
-    head if that is less work (`short_attention`). A run that ends in an exception leaves no calls.
+    head if that is less work (`short_attention`). detach: whether what is recorded is off the
+    autograd graph; False leaves queries, keys, values, masks and weights on it, so that a loss may
+    be made of `call.weights()`, whose gradient is that of the weights before the dropout of a fused
+    kernel. A run that ends in an exception leaves no calls.
 
     Never gives a partial record in silence: raises ValueError where a module that has query and key
     projections ran without exactly one call seen and, on leaving without an error, where there was
-    no call at all; also for a network that hides its modules, and for parts to keep beside a
-    fusion.
+    no call at all; also for a network that hides its modules, and for a fusion with parts to keep
+    or without detaching.
 
     Examples:
         >>> import torch
@@ -60,10 +64,12 @@ def record_attention(
         raise ValueError(
             f"no part is kept if heads are fused: got both keep={keep} and a fusion; give one"
         )
+    if fusion and not detach:
+        raise ValueError("heads are fused off the graph: got detach=False and a fusion; give one")
     network = network_of(network)
     if reason := why_opaque(network):
         raise ValueError(f"{type(network).__name__} cannot be recorded: {reason}")
-    recorder = Recorder(frozenset(keep), fusion)
+    recorder = Recorder(frozenset(keep), fusion, detach=detach)
     with recorder.watching(network):
         yield recorder.record
     if not recorder.record.calls:

@@ -18,8 +18,8 @@ __all__ = ["Recorder"]
 class Recorder:
     """Record the attention calls of a network: a mode sees the calls, hooks count them.
 
-    keep, fusion: as of `record_attention`, which also checks that there was a call at all. tracer:
-    told of every call's output, which its own operations have mixed.
+    keep, fusion, detach: as of `record_attention`, which also checks that there was a call at all.
+    tracer: told of every call's output, which its own operations have mixed.
 
     Examples:
         >>> import torch
@@ -34,9 +34,13 @@ class Recorder:
     """
 
     def __init__(
-        self, keep: frozenset[Part], fusion: Fusion | None = None, tracer: Tracer | None = None
+        self,
+        keep: frozenset[Part],
+        fusion: Fusion | None = None,
+        tracer: Tracer | None = None,
+        detach: bool = True,
     ):
-        self._log = CallLog(keep, fusion, tracer)
+        self._log = CallLog(keep, fusion, tracer, detach)
         self._mode = CallMode(self._log)
         self._hooks = ModuleHooks(self._log)
 
