@@ -64,11 +64,12 @@ NAMED = {  # of work.png
 }
 PHOTOS = ("springer_and_milk", "church", "parachute")
 LOOK = {  # methods by network
-    "compact_vit_imagenette": ("Rollout", "Relevance"),
-    "senet_imagenette": ("GradCAM", "ChannelGates"),
+    "compact_vit_imagenette": ("LibraGradient", "LeGrad(smooth=1.0)"),
+    "senet_imagenette": ("GradCAM",),
+    "spatial_cnn_imagenette": ("GradCAM",),
 }
 MAPS = (
-    ("ViT", "vit", "Rollout"),
+    ("ViT", "vit", "LibraGradient"),
     ("SENet", "senet", "GradCAM"),
     ("CNN", "spatial_cnn", "SpatialGates"),
 )

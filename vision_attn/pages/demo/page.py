@@ -70,7 +70,7 @@ class Entry:
 
 
 ENTRIES = (
-    Entry("vit", "Vision Transformer", 0.4, ("Rollout", "WeightedRollout", "GradCAM")),
+    Entry("vit", "Vision Transformer", 0.4, ("LibraGradient", "Rollout", "GradCAM")),
     Entry("senet", "SENet", 0.3, ("GradCAM", "ChannelGates")),
     Entry("spatial_cnn", "Spatial-attention CNN", 0.3, ("GradCAM", "SpatialGates")),
 )

@@ -8,7 +8,6 @@ import numpy as np
 
 from vision_attn import pages, render
 from vision_attn.data import example_photos, read_image
-from vision_attn.methods import fitting_methods
 from vision_attn.models.shelf import list_models
 from vision_attn.pages import Row, Section, Shot
 from vision_attn.pages.live.report import live
@@ -21,8 +20,6 @@ from vision_attn.types import Model
 __all__ = ["PhotoWall", "map_shots", "photo_networks"]
 
 DATA = "imagenette160"  # whose classes the photos show
-METHODS = ("Rollout", "Relevance", "GradCAM", "ChannelGates", "SpatialGates")
-MOST = 2  # maps of a network beside each photo
 LIVE = "live.html"
 ABOUT_LIVE = (
     "drop a photo, click a patch to see what it attends to, cover a part and watch the answer "
@@ -42,15 +39,15 @@ def photo_networks() -> list[str]:
 
 
 class PhotoWall:
-    """The photos of the package, explained by each of some models.
+    """The photos of the package, each explained by some models' usual method.
 
     models: by the name that stands above their maps. The pictures land in folder/page and
     folder/photos, a page that runs the models in folder/live.html.
 
     Examples:
-        >>> from vision_attn.pages.demo.photos import METHODS, PhotoWall
-        >>> METHODS[0]  # PhotoWall(folder, {"SENet": model}).sections() are parts of a page
-        'Rollout'
+        >>> from vision_attn.pages.demo.photos import PhotoWall
+        >>> PhotoWall.__init__.__annotations__["models"]  # PhotoWall(folder, models).sections()
+        collections.abc.Mapping[str, vision_attn.types.Model]
     """
 
     def __init__(self, folder: Path, models: Mapping[str, Model]):
@@ -58,7 +55,7 @@ class PhotoWall:
         self.models = models
         self.photos = {name: read_image(path) for name, path in example_photos().items()}
         self.found = {
-            title: Request.of(model, methods_of(model)).explain(list(self.photos.items()))
+            title: Request.of(model).explain(list(self.photos.items()))
             for title, model in models.items()
         }
 
@@ -84,12 +81,6 @@ class PhotoWall:
             groups.append((f"{model}: {called} {probability:.0%}", len(explained.maps)))
             shots += map_shots(photo, explained, self.folder, f"{file}.{model}", "photos", title)
         return Row(title, "", shots, groups=groups)
-
-
-def methods_of(model: Model) -> list[str]:
-    """Choose the first few methods that fit the model."""
-    fitting = {type(method).__name__ for method in fitting_methods(model)}
-    return [name for name in METHODS if name in fitting][:MOST]
 
 
 def map_shots(
