@@ -45,7 +45,7 @@ def test_a_page_of_every_photo_and_model(models, photos, tmp_path, capsys):
     assert [len(one["layers"]) for one in items] == [2, 0, 2, 0]
     assert [len(one["gates"]) for one in items] == [0, 4, 0, 4]
     assert all(one["maps"] for one in items)
-    assert items[0]["maps"][0]["method"] == "Rollout"
+    assert items[0]["maps"][0]["method"] == "LibraGradient(smooth=1.0)"
     assert {"Rollout(fusion='max')", "Rollout(fusion='min')"} <= {
         one["method"] for one in items[0]["maps"]
     }

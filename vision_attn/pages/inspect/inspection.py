@@ -40,6 +40,7 @@ from vision_attn.methods import (
     choose_methods,
     fitting_methods,
     gate_values,
+    usual_method,
 )
 from vision_attn.methods.gates import find_gates
 from vision_attn.methods.targets import TargetLike, model_output, no_classifier
@@ -286,6 +287,9 @@ class Look:
         explained = self.explained(predictions)
         quick = [one for one in fitting_methods(self.model) if not isinstance(one, LEFT_OUT)]
         quick.sort(key=lambda one: (not isinstance(one, Rollout), not isinstance(one, GradCAM)))
+        if quick:
+            quick.insert(0, usual_method(self.model, class_blind=not explained))
+        quick = list(dict.fromkeys(quick))
         usual = [variant for explainer in quick for variant in variants(explainer)]
         for explainer in usual if self.chosen is None else self.chosen:
             targets = list(explained.values()) if explainer.class_specific else [Class()]
