@@ -37,6 +37,7 @@ from vision_attn.evaluate.removal import (
     Removal,
 )
 from vision_attn.evaluate.sanity import MaxSensitivity, ModelRandomisation, cascading_randomisation
+from vision_attn.evaluate.single import SaCo, SingleDeletion
 from vision_attn.evaluate.sparseness import Sparseness
 
 __all__ = [
@@ -63,6 +64,8 @@ __all__ = [
     "PointingGame",
     "PositivePerturbation",
     "Removal",
+    "SaCo",
+    "SingleDeletion",
     "Sparseness",
     "auc",
     "auc_interval",

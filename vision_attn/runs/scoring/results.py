@@ -29,7 +29,9 @@ RANKINGS = {
 }
 REASONS = 3  # that are said where nothing could be scored
 SHOWN = 3  # best images of a method, and as many of the worst
-KIND = {"randomisation": "sanity", "sensitivity": "sanity"}  # all others: maps
+KIND = dict.fromkeys(  # all others: maps
+    ("randomisation", "sensitivity", "saco", "single_deletion"), "sanity"
+)
 KIND |= dict.fromkeys(GRIDS.values(), "mosaic")
 
 

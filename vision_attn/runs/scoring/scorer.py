@@ -42,6 +42,8 @@ from vision_attn.evaluate import (
     PointingGame,
     PositivePerturbation,
     Removal,
+    SaCo,
+    SingleDeletion,
     Sparseness,
 )
 from vision_attn.methods import Class, Explainer, Target
@@ -79,6 +81,8 @@ GROUPS: dict[str, dict[str, type[ImageScore]]] = {
         "negative_perturbation": NegativePerturbation,
         "average_drop": AverageDrop,
         "average_increase": AverageIncrease,
+        "saco": SaCo,
+        "single_deletion": SingleDeletion,
     },
     "Does it lie on the object?": {**ON_OBJECT, **ON_PIXELS, "box_iou": MaxBoxIoU},
     "Does it lie on the shortcut?": {**ON_SHORTCUT},
@@ -359,8 +363,25 @@ class Scorer:
         scores = {
             "randomisation": randomisation.per_image(),
             "sensitivity": sensitivity.per_image(),
+            **self._single_removal(explainer, batch),
         }
         return plain(len(batch.samples), scores, randomisation.curves())
+
+    def _single_removal(self, explainer: Explainer, batch: Batch) -> dict[str, Tensor]:
+        """Scores by parts that are removed one at a time."""
+        maps = self.explain(explainer, self.model.network, batch.images, batch.target).values
+        rows, columns = self.removal.grid
+        groups, parts = min(SaCo.GROUPS, rows * columns), min(SingleDeletion.PARTS, rows, columns)
+        if groups < 2:
+            return {}
+        chances, target = probabilities_of(self.model), batch.target
+        wanted: Any = target.classes(batch.images) if isinstance(target, Class) else target
+        metrics = {
+            "saco": SaCo(self.removal, groups, self.seed, chances),
+            "single_deletion": SingleDeletion(self.removal, parts),
+        }
+        with torch.autocast(batch.images.device.type, torch.bfloat16, enabled=self.half):
+            return {name: scored(one, batch.images, maps, wanted) for name, one in metrics.items()}
 
 
 def maps_by_cell(

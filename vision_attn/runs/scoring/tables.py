@@ -48,6 +48,10 @@ ABOUT = {
     "average_drop": "how much of the class's probability is lost, on average, where only what the "
     "map shows is left",
     "average_increase": "the share of images whose class becomes more probable there",
+    "saco": "with a tenth of the cells removed at a time: how far larger sums of the map go with "
+    "larger drops of the probability, from -1 to 1 (SaCo)",
+    "single_deletion": "with one of 16 parts removed at a time: the rank correlation of the map's "
+    "sums with the drops of the logit",
     "pointing_game": "the share of images in which the map's maximum lies on the object",
     "energy_inside": "the share of the map's sum that lies on the object",
     "average_precision": "how well the map's values tell the object's pixels from the others",

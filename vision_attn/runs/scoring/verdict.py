@@ -33,6 +33,7 @@ MATTERS = 0.05  # of scores from 0 to 1: a lead that is certainly smaller is not
 LEAST_LEAD = 0.005  # a smaller one is none, however certain
 ALIKE = 0.5  # |rank correlation|: maps that are more alike than this are the same map
 FAITHFUL = "deletion", "insertion"
+SINGLE = {"saco": "SaCo", "single_deletion": "single deletion"}  # of parts removed alone
 
 Trust = Literal["yes", "no", "unknown"]
 Standing = Literal["better", "worse", "no better", "open"]
@@ -61,7 +62,8 @@ class MethodVerdict:
     randomisation: whether the map `changes` as the weights are randomised, is `unchanged`, or that
     is `open`; None where it was not measured. remarks: what else is known, and decides nothing.
     pointing: whether it `points` at the photo of its class in a mosaic, is `class-blind`, `does
-    not`, or that is `open`; None where it was not measured.
+    not`, or that is `open`; None where it was not measured. disputed: whether SaCo or single
+    deletion, which remove one part of an image at a time, say the opposite.
 
     Examples:
         >>> from vision_attn.runs.scoring import MethodVerdict
@@ -79,6 +81,7 @@ class MethodVerdict:
     randomisation: Literal["changes", "unchanged", "open"] | None
     remarks: tuple[str, ...] = ()
     pointing: Pointing | None = None
+    disputed: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,9 @@ class Verdict:
             parts.append(f"Do not trust: {', '.join(rejected)}.")
         if split:
             parts.append(f"Deletion and insertion disagree on {', '.join(split)}.")
+        opposed = ", ".join(one.method for one in self.methods if one.disputed)
+        if opposed:
+            parts.append(f"Removing one part of an image at a time says the opposite of {opposed}.")
         if unknown:
             parts.append(f"Cannot tell from {counted(self.images)}: {', '.join(unknown)}.")
             if self.images < FEWEST:
@@ -228,7 +234,18 @@ def judge_method(results: Results, method: str) -> MethodVerdict:
     return MethodVerdict(
         method, trust, reason, images, standings[0], standings[1], dependence,
         tuple(remarks(results, method)), pointing(results, method),
+        disputed(results, method, trust),
     )  # fmt: skip
+
+
+def disputed(results: Results, method: str, trust: Trust) -> bool:
+    """Whether what removes one part at a time contradicts a judgement, for certain."""
+    opposite = {"yes": "worse", "no": "better"}.get(trust)
+    known = [compare(results, metric, method) for metric in SINGLE if metric in results.metrics]
+    standings = [one.standing for one in known if one.images >= FEWEST]
+    if trust == "no":
+        return bool(standings) and set(standings) == {opposite}
+    return opposite in standings
 
 
 def pointing(results: Results, method: str) -> Pointing | None:
@@ -266,9 +283,9 @@ def compare(results: Results, metric: str, method: str) -> Compared:
     return Compared("open", hardest, images, known[hardest])
 
 
-def in_words(metric: str, found: Compared) -> str:
-    """Say how a method stands beside the baselines by a metric."""
-    by, one = metric.replace("_", " "), found.difference
+def in_words(metric: str, found: Compared, name: str = "") -> str:
+    """Say how a method stands beside the baselines by a metric, called so."""
+    by, one = name or metric, found.difference
     if one is None:
         return f"{by} has too few images"
     lead = f"{signed(one.mean)} [{signed(one.low)}, {signed(one.high)}]"
@@ -325,6 +342,11 @@ def remarks(results: Results, method: str) -> list[str]:
                 "open": f"cannot tell whether it lies on the object more than {found.baseline}",
             }
             lines.append(words[found.standing])
+    for metric, name in SINGLE.items():
+        if metric in results.metrics:
+            found = compare(results, metric, method)
+            if found.images >= FEWEST and found.standing in ("better", "worse"):
+                lines.append(f"with one part removed at a time, {in_words(metric, found, name)}")
     moved = interval_of(list(results.numbers("sensitivity", method).values()))
     if moved is not None and moved.low > 1:
         lines.append("a little noise in the image changes it by more than its own size")
