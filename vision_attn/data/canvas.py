@@ -64,6 +64,7 @@ class Pose:
         self, rows: Real[Tensor, "#n h"], columns: Real[Tensor, "#n w"]
     ) -> tuple[Tensor, Tensor]:
         """x and y (n h w) of pixel centres along the shape's own axes, in units of its scale."""
+        rows, columns = rows.to(self.y.dtype), columns.to(self.x.dtype)
         y = ((rows + 0.5 - self.y[:, None]) / self.scale[:, None])[:, :, None]
         x = ((columns + 0.5 - self.x[:, None]) / self.scale[:, None])[:, None, :]
         cos, sin = plane(self.cos), plane(self.sin)

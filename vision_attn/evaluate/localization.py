@@ -107,7 +107,7 @@ class PointingGame(Localization):
     def score(self, pixels: Pixels) -> Float[Tensor, " b"]:
         value = pixels.value.masked_fill(~pixels.valid, -torch.inf)
         top = value == value.amax(dim=1, keepdim=True)
-        return (top & pixels.inside).sum(dim=1) / top.sum(dim=1)
+        return (top & pixels.inside).float().sum(dim=1) / top.sum(dim=1)
 
     def update(self, maps: Tensor, masks: Tensor, ignore: Tensor | None = None) -> None:
         if self.tolerance and masks.dtype == torch.bool and masks.ndim == 3:

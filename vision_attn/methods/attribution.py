@@ -1,17 +1,19 @@
-"""Attribution by integrated gradients and by occlusion, computed by captum.
+"""Attribution by integrated gradients and by occlusion.
 
-Axes: b batch, c channels, h height, w width.
+Axes: b batch, c channels, h height, w width, t targets of an image, n windows,
+y x the grid of cells, s samples.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vision_attn.devices import forward_format
 from vision_attn.methods.base import Explainer
@@ -64,6 +66,12 @@ class Attribution(Explainer):
             yield images[first, None], range(first, end)
 
     @staticmethod
+    def covered(image: Float[Tensor, "1 c h w"], shown: Bool[Tensor, "s y x"]) -> Images:
+        """Show these cells of an image (1 c h w) alone, the others in the mean colour."""
+        mask = shown[:, None].to(image.device, image.dtype)
+        return image * F.interpolate(mask, size=image.shape[2:], mode="nearest-exact")
+
+    @staticmethod
     def numbers(target: Target, output: Any, copies: range, rows: int) -> Float[Tensor, "{rows} t"]:
         """Compute the numbers of one image's changed copies, for each of its targets."""
         every = [
@@ -92,15 +100,7 @@ def cell_grid(
 
 
 @dataclass(frozen=True)
-class _ByCaptum(Attribution):
-    def refusal(self, network: nn.Module) -> str | None:
-        if find_spec("captum") is None:
-            return f"{type(self).__name__} needs captum: pip install captum"
-        return None
-
-
-@dataclass(frozen=True)
-class IntegratedGradients(_ByCaptum):
+class IntegratedGradients(Attribution):
     """Integrated gradients of the target, from the mean colour to the image.
 
     x * mean over t in (0, 1) of d f(t x) / dx, summed over channels, signed: Sundararajan et
@@ -144,30 +144,18 @@ class IntegratedGradients(_ByCaptum):
         target: Target,
         layout: TokenLayout | None,
     ) -> Heatmaps:
-        from captum import attr
-
         forward = self.forward(network, images)
-
-        def numbers(some: Images, which: Int[Tensor, " r"]) -> Float[Tensor, " r"]:
-            return target.at(which)(forward(some))
-
         with torch.no_grad():
             output = run(network, images)
             target = target.fixed(output)
             change = (target(output) - target(run(network, torch.zeros_like(images)))).float()
-        method = attr.IntegratedGradients(numbers)
         maps = images.new_zeros(len(images), *images.shape[2:], dtype=torch.float32)
         gaps = torch.full_like(change, torch.nan)
         left = torch.arange(len(images), device="cpu")
         steps = self.steps or min(START, self.most_steps)
         while len(left):
-            attribution = method.attribute(
-                images[left].requires_grad_(),
-                additional_forward_args=(left,),
-                n_steps=steps,
-                internal_batch_size=max(self.rows, len(left)),
-            )
-            found = attribution.sum(dim=1).detach().float()
+            slopes = self.mean_gradient(forward, images[left], target, left, steps)
+            found = (slopes * images[left]).sum(dim=1).float()
             off = (found.sum(dim=(1, 2)) - change[left]).abs()
             gap = off / change[left].abs().clamp(min=1e-12)
             nearer = ~(gap >= gaps[left])  # a gap that is NaN is not passed over
@@ -178,9 +166,34 @@ class IntegratedGradients(_ByCaptum):
             left = (gaps > self.tolerance).nonzero()[:, 0].cpu()
         return Heatmaps(maps, str(self), target.classes(images), completeness_gap=gaps)
 
+    def mean_gradient(
+        self,
+        forward: Callable[[Images], Any],
+        images: Images,
+        target: Target,
+        which: Int[Tensor, " b"],
+        steps: int,
+    ) -> Images:
+        """Average the gradient on the line from 0 to each image, by Gauss-Legendre quadrature.
+
+        which: the images' places in the batch that the target is for.
+        """
+        nodes, weights = np.polynomial.legendre.leggauss(steps)  # from -1 to 1
+        points = list(zip((0.5 + 0.5 * nodes).tolist(), (0.5 * weights).tolist(), strict=True))
+        total = torch.zeros_like(images, dtype=_wide(images.dtype))
+        a_pass = max(1, self.rows // len(images))
+        for first in range(0, steps, a_pass):
+            some = points[first : first + a_pass]
+            scaled = torch.cat([t * images for t, _ in some]).requires_grad_()
+            numbers = target.at(which.repeat(len(some)))(forward(scaled))
+            (slopes,) = torch.autograd.grad(numbers.sum(), scaled)
+            for (_, weight), slope in zip(some, slopes.split(len(images)), strict=True):
+                total += weight * slope
+        return total
+
 
 @dataclass(frozen=True)
-class Occlusion(_ByCaptum):
+class Occlusion(Attribution):
     """Occlusion: how far the target falls if a window of the image is covered.
 
     f(x) - f(x with a window of the mean colour), the mean over the windows on a pixel:
@@ -214,9 +227,7 @@ class Occlusion(_ByCaptum):
         target: Target,
         layout: TokenLayout | None,
     ) -> Heatmaps:
-        from captum import attr
-
-        channels, height, width = images.shape[1:]
+        height, width = images.shape[2:]
         side = self.window or max(1, min(height, width) // 7)
         step = self.stride or max(1, side // 2)
         if side > min(height, width):
@@ -225,17 +236,35 @@ class Occlusion(_ByCaptum):
             raise ValueError(f"{self}: a stride of {step} skips pixels between windows of {side}")
         target = target.fixed(run(network, images))
         forward, maps = self.forward(network, images), []
-        for image, copies in self.each_once(images):
-
-            def numbers(some: Images, copies: range = copies) -> Float[Tensor, "r t"]:
-                return self.numbers(target, forward(some), copies, len(some))
-
-            occlusion = attr.Occlusion(numbers)
-            attribution = occlusion.attribute(
-                image,
-                sliding_window_shapes=(channels, side, side),
-                strides=(channels, step, step),
-                perturbations_per_eval=max(1, self.rows // len(copies)),
+        rows, columns = (_windows(size, side, step, images.device) for size in (height, width))
+        windows = torch.cartesian_prod(
+            *(
+                torch.arange(len(some), dtype=torch.long, device=images.device)
+                for some in (rows, columns)
             )
-            maps.append(attribution.mean(dim=1).float())  # a map a class
+        )
+        hidden = rows.sum(dim=0)[:, None] * columns.sum(dim=0)  # how often each pixel is
+        for image, copies in self.each_once(images):
+            whole = self.numbers(target, forward(image), copies, 1)  # (1, t)
+            wide = _wide(whole.dtype)
+            lost = whole.new_zeros(len(copies), height, width, dtype=wide)
+            for some in windows.split(max(1, self.rows // len(copies))):
+                window = rows[some[:, 0], :, None] & columns[some[:, 1], None]  # (n h w)
+                covered = image.masked_fill(window[:, None], 0)
+                answers = self.numbers(target, forward(covered), copies, len(some))
+                change = whole.to(wide) - answers.to(wide)
+                lost += torch.einsum("nt,nhw->thw", change, window.to(wide))
+            maps.append((lost / hidden).float())  # a map a class
         return Heatmaps(torch.cat(maps), str(self), target.classes(images))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype to sum numbers of this one in."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _windows(length: int, side: int, step: int, device: torch.device) -> Bool[Tensor, "n {length}"]:
+    """The places on a line in each window; the last is cut where the line ends."""
+    places = torch.arange(length, dtype=torch.long, device=device)
+    starts = torch.arange(0, length - side + step, step, dtype=torch.long, device=device)[:, None]
+    return (starts <= places) & (places < starts + side)

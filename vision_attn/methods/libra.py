@@ -101,7 +101,7 @@ class LibraGradient(Explainer):
                     stacklevel=2,
                 )
         return Heatmaps(
-            values,
+            values.float(),
             str(self),
             target.classes(images),
             mass_beside(shares),

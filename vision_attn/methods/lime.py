@@ -1,13 +1,13 @@
-"""LIME, computed by captum.
+"""LIME: a lasso of what a network answers where cells of an image are hidden.
 
-Axes: b images, c channels, h height, w width, y x the grid of cells.
+Axes: b images, c channels, h height, w width, y x the grid of cells, s samples.
 """
 
 from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,13 +18,15 @@ from vision_attn.types import Heatmaps, Images, TokenLayout
 
 __all__ = ["LIME"]
 
+ALPHA = 0.01  # of the lasso: how much a weight costs
+
 
 @dataclass(frozen=True)
 class LIME(Attribution):
     """LIME: a sparse linear model of what the network answers near the image.
 
-    Ribeiro et al. 2016 (arXiv:1602.04938), with captum's defaults: each cell is shown or under the
-    mean colour with equal chances, a sample counts exp(-d^2 / 2) where d is its cosine distance
+    Ribeiro et al. 2016 (arXiv:1602.04938), with the defaults of captum: each cell is shown or under
+    the mean colour with equal chances, a sample counts exp(-d^2 / 2) where d is its cosine distance
     from the image, and the map holds the weights of a lasso. Cells of a grid stand for superpixels.
 
     samples: passes of the network an image. cells, seed: as of `MaskedRegression`.
@@ -42,6 +44,8 @@ class LIME(Attribution):
     cells: int = 0
     seed: int = 0
 
+    shares_passes = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.samples < 2:
@@ -50,39 +54,44 @@ class LIME(Attribution):
             raise ValueError(f"LIME: cells must be 0 or at least 2, got {self.cells}")
 
     def refusal(self, network: nn.Module) -> str | None:
-        if any(find_spec(package) is None for package in ("captum", "sklearn")):
+        if find_spec("sklearn") is None:
             return (
-                "LIME needs captum and scikit-learn: pip install captum scikit-learn; "
-                "MaskedRegression, which also hides cells, needs neither"
+                "LIME needs scikit-learn: pip install scikit-learn; "
+                "MaskedRegression, which also hides cells, needs nothing more"
             )
         return None
 
     def explain(
         self, network: nn.Module, images: Images, target: Target, layout: TokenLayout | None
     ) -> Heatmaps:
-        from captum import attr
+        from sklearn.linear_model import Lasso
 
         target = target.fixed(run(network, images))
-        y, x = cell_grid(self, self.cells, images, layout)
-        cells = torch.arange(y * x, dtype=torch.long, device=images.device).view(1, 1, y, x)
-        mask = F.interpolate(cells.float(), size=images.shape[2:], mode="nearest-exact").long()
+        shown = self.shown(cell_grid(self, self.cells, images, layout))
         forward, maps = self.forward(network, images), []
-        devices = [images.device] if images.device.type == "cuda" else []
-        for at, image in enumerate(images):
+        for image, copies in self.each_once(images):
+            near, answers = [], []
+            for some in shown.split(self.rows):
+                covered = self.covered(image, some)
+                near.append(_nearness(image, covered))
+                answers.append(self.numbers(target, forward(covered), copies, len(some)))
+            shares = torch.cat(near).float().cpu().numpy()
+            for numbers in torch.cat(answers).float().cpu().numpy().T:
+                lasso = Lasso(alpha=ALPHA, random_state=0)  # else it draws from numpy's own
+                lasso.fit(shown.flatten(1).float().numpy(), numbers, sample_weight=shares)
+                maps.append(torch.from_numpy(lasso.coef_).float().view(shown.shape[1:]))
+        return Heatmaps(torch.stack(maps).to(images.device), str(self), target.classes(images))
 
-            def numbers(some: Images, at: int = at) -> Float[Tensor, " r"]:
-                return target.at(torch.full((len(some),), at, dtype=torch.long, device="cpu"))(
-                    forward(some)
-                )
+    def shown(self, grid: tuple[int, int]) -> Bool[Tensor, "s y x"]:
+        """Draw which cells each sample shows."""
+        random = torch.Generator("cpu").manual_seed(self.seed)
+        chances = torch.full((self.samples, *grid), 0.5, dtype=torch.float32, device="cpu")
+        return torch.bernoulli(chances, generator=random).bool()
 
-            with torch.random.fork_rng(devices):
-                torch.manual_seed(self.seed)
-                weights = attr.Lime(numbers).attribute(
-                    image[None],
-                    feature_mask=mask,
-                    n_samples=self.samples,
-                    perturbations_per_eval=self.rows,
-                    return_input_shape=False,
-                )
-            maps.append(weights.reshape(y, x).float().to(images.device))
-        return Heatmaps(torch.stack(maps), str(self), target.classes(images))
+
+def _nearness(
+    image: Float[Tensor, "1 c h w"], samples: Float[Tensor, "s c h w"]
+) -> Float[Tensor, " s"]:
+    """Weigh samples by their cosine distance d from the image: exp(-d^2 / 2)."""
+    one, others = image.flatten(1).float(), samples.flatten(1).float()
+    return (-((1 - F.cosine_similarity(one, others)) ** 2) / 2).exp()

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vision_attn.methods.attribution import Attribution, cell_grid
 from vision_attn.methods.targets import Target
@@ -87,7 +86,7 @@ class MaskedRegression(Attribution):
         forward, differences = self.forward(network, images), []
         for image, copies in self.each_once(images):
             answers = [
-                self.numbers(target, forward(self._covered(image, part)), copies, len(part))
+                self.numbers(target, forward(self.covered(image, part)), copies, len(part))
                 for part in pairs.split(self.rows)
             ]
             seen, unseen = torch.cat(answers).cpu().double().chunk(2)
@@ -117,11 +116,6 @@ class MaskedRegression(Attribution):
     def _blob(side: int, shorter: int) -> Float[Tensor, "side side"]:
         own = torch.eye(side, dtype=torch.float64, device="cpu")
         return alike(side, max(1.0, BLOB * shorter)) + 1e-4 * own
-
-    @staticmethod
-    def _covered(image: Float[Tensor, "1 c h w"], shown: Bool[Tensor, "s y x"]) -> Images:
-        mask = shown[:, None].to(image.device, image.dtype)
-        return image * F.interpolate(mask, size=image.shape[2:], mode="nearest-exact")
 
 
 def alike(side: int, length: float) -> Float[Tensor, "side side"]:

@@ -34,7 +34,8 @@ def smoothed(values: Float[Tensor, "b h w"], cells: float) -> Float[Tensor, "b h
     rows, columns = (
         mirrored_gaussian(size, cells).to(values.device, values.dtype) for size in values.shape[1:]
     )
-    return rows @ values @ columns.mT
+    with torch.autocast(values.device.type, enabled=False):  # which would give half precision
+        return rows @ values @ columns.mT
 
 
 def mirrored_gaussian(size: int, cells: float) -> Float[Tensor, "size size"]:
