@@ -51,10 +51,13 @@ ALLOWED: dict[str, set[str]] = {
         *("types", "files", "inference", "attention", "models", "data", "training"),
         *("render", "pages", "runs"),
     },
-    "hub": {"types", "errors", "models", "data", "tokens", "methods", "runs", "sequences"},
+    "hub": {
+        *("types", "errors", "inference", "models", "data", "tokens", "methods", "runs"),
+        "sequences",
+    },
     "fitting": {
-        *("types", "errors", "files", "cores", "threads", "compat", "devices", "models", "data"),
-        *("training", "sequences", "hub"),
+        *("types", "errors", "files", "cores", "threads", "compat", "inference", "devices"),
+        *("models", "data", "training", "sequences", "hub"),
     },
     "commands": {
         *("types", "errors", "files", "terminal", "devices", "models"),

@@ -22,6 +22,7 @@ from vision_attn.data.measured import MeasuredTransform
 from vision_attn.data.preprocess import Preprocess
 from vision_attn.data.ranges import ValueRange
 from vision_attn.errors import ModelError, did_you_mean
+from vision_attn.inference import usual_defaults
 from vision_attn.methods.targets import Class, TargetLike, has_classifier, model_output
 from vision_attn.models.checkpoint import Checkpoint, load_weights, read_weights, unpack
 from vision_attn.models.huggingface_model import HuggingFaceModel
@@ -160,6 +161,7 @@ class LoadedModel(Model):
         )
 
 
+@usual_defaults()
 def load(spec: str | Path, **options: Any) -> LoadedModel | LoadedSequences:
     """Load a model of any kind: of classes, as `load_model` does, or a checkpoint of sequences.
 
@@ -176,6 +178,7 @@ def load(spec: str | Path, **options: Any) -> LoadedModel | LoadedSequences:
     return _load_model(str(spec), saved, **options)
 
 
+@usual_defaults()
 def load_model(
     spec: str | Path,
     *,
@@ -384,6 +387,7 @@ def _checkpoint(saved: Checkpoint, ask: Request) -> Parts:
     return Parts(network, preprocess, classes, calibration, trust)
 
 
+@usual_defaults()
 def load_sequences(path: str | Path) -> LoadedSequences:
     """Load the network of a checkpoint of sequences or questions; no code of the file is run.
 

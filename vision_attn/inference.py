@@ -15,10 +15,19 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from vision_attn.compat.process_wide import ProcessWide
 from vision_attn.compat.torch_private import saved_buffers, write_count
 from vision_attn.types import Model
 
-__all__ = ["eval_mode", "frozen_parameters", "infer", "is_open", "modules_of", "networks_of"]
+__all__ = [
+    "eval_mode",
+    "frozen_parameters",
+    "infer",
+    "is_open",
+    "modules_of",
+    "networks_of",
+    "usual_defaults",
+]
 
 Output = TypeVar("Output")
 
@@ -244,6 +253,43 @@ def frozen_parameters(network: nn.Module) -> Iterator[None]:
                 if not _FROZEN[id(weight)]:
                     del _FROZEN[id(weight)]
                     weight.requires_grad_(True)
+
+
+@contextmanager
+def usual_defaults() -> Iterator[None]:
+    """Make tensors as torch does where nobody has told it otherwise.
+
+    They are float32, on the CPU and outside inference mode, and gradients are on: a network that is
+    built here is the same whatever the caller has set.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.inference import usual_defaults
+        >>> with torch.device("meta"), torch.inference_mode(), usual_defaults():
+        ...     weight = torch.nn.Linear(2, 3).weight
+        >>> weight.device.type, weight.is_inference()
+        ('cpu', False)
+    """
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(_FLOAT32.held())
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        yield
+
+
+@contextmanager
+def _float32_by_default() -> Iterator[None]:
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+_FLOAT32 = ProcessWide(_float32_by_default)
 
 
 def networks_of(forward: Callable[..., Any] | Model) -> list[nn.Module]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from vision_attn.fitting.making import make_run
 from vision_attn.hub import LoadedModel, LoadedSequences, load
+from vision_attn.inference import usual_defaults
 
 __all__ = ["FittedRun", "fit"]
 
@@ -52,6 +53,7 @@ class FittedRun:
         return load(self.best)
 
 
+@usual_defaults()
 def fit(
     config: str | Path,
     overrides: Mapping[str, Any] | None = None,
