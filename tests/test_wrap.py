@@ -188,7 +188,6 @@ def test_any_dtype(make, dtype, photos):
             "wrap: the transform gives 5 images",
         ),
         (lambda: senet(), CROP, ["cat"], "wrap: the network gives 3 numbers .* names of 1 classes"),
-        (lambda: "resnet", CROP, None, "wrap: expected a torch module, got str"),
         (
             lambda: senet(),
             v1.Compose([v1.Grayscale(), v1.Resize((32, 32)), v1.ToTensor()]),
@@ -205,12 +204,14 @@ def test_any_dtype(make, dtype, photos):
 )
 def test_what_does_not_fit_is_told_in_a_line(network, transform, classes, message):
     with pytest.raises(ModelError, match=message) as caught:
-        unchecked(wrap)(network(), transform, classes)
+        wrap(network(), transform, classes)
     assert "\n" not in str(caught.value)
 
 
 def test_a_network_given_to_load_model_is_told_where_to_go():
-    with pytest.raises(ModelError, match=r"got SEResNet: a network of your own goes into .*wrap"):
+    with pytest.raises(
+        ModelError, match=r"got a network .SEResNet.: a network of your own goes into .*wrap"
+    ):
         unchecked(load_model)(senet())
 
 
@@ -218,7 +219,7 @@ def test_a_network_given_to_load_model_is_told_where_to_go():
     ("photo", "message"),
     [
         (torch.randn(3, 40, 50) * 3, "from 0 to 1, got .*: give the photo as it is before it is n"),
-        (7, "expected a photo: a path, a PIL image, an array .*, got a value of type int"),
+        (7, "expected a photo: a path, a PIL image, an array .*, got 7"),
         (np.zeros((40, 50, 3), np.int32), "a photo as an array must be uint8"),
     ],
 )

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from vision_attn import __version__, cores, terminal
 from vision_attn.compat.argparse_private import options_of
+from vision_attn.errors import quoted
 
 TRAINING = {
     "fit": "train a network, then test its best weights",
@@ -118,7 +119,7 @@ def _run(words: list[str]) -> int:
         args = parser.parse_intermixed_args(rest)
         with bounded(args):
             return module.run(args) or 0
-    raise ValueError(f"unknown command {command!r}{nearest(command, [*TRAINING, *COMMANDS])}")
+    raise ValueError(f"unknown command {quoted(command)}{nearest(command, [*TRAINING, *COMMANDS])}")
 
 
 class Parser(argparse.ArgumentParser):

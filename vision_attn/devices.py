@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from vision_attn.errors import quoted
 from vision_attn.inference import infer
 
 CPU_INFO = Path("/proc/cpuinfo")
@@ -85,6 +86,7 @@ def find_device(name: str = "auto") -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(
-            f"device {name!r} is not on this machine ({reason}): expected auto, cpu, cuda or mps"
+            f"device {quoted(name)} is not on this machine ({reason}): expected auto, cpu, cuda "
+            "or mps"
         ) from None
     return device

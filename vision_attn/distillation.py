@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from vision_attn.data import Batches, ImageData, InOrder, Preprocess
 from vision_attn.data.draws import Draws
+from vision_attn.errors import quoted
 from vision_attn.hub import load_model
 from vision_attn.inference import eval_mode
 from vision_attn.training import ImageClassifier
@@ -355,7 +356,8 @@ def _places(model: Model, classes: list[str]) -> list[int]:
     if lost := [name for name in classes if name not in model.classes]:
         have = ", ".join(model.classes[:5]) + (", ..." if len(model.classes) > 5 else "")
         raise ValueError(
-            f"the teacher {model.name} has no class {lost[0]!r}: expected a teacher that knows the "
+            f"the teacher {model.name} has no class {quoted(lost[0])}: expected a teacher that "
+            "knows the "
             f"data's classes, its own are {have}"
         )
     return [model.classes.index(name) for name in classes]

@@ -18,10 +18,11 @@ import torch
 from PIL import Image
 from torch import nn
 
+from vision_attn.arguments import check_path, checked
 from vision_attn.data.measured import MeasuredTransform
 from vision_attn.data.preprocess import Preprocess
 from vision_attn.data.ranges import ValueRange
-from vision_attn.errors import ModelError, did_you_mean
+from vision_attn.errors import ModelError, did_you_mean, listed, quoted
 from vision_attn.inference import usual_defaults
 from vision_attn.methods.targets import Class, TargetLike, has_classifier, model_output
 from vision_attn.models.checkpoint import Checkpoint, load_weights, read_weights, unpack
@@ -198,13 +199,15 @@ def load_model(
     in a TIFF of 16; None: the model's own, else as `read_image` finds them.
     model_args: for the library's own constructor, such as num_classes.
 
-    Raises ModelError, one line, where there is no such model or its weights do not fit.
+    Raises ModelError, one line, where there is no such model or its weights do not fit; ValueError
+    where an argument is of another kind.
     """
     if not isinstance(spec, str | PathLike):
         raise ModelError(
-            f"expected a checkpoint or SOURCE:NAME, got {type(spec).__name__}: a network of your "
-            "own goes into vision_attn.wrap(network, transform)"
+            f"expected a checkpoint or SOURCE:NAME, got {quoted(spec)}: a network of your own "
+            "goes into vision_attn.wrap(network, transform)"
         )
+    check_path(spec)
     saved = unpack(spec) if Path(spec).is_file() else None
     return _load_model(
         str(spec),
@@ -217,6 +220,7 @@ def load_model(
     )
 
 
+@checked()
 def wrap(
     network: nn.Module,
     transform: Callable[[Any], Any],
@@ -251,6 +255,7 @@ def wrap(
 
     Raises:
         ModelError: The transform, the network and the classes do not fit, in one line.
+        ValueError: An argument is of another kind.
 
     Examples:
         >>> import vision_attn
@@ -262,8 +267,6 @@ def wrap(
         >>> model.preprocess.input_size, model.calibration.activation
         ((32, 48), 'softmax')
     """
-    if not isinstance(network, nn.Module):
-        raise ModelError(f"wrap: expected a torch module, got {type(network).__name__}")
     try:
         channels = next(iter(channels_of(network)), 3)
         preprocess: Preprocessing = (
@@ -290,6 +293,7 @@ def wrap(
     return replace(model, layout=layout or _layout(network, preprocess.input_size))
 
 
+@checked(image_size=1)
 def _load_model(
     spec: str,
     saved: Checkpoint | None,
@@ -357,8 +361,9 @@ def _checkpoint(saved: Checkpoint, ask: Request) -> Parts:
     """Rebuild a network from the entry "vision_attn" alone; no code of the file is run."""
     path = saved.path
     if ask.model_args:
-        given = ", ".join(ask.model_args)
-        raise ModelError(f"{path}: a checkpoint takes no model arguments, got {given}")
+        raise ModelError(
+            f"{path}: a checkpoint takes no model arguments, got {listed(ask.model_args)}"
+        )
     about = saved.about
     try:
         if saved.of_sequences:
@@ -437,6 +442,11 @@ def _timm(ask: Request) -> Parts:
         if "num_classes" not in args:
             fit_classifier(network, weights)
         load_weights(network, weights, ask.weights)
+    if not hasattr(network, "num_classes"):
+        raise ModelError(
+            f"timm:{ask.name}: expected a network that gives logits, got {quoted(network)} of "
+            "features: wrap(network, transform, classes=(), head=INDEX) takes one of its outputs"
+        )
     from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_model_data_config
 
     config = resolve_model_data_config(network)
@@ -598,12 +608,13 @@ def _unknown(spec: str) -> str:
 
     if is_model(spec):
         return f"{spec}: no such file; the network of that name is timm:{spec}"
-    near = get_close_matches(spec, [card.name for card in Shelf()], 1, cutoff=0.8)
-    if spec in near:
+    named = get_close_matches(spec, [card.name for card in Shelf()], 1, cutoff=0.8)
+    if spec in named:
         return f"{spec}: no such file; the network of that name is {PREFIX}{spec}"
-    if near:
-        return f"{spec}: no such file; did you mean {PREFIX}{near[0]}?"
+    if named:
+        return f"{spec}: no such file; did you mean {PREFIX}{named[0]}?"
     source, colon, name = spec.partition(":")
     if colon and name and path.suffix != ".ckpt":
-        return f"no source of models named {source!r}{did_you_mean(source, LIBRARIES)}; {expected}"
+        near = did_you_mean(source, LIBRARIES)
+        return f"no source of models named {quoted(source)}{near}; {expected}"
     return f"{spec}: no such file; {expected}"

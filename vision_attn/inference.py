@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from vision_attn.compat.process_wide import ProcessWide
 from vision_attn.compat.torch_private import saved_buffers, write_count
+from vision_attn.errors import quoted
 from vision_attn.types import Model
 
 __all__ = [
@@ -231,7 +232,8 @@ def frozen_parameters(network: nn.Module) -> Iterator[None]:
     for name, weight in [*network.named_parameters(), *network.named_buffers()]:
         if weight.is_inference():
             raise ValueError(
-                f"gradients cannot pass {name!r}: the network was made in torch.inference_mode(); "
+                f"gradients cannot pass {quoted(name)}: the network was made in "
+                "torch.inference_mode(); "
                 "build it, load it or copy it (copy.deepcopy) outside that mode"
             )
     with _LOCK:

@@ -16,7 +16,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vision_attn.errors import ModelError, did_you_mean
+from vision_attn.errors import ModelError, did_you_mean, quoted
 
 __all__ = [
     "PAD",
@@ -86,7 +86,8 @@ class TokenLayout:
         least = {"cls": 1, "cls_dist": 2, "cls_mean": 1}.get(self.pool, 0)
         if self.prefix < least:
             raise ValueError(
-                f"pool {self.pool!r} reads {least} prefix token(s), but prefix is {self.prefix}"
+                f"pool {quoted(self.pool)} reads {least} prefix token(s), but prefix is "
+                f"{self.prefix}"
             )
         if self.class_token is None:
             object.__setattr__(self, "class_token", least > 0)
@@ -95,7 +96,9 @@ class TokenLayout:
                 "class_token is True, but prefix is 0: count the class token in prefix"
             )
         if least and not self.class_token:
-            raise ValueError(f"pool {self.pool!r} reads the class token, but class_token is False")
+            raise ValueError(
+                f"pool {quoted(self.pool)} reads the class token, but class_token is False"
+            )
         places = [place % self.tokens for place in self.registers if abs(place) < self.tokens]
         if len({*places, *range(self.prefix)}) != self.prefix + len(self.registers):
             raise ValueError(
@@ -250,7 +253,7 @@ class Calibration:
             raise ValueError(f"threshold must be a probability or None, got {self.threshold}")
         if self.activation not in (None, *ACTIVATIONS):
             known = ", ".join(ACTIVATIONS)
-            raise ValueError(f"activation must be one of {known}, got {self.activation!r}")
+            raise ValueError(f"activation must be one of {known}, got {quoted(self.activation)}")
 
     def probabilities(self, logits: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
         """Make probabilities of logits; the order of the classes stays. Values stay as they are."""
@@ -343,7 +346,7 @@ class Model:
         if not names and word.isdecimal():
             return int(word)
         if not names:
-            raise ModelError(f"no class named {word!r}: the model has no names of classes")
+            raise ModelError(f"no class named {quoted(word)}: the model has no names of classes")
         found = [i for i, known in enumerate(names) if word.lower() in map(str.lower, known)]
         if len(found) == 1 and isinstance(wanted, str):
             return found[0]
@@ -353,10 +356,12 @@ class Model:
             raise ModelError(f"no class {word}: expected 0 to {len(names) - 1}, or a name")
         if found:
             same = ", ".join(f"{i} ({self.classes[i]})" for i in found)
-            raise ModelError(f"{len(found)} classes are named {word!r}: give the index of {same}")
+            raise ModelError(
+                f"{len(found)} classes are named {quoted(word)}: give the index of {same}"
+            )
         near = did_you_mean(word, [name for known in names for name in known])
         few = f": there are {'; '.join(self.classes)}" if len(names) <= MOST_NAMED else ""
-        raise ModelError(f"no class named {word!r}{near or few}")
+        raise ModelError(f"no class named {quoted(word)}{near or few}")
 
 
 @runtime_checkable

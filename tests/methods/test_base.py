@@ -177,7 +177,7 @@ def test_options_are_checked_and_spelt():
         ),
         ({"place": (3, 1.5)}, "place: expected"),
         ({"layer": "maen"}, "layer: expected a whole number or 'mean', got 'maen' .did you mean"),
-        ({"power": torch.zeros(99)}, "power: expected a number, got a value of type Tensor$"),
+        ({"power": torch.zeros(99)}, r"power: expected a number, got Tensor of shape \(99,\)$"),
         (
             {"kind": nn.Identity()},
             r"kind: got a network; give it with the images, InputGradient\(\)\(network, images\)",

@@ -4,6 +4,7 @@ import argparse
 
 from rich.table import Table
 
+from vision_attn.errors import quoted
 from vision_attn.fitting.configs import about, shipped_configs
 from vision_attn.runs.progress import Terminal
 from vision_attn.terminal import printable
@@ -23,7 +24,9 @@ def run(args: argparse.Namespace) -> int:
         if args.name not in configs:
             from vision_attn.errors import did_you_mean
 
-            raise ValueError(f"no config named {args.name!r}{did_you_mean(args.name, configs)}")
+            raise ValueError(
+                f"no config named {quoted(args.name)}{did_you_mean(args.name, configs)}"
+            )
         print(printable(configs[args.name].read_text(encoding="utf-8")), end="")
         return 0
     table = Table("config", "what it trains", "expected", box=None, pad_edge=False)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from vision_attn.commands import options
+from vision_attn.errors import quoted
 from vision_attn.runs.progress import Terminal
 
 if TYPE_CHECKING:
@@ -118,5 +119,7 @@ def positive(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number of minutes above 0, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected a number of minutes above 0, got {quoted(text)}"
+        )
     return value

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from vision_attn.errors import quoted
 from vision_attn.runs.progress import Bar
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def shard(text: str) -> tuple[int, int]:
     """(number, of how many), the number from 1."""
     found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
     if not found or int(found[1]) > int(found[2]):
-        raise argparse.ArgumentTypeError(f"expected I/N, such as 1/4 to 4/4, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected I/N, such as 1/4 to 4/4, got {quoted(text)}")
     return int(found[1]), int(found[2])
 
 
@@ -218,7 +219,7 @@ def head(text: str) -> int | str:
 
 def true_or_false(text: str) -> bool:
     if text.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"expected true or false, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected true or false, got {quoted(text)}")
     return text.lower() == "true"
 
 
@@ -227,14 +228,16 @@ def image_size(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text)
     if not found:
         raise argparse.ArgumentTypeError(
-            f"expected a side or HEIGHTxWIDTH, such as 224 or 160x224, got {text!r}"
+            f"expected a side or HEIGHTxWIDTH, such as 224 or 160x224, got {quoted(text)}"
         )
     return int(found[1]), int(found[2] or found[1])
 
 
 def at_least_one(text: str) -> int:
     if not re.fullmatch(r"[1-9]\d*", text):
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number of at least 1, got {quoted(text)}"
+        )
     return int(text)
 
 
@@ -244,7 +247,7 @@ def number(text: str) -> float:
     except ValueError:
         value = float("nan")
     if not abs(value) < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a number, got {quoted(text)}")
     return value
 
 
@@ -254,7 +257,7 @@ def above_zero(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {quoted(text)}")
     return number
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vision_attn.commands import options
+from vision_attn.errors import quoted
 from vision_attn.terminal import say
 
 if TYPE_CHECKING:
@@ -186,5 +187,5 @@ def show(scores: "Scores") -> None:
 
 def whole(text: str) -> int:
     if not re.fullmatch(r"\d+", text):
-        raise argparse.ArgumentTypeError(f"expected a whole number, 0 or more, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a whole number, 0 or more, got {quoted(text)}")
     return int(text)

@@ -24,6 +24,7 @@ from vision_attn.data import painting
 from vision_attn.data.draws import Drawn, Draws, uniforms
 from vision_attn.data.sources import DataError, Source, Splits
 from vision_attn.data.tensors import Fetched, ImageSet, Items
+from vision_attn.errors import quoted
 
 __all__ = ["Caption", "Cue", "Cued", "CuedPhotos", "CuedSet", "Frame", "Sticker"]
 
@@ -144,7 +145,7 @@ class Caption(Cue):
     def __post_init__(self) -> None:
         _share("height", self.height)
         if not self.text.strip():
-            raise ValueError(f"text must not be empty, got {self.text!r}")
+            raise ValueError(f"text must not be empty, got {quoted(self.text)}")
 
     def draw(
         self, size: tuple[int, int], place: Float[Tensor, "n 2"]
@@ -265,7 +266,9 @@ class Cued(Source):
         for name in self.cues:
             if name not in splits.classes:
                 near = get_close_matches(name, splits.classes, 3) or splits.classes[:3]
-                raise DataError(f"no class {name!r} to give a cue; the nearest: {', '.join(near)}")
+                raise DataError(
+                    f"no class {quoted(name)} to give a cue; the nearest: {', '.join(near)}"
+                )
         cues = {splits.classes.index(name): cue for name, cue in self.cues.items()}
         return Splits(
             CuedSet(splits.train, cues, self.share, seed),

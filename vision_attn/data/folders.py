@@ -18,6 +18,7 @@ from vision_attn.data.photos import FilePhotos
 from vision_attn.data.sources import DataError
 from vision_attn.data.split_names import say_parts, split_folders, subfolders
 from vision_attn.data.wordnet import imagenet_descriptions
+from vision_attn.errors import quoted
 
 __all__ = ["CachedSet", "CenterCrop", "ImageFolder", "RandomCrop", "imagenet_names"]
 
@@ -74,7 +75,7 @@ class ImageFolder(PhotoSource):
         super().__post_init__()
         if not isinstance(self.classes, list | tuple | None):
             raise ValueError(
-                f"classes must be a list of folders' names, got {self.classes!r}; "
+                f"classes must be a list of folders' names, got {quoted(self.classes)}; "
                 "give other options by keyword, such as size=64"
             )
 
@@ -127,7 +128,7 @@ class ImageFolder(PhotoSource):
         for name in self.classes or ():
             if name not in present:
                 near = get_close_matches(name, present, 3) or present[:3]
-                raise DataError(f"{train}: no class {name!r}; the nearest: {', '.join(near)}")
+                raise DataError(f"{train}: no class {quoted(name)}; the nearest: {', '.join(near)}")
         classes = self.classes or present
         if len(classes) < 2:
             raise DataError(

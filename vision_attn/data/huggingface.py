@@ -17,6 +17,7 @@ from vision_attn.data.row_splits import ParquetSplit, Split, file_version, mappe
 from vision_attn.data.sources import DataError
 from vision_attn.data.split_names import part_of
 from vision_attn.data.storage import Storage
+from vision_attn.errors import quoted
 
 __all__ = ["HuggingFace"]
 
@@ -96,7 +97,9 @@ class HuggingFace(PhotoSource):
                 name for name in found if wanted in (None, part) and part_of(name) == part
             ]
             if wanted is not None and not named:
-                raise DataError(f"{self.path}: no split {wanted!r}: there are {', '.join(found)}")
+                raise DataError(
+                    f"{self.path}: no split {quoted(wanted)}: there are {', '.join(found)}"
+                )
             if named:
                 splits[part] = found[named[0]]
         return splits
@@ -186,7 +189,8 @@ class HuggingFace(PhotoSource):
                     known = list(split.features)
                     near = get_close_matches(column, known, 3) or known[:5]
                     raise DataError(
-                        f"{self.path}, {part}: no column {column!r}: there are {', '.join(near)}"
+                        f"{self.path}, {part}: no column {quoted(column)}: there are "
+                        f"{', '.join(near)}"
                     )
             columns[part] = split.labels(self.label)
         return columns
@@ -244,14 +248,17 @@ class HuggingFace(PhotoSource):
                 where = f"{self.path}, {part}, row {place}"
                 if not isinstance(row, list):
                     raise DataError(
-                        f"{where}: expected a list of classes in the column {self.label!r}, as in "
-                        f"the first row of train, got {row!r}"
+                        f"{where}: expected a list of classes in the column {quoted(self.label)}, "
+                        "as in "
+                        f"the first row of train, got {quoted(row)}"
                     )
                 for one in row:
                     if not isinstance(one, int | str) or (isinstance(one, int) and one < 0):
                         raise DataError(
-                            f"{where}: expected a class in the column {self.label!r}, a whole "
-                            f"number from 0 or a word, got {one!r}: correct it, or name a split "
+                            f"{where}: expected a class in the column {quoted(self.label)}, a "
+                            "whole "
+                            f"number from 0 or a word, got {quoted(one)}: correct it, or name a "
+                            "split "
                             f"that has classes with `{part}`"
                         )
 
@@ -262,7 +269,8 @@ class HuggingFace(PhotoSource):
             return list(known)
         if not found:
             raise DataError(
-                f"{self.path}: no photo has a class in the column {self.label!r}: name the classes "
+                f"{self.path}: no photo has a class in the column {quoted(self.label)}: name the "
+                "classes "
                 "with `classes`, or another column"
             )
         if any(isinstance(one, str) for one in found):

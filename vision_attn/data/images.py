@@ -38,6 +38,7 @@ from vision_attn.data.ranges import (
     curve,
     stored_as,
 )
+from vision_attn.errors import quoted
 
 __all__ = [
     "SUFFIXES",
@@ -87,7 +88,7 @@ def max_pixels() -> int:
     """
     text = os.environ.get(BOUND, str(MOST_PIXELS))
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{BOUND}: expected a whole number above 0, got {text!r}")
+        raise ValueError(f"{BOUND}: expected a whole number above 0, got {quoted(text)}")
     return int(text)
 
 

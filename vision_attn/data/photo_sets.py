@@ -36,6 +36,7 @@ from vision_attn.data.storage import (
 from vision_attn.data.streaming import Crop, StreamedSet, stretch
 from vision_attn.data.subset import few_of_each
 from vision_attn.data.tensors import ImageSet, Items
+from vision_attn.errors import quoted
 
 __all__ = ["CachedSet", "CenterCrop", "Part", "PhotoSource", "RandomCrop"]
 
@@ -206,7 +207,9 @@ class PhotoSource(Source):
         if not 0 < self.fraction <= 1:
             raise ValueError(f"fraction must be above 0 and at most 1, got {self.fraction}")
         if self.storage not in STORAGES:
-            raise ValueError(f"storage must be one of {', '.join(STORAGES)}, got {self.storage!r}")
+            raise ValueError(
+                f"storage must be one of {', '.join(STORAGES)}, got {quoted(self.storage)}"
+            )
         if self.workers is not None and self.workers < 0:
             raise ValueError(f"workers must be at least 0, got {self.workers}")
         if self.max_corrupt < 0:
@@ -387,6 +390,6 @@ def _named(part: Part, path: Path) -> Integer[np.ndarray, " m"]:
         near = get_close_matches(absent[0], some, 1) or some[:1]
         raise DataError(
             f"{path}: {len(absent)} of {len(wanted)} names are not in {part.where}, such as "
-            f"{absent[0]!r}: expected names such as {near[0]!r}"
+            f"{quoted(absent[0])}: expected names such as {quoted(near[0])}"
         )
     return np.array(kept, int)

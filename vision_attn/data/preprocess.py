@@ -6,7 +6,6 @@ Axes: h, w the network's input; H, W the photo.
 from dataclasses import dataclass
 from math import floor, isfinite
 from os import PathLike
-from reprlib import repr as short
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from vision_attn.data.channels import channels_of
 from vision_attn.data.faults import sample_errors
 from vision_attn.data.images import ImageError, read_image, to_rgb
 from vision_attn.data.ranges import ValueRange, checked_value_range
+from vision_attn.errors import quoted
 
 __all__ = ["ImageError", "Preprocess", "read_image"]
 
@@ -65,19 +65,19 @@ class Preprocess:
         numbers = [*self.mean, *self.std]
         if not all(isinstance(number, (int, float)) and isfinite(number) for number in numbers):
             raise ValueError(
-                f"expected finite means and stds, got mean {short(self.mean)} and std "
-                f"{short(self.std)}"
+                f"expected finite means and stds, got mean {quoted(self.mean)} and std "
+                f"{quoted(self.std)}"
             )
         if not self.mean or len(self.mean) != len(self.std) or min(self.std) <= 0:
             raise ValueError(
                 "expected a mean and a positive std for each channel, got mean "
-                f"{short(self.mean)} and std {short(self.std)}"
+                f"{quoted(self.mean)} and std {quoted(self.std)}"
             )
         if not 0 < self.crop_pct <= 1:
             raise ValueError(f"crop_pct must be in (0, 1], got {self.crop_pct}")
         for name, choices in (("interpolation", INTERPOLATIONS), ("fit", FITS)):
             if (given := getattr(self, name)) not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {given!r}")
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {quoted(given)}")
 
     def read(self, path: str | PathLike[str]) -> Image.Image:
         """The file as an upright RGB image; raises ImageError naming the file."""

@@ -18,6 +18,8 @@ from jaxtyping import UInt8
 from numpy import ndarray
 from PIL import Image
 
+from vision_attn.errors import quoted
+
 __all__ = [
     "Stored",
     "ValueRange",
@@ -78,7 +80,7 @@ def checked_value_range(value_range: Any) -> ValueRange | None:
     if not (isfinite(low) and isfinite(high) and low < high):
         raise ValueError(
             "value_range: expected the numbers of black and of white, the smaller first, such as "
-            f"(0, 4095), got {value_range!r}"
+            f"(0, 4095), got {quoted(value_range)}"
         )
     return low, high
 

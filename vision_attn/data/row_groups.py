@@ -25,6 +25,7 @@ from vision_attn.data.blocks import Blocks
 from vision_attn.data.photos import Photos
 from vision_attn.data.rows import RowPhotos
 from vision_attn.data.sources import DataError
+from vision_attn.errors import quoted
 from vision_attn.files import write_text
 
 __all__ = ["RowGroupPhotos", "RowGroups", "index_files", "schema_features"]
@@ -219,7 +220,7 @@ def _check_column(path: str, opened: Any, column: str) -> None:
     known = opened.schema_arrow.names
     if column not in known:
         raise DataError(
-            f"{path}: no column {column!r}, which other files of its split have: there are "
+            f"{path}: no column {quoted(column)}, which other files of its split have: there are "
             f"{', '.join(known[:5])}"
         )
 

@@ -10,6 +10,7 @@ from vision_attn.data.faults import ImageError
 from vision_attn.data.images import decode_image, open_encoded, open_image, read_image
 from vision_attn.data.jpeg import jpeg_bytes
 from vision_attn.data.photos import Photos
+from vision_attn.errors import quoted
 
 __all__ = ["RowPhotos"]
 
@@ -63,6 +64,6 @@ class RowPhotos(Photos):
         if isinstance(cell, bytes):
             return cell, ""
         raise ImageError(
-            f"{self.names[item]}: expected an encoded image in the column {self.column!r}, "
+            f"{self.names[item]}: expected an encoded image in the column {quoted(self.column)}, "
             f"got {type(cell).__name__}"
         )

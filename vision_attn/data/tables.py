@@ -14,6 +14,7 @@ from vision_attn.data.photo_sets import Part, PhotoSource
 from vision_attn.data.photos import FilePhotos
 from vision_attn.data.sources import DataError
 from vision_attn.data.split_names import part_of
+from vision_attn.errors import quoted
 
 __all__ = ["ImageTable"]
 
@@ -118,7 +119,7 @@ class ImageTable(PhotoSource):
         for name in (self.image, self.label, *(self.labels or ()), self.split):
             if name is not None and name not in columns:
                 near = get_close_matches(name, columns, 3) or columns[:5]
-                raise DataError(f"{table}: no column {name!r}: there are {', '.join(near)}")
+                raise DataError(f"{table}: no column {quoted(name)}: there are {', '.join(near)}")
         for line, row in rows:
             if None in row or None in row.values():
                 raise DataError(
@@ -135,7 +136,9 @@ class ImageTable(PhotoSource):
         for name in self.classes or ():
             if name not in found:
                 near = get_close_matches(name, found, 3) or sorted(found)[:3]
-                raise DataError(f"{self.table}: no class {name!r}; the nearest: {', '.join(near)}")
+                raise DataError(
+                    f"{self.table}: no class {quoted(name)}; the nearest: {', '.join(near)}"
+                )
         return self.classes or sorted(found)
 
     def _cell(self, row: Row) -> str:
@@ -162,8 +165,8 @@ class ImageTable(PhotoSource):
             cell = row[name].strip().lower()
             if cell not in YES + NO:
                 raise DataError(
-                    f"{table}, line {line}: expected 1 or 0 in the column {name!r}, "
-                    f"got {row[name]!r}"
+                    f"{table}, line {line}: expected 1 or 0 in the column {quoted(name)}, "
+                    f"got {quoted(row[name])}"
                 )
             several[place] = cell in YES
         return several
@@ -175,6 +178,6 @@ class ImageTable(PhotoSource):
         if part is None:
             raise DataError(
                 f"{table}, line {line}: expected train, val or test in the column "
-                f"{self.split!r}, got {row[self.split]!r}"
+                f"{quoted(self.split)}, got {quoted(row[self.split])}"
             )
         return part

@@ -28,6 +28,7 @@ from vision_attn.data.kinds import ENCODED
 from vision_attn.data.photo_sets import Part, PhotoSource
 from vision_attn.data.photos import Names, Photos
 from vision_attn.data.sources import DataError
+from vision_attn.errors import quoted
 from vision_attn.files import write_text
 
 __all__ = ["TarPhotos", "WebDataset"]
@@ -307,7 +308,7 @@ class WebDataset(PhotoSource):
             if self.label == "json":
                 value: Any = json.loads(text)["label"]
                 if not isinstance(value, int | str):
-                    raise ValueError(f"a label is {value!r}")
+                    raise ValueError(f"a label is {quoted(value)}")
                 text = str(value)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from vision_attn.arguments import checked
 from vision_attn.fitting.making import make_run
 from vision_attn.hub import LoadedModel, LoadedSequences, load
 from vision_attn.inference import usual_defaults
@@ -54,6 +55,7 @@ class FittedRun:
 
 
 @usual_defaults()
+@checked()
 def fit(
     config: str | Path,
     overrides: Mapping[str, Any] | None = None,

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
 
+from vision_attn.errors import quoted
+
 __all__ = ["checked_name", "claimed", "leave_nothing", "newest", "versions", "writes_files"]
 
 
@@ -62,5 +64,5 @@ def claimed(runs: Path) -> Path:
 def checked_name(name: str) -> str:
     """The name of a folder inside the output folder; ValueError for one that leads elsewhere."""
     if name in ("", ".", "..") or not name.isprintable() or {"/", "\\"} & set(name):
-        raise ValueError(f"--name {name!r}: expected the name of a folder, without a path")
+        raise ValueError(f"--name {quoted(name)}: expected the name of a folder, without a path")
     return name

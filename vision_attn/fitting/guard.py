@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from vision_attn.errors import quoted
 from vision_attn.fitting.messages import nearest
 
 __all__ = ["check_yaml"]
@@ -31,7 +32,7 @@ def check_yaml(path: str | Path) -> dict[str, Any]:
     for where, section in _classes_named(content):
         for key in section.keys() - {"class_path", "init_args", "dict_kwargs"}:
             hint = nearest(str(key), ["class_path", "init_args"])
-            raise ValueError(f"{path}: {where}: unknown key {key!r}{hint}")
+            raise ValueError(f"{path}: {where}: unknown key {quoted(key)}{hint}")
     return content
 
 

@@ -21,6 +21,7 @@ from vision_attn.compat.jsonargparse_messages import (
     WrongType,
     complaint,
 )
+from vision_attn.errors import quoted
 
 __all__ = ["nearest", "options_of", "readable"]
 
@@ -82,7 +83,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def _unrecognized(word: str, options: list[str]) -> str:
     if not word.startswith("-"):
-        return f"unexpected word {word!r}: an option looks like --trainer.max_epochs 2"
+        return f"unexpected word {quoted(word)}: an option looks like --trainer.max_epochs 2"
     hint = nearest(word, [f"--{option}" for option in options])
     if not hint:  # --batch_size for --data.batch_size
         ends = {option.split(".")[-1]: f"--{option}" for option in options}
@@ -117,9 +118,9 @@ def _not_of_class(word: str, path: str) -> str:
     except (KeyError, AttributeError, ValueError):
         known = []
     if word in known:
-        return f"{name} gets {word!r} from what uses it: leave it out"
+        return f"{name} gets {quoted(word)} from what uses it: leave it out"
     listed = f": it has {', '.join(known)}" if known else ""
-    return f"{name} has no option {word!r}{nearest(word, known) or listed}"
+    return f"{name} has no option {quoted(word)}{nearest(word, known) or listed}"
 
 
 def _no_class(path: str) -> str:
@@ -128,7 +129,7 @@ def _no_class(path: str) -> str:
     known = dict(_classes(module)) or {n: p for home in HOMES[::-1] for n, p in _classes(home)}
     close = get_close_matches(name.lower(), known, n=2, cutoff=0.6)
     hint = f": did you mean {' or '.join(known[c] for c in close)}?" if close else ""
-    return f"no class {path!r}{hint}"
+    return f"no class {quoted(path)}{hint}"
 
 
 def _classes(module: str) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vision_attn.arguments import checked
 from vision_attn.inference import infer
 from vision_attn.methods.base import Explainer
 from vision_attn.methods.targets import Target, TargetLike
@@ -324,6 +325,7 @@ class ChainExplainer(AttentionExplainer):
             return traced.heatmaps(shares[:, 0], self, classes, self.total)
 
     @final
+    @checked()
     def rows(
         self,
         network: nn.Module | Model,

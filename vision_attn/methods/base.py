@@ -7,16 +7,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
-from math import isfinite
 from typing import Any, ClassVar, final, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
+from vision_attn.arguments import checked, conform
 from vision_attn.compat.torch_private import uncompiled
+from vision_attn.errors import cut
 from vision_attn.hooks import apart
 from vision_attn.inference import eval_mode, frozen_parameters
-from vision_attn.methods.options import conform, spelt, takes
+from vision_attn.methods.options import spelt, takes
 from vision_attn.methods.smoothing import smoothed
 from vision_attn.methods.targets import (
     Class,
@@ -37,6 +38,8 @@ __all__ = [
     "check_images",
     "outside_inference",
 ]
+
+MOST_CELLS = 1000  # of `smooth`: no grid has as many rows
 
 
 @dataclass(frozen=True)
@@ -83,10 +86,10 @@ class Explainer(ABC):
     def __post_init__(self) -> None:
         for name in self.options():
             object.__setattr__(self, name, self.convert_option(name, getattr(self, name)))
-        if not (isfinite(self.smooth) and self.smooth >= 0):
+        if not 0 <= self.smooth <= MOST_CELLS:
             raise ValueError(
-                f"{type(self).__name__}: smooth must be a number of cells, at least 0, got "
-                f"{self.smooth}"
+                f"{type(self).__name__}: smooth must be a number of cells, at least 0 and at most "
+                f"{MOST_CELLS}, got {self.smooth}"
             )
 
     @classmethod
@@ -109,9 +112,12 @@ class Explainer(ABC):
                 f"{cls.__name__}()(network, images)"
             )
         try:
-            return conform(value, kind)
+            value = conform(value, kind)
         except ValueError as error:
             raise ValueError(f"{cls.__name__}: option {option}: {error}") from None
+        if value in ([], ()):
+            raise ValueError(f"{cls.__name__}: option {option}: expected one or more, got none")
+        return tuple(value) if isinstance(value, list) else value
 
     def __str__(self) -> str:
         """The method as on the command line, with the options that differ from their defaults."""
@@ -186,6 +192,7 @@ class Explainer(ABC):
         """
 
     @final
+    @checked()
     def __call__(
         self,
         network: nn.Module | Model,
@@ -246,7 +253,9 @@ class Explainer(ABC):
         chosen.check(len(images))
         with apart(), images_in_words(network, images), giving(network, head):
             if reason := self.refusal_for(network, images, layout):
-                raise ValueError(f"{self} does not fit {type(network).__name__}: {reason}")
+                raise ValueError(
+                    f"{cut(str(self))} does not fit {type(network).__name__}: {reason}"
+                )
             with (
                 uncompiled(),
                 eval_mode(network),
@@ -257,7 +266,7 @@ class Explainer(ABC):
                 except NotImplementedError as error:  # FlexAttention's gradient on a CPU, say
                     reason = str(error).partition("\n")[0]
                     raise ValueError(
-                        f"{self} does not fit {type(network).__name__}: {reason}"
+                        f"{cut(str(self))} does not fit {type(network).__name__}: {reason}"
                     ) from error
 
 
@@ -316,6 +325,8 @@ def check_images(network: nn.Module, images: Tensor) -> None:
             f"got shape {tuple(images.shape)}"
             + ("; add the batch axis: images[None]" if images.ndim == 3 else "")
         )
+    if images.layout != torch.strided:
+        raise ValueError(f"images must be dense, got {images.layout}: images.to_dense() makes them")
     if not images.is_floating_point():
         raise ValueError(
             f"images must be floats, normalised as the network was trained, got {images.dtype}"

@@ -2,12 +2,14 @@
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from torch import nn
 
+from vision_attn.arguments import hint
+from vision_attn.errors import cut, listed, quoted
 from vision_attn.methods.attribution import Attribution, IntegratedGradients, Occlusion
 from vision_attn.methods.base import Explainer, layout_for
 from vision_attn.methods.baselines import Baseline, CentreGaussian, EdgeMap, RandomMap
@@ -17,7 +19,7 @@ from vision_attn.methods.legrad import LeGrad
 from vision_attn.methods.libra import LibraGradient
 from vision_attn.methods.lime import LIME
 from vision_attn.methods.masked_regression import MaskedRegression
-from vision_attn.methods.options import hint, takes
+from vision_attn.methods.options import takes
 from vision_attn.methods.raw_attention import QueryKey, RawAttention
 from vision_attn.methods.relevance import AttentionGradCAM, Relevance
 from vision_attn.methods.rollout import GradientRollout, Rollout, WeightedRollout
@@ -105,8 +107,32 @@ def refusal(explainer: Explainer, network: nn.Module | Model) -> str | None:
         return None
 
 
+def method_list(methods: Any) -> list[str | Explainer]:
+    """List what was given as methods: a name or an explainer, or several of these; none for None.
+
+    Raises ValueError for anything else.
+
+    Examples:
+        >>> from vision_attn.methods.by_name import method_list
+        >>> method_list("Rollout"), method_list(None)
+        (['Rollout'], [])
+    """
+    if methods is None:
+        return []
+    one = isinstance(methods, str | bytes | type | nn.Module) or not isinstance(methods, Iterable)
+    several = [methods] if one else list(methods)
+    for method in several:
+        if not isinstance(method, str | Explainer):
+            is_class = isinstance(method, type) and issubclass(method, Explainer)
+            raise ValueError(
+                "methods: expected names, such as 'Rollout', or explainers, such as Rollout(), got "
+                f"{quoted(method)}{f': make one, {method.__name__}()' if is_class else ''}"
+            )
+    return several
+
+
 def choose_methods(
-    methods: Sequence[str | Explainer] | None, network: nn.Module | Model
+    methods: str | Explainer | Sequence[str | Explainer] | None, network: nn.Module | Model
 ) -> list[Explainer]:
     """Make explainers of methods, given by name or as explainers, each once, baselines last.
 
@@ -121,10 +147,10 @@ def choose_methods(
         >>> list(map(str, chosen))
         ['EdgeMap(cells=7)']
     """
-    if not methods:
+    if not (words := method_list(methods)):
         return [usual_method(network)]
     chosen: list[Explainer] = []
-    for method in methods:
+    for method in words:
         if isinstance(method, Explainer):
             chosen.append(method.named_in(network))
         elif method.strip().lower() == "all":
@@ -134,8 +160,8 @@ def choose_methods(
     for explainer in chosen:
         if reason := refusal(explainer, network):
             raise MisfitError(
-                f"{explainer} does not fit this model: {reason}; "
-                f"these methods do: {', '.join(map(str, _some_fitting(network)))}"
+                f"{cut(str(explainer))} does not fit this model: {reason}; "
+                f"these methods do: {listed(_some_fitting(network))}"
             )
     return sorted(dict.fromkeys(chosen), key=lambda one: isinstance(one, Baseline))
 
@@ -224,20 +250,23 @@ def parse_method(text: str) -> Explainer:
         >>> parse_method("QueryKey(query=(3, 5), kind=scores)").query
         (3, 5)
     """
-    call = CALL.fullmatch(text)
+    call = CALL.fullmatch(text) if isinstance(text, str) else None
     if call is None:
-        raise ValueError(f"expected a method as Name or Name(option=value, ...), got {text!r}")
+        raise ValueError(
+            f"expected a method as Name or Name(option=value, ...), got {quoted(text)}"
+        )
     known = methods()
     name = call["name"]
     if name not in known:
-        raise ValueError(f"unknown method {name!r}{hint(name, known)}; known: {', '.join(known)}")
+        raise ValueError(
+            f"unknown method {quoted(name)}{hint(name, known)}; known: {listed(known)}"
+        )
     method = known[name]
     options = _options(call["options"] or "", text)
     for option in options:
         if option not in method.options():
-            listed = ", ".join(method.options()) or "none"
-            near = hint(option, method.options())
-            raise ValueError(f"{name} has no option {option!r}{near}; its options: {listed}")
+            near, own = hint(option, method.options()), ", ".join(method.options()) or "none"
+            raise ValueError(f"{name} has no option {quoted(option)}{near}; its options: {own}")
     return method(**{option: _value(method, option, value) for option, value in options.items()})
 
 
@@ -248,9 +277,9 @@ def _options(text: str, whole: str) -> dict[str, str]:
     while rest:
         option = OPTION.match(rest)
         if option is None:
-            raise ValueError(f"expected option=value in {whole!r}, got {rest!r}")
+            raise ValueError(f"expected option=value in {quoted(whole)}, got {quoted(rest)}")
         if option["name"] in options:
-            raise ValueError(f"option {option['name']!r} is given twice in {whole!r}")
+            raise ValueError(f"option {quoted(option['name'])} is given twice in {quoted(whole)}")
         options[option["name"]] = option["value"]
         rest = rest[option.end() :].strip()
     return options

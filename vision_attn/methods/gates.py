@@ -19,10 +19,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vision_attn.arguments import hint
 from vision_attn.hooks import apart
 from vision_attn.inference import infer
 from vision_attn.methods.base import Explainer
-from vision_attn.methods.options import hint
 from vision_attn.methods.targets import Target
 from vision_attn.tokens.gates import GateCall, Gating, Read
 from vision_attn.tokens.modules import LayerLike, module_name, network_of, why_opaque

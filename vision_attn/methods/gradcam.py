@@ -19,9 +19,10 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vision_attn.arguments import hint
+from vision_attn.errors import quoted
 from vision_attn.hooks import Hooks
 from vision_attn.methods.base import Explainer
-from vision_attn.methods.options import hint
 from vision_attn.methods.targets import Target
 from vision_attn.tokens.layout import layout_of
 from vision_attn.tokens.modules import LayerLike, attends, module_name, why_opaque
@@ -283,7 +284,7 @@ def find_layers(
         name = module_name(network, layer)
         if name is None:
             raise ValueError(
-                f"it has no layer {layer!r}{hint(layer, modules)}"
+                f"it has no layer {quoted(layer)}{hint(layer, modules)}"
                 if isinstance(layer, str)
                 else f"the {type(layer).__name__} that is given as a layer is no part of it"
             )

@@ -25,7 +25,7 @@ from numpy import ndarray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vision_attn.errors import ModelError
+from vision_attn.errors import ModelError, quoted
 from vision_attn.methods.function_key import function_key
 from vision_attn.tokens.inputs import images_in_words
 from vision_attn.tokens.outputs import (
@@ -202,7 +202,7 @@ class Class(Target):
         every = self.index if isinstance(self.index, tuple) else (self.index,) * count
         if named := next((index for index in every if isinstance(index, str)), None):
             raise ValueError(
-                f"a class by its name, {named!r}, needs a model, which knows its classes: "
+                f"a class by its name, {quoted(named)}, needs a model, which knows its classes: "
                 "give the model for the network, or the class's index"
             )
         predicted = logits.argmax(dim=1)
@@ -564,7 +564,7 @@ class PixelsOf(Target):
             )
         if not isinstance(self.index, int) or not 0 <= self.index < logits.shape[1]:
             raise ValueError(
-                f"PixelsOf: class {self.index!r} is out of range: the network has "
+                f"PixelsOf: class {quoted(self.index)} is out of range: the network has "
                 f"{logits.shape[1]} classes, 0 to {logits.shape[1] - 1}"
             )
         return logits
@@ -644,7 +644,9 @@ class Box(Target):
 
     def __post_init__(self) -> None:
         if isinstance(self.index, bool) or not isinstance(self.index, int) or self.index < 0:
-            raise ValueError(f"Box: expected the index of a detection, from 0, got {self.index!r}")
+            raise ValueError(
+                f"Box: expected the index of a detection, from 0, got {quoted(self.index)}"
+            )
 
     def __call__(self, output: Any) -> Float[Tensor, " b"]:
         parts = parts_of(output)

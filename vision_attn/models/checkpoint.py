@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vision_attn import __version__
-from vision_attn.errors import ModelError
+from vision_attn.errors import ModelError, quoted
 from vision_attn.models.errors import no_empty_layers, not_much_larger_than
 from vision_attn.models.shelf import is_shelved, shelved
 
@@ -123,7 +123,9 @@ def unpack(path: str | Path) -> Checkpoint:
         )
     about = contents[ENTRY]
     if not isinstance(about, dict) or not all(isinstance(key, str) for key in about):
-        raise ModelError(f"{path}: damaged: its entry {ENTRY!r} is not a dict of named values")
+        raise ModelError(
+            f"{path}: damaged: its entry {quoted(ENTRY)} is not a dict of named values"
+        )
     _check_format(about, path)
     return Checkpoint(Path(path), about, _named_tensors(contents.get("state_dict"), path))
 
@@ -259,7 +261,8 @@ def _plain(name: str, value: Any) -> Any:
         case functools.partial():
             return _described_partial(name, value)
     raise ValueError(
-        f"cannot describe {name}={value!r}: expected a plain value, a class of vision_attn, or a "
+        f"cannot describe {name}={quoted(value)}: expected a plain value, a class of vision_attn, "
+        "or a "
         "functools.partial of one"
     )
 
@@ -269,7 +272,9 @@ def _described_partial(name: str, factory: functools.partial) -> dict[str, Any]:
     parts = (factory.func, *factory.args)
     at = next((i for i, part in enumerate(parts) if isinstance(part, type)), None)
     if at is None:
-        raise ValueError(f"cannot describe {name}={factory!r}: it is not a partial of a class")
+        raise ValueError(
+            f"cannot describe {name}={quoted(factory)}: it is not a partial of a class"
+        )
     cls: Any = parts[at]
     bound = inspect.signature(cls).bind_partial(*parts[at + 1 :], **factory.keywords)
     return _described(cls, bound.arguments)
@@ -284,7 +289,7 @@ def _factory(description: Any) -> functools.partial:
             values = {k: _value(v) for k, v in args.items()}
             return functools.partial(cls, **_flat(cls, values))
     raise ValueError(
-        f"expected a description with 'class_path' and 'init_args', got {description!r}"
+        f"expected a description with 'class_path' and 'init_args', got {quoted(description)}"
     )
 
 
@@ -311,7 +316,7 @@ def _find(path: str) -> type[nn.Module]:
     found = _public(path)
     if found is None:
         raise ValueError(
-            f"refused to build {path!r}: expected an nn.Module of {' or '.join(PACKAGES)}"
+            f"refused to build {quoted(path)}: expected an nn.Module of {' or '.join(PACKAGES)}"
         )
     return found
 
@@ -424,7 +429,9 @@ def _named_tensors(contents: Any, path: str | Path) -> dict[str, Tensor]:
         raise ModelError(f"{path}: holds no weights; expected tensors by name (a state_dict)")
     for name in weights:
         if not isinstance(name, str):
-            raise ModelError(f"{path}: damaged: a weight has the name {name!r}, expected a word")
+            raise ModelError(
+                f"{path}: damaged: a weight has the name {quoted(name)}, expected a word"
+            )
     return weights
 
 
@@ -460,7 +467,7 @@ def load_weights(network: nn.Module, weights: dict[str, Tensor], source: str | P
         )
     for name, tensor in expected.items():
         if fault := _fault(weights[name], tensor):
-            raise ModelError(f"{source}: damaged: its weights {name!r} {fault}")
+            raise ModelError(f"{source}: damaged: its weights {quoted(name)} {fault}")
     network.load_state_dict(weights)
 
 

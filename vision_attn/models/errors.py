@@ -1,5 +1,6 @@
 """What the libraries raise while they build or download a model, as one line."""
 
+import re
 import threading
 import warnings
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from contextlib import contextmanager
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from vision_attn.errors import ModelError
+from vision_attn.errors import ModelError, quoted
 
 __all__ = ["library_errors", "no_empty_layers", "not_much_larger_than"]
 
@@ -16,6 +17,9 @@ FROM_FILE = (
     "give its weights with --weights FILE (weights=FILE), or take random ones with "
     "--pretrained false (pretrained=False)"
 )
+UNKNOWN = re.compile(r"got an unexpected keyword argument '(.*)'")
+NAMES_ADVICE = ": num_classes=N gives it N classes; wrap(network, transform, classes) names them"
+NAMES = "classes", "class_names", "labels", "names"  # for which num_classes is the argument
 
 
 @contextmanager
@@ -34,6 +38,9 @@ def library_errors(model: str, hint: str = "", offline: str = FROM_FILE) -> Iter
         ) from error
     except Exception as error:  # a constructor can say anything of arguments it does not take
         first = next(iter(str(error).splitlines()), type(error).__name__)
+        if unknown := UNKNOWN.search(first):
+            advice = NAMES_ADVICE if unknown[1] in NAMES else hint
+            raise ModelError(f"{model} takes no argument {quoted(unknown[1])}{advice}") from error
         raise ModelError(f"{model} cannot be built: {first}{hint}") from error
 
 

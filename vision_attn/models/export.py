@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vision_attn.arguments import checked
 from vision_attn.files import replacing
 from vision_attn.inference import eval_mode, frozen_parameters, infer
 from vision_attn.types import Model
@@ -38,6 +39,7 @@ class Exported:
     difference: float
 
 
+@checked()
 def export(model: Model, path: str | Path) -> Exported:
     """Write a model as ONNX (a name in .onnx) or by torch.export (.pt2), and check its logits.
 

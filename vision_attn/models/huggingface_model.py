@@ -9,7 +9,7 @@ from torch import nn
 
 from vision_attn.compat.download import hub_reached_or_left
 from vision_attn.compat.huggingface_private import attention_of
-from vision_attn.errors import ModelError
+from vision_attn.errors import ModelError, quoted
 from vision_attn.models.checkpoint import load_weights, read_weights
 from vision_attn.models.errors import library_errors
 from vision_attn.types import Activation, Images, Logits
@@ -76,8 +76,8 @@ class HuggingFaceModel(nn.Module):
             kernel = str(attention_of(config))
             if "/" in kernel:
                 raise ModelError(
-                    f"hf:{name}: attn_implementation {kernel!r} is a repository of code, which is "
-                    "not run: expected eager, sdpa or another of transformers' own"
+                    f"hf:{name}: attn_implementation {quoted(kernel)} is a repository of "
+                    "code, which is not run: expected eager, sdpa or another of transformers' own"
                 )
             if pretrained and weights is None:
                 self.network, found = Auto.from_pretrained(

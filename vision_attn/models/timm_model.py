@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vision_attn.attention import MultiHeadAttention
 from vision_attn.compat.download import hub_reached_or_left
-from vision_attn.errors import ModelError, did_you_mean
+from vision_attn.errors import ModelError, did_you_mean, quoted
 from vision_attn.models.checkpoint import Rebuildable, load_weights, read_weights, without_prefix
 from vision_attn.models.errors import library_errors
 from vision_attn.models.vit import ViT
@@ -101,11 +101,12 @@ def create_timm(
 
     known = timm.list_models() + timm.list_models(include_tags=True)
     if ":" in name or "/" in name or not timm.is_model(name):
-        raise ModelError(f"timm has no network named {name!r}{did_you_mean(name, known)}")
+        raise ModelError(f"timm has no network named {quoted(name)}{did_you_mean(name, known)}")
     for reserved in NOT_MODEL_ARGS:
         if reserved in model_args:
             raise ModelError(
-                f"{reserved!r} is not an argument of a network: use pretrained=True or weights=FILE"
+                f"{quoted(reserved)} is not an argument of a network: use pretrained=True or "
+                "weights=FILE"
             )
     about = timm.models.get_pretrained_cfg(name.split(".")[0])
     if image_size is not None and about is not None and about.fixed_input_size:

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from vision_attn.errors import ModelError, did_you_mean
+from vision_attn.errors import ModelError, did_you_mean, quoted
 from vision_attn.models.checkpoint import load_weights, read_weights, without_prefix
 from vision_attn.models.errors import library_errors
 
@@ -29,7 +29,7 @@ def create_torchvision(
 
     known = models.list_models(module=models)
     if name not in known:
-        raise ModelError(f"torchvision has no classifier {name!r}{did_you_mean(name, known)}")
+        raise ModelError(f"torchvision has no classifier {quoted(name)}{did_you_mean(name, known)}")
     is_vit = name.startswith("vit_")
     if image_size is not None and is_vit:
         if image_size[0] != image_size[1]:

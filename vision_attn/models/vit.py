@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from vision_attn.attention import ClassToken, MeanPool, MultiHeadAttention, Readout
 from vision_attn.attention.checks import at_least_one
+from vision_attn.errors import quoted
 from vision_attn.models.checkpoint import Rebuildable
 from vision_attn.models.layers import DropPath, LayerScale, Mlp, resampled_positions
 from vision_attn.types import Images, Logits, Pool, TokenLayout
@@ -190,7 +191,9 @@ class ViT(Rebuildable):
         if not 0 <= patch_drop < 1:
             raise ValueError(f"patch_drop must be at least 0 and below 1, got {patch_drop}")
         if isinstance(pool, str) and pool not in POOLS:
-            raise ValueError(f"pool must be cls, mean or the factory of a readout, got {pool!r}")
+            raise ValueError(
+                f"pool must be cls, mean or the factory of a readout, got {quoted(pool)}"
+            )
         self.patch_size, self.patch_drop = patch_size, patch_drop
         self.class_token, self.prefix = class_token, int(class_token) + registers
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
@@ -244,7 +247,7 @@ class ViT(Rebuildable):
     def forward_kept_tokens(self, images: Images, keep: Int[Tensor, "b m"] | None) -> Logits:
         """Compute the logits where only the patches of these indices exist (None: all of them)."""
         if keep is not None and keep.shape[1] == 0 and self.pool != "cls":
-            raise ValueError(f"keep at least one patch: pool={self.pool!r} reads the patches")
+            raise ValueError(f"keep at least one patch: pool={quoted(self.pool)} reads the patches")
         whole = self.layout((images.shape[-2], images.shape[-1]))
         layout = whole if keep is None else None  # patches with gaps are no grid
         x = self.tokens(images, whole.grid, keep)

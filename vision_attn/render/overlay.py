@@ -18,6 +18,7 @@ from numpy import ndarray
 from PIL.Image import Image
 from torch import Tensor
 
+from vision_attn.errors import quoted
 from vision_attn.render.scale import Scale
 
 __all__ = ["ColorMap", "Dim", "Style", "overlay", "resize", "to_array"]
@@ -79,7 +80,7 @@ class ColorMap(Style):
         if self.name not in matplotlib.colormaps:
             near = get_close_matches(self.name, matplotlib.colormaps, n=3)
             raise ValueError(
-                f"unknown colour map {self.name!r}: expected one of matplotlib's, such as "
+                f"unknown colour map {quoted(self.name)}: expected one of matplotlib's, such as "
                 f"{', '.join(near or ['inferno', 'magma', 'viridis'])}"
             )
         if not 0 < self.opacity <= 1:

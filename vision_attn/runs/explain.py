@@ -3,11 +3,12 @@
 Axes: b batch, h height, w width, k classes, H, W a photo's height and width.
 """
 
+import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from typing import cast, overload
+from typing import overload
 
 import numpy as np
 import torch
@@ -15,14 +16,16 @@ from numpy import ndarray
 from PIL.Image import Image
 from torch import Tensor
 
+from vision_attn.arguments import check_path, checked
 from vision_attn.data.channels import (
     channels_of,
     image_of_array,
     image_of_channels,
     image_of_tensor,
 )
-from vision_attn.data.faults import reason, sample_errors
+from vision_attn.data.faults import ImageError, reason, sample_errors
 from vision_attn.data.images import to_rgb
+from vision_attn.errors import quoted
 from vision_attn.methods import (
     Baseline,
     ChannelGates,
@@ -37,7 +40,7 @@ from vision_attn.methods import (
     is_trusted,
     usual_method,
 )
-from vision_attn.methods.by_name import MisfitError
+from vision_attn.methods.by_name import MisfitError, method_list
 from vision_attn.methods.targets import (
     TargetLike,
     has_classifier,
@@ -121,12 +124,12 @@ class Request:
             by_label,
             None if contrast is None else as_target(contrast, model),
         )
-        words = [methods] if isinstance(methods, str | Explainer) else methods
+        words = method_list(methods)
         chosen: list[Explainer] = []
         refused: list[str] = []
         if not words:
             chosen.append(usual_method(model, class_blind=request.unasked))
-        for each in words or ():
+        for each in words:
             try:
                 chosen += choose_methods([each], model)
             except MisfitError as error:
@@ -314,6 +317,7 @@ def explain(
     head: Head | None = None,
     batch_size: int = 8,
 ) -> Explanations: ...
+@checked(limit=1, batch_size=1)
 def explain(
     model: Model,
     images: Photo | list[Photo] | tuple[Photo, ...],
@@ -352,9 +356,6 @@ def explain(
         ValueError: No method fits, there is no such class, an image cannot be read (ImageError), or
             every method fails on a photo.
     """
-    for name, number in (("batch_size", batch_size), ("limit", limit)):
-        if number is not None and number < 1:
-            raise ValueError(f"{name} must be at least 1, got {number}")
     request = Request.of(model, methods, target, contrast, head)
     several, every = several_photos(images)
     request.check(len(every))
@@ -374,15 +375,27 @@ def explain(
 
 def several_photos(images: Photo | Sequence[Photo]) -> tuple[bool, list[Photo]]:
     """Return whether these are several photos, and a list of them; a batch of tensors counts."""
-    one = isinstance(images, Image | str | PathLike) or getattr(images, "ndim", 4) < 4
-    several = [images] if one else list(cast("Sequence[Photo]", images))
-    return not one, cast("list[Photo]", several)
+    if isinstance(images, Image | str | PathLike):
+        return False, [images]
+    if isinstance(images, ndarray | Tensor) and images.ndim < 4:
+        return False, [images]
+    if isinstance(images, bytes | Mapping | type) or not isinstance(images, Iterable):
+        raise ValueError(not_a_photo(images))
+    return True, list(images)
+
+
+def not_a_photo(value: object) -> str:
+    """Say that a value is no photo, and what is one."""
+    return (
+        "expected a photo: a path, a PIL image, an array (height, width, channels) or a tensor "
+        f"(channels, height, width), got {quoted(value)}"
+    )
 
 
 def read(image: Photo, preprocess: Preprocessing) -> tuple[str, Image]:
     """Return a name for a photo, and the photo in upright RGB, as the preprocessing reads it.
 
-    Raises ValueError for an array that is no image, and ImageError for a file that cannot be read.
+    Raises ValueError for what is no image, and ImageError for a file that cannot be read.
     """
     value_range = getattr(preprocess, "value_range", None)
     if isinstance(image, Image):
@@ -395,9 +408,13 @@ def read(image: Photo, preprocess: Preprocessing) -> tuple[str, Image]:
     if isinstance(image, ndarray):
         return "image", image_of_array(image)
     if not isinstance(image, str | PathLike):
-        raise ValueError(
-            "expected a photo: a path, a PIL image, an array (height, width, channels) or a tensor "
-            f"(channels, height, width), got a value of type {type(image).__name__}"
+        raise ValueError(not_a_photo(image))
+    if not os.fspath(image):
+        raise ImageError("'': expected the path of a photo, got an empty one")
+    check_path(image)
+    if os.path.isdir(image):
+        raise ImageError(
+            f"{image}: expected a photo, got a folder: vision_attn.gallery takes folders"
         )
     with sample_errors(image):
         return str(image), preprocess.read(image)

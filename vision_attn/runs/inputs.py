@@ -2,30 +2,60 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from os import PathLike
 from pathlib import Path, PurePosixPath
+from typing import Any
 
+from PIL.Image import Image
+
+from vision_attn.arguments import check_path
 from vision_attn.data.images import ImageError
 from vision_attn.data.images import find_images as find
 from vision_attn.data.kinds import holds_results
 from vision_attn.data.listing import walk
 from vision_attn.data.masks import Masks
 from vision_attn.data.video import clips
+from vision_attn.errors import quoted
 from vision_attn.runs.naming import folded
 
 __all__ = [
     "check_apart",
     "check_file",
+    "check_shard",
     "checked_masks",
     "find_films",
     "find_images",
     "list_images",
     "output_folder",
+    "path_list",
 ]
 
 log = logging.getLogger(__name__)
+
+
+def path_list(paths: Any) -> list[str]:
+    """List paths, given one or several, as strings. Raises ValueError for what is no path."""
+    if isinstance(paths, str | PathLike):
+        paths = [paths]
+    several = isinstance(paths, Iterable) and not isinstance(paths, bytes | Mapping | Image)
+    several = several and getattr(paths, "ndim", 1) == 1  # of an array
+    for path in (paths := list(paths)) if several else [paths]:
+        if not isinstance(path, str | PathLike):
+            raise ValueError(
+                f"expected the paths of photos, videos and folders, got {quoted(path)}: "
+                "vision_attn.explain takes images"
+            )
+        check_path(path)
+    return list(map(os.fspath, paths))
+
+
+def check_shard(shard: tuple[int, int]) -> None:
+    """Raise ValueError unless a shard is (number, of how many), the number from 1."""
+    number, shards = shard
+    if not 1 <= number <= shards:
+        raise ValueError(f"shard must be (number, of how many), such as (1, 4), got {shard}")
 
 
 def find_images(paths: Sequence[str], limit: int | None) -> tuple[list[Path], list[str]]:

@@ -13,6 +13,8 @@ import numpy as np
 from jaxtyping import Float, Int64
 from numpy import ndarray
 
+from vision_attn.arguments import checked
+from vision_attn.errors import quoted
 from vision_attn.files import replacing
 from vision_attn.runs.database import DamagedError, StoppedError
 from vision_attn.runs.entries import as_line
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["SavedMaps", "SavedResults", "export_lines", "open_results", "unfinished_shards"]
 
 
+@checked()
 def open_results(folder: str | PathLike[str]) -> "SavedResults":
     """Open what `explain` or `score` left in a folder, without reading it.
 
@@ -322,7 +325,7 @@ class SavedResults(Sequence[dict[str, Any]]):
         mine = [rank for rank, column in enumerate(self._columns) if column.method == method]
         chosen = np.isin(rows.columns, mine) & (rows.slots >= 0)
         if not chosen.any():
-            raise ValueError(f"no maps of {method!r} in {self.folder}: there are {known}")
+            raise ValueError(f"no maps of {quoted(method)} in {self.folder}: there are {known}")
         ids = np.full(len(self.run.samples), -1)
         ids[rows.samples[chosen]] = rows.ids[chosen]
         places = np.zeros(len(ids), np.int64)

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from vision_attn.errors import quoted
 from vision_attn.tokens.modules import network_of
 from vision_attn.types import Model, Pool, TokenLayout
 
@@ -104,7 +105,8 @@ def _timm(module: Any, image_size: Size) -> TokenLayout | None:
     if pool not in TIMM_POOLS or (pool == "avg" and getattr(module, "pool_include_prefix", False)):
         included = ", prefix tokens included" if pool == "avg" else ""
         raise ValueError(
-            f"{type(module).__name__} pools by {pool!r}{included}, which no layout can say: give "
+            f"{type(module).__name__} pools by {quoted(pool)}{included}, which no layout can say: "
+            "give "
             f"layout=TokenLayout({prefix}, ({h}, {w}), pool='mean') for the nearest"
         )
     found = TIMM_POOLS[pool]

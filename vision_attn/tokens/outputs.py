@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from vision_attn.errors import quoted
 from vision_attn.hooks import Hooks
 from vision_attn.inference import infer
 from vision_attn.types import Head, Images, Logits
@@ -131,7 +132,7 @@ def part_of(output: Any, head: Head) -> Any:
         found = getattr(output, head)
         if not callable(found) or isinstance(found, Tensor):
             return found
-    raise ValueError(f"head {head!r}: the network gives {described(output)}")
+    raise ValueError(f"head {quoted(head)}: the network gives {described(output)}")
 
 
 _HEAD: ContextVar[Head | None] = ContextVar("head", default=None)

@@ -15,7 +15,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from vision_attn.errors import ModelError, did_you_mean
+from vision_attn.arguments import checked
+from vision_attn.errors import ModelError, did_you_mean, quoted
 
 __all__ = ["PREFIX", "Card", "Shelf", "is_shelved", "list_models", "shelved"]
 
@@ -130,7 +131,7 @@ class Shelf:
         names = sorted(path.stem for path in self.folder.glob("*.json"))
         if name not in names:
             near = did_you_mean(name, names) or f"; there are {', '.join(names) or 'none'}"
-            raise ModelError(f"no pretrained network named {name!r}{near}")
+            raise ModelError(f"no pretrained network named {quoted(name)}{near}")
         return Card.read(self.folder / f"{name}.json")
 
 
@@ -154,6 +155,7 @@ def shelved(spec: str | PathLike[str]) -> Card:
     return Card.read(name) if name.endswith(".json") else Shelf()[name]
 
 
+@checked()
 def list_models(folder: str | PathLike[str] | None = None) -> list[dict[str, Any]]:
     """List the pretrained networks of the package, as rows of plain values.
 

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from vision_attn.arguments import checked
 from vision_attn.data.faults import ImageError, sample_errors
 from vision_attn.data.preprocess import Preprocess
 from vision_attn.files import claimed
 from vision_attn.methods import Explainer, parse_method
+from vision_attn.methods.by_name import method_list
 from vision_attn.pages.gallery.rows import page_row
 from vision_attn.pages.page import Gallery, write_page
 from vision_attn.render import ColorMap, Style, natural
-from vision_attn.runs.explain import query_place
+from vision_attn.runs.explain import Methods, query_place
 from vision_attn.runs.explanation import Explanation, Pictures
 from vision_attn.runs.keys import bytes_crc
 from vision_attn.runs.maps import Map
@@ -44,10 +46,11 @@ class Drawn(list[Path]):
     problems: Sequence[str] = ()
 
 
+@checked(limit=1)
 def draw_pictures(
     folder: str | PathLike[str],
     classes: Sequence[str | int] = (),
-    methods: Sequence[str | Explainer] | None = None,
+    methods: Methods | None = None,
     *,
     limit: int = 100,
     output: str | PathLike[str] | None = None,
@@ -149,18 +152,16 @@ def _folder_names(classes: Sequence[str]) -> list[str]:
     return names
 
 
-def _kept_methods(
-    results: SavedResults, methods: Sequence[str | Explainer] | None
-) -> dict[str, Explainer]:
+def _kept_methods(results: SavedResults, methods: Methods | None) -> dict[str, Explainer]:
     """The methods to draw, by their names."""
     kept = {name: parse_method(name) for name in results.methods}
     if results.about["asked"].get("save") not in ("maps", "both"):
         raise ValueError(
             f"{results.folder}: no maps were kept: explain --save maps (or both) keeps them"
         )
-    if not methods:
+    if not (asked := method_list(methods)):
         return kept
-    wanted = [str(parse_method(one) if isinstance(one, str) else one) for one in methods]
+    wanted = [str(parse_method(one) if isinstance(one, str) else one) for one in asked]
     for name in wanted:
         if name not in kept:
             raise ValueError(f"no maps of {name} in {results.folder}: there are {', '.join(kept)}")

@@ -25,10 +25,12 @@ import numpy as np
 from jaxtyping import Bool
 from numpy import ndarray
 
+from vision_attn.arguments import checked
 from vision_attn.data.faults import fault_line
 from vision_attn.data.video import Video, clips, is_video
 from vision_attn.files import claimed
-from vision_attn.methods import Explainer, choose_methods
+from vision_attn.methods import choose_methods
+from vision_attn.methods.by_name import method_list
 from vision_attn.methods.targets import TargetLike
 from vision_attn.pages.gallery.browsing import write_browser
 from vision_attn.pages.gallery.rows import page_row
@@ -38,10 +40,12 @@ from vision_attn.runs.explain import Methods, Request
 from vision_attn.runs.explanation import Pictures
 from vision_attn.runs.inputs import (
     check_apart,
+    check_shard,
     checked_masks,
     find_films,
     list_images,
     output_folder,
+    path_list,
 )
 from vision_attn.runs.keys import content_number, file_stamp, sample_numbers
 from vision_attn.runs.loop import RunTask, fill
@@ -94,6 +98,7 @@ class Summary:
             return [json.loads(line) for line in file]
 
 
+@checked(limit=1, batch_size=1, processes=1)
 def gallery(
     model: Model,
     images: Paths,
@@ -132,13 +137,13 @@ def gallery(
     done. Raises ValueError for an unknown method, class, path of masks, or an output that cannot
     be written, or that another job writes to. Ctrl-C keeps what is done.
     """
-    if save not in SAVES:
-        raise ValueError(f"save must be one of {', '.join(SAVES)}, got {save!r}")
+    check_shard(shard)
+    if frames is not None and not 0 < frames < float("inf"):
+        raise ValueError(f"frames must be a number above 0, images a second, got {frames}")
     request = Request.of(model, methods, target, contrast, head)
     model, output = request.model, "outputs/explain" if output is None else output
     request.check_same_for_all()
-    listed = [images] if isinstance(images, str | PathLike) else list(images)
-    paths = [str(path) for path in listed]
+    paths = path_list(images)
     of_films = [p for p in paths if is_video(p) or (frames and p and Path(p).is_dir())]
     photos = [path for path in paths if path not in of_films]
     if save != "pictures" and of_films:
@@ -461,6 +466,7 @@ def _tasks(photos: PhotoList, missing: Bool[ndarray, "n c"], size: int) -> Itera
         yield RunTask(tuple(batch), tuple(np.flatnonzero(wanted).tolist()))
 
 
+@checked(limit=1, batch_size=1)
 def film(
     model: Model,
     images: str | PathLike[str],
@@ -513,8 +519,7 @@ def _first(request: Request, methods: Methods | None) -> str:
 
     That is the best of those that scores have shown to be trusted, else the usual one.
     """
-    several = [methods] if isinstance(methods, str | Explainer) else methods or ()
-    words = [one.strip().lower() for one in several if isinstance(one, str)]
+    words = [one.strip().lower() for one in method_list(methods) if isinstance(one, str)]
     if "all" not in words:
         return ""
     usual = [*(request.model.trust or Trust()).methods]

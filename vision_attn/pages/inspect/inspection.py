@@ -18,6 +18,7 @@ from numpy import ndarray
 from PIL.Image import Image
 from torch import Tensor
 
+from vision_attn.arguments import argument, checked
 from vision_attn.data.faults import fault_line
 from vision_attn.inference import infer
 from vision_attn.methods import (
@@ -77,6 +78,7 @@ LEFT_OUT = (
 )
 
 
+@checked(limit=1)
 def inspect(
     model: Model | tuple[Model, ...],
     images: Photo | Sequence[Photo],
@@ -144,6 +146,8 @@ def named_models(model: Model | tuple[Model, ...]) -> dict[str, Model]:
     models = model if isinstance(model, tuple) else (model,)
     if not models:
         raise ValueError("expected a model, or a tuple of several, got an empty one")
+    for one in models:
+        argument("model", one, Model)
     named: dict[str, Model] = {}
     for one in models:
         network = one.network.network if isinstance(one.network, TimmModel) else one.network
@@ -182,8 +186,7 @@ class Look:
         self.name = name
         self.model = model = settled(model)
         self.score = score
-        words = [methods] if isinstance(methods, str | Explainer) else methods
-        self.chosen = None if words is None else choose_methods(words, model)
+        self.chosen = None if methods is None else choose_methods(methods, model)
         several = target if isinstance(target, list | tuple) else [target]
         self.contrast = None if contrast is None else as_target(contrast, model)
         asked = [as_target(one, model) for one in several if one not in (None, "predicted")]

@@ -14,11 +14,13 @@ from numpy import ndarray
 from PIL.Image import Image
 from torch import Tensor
 
+from vision_attn.arguments import checked
 from vision_attn.data.example_photos import example_photos
 from vision_attn.data.faults import ImageError, sample_errors
 from vision_attn.data.images import open_image
-from vision_attn.errors import ModelError
-from vision_attn.methods import Class, Explainer, as_target
+from vision_attn.errors import ModelError, cut
+from vision_attn.methods import Class, as_target
+from vision_attn.methods.by_name import method_list
 from vision_attn.methods.targets import TargetLike, model_output
 from vision_attn.pages.inspect import Page
 from vision_attn.pages.inspect.inspection import CELLS, named_models, prefix_names
@@ -36,6 +38,7 @@ LARGEST = 1024  # pixels of the longer side, of any other
 TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
 
 
+@checked(limit=1)
 def live(
     model: Model | tuple[Model, ...],
     images: Photo | Sequence[Photo] = (),
@@ -99,13 +102,12 @@ def live(
 
 def check_methods(methods: Methods | None, networks: Sequence[LiveNetwork]) -> None:
     """Raise ValueError for a method that the page does not compute."""
-    words = [methods] if isinstance(methods, str | Explainer) else methods or ()
     offered = {"GradCAM" if one.program.cam else "Rollout" for one in networks}
-    for method in words:
+    for method in method_list(methods):
         if str(method) not in offered:
             raise ValueError(
-                f"{method}: the page of live computes {' and '.join(sorted(offered))} alone: "
-                "inspect takes every method"
+                f"{cut(str(method))}: the page of live computes {' and '.join(sorted(offered))} "
+                "alone: inspect takes every method"
             )
 
 

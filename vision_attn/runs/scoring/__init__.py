@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from vision_attn import render
+from vision_attn.arguments import checked
 from vision_attn.files import claimed, write_text
 from vision_attn.methods.targets import TargetLike
 from vision_attn.runs.explain import Methods
-from vision_attn.runs.inputs import check_apart, check_file, output_folder
+from vision_attn.runs.inputs import check_apart, check_file, check_shard, output_folder
 from vision_attn.runs.loop import fill
 from vision_attn.runs.progress import Bar, Silent
 from vision_attn.runs.scoring import pictures, tables
-from vision_attn.runs.scoring.evidence import Data, Files, Photos, Samples, check_data
+from vision_attn.runs.scoring.evidence import Data, Files, Photos, Samples, as_data, check_data
 from vision_attn.runs.scoring.ranking import trust_of
 from vision_attn.runs.scoring.results import Results
 from vision_attn.runs.scoring.scorer import Drawn, removal
@@ -24,7 +25,6 @@ from vision_attn.runs.scoring.tasks import (
     SCORED,
     ScoreFolder,
     Work,
-    at_least_one,
     drawn_of,
     records_of,
     seeded,
@@ -150,6 +150,7 @@ class Scores:
         return tables.as_html(self.results)
 
 
+@checked(limit=1, steps=1, sanity=0, processes=1, batch_size=1)
 def score(
     model: Model,
     images: Data,
@@ -208,10 +209,9 @@ def score(
         >>> scores.table()[0]["metric"]
         'deletion'
     """
-    at_least_one(processes=processes)
+    images = as_data(images)
+    check_shard(shard)
     number, shards = shard
-    if not 1 <= number <= shards:
-        raise ValueError(f"shard must be (number, of how many), such as (1, 4), got {shard}")
     with seeded(seed, model.device):
         work = Work(
             model, images, methods, target=target, contrast=contrast, limit=limit, head=head,

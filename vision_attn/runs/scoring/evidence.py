@@ -7,7 +7,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from os import PathLike, fspath
@@ -30,6 +30,7 @@ from vision_attn.data.masks import Masks, read_mask
 from vision_attn.data.planted import CLASSES, Cue, paint
 from vision_attn.data.sources import CIFAR10, CIFAR100, Source
 from vision_attn.data.split_names import say_scored, split_folders, subfolders
+from vision_attn.errors import quoted
 from vision_attn.runs.keys import file_stamp
 from vision_attn.runs.labels import class_names
 from vision_attn.types import Model
@@ -42,6 +43,7 @@ __all__ = [
     "Sample",
     "Samples",
     "TestSet",
+    "as_data",
     "data_name",
     "open_data",
 ]
@@ -359,7 +361,8 @@ class BoxedFiles(Files):
         label, given = self.label(item), entry.get("label")
         if label is None and given is not None and self.classes_known == IMAGENET:
             raise ImageError(
-                f"{file}: label {given!r} in boxes.json is none of the model's classes: give the "
+                f"{file}: label {quoted(given)} in boxes.json is none of the model's classes: "
+                "give the "
                 f"name of one class or its number, 0 to {IMAGENET - 1}, or leave the label out"
             )
         if tuple(entry.get("size", photo.size)) != photo.size:
@@ -436,8 +439,27 @@ def check_data(word: str) -> None:
     close = get_close_matches(word.lower(), known, n=2)
     hint = f": did you mean {' or '.join(close)}?" if close else ""
     raise ValueError(
-        f"no data {word!r}{hint or ':'} expected {', '.join(known)} or a folder of images"
+        f"no data {quoted(word)}{hint or ':'} expected {', '.join(known)} or a folder of images"
     )
+
+
+def as_data(data: Any) -> Data:
+    """Return data as they are named, or the list of files and PIL images that a value holds.
+
+    Raises ValueError for anything else.
+    """
+    if isinstance(data, Samples | str | PathLike):
+        return data
+    single = isinstance(data, Image | bytes | Mapping | type) or not isinstance(data, Iterable)
+    single = single or getattr(data, "ndim", 1) != 1  # of an array
+    photos = [data] if single else list(data)
+    for photo in photos:
+        if not isinstance(photo, str | PathLike | Image):
+            raise ValueError(
+                f"images: expected {', '.join((*PLANTED, *SOURCES))}, a folder, or a list of image "
+                f"files and PIL images, got {quoted(photo)}"
+            )
+    return photos
 
 
 def open_data(data: Data, model: Model, root: Path) -> Samples:

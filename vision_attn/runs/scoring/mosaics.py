@@ -14,6 +14,7 @@ Axes: b mosaics, k cells, h, w a photo, H, W a mosaic, y, x a map.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -24,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vision_attn.data.draws import permutation
+from vision_attn.errors import quoted
 from vision_attn.runs.scoring.evidence import Sample, Samples
 from vision_attn.runs.scoring.scorer import GRIDS, Record
 from vision_attn.types import Model
@@ -253,13 +255,13 @@ def framed_name(mosaic: Mosaic, frame: str) -> str:
 
 def check_sides(mosaic: int | Sequence[int] | None) -> tuple[int, ...]:
     """Return the sides in order, each once; ValueError for one that is not offered."""
-    sides = () if mosaic is None else (mosaic,) if isinstance(mosaic, int) else tuple(mosaic)
+    sides = () if mosaic is None else tuple(mosaic) if isinstance(mosaic, Sequence) else (mosaic,)
     for side in sides:
-        if side not in GRIDS:
+        if not isinstance(side, Integral) or side not in GRIDS:
             raise ValueError(
-                f"mosaic must be {', '.join(map(str, GRIDS))} photos a side, got {side}"
+                f"mosaic must be {', '.join(map(str, GRIDS))} photos a side, got {quoted(side)}"
             )
-    return tuple(sorted(set(sides)))
+    return tuple(sorted(set(map(int, sides))))
 
 
 def paste(photos: Float[Tensor, "k c h w"], frame: str) -> Float[Tensor, "c H W"]:

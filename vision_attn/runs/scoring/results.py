@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vision_attn.errors import quoted
 from vision_attn.evaluate import Difference, MaxBoxIoU, paired_bootstrap
 from vision_attn.evaluate.sanity import layers_from_the_top
 from vision_attn.methods import Baseline
@@ -176,7 +177,9 @@ class Results:
         Raises ValueError for an unknown metric.
         """
         if metric not in self.metrics:
-            raise ValueError(f"no scores by {metric!r}: expected one of {', '.join(self.metrics)}")
+            raise ValueError(
+                f"no scores by {quoted(metric)}: expected one of {', '.join(self.metrics)}"
+            )
         sign = 1 if METRICS[metric].higher_is_better else -1
         means = {m: row[metric]["mean"] for m, row in self.table.items()}
         return max(

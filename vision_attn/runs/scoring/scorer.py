@@ -15,10 +15,11 @@ from numpy import ndarray
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
+from vision_attn.arguments import checked
 from vision_attn.attention import Global, Location, RotaryAttention, Window
 from vision_attn.data.faults import apart, reason
 from vision_attn.devices import forward_format
-from vision_attn.errors import ModelError
+from vision_attn.errors import ModelError, quoted
 from vision_attn.evaluate import (
     AverageDrop,
     AverageIncrease,
@@ -431,6 +432,7 @@ def plain(count: int, scores: dict[str, Tensor], curves: dict[str, Tensor]) -> l
     ]
 
 
+@checked()
 def removal(model: Model, how: str = "auto", seed: int = 0) -> Removal:
     """A way to take evidence away from the model, for `evaluate.Deletion` and its kin.
 
@@ -453,7 +455,7 @@ def removal(model: Model, how: str = "auto", seed: int = 0) -> Removal:
     """
     if how not in ("auto", "tokens", *FILLS):
         known = ", ".join(("auto", "tokens", *FILLS))
-        raise ValueError(f"removal must be one of {known}, got {how!r}")
+        raise ValueError(f"removal must be one of {known}, got {quoted(how)}")
     size = model.preprocess.input_size
     if how in ("auto", "tokens"):
         if vit := as_plain_vit(model):

@@ -32,6 +32,7 @@ from vision_attn.methods import (
     choose_methods,
     fitting_methods,
 )
+from vision_attn.methods.by_name import method_list
 from vision_attn.methods.targets import TargetLike, has_classifier, no_classifier
 from vision_attn.runs.database import DamagedError
 from vision_attn.runs.explain import Methods, Request
@@ -113,9 +114,6 @@ class Work(Job):
         root: str | Path = ".data",
         name: str | None = None,
     ):
-        at_least_one(limit=limit, steps=steps, batch_size=batch_size)
-        if sanity is not None and sanity < 0:
-            raise ValueError(f"sanity must be at least 0 images, got {sanity}")
         if target is None and has_classifier(model):
             target = "label"
         request = Request.of(model, BASELINES, target, contrast, head)
@@ -125,7 +123,7 @@ class Work(Job):
         self.model = model = request.model
         self.request = request
         self.data = open_data(data, model, Path(root))
-        words = [methods] if isinstance(methods, str | Explainer) else methods
+        words = method_list(methods)
         self.explainers = {str(e): e for e in methods_for(words, model)}
         kind = "cpu" if model.device.type == "cpu" else "auto"
         self.scorer = Scorer(
@@ -135,7 +133,7 @@ class Work(Job):
             seed,
             half=native_precision(kind) == "bf16-mixed" and model.dtype == torch.float32,
         )
-        everything = words is not None and "all" in words
+        everything = "all" in words
         self.requested = limit or min(ALL_IMAGES if everything else IMAGES, len(self.data))
         chosen = self.data.chosen(self.requested, seed)
         usual = SANE if everything else 0
@@ -357,13 +355,6 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 def batches(items: Sequence[int], size: int) -> list[Sequence[int]]:
     """Cut items into batches of that size, the last of what is left."""
     return [items[start : start + size] for start in range(0, len(items), size)]
-
-
-def at_least_one(**given: int | None) -> None:
-    """ValueError for a number below 1; None passes."""
-    for name, value in given.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
 
 
 def methods_for(

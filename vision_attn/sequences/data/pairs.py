@@ -19,6 +19,7 @@ from torch import Tensor
 from vision_attn.data.preprocess import Preprocess
 from vision_attn.data.sources import DataError
 from vision_attn.data.tensors import InOrder
+from vision_attn.errors import quoted
 from vision_attn.types import PAD, STOP
 
 __all__ = ["ExampleBatches", "ExampleSource", "Pairs", "Vocabulary"]
@@ -67,7 +68,7 @@ class Vocabulary:
         unknown = sorted(set(row) - self._numbers.keys())
         if unknown:
             raise DataError(
-                f"unknown symbol {unknown[0]!r} in {row!r}: expected only "
+                f"unknown symbol {quoted(unknown[0])} in {quoted(row)}: expected only "
                 f"{' '.join(map(repr, self.symbols[:80]))}"
             )
         return [self._numbers[symbol] for symbol in row]

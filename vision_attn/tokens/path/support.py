@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vision_attn.arguments import checked
 from vision_attn.hooks import Hooks, apart
 from vision_attn.inference import infer, modules_of
 from vision_attn.tokens.inputs import declared_size
@@ -17,6 +18,7 @@ __all__ = ["blank_image", "probe", "refusal_of"]
 USUAL = 224  # height and width of images where a network tells nothing
 
 
+@checked()
 def probe(network: nn.Module | Model, image_size: tuple[int, int] | None = None) -> Path:
     """Find the path of a network's tokens to its logits, by a run on a blank image.
 

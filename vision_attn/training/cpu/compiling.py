@@ -7,6 +7,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
 from vision_attn.compat.torch_private import check_compiler, run_as_written, uncompile
+from vision_attn.errors import quoted
 
 __all__ = ["Compile"]
 
@@ -30,9 +31,9 @@ class Compile(Callback):
 
     def __init__(self, backend: str = "inductor", mode: str | None = None) -> None:
         if backend not in (known := torch.compiler.list_backends(exclude_tags=())):
-            raise ValueError(f"backend must be one of {', '.join(known)}, got {backend!r}")
+            raise ValueError(f"backend must be one of {', '.join(known)}, got {quoted(backend)}")
         if mode not in (None, *MODES):
-            raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+            raise ValueError(f"mode must be one of {', '.join(MODES)}, got {quoted(mode)}")
         self.backend, self.mode = backend, mode
         self._paused = ExitStack()
 

@@ -24,6 +24,7 @@ from torch import nn
 
 from vision_attn.compat.torch_private import without_hooks
 from vision_attn.devices import CPU_INFO
+from vision_attn.errors import quoted
 from vision_attn.files import write_text
 from vision_attn.training.cpu.threads import BATCH_NORMS, InParts
 from vision_attn.training.flops import forward_flops
@@ -60,11 +61,13 @@ class ExecutionPlan:
     def __post_init__(self) -> None:
         if self.precision not in DTYPES:
             raise ValueError(
-                f"precision must be one of {', '.join(DTYPES)}, got {self.precision!r}"
+                f"precision must be one of {', '.join(DTYPES)}, got {quoted(self.precision)}"
             )
         if self.memory_format not in MEMORY_FORMATS:
             formats = ", ".join(MEMORY_FORMATS)
-            raise ValueError(f"memory_format must be one of {formats}, got {self.memory_format!r}")
+            raise ValueError(
+                f"memory_format must be one of {formats}, got {quoted(self.memory_format)}"
+            )
         if self.parts < 1:
             raise ValueError(f"parts must be at least 1, got {self.parts}")
 
