@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .runs.explanation import Explanation, Explanations
     from .runs.results import SavedResults, open_results
     from .runs.scoring import removal, score
+    from .runs.texts import token_attribution
     from .tokens.path.support import probe
     from .tokens.record.weights import attention_weights
     from .types import Heatmaps, TokenLayout
@@ -85,6 +86,7 @@ _NAMES = {
     "probe": "tokens.path.support",
     "removal": "runs.scoring",
     "score": "runs.scoring",
+    "token_attribution": "runs.texts",
     "wrap": "hub",
 }
 

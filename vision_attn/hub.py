@@ -26,7 +26,15 @@ from vision_attn.errors import ModelError, did_you_mean, listed, quoted
 from vision_attn.inference import usual_defaults
 from vision_attn.methods.targets import Class, TargetLike, has_classifier, model_output
 from vision_attn.models.checkpoint import Checkpoint, load_weights, read_weights, unpack
-from vision_attn.models.huggingface_model import HuggingFaceModel
+from vision_attn.models.huggingface_model import HuggingFaceModel, no_classes
+from vision_attn.models.image_text import (
+    Classes,
+    ImageTextModel,
+    create_open_clip,
+    huggingface_with_texts,
+    no_texts,
+    prompts_of,
+)
 from vision_attn.models.shelf import PREFIX, Shelf, shelved
 from vision_attn.models.timm_model import (
     TimmModel,
@@ -74,6 +82,7 @@ class Request:
     pretrained: bool
     size: Size | None
     model_args: dict[str, Any]
+    prompts: dict[str, list[str]] | None = None
 
 
 class Parts(NamedTuple):
@@ -187,9 +196,11 @@ def load_model(
     pretrained: bool = True,
     image_size: int | Size | None = None,
     value_range: ValueRange | None = None,
+    classes: Classes | None = None,
+    templates: Sequence[str] | None = None,
     **model_args: Any,
 ) -> LoadedModel:
-    """Load a model: vision_attn:NAME, a checkpoint, timm:NAME, torchvision:NAME or hf:NAME.
+    """Load a model: vision_attn:NAME, a checkpoint, or timm:, torchvision:, hf: or open_clip:NAME.
 
     vision_attn:NAME is a network of the package (`list_models`), calibrated at its input size.
     weights: a file (.safetensors, .pth, .ckpt) to take the weights from, so nothing is downloaded.
@@ -197,6 +208,11 @@ def load_model(
     image_size: another input size than the model's own, one side or (height, width).
     value_range: the numbers that are black and white in the photos, such as (0, 4095) for 12 bits
     in a TIFF of 16; None: the model's own, else as `read_image` finds them.
+    classes: in words, for a network that compares images with texts, such as
+    hf:openai/clip-vit-base-patch32, hf:google/siglip-base-patch16-224, open_clip:ViT-B-32 or
+    open_clip:ViT-B-32:TAG: texts, or a dict of names and the texts of each, whose embeddings are
+    averaged. templates: texts with {} in the place of the class, such as "a photo of a {}"; the
+    embeddings of all of them are averaged.
     model_args: for the library's own constructor, such as num_classes.
 
     Raises ModelError, one line, where there is no such model or its weights do not fit; ValueError
@@ -216,6 +232,8 @@ def load_model(
         pretrained=pretrained,
         image_size=image_size,
         value_range=value_range,
+        classes=classes,
+        templates=templates,
         **model_args,
     )
 
@@ -302,6 +320,8 @@ def _load_model(
     pretrained: bool = True,
     image_size: int | Size | None = None,
     value_range: ValueRange | None = None,
+    classes: Classes | None = None,
+    templates: Sequence[str] | None = None,
     **model_args: Any,
 ) -> LoadedModel:
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
@@ -317,7 +337,12 @@ def _load_model(
         raise ModelError(_unknown(spec))
     if weights is not None and not Path(weights).exists():
         raise ModelError(f"{weights}: no such file; expected a checkpoint or a weights file")
-    ask = Request(name, str(weights) if weights else None, pretrained, size, model_args)
+    if templates is not None and classes is None:
+        raise ModelError("templates: expected classes beside them, got none")
+    prompts = None if classes is None else prompts_of(classes, templates)
+    if prompts is not None and (saved or source not in WITH_TEXTS):
+        raise ModelError(no_texts(spec))
+    ask = Request(name, str(weights) if weights else None, pretrained, size, model_args, prompts)
     network, preprocess, classes, calibration, trust = (
         _checkpoint(saved, ask) if saved else LIBRARIES[source](ask)
     )
@@ -506,7 +531,12 @@ def _torchvision_size(name: str) -> Size | None:
 
 
 def _huggingface(ask: Request) -> Parts:
-    network = HuggingFaceModel(ask.name, ask.pretrained, ask.weights, ask.model_args)
+    given = ask.pretrained, ask.weights, ask.model_args
+    network: HuggingFaceModel | ImageTextModel = (
+        HuggingFaceModel(ask.name, *given)
+        if ask.prompts is None
+        else huggingface_with_texts(ask.name, ask.prompts, *given)
+    )
     options, side = network.processor, network.image_size or 224
     calibration = Calibration(activation=network.activation)
     if "data_config" in options:  # a network of timm, inside one of transformers
@@ -532,6 +562,24 @@ def _huggingface(ask: Request) -> Parts:
         fit="squash" if isinstance(resize, int) or not resize.get("shortest_edge") else "crop",
     )
     return Parts(network, preprocess, network.classes, calibration)
+
+
+def _open_clip(ask: Request) -> Parts:
+    if ask.prompts is None:
+        raise ModelError(no_classes(f"open_clip:{ask.name}"))
+    network = create_open_clip(
+        ask.name, ask.prompts, ask.pretrained, ask.weights, ask.size, ask.model_args
+    )
+    about = network.processor
+    side = about["size"]
+    preprocess = Preprocess(
+        input_size=ask.size or ((side, side) if isinstance(side, int) else tuple(side)),
+        mean=tuple(about["mean"]),
+        std=tuple(about["std"]),
+        interpolation=about.get("interpolation", "bicubic"),
+        fit="squash" if about.get("resize_mode") == "squash" else "crop",
+    )
+    return Parts(network, preprocess, network.classes, Calibration(activation=network.activation))
 
 
 def usual_activation(outputs: int) -> Calibration:
@@ -576,7 +624,9 @@ LIBRARIES: dict[str, Callable[[Request], Parts]] = {
     "timm": _timm,
     "torchvision": _torchvision,
     "hf": _huggingface,
+    "open_clip": _open_clip,
 }
+WITH_TEXTS = ("hf", "open_clip")  # sources of networks that take classes in words
 
 
 def _names(names: list[str], count: int) -> list[str]:
@@ -598,7 +648,8 @@ def _layout(network: nn.Module, size: Size) -> TokenLayout | None:
 def _unknown(spec: str) -> str:
     """What to say where a spec is neither a file nor SOURCE:NAME."""
     expected = (
-        "expected a checkpoint file, vision_attn:NAME, timm:NAME, torchvision:NAME or hf:NAME"
+        "expected a checkpoint file, vision_attn:NAME, timm:NAME, torchvision:NAME, hf:NAME or "
+        "open_clip:NAME"
     )
     path = Path(spec)
     if path.is_dir():

@@ -31,10 +31,8 @@ class Group(Protocol):
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """MODEL and how it is loaded; see `load`."""
-    what = (
-        "vision_attn:NAME (see vision-attn models), a checkpoint, timm:NAME, torchvision:NAME or "
-    )
-    what += "hf:NAME"
+    what = "vision_attn:NAME (see vision-attn models), a checkpoint, timm:NAME, torchvision:NAME, "
+    what += "hf:NAME or open_clip:NAME"
     parser.add_argument("model", metavar="MODEL", help=what)
     group = parser.add_argument_group("model")
     group.add_argument("--weights", metavar="FILE", help="take the weights from this file")
@@ -50,6 +48,19 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         type=image_size,
         metavar="N|HxW",
         help="size of the network's input: a side, or HEIGHTxWIDTH (default: the model's own)",
+    )
+    group.add_argument(
+        "--classes",
+        nargs="+",
+        metavar="TEXT",
+        help="the classes in words, for a network that compares images with texts (CLIP, SigLIP), "
+        "or one file with a class a line; IMAGE comes before",
+    )
+    group.add_argument(
+        "--templates",
+        nargs="+",
+        metavar="TEXT",
+        help="texts that the classes are put into, averaged, such as 'a photo of a {}'",
     )
     group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps (default: auto)")
 
@@ -343,8 +354,21 @@ def _loading(args: argparse.Namespace) -> "Iterator[tuple[torch.device, dict[str
             "pretrained": args.pretrained,
             "image_size": args.image_size,
             "value_range": tuple(value_range) if value_range else None,
+            "classes": classes_given(args.classes),
+            "templates": args.templates,
         },
     )
+
+
+def classes_given(texts: Sequence[str] | None) -> Sequence[str] | None:
+    """The classes themselves, or the lines of the one file that is named."""
+    if texts is None or len(texts) > 1 or not Path(texts[0]).is_file():
+        return texts
+    try:
+        lines = Path(texts[0]).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--classes {texts[0]}: cannot be read as text: {error}") from None
+    return [line.strip() for line in lines if line.strip()]
 
 
 class Report(Bar):

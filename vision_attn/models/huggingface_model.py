@@ -14,7 +14,7 @@ from vision_attn.models.checkpoint import load_weights, read_weights
 from vision_attn.models.errors import library_errors
 from vision_attn.types import Activation, Images, Logits
 
-__all__ = ["HuggingFaceModel"]
+__all__ = ["KINDS_WITH_TEXTS", "NO_CODE", "OFFLINE", "HuggingFaceModel", "no_classes"]
 
 NO_CODE = {"trust_remote_code": False}
 # What makes probabilities of the outputs, by config.problem_type.
@@ -23,6 +23,8 @@ PROBLEMS: dict[str | None, Activation] = {
     "multi_label_classification": "sigmoid",
     "regression": "none",
 }
+# Of config.model_type, networks that compare images with texts.
+KINDS_WITH_TEXTS = ("clip", "metaclip_2", "altclip", "chinese_clip", "siglip")
 OFFLINE = "name a folder that holds it, or a kind of network (hf:vit) with --pretrained false"
 
 
@@ -73,6 +75,11 @@ class HuggingFaceModel(nn.Module):
                 config = AutoConfig.from_pretrained(name, **NO_CODE, **(model_args or {}))
                 with suppress(OSError):  # it need not have one
                     self.processor = AutoImageProcessor.from_pretrained(name, **NO_CODE).to_dict()
+                own = config.model_type in KINDS_WITH_TEXTS and "num_labels" not in (
+                    model_args or {}
+                )
+                if own and not any("ForImage" in one for one in config.architectures or ()):
+                    raise ModelError(no_classes(f"hf:{name}"))
             kernel = str(attention_of(config))
             if "/" in kernel:
                 raise ModelError(
@@ -100,3 +107,11 @@ class HuggingFaceModel(nn.Module):
         if self.resamples and tuple(images.shape[2:]) != (self.image_size, self.image_size):
             options["interpolate_pos_encoding"] = True
         return self.network(pixel_values=images, **options).logits
+
+
+def no_classes(spec: str) -> str:
+    """Say that a network has no classes of its own, and how they are given."""
+    return (
+        f"{spec} compares images with texts: give the classes in words, classes=['a photo of a "
+        "dog', 'a photo of a cat'] (--classes 'a photo of a dog' 'a photo of a cat')"
+    )
