@@ -18,7 +18,7 @@ from vision_attn.methods import LibraGradient, Rollout, fitting_methods
 from vision_attn.models.image_text import prompts_of
 from vision_attn.runs.texts import token_attribution
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 sys.path.insert(0, str(Path(__file__).parent))
 import texts
 
@@ -76,6 +76,31 @@ def test_several_texts_are_averaged_as_embeddings_of_length_one(saved):
         bias = getattr(network, "logit_bias", torch.zeros(1))
         expected = network.logit_scale.exp() * found.image_embeds @ means.T + bias
     torch.testing.assert_close(model.network(IMAGES), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_siglip_2_of_any_proportions(tmp_path):
+    from transformers.models.siglip2.image_processing_pil_siglip2 import convert_image_to_patches
+
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        network = texts.naflex(tmp_path)
+    model = load_model(f"hf:{tmp_path}", classes=CLASSES, image_size=(32, 64))
+    images = torch.randn(3, 3, 32, 64)
+    patches = np.stack([convert_image_to_patches(image.numpy(), 16) for image in images])
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path)(
+        CLASSES, padding="max_length", max_length=11, truncation=True, return_tensors="pt"
+    )
+    with torch.no_grad():
+        expected = network(
+            pixel_values=torch.from_numpy(patches),
+            pixel_attention_mask=torch.ones(3, 8),
+            spatial_shapes=torch.tensor([[2, 4]] * 3),
+            **words,
+        ).logits_per_image
+    torch.testing.assert_close(model.network(images), expected, atol=1e-5, rtol=1e-5)
+    assert Rollout()(model, images).values.shape == (3, 2, 4)
+    assert LibraGradient(check=True)(model, images, 1).completeness_gap.max() < 1e-5
 
 
 def test_open_clip():

@@ -69,9 +69,18 @@ def siglip(folder):
     return saved(model, folder, tokenizer(ends=False), "SiglipImageProcessor")
 
 
+def naflex(folder):
+    """SigLIP 2 of images in any proportions."""
+    text = TEXT | {"projection_size": 12, "pad_token_id": 0, "eos_token_id": 3, "bos_token_id": 2}
+    vision = {name: size for name, size in VISION.items() if name != "image_size"}
+    config = transformers.Siglip2Config(text_config=text, vision_config=vision | {"num_patches": 9})
+    return saved(spread(transformers.Siglip2Model(config)), folder, tokenizer(ends=False), None)
+
+
 def saved(model, folder, words, kind):
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     words.save_pretrained(folder)
-    processor(folder, kind)
+    if kind is not None:
+        processor(folder, kind)
     return model

@@ -24,7 +24,7 @@ PROBLEMS: dict[str | None, Activation] = {
     "regression": "none",
 }
 # Of config.model_type, networks that compare images with texts.
-KINDS_WITH_TEXTS = ("clip", "metaclip_2", "altclip", "chinese_clip", "siglip")
+KINDS_WITH_TEXTS = ("clip", "metaclip_2", "altclip", "chinese_clip", "siglip", "siglip2")
 OFFLINE = "name a folder that holds it, or a kind of network (hf:vit) with --pretrained false"
 
 

@@ -226,6 +226,31 @@ class _HuggingFaceTexts(Texts):
         return next(one for one in embeddings if one.num_embeddings == words)
 
 
+class _PatchedImages(nn.Module):
+    """The image tower of SigLIP 2 NaFlex, which takes patches of images of any proportions."""
+
+    def __init__(self, model: Any):
+        super().__init__()
+        self.vision_model = model.vision_model
+        self.patch_size = model.config.vision_config.patch_size
+
+    def forward(self, images: Images) -> Float[Tensor, "b d"]:
+        side = self.patch_size
+        rows, columns = images.shape[2] // side, images.shape[3] // side
+        images = images[:, :, : rows * side, : columns * side]
+        cells = images.unflatten(3, (columns, side)).unflatten(2, (rows, side))
+        patches = cells.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+        grid = torch.tensor([[rows, columns]], dtype=torch.int64, device="cpu")
+        out = self.vision_model(
+            pixel_values=patches,
+            pixel_attention_mask=torch.ones(
+                patches.shape[:2], dtype=torch.int64, device=patches.device
+            ),
+            spatial_shapes=grid.expand(len(images), -1),
+        )
+        return out.pooler_output
+
+
 def huggingface_with_texts(
     name: str,
     prompts: Mapping[str, Sequence[str]],
@@ -283,10 +308,12 @@ def huggingface_with_texts(
         load_weights(model, read_weights(weights), weights)
     model.eval()
     bias = getattr(model, "logit_bias", None)
-    text, side = config.text_config, config.vision_config.image_size
+    text, vision = config.text_config, config.vision_config
+    naflex = config.model_type == "siglip2"
+    side = vision.patch_size * int(vision.num_patches**0.5) if naflex else vision.image_size
     sigmoid = config.model_type.startswith("siglip")
     return ImageTextModel(
-        _HuggingFaceImages(model, side),
+        _PatchedImages(model) if naflex else _HuggingFaceImages(model, side),
         _HuggingFaceTexts(model, tokenizer, text.max_position_embeddings, fills=sigmoid),
         prompts,
         scale=float(model.logit_scale.detach().exp()),

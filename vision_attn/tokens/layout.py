@@ -28,6 +28,7 @@ HUGGING_FACE: dict[str, tuple[int, Pool]] = {
     "beit": (1, "cls"),
     "siglip": (0, "mean"),
     "siglip_vision_model": (0, "attention"),
+    "siglip2_vision_model": (0, "attention"),
     "clip": (1, "mean"),
     "clip_vision_model": (1, "cls"),
 }
