@@ -164,8 +164,10 @@ def _conform_to_one(value: Any, kind: Any) -> Any:
         if isinstance(value, bool) or type(value).__name__ == "bool_":  # numpy's
             return bool(value)
     elif kind is int:
-        if isinstance(value, Integral) and not isinstance(value, bool) and abs(value) < LARGEST:
-            return int(value)
+        if isinstance(value, Integral) and not isinstance(value, bool):
+            number = int(value)
+            if abs(number) < LARGEST:
+                return number
     elif kind is float:
         if isinstance(value, Real) and not isinstance(value, bool):
             return _as_float(value)

@@ -88,7 +88,7 @@ class ClassActivationMap(Explainer):
         if reason := why_opaque(network):
             return reason
         try:
-            for layer in self.layer if isinstance(self.layer, tuple) else [self.layer]:
+            for layer in self.layer if isinstance(self.layer, tuple | list) else [self.layer]:
                 find_layers(network, layer)
         except ValueError as error:
             return str(error)
