@@ -3,7 +3,7 @@
     python benchmarks/coverage.py [NAME ...]
     python benchmarks/coverage.py --all [--only PATTERN ...] [--limit-parameters 150] [--jobs 2]
     python benchmarks/coverage.py --shares [--only PATTERN ...] [--limit-parameters 150]
-    python benchmarks/coverage.py --write
+    python benchmarks/coverage.py [--shares] --write
 
 The first prints the table of tests/methods/test_dense.py: networks of few layers, all their maps
 beside dense float64 matrices. `--all` tries each network of tests/methods/every/catalogue.py in a
@@ -17,8 +17,8 @@ map.
 
 `--shares` goes through the same networks in the same way. It asks of each whether the shares of its
 pixels and additive constants add up to its logit under the rules of LibraGradient
-(tests/methods/every/shares.py). Its lines are in docs/shares.jsonl, of which `--write` makes a
-column and a table.
+(tests/methods/every/shares.py). Its lines are in docs/shares.jsonl, of which `--shares --write`
+makes a table on the same page.
 
 On Linux a trial is forked from this process, which has imported everything; elsewhere each trial
 imports for itself, and nothing bounds its memory.
@@ -68,10 +68,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1e9, help="after which none is begun")
     words = parser.parse_args()
     words.results = words.results or (SHARES if words.shares else RESULTS)
-    if words.all or words.shares:
+    if words.write:
+        (write_shares if words.shares else write)(words.results)
+    elif words.all or words.shares:
         sweep(words)
-    elif words.write:
-        write(words.results)
     else:
         dense(words.names)
 
@@ -279,15 +279,57 @@ def bound(words: argparse.Namespace) -> None:
 
 def write(results: Path) -> None:
     """Tidy the results, and put counts, the share of the fixed list, and families on the page."""
+    lines_of = tidied(results)
+    tried = {name: one for name, one in lines_of.items() if one["map"] in VERDICTS}
+    put([*counted(lines_of), "", *share(tried), "", *by_family(tried.values())], START, END)
+
+
+def write_shares(results: Path) -> None:
+    """Tidy the results, and put on the page of how many networks the shares add up."""
+    lines_of = tidied(results)
+    found = {name: one for name, one in lines_of.items() if name in entries()}
+    count = Counter(one["map"] for one in found.values())
+    judged = {name: one for name, one in found.items() if one["map"] not in NOT_JUDGED}
+    whole = count["complete"]
+    days = sorted({one["date"] for one in found.values()}) or ["never"]
+    others = [one for _, one in sorted(judged.items()) if one["map"] != "complete"]
+    lines = [
+        f"Tried from {days[0]} to {days[-1]}: {len(found)} of the catalogue's {len(entries())} "
+        "networks.",
+        "",
+        "| what came of it | networks |",
+        "|---|---|",
+        f"| the shares of pixels and constants are the logit, to 1e-10 | {whole} |",
+        f"| they are not | {count['gap']} |",
+        f"| LibraGradient makes no map | {count['refused']} |",
+        f"| crashed, or stopped | {count['crash'] + count['stopped']} |",
+        f"| left out: too many parameters | {count['left out']} |",
+        f"| cannot be built, or gives no finite logits | {count['not built']} |",
+        "",
+        f"Of the {len(judged)} networks that give finite logits, {whole} "
+        f"({whole / max(1, len(judged)):.1%}) add up and have a map. The others:",
+        "",
+        "| network | gap | why |",
+        "|---|---|---|",
+        *(f"| {one['name']} | {one.get('gap', '')} | {cell(one)} |" for one in others),
+    ]
+    put(lines, START_SHARES, END_SHARES)
+
+
+def tidied(results: Path) -> dict[str, dict]:
+    """Keep the newest line of each network, sorted; return them by name."""
     lines_of = known(results)
     results.write_text("".join(as_line(lines_of[name]) for name in sorted(lines_of)))
-    tried = {name: one for name, one in lines_of.items() if one["map"] in VERDICTS}
-    lines = [*counted(lines_of), "", *share(tried), "", *by_family(tried.values())]
+    return lines_of
+
+
+def put(lines: list[str], first: str, last: str) -> None:
+    """Put lines on the page, between two that stay."""
     page = ROOT / "docs" / "coverage.md"
-    before, start, rest = page.read_text().partition(START)
-    _, end, after = rest.partition(END)
-    assert start, f"{page} has no line {START!r}"
-    assert end, f"{page} has no line {END!r}"
+    before, start, rest = page.read_text().partition(first)
+    _, end, after = rest.partition(last)
+    assert start, f"{page} has no line {first!r}"
+    assert end, f"{page} has no line {last!r}"
     page.write_text("\n".join([before + start, *lines, end + after]))
     print("\n".join(lines[:20]))
 
@@ -385,7 +427,9 @@ LONGEST = 320  # letters of a reason
 OUT_OF_MEMORY = ("can't allocate memory", "std::bad_alloc", "MemoryError")
 VERDICTS = ("right", "unchecked", "refused", "wrong", "crash", "stopped")
 SOURCES = ["timm", "torchvision", "transformers", "vit-pytorch", "by hand"]
+NOT_JUDGED = ("left out", "not built")
 START, END = "<!-- the sweep -->", "<!-- the end of the sweep -->"
+START_SHARES, END_SHARES = "<!-- the shares -->", "<!-- the end of the shares -->"
 
 if __name__ == "__main__":
     main()

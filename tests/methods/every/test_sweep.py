@@ -150,3 +150,31 @@ def test_the_page_counts_the_newest_line_of_each_network(words, tmp_path, monkey
         "by hand:killed",
     ]
     assert len(words.results.read_text().splitlines()) == 3
+
+
+def test_the_page_says_of_how_many_networks_the_shares_add_up(words, tmp_path, monkeypatch):
+    page = tmp_path / "docs" / "coverage.md"
+    page.parent.mkdir()
+    page.write_text(f"before\n{benchmark.START_SHARES}\nold\n{benchmark.END_SHARES}\nafter\n")
+    day = {"family": "by hand", "date": "2031-02-03", "commit": "1234567"}
+    lines = [
+        {"name": "by hand:good", "map": "gap", "gap": 0.5, "why": "exp", **day},
+        {"name": "by hand:good", "map": "complete", "gap": 1e-17, **day},
+        {"name": "by hand:killed", "map": "gap", "gap": 0.02, "why": "a | b", **day},
+        {"name": "by hand:broken", "map": "refused", "gap": 1e-16, "why": "two branches", **day},
+        {"name": "by hand:busy", "map": "left out", "why": "large", **day},
+    ]
+    words.results.write_text("".join(map(benchmark.as_line, lines)))
+    monkeypatch.setattr(benchmark, "ROOT", tmp_path)
+    benchmark.write_shares(words.results)
+    text = page.read_text()
+    assert "4 of the catalogue's 7 networks" in text
+    assert "Of the 3 networks that give finite logits, 1 (33.3%) add up and have a map" in text
+    for row in [
+        "| the shares of pixels and constants are the logit, to 1e-10 | 1 |",
+        "| by hand:broken | 1e-16 | two branches |",
+        "| by hand:killed | 0.02 | a / b |",
+    ]:
+        assert row in text
+    assert "by hand:good |" not in text
+    assert len(words.results.read_text().splitlines()) == 4
