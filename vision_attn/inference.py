@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -55,15 +55,15 @@ class _Kept:
 
     @classmethod
     def of(cls, module: nn.Module) -> "_Kept":
-        reads = f"{getattr(module.forward, '__module__', '')}.".startswith(READ_ONLY)
+        own, buffers = vars(module), saved_buffers(module)
+        if buffers and f"{getattr(module.forward, '__module__', '')}.".startswith(READ_ONLY):
+            buffers = []
         return cls(
             module.training,
-            [name for name in CHECKPOINTING if vars(module).get(name) is True],
-            []
-            if reads
-            else [
+            [name for name in CHECKPOINTING if own.get(name) is True],
+            [
                 (name, buffer, write_count(buffer), buffer.detach().clone())
-                for name, buffer in saved_buffers(module)
+                for name, buffer in buffers
             ],
         )
 
@@ -86,14 +86,50 @@ class _Kept:
 _LOCK = threading.RLock()
 _KEPT: dict[nn.Module, _Kept] = {}
 _FROZEN: dict[int, int] = {}  # holders of a weight's requires_grad, by its id
+_ASKED = threading.local()  # .scopes: networks that do not change, each with answers by question
 _OPEN = threading.local()  # .modules: those of the networks in eval mode here, one dict a network
+
+
+@contextmanager
+def unchanging(network: nn.Module) -> Iterator[None]:
+    """Compute once, while this is open, what `asked_once` is asked of a network in this thread.
+
+    For the time of one call, in which nothing changes the network's modules or their attributes.
+    """
+    scopes = _ASKED.__dict__.setdefault("scopes", [])
+    scopes.append((network, {}))
+    try:
+        yield
+    finally:
+        scopes.pop()
+
+
+def asked_once(network: nn.Module, question: Callable[[nn.Module], Output]) -> Output:
+    """Return what a function says of a network, computed anew unless it is `unchanging`.
+
+    Examples:
+        >>> from torch import nn
+        >>> from vision_attn.inference import asked_once, unchanging
+        >>> network, answers = nn.Linear(2, 3), iter("ab")
+        >>> def question(network):
+        ...     return next(answers)
+        >>> with unchanging(network):
+        ...     asked_once(network, question), asked_once(network, question)
+        ('a', 'a')
+    """
+    for known, answers in reversed(getattr(_ASKED, "scopes", ())):
+        if known is network:
+            if question not in answers:
+                answers[question] = question(network)
+            return cast(Output, answers[question])
+    return question(network)
 
 
 def modules_of(network: nn.Module) -> dict[nn.Module, str]:
     """Name every module once, in the order of `network.named_modules()`.
 
     Fast, as several walks are made a map: torch's own passes each module up through a generator
-    for every level above it.
+    for every level above it. The same dictionary may be given to others: it is to be read.
 
     Examples:
         >>> from torch import nn
@@ -101,6 +137,10 @@ def modules_of(network: nn.Module) -> dict[nn.Module, str]:
         >>> list(modules_of(nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh()))).values())
         ['', '0', '1', '1.0']
     """
+    return asked_once(network, _walk)
+
+
+def _walk(network: nn.Module) -> dict[nn.Module, str]:
     names: dict[nn.Module, str] = {}
 
     def visit(module: nn.Module, name: str) -> None:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any, ClassVar, final, get_type_hints
 
 import torch
@@ -16,7 +17,7 @@ from vision_attn.arguments import checked, conform
 from vision_attn.compat.torch_private import uncompiled
 from vision_attn.errors import cut
 from vision_attn.hooks import apart
-from vision_attn.inference import eval_mode, frozen_parameters
+from vision_attn.inference import eval_mode, frozen_parameters, unchanging
 from vision_attn.methods.options import spelt, takes
 from vision_attn.methods.smoothing import smoothed
 from vision_attn.methods.targets import (
@@ -95,10 +96,7 @@ class Explainer(ABC):
     @classmethod
     def options(cls) -> dict[str, Any]:
         """Name the options, each with its annotation; what every method has comes last."""
-        annotations = get_type_hints(cls)
-        shared = {field.name for field in fields(Explainer)}
-        names = sorted((field.name for field in fields(cls)), key=shared.__contains__)
-        return {name: annotations[name] for name in names}
+        return dict(_options(cls))
 
     @classmethod
     def convert_option(cls, option: str, value: Any) -> Any:
@@ -251,7 +249,12 @@ class Explainer(ABC):
         check_images(network, images)
         chosen = as_target(target, model) if self.class_specific else Class()
         chosen.check(len(images))
-        with apart(), images_in_words(network, images), giving(network, head):
+        with (
+            unchanging(network),
+            apart(),
+            images_in_words(network, images),
+            giving(network, head),
+        ):
             if reason := self.refusal_for(network, images, layout):
                 raise ValueError(
                     f"{cut(str(self))} does not fit {type(network).__name__}: {reason}"
@@ -268,6 +271,14 @@ class Explainer(ABC):
                     raise ValueError(
                         f"{cut(str(self))} does not fit {type(network).__name__}: {reason}"
                     ) from error
+
+
+@cache
+def _options(method: type[Explainer]) -> dict[str, Any]:
+    annotations = get_type_hints(method)
+    shared = {field.name for field in fields(Explainer)}
+    names = sorted((field.name for field in fields(method)), key=shared.__contains__)
+    return {name: annotations[name] for name in names}
 
 
 def mean_of(maps: Sequence[Heatmaps], method: str) -> Heatmaps:

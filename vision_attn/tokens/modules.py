@@ -9,7 +9,7 @@ from torch import nn
 
 from vision_attn.attention import Attend, Readout
 from vision_attn.compat.torch_private import own_names
-from vision_attn.inference import modules_of
+from vision_attn.inference import asked_once, modules_of
 from vision_attn.types import Model
 
 __all__ = [
@@ -148,6 +148,10 @@ def why_opaque(network: nn.Module) -> str | None:
         >>> why_opaque(torch.nn.Linear(2, 3)) is None
         True
     """
+    return asked_once(network, _why_opaque)
+
+
+def _why_opaque(network: nn.Module) -> str | None:
     for module in modules_of(network):
         if isinstance(module, torch.jit.ScriptModule):
             return "TorchScript hides its modules: explain the network that it was made from"

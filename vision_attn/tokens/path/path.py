@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from vision_attn.hooks import Hooks
-from vision_attn.inference import modules_of
+from vision_attn.inference import asked_once, modules_of
 from vision_attn.tokens.layout import layout_of
 from vision_attn.tokens.outputs import head_given
 from vision_attn.tokens.path.branches import copies_joined
@@ -276,15 +276,17 @@ def watching(module: nn.Module, kept: list[Tensor], tracer: Tracer) -> Iterator[
 
 def state_of(network: nn.Module) -> int:
     """Hash the modules of a network and their plain attributes."""
-    plain = (bool, int, float, str, type(None))
-    return hash(
-        tuple(
-            (id(module), name, str(value))
-            for module in modules_of(network)
-            for name, value in vars(module).items()
-            if isinstance(value, plain) and name not in PASSING
-        )
-    )
+    return asked_once(network, _state)
+
+
+def _state(network: nn.Module) -> int:
+    parts: list[object] = []
+    for module in modules_of(network):
+        parts.append(id(module))
+        for name, value in vars(module).items():
+            if isinstance(value, PLAIN) and name not in PASSING:
+                parts += (name, str(value))
+    return hash(tuple(parts))
 
 
 def run_path(network: nn.Module, images: Images) -> Path:
@@ -327,6 +329,7 @@ def run_path(network: nn.Module, images: Images) -> Path:
     return Path(steps, chain, layout, refusal, patch, left_out, writer.caveats, writer.unread)
 
 
+PLAIN = (bool, int, float, str, type(None))
 # Attributes that change how a network runs, and not where its tokens go.
 PASSING = frozenset({"training", "grad_checkpointing", "gradient_checkpointing"})
 NO_ATTENTION = "no attention was found: no matrix product of values with weights that sum to 1"
