@@ -87,6 +87,7 @@ ELSEWHERE = {
     "vision-attn demo": ("tests/commands/test_demo.py", '"demo"'),
     "--trainer.strategy ddp": ("tests/commands/fit/test_run.py", '"ddp"'),
     "vision-attn pictures": ("tests/runs/test_many.py", '"pictures"'),
+    "--classes dog cat": ("tests/models/test_image_text.py", '"--classes", "small dog"'),
     "--mosaic 2": ("tests/runs/scoring/test_mosaics.py", '"--mosaic", "2"'),
 }
 NOT_OURS = ("source", "jupyter")

@@ -422,6 +422,8 @@ LIMITS = {
     'fit("vit_cifar10", {"data.batch_size": 64}, max_epochs=2, data_root=".data")': "fit("
     '"vit_planted", LITTLE, max_epochs=1)',
     'load_model("outputs/demo/vit/best.ckpt")': "load_model(DEMO)",
+    '"timm:vit_small_patch16_dinov3.lvd1689m"': '"timm:test_vit", pretrained=False, num_classes=0',
+    '"hf:openai/clip-vit-base-patch32"': "CLIP",
 }
 LITTLE = {"data.source.train": 40, "data.source.val": 20, "data.source.test": 20}
 
@@ -432,6 +434,15 @@ WITH_PYTHON = [
     for page in PAGES
     if "```python" in page.read_text(encoding="utf-8") and page.name != "large_data.md"
 ]
+
+
+def tiny_clip(folder: Path) -> Path:
+    """A folder with a CLIP of random weights and a few words."""
+    sys.path.insert(0, str(ROOT / "tests/models"))
+    import texts
+
+    texts.clip(folder)
+    return folder
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: str(page.relative_to(ROOT)))
@@ -447,6 +458,8 @@ def test_the_python_of_a_page_runs(page, models, photos, tmp_path, monkeypatch):
     names = {"LITTLE": LITTLE, "DEMO": models("vit"), "q": q, "k": k, "v": v}
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     assert blocks
+    if page.name == "words.md":
+        names["CLIP"] = f"hf:{tiny_clip(tmp_path / 'clip')}"
     for block in blocks:
         for text, limited in LIMITS.items():
             block = block.replace(text, limited)

@@ -168,14 +168,11 @@ class Gating(TorchFunctionMode):
             if not self._running or self._running[-1].name != name:
                 return
             run = self._running.pop()
-            if (
-                isinstance(module, Gate)
-                and not isinstance(module, NoGate)
-                and inputs
-                and isinstance(out, Tensor)
-            ):
+            own = isinstance(module, Gate) and not isinstance(module, NoGate)
+            if own and inputs and isinstance(out, Tensor):
+                gate: Any = module
                 with torch.no_grad():
-                    product = _Product(inputs[0], module.gate(inputs[0]), 0, name, True, "")
+                    product = _Product(inputs[0], gate.gate(inputs[0]), 0, name, True, "")
                 self._keep(product)
                 self._products.append(product)
                 run.pending.append(product)
