@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .pages.live.report import live
     from .runs.explain import explain
     from .runs.explanation import Explanation, Explanations
+    from .runs.patches import patch_components, patch_similarity
     from .runs.results import SavedResults, open_results
     from .runs.scoring import removal, score
     from .runs.texts import token_attribution
@@ -83,6 +84,8 @@ _NAMES = {
     "live": "pages.live.report",
     "load_model": "hub",
     "open_results": "runs.results",
+    "patch_components": "runs.patches",
+    "patch_similarity": "runs.patches",
     "probe": "tokens.path.support",
     "removal": "runs.scoring",
     "score": "runs.scoring",

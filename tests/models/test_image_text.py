@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 from torch.nn import functional as F
 
@@ -18,7 +19,6 @@ from vision_attn.methods import LibraGradient, Rollout, fitting_methods
 from vision_attn.models.image_text import prompts_of
 from vision_attn.runs.texts import token_attribution
 
-transformers = pytest.importorskip("transformers")
 sys.path.insert(0, str(Path(__file__).parent))
 import texts  # noqa: E402
 

@@ -1,0 +1,132 @@
+"""Features of patches: cosines and principal components."""
+
+import numpy as np
+import pytest
+import timm
+import torch
+from sklearn.decomposition import PCA
+from torch import nn
+from torchvision.transforms import ToTensor
+
+import vision_attn
+from vision_attn.hub import load_model
+from vision_attn.runs.patches import patch_features
+
+RNG = np.random.default_rng(0)
+PHOTOS = [RNG.integers(0, 256, (97, 131, 3), dtype=np.uint8) for _ in range(3)]
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    torch.manual_seed(0)
+    return load_model("timm:test_vit", pretrained=False, num_classes=0, image_size=(48, 80))
+
+
+def of_timm(model, photos):
+    """The final tokens of timm, without the class token, by rows."""
+    inputs = torch.stack([model.preprocess(vision_image(photo)) for photo in photos])
+    with torch.no_grad():
+        tokens = model.network.forward_features(inputs)[:, 1:]
+    return tokens  # b n d
+
+
+def vision_image(photo):
+    from PIL import Image
+
+    return Image.fromarray(photo)
+
+
+def test_the_features_are_those_of_the_final_norm(encoder):
+    inputs = torch.randn(2, 3, 48, 80)
+    with torch.no_grad():
+        expected = encoder.network.forward_features(inputs)[:, 1:].mT.unflatten(-1, (3, 5))
+        blocks = encoder.network.get_intermediate_layers(inputs, [0], reshape=True)[0]
+    torch.testing.assert_close(patch_features(encoder, inputs), expected)
+    torch.testing.assert_close(patch_features(encoder, inputs, "blocks.0"), blocks)
+    named = patch_features(encoder, inputs, encoder.network.blocks[0])
+    torch.testing.assert_close(named, blocks)
+
+
+def test_a_cnn_has_its_last_map():
+    network = timm.create_model("test_resnet", num_classes=5).eval()
+    model = vision_attn.wrap(network, lambda image: ToTensor()(image.resize((96, 64))))
+    images = torch.randn(2, 3, 64, 96)
+    with torch.no_grad():
+        expected = network.forward_features(images)
+    torch.testing.assert_close(patch_features(model, images), expected)
+
+
+def test_cosines_by_hand(encoder):
+    tokens = of_timm(encoder, PHOTOS[:2])
+    unit = tokens / tokens.norm(dim=-1, keepdim=True)
+    own = (unit[0] @ unit[0, 7]).view(3, 5)  # row 1, column 2
+    for place in ((40, 20), (0.5, 0.45)):
+        found = vision_attn.patch_similarity(encoder, PHOTOS[0], place)
+        torch.testing.assert_close(found, own)
+    assert found[1, 2] == pytest.approx(1)
+    found = vision_attn.patch_similarity(encoder, PHOTOS[0], (40, 20), other=PHOTOS[1])
+    torch.testing.assert_close(found, (unit[1] @ unit[0, 7]).view(3, 5))
+    on_photo = encoder.preprocess.to_original(found.numpy(), (131, 97))
+    assert on_photo.shape == (97, 131)
+
+
+def test_components_are_those_of_scikit_learn(encoder):
+    found = vision_attn.patch_components(encoder, PHOTOS, k=4)
+    rows = of_timm(encoder, PHOTOS).flatten(0, 1).double().numpy()
+    pca = PCA(4, svd_solver="full").fit(rows)
+    signs = np.sign(
+        np.take_along_axis(
+            pca.components_, np.abs(pca.components_).argmax(1, keepdims=True), axis=1
+        )
+    )
+    torch.testing.assert_close(
+        found.directions.double(), torch.from_numpy(pca.components_ * signs), atol=1e-5, rtol=1e-5
+    )
+    scores = (pca.transform(rows) * signs.T).reshape(3, 3, 5, 4).transpose(0, 3, 1, 2)
+    torch.testing.assert_close(
+        found.scores.double(), torch.from_numpy(scores), atol=1e-5, rtol=1e-5
+    )
+    torch.testing.assert_close(
+        found.variance.double(), torch.from_numpy(pca.explained_variance_ratio_), atol=1e-6, rtol=0
+    )
+    torch.testing.assert_close(
+        found.mean.double(), torch.from_numpy(rows.mean(0)), atol=1e-5, rtol=0
+    )
+    assert (found.directions.gather(1, found.directions.abs().argmax(1, keepdim=True)) > 0).all()
+
+
+def test_two_runs_agree_and_colours_are_of_all_photos_alike(encoder):
+    first, again = (vision_attn.patch_components(encoder, PHOTOS) for _ in range(2))
+    assert torch.equal(first.scores, again.scores)
+    colours = first.colors()
+    assert colours.shape == (3, 3, 5, 3)
+    assert (colours.min(), colours.max()) >= (0, 0)
+    assert colours.max() <= 1
+    scale = 2 * first.scores.pow(2).mean((0, 2, 3)).sqrt()
+    expected = ((first.scores[1, :, 2, 3] / scale + 1) / 2).clamp(0, 1)
+    np.testing.assert_allclose(colours[1, 2, 3], expected, rtol=1e-5)
+    one = vision_attn.patch_components(encoder, PHOTOS[0], k=1)
+    assert one.scores.shape == (1, 1, 3, 5)
+    with pytest.raises(ValueError, match="colours need three components, got 1"):
+        one.colors()
+
+
+def test_what_is_not_there_gets_one_line(encoder):
+    with pytest.raises(
+        ValueError, match=r"pixel \(x, y\) = \(80, 3\) is outside the image of 80x48"
+    ):
+        vision_attn.patch_similarity(encoder, PHOTOS[0], (80, 3))
+    with pytest.raises(ValueError, match=r"layer 'blocks\.9': VisionTransformer has no such layer"):
+        vision_attn.patch_similarity(encoder, PHOTOS[0], (8, 3), layer="blocks.9")
+    with pytest.raises(ValueError, match="layer 'fc_norm': it gives a vector for each place"):
+        vision_attn.patch_components(encoder, PHOTOS[0], layer="fc_norm")
+    with pytest.raises(
+        ValueError, match="k must be from 1 to 14, as there are 14 components, got 15"
+    ):
+        vision_attn.patch_components(encoder, PHOTOS[0], k=15)
+    flat = vision_attn.wrap(
+        nn.Sequential(nn.Flatten(), nn.Linear(48, 2)),
+        lambda image: ToTensor()(image.resize((4, 4))),
+    )
+    with pytest.raises(ValueError, match="no layer gives a vector for each place of the image"):
+        vision_attn.patch_components(flat, PHOTOS[0])
