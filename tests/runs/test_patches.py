@@ -125,8 +125,8 @@ def test_what_is_not_there_gets_one_line(encoder):
     ):
         vision_attn.patch_components(encoder, PHOTOS[0], k=15)
     flat = vision_attn.wrap(
-        nn.Sequential(nn.Flatten(), nn.Linear(48, 2)),
-        lambda image: ToTensor()(image.resize((4, 4))),
+        nn.Sequential(nn.Flatten(), nn.Linear(3072, 2)),
+        lambda image: ToTensor()(image.resize((32, 32))),
     )
     with pytest.raises(ValueError, match="no layer gives a vector for each place of the image"):
         vision_attn.patch_components(flat, PHOTOS[0])
