@@ -185,8 +185,15 @@ class IntegratedGradients(Attribution):
         for first in range(0, steps, a_pass):
             some = points[first : first + a_pass]
             scaled = torch.cat([t * images for t, _ in some]).requires_grad_()
-            numbers = target.at(which.repeat(len(some)))(forward(scaled))
-            (slopes,) = torch.autograd.grad(numbers.sum(), scaled)
+            number = target.at(which.repeat(len(some)))(forward(scaled)).sum()
+            slopes = None
+            if number.requires_grad:
+                (slopes,) = torch.autograd.grad(number, scaled, allow_unused=True)
+            if slopes is None:
+                raise ValueError(
+                    f"{self}: no gradient of what is explained reaches the image; Occlusion and "
+                    "MaskedRegression need none"
+                )
             for (_, weight), slope in zip(some, slopes.split(len(images)), strict=True):
                 total += weight * slope
         return total

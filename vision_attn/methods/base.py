@@ -30,7 +30,7 @@ from vision_attn.methods.targets import (
 )
 from vision_attn.tokens.inputs import images_in_words
 from vision_attn.tokens.layout import layout_of
-from vision_attn.tokens.modules import module_name, network_of
+from vision_attn.tokens.modules import module_name, network_of, why_no_gradient
 from vision_attn.tokens.outputs import check_finite, giving
 from vision_attn.types import Head, Heatmaps, Images, Model, TokenLayout
 
@@ -173,6 +173,24 @@ class Explainer(ABC):
         """
         return self.refusal(network)
 
+    @final
+    def misfit(
+        self,
+        network: nn.Module,
+        images: Images | None = None,
+        layout: TokenLayout | None = None,
+    ) -> str | None:
+        """Return a line on why this method cannot explain this network; None where it can.
+
+        That is what `refusal_for` says, or `refusal` where no images are given, and what holds for
+        every method that needs gradients.
+        """
+        if self.needs_gradients and (reason := why_no_gradient(network)):
+            return reason
+        return (
+            self.refusal(network) if images is None else self.refusal_for(network, images, layout)
+        )
+
     @abstractmethod
     def explain(
         self,
@@ -255,7 +273,7 @@ class Explainer(ABC):
             images_in_words(network, images),
             giving(network, head),
         ):
-            if reason := self.refusal_for(network, images, layout):
+            if reason := self.misfit(network, images, layout):
                 raise ValueError(
                     f"{cut(str(self))} does not fit {type(network).__name__}: {reason}"
                 )

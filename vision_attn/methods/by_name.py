@@ -98,11 +98,11 @@ def fitting_methods(network: nn.Module | Model) -> list[Explainer]:
 def refusal(explainer: Explainer, network: nn.Module | Model) -> str | None:
     """Say why a method does not fit a network, or a model on images of its input size."""
     if not isinstance(network, Model):
-        return explainer.refusal(network)
+        return explainer.misfit(network)
     image = blank_image(network.network, network.preprocess.input_size)
     try:
         with giving(network.network, network.head):
-            return explainer.refusal_for(network.network, image, layout_for(network, image))
+            return explainer.misfit(network.network, image, layout_for(network, image))
     except Exception:  # its own code, on a blank image
         return None
 

@@ -17,12 +17,18 @@ __all__ = [
     "attends",
     "calls_attention",
     "calls_of_layer",
+    "first_quantised",
     "module_name",
     "network_of",
+    "why_no_gradient",
     "why_opaque",
 ]
 
 LayerLike = str | nn.Module  # a module, or its name as people write it
+# Modules of whole numbers; those of FLOAT_FUNCTIONS stand for float operations until they are made.
+QUANTISED = ("torch.ao.nn.quantized.", "torch.ao.nn.intrinsic.quantized.")
+FLOAT_FUNCTIONS = ("FloatFunctional", "FXFloatFunctional")
+
 OPERATOR = type(torch.ops.aten.add.Tensor)
 
 # What modules call their query and key projections: one name for both, or a pair.
@@ -158,6 +164,36 @@ def _why_opaque(network: nn.Module) -> str | None:
         if isinstance(module, torch.fx.GraphModule) and _of_operators(module.graph):
             return "torch.export keeps no modules: explain the network that was exported"
     return None
+
+
+def first_quantised(network: nn.Module) -> str | None:
+    """Name the first layer of whole numbers that torch.ao made, with its class; None without one.
+
+    Examples:
+        >>> from torch import nn
+        >>> from torch.ao.nn.quantized import Conv2d
+        >>> from vision_attn.tokens.modules import first_quantised
+        >>> first_quantised(nn.Sequential(nn.ReLU(), Conv2d(3, 5, 3)))
+        '1 (Conv2d)'
+    """
+    for module, name in modules_of(network).items():
+        kind = type(module)
+        if (
+            f"{kind.__module__}.".startswith(QUANTISED)
+            and ".reference." not in kind.__module__
+            and kind.__name__ not in FLOAT_FUNCTIONS
+        ):
+            return f"{name} ({kind.__name__})".strip()
+    return None
+
+
+def why_no_gradient(network: nn.Module) -> str | None:
+    """Say in one line why no gradient passes through a network of whole numbers; None otherwise."""
+    layer = first_quantised(network)
+    return layer and (
+        f"no gradient passes through its quantised layers, of which {layer} is the first; Occlusion "
+        "and MaskedRegression need none, nor do Rollout and RawAttention where there is attention"
+    )
 
 
 def _of_operators(graph: torch.fx.Graph) -> bool:

@@ -45,6 +45,7 @@ from vision_attn.runs.scoring.scorer import Batch, Drawn, Record, Scorer, remova
 from vision_attn.runs.shard import Column, RowKeeper, ShardFile, StoreRow
 from vision_attn.runs.store import Store
 from vision_attn.threads import threads_of_job
+from vision_attn.tokens.modules import first_quantised
 from vision_attn.types import Head, Model
 
 __all__ = ["BASELINES", "SCORED", "Key", "ScoreFolder", "Share", "Work"]
@@ -131,7 +132,11 @@ class Work(Job):
             removal(model, how, seed),
             steps,
             seed,
-            half=native_precision(kind) == "bf16-mixed" and model.dtype == torch.float32,
+            half=(
+                native_precision(kind) == "bf16-mixed"
+                and model.dtype == torch.float32
+                and not first_quantised(model.network)  # such layers take float32 alone
+            ),
         )
         everything = "all" in words
         self.requested = limit or min(ALL_IMAGES if everything else IMAGES, len(self.data))

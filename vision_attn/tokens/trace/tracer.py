@@ -24,10 +24,12 @@ from vision_attn.hooks import current_scope
 from vision_attn.tokens.trace.operations import (
     BATCH_NORM,
     CHOSEN,
+    CONVOLUTION,
     EQUAL,
     FOURIER,
     FRESH,
     LAYER_NORM,
+    LINEAR,
     MOVED,
     PAIRED,
     POINTWISE,
@@ -241,7 +243,7 @@ class Tracer(DispatchMode):
         if name in PRODUCT:
             at = PRODUCT[name]
             return self._product(args[at], args[at + 1], out)
-        if name == "aten::linear" and first is not None and self._get(args[1]) is None:
+        if name in LINEAR and first is not None and not self._of_run(args[1]):
             return first.moved(lambda ids: self._reduced(ids, [ids.ndim - 1]).expand(shape))
         if name in SOFTMAX and first is not None:
             return first  # a scale for all places together, which mixes no values
@@ -264,6 +266,10 @@ class Tracer(DispatchMode):
                     )
                 ], shape))  # fmt: skip
             return Label(self._windows(ids, weight.shape[2:], stride, padding, dilation, shape))
+        if name in CONVOLUTION and first is not None and args[1].groups() == 1:
+            size = args[1].unpack()[0].shape[2:]
+            options = args[1].stride(), args[1].padding(), args[1].dilation()
+            return Label(self._windows(self._reduced(self.one(first), [1]), size, *options, shape))
         if "upsample" in name and first is not None and len(shape) == 4:
             return Label(self._resized(func, first, args, shape))
         if name in POOLS and first is not None:
@@ -511,6 +517,10 @@ class Tracer(DispatchMode):
 
     def _get(self, x: Tensor) -> Label | None:
         return self._labels.get(x)
+
+    def _of_run(self, x: Any) -> bool:
+        """Whether this is a tensor with origins, rather than a weight, packed ones included."""
+        return isinstance(x, Tensor) and self._get(x) is not None
 
     def _set(self, x: Tensor, label: Label | None) -> None:
         self._labels[x] = label
