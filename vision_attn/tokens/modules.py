@@ -191,8 +191,9 @@ def why_no_gradient(network: nn.Module) -> str | None:
     """Say in one line why no gradient passes through a network of whole numbers; None otherwise."""
     layer = first_quantised(network)
     return layer and (
-        f"no gradient passes through its quantised layers, of which {layer} is the first; Occlusion "
-        "and MaskedRegression need none, nor do Rollout and RawAttention where there is attention"
+        f"no gradient passes through its quantised layers, of which {layer} is the first; "
+        "Occlusion and MaskedRegression need none, nor do Rollout and RawAttention where there is "
+        "attention"
     )
 
 
