@@ -20,7 +20,7 @@ from vision_attn.models.image_text import prompts_of
 from vision_attn.runs.texts import token_attribution
 
 sys.path.insert(0, str(Path(__file__).parent))
-import texts  # noqa: E402
+import texts
 
 IMAGES = torch.randn(5, 3, 48, 48)
 CLASSES = ["a photo of a dog", "the cat", "small tree ."]
