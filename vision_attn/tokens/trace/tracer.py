@@ -268,8 +268,9 @@ class Tracer(DispatchMode):
             return Label(self._windows(ids, weight.shape[2:], stride, padding, dilation, shape))
         if name in CONVOLUTION and first is not None and args[1].groups() == 1:
             size = args[1].unpack()[0].shape[2:]
-            options = args[1].stride(), args[1].padding(), args[1].dilation()
-            return Label(self._windows(self._reduced(self.one(first), [1]), size, *options, shape))
+            packed = args[1]
+            steps = packed.stride(), packed.padding(), packed.dilation()
+            return Label(self._windows(self._reduced(self.one(first), [1]), size, *steps, shape))
         if "upsample" in name and first is not None and len(shape) == 4:
             return Label(self._resized(func, first, args, shape))
         if name in POOLS and first is not None:
