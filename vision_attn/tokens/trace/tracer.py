@@ -269,8 +269,8 @@ class Tracer(DispatchMode):
         if name in CONVOLUTION and first is not None and args[1].groups() == 1:
             size = args[1].unpack()[0].shape[2:]
             packed = args[1]
-            steps = packed.stride(), packed.padding(), packed.dilation()
-            return Label(self._windows(self._reduced(self.one(first), [1]), size, *steps, shape))
+            moved = packed.stride(), packed.padding(), packed.dilation()
+            return Label(self._windows(self._reduced(self.one(first), [1]), size, *moved, shape))
         if "upsample" in name and first is not None and len(shape) == 4:
             return Label(self._resized(func, first, args, shape))
         if name in POOLS and first is not None:
