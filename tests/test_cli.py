@@ -1,9 +1,12 @@
 """The command line before a command is chosen: help, the version, an unknown word."""
 
+import platform
 import re
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 
+import vision_attn
 from vision_attn.cli import main
 
 
@@ -36,3 +39,20 @@ def test_unknown_command(capsys):
     assert main(["fitt"]) == 2
     line = capsys.readouterr().err
     assert line == "vision-attn: error: unknown command 'fitt': did you mean fit?\n"
+
+
+def test_the_version_names_the_libraries_and_the_machine(capsys, monkeypatch):
+    known = {"torch": "7.1", "timm": "3.5"}
+
+    def version(name):
+        if name not in known:
+            raise PackageNotFoundError(name)
+        return known[name]
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    assert main(["--version"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"vision-attn {vision_attn.__version__}"
+    assert lines[1] == f"Python {platform.python_version()}"
+    assert {"torch 7.1", "timm 3.5", "lightning is not installed"} <= set(lines)
+    assert re.search(r", \d+ cores$", lines[-1])

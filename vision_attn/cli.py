@@ -36,6 +36,7 @@ COMMANDS = {
     "demo": "train three small networks and open a gallery of their heatmaps",
 }
 
+LIBRARIES = ("torch", "torchvision", "timm", "lightning", "transformers")  # of --version
 HELP = """\
 usage: vision-attn COMMAND ...
 
@@ -44,7 +45,7 @@ Attention in images: train networks, and see where they look.
 {commands}
 
 vision-attn COMMAND --help   the command's options
-vision-attn --version        the version
+vision-attn --version        versions of this package, its libraries and the machine
 --traceback                  with any command: show where in the code an error occurred
 """
 
@@ -95,6 +96,24 @@ def _status(words: list[str]) -> int:
         return int(stop.code or 0)
 
 
+def versions() -> str:
+    """List the versions of this package, of what it stands on, and of the machine, a line each.
+
+    Nothing of these is imported.
+    """
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    lines = [f"vision-attn {__version__}", f"Python {platform.python_version()}"]
+    for name in LIBRARIES:
+        try:
+            lines.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            lines.append(f"{name} is not installed")
+    lines.append(f"{platform.system()} {platform.machine()}, {cores.usable_cores()} cores")
+    return "\n".join(lines)
+
+
 def _run(words: list[str]) -> int:
     command, *rest = words or ["--help"]
     for library in (r"PIL\.", r"torch\.serialization"):  # on files of which there is a line of ours
@@ -104,7 +123,7 @@ def _run(words: list[str]) -> int:
         print(HELP.format(commands="\n".join(f"  {n:<10} {text}" for n, text in listed.items())))
         return 0
     if command in ("-V", "--version"):
-        print(f"vision-attn {__version__}")
+        print(versions())
         return 0
     if not {"-h", "--help"} & set(rest):  # which need not wait for this
         terminal.log_lines()
