@@ -10,6 +10,7 @@ what came and, where that is known, what to do.
 import os
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
 from functools import cache, wraps
 from inspect import Signature, signature
@@ -17,11 +18,19 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from PIL.Image import Image
+from vision_attn.errors import LONGEST, cut, quoted
 
-from vision_attn.errors import LONGEST, quoted
-
-__all__ = ["argument", "check_path", "checked", "choices", "conform", "describe", "hint"]
+__all__ = [
+    "argument",
+    "check_fields",
+    "check_path",
+    "checked",
+    "choices",
+    "conform",
+    "describe",
+    "hint",
+    "launched",
+]
 
 Checked = TypeVar("Checked", bound=Callable[..., Any])
 
@@ -34,6 +43,11 @@ WORDS = {
     str: "text",
     type(None): "none",
     os.PathLike: "a path",
+}
+LAUNCHED_BY = {  # variables of the environment, each with its least value
+    **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS"), 1),
+    **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK"), 0),
+    **dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"), 0),
 }
 BY_NAME = {  # of classes whose files would have to be imported
     "Tensor": "a tensor",
@@ -93,6 +107,17 @@ def _kinds(function: Callable[..., Any], own: Signature) -> dict[str, Any]:
     }
     hints = get_type_hints(function, include_extras=False)
     return {name: kind for name, kind in hints.items() if name not in several}
+
+
+def check_fields(instance: Any) -> None:
+    """Check the fields of a dataclass, and convert them, as `checked` does arguments.
+
+    Used as its `__post_init__`.
+    """
+    hints = get_type_hints(type(instance))
+    for field in fields(instance):
+        value = argument(field.name, getattr(instance, field.name), hints[field.name])
+        object.__setattr__(instance, field.name, value)
 
 
 def argument(name: str, value: Any, kind: Any, least: int | None = None) -> Any:
@@ -156,6 +181,9 @@ def _conform_to_one(value: Any, kind: Any) -> Any:
         return _conform_to_tuple(value, get_args(kind))
     elif origin is list:
         if _holds(value, kind):
+            return value
+    elif origin is Callable:
+        if callable(value):
             return value
     elif _is_path(kind):
         if isinstance(value, str | os.PathLike):
@@ -244,6 +272,30 @@ def check_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     return path
 
 
+def launched() -> tuple[int, int]:
+    """Return which process this is, from 0, and of how many, as torchrun's environment says.
+
+    Raises ValueError where a variable of torchrun or SLURM holds no number that it can hold.
+    """
+    numbers = {}
+    for name, least in LAUNCHED_BY.items():
+        text = os.environ.get(name, "").strip()
+        if name in os.environ and not (text.isdecimal() and int(text[:20]) >= least):
+            raise ValueError(
+                f"{name}={cut(text)} in the environment: expected a whole number of at least "
+                f"{least}, as {'SLURM' if name.startswith('SLURM') else 'torchrun'} sets it: "
+                f"unset {name}"
+            )
+        numbers[name] = int(text or least)
+    rank, size = numbers["RANK"], numbers["WORLD_SIZE"]
+    if rank >= size:
+        raise ValueError(
+            f"RANK={rank} in the environment: expected 0 to {size - 1}, as there are {size} "
+            "processes (WORLD_SIZE): unset RANK, or let torchrun set both"
+        )
+    return rank, size
+
+
 def _arms(kind: Any) -> tuple[Any, ...]:
     """The kinds of a union, those of unions in it too; else the kind itself."""
     if get_origin(kind) in (Union, types.UnionType):
@@ -287,6 +339,8 @@ def _alternatives(kind: Any) -> list[str]:
         elif _is_path(arm):
             words.pop(WORDS[str], None)
             words[WORDS[os.PathLike]] = None
+        elif get_origin(arm) is Callable:
+            words["a function"] = None
         elif get_origin(arm) in (Sequence, list):
             words[f"a list of {describe(*get_args(arm))}"] = None
         elif hasattr(arm, "dim_str"):
@@ -329,7 +383,9 @@ def _advice(value: Any, kind: Any) -> str:
         return ": vision_attn.wrap(network, transform) makes one"
     if "Model" in expected and isinstance(value, str):
         return f": vision_attn.load_model({quoted(value)}) loads one"
-    if expected & tensors and isinstance(value, str | os.PathLike | Image):
+    if expected & tensors and (
+        isinstance(value, str | os.PathLike) or type(value).__module__.startswith("PIL.")
+    ):
         return ": model.preprocess(photo)[None] makes one of a photo"
     if expected & tensors and type(value).__module__ == "numpy":
         return ": torch.from_numpy(array) makes one"

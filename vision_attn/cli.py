@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from vision_attn import __version__, cores, terminal
+from vision_attn.arguments import launched
 from vision_attn.compat.argparse_private import options_of
 from vision_attn.errors import quoted
 
@@ -127,6 +128,8 @@ def _run(words: list[str]) -> int:
         return 0
     if not {"-h", "--help"} & set(rest):  # which need not wait for this
         terminal.log_lines()
+        if command in TRAINING | COMMANDS:
+            launched()  # libraries read the same variables as they are imported
     if command in TRAINING:
         return import_module(".commands.fit.words", __package__).main(command, rest)
     if command in COMMANDS:

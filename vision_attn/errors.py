@@ -59,15 +59,21 @@ def cut(text: str, most: int = LONGEST) -> str:
     return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
 
 
-def listed(names: Iterable[object]) -> str:
-    """List names in about 160 characters: `a, b and 7 more`."""
+def listed(names: Iterable[object], separator: str = ", ", most: int = LONGEST_LIST) -> str:
+    """List names in about so many characters: `a, b and 7 more`.
+
+    Examples:
+        >>> from vision_attn.errors import listed
+        >>> listed(["cat", "dog", "fox"], most=9)
+        'cat, dog and 1 more'
+    """
     words = [cut(str(name)) for name in names]
     count, length = 0, 0
-    while count < len(words) and length + len(words[count]) <= LONGEST_LIST:
-        length += len(words[count]) + 2
+    while count < len(words) and length + len(words[count]) <= most:
+        length += len(words[count]) + len(separator)
         count += 1
     more = f" and {len(words) - count} more" if count < len(words) else ""
-    return ", ".join(words[:count]) + more
+    return separator.join(words[:count]) + more
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:

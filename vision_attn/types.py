@@ -16,7 +16,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vision_attn.errors import ModelError, did_you_mean, quoted
+from vision_attn.errors import ModelError, did_you_mean, listed, quoted
 
 __all__ = [
     "PAD",
@@ -48,7 +48,6 @@ Pool = Literal["cls", "cls_dist", "cls_mean", "mean", "attention"]
 Provenance = Literal["trained", "random", "random classifier", "unknown"]  # of a network's weights
 Activation = Literal["softmax", "sigmoid", "identity", "none"]
 ACTIVATIONS = get_args(Activation)
-MOST_NAMED = 20  # classes that an error names
 RANDOM_WEIGHTS = "Random weights: this model has not been trained"
 RANDOM_CLASSIFIER = "Random classifier: this model has not been trained for these classes"
 
@@ -346,11 +345,13 @@ class Model:
         if not names and word.isdecimal():
             return int(word)
         if not names:
-            raise ModelError(f"no class named {quoted(word)}: the model has no names of classes")
+            what = f"no class {word}: expected an index from 0"
+            what = what if is_number(word) else f"no class named {quoted(word)}"
+            raise ModelError(f"{what}: the model has no names of classes")
         found = [i for i, known in enumerate(names) if word.lower() in map(str.lower, known)]
         if len(found) == 1 and isinstance(wanted, str):
             return found[0]
-        if word.lstrip("-").isdecimal():
+        if is_number(word):
             if 0 <= int(word) < len(names):
                 return int(word)
             raise ModelError(f"no class {word}: expected 0 to {len(names) - 1}, or a name")
@@ -360,8 +361,13 @@ class Model:
                 f"{len(found)} classes are named {quoted(word)}: give the index of {same}"
             )
         near = did_you_mean(word, [name for known in names for name in known])
-        few = f": there are {'; '.join(self.classes)}" if len(names) <= MOST_NAMED else ""
-        raise ModelError(f"no class named {quoted(word)}{near or few}")
+        there = f": there are {listed(self.classes, '; ')}"
+        raise ModelError(f"no class named {quoted(word)}{near or there}")
+
+
+def is_number(word: str) -> bool:
+    """Whether a word is a whole number, below 0 too, and not absurdly long."""
+    return word.removeprefix("-").isdecimal() and len(word) < 20
 
 
 @runtime_checkable

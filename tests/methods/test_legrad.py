@@ -5,7 +5,7 @@ import timm
 import torch
 from torch import nn
 
-from vision_attn.methods import GradCAM, LeGrad
+from vision_attn.methods import Channel, GradCAM, LeGrad
 from vision_attn.models import ViT
 
 SIZE = (32, 48)
@@ -21,6 +21,18 @@ def test_rotary_positions_of_more_heads_than_images():
     together = LeGrad()(network, images, 1).values
     for image, found in zip(images, together, strict=True):
         torch.testing.assert_close(found, LeGrad()(network, image[None], 1).values[0])
+
+
+def test_rotary_positions_of_each_image():
+    torch.manual_seed(0)
+    network = timm.create_model("gemma4_vit_167m_enc", embed_dim=24, depth=3, num_heads=2)
+    network = network.double().eval()
+    images = torch.randn(2, 3, 48, 96, dtype=torch.float64)
+    together = LeGrad()(network, images, Channel(3)).values
+    assert together.shape == (2, 3, 6)
+    assert together.flatten(1).any(dim=1).all()
+    for image, found in zip(images, together, strict=True):
+        torch.testing.assert_close(found, LeGrad()(network, image[None], Channel(3)).values[0])
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vision_attn.arguments import launched
 from vision_attn.commands import options
 from vision_attn.terminal import say
 
@@ -26,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_processes(group, 1, "1")
     options.add_shard(
         group,
-        options.shard_of_torchrun(),
+        None,
         "the last shard to finish merges the results",
         "all images; under torchrun, this process's share",
     )
@@ -66,6 +67,9 @@ def run(args: argparse.Namespace) -> int:
     """Return 0, or 1 where an image or a video could not be explained; the others are."""
     from vision_attn.types import LoadedSequences
 
+    if args.shard is None:
+        rank, processes = launched()
+        args.shard = rank + 1, processes
     report = options.Report()
     of_library = not Path(args.model).is_file()  # whose models take photos, and time to load
     images = photos(args, report) if of_library else []

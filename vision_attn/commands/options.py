@@ -204,7 +204,7 @@ def add_processes(group: Group, default: int | None, usual: str) -> None:
     group.add_argument("--processes", type=at_least_one, default=default, metavar="N", help=what)
 
 
-def add_shard(group: Group, default: tuple[int, int], then: str, usual: str) -> None:
+def add_shard(group: Group, default: tuple[int, int] | None, then: str, usual: str) -> None:
     """--shard; then: how the shards come together. usual: the default in words."""
     what = f"only part I of N of the images; {then} (default: {usual})"
     group.add_argument("--shard", type=shard, default=default, metavar="I/N", help=what)
@@ -216,11 +216,6 @@ def shard(text: str) -> tuple[int, int]:
     if not found or int(found[1]) > int(found[2]):
         raise argparse.ArgumentTypeError(f"expected I/N, such as 1/4 to 4/4, got {quoted(text)}")
     return int(found[1]), int(found[2])
-
-
-def shard_of_torchrun() -> tuple[int, int]:
-    """Which process this is and of how many, as torchrun says in the environment."""
-    return int(os.environ.get("RANK", 0)) + 1, int(os.environ.get("WORLD_SIZE", 1))
 
 
 def head(text: str) -> int | str:

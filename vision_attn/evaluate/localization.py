@@ -325,7 +325,7 @@ def comparable_pixels(maps: Tensor, masks: Tensor, ignore: Tensor | None) -> Pix
     check_maps(maps)
     for name, mask in (("masks", masks), ("ignore", ignore)):
         if mask is not None and mask.dtype != torch.bool:
-            values = mask.unique()[:5].tolist()
+            values = [] if mask.is_complex() else mask.unique()[:5].tolist()
             raise ValueError(f"{name} must be bool, got {mask.dtype} with values {values}")
     if masks.ndim != 3 or len(masks) != len(maps):
         raise ValueError(

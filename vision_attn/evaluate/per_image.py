@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from vision_attn.arguments import checked
 from vision_attn.types import Heatmaps
 
 __all__ = [
@@ -56,8 +57,10 @@ class ImageScore(Metric):
     scores: list[Tensor]
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let `update` take Heatmaps where it takes maps, and use their values as they are."""
+        """Let `update` take Heatmaps where it takes maps; check arguments by their annotations."""
         super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            cls.__init__ = checked()(cls.__init__)  # type: ignore[method-assign]
         if "update" in vars(cls):
             cls.update = taking_heatmaps(cls.update)  # type: ignore[method-assign]
 
@@ -86,18 +89,24 @@ def raw(maps: Any) -> Any:
 
 
 def taking_heatmaps(update: Callable[..., None]) -> Callable[..., None]:
-    """The same method, with each argument passed through `raw`."""
+    """The same method, with each argument passed through `raw` and checked to be a tensor.
+
+    Raises ValueError for what is none where its annotation says that it is.
+    """
+    update_of_tensors = checked()(update)
 
     @wraps(update)
     def taking(self: ImageScore, *given: Any, **named: Any) -> None:
-        update(self, *map(raw, given), **{name: raw(value) for name, value in named.items()})
+        update_of_tensors(
+            self, *map(raw, given), **{name: raw(value) for name, value in named.items()}
+        )
 
     return taking
 
 
 def check_maps(maps: Tensor) -> None:
     """Raise ValueError unless maps are (b h w) floats, all finite."""
-    if maps.ndim != 3 or not maps.is_floating_point():
+    if maps.ndim != 3 or not maps.is_floating_point() or 0 in maps.shape:
         raise ValueError(
             f"maps must be floats (batch, height, width), got {maps.dtype} of {tuple(maps.shape)}"
         )

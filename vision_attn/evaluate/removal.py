@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.transforms.functional import gaussian_blur
 
+from vision_attn.arguments import check_fields
 from vision_attn.inference import infer
 from vision_attn.types import Images
 
@@ -66,6 +67,8 @@ class BlurFill:
 
     sigma: float = 5.0
 
+    __post_init__ = check_fields
+
     def __call__(self, images: Images) -> Images:
         side = min(2 * int(2 * self.sigma) + 1, 2 * min(images.shape[2:]) - 1)
         return gaussian_blur(images, [side, side], [self.sigma, self.sigma])
@@ -86,6 +89,8 @@ class NoiseFill:
     """
 
     seed: int = 0
+
+    __post_init__ = check_fields
 
     def __call__(self, images: Images) -> Images:
         generator = torch.Generator("cpu").manual_seed(self.seed)
@@ -145,6 +150,13 @@ class Removal(ABC):
         return of_images(target, which)(logits.flatten(0, 1)).unflatten(0, logits.shape[:2])
 
 
+def check_removal(removal: Removal) -> None:
+    """Check the fields of a removal; ValueError for a grid without cells."""
+    check_fields(removal)
+    if min(removal.grid) < 1:
+        raise ValueError(f"grid must be (rows, columns), each at least 1, got {removal.grid}")
+
+
 @dataclass(frozen=True)
 class FilledCells(Removal):
     """Removal by a fill, whatever the network: removed cells show it instead of the image.
@@ -171,6 +183,8 @@ class FilledCells(Removal):
     memory_format: torch.memory_format = torch.contiguous_format
     read: Callable[[Any], Tensor] = unchanged
     least = 0
+
+    __post_init__ = check_removal
 
     def logits(
         self, images: Images, order: Int[Tensor, "b n"], counts: Sequence[int]
@@ -232,6 +246,8 @@ class DroppedTokens(Removal):
     grid: tuple[int, int]
     read: Callable[[Any], Tensor] = unchanged
     least = 1
+
+    __post_init__ = check_removal
 
     def outputs(
         self, images: Images, order: Int[Tensor, "b n"], counts: Sequence[int]

@@ -6,6 +6,7 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
+from vision_attn.arguments import launched
 from vision_attn.fitting.configs import find_config, values_of, without
 from vision_attn.fitting.described import from_checkpoint, from_weights, names
 from vision_attn.fitting.failures import one_line
@@ -30,6 +31,7 @@ def make_run(
     no network takes that of --model.weights. Raises ValueError, one line, for whatever is wrong
     with the words.
     """
+    launched()
     configs = [str(find_config(name)) for name in values_of(words, "-c", "--config")]
     contents: list[dict[str, Any]] = [check_yaml(config) for config in configs]
     words = [word for name in configs for word in ("--config", name)] + without(words)

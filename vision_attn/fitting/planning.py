@@ -5,7 +5,6 @@ programs do later: so a run that is stopped and goes on ends with the same weigh
 """
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -15,6 +14,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule
 from torch import nn
 
+from vision_attn.arguments import launched
 from vision_attn.cores import WAITS, usable_cores, waits_are_set
 from vision_attn.data import ImageData
 from vision_attn.devices import Precision, native_precision
@@ -214,7 +214,7 @@ def is_alone(trainer: Any) -> bool:
     gpus = torch.cuda.device_count() if trainer.accelerator in ("auto", "gpu", "cuda") else 0
     devices = max(1, gpus) if trainer.devices in ("auto", -1, "-1") else trainer.devices
     alone = trainer.num_nodes == 1 and devices in (1, "1") and trainer.strategy == "auto"
-    return alone and int(os.environ.get("WORLD_SIZE", 1)) == 1
+    return alone and launched()[1] == 1
 
 
 def _is_measured(model: Any, trainer: Any, callbacks: Sequence[Callback]) -> bool:

@@ -23,7 +23,7 @@ from vision_attn.methods.targets import Target, TargetLike
 from vision_attn.tokens.outputs import check_finite, run
 from vision_attn.tokens.path.branches import without_readout
 from vision_attn.tokens.path.chain import Chain, Patches, PropagationRule
-from vision_attn.tokens.path.path import Path, find_path
+from vision_attn.tokens.path.path import NO_ATTENTION, Path, find_path
 from vision_attn.tokens.path.support import refusal_of
 from vision_attn.tokens.record.calls import AttentionCall, Fusion
 from vision_attn.tokens.record.log import Part, Record
@@ -164,12 +164,20 @@ class AttentionExplainer(Explainer):
     """
 
     def refusal(self, network: nn.Module) -> str | None:
-        return refusal_of(network)
+        return with_advice(refusal_of(network), network)
 
     def refusal_for(
         self, network: nn.Module, images: Images, layout: TokenLayout | None = None
     ) -> str | None:
-        return refusal_of(network, images, layout)
+        return with_advice(refusal_of(network, images, layout), network)
+
+
+def with_advice(reason: str | None, network: nn.Module) -> str | None:
+    """Add to the reason of a refusal what to do with a network of convolutions alone."""
+    convolutions = sum(isinstance(module, nn.Conv2d) for module in network.modules())
+    if reason != NO_ATTENTION or convolutions < 2:  # one makes patches
+        return reason
+    return f"{reason} (a CNN without attention: use GradCAM)"
 
 
 def trace(

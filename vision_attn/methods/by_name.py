@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from vision_attn.arguments import hint
-from vision_attn.errors import cut, listed, quoted
+from vision_attn.errors import LONGEST, cut, listed, quoted
 from vision_attn.methods.attribution import Attribution, IntegratedGradients, Occlusion
 from vision_attn.methods.base import Explainer, layout_for
 from vision_attn.methods.baselines import Baseline, CentreGaussian, EdgeMap, RandomMap
@@ -56,6 +56,7 @@ OPTION = re.compile(
     r"\s*(?P<name>\w+)\s*=\s*"
     r"(?P<value>'[^']*'|\"[^\"]*\"|\([^()]*\)|\[[^\[\]]*\]|[^,()\[\]'\"]+?)\s*(?:,|$)"
 )
+LONGEST_LINE = 280  # characters of a message and of a list that follows it
 CONSTANTS = {"true": True, "false": False, "none": None}
 
 
@@ -159,10 +160,9 @@ def choose_methods(
             chosen.append(parse_method(method))
     for explainer in chosen:
         if reason := refusal(explainer, network):
-            raise MisfitError(
-                f"{cut(str(explainer))} does not fit this model: {reason}; "
-                f"these methods do: {listed(_some_fitting(network))}"
-            )
+            misfit = f"{cut(str(explainer))} does not fit this model: {reason}; these methods do: "
+            most = max(LONGEST, LONGEST_LINE - len(misfit))
+            raise MisfitError(misfit + listed(_some_fitting(network), most=most))
     return sorted(dict.fromkeys(chosen), key=lambda one: isinstance(one, Baseline))
 
 

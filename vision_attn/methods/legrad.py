@@ -220,14 +220,14 @@ def ends_side_by_side(blocks: list[nn.Module], images: int, copies: int) -> Iter
     ends: list[Tensor] = []
 
     def enter(_block: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        batch = images * copies if not ends else images
-
         def own(x: Any) -> Any:
+            if type(x) in (tuple, list):  # the cosines and sines of a rotation, say
+                return type(x)(map(own, x))
             if not isinstance(x, Tensor):
                 return x
             if x is tokens:
                 return x[:images].detach().requires_grad_()
-            return x[:images] if x.ndim > 2 and len(x) == images * copies == batch else x
+            return x[:images] if x.ndim > 2 and len(x) == images * copies else x
 
         every = [*args, *kwargs.values()]
         tokens = next((x for x in every if isinstance(x, Tensor) and x.ndim == 3), None)
