@@ -24,6 +24,7 @@ from vision_attn.data.preprocess import Preprocess
 from vision_attn.data.ranges import ValueRange
 from vision_attn.errors import ModelError, did_you_mean, listed, quoted
 from vision_attn.inference import usual_defaults
+from vision_attn.methods.base import contradiction
 from vision_attn.methods.targets import Class, TargetLike, has_classifier, model_output
 from vision_attn.models.checkpoint import Checkpoint, load_weights, read_weights, unpack
 from vision_attn.models.huggingface_model import HuggingFaceModel, no_classes
@@ -171,13 +172,17 @@ class LoadedModel(Model):
         )
 
 
-@usual_defaults()
 def load(spec: str | Path, **options: Any) -> LoadedModel | LoadedSequences:
     """Load a model of any kind: of classes, as `load_model` does, or a checkpoint of sequences.
 
     options: those of `load_model`; a checkpoint of sequences or questions takes `value_range` of
     them alone.
     """
+    with usual_defaults():
+        return _load(spec, **options)
+
+
+def _load(spec: str | Path, **options: Any) -> LoadedModel | LoadedSequences:
     saved = unpack(spec) if Path(spec).is_file() else None
     if saved is not None and saved.of_sequences:
         sequences = _sequences(saved)
@@ -188,7 +193,6 @@ def load(spec: str | Path, **options: Any) -> LoadedModel | LoadedSequences:
     return _load_model(str(spec), saved, **options)
 
 
-@usual_defaults()
 def load_model(
     spec: str | Path,
     *,
@@ -224,18 +228,19 @@ def load_model(
             "goes into vision_attn.wrap(network, transform)"
         )
     check_path(spec)
-    saved = unpack(spec) if Path(spec).is_file() else None
-    return _load_model(
-        str(spec),
-        saved,
-        weights=weights,
-        pretrained=pretrained,
-        image_size=image_size,
-        value_range=value_range,
-        classes=classes,
-        templates=templates,
-        **model_args,
-    )
+    with usual_defaults():
+        saved = unpack(spec) if Path(spec).is_file() else None
+        return _load_model(
+            str(spec),
+            saved,
+            weights=weights,
+            pretrained=pretrained,
+            image_size=image_size,
+            value_range=value_range,
+            classes=classes,
+            templates=templates,
+            **model_args,
+        )
 
 
 @checked()
@@ -263,7 +268,8 @@ def wrap(
         classes: Their names in the order of the outputs; two for a network with one logit, the
             second for the logit itself. () for a network without a classifier. None: numbers, as
             many as it has outputs.
-        layout: How its tokens lie on the input. None: as its kind says, or a run finds.
+        layout: How its tokens lie on the input, which a run checks. None: as its kind says, or a
+            run finds.
         head: Which part of its output is meant, by index, key or attribute.
         activation: What makes probabilities of its outputs; `none` for the values of a regression.
             None: as a run finds, a softmax, a sigmoid of one logit, or nothing where it ends in
@@ -272,7 +278,7 @@ def wrap(
         weights: Where its weights come from; titles warn of random ones.
 
     Raises:
-        ModelError: The transform, the network and the classes do not fit, in one line.
+        ModelError: The transform, the network, the classes and the layout do not fit, in one line.
         ValueError: An argument is of another kind.
 
     Examples:
@@ -299,13 +305,16 @@ def wrap(
     model = LoadedModel(network, preprocess, known, layout, name, weights, calibration, head)
     try:
         shape = 1, len(preprocess.mean), *preprocess.input_size
-        output = model_output(model, torch.zeros(shape, dtype=model.dtype, device=model.device))
+        blank = torch.zeros(shape, dtype=model.dtype, device=model.device)
+        output = model_output(model, blank)
         if classes is None and has_classifier(network):
             with suppress(ValueError):  # it gives something else than logits
                 known = _names([], logits_of(output, 1).shape[1])
         model = cast("LoadedModel", settled(replace(model, classes=known)))
         if known:
             Class.of(model).logits(output)
+        if layout is not None and (reason := contradiction(network, blank, layout, of_model=True)):
+            raise ValueError(reason)
     except ValueError as error:
         raise ModelError(f"wrap: {error}") from None
     return replace(model, layout=layout or _layout(network, preprocess.input_size))
@@ -417,18 +426,18 @@ def _checkpoint(saved: Checkpoint, ask: Request) -> Parts:
     return Parts(network, preprocess, classes, calibration, trust)
 
 
-@usual_defaults()
 def load_sequences(path: str | Path) -> LoadedSequences:
     """Load the network of a checkpoint of sequences or questions; no code of the file is run.
 
     Raises ModelError, one line, for a checkpoint of another kind or a damaged one.
     """
-    saved = unpack(path)
-    if not saved.of_sequences:
-        raise ModelError(
-            f"{path}: expected a model of sequences or questions, got an image classifier"
-        )
-    return _sequences(saved)
+    with usual_defaults():
+        saved = unpack(path)
+        if not saved.of_sequences:
+            raise ModelError(
+                f"{path}: expected a model of sequences or questions, got an image classifier"
+            )
+        return _sequences(saved)
 
 
 def _sequences(saved: Checkpoint) -> LoadedSequences:

@@ -54,7 +54,6 @@ class FittedRun:
         return load(self.best)
 
 
-@usual_defaults()
 @checked()
 def fit(
     config: str | Path,
@@ -102,8 +101,9 @@ def fit(
     }
     values = {**(overrides or {}), **{k: v for k, v in named.items() if v is not None}}
     words = ["--config", str(config), *(f"--{key}={_word(v)}" for key, v in values.items())]
-    run = make_run("fit", words, allow=allow)
-    run.fit()
+    with usual_defaults():
+        run = make_run("fit", words, allow=allow)
+        run.fit()
     if run.folder is None:
         raise ValueError(
             "fit returns a run, but a fast_dev_run writes no files: use the command vision-attn fit"

@@ -30,13 +30,15 @@ from vision_attn.methods.targets import (
 )
 from vision_attn.tokens.inputs import images_in_words
 from vision_attn.tokens.layout import layout_of
-from vision_attn.tokens.modules import module_name, network_of, why_no_gradient
+from vision_attn.tokens.modules import module_name, network_of, why_no_gradient, why_opaque
 from vision_attn.tokens.outputs import check_finite, giving
+from vision_attn.tokens.path.path import find_path
 from vision_attn.types import Head, Heatmaps, Images, Model, TokenLayout
 
 __all__ = [
     "Explainer",
     "check_images",
+    "contradiction",
     "outside_inference",
 ]
 
@@ -233,8 +235,9 @@ class Explainer(ABC):
                 model's, or `logits`, or the only tensor.
 
         Raises:
-            ValueError: The network is refused, an argument does not fit, the network has no
-                classifier and no target is given, or the result is not finite.
+            ValueError: The network is refused, an argument does not fit, a run shows other tokens
+                than the layout, the network has no classifier and no target is given, or the
+                result is not finite.
         """
         method = self.named_in(network)
         with method.prepared(network, images, target, layout, head) as arguments:
@@ -273,6 +276,8 @@ class Explainer(ABC):
             images_in_words(network, images),
             giving(network, head),
         ):
+            if layout is not None and (reason := contradiction(network, images, layout)):
+                raise ValueError(f"{cut(str(self))}: {reason}")
             if reason := self.misfit(network, images, layout):
                 raise ValueError(
                     f"{cut(str(self))} does not fit {type(network).__name__}: {reason}"
@@ -339,6 +344,22 @@ def layout_for(model: nn.Module | Model, images: Tensor) -> TokenLayout | None:
         if model.layout == layout_of(model.network, model.preprocess.input_size):
             return None
     return model.layout
+
+
+def contradiction(
+    network: nn.Module, images: Images, layout: TokenLayout, of_model: bool = False
+) -> str | None:
+    """Say how a run contradicts a layout that was given; None where it does not, or cannot tell.
+
+    of_model: the layout is of the network's first tokens, and not of a layer's.
+    """
+    if why_opaque(network):
+        return None
+    try:
+        path = find_path(network, images)
+    except Exception:  # its own code: the run itself says so
+        return None
+    return path.contradiction(layout, of_model)
 
 
 def outside_inference(x: Tensor) -> Tensor:

@@ -157,6 +157,8 @@ class Path:
                     f"+ a grid of {layout.grid[0]}x{layout.grid[1]}) and the network {first}: give "
                     f"a layout= of {first} tokens"
                 )
+            if reason := self.contradiction(layout):
+                raise ValueError(reason)
             pooled = any(isinstance(link, Attention) and link.new is not None
                 for link in chain.links)  # fmt: skip
             if layout.pool == "attention" and not pooled:
@@ -170,6 +172,25 @@ class Path:
             for link in chain.links
         ]
         return replace(chain, links=links)
+
+    def contradiction(self, layout: TokenLayout, of_model: bool = False) -> str | None:
+        """Say in a line how the run contradicts a layout that was given; None where it does not.
+
+        Compared is where tokens lie, not what is read of them. of_model: it is of the first tokens,
+        so that their number is compared too; a layer may have others.
+        """
+        first = self.chain.links[0].before if self.chain is not None else layout.tokens
+        if layout.tokens != first and not of_model:
+            return None
+        if layout.tokens != first:
+            return f"the layout has {_in_words(layout)}, but the network has {first}"
+        found = self.layout
+        if found is None or (found.grid, found.beside) == (layout.grid, layout.beside):
+            return None
+        return (
+            f"the layout has {_in_words(layout)}, but a run of the network shows "
+            f"{_in_words(found)}: leave layout= out, or correct it"
+        )
 
     def counted(self, of_calls: Sequence[Any], images: int, network: nn.Module) -> list[Any]:
         """Select, of values given for each call of a run, those of the calls that count.
@@ -327,6 +348,15 @@ def run_path(network: nn.Module, images: Images) -> Path:
     counted = sum(step.used for step in steps)
     left_out = f"a map shows the last {counted} of {len(run.used)} attention calls alone: {reason}"
     return Path(steps, chain, layout, refusal, patch, left_out, writer.caveats, writer.unread)
+
+
+def _in_words(layout: TokenLayout) -> str:
+    """Say where the tokens of a layout lie."""
+    h, w = layout.grid
+    beside = ", ".join(map(str, layout.beside[:6])) + ", ..." * (len(layout.beside) > 6)
+    places = f" in place {beside}" if beside else ""
+    count = len(layout.beside)
+    return f"{layout.tokens} tokens ({count} beside the image{places} + a grid of {h}x{w})"
 
 
 PLAIN = (bool, int, float, str, type(None))

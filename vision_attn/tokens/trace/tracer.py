@@ -267,10 +267,10 @@ class Tracer(DispatchMode):
                 ], shape))  # fmt: skip
             return Label(self._windows(ids, weight.shape[2:], stride, padding, dilation, shape))
         if name in CONVOLUTION and first is not None and args[1].groups() == 1:
-            size = args[1].unpack()[0].shape[2:]
             packed = args[1]
-            moved = packed.stride(), packed.padding(), packed.dilation()
-            return Label(self._windows(self._reduced(self.one(first), [1]), size, *moved, shape))
+            ids, size = self._reduced(self.one(first), [1]), packed.unpack()[0].shape[2:]
+            how = packed.stride(), packed.padding(), packed.dilation()
+            return Label(self._windows(ids, size, *how, shape))
         if "upsample" in name and first is not None and len(shape) == 4:
             return Label(self._resized(func, first, args, shape))
         if name in POOLS and first is not None:
