@@ -10,6 +10,7 @@ from torch import nn
 from vision_attn.compat.download import hub_reached_or_left
 from vision_attn.compat.huggingface_private import attention_of
 from vision_attn.errors import ModelError, quoted
+from vision_attn.models.adapters import Adapter
 from vision_attn.models.checkpoint import load_weights, read_weights
 from vision_attn.models.errors import library_errors
 from vision_attn.types import Activation, Images, Logits
@@ -25,14 +26,17 @@ PROBLEMS: dict[str | None, Activation] = {
 }
 # Of config.model_type, networks that compare images with texts.
 KINDS_WITH_TEXTS = ("clip", "metaclip_2", "altclip", "chinese_clip", "siglip", "siglip2")
+PROCESSOR = "preprocessor_config.json"
+OF_ADAPTER = "download it, or write its folder into adapter_config.json (base_model_name_or_path)"
 OFFLINE = "name a folder that holds it, or a kind of network (hf:vit) with --pretrained false"
 
 
 class HuggingFaceModel(nn.Module):
     """A classifier of transformers that takes images and gives logits.
 
-    name: a repository, a folder, or, for random weights, a kind of network such as "vit". Code that
-    stands beside the weights is never run: ModelError for a network that needs it.
+    name: a repository, a folder, or, for random weights, a kind of network such as "vit". A folder
+    may hold an adapter of PEFT, which is added to the weights of the network that it names. Code
+    that stands beside the weights is never run: ModelError for a network that needs it.
     `processor` holds the options of its image processor, empty where it has none; `missing` names
     the weights that a pretrained network does not have, so that they are random; `activation` is
     what makes probabilities of its outputs, as config.problem_type says.
@@ -66,19 +70,34 @@ class HuggingFaceModel(nn.Module):
             )
         self.processor: dict[str, Any] = {}
         self.missing: list[str] = []
+        adapter = Adapter.found(name)
+        spec, folder = f"hf:{name}", name
+        model_args = dict(model_args or {})
+        if adapter is not None:
+            if not pretrained or weights is not None:
+                raise ModelError(
+                    f"{spec}: a PEFT adapter changes the trained weights of {adapter.base}: leave "
+                    "out pretrained=False (--pretrained false) and weights="
+                )
+            spec, name = f"{spec}: the base of this PEFT adapter, {adapter.base}", adapter.base
+            if adapter.classes is not None:
+                model_args.setdefault("num_labels", adapter.classes)
         remote = name not in CONFIG_MAPPING and not Path(name).is_dir()
         hub = hub_reached_or_left() if remote else nullcontext()
-        with library_errors(f"hf:{name}", offline=OFFLINE), hub:
+        with library_errors(spec, offline=OFFLINE if adapter is None else OF_ADAPTER), hub:
             if name in CONFIG_MAPPING:
                 config: Any = AutoConfig.for_model(name, **(model_args or {}))
             else:
                 config = AutoConfig.from_pretrained(name, **NO_CODE, **(model_args or {}))
                 with suppress(OSError):  # it need not have one
-                    self.processor = AutoImageProcessor.from_pretrained(name, **NO_CODE).to_dict()
-                own = config.model_type in KINDS_WITH_TEXTS and "num_labels" not in (
+                    own = adapter is not None and (Path(folder) / PROCESSOR).is_file()
+                    self.processor = AutoImageProcessor.from_pretrained(
+                        folder if own else name, **NO_CODE
+                    ).to_dict()
+                with_texts = config.model_type in KINDS_WITH_TEXTS and "num_labels" not in (
                     model_args or {}
                 )
-                if own and not any("ForImage" in one for one in config.architectures or ()):
+                if with_texts and not any("ForImage" in one for one in config.architectures or ()):
                     raise ModelError(no_classes(f"hf:{name}"))
             kernel = str(attention_of(config))
             if "/" in kernel:
@@ -88,11 +107,20 @@ class HuggingFaceModel(nn.Module):
                 )
             if pretrained and weights is None:
                 self.network, found = Auto.from_pretrained(
-                    name, config=config, output_loading_info=True, **NO_CODE
+                    name,
+                    config=config,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=adapter is not None,
+                    **NO_CODE,
                 )
                 self.missing = list(found["missing_keys"])
+                if adapter is not None:
+                    others = [each[0] for each in found["mismatched_keys"]]
+                    self.missing = [x for x in self.missing + others if not adapter.supplies(x)]
             else:
                 self.network = Auto.from_config(config, **NO_CODE)
+        if adapter is not None:
+            self.network = adapter.merged(self.network)
         if weights is not None:
             load_weights(self.network, read_weights(weights), weights)
         takes = inspect.signature(self.network.forward).parameters
