@@ -186,6 +186,10 @@ RUNS = {
     "MaxSensitivity": lambda model, **_: [sensitivity(model.network)],
     "ModelRandomisation": lambda model, **_: [randomisation(model.network)],
     "live": lambda model, **_: [vision_attn.live(model, [PHOTO]).html],
+    "patch_similarity": lambda model, **_: [
+        vision_attn.patch_similarity(model, PHOTO, (0.5, 0.5)),
+    ],
+    "patch_components": lambda model, **_: [vision_attn.patch_components(model, PHOTO).scores],
     "forward_format": lambda model, **_: [forward_format(model.network, IMAGES)],
     "choose_methods": lambda model, **_: [str(choose_methods(None, model))],
     "fitting_methods": lambda model, **_: [str(fitting_methods(model))],
@@ -199,6 +203,9 @@ OF_CNNS = {
 OF_VITS = {
     "Deletion of dropped tokens": lambda model, **_: [deletion(vision_attn.removal(model))],
     "probe": lambda model, **_: [str(probe(model))],
+    "attention_weights": lambda model, **_: [
+        *vision_attn.attention_weights(model, IMAGES).values()
+    ],
     "inspect": lambda model, **_: [
         vision_attn.inspect(model, PHOTO, methods=["Rollout"], score=True).html
     ],
@@ -218,7 +225,8 @@ def test_every_function_that_takes_a_model_is_tried():
         if inspect.isfunction(function := getattr(vision_attn, name))
         and "model" in inspect.signature(function).parameters
     }
-    tried = {word for name in RUNS | OF_CNNS | OF_VITS for word in name.split()} | {"export"}
+    tried = {word for name in RUNS | OF_CNNS | OF_VITS for word in name.split()}
+    tried |= {"export", "token_attribution"}  # below, and tests/models/test_image_text.py
     assert functions <= tried, functions
 
 

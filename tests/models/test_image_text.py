@@ -238,6 +238,16 @@ def test_shares_of_tokens_and_of_constants_are_those_of_a_tower_written_by_hand(
 PHOTO_IMAGE = Image.fromarray(PHOTO)
 
 
+def test_a_network_in_train_mode_stays_as_it_was(saved):
+    model = load_model(f"hf:{saved[0]}", classes=CLASSES)
+    expected = token_attribution(model, PHOTO, 1)
+    network, own = model.network.train(), model.network.texts.model.train()
+    assert token_attribution(model, PHOTO, 1) == expected
+    assert all(module.training for each in (network, own) for module in each.modules())
+    assert all(weight.requires_grad and weight.grad is None for weight in own.parameters())
+    assert not [module for module in own.modules() if module._forward_hooks]
+
+
 def test_words_are_named_and_drawn(saved):
     model = load_model(f"hf:{saved[0]}", classes=CLASSES)
     found = token_attribution(model, PHOTO)
