@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from vision_attn.arguments import checked
 from vision_attn.hooks import Hooks, apart
 from vision_attn.inference import infer, modules_of
-from vision_attn.tokens.inputs import declared_size
+from vision_attn.tokens.inputs import declared_size, images_in_words
 from vision_attn.tokens.modules import network_of, why_opaque
 from vision_attn.tokens.path.path import Path, find_path
 from vision_attn.types import Images, Model, TokenLayout
@@ -45,7 +45,11 @@ def probe(network: nn.Module | Model, image_size: tuple[int, int] | None = None)
     network = network_of(network)
     if reason := why_opaque(network):
         raise ValueError(f"{type(network).__name__} cannot be probed: {reason}")
-    return find_path(network, blank_image(network, image_size))
+    if image_size is not None and min(image_size) < 1:
+        raise ValueError(f"image_size must be at least 1 x 1, got {image_size}")
+    image = blank_image(network, image_size)
+    with images_in_words(network, image):
+        return find_path(network, image)
 
 
 def refusal_of(
