@@ -31,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", help=what)
     options.add_bound(parser)
     options.add_value_range(parser)
-    options.add_limit(parser, "drawn at random (default: 1000, with --method all 500)")
+    options.add_limit(
+        parser, "drawn at random (default: of planted 96, else 1000, with --method all 500)"
+    )
     parser.add_argument(
         "--data.root",
         dest="root",

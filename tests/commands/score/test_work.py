@@ -17,7 +17,7 @@ from vision_attn.runs.explain import Request
 from vision_attn.runs.loop import RunTask, fill
 from vision_attn.runs.progress import Silent
 from vision_attn.runs.scoring import tasks as score_work
-from vision_attn.runs.scoring.evidence import open_data
+from vision_attn.runs.scoring.evidence import Samples, open_data
 from vision_attn.runs.scoring.results import Results
 from vision_attn.runs.scoring.scorer import Scorer, removal
 from vision_attn.runs.store import MemoryStore
@@ -38,13 +38,26 @@ def test_as_many_processes_as_there_is_work_for(maps, cores, processes, models, 
     assert work.usual_processes(tasks) == 1
 
 
+class Many(Samples):
+    """More images than are scored by default; none is read."""
+
+    names = range(2000)
+
+    def __getitem__(self, item):
+        raise NotImplementedError
+
+
 def test_how_many_images_are_scored(models):
     model = load_model(models("vit"))
     usual = score_work.Work(model, "planted")
+    assert (usual.requested, len(usual.all.sane)) == (96, 0)
+    others = Many(model)
+    usual = score_work.Work(model, others)
     assert (usual.requested, len(usual.all.sane)) == (1000, 0)
-    every = score_work.Work(model, "planted", "all")
+    every = score_work.Work(model, others, "all")
     assert (every.requested, len(every.all.sane)) == (500, 32)
     assert every.all.chosen == every.data.chosen(500, 0)
+    assert score_work.Work(model, "planted", "all", limit=1200).requested == 1200
 
 
 def test_the_default_methods_are_quick_and_all_are_not():

@@ -182,7 +182,8 @@ def score(
     all images; None takes the class that an image shows where that is known ("label"), else the
     predicted one ("predicted"). contrast: what is subtracted from it. Of a target that is no class,
     deletion and insertion follow its number, in units of its mean change from whole images to none
-    of them. limit: at most so many images, drawn evenly (None: 1000, with "all" 500). output: a
+    of them. limit: at most so many images, drawn evenly (None: 96 of the planted ones,
+    else 1000, with "all" 500). output: a
     folder in which the work is kept as it is done, so that a stopped call, or shards, can be
     continued by the same call; it also receives the files of `Scores.save`. head: which part of the
     network's output is meant. steps: of deletion and insertion. removal: see `vision_attn.removal`.

@@ -39,7 +39,14 @@ from vision_attn.runs.explain import Methods, Request
 from vision_attn.runs.keys import content_number, model_settings, sample_numbers
 from vision_attn.runs.loop import Job, RunTask, TaskResult
 from vision_attn.runs.runfile import RunFile, read_run, write_run
-from vision_attn.runs.scoring.evidence import Data, Sample, Samples, data_name, open_data
+from vision_attn.runs.scoring.evidence import (
+    Data,
+    PlantedSamples,
+    Sample,
+    Samples,
+    data_name,
+    open_data,
+)
 from vision_attn.runs.scoring.mosaics import FRAMES, Mosaics, check_sides
 from vision_attn.runs.scoring.scorer import Batch, Drawn, Record, Scorer, removal
 from vision_attn.runs.shard import Column, RowKeeper, ShardFile, StoreRow
@@ -51,6 +58,7 @@ from vision_attn.types import Head, Model
 __all__ = ["BASELINES", "SCORED", "Key", "ScoreFolder", "Share", "Work"]
 
 IMAGES = 1000  # how many are scored by default
+PLANTED_IMAGES = 96  # of the planted ones, whose masks are exact
 ALL_IMAGES, SANE = 500, 32  # and with all methods; of them, how many pass the slow checks
 PROCESSES, A_PROCESS = 4, 500  # at most, by default; maps that are worth one of their own
 FEW = 8  # images of a task that takes many maps an image
@@ -139,10 +147,12 @@ class Work(Job):
             ),
         )
         everything = "all" in words
-        self.requested = limit or min(ALL_IMAGES if everything else IMAGES, len(self.data))
+        usual = ALL_IMAGES if everything else IMAGES
+        usual = PLANTED_IMAGES if isinstance(self.data, PlantedSamples) else usual
+        self.requested = limit or min(usual, len(self.data))
         chosen = self.data.chosen(self.requested, seed)
-        usual = SANE if everything else 0
-        self.all = Share(chosen, chosen[: usual if sanity is None else sanity])
+        sane = (SANE if everything else 0) if sanity is None else sanity
+        self.all = Share(chosen, chosen[:sane])
         self.batch_size = batch_size
         most = min(self.requested, SANE) if everything else self.requested
         sides = check_sides(mosaic)
