@@ -327,6 +327,30 @@ def f(network: nn.Module, images, module):
 """)
 
 
+# what errors quote
+
+
+def unshortened(source: str) -> list[str]:
+    """The lines of errors that quote a value whole: it may have thousands of characters."""
+    raised = (node.exc for node in nodes_of(source) if isinstance(node, ast.Raise) and node.exc)
+    return [
+        f"line {inner.lineno}: {ast.unparse(inner.value)}"
+        for error in raised
+        for inner in ast.walk(error)
+        if isinstance(inner, ast.FormattedValue) and inner.conversion == ord("r")
+    ]
+
+
+def test_errors_quote_values_in_short():
+    found = {
+        str(path.relative_to(PACKAGE)): lines
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path.name != "__init__.py" and (lines := unshortened(path.read_text()))
+    }
+    assert not found, f"say {{quoted(value)}}, of vision_attn.errors: {found}"
+    assert unshortened("raise ValueError(f'got {value!r}')") == ["line 1: value"]
+
+
 # torch's defaults, which belong to the user
 
 # Parts whose tensors are those of a network that is built or trained, as torch's defaults say.

@@ -36,6 +36,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from vision_attn.compat.import_policy import importing_only
 from vision_attn.compat.jsonargparse_private import Option, options_of_class, typed_options
+from vision_attn.errors import quoted
 from vision_attn.fitting.records import RunLogger, SavedConfig
 from vision_attn.training import BestCheckpoint, Predictions, Summary
 
@@ -176,7 +177,7 @@ def _check_options(
         if not simple and not _within(cls.__module__, (OURS, *allow)):
             raise ValueError(
                 f"{where}.{name}: {cls.__name__} hands it on to another library, so it must be a "
-                f"plain value or a list of them, got {value!r:.60}"
+                f"plain value or a list of them, got {quoted(value)}"
             )
 
 

@@ -395,7 +395,7 @@ def _check_not_compressed(path: Path) -> None:
         for part in archive.infolist():
             if part.compress_type != zipfile.ZIP_STORED or part.file_size > part.compress_size:
                 raise ModelError(
-                    f"{path}: its part {part.filename!r:.80} is compressed, from "
+                    f"{path}: its part {quoted(part.filename)} is compressed, from "
                     f"{part.file_size:,} to {part.compress_size:,} bytes; expected a file as "
                     "torch.save writes it: "
                     "load it with torch where it comes from, and save it again"
