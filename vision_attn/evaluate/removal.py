@@ -67,7 +67,8 @@ class BlurFill:
 
     sigma: float = 5.0
 
-    __post_init__ = check_fields
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __call__(self, images: Images) -> Images:
         side = min(2 * int(2 * self.sigma) + 1, 2 * min(images.shape[2:]) - 1)
@@ -90,7 +91,8 @@ class NoiseFill:
 
     seed: int = 0
 
-    __post_init__ = check_fields
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __call__(self, images: Images) -> Images:
         generator = torch.Generator("cpu").manual_seed(self.seed)
@@ -184,7 +186,8 @@ class FilledCells(Removal):
     read: Callable[[Any], Tensor] = unchanged
     least = 0
 
-    __post_init__ = check_removal
+    def __post_init__(self) -> None:
+        check_removal(self)
 
     def logits(
         self, images: Images, order: Int[Tensor, "b n"], counts: Sequence[int]
@@ -247,7 +250,8 @@ class DroppedTokens(Removal):
     read: Callable[[Any], Tensor] = unchanged
     least = 1
 
-    __post_init__ = check_removal
+    def __post_init__(self) -> None:
+        check_removal(self)
 
     def outputs(
         self, images: Images, order: Int[Tensor, "b n"], counts: Sequence[int]
