@@ -40,6 +40,17 @@ REFUSED = {
     "by hand:keys_in_two_parts": "branches side by side",
     "timm:test_byobnet": "no attention was found",
 }
+# One of each kind of blocks: in a row, side by side, with fewer tokens as they go, with a class
+# token that attends alone.
+FAMILIES = (
+    "timm:vit_tiny_patch16_224",
+    "vit-pytorch:parallel_vit",
+    "timm:levit_128s",
+    "timm:cait_xxs24_224",
+)
+RIGHT += FAMILIES
+# Methods that are compared with their dense formula wherever they fit these.
+BY_FORMULA = ("RawAttention", "QueryKey", "AttentionGradCAM", "Relevance", "LeGrad")
 NAMES = list(dict.fromkeys([*RIGHT, *REFUSED]))
 
 
@@ -65,8 +76,16 @@ def test_its_maps_are_right_or_refused_for_this_reason(name):
         assert REFUSED[name] in found["why"]
     else:
         assert (found["map"], found["why"]) == ("right", "")
+        if name in FAMILIES:
+            assert not [method for method in BY_FORMULA if not asked(found, method)]
     if found["batch"] is not None:
         assert found["batch"] < 1e-5
+
+
+def asked(found, method):
+    """Whether a method was compared with its formula, or says why it does not fit."""
+    compared = [error for name, error in found["formulas"].items() if name.startswith(method)]
+    return any(error is not None for error in compared) or found["maps"][method] != "map"
 
 
 @pytest.mark.parametrize("name", ["timm:test_vit", "vit-pytorch:rvt"])
