@@ -576,5 +576,5 @@ def test_a_module_that_is_no_layer_gets_one_line(resnet):
     ]:
         with pytest.raises(ValueError, match=message):
             explain.GradCAM(layer=layer)(resnet, images, 5)
-    with pytest.raises(ValueError, match="option layer: expected text, a module, a list of these"):
+    with pytest.raises(ValueError, match="option layer: expected one or more, got none"):
         explain.GradCAM(layer=[])

@@ -32,8 +32,9 @@ class SingleRemoval(ImageScore):
 
     Records the sum of the map over each part, and by how much the target falls without it, both
     divided by the part's cells, as not all parts may have as many.
-    removal: how cells are taken away, `FilledCells` or `DroppedTokens`. ValueError for a removal of
-    fewer cells than there are parts.
+    removal: how cells are taken away, `FilledCells` or `DroppedTokens`. probabilities: what makes
+    the target's number of the logits, a softmax unless given. ValueError for a removal of fewer
+    cells than there are parts.
 
     Examples:
         >>> import torch
@@ -54,11 +55,15 @@ class SingleRemoval(ImageScore):
     sums: list[Tensor]
     drops: list[Tensor]
     higher_is_better = True
-    of_logits: Callable[[Tensor], Tensor]
 
-    def __init__(self, removal: Removal, **options: Any):
+    def __init__(
+        self,
+        removal: Removal,
+        probabilities: Callable[[Tensor], Tensor] = softmax,
+        **options: Any,
+    ):
         super().__init__(**options)
-        self.removal = removal
+        self.removal, self.of_logits = removal, probabilities
 
     @abstractmethod
     def parts(self, values: Float[Tensor, "b n"]) -> tuple[Int[Tensor, "b n"], int]:
@@ -137,11 +142,11 @@ class SaCo(SingleRemoval):
         probabilities: Callable[[Tensor], Tensor] = softmax,
         **options: Any,
     ):
-        super().__init__(removal, **options)
+        super().__init__(removal, probabilities, **options)
         cells = removal.grid[0] * removal.grid[1]
         if not 2 <= groups <= cells:
             raise ValueError(f"groups must be from 2 to {cells}, the cells, got {groups}")
-        self.groups, self.seed, self.of_logits = groups, seed, probabilities
+        self.groups, self.seed = groups, seed
 
     def parts(self, values: Float[Tensor, "b n"]) -> tuple[Int[Tensor, "b n"], int]:
         n = values.shape[1]
@@ -187,13 +192,13 @@ class SingleDeletion(SingleRemoval):
     PARTS: ClassVar[int] = 4
 
     def __init__(self, removal: Removal, parts_a_side: int = PARTS, **options: Any):
-        super().__init__(removal, **options)
+        super().__init__(removal, unchanged, **options)
         most = min(removal.grid)
         if not 1 <= parts_a_side <= most or removal.grid == (1, 1):
             raise ValueError(
                 f"parts_a_side must be from 1 to {most}, the cells a side, got {parts_a_side}"
             )
-        self.parts_a_side, self.of_logits = parts_a_side, unchanged
+        self.parts_a_side = parts_a_side
 
     def parts(self, values: Float[Tensor, "b n"]) -> tuple[Int[Tensor, "b n"], int]:
         side = self.parts_a_side

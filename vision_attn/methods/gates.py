@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vision_attn.arguments import hint
+from vision_attn.errors import quoted
 from vision_attn.hooks import apart
 from vision_attn.inference import infer
 from vision_attn.methods.base import Explainer
@@ -237,8 +238,8 @@ def _index(network: nn.Module, names: Sequence[str], kind: str, layer: Any) -> i
     if len(found) != 1:
         what = layer if isinstance(layer, str) else path or type(layer).__name__
         raise ValueError(
-            f"layer {what!r} has {len(found)} {kind} gates: expected one, such as {names[-1]!r}"
-            f"{hint(what, names)}"
+            f"layer {quoted(what)} has {len(found)} {kind} gates: expected one, such as "
+            f"{quoted(names[-1])}{hint(what, names)}"
         )
     return found[0]
 

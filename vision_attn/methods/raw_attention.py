@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from vision_attn.errors import quoted
 from vision_attn.methods.attention_explainer import AttentionExplainer, Place, full_precision, trace
 from vision_attn.methods.targets import Target
 from vision_attn.tokens.carry.transpose import apply_transpose
@@ -211,7 +212,7 @@ def layer_index(chain: Chain, layer: AttentionLayer, network: nn.Module) -> int:
     found = calls_of_layer(network, callers, layer)
     if len(found) > 1:
         raise ValueError(
-            f"layer {layer!r}: it makes {len(found)} attention calls; expected one of "
+            f"layer {quoted(layer)}: it makes {len(found)} attention calls; expected one of "
             f"{', '.join(callers[at] for at in found)}"
         )
     return found[0]

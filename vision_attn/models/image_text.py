@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vision_attn.compat.download import hub_reached_or_left
-from vision_attn.errors import ModelError, did_you_mean
+from vision_attn.errors import ModelError, did_you_mean, quoted
 from vision_attn.models.checkpoint import load_weights, read_weights
 from vision_attn.models.errors import library_errors
 from vision_attn.models.huggingface_model import KINDS_WITH_TEXTS, NO_CODE, OFFLINE
@@ -154,21 +154,21 @@ def prompts_of(classes: Classes, templates: Sequence[str] | None = None) -> dict
         {'dog': ['a photo of a dog', 'a drawing of a dog']}
     """
     if isinstance(classes, str) or not isinstance(classes, Mapping | Sequence):
-        raise ModelError(f"classes: expected a list of texts, got {classes!r}")
+        raise ModelError(f"classes: expected a list of texts, got {quoted(classes)}")
     if isinstance(templates, str):
-        raise ModelError(f"templates: expected a list of texts with {{}}, got {templates!r}")
+        raise ModelError(f"templates: expected a list of texts with {{}}, got {quoted(templates)}")
     given = classes if isinstance(classes, Mapping) else {name: name for name in classes}
     prompts: dict[str, list[str]] = {}
     for name, texts in given.items():
         each = [texts] if isinstance(texts, str) else list(texts)
         if not each or not all(isinstance(text, str) and text.strip() for text in (name, *each)):
-            raise ModelError(f"classes: expected texts, got {name!r}: {texts!r}")
+            raise ModelError(f"classes: expected texts, got {quoted(name)}: {quoted(texts)}")
         prompts[name] = [put.replace("{}", text) for text in each for put in templates or ["{}"]]
     if len(given) != len(classes) or not given:
-        raise ModelError(f"classes: expected one or more, each once, got {list(classes)!r}")
+        raise ModelError(f"classes: expected one or more, each once, got {quoted(list(classes))}")
     for put in templates or ():
         if "{}" not in put:
-            raise ModelError(f"templates: expected {{}} where the class goes, got {put!r}")
+            raise ModelError(f"templates: expected {{}} where the class goes, got {quoted(put)}")
     return prompts
 
 
@@ -369,10 +369,10 @@ def create_open_clip(
     own, _, tag = (name, "", "") if elsewhere else name.partition(":")
     known, tags = open_clip.list_models(), open_clip.list_pretrained_tags_by_model(own)
     if own not in known and not elsewhere:
-        raise ModelError(f"open_clip has no network {own!r}{did_you_mean(own, known)}")
+        raise ModelError(f"open_clip has no network {quoted(own)}{did_you_mean(own, known)}")
     if tag and tag not in tags:
         raise ModelError(
-            f"open_clip:{own} has no weights {tag!r}; it has {', '.join(tags) or 'none'}"
+            f"open_clip:{own} has no weights {quoted(tag)}; it has {', '.join(tags) or 'none'}"
         )
     if not tag and tags:
         tag = "openai" if "openai" in tags else tags[-1]

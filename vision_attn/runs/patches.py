@@ -15,6 +15,7 @@ from numpy import ndarray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vision_attn.errors import quoted
 from vision_attn.hooks import Hooks, apart
 from vision_attn.inference import infer, modules_of
 from vision_attn.methods.base import layout_for
@@ -67,7 +68,7 @@ def patch_features(
     else:
         name = module_name(network, layer)
         if name is None:
-            raise ValueError(f"layer {layer!r}: {type(network).__name__} has no such layer")
+            raise ValueError(f"layer {quoted(layer)}: {type(network).__name__} has no such layer")
         watched = [network.get_submodule(name)]
     found: list[tuple[nn.Module, Tensor]] = []
 
@@ -80,7 +81,7 @@ def patch_features(
             hooks.after(module, partial(keep, layer is not None))
         infer(network, images)
     if not found:
-        what = "no layer" if layer is None else f"layer {layer!r}: it"
+        what = "no layer" if layer is None else f"layer {quoted(layer)}: it"
         raise ValueError(f"{what} gives a vector for each place of the image: name another layer")
     module, features = found[0]
     features = features.to(torch.promote_types(features.dtype, torch.float32))

@@ -135,8 +135,8 @@ class SavedResults(Sequence[dict[str, Any]]):
         ...     Image.new("RGB", (40, 24)).save(folder + "/a.png")
         ...     _ = vision_attn.gallery(model, folder + "/a.png", output=folder, save="maps")
         ...     results = vision_attn.open_results(folder)
-        ...     [row["method"] for row in results.rows(target=None)], results.map(0).shape
-        (['Rollout'], (2, 2))
+        ...     [row["method"] for row in results.rows(contrast=None)], results.map(0).shape
+        (['LibraGradient'], (2, 2))
     """
 
     def __init__(self, folder: Path, run: RunFile):

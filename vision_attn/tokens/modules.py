@@ -9,6 +9,7 @@ from torch import nn
 
 from vision_attn.attention import Attend, Readout
 from vision_attn.compat.torch_private import own_names
+from vision_attn.errors import quoted
 from vision_attn.inference import asked_once, modules_of
 from vision_attn.types import Model
 
@@ -115,8 +116,8 @@ def calls_of_layer(
         what = layer if isinstance(layer, str) else name or type(layer).__name__
         missing = "no such layer" if name is None else "it makes no attention call"
         raise ValueError(
-            f"layer {what!r}: {missing}; expected an index from {-count} to {count - 1}, or one of "
-            f"{_first(callers)}, or what contains it"
+            f"layer {quoted(what)}: {missing}; expected an index from {-count} to {count - 1}, or "
+            f"one of {_first(callers)}, or what contains it"
         )
     return inside
 
@@ -170,11 +171,12 @@ def first_quantised(network: nn.Module) -> str | None:
     """Name the first layer of whole numbers that torch.ao made, with its class; None without one.
 
     Examples:
+        >>> import torch
         >>> from torch import nn
-        >>> from torch.ao.nn.quantized import Conv2d
+        >>> from torch.ao.nn.quantized import Quantize
         >>> from vision_attn.tokens.modules import first_quantised
-        >>> first_quantised(nn.Sequential(nn.ReLU(), Conv2d(3, 5, 3)))
-        '1 (Conv2d)'
+        >>> first_quantised(nn.Sequential(nn.ReLU(), Quantize(0.1, 0, torch.quint8)))
+        '1 (Quantize)'
     """
     for module, name in modules_of(network).items():
         kind = type(module)

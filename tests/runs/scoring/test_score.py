@@ -260,7 +260,7 @@ def test_lists_of_files_and_images(model, tmp_path):
         ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"batch_size": -1}, "batch_size must be at least 1, got -1"),
         ({"processes": 0}, "processes must be at least 1, got 0"),
-        ({"sanity": -1}, "sanity must be at least 0 images, got -1"),
+        ({"sanity": -1}, "sanity must be at least 0, got -1"),
         ({"target": "tabbi"}, "no class named 'tabbi': there are a; b; c"),
         ({"contrast": 7}, "no class 7: expected 0 to 2, or a name"),
         ({"target": [0, 1]}, "target: expected one for all images, got one an image"),
