@@ -64,7 +64,7 @@ NAMED = {  # of work.png
 }
 PHOTOS = ("springer_and_milk", "church", "parachute")
 LOOK = {  # methods by network
-    "compact_vit_imagenette": ("LibraGradient", "LeGrad(smooth=1.0)"),
+    "compact_vit_imagenette": ("LibraGradient",),
     "senet_imagenette": ("GradCAM",),
     "spatial_cnn_imagenette": ("GradCAM",),
 }
@@ -91,7 +91,8 @@ def photos() -> render.sheet.Picture:
             seen, probability = found.classes(1)[0]
             title = network.removesuffix("_imagenette")
             for drawn in found.panels(style)[1:]:
-                words = f"{drawn.title}, {title}: {seen} {probability:.0%}"
+                method = drawn.title.partition("(")[0]
+                words = f"{method}, {title}: {seen} {probability:.0%}"
                 panels.append(replace(drawn, title=words))
     return render.heatmap_grid(panels, columns=len(panels) // len(PHOTOS))
 
