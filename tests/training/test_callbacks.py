@@ -261,7 +261,9 @@ def test_a_run_leaves_pictures_summary_and_portable_weights(trainer, model, stri
     figures = json.loads((folder / "summary.json").read_text())
     assert figures["epochs"] == 2
     assert figures["parameters"] == sum(p.numel() for p in model.parameters())
-    assert f"{figures['test/top1']:.4f}" in summary
+    tested = len(run.test_dataloaders.dataset)
+    assert f"{figures['test/top1']:.4f} of {tested} images" in summary
+    assert summary.count(f"of {tested} images") == 1  # of the first number alone
     header = (folder / "metrics.csv").read_text().splitlines()[0].split(",")
     assert "top-5" not in summary  # of three classes
     assert not any("top5" in column for column in header)

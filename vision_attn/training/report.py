@@ -79,6 +79,7 @@ class Summary(Callback):
         self._began = self._validation_began = perf_counter()
         self._validating = 0.0
         self._images: Counter[torch.Size] = Counter()  # of each shape
+        self._tested = 0  # images of this process, in the test or validation that runs
         self._peaks: list[float] = []  # what the machine reached, every `PEAKS` seconds
         self._compared = 0.0  # when it was measured last,
         self._comparing = 0.0  # and how long that took in all
@@ -106,7 +107,16 @@ class Summary(Callback):
         self._compare(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._validation_began = perf_counter()
+        self._validation_began, self._tested = perf_counter(), 0
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._tested = 0
+
+    def on_validation_batch_end(self, *args: Any) -> None:
+        self._tested += len(args[3][0])
+
+    def on_test_batch_end(self, *args: Any) -> None:
+        self._tested += len(args[3][0])
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit":
@@ -176,11 +186,17 @@ class Summary(Callback):
         self.figures |= {"flops": full, "flops/s": rate, "peak flops/s": peak}
 
     def _measured(self, trainer: Trainer, stage: str) -> None:
+        """Add what was measured; the first number says of how many images."""
+        strategy = trainer.strategy
+        tested = torch.tensor(self._tested, dtype=torch.float32, device=strategy.root_device)
+        images = round(float(strategy.reduce(tested, reduce_op="sum")))
+        of = f" of {images} image{'' if images == 1 else 's'}"
         for key, name in METRICS.items():
             if f"{stage}/{key}" in trainer.callback_metrics:
                 value = trainer.callback_metrics[f"{stage}/{key}"].item()
-                self.rows[f"{stage} {name}"] = f"{value:.4f}"
+                self.rows[f"{stage} {name}"] = f"{value:.4f}{of}"
                 self.figures[f"{stage}/{key}"] = value
+                of = ""
         self._write(trainer, "summary" if "trained" in self.rows else stage)
 
     def _write(self, trainer: Trainer, name: str) -> None:
