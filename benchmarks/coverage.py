@@ -292,10 +292,10 @@ def write_shares(results: Path) -> None:
     judged = {name: one for name, one in found.items() if one["map"] not in NOT_JUDGED}
     whole = count["complete"]
     days = sorted({one["date"] for one in found.values()}) or ["never"]
+    period = f"from {days[0]} to {days[-1]}" if len(days) > 1 else f"on {days[0]}"
     others = [one for _, one in sorted(judged.items()) if one["map"] != "complete"]
     lines = [
-        f"Tried from {days[0]} to {days[-1]}: {len(found)} of the catalogue's {len(entries())} "
-        "networks.",
+        f"Tried {period}: {len(found)} of the catalogue's {len(entries())} networks.",
         "",
         "| what came of it | networks |",
         "|---|---|",
