@@ -15,7 +15,7 @@ from vision_attn.pages.gallery.run import gallery
 from vision_attn.render import save_within
 from vision_attn.runs.explain import explain
 from vision_attn.runs.explanation import PAGE_BYTES, Pictures, page_bytes
-from vision_attn.types import Model
+from vision_attn.types import Model, Trust
 
 CLASSES = ["tench, Tinca tinca", "church", "golf ball"]
 
@@ -112,15 +112,16 @@ def test_a_picture_is_as_large_as_its_bytes_allow(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "methods", "first"),
+    ("trusted", "methods", "first"),
     [
-        ("mine", ["all"], "Rollout"),
-        ("vision_attn:senet_imagenette", ["all"], "GradCAM"),  # as its card says
-        ("vision_attn:senet_imagenette", ["EdgeMap", "Rollout"], "Rollout"),
+        (None, ["all"], "LibraGradient(smooth=1.0)"),
+        (["MaskedRegression", "GradCAM"], ["all"], "MaskedRegression"),
+        (["LeGrad(smooth=3.0)", "GradCAM"], ["all"], "GradCAM"),  # the first is not among all
+        (["GradCAM"], ["EdgeMap", "Rollout"], "Rollout"),
     ],
 )
-def test_of_all_methods_the_one_to_trust_is_shown_first(model, name, methods, first, tmp_path):
-    model = replace(model, name=name)
+def test_of_all_methods_the_one_to_trust_is_shown_first(model, trusted, methods, first, tmp_path):
+    model = replace(model, trust=trusted and Trust(tuple(trusted), 37, "photos"))
     summary = gallery(model, fill(tmp_path / "in", 13, (40, 30)), methods, output=tmp_path)
     (shown,) = re.findall(r'<select name="map".*?</select>', summary.page.read_text())
     assert re.findall(r"<option value=\"([^\"]+)", shown)[0] == first
