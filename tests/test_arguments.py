@@ -17,6 +17,7 @@ from vision_attn.arguments import checked, conform, launched
 from vision_attn.data import Preprocess
 from vision_attn.errors import cut, listed, quoted
 from vision_attn.methods import methods
+from vision_attn.methods.options import takes
 from vision_attn.models import SEResNet, ViT
 from vision_attn.types import Model
 
@@ -192,8 +193,10 @@ def test_explainers_refuse_wrong_values_in_a_line(method, vit, cnn):
                 a_line(partial(explainer, **given))
     for value in NOT["target"].values() if explainer.class_specific else ():
         a_line(partial(explainer, model, images, target=value))
-    for option in explainer.options():
-        for value in (object(), b"a", nn.ReLU(), float("nan"), 10**400, ["a"] * 999):
+    for option, kind in explainer.options().items():
+        wrong = [object(), b"a", float("nan"), 10**400, [object()] * 999]
+        wrong += [] if takes(kind, nn.Module) else [nn.ReLU(), ["a"] * 999]  # as layers they fit
+        for value in wrong:
             a_line(partial(type(explainer), **{option: value}))
 
 

@@ -385,7 +385,11 @@ FIT += "--trainer.max_epochs 1 --trainer.accelerator cpu --trainer.default_root_
 @pytest.mark.parametrize(
     ("walk", "words", "others"),
     [
-        ("A photo through `explain`", "explain MODEL PHOTOS --method Rollout --page --device cpu -o OUT", set()),
+        (
+            "A photo through `explain`",
+            "explain MODEL PHOTOS --method Rollout --page --device cpu -o OUT",
+            set(),
+        ),
         (
             "A config through `fit`",
             FIT,

@@ -333,6 +333,8 @@ def _alternatives(kind: Any) -> list[str]:
             continue
         if get_origin(arm) is Literal:
             words |= dict.fromkeys(map(repr, get_args(arm)))
+        elif _any_number(arm) and set(_arms(get_args(arm)[0])) <= set(_arms(kind)):
+            words["a list of these"] = None
         elif get_origin(arm) is tuple:
             parts = [describe(part) if part is not ... else "..." for part in get_args(arm)]
             words[f"({', '.join(parts)})"] = None
@@ -349,6 +351,11 @@ def _alternatives(kind: Any) -> list[str]:
             name = getattr(arm, "__name__", str(arm))
             words[WORDS.get(arm) or BY_NAME.get(name) or f"a {name}"] = None
     return list(words)
+
+
+def _any_number(kind: Any) -> bool:
+    """Whether an annotation is that of a list or a tuple of any length."""
+    return get_origin(kind) is list or get_args(kind)[1:] == (...,)
 
 
 def _either(words: list[str]) -> str:
