@@ -78,7 +78,8 @@ class PhotoWall:
         for model, found in self.found.items():
             explained = found[place]
             called, probability = explained.classes(1)[0]
-            groups.append((f"{model}: {called} {probability:.0%}", len(explained.maps)))
+            short = model.removesuffix("_imagenette")
+            groups.append((f"{short}: {called} {probability:.0%}", len(explained.maps)))
             shots += map_shots(photo, explained, self.folder, f"{file}.{model}", "photos", title)
         return Row(title, "", shots, groups=groups)
 
