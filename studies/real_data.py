@@ -21,7 +21,15 @@ import torch
 import vision_attn
 from vision_attn import list_models, load_model
 from vision_attn.evaluate.bootstrap import bca
-from vision_attn.methods import Explainer, MaskedRegression, fitting_methods
+from vision_attn.methods import (
+    Explainer,
+    LeGrad,
+    LibraGradient,
+    MaskedRegression,
+    Relevance,
+    Rollout,
+    fitting_methods,
+)
 from vision_attn.methods.attribution import Attribution
 from vision_attn.render import markdown_table
 from vision_attn.runs.scoring import MethodVerdict, Scores
@@ -41,6 +49,11 @@ METRICS = {
     "randomisation": "randomisation ↓",
     "sensitivity": "sensitivity ↓",
 }
+# Beside the methods as they come: smoothing is a prior, so that a map is scored with and without.
+OTHERWISE = (
+    LibraGradient(smooth=0),
+    *(method(smooth=1.0) for method in (LeGrad, Relevance, Rollout)),
+)
 RANKED = "deletion", "insertion", "grid_pointing_2x2"
 FAMILIES = {True: "a Vision Transformer", False: "a CNN"}  # by whether it is made of tokens
 
@@ -151,7 +164,9 @@ def studied_network(spec: str, args: argparse.Namespace, efforts: dict[str, Effo
     name = spec.partition(":")[2] or Path(spec).resolve().parent.parent.name
     parts = []
     for part, effort in efforts.items():
-        methods = [one for one in fitting_methods(model) if part_of(one) == part]
+        fitting = fitting_methods(model)
+        fitting += [method for method in OTHERWISE if type(method) in set(map(type, fitting))]
+        methods = [method for method in fitting if part_of(method) == part]
         parts.append(
             vision_attn.score(
                 model,
