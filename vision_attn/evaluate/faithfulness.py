@@ -4,7 +4,7 @@ Axes: b batch, c channels, h, w of the image, y, x of the map, n cells, s steps 
 N images in all.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil
 from typing import Any, ClassVar
@@ -37,7 +37,39 @@ __all__ = [
     "Perturbation",
     "PositivePerturbation",
     "RemovalCurve",
+    "target_numbers",
 ]
+
+
+def target_numbers(
+    removal: Removal,
+    images: Images,
+    order: Int[Tensor, "b n"],
+    counts: Sequence[int],
+    target: Any,
+    of_logits: Callable[[Tensor], Tensor],
+) -> tuple[Float[Tensor, "b s"], Float[Tensor, "b s"]]:
+    """Compute the target's number where only some cells are kept, and whether it is predicted.
+
+    Args:
+        removal: How cells are taken away.
+        images: Normalised, (b, c, h, w).
+        order: The cells of each image, first to be kept first.
+        counts: How many are kept, one a step.
+        target: A class, one an image, or a function of the output.
+        of_logits: What makes a class's number of the logits.
+
+    Returns:
+        The numbers; and 1 where the class is predicted, 0 where not, NaN of a function.
+    """
+    if callable(target):
+        numbers = infer(removal.numbers, images, order, counts, target).float()
+        return numbers, torch.full_like(numbers, torch.nan)
+    logits = infer(removal.logits, images, order, counts).float()
+    classes = class_indices(target, len(images), logits.shape[-1]).to(logits.device)
+    repeated = classes[:, None, None].expand(-1, len(counts), 1)
+    numbers = of_logits(logits).gather(2, repeated)[..., 0]
+    return numbers, (logits.argmax(dim=-1) == classes[:, None]).float()
 
 
 class RemovalCurve(ImageScore):
@@ -106,18 +138,11 @@ class RemovalCurve(ImageScore):
         order = self.order(maps)
         cells = order.shape[1]
         counts = [max(round(cells * i / self.steps), self.removal.least) for i in self.kept()]
-        if callable(target):
-            if self.of_classes:
-                raise ValueError(f"{type(self).__name__}: target must be class indices")
-            numbers = infer(self.removal.numbers, images, order, counts, target).float()
-            self.numbers.append(numbers)
-            self.hits.append(torch.full_like(numbers, torch.nan))
-            return
-        logits = infer(self.removal.logits, images, order, counts).float()
-        classes = class_indices(target, len(images), logits.shape[-1]).to(logits.device)
-        repeated = classes[:, None, None].expand(-1, len(counts), 1)
-        self.numbers.append(self.of_logits(logits).gather(2, repeated)[..., 0])
-        self.hits.append((logits.argmax(dim=-1) == classes[:, None]).float())
+        if callable(target) and self.of_classes:
+            raise ValueError(f"{type(self).__name__}: target must be class indices")
+        numbers, hits = target_numbers(self.removal, images, order, counts, target, self.of_logits)
+        self.numbers.append(numbers)
+        self.hits.append(hits)
 
     def kept(self) -> list[int]:
         """Return how many steps' worth of cells are kept, as x goes from 0 to 1."""

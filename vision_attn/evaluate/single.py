@@ -12,16 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torchmetrics.utilities import dim_zero_cat
 
-from vision_attn.evaluate.per_image import (
-    ImageScore,
-    at_size,
-    check_count,
-    check_maps,
-    class_indices,
-)
+from vision_attn.evaluate.faithfulness import target_numbers
+from vision_attn.evaluate.per_image import ImageScore, at_size, check_count, check_maps
 from vision_attn.evaluate.removal import Removal, softmax, unchanged
 from vision_attn.evaluate.sanity import spearman
-from vision_attn.inference import infer
 from vision_attn.types import Images
 
 __all__ = ["SaCo", "SingleDeletion", "SingleRemoval"]
@@ -102,11 +96,8 @@ class SingleRemoval(ImageScore):
         """The target's number without some cells, as many in each image."""
         order = removed.to(torch.uint8).argsort(dim=1, stable=True)
         counts = [max(order.shape[1] - size, self.removal.least)]
-        if callable(target):
-            return infer(self.removal.numbers, images, order, counts, target).float()[:, 0]
-        logits = infer(self.removal.logits, images, order, counts).float()[:, 0]
-        classes = class_indices(target, len(images), logits.shape[-1]).to(logits.device)
-        return self.of_logits(logits).gather(1, classes[:, None])[:, 0]
+        numbers, _ = target_numbers(self.removal, images, order, counts, target, self.of_logits)
+        return numbers[:, 0]
 
 
 class SaCo(SingleRemoval):
