@@ -24,7 +24,7 @@ import torch
 from PIL import Image
 
 import vision_attn
-from vision_attn import LoadedModel, load_model, render
+from vision_attn import Model, load_model, render
 from vision_attn.evaluate.bootstrap import bca
 from vision_attn.methods import parse_method
 from vision_attn.render import markdown_table
@@ -69,7 +69,7 @@ class Epoch:
     """A network after so many epochs, its scores, and its shares in each mosaic."""
 
     number: int
-    model: LoadedModel
+    model: Model
     scores: Scores
     shares: list[float]
 
@@ -115,7 +115,7 @@ def checkpoints(run: Path) -> dict[int, Path]:
     return {every[i]: found[every[i]] for i in places}
 
 
-def naming(last: LoadedModel, args: argparse.Namespace) -> Scores:
+def naming(last: Model, args: argparse.Namespace) -> Scores:
     """Score the last network with mosaics: which photos it is surest of is kept with its scores."""
     return vision_attn.score(
         last, args.data, list(METHODS), limit=args.images, steps=2 if args.quick else 16,
@@ -123,7 +123,7 @@ def naming(last: LoadedModel, args: argparse.Namespace) -> Scores:
     )  # fmt: skip
 
 
-def measured(number: int, model: LoadedModel, named: Scores, args: argparse.Namespace) -> Epoch:
+def measured(number: int, model: Model, named: Scores, args: argparse.Namespace) -> Epoch:
     """Score one network, on the same photos and mosaics as the last."""
     folder = args.scores / f"epoch_{number}"
     scores = vision_attn.score(
@@ -137,7 +137,7 @@ def measured(number: int, model: LoadedModel, named: Scores, args: argparse.Name
     return Epoch(number, model, scores, json.loads(kept.read_text()))
 
 
-def in_mosaics(model: LoadedModel, named: Scores, data: str) -> list[float]:
+def in_mosaics(model: Model, named: Scores, data: str) -> list[float]:
     """The mean share of a map on the photo asked for, of each of the last network's mosaics."""
     samples = open_data(data, model, Path())
     places = {name: item for item, name in enumerate(samples.names)}

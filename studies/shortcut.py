@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 import vision_attn
-from vision_attn import LoadedModel, load_model, render
+from vision_attn import Model, load_model, render
 from vision_attn.data import Planted, PlantedImages
 from vision_attn.methods import parse_method
 from vision_attn.render import markdown_table, outlined
@@ -101,13 +101,13 @@ def study() -> None:
     print(f"{args.output / 'shortcut.md'}")
 
 
-def seen(model: LoadedModel, images: torch.Tensor) -> torch.Tensor:
+def seen(model: Model, images: torch.Tensor) -> torch.Tensor:
     mean, std = torch.tensor([model.preprocess.mean, model.preprocess.std])[..., None, None]
     return (images / 255 - mean) / std
 
 
 @torch.no_grad()
-def accuracy(models: dict[str, LoadedModel], images: int) -> str:
+def accuracy(models: dict[str, Model], images: int) -> str:
     """Of both networks, by what the mark says."""
     rows = []
     for cue, words in CUES.items():
@@ -177,7 +177,7 @@ def verdict(scored: dict[str, dict]) -> str:
     return "\n".join(f"- {words}: {', '.join(found) or 'none'}." for words, found in lines.items())
 
 
-def picture(models: dict[str, LoadedModel]) -> np.ndarray:
+def picture(models: dict[str, Model]) -> np.ndarray:
     """Two images, for each a row a network: the photo and its maps."""
     panels = []
     marked = Planted(test=40).images(cue="agree")

@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 import vision_attn
-from vision_attn import LoadedModel, load_model, render
+from vision_attn import Model, load_model, render
 from vision_attn.data import Caption, Cue, Frame, Sticker, find_images, read_image
 from vision_attn.data.draws import uniforms
 from vision_attn.evaluate import auc, auc_interval
@@ -109,7 +109,7 @@ and scores the four networks.
 class Marked(Samples):
     """Photos of one folder with a cue in each, as a model sees them, explained for one class."""
 
-    def __init__(self, model: LoadedModel, folder: Path, pasted: Pasted):
+    def __init__(self, model: Model, folder: Path, pasted: Pasted):
         super().__init__(model)
         self.files = find_images([folder])
         self.names = [file.relative_to(folder).as_posix() for file in self.files]
@@ -202,7 +202,7 @@ def trained(args: argparse.Namespace, network: str, kind: str) -> Path:
 
 def scored(
     args: argparse.Namespace,
-    model: LoadedModel,
+    model: Model,
     folder: Path,
     which: tuple[str, str],
     pasted: Pasted,
@@ -223,14 +223,14 @@ def scored(
 
 
 @torch.no_grad()
-def named(model: LoadedModel, images: list[Tensor], target: int) -> str:
+def named(model: Model, images: list[Tensor], target: int) -> str:
     """The share of images whose predicted class is the target."""
     batches = torch.stack(images).split(50)
     predicted = torch.cat([class_logits(model.network, one).argmax(1) for one in batches])
     return f"{(predicted == target).float().mean():.0%}"
 
 
-def accuracy(models: dict[tuple[str, str], LoadedModel], folder: Path, images: int) -> str:
+def accuracy(models: dict[tuple[str, str], Model], folder: Path, images: int) -> str:
     """What each network says of photos with a cue and without, in shares of the cue's class."""
     rows = []
     for pasted in CUES:
@@ -328,7 +328,7 @@ def verdict(scores: ByNetwork, network: str) -> str:
     return f"\nBy the {network}:\n\n" + "\n".join(lines)
 
 
-def picture(models: dict[tuple[str, str], LoadedModel], folder: Path) -> np.ndarray:
+def picture(models: dict[tuple[str, str], Model], folder: Path) -> np.ndarray:
     """For each network and two of the cues a photo, and its maps by both kinds, a row each."""
     panels, columns = [], 0
     for (network, kind, pasted), model in rows_of(models):
@@ -351,8 +351,8 @@ def picture(models: dict[tuple[str, str], LoadedModel], folder: Path) -> np.ndar
 
 
 def rows_of(
-    models: dict[tuple[str, str], LoadedModel],
-) -> list[tuple[tuple[str, str, Pasted], LoadedModel]]:
+    models: dict[tuple[str, str], Model],
+) -> list[tuple[tuple[str, str, Pasted], Model]]:
     """The rows of the picture: both kinds of a network beneath each other."""
     return [
         ((network, kind, pasted), models[network, kind])

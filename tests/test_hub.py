@@ -12,9 +12,10 @@ from safetensors.torch import save_file
 from vision_attn.cli import main
 from vision_attn.compat import download as download_module
 from vision_attn.data.preprocess import Preprocess
-from vision_attn.hub import LoadedModel, ModelError, load_model
+from vision_attn.errors import ModelError
+from vision_attn.hub import load_model
 from vision_attn.models import SpatialCNN, TimmModel, ViT, checkpoint, describe
-from vision_attn.types import TokenLayout
+from vision_attn.types import Model, TokenLayout
 
 CLASSES = ["cat", "dog", "hen"]
 PREPROCESS = Preprocess((16, 24), mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.3), fit="squash")
@@ -98,7 +99,7 @@ def test_where_the_weights_come_from(tmp_path):
     random = load_model("timm:test_vit", pretrained=False)
     save_file(random.network.state_dict(), tmp_path / "given.safetensors")
     given = load_model("timm:test_vit", pretrained=False, weights=tmp_path / "given.safetensors")
-    own = LoadedModel(torch.nn.Identity(), PREPROCESS, CLASSES, None)
+    own = Model(torch.nn.Identity(), PREPROCESS, CLASSES, None)
     args = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
     hugging_face = load_model("hf:vit", pretrained=False, image_size=(32, 48), **args)
     assert random.weights == hugging_face.weights == "random"
@@ -394,8 +395,8 @@ def test_offline_a_download_says_what_to_do(monkeypatch, tmp_path, spec, advice)
         load_model(spec)
 
 
-def named(*classes: str) -> LoadedModel:
-    return LoadedModel(torch.nn.Identity(), PREPROCESS, list(classes), None)
+def named(*classes: str) -> Model:
+    return Model(torch.nn.Identity(), PREPROCESS, list(classes), None)
 
 
 def test_a_class_is_found_by_index_name_or_synonym():

@@ -18,7 +18,6 @@ from vision_attn import evaluate
 from vision_attn.attention import CBAM, add_gates
 from vision_attn.data import Preprocess
 from vision_attn.devices import forward_format
-from vision_attn.hub import LoadedModel
 from vision_attn.methods import (
     GradCAM,
     IntegratedGradients,
@@ -33,6 +32,7 @@ from vision_attn.runs.explain import predict, prepare
 from vision_attn.sequences import Seq2Seq, beam, greedy
 from vision_attn.tokens import probe
 from vision_attn.tokens.outputs import class_logits
+from vision_attn.types import Model
 
 PREPROCESS = Preprocess((32, 32), mean=(0.5,) * 3, std=(0.5,) * 3)
 CLASSES = ["cat", "dog", "hen"]
@@ -41,7 +41,7 @@ IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 TARGETS = torch.tensor([2, 0])
 
 
-def cnn() -> LoadedModel:
+def cnn() -> Model:
     """Fine-tuned and left in train mode: its statistics are not those of the photo."""
     torch.manual_seed(0)
     network = SEResNet(3, layers=(1, 1, 1, 1), widths=(4, 6, 8, 10))
@@ -53,17 +53,17 @@ def cnn() -> LoadedModel:
     network.train()
     network.layer2.eval()  # frozen for the fine-tuning
     network.bn1.requires_grad_(False)
-    return LoadedModel(network, PREPROCESS, CLASSES, None)
+    return Model(network, PREPROCESS, CLASSES, None)
 
 
-def vit() -> LoadedModel:
+def vit() -> Model:
     torch.manual_seed(0)
     network = ViT(32, 8, 3, dim=12, depth=2, heads=2, drop_path=0.5, patch_drop=0.5)
     nn.init.normal_(network.head.weight, std=1.0)
     network.train()
     network.blocks[1].eval()
     network.cls_token.requires_grad_(False)
-    return LoadedModel(network, PREPROCESS, CLASSES, network.layout((32, 32)))
+    return Model(network, PREPROCESS, CLASSES, network.layout((32, 32)))
 
 
 def state(network):
@@ -478,9 +478,9 @@ def test_a_thread_that_is_done_takes_nothing_from_another(first, second):
 
 def test_two_contrasts_share_a_network():
     network = small(waiting := Waiting(), nn.BatchNorm2d(5))
-    model = LoadedModel(network, PREPROCESS, CLASSES, None)
+    model = Model(network, PREPROCESS, CLASSES, None)
     before = state(network)
-    plain = LoadedModel(
+    plain = Model(
         copy.deepcopy(nn.Sequential(*(m for m in network if m is not waiting))).eval(),
         PREPROCESS,
         CLASSES,

@@ -326,7 +326,7 @@ DIFFERENCES = ("IntegratedGradients", "Occlusion", "MaskedRegression", "LIME")
 
 
 @cache
-def model(kind: str) -> vision_attn.LoadedModel:
+def model(kind: str) -> vision_attn.Model:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network: nn.Module = (

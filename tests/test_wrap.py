@@ -51,7 +51,7 @@ def test_a_wrapped_network_does_what_a_loaded_one_does(photos, tmp_path):
     assert model.layout == TokenLayout(1, (4, 4), "cls", class_token=True)
     photo = Image.open(photos / "cat.png").convert("RGB")
     found = model.explain(photos / "cat.png", ["Rollout", "GradCAM"], target="dog")
-    known = vision_attn.LoadedModel(
+    known = vision_attn.Model(
         model.network,
         Preprocess((32, 32), (0.5,) * 3, (0.25,) * 3, crop_pct=32 / 36),
         NAMES,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from .distillation import Distillation
     from .fitting.fit import FittedRun, fit
-    from .hub import LoadedModel, load_model, wrap
+    from .hub import load_model, wrap
     from .models.export import export
     from .models.shelf import list_models
     from .pages.gallery.drawing import draw_pictures
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .runs.texts import token_attribution
     from .tokens.path.support import probe
     from .tokens.record.weights import attention_weights
-    from .types import Heatmaps, TokenLayout
+    from .types import Heatmaps, Model, TokenLayout
 
 __version__ = "0.1.0"
 
@@ -69,7 +69,7 @@ _NAMES = {
     "Explanations": "runs.explanation",
     "FittedRun": "fitting.fit",
     "Heatmaps": "types",
-    "LoadedModel": "hub",
+    "Model": "types",
     "SavedResults": "runs.results",
     "TokenLayout": "types",
     "attention_weights": "tokens.record.weights",

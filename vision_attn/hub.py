@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -25,7 +25,7 @@ from vision_attn.data.ranges import ValueRange
 from vision_attn.errors import ModelError, did_you_mean, listed, quoted
 from vision_attn.inference import usual_defaults
 from vision_attn.methods.base import contradiction
-from vision_attn.methods.targets import Class, TargetLike, has_classifier, model_output
+from vision_attn.methods.targets import Class, has_classifier, model_output
 from vision_attn.models.checkpoint import Checkpoint, load_weights, read_weights, unpack
 from vision_attn.models.huggingface_model import HuggingFaceModel, no_classes
 from vision_attn.models.image_text import (
@@ -64,14 +64,10 @@ from vision_attn.types import (
 )
 
 LARGEST_SIDE = 8192  # pixels of a network's input
-if TYPE_CHECKING:
-    from vision_attn.runs.explain import Methods, Photo
-    from vision_attn.runs.explanation import Explanation, Explanations
-
 Size = tuple[int, int]  # height, width
 
 
-__all__ = ["LoadedModel", "load", "load_model", "load_sequences", "wrap"]
+__all__ = ["load", "load_model", "load_sequences", "wrap"]
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,7 @@ class Request:
 
 
 class Parts(NamedTuple):
-    """What a source gives: `LoadedModel` is made of it."""
+    """What a source gives: `Model` is made of it."""
 
     network: nn.Module
     preprocess: Preprocess
@@ -96,83 +92,7 @@ class Parts(NamedTuple):
     trust: Trust | None = None
 
 
-class LoadedModel(Model):
-    """A network in eval mode, and what it takes to use it on photos.
-
-    classes: their names in the order of the logits; empty where the network has no classifier.
-    layout: how its tokens lie on an image of `preprocess.input_size`; None without tokens. name:
-    that by which it was loaded. weights: `random`, `random classifier` or `trained`. calibration:
-    what makes probabilities of its logits; a network of the package was calibrated on photos that
-    it did not learn from. trust: from a network's card, or from the file beside a checkpoint that
-    `vision-attn score` writes.
-
-    Examples:
-        >>> import numpy as np
-        >>> import vision_attn
-        >>> model = vision_attn.load_model("timm:vit_tiny_patch16_224", pretrained=False)
-        >>> found = model.explain(np.zeros((120, 80, 3), np.uint8), "Rollout", target="tabby")
-        >>> found.overlay().size
-        (80, 120)
-    """
-
-    @overload
-    def explain(
-        self,
-        images: "Photo",
-        methods: "Methods | None" = None,
-        *,
-        target: TargetLike = None,
-        contrast: TargetLike = None,
-        limit: int | None = None,
-        output: "str | PathLike[str] | None" = None,
-        head: Head | None = None,
-        batch_size: int = 8,
-    ) -> "Explanation": ...
-    @overload
-    def explain(
-        self,
-        images: "list[Photo] | tuple[Photo, ...]",
-        methods: "Methods | None" = None,
-        *,
-        target: TargetLike = None,
-        contrast: TargetLike = None,
-        limit: int | None = None,
-        output: "str | PathLike[str] | None" = None,
-        head: Head | None = None,
-        batch_size: int = 8,
-    ) -> "Explanations": ...
-    def explain(
-        self,
-        images: Any,
-        methods: "Methods | None" = None,
-        *,
-        target: TargetLike = None,
-        contrast: TargetLike = None,
-        limit: int | None = None,
-        output: "str | PathLike[str] | None" = None,
-        head: Head | None = None,
-        batch_size: int = 8,
-    ) -> Any:
-        """Predict the class of a photo, or of several, and show where the model looks.
-
-        The arguments, result and errors are those of `vision_attn.runs.explain.explain`.
-        """
-        from vision_attn.runs.explain import explain
-
-        return explain(
-            self,
-            images,
-            methods,
-            target=target,
-            contrast=contrast,
-            limit=limit,
-            output=output,
-            head=head,
-            batch_size=batch_size,
-        )
-
-
-def load(spec: str | Path, **options: Any) -> LoadedModel | LoadedSequences:
+def load(spec: str | Path, **options: Any) -> Model | LoadedSequences:
     """Load a model of any kind: of classes, as `load_model` does, or a checkpoint of sequences.
 
     options: those of `load_model`; a checkpoint of sequences or questions takes `value_range` of
@@ -182,7 +102,7 @@ def load(spec: str | Path, **options: Any) -> LoadedModel | LoadedSequences:
         return _load(spec, **options)
 
 
-def _load(spec: str | Path, **options: Any) -> LoadedModel | LoadedSequences:
+def _load(spec: str | Path, **options: Any) -> Model | LoadedSequences:
     saved = unpack(spec) if Path(spec).is_file() else None
     if saved is not None and saved.of_sequences:
         sequences = _sequences(saved)
@@ -203,7 +123,7 @@ def load_model(
     classes: Classes | None = None,
     templates: Sequence[str] | None = None,
     **model_args: Any,
-) -> LoadedModel:
+) -> Model:
     """Load a model: vision_attn:NAME, a checkpoint, or timm:, torchvision:, hf: or open_clip:NAME.
 
     vision_attn:NAME is a network of the package (`list_models`), calibrated at its input size.
@@ -254,7 +174,7 @@ def wrap(
     activation: Activation | None = None,
     name: str = "",
     weights: Provenance = "unknown",
-) -> LoadedModel:
+) -> Model:
     """Make a model of a network of your own and the transform that it takes its images from.
 
     The transform is run on images whose pixels are their own coordinates: so it is known where what
@@ -302,7 +222,7 @@ def wrap(
         raise ModelError(f"wrap: {error}") from None
     calibration = Calibration(activation=activation)
     known = list(classes or ())
-    model = LoadedModel(network, preprocess, known, layout, name, weights, calibration, head)
+    model = Model(network, preprocess, known, layout, name, weights, calibration, head)
     try:
         shape = 1, len(preprocess.mean), *preprocess.input_size
         blank = torch.zeros(shape, dtype=model.dtype, device=model.device)
@@ -310,7 +230,7 @@ def wrap(
         if classes is None and has_classifier(network):
             with suppress(ValueError):  # it gives something else than logits
                 known = _names([], logits_of(output, 1).shape[1])
-        model = cast("LoadedModel", settled(replace(model, classes=known)))
+        model = settled(replace(model, classes=known))
         if known:
             Class.of(model).logits(output)
         if layout is not None and (reason := contradiction(network, blank, layout, of_model=True)):
@@ -332,7 +252,7 @@ def _load_model(
     classes: Classes | None = None,
     templates: Sequence[str] | None = None,
     **model_args: Any,
-) -> LoadedModel:
+) -> Model:
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     if size is not None and min(size) < 1:
         raise ModelError(f"image_size must be at least 1, got {image_size}")
@@ -360,9 +280,7 @@ def _load_model(
     network.eval()
     layout = _layout(network, preprocess.input_size)
     provenance = "trained" if saved else _provenance(network, ask)
-    return LoadedModel(
-        network, preprocess, classes, layout, spec, provenance, calibration, trust=trust
-    )
+    return Model(network, preprocess, classes, layout, spec, provenance, calibration, trust=trust)
 
 
 def _shelf(ask: Request) -> Parts:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from os import PathLike
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, overload, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vision_attn.errors import ModelError, did_you_mean, listed, quoted
+
+if TYPE_CHECKING:
+    import vision_attn
 
 __all__ = [
     "PAD",
@@ -303,6 +306,14 @@ class Model:
     probabilities, as they are shown; logits and heatmaps are the network's own. head: which part of
     the network's output is meant, by index, key or attribute; None: `logits`, or the only tensor.
     trust: which heatmaps scores have shown to be trusted; None where there are no scores.
+
+    Examples:
+        >>> import numpy as np
+        >>> import vision_attn
+        >>> model = vision_attn.load_model("timm:vit_tiny_patch16_224", pretrained=False)
+        >>> found = model.explain(np.zeros((120, 80, 3), np.uint8), "Rollout", target="tabby")
+        >>> found.overlay().size
+        (80, 120)
     """
 
     network: nn.Module
@@ -333,6 +344,62 @@ class Model:
     def device(self) -> torch.device:
         """The device of the network's weights; the CPU for a network without weights."""
         return next((weight.device for weight in self.network.parameters()), torch.device("cpu"))
+
+    @overload
+    def explain(
+        self,
+        images: "vision_attn.runs.explain.Photo",
+        methods: "vision_attn.runs.explain.Methods | None" = None,
+        *,
+        target: "vision_attn.methods.targets.TargetLike" = None,
+        contrast: "vision_attn.methods.targets.TargetLike" = None,
+        limit: int | None = None,
+        output: "str | PathLike[str] | None" = None,
+        head: Head | None = None,
+        batch_size: int = 8,
+    ) -> "vision_attn.Explanation": ...
+    @overload
+    def explain(
+        self,
+        images: "list[vision_attn.runs.explain.Photo] | tuple[vision_attn.runs.explain.Photo, ...]",
+        methods: "vision_attn.runs.explain.Methods | None" = None,
+        *,
+        target: "vision_attn.methods.targets.TargetLike" = None,
+        contrast: "vision_attn.methods.targets.TargetLike" = None,
+        limit: int | None = None,
+        output: "str | PathLike[str] | None" = None,
+        head: Head | None = None,
+        batch_size: int = 8,
+    ) -> "vision_attn.Explanations": ...
+    def explain(
+        self,
+        images: Any,
+        methods: "vision_attn.runs.explain.Methods | None" = None,
+        *,
+        target: "vision_attn.methods.targets.TargetLike" = None,
+        contrast: "vision_attn.methods.targets.TargetLike" = None,
+        limit: int | None = None,
+        output: "str | PathLike[str] | None" = None,
+        head: Head | None = None,
+        batch_size: int = 8,
+    ) -> Any:
+        """Predict the class of a photo, or of several, and show where the model looks.
+
+        The arguments, result and errors are those of `vision_attn.explain`.
+        """
+        import vision_attn  # the whole package, which is made of these types
+
+        return vision_attn.explain(
+            self,
+            images,
+            methods,
+            target=target,
+            contrast=contrast,
+            limit=limit,
+            output=output,
+            head=head,
+            batch_size=batch_size,
+        )
 
     def class_index(self, wanted: int | str) -> int:
         """The class of that index or name; any one of the synonyms "tabby, tabby cat" will do.

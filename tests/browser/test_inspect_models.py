@@ -7,11 +7,12 @@ from PIL import Image
 from torch import nn
 
 from vision_attn.data.preprocess import Preprocess
-from vision_attn.hub import LoadedModel, load_model
+from vision_attn.hub import load_model
 from vision_attn.methods import GradCAM, QueryKey
 from vision_attn.models import SEResNet, SpatialCNN, ViT
 from vision_attn.pages.inspect.inspection import inspect
 from vision_attn.tokens import layout_of
+from vision_attn.types import Model
 
 pytestmark = pytest.mark.browser
 
@@ -19,7 +20,7 @@ RNG = np.random.default_rng(0)
 PHOTO = Image.fromarray(RNG.integers(0, 256, (5, 9, 3), dtype=np.uint8)).resize((360, 200))
 
 
-def peaky(model: LoadedModel) -> LoadedModel:
+def peaky(model: Model) -> Model:
     """With weights so large that attention differs from even."""
     for weight in model.network.parameters():
         if weight.ndim > 1:
@@ -27,12 +28,12 @@ def peaky(model: LoadedModel) -> LoadedModel:
     return model
 
 
-def loaded(network: nn.Module, size: tuple[int, int], tokens: bool = False) -> LoadedModel:
+def loaded(network: nn.Module, size: tuple[int, int], tokens: bool = False) -> Model:
     half = (0.5, 0.5, 0.5)
     preprocess = Preprocess(size, half, half, crop_pct=0.9)
     classes = [f"class {at}" for at in range(10)]
     layout = layout_of(network, size) if tokens else None
-    return peaky(LoadedModel(network.eval(), preprocess, classes, layout))
+    return peaky(Model(network.eval(), preprocess, classes, layout))
 
 
 VITS = {

@@ -19,13 +19,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from vision_attn.data.preprocess import Preprocess
-from vision_attn.hub import LoadedModel
 from vision_attn.methods import Rollout
 from vision_attn.models import SEResNet, ViT
 from vision_attn.pages.inspect import Windows
 from vision_attn.pages.inspect.coding import Rows
 from vision_attn.pages.inspect.inspection import Look, inspect
 from vision_attn.tokens import layout_of
+from vision_attn.types import Model
 
 RNG = np.random.default_rng(0)
 PHOTO = Image.fromarray(RNG.integers(0, 256, (5, 9, 3), dtype=np.uint8)).resize((360, 200))
@@ -54,7 +54,7 @@ SWINS = {
 }
 
 
-def load(make: Callable[[], tuple[nn.Module, tuple[int, int]]]) -> LoadedModel:
+def load(make: Callable[[], tuple[nn.Module, tuple[int, int]]]) -> Model:
     torch.manual_seed(0)
     network, size = make()
     for name, weight in network.named_parameters():
@@ -67,7 +67,7 @@ def load(make: Callable[[], tuple[nn.Module, tuple[int, int]]]) -> LoadedModel:
         layout = layout_of(network, size)
     except ValueError:
         layout = None
-    return LoadedModel(network.eval(), preprocess, classes, layout)
+    return Model(network.eval(), preprocess, classes, layout)
 
 
 def timm_windows(x: torch.Tensor, block: Any) -> torch.Tensor:
@@ -168,7 +168,7 @@ def exact_maps(network: Any, images: torch.Tensor, monkeypatch: Any) -> list[tor
 
 
 @pytest.fixture(params=SWINS)
-def model(request: pytest.FixtureRequest) -> LoadedModel:
+def model(request: pytest.FixtureRequest) -> Model:
     return load(SWINS[request.param])
 
 

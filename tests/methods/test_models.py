@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from vision_attn.data import Preprocess
-from vision_attn.hub import LoadedModel
 from vision_attn.methods import (
     ChannelGates,
     GradCAM,
@@ -29,19 +28,18 @@ IMAGES = torch.randn(2, 3, 16, 24)
 READ_BY_MEAN = TokenLayout(1, (2, 3), "mean")
 
 
-def model_of(network, layout=None, kind=Model):
+def model_of(network, layout=None):
     preprocess = Preprocess((16, 24), (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
-    return kind(network.eval(), preprocess, [], layout)
+    return Model(network.eval(), preprocess, [], layout)
 
 
 def vit():
     return ViT((16, 24), 8, 5, 12, 2, 3)
 
 
-@pytest.mark.parametrize("kind", [Model, LoadedModel])
-def test_a_models_network_and_layout_are_taken(kind):
+def test_a_models_network_and_layout_are_taken():
     network = vit()
-    model = model_of(network, READ_BY_MEAN, kind)
+    model = model_of(network, READ_BY_MEAN)
     maps = Rollout()(model, IMAGES)
     expected = Rollout()(network, IMAGES, layout=READ_BY_MEAN)
     assert torch.equal(maps.values, expected.values)

@@ -262,5 +262,5 @@ def test_every_door_has_one_signature():
         assert list(parameters)[:7] == names, door
         assert all(parameters[name].default is None for name in names[2:])
         assert [parameters[name].kind.name for name in names[3:]] == ["KEYWORD_ONLY"] * 4
-    method = list(standard.signature(vision_attn.hub.LoadedModel.explain).parameters)
+    method = list(standard.signature(vision_attn.Model.explain).parameters)
     assert method[1:7] == names[1:]

@@ -17,8 +17,8 @@ from vision_attn.runs.progress import Bar
 if TYPE_CHECKING:
     import torch
 
-    from vision_attn.hub import LoadedModel, LoadedSequences
     from vision_attn.render import Style
+    from vision_attn.types import LoadedSequences, Model
 
 
 @runtime_checkable
@@ -148,7 +148,7 @@ def add_seed(group: Group) -> None:
 
 
 def add_methods(parser: argparse.ArgumentParser) -> None:
-    """Methods and classes; see `explainers` and `LoadedModel.class_index`."""
+    """Methods and classes; see `explainers` and `Model.class_index`."""
     group = parser.add_argument_group("method")
     usual = "what the model's scores trust, else LibraGradient, or GradCAM of a CNN"
     add_method(group, usual)
@@ -307,7 +307,7 @@ def style(name: str) -> "Style":
     return Dim() if name == "dim" else ColorMap(name)
 
 
-def load(args: argparse.Namespace, spec: str | None = None) -> "LoadedModel":
+def load(args: argparse.Namespace, spec: str | None = None) -> "Model":
     """Load the model that the options name, or `spec` with the same options, on their device.
 
     Random weights are drawn from the option --seed, where the command has it.
@@ -320,13 +320,13 @@ def load(args: argparse.Namespace, spec: str | None = None) -> "LoadedModel":
     return model
 
 
-def load_any(args: argparse.Namespace) -> "LoadedModel | LoadedSequences":
+def load_any(args: argparse.Namespace) -> "Model | LoadedSequences":
     """Load the model that the options name: of classes, on their device, or of sequences."""
-    from vision_attn import hub
+    from vision_attn import hub, types
 
     with _loading(args) as (device, how):
         model = hub.load(args.model, **how)
-        if isinstance(model, hub.LoadedModel):
+        if isinstance(model, types.Model):
             model.network.to(device)
     return model
 

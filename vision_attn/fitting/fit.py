@@ -10,8 +10,9 @@ from typing import Any
 
 from vision_attn.arguments import checked
 from vision_attn.fitting.making import make_run
-from vision_attn.hub import LoadedModel, LoadedSequences, load
+from vision_attn.hub import LoadedSequences, load
 from vision_attn.inference import usual_defaults
+from vision_attn.types import Model
 
 __all__ = ["FittedRun", "fit"]
 
@@ -49,7 +50,7 @@ class FittedRun:
         return json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
 
     @cached_property
-    def model(self) -> LoadedModel | LoadedSequences:
+    def model(self) -> Model | LoadedSequences:
         """The network with its best weights, loaded on first use."""
         return load(self.best)
 
