@@ -233,8 +233,8 @@ def costs(options: argparse.Namespace) -> Iterator[Row]:
 
     plain, size = heads(), f"{b} x {n} x {dim} fp32"
     scores = (
-        att.Dot, att.Similarity, att.General, att.BiasedGeneral, att.ActivatedGeneral, att.KeyOnly,
-        att.Concat, att.Additive, att.Deep, partial(att.Location, positions=n),
+        att.Dot, att.CosineSimilarity, att.General, att.BiasedGeneral, att.ActivatedGeneral,
+        att.KeyOnly, att.Concat, att.Additive, att.Deep, partial(att.Location, positions=n),
     )  # fmt: skip
     for score in scores:
         yield Row(f"{named(score)} / ScaledDot", size, heads(score=score), plain)

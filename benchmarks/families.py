@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from vision_attn.fitting.making import make_run
-from vision_attn.fitting.run import Run
+from vision_attn.fitting.run import TrainingRun
 from vision_attn.models import ViT
 from vision_attn.training import native_precision
 
@@ -77,14 +77,14 @@ def config_of(name: str, plain: str, data: str, options: argparse.Namespace) -> 
     return config
 
 
-def run_of(name: str, plain: str, data: str, options: argparse.Namespace) -> Run:
+def run_of(name: str, plain: str, data: str, options: argparse.Namespace) -> TrainingRun:
     path = options.output / "configs" / f"{name}_{data}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(config_of(name, plain, data, options), sort_keys=False))
     return make_run("fit", ["--config", str(path)])
 
 
-def step_ratio(run: Run, plain: Run, rounds: int) -> float:
+def step_ratio(run: TrainingRun, plain: TrainingRun, rounds: int) -> float:
     """A training step's time over the plain network's: the median of interleaved rounds."""
     size = getattr(run.datamodule.source, "size", (32, 32))  # CIFAR-10's
     images = torch.randn(run.datamodule.batch_size, 3, *size)

@@ -71,7 +71,7 @@ __all__ = ["load", "load_model", "load_sequences", "wrap"]
 
 
 @dataclass(frozen=True)
-class Request:
+class LoadRequest:
     """The arguments of `load_model`, without the word that says where the model comes from."""
 
     name: str
@@ -82,7 +82,7 @@ class Request:
     prompts: dict[str, list[str]] | None = None
 
 
-class Parts(NamedTuple):
+class LoadedParts(NamedTuple):
     """What a source gives: `Model` is made of it."""
 
     network: nn.Module
@@ -271,7 +271,9 @@ def _load_model(
     prompts = None if classes is None else prompts_of(classes, templates)
     if prompts is not None and (saved or source not in WITH_TEXTS):
         raise ModelError(no_texts(spec))
-    ask = Request(name, str(weights) if weights else None, pretrained, size, model_args, prompts)
+    ask = LoadRequest(
+        name, str(weights) if weights else None, pretrained, size, model_args, prompts
+    )
     network, preprocess, classes, calibration, trust = (
         _checkpoint(saved, ask) if saved else LIBRARIES[source](ask)
     )
@@ -283,7 +285,7 @@ def _load_model(
     return Model(network, preprocess, classes, layout, spec, provenance, calibration, trust=trust)
 
 
-def _shelf(ask: Request) -> Parts:
+def _shelf(ask: LoadRequest) -> LoadedParts:
     """A network of the package; without its own weights, or at another size, not calibrated."""
     saved = unpack(f"{PREFIX}{ask.name}")
     found = _checkpoint(saved if ask.pretrained else replace(saved, weights={}), ask)
@@ -295,7 +297,7 @@ def _shelf(ask: Request) -> Parts:
     return found._replace(calibration=Calibration(activation=found.calibration.activation))
 
 
-def _provenance(network: Any, ask: Request) -> Provenance:
+def _provenance(network: Any, ask: LoadRequest) -> Provenance:
     """Where the weights of a library's network come from.
 
     A library leaves a classifier random where the weights that it has are of other classes.
@@ -309,7 +311,7 @@ def _provenance(network: Any, ask: Request) -> Provenance:
     return "random classifier" if other or getattr(network, "missing", None) else "trained"
 
 
-def _checkpoint(saved: Checkpoint, ask: Request) -> Parts:
+def _checkpoint(saved: Checkpoint, ask: LoadRequest) -> LoadedParts:
     """Rebuild a network from the entry "vision_attn" alone; no code of the file is run."""
     path = saved.path
     if ask.model_args:
@@ -341,7 +343,7 @@ def _checkpoint(saved: Checkpoint, ask: Request) -> Parts:
             network.set_image_size(ask.size)
     scored = ask.weights is None and ask.size is None
     trust = read_trust(Path(path)) if scored else None
-    return Parts(network, preprocess, classes, calibration, trust)
+    return LoadedParts(network, preprocess, classes, calibration, trust)
 
 
 def load_sequences(path: str | Path) -> LoadedSequences:
@@ -384,7 +386,7 @@ def _check_side(size: Size) -> None:
         raise ValueError(f"expected a side of at most {LARGEST_SIDE} pixels, got {height}x{width}")
 
 
-def _timm(ask: Request) -> Parts:
+def _timm(ask: LoadRequest) -> LoadedParts:
     args = dict(ask.model_args)
     network: Any = create_timm(
         ask.name, pretrained=ask.pretrained and ask.weights is None, image_size=ask.size, **args
@@ -406,7 +408,7 @@ def _timm(ask: Request) -> Parts:
     subset = infer_imagenet_subset({"num_classes": network.num_classes})
     names = ImageNetInfo(subset).label_descriptions() if subset else []
     activation = usual_activation(network.num_classes)
-    return Parts(network, preprocess, _names(list(names), network.num_classes), activation)
+    return LoadedParts(network, preprocess, _names(list(names), network.num_classes), activation)
 
 
 def _timm_preprocess(config: dict[str, Any], size: int | Size | None) -> Preprocess:
@@ -422,7 +424,7 @@ def _timm_preprocess(config: dict[str, Any], size: int | Size | None) -> Preproc
     )
 
 
-def _torchvision(ask: Request) -> Parts:
+def _torchvision(ask: LoadRequest) -> LoadedParts:
     from torchvision.models import get_model_weights
 
     size = ask.size or _torchvision_size(ask.name)
@@ -444,7 +446,7 @@ def _torchvision(ask: Request) -> Parts:
         interpolation=transform.interpolation.value,
     )
     classes = _names(about.meta["categories"], ask.model_args.get("num_classes", 1000))
-    return Parts(network, preprocess, classes, usual_activation(len(classes)))
+    return LoadedParts(network, preprocess, classes, usual_activation(len(classes)))
 
 
 def _torchvision_size(name: str) -> Size | None:
@@ -457,7 +459,7 @@ def _torchvision_size(name: str) -> Size | None:
     return side, side
 
 
-def _huggingface(ask: Request) -> Parts:
+def _huggingface(ask: LoadRequest) -> LoadedParts:
     given = ask.pretrained, ask.weights, ask.model_args
     network: HuggingFaceModel | ImageTextModel = (
         HuggingFaceModel(ask.name, *given)
@@ -468,7 +470,7 @@ def _huggingface(ask: Request) -> Parts:
     calibration = Calibration(activation=network.activation)
     if "data_config" in options:  # a network of timm, inside one of transformers
         preprocess = _timm_preprocess(options["data_config"], ask.size)
-        return Parts(network, preprocess, network.classes, calibration)
+        return LoadedParts(network, preprocess, network.classes, calibration)
     if options.get("do_flip_channel_order"):
         raise ModelError(
             f"hf:{ask.name}: expected a network of RGB images, got one of BGR images "
@@ -488,10 +490,10 @@ def _huggingface(ask: Request) -> Parts:
         interpolation=Image.Resampling(options.get("resample", 2)).name.lower(),
         fit="squash" if isinstance(resize, int) or not resize.get("shortest_edge") else "crop",
     )
-    return Parts(network, preprocess, network.classes, calibration)
+    return LoadedParts(network, preprocess, network.classes, calibration)
 
 
-def _open_clip(ask: Request) -> Parts:
+def _open_clip(ask: LoadRequest) -> LoadedParts:
     if ask.prompts is None:
         raise ModelError(no_classes(f"open_clip:{ask.name}"))
     network = create_open_clip(
@@ -506,7 +508,9 @@ def _open_clip(ask: Request) -> Parts:
         interpolation=about.get("interpolation", "bicubic"),
         fit="squash" if about.get("resize_mode") == "squash" else "crop",
     )
-    return Parts(network, preprocess, network.classes, Calibration(activation=network.activation))
+    return LoadedParts(
+        network, preprocess, network.classes, Calibration(activation=network.activation)
+    )
 
 
 def usual_activation(outputs: int) -> Calibration:
@@ -546,7 +550,7 @@ def _three(values: float | Sequence[float]) -> tuple[float, ...]:
     return (values,) * 3 if isinstance(values, int | float) else tuple(values)
 
 
-LIBRARIES: dict[str, Callable[[Request], Parts]] = {
+LIBRARIES: dict[str, Callable[[LoadRequest], LoadedParts]] = {
     "vision_attn": _shelf,
     "timm": _timm,
     "torchvision": _torchvision,

@@ -75,7 +75,7 @@ def lookup() -> Figure:
     query = torch.stack([turn.cos(), turn.sin()], -1)[None, None]
     figure, axes = plt.subplots(figsize=(6.4, 2.6), layout="constrained")
     for temperature, colour in ((1.0, GREY), (0.2, BLUE), (0.02, RED)):
-        attend = attn.Attend(attn.Similarity(head_dim=2), attn.Softmax(temperature))
+        attend = attn.Attend(attn.CosineSimilarity(head_dim=2), attn.Softmax(temperature))
         with torch.no_grad():
             answer = attend(query, keys, values)[0, 0, :, 0]
         axes.plot(turn, answer, color=colour, label=f"T = {temperature}")
@@ -88,7 +88,7 @@ def lookup() -> Figure:
 def scores() -> Figure:
     """Each score as a field over the plane of keys, for one query."""
     kinds: list[tuple[str, Callable[[], attn.Score]]] = [
-        ("Similarity", lambda: attn.Similarity(2)),
+        ("CosineSimilarity", lambda: attn.CosineSimilarity(2)),
         ("Dot", lambda: attn.Dot(2)),
         ("ScaledDot", lambda: attn.ScaledDot(2)),
         ("General", lambda: attn.General(2)),

@@ -13,6 +13,7 @@ from vision_attn.attention import (
     Additive,
     Attend,
     BiasedGeneral,
+    CosineSimilarity,
     Dot,
     Entmax15,
     General,
@@ -26,7 +27,6 @@ from vision_attn.attention import (
     ScaledDot,
     Score,
     Sigmoid,
-    Similarity,
     Softmax,
     Sparsemax,
     Window,
@@ -60,7 +60,7 @@ def test_attention_is_the_formula_for_every_element() -> None:
         torch.testing.assert_close(attend.weights(q, k)[b, h, i], torch.stack(weights))
 
 
-DOT_PRODUCTS = [ScaledDot, Dot, General, BiasedGeneral, partial(Similarity, beta=3.0)]
+DOT_PRODUCTS = [ScaledDot, Dot, General, BiasedGeneral, partial(CosineSimilarity, beta=3.0)]
 MASKS = {
     "none": None,
     "causal": causal_mask(I, J),

@@ -18,7 +18,7 @@ def with_parts(**parts: Any) -> nn.Module:
     return att.MultiHeadAttention(D, HEADS, **parts)
 
 
-PRODUCTS = [att.Similarity, att.Dot, att.ScaledDot, att.General, att.BiasedGeneral]
+PRODUCTS = [att.CosineSimilarity, att.Dot, att.ScaledDot, att.General, att.BiasedGeneral]
 LEARNED = [
     att.ActivatedGeneral,
     att.Concat,

@@ -15,6 +15,7 @@ from vision_attn.attention import (
     AttentionOverAttention,
     BiasedGeneral,
     Concat,
+    CosineSimilarity,
     Deep,
     Dot,
     Entmax15,
@@ -29,7 +30,6 @@ from vision_attn.attention import (
     MultiDimAdditive,
     ScaledDot,
     Sigmoid,
-    Similarity,
     Softmax,
     Sparsemax,
     padding_mask,
@@ -38,7 +38,7 @@ from vision_attn.types import TokenLayout
 
 D = 3
 RELATIVE = [
-    Similarity,
+    CosineSimilarity,
     Dot,
     ScaledDot,
     General,

@@ -13,6 +13,7 @@ from vision_attn.attention import (
     Additive,
     BiasedGeneral,
     Concat,
+    CosineSimilarity,
     Deep,
     Dot,
     General,
@@ -21,7 +22,6 @@ from vision_attn.attention import (
     MultiDimAdditive,
     ScaledDot,
     Score,
-    Similarity,
 )
 
 Pair = Callable[[Score, int, Tensor, Tensor, int], Tensor]  # score, head, q_i, k_j, j
@@ -29,7 +29,7 @@ Pair = Callable[[Score, int, Tensor, Tensor, int], Tensor]  # score, head, q_i, 
 B, HEADS, I, J, D = 2, 3, 5, 7, 11
 
 
-def similarity(s: Similarity, h: int, q: Tensor, k: Tensor, j: int) -> Tensor:
+def similarity(s: CosineSimilarity, h: int, q: Tensor, k: Tensor, j: int) -> Tensor:
     return s.beta[h, 0, 0] * (q @ k) / (q.square().sum().sqrt() * k.square().sum().sqrt())
 
 
@@ -79,7 +79,7 @@ def key_only(s: KeyOnly, h: int, q: Tensor, k: Tensor, j: int) -> Tensor:
 
 
 FORMULAS: list[tuple[Callable[..., Score], Pair]] = [
-    (partial(Similarity, beta=2.5), similarity),
+    (partial(CosineSimilarity, beta=2.5), similarity),
     (Dot, lambda s, h, q, k, j: q @ k),
     (ScaledDot, lambda s, h, q, k, j: q @ k / D**0.5),
     (General, general),
@@ -171,7 +171,7 @@ def test_gradients(make: Callable[..., Score]) -> None:
 
 def test_similarity_of_zero_vectors_is_zero_with_finite_gradients() -> None:
     q = torch.zeros(1, 1, 2, 3, requires_grad=True)
-    scores = Similarity(3)(q, torch.randn(1, 1, 5, 3))
+    scores = CosineSimilarity(3)(q, torch.randn(1, 1, 5, 3))
     scores.sum().backward()
     assert (scores == 0).all()
     assert q.grad.isfinite().all()
@@ -179,7 +179,9 @@ def test_similarity_of_zero_vectors_is_zero_with_finite_gradients() -> None:
 
 def test_similarity_takes_a_whole_beta() -> None:
     q, k = torch.randn(1, 2, 3, 5), torch.randn(1, 2, 7, 5)
-    assert torch.equal(Similarity(5, heads=2, beta=3)(q, k), Similarity(5, heads=2, beta=3.0)(q, k))
+    assert torch.equal(
+        CosineSimilarity(5, heads=2, beta=3)(q, k), CosineSimilarity(5, heads=2, beta=3.0)(q, k)
+    )
 
 
 def test_bad_sizes() -> None:

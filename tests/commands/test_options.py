@@ -110,9 +110,9 @@ def test_weights_that_are_not_there_are_missed_before_the_model_is_built(monkeyp
 def test_an_image_to_predict_that_is_not_there_is_missed_before_the_network_is_made(
     models, monkeypatch, capsys
 ):
-    from vision_attn.fitting.run import Run
+    from vision_attn.fitting.run import TrainingRun
 
-    monkeypatch.setattr(Run, "instantiate_classes", lambda self: pytest.fail("made"))
+    monkeypatch.setattr(TrainingRun, "instantiate_classes", lambda self: pytest.fail("made"))
     words = ["predict", "--ckpt_path", models("vit"), "--images", "nothere.jpg"]
     assert main(words) == 2
     assert "--images nothere.jpg: no such file or folder" in capsys.readouterr().err

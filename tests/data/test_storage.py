@@ -27,7 +27,7 @@ from vision_attn.data.images import images_below
 from vision_attn.data.listing import Tree, walk
 from vision_attn.data.photos import Names
 from vision_attn.data.storage import Room, choose, pixel_bytes, room
-from vision_attn.data.streaming import Places
+from vision_attn.data.streaming import SharedRing
 
 CLASSES = "ant", "bee"
 
@@ -92,7 +92,7 @@ def test_shared_memory_that_cannot_be_had_is_a_line(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "share_memory_", full)
     message = r"14 MB of shared memory cannot be had \(unable to allocate .*\(shm\)\): expected"
     with pytest.raises(DataError, match=message):
-        Places(5, 19, (224, 224))
+        SharedRing(5, 19, (224, 224))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

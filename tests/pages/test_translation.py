@@ -11,13 +11,13 @@ from vision_attn.attention import (
     CBAM,
     Additive,
     AttentionPool,
+    CosineSimilarity,
     KeyOnly,
     Local2d,
     MultiDimPool,
     MultiHeadAttention,
     NoGate,
     RotaryAttention,
-    Similarity,
     Softmax,
     Sparsemax,
     SpatialMask,
@@ -321,7 +321,10 @@ class Doubled(ViT):
     [
         (lambda: vit(attention=partial(MultiHeadAttention, normalizer=Sparsemax)), "by Sparsemax"),
         (lambda: vit(attention=partial(MultiHeadAttention, score=Additive)), "by Additive"),
-        (lambda: vit(attention=partial(MultiHeadAttention, score=Similarity)), "by Similarity"),
+        (
+            lambda: vit(attention=partial(MultiHeadAttention, score=CosineSimilarity)),
+            "by CosineSimilarity",
+        ),
         (
             lambda: vit(attention=partial(MultiHeadAttention, window=partial(Local2d, radius=1))),
             "and Local2d",
@@ -331,7 +334,10 @@ class Doubled(ViT):
             lambda: vit(attention=Louder),
             "expected MultiHeadAttention or RotaryAttention, got Louder",
         ),
-        (lambda: vit(pool=partial(AttentionPool, score=Similarity)), "a pool by Similarity"),
+        (
+            lambda: vit(pool=partial(AttentionPool, score=CosineSimilarity)),
+            "a pool by CosineSimilarity",
+        ),
         (lambda: vit(num_classes=0), "expected Linear, got Identity"),
         (
             lambda: model_of(Doubled((16, 16), 8, 7, 12, 1, 2), (16, 16)),

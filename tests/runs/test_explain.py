@@ -19,7 +19,7 @@ from vision_attn.methods import Explainer, GradCAM, RandomMap, Rollout
 from vision_attn.render import ColorMap, Dim, Scale, natural, overlay, with_colorbar
 from vision_attn.render.video import VideoWriter
 from vision_attn.runs.explain import read
-from vision_attn.runs.scoring.evidence import Photos
+from vision_attn.runs.scoring.evidence import PhotoSamples
 from vision_attn.types import RANDOM_CLASSIFIER, RANDOM_WEIGHTS, Heatmaps
 
 
@@ -89,7 +89,7 @@ def test_a_photo_held_sideways_is_the_same_by_path_and_opened(vit, photos):
         image.save(photos / "sideways.jpg", exif=exif)
     with Image.open(photos / "sideways.jpg") as image:
         by_path, opened = vit.explain([photos / "sideways.jpg", image], "GradCAM")
-        (scored,) = Photos(vit, [image])
+        (scored,) = PhotoSamples(vit, [image])
     assert by_path.photo.size == opened.photo.size == (331, 401)
     np.testing.assert_array_equal(opened.photo, by_path.photo)
     np.testing.assert_allclose(opened[0].values, by_path[0].values, rtol=1e-5, atol=1e-8)

@@ -354,7 +354,7 @@ def test_the_list_of_photos_is_that_of_the_first_shard(model, folder, tmp_path):
     """A photo that came later is named and left out, one that is gone is one failed photo."""
     out, photos = tmp_path / "out", sorted(folder.rglob("*.png"))
 
-    def shard(number: int) -> vision_attn.pages.gallery.run.Summary:
+    def shard(number: int) -> vision_attn.pages.gallery.run.GallerySummary:
         return vision_attn.gallery(
             model, folder, ["EdgeMap"], output=out, save="maps", shard=(number, 2), page=False
         )

@@ -60,6 +60,7 @@ from vision_attn.attention.scores import (
     Additive,
     BiasedGeneral,
     Concat,
+    CosineSimilarity,
     Deep,
     Dot,
     DotProduct,
@@ -69,7 +70,6 @@ from vision_attn.attention.scores import (
     MultiDimAdditive,
     ScaledDot,
     Score,
-    Similarity,
 )
 from vision_attn.attention.sparse import Entmax15, Sparsemax
 from vision_attn.attention.windows import Global, LocalPredictive, Window
@@ -89,6 +89,7 @@ __all__ = [
     "CoAttention",
     "CoAttentionEnsemble",
     "Concat",
+    "CosineSimilarity",
     "Deep",
     "Dot",
     "DotProduct",
@@ -126,7 +127,6 @@ __all__ = [
     "ScaledDot",
     "Score",
     "Sigmoid",
-    "Similarity",
     "Softmax",
     "Sparsemax",
     "SpatialGate",

@@ -22,6 +22,7 @@ __all__ = [
     "Additive",
     "BiasedGeneral",
     "Concat",
+    "CosineSimilarity",
     "Deep",
     "Dot",
     "DotProduct",
@@ -32,7 +33,6 @@ __all__ = [
     "MultiDimAdditive",
     "ScaledDot",
     "Score",
-    "Similarity",
 ]
 
 # One head may stand for all: of queries, of keys, of the score's own.
@@ -151,15 +151,15 @@ class ScaledDot(DotProduct):
 
 
 @final
-class Similarity(DotProduct):
+class CosineSimilarity(DotProduct):
     """Cosine similarity: beta cos(q, k), beta learned, one a head.
 
     Graves et al. 2014, section 3.3.1.
 
     Examples:
         >>> import torch
-        >>> from vision_attn.attention import Similarity
-        >>> score = Similarity(head_dim=4, beta=5.0)
+        >>> from vision_attn.attention import CosineSimilarity
+        >>> score = CosineSimilarity(head_dim=4, beta=5.0)
         >>> scores = score(torch.ones(1, 1, 1, 4), 3 * torch.ones(1, 1, 1, 4))
         >>> scores.detach().round(decimals=4)
         tensor([[[[5.]]]])

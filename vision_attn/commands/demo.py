@@ -20,7 +20,7 @@ from vision_attn.errors import quoted
 from vision_attn.runs.progress import Terminal
 
 if TYPE_CHECKING:
-    from vision_attn.pages.demo.page import Entry
+    from vision_attn.pages.demo.page import DemoNetwork
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +77,7 @@ def show(folder: Path, args: argparse.Namespace) -> int:
 
 
 def train(
-    console: Terminal, entry: "Entry", folder: Path, minutes: float | None, seed: int
+    console: Terminal, entry: "DemoNetwork", folder: Path, minutes: float | None, seed: int
 ) -> None:
     """A run of the entry's config into folder/NAME, in place of an earlier one when it is done.
 

@@ -32,7 +32,7 @@ from vision_attn.data.images import ImageError
 from vision_attn.data.photos import FilePhotos, Photos
 from vision_attn.data.sources import DataError
 
-__all__ = ["CachedPixels", "PixelCache", "Record"]
+__all__ = ["CachedFile", "CachedPixels", "PixelCache"]
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +40,12 @@ CHUNK = 64  # images decoded between two writes, or checked at once
 
 
 @dataclass(frozen=True)
-class Record:
+class CachedFile:
     """A line of the index: the file as it was, its pixels in pixels.bin, and their checksum.
 
     Examples:
-        >>> from vision_attn.data.cache import Record
-        >>> record = Record("a.png", bytes=300, changed=17, offset=100, height=4, width=5)
+        >>> from vision_attn.data.cache import CachedFile
+        >>> record = CachedFile("a.png", bytes=300, changed=17, offset=100, height=4, width=5)
         >>> record.end  # where its pixels end in pixels.bin
         160
     """
@@ -59,7 +59,7 @@ class Record:
     checksum: int = 0
 
     @classmethod
-    def read(cls, line: str) -> "Record | None":
+    def read(cls, line: str) -> "CachedFile | None":
         """The record of a line of the index, or None where it is not one: cut, damaged or older."""
         try:
             name, *numbers = json.loads(line)
@@ -83,7 +83,7 @@ class Record:
         """Whether line and pixels are those that were written; `pixels` is all of pixels.bin."""
         return self.checksum == self.checksum_with(pixels[self.offset : self.end])
 
-    def is_of(self, file: "Record") -> bool:
+    def is_of(self, file: "CachedFile") -> bool:
         """Whether the file is still the one that was decoded."""
         return (self.bytes, self.changed) == (file.bytes, file.changed)
 
@@ -161,7 +161,7 @@ class PixelCache:
         self.place.mkdir(parents=True, exist_ok=True)
         with FileLock(self.place / "lock"):
             records, errors = self._records(), {}
-            files = [Record(name, *photos.stamp(item)) for item, name in enumerate(names)]
+            files = [CachedFile(name, *photos.stamp(item)) for item, name in enumerate(names)]
             _check_names(files)
             kept = [f.name for f in files if f.name in records and records[f.name].is_of(f)]
             whole = set(kept) - self._damaged([records[name] for name in kept])
@@ -178,14 +178,14 @@ class PixelCache:
         wrong = {place: errors[name] for place, name in enumerate(names) if name in errors}
         return CachedPixels(pixels, *table.T), wrong
 
-    def _records(self) -> dict[str, Record]:
+    def _records(self) -> dict[str, CachedFile]:
         """What the cache holds. It starts afresh where most of pixels.bin is out of date."""
-        records: dict[str, Record] = {}
+        records: dict[str, CachedFile] = {}
         if not (self._index.exists() and self._pixels.exists()):
             return records
         written = self._pixels.stat().st_size
         for line in self._index.read_text(errors="replace").split("\n"):
-            record = Record.read(line)
+            record = CachedFile.read(line)
             if record and record.end <= written:
                 records[record.name] = record
         used = sum(record.end - record.offset for record in records.values())
@@ -194,13 +194,13 @@ class PixelCache:
             records.clear()
         return records
 
-    def _damaged(self, records: list[Record]) -> set[str]:
+    def _damaged(self, records: list[CachedFile]) -> set[str]:
         """The names of those whose line or pixels are not what was written."""
         if not records:
             return set()
         pixels = np.asarray(np.memmap(self._pixels, np.uint8, "r"))
 
-        def among(chunk: list[Record]) -> list[str]:
+        def among(chunk: list[CachedFile]) -> list[str]:
             return [record.name for record in chunk if not record.is_whole(pixels)]
 
         in_order = sorted(records, key=lambda record: record.offset)
@@ -223,8 +223,8 @@ class PixelCache:
         self,
         photos: Photos,
         names: Sequence[str],
-        stale: list[Record],
-        records: dict[str, Record],
+        stale: list[CachedFile],
+        records: dict[str, CachedFile],
     ) -> dict[str, str]:
         """Decodes the stale files, adds them to the records, and gives the errors by name."""
         errors: dict[str, str] = {}
@@ -270,9 +270,9 @@ class PixelCache:
             return str(error)
 
 
-def _check_names(files: list[Record]) -> None:
+def _check_names(files: list[CachedFile]) -> None:
     """Raise DataError where files of one name are not the same."""
-    firsts: dict[str, Record] = {}
+    firsts: dict[str, CachedFile] = {}
     for file in files:
         first = firsts.setdefault(file.name, file)
         if not first.is_of(file):
@@ -282,11 +282,11 @@ def _check_names(files: list[Record]) -> None:
             )
 
 
-def _line(record: Record) -> str:
+def _line(record: CachedFile) -> str:
     return json.dumps(astuple(record)) + "\n"
 
 
-def _progress(chunks: list[list[Record]]) -> Iterable[list[Record]]:
+def _progress(chunks: list[list[CachedFile]]) -> Iterable[list[CachedFile]]:
     return track(
         chunks,
         f"decoding {sum(map(len, chunks))} images",

@@ -272,10 +272,10 @@ class PhotoSource(Source):
         say(storage, why, needed)
         return storage
 
-    def _read(self, root: Path, part: Part, storage: Storage) -> "_Kept":
+    def _read(self, root: Path, part: Part, storage: Storage) -> "_KeptPart":
         """What of a part can be read, kept as the storage says."""
         if storage == "stream":
-            return _Kept(part, None)
+            return _KeptPart(part, None)
         if storage == "memory":
             pixels, errors = in_memory(part.photos, self._reduced)
         else:
@@ -288,9 +288,9 @@ class PhotoSource(Source):
                     "space, or name another folder with the option `cache` of this source"
                 ) from error
         readable = self._without(errors, part)
-        return _Kept(part, pixels).chosen(readable)
+        return _KeptPart(part, pixels).chosen(readable)
 
-    def _set(self, kept: "_Kept", size: tuple[int, int], crop: Crop) -> ImageSet:
+    def _set(self, kept: "_KeptPart", size: tuple[int, int], crop: Crop) -> ImageSet:
         if kept.pixels is not None:
             return CachedSet(kept.pixels, kept.labels, size, crop)
         return StreamedSet(
@@ -324,7 +324,7 @@ class PhotoSource(Source):
 
 
 @dataclass(frozen=True, eq=False)
-class _Kept:
+class _KeptPart:
     """A part, and its decoded pixels where they are kept."""
 
     part: Part
@@ -334,9 +334,9 @@ class _Kept:
     def labels(self) -> Labels:
         return self.part.labels
 
-    def chosen(self, items: Integer[np.ndarray, " m"]) -> "_Kept":
+    def chosen(self, items: Integer[np.ndarray, " m"]) -> "_KeptPart":
         pixels = None if self.pixels is None else self.pixels.chosen(items)
-        return _Kept(self.part.chosen(items), pixels)
+        return _KeptPart(self.part.chosen(items), pixels)
 
 
 def both(size: int | tuple[int, int]) -> tuple[int, int]:

@@ -128,7 +128,7 @@ class StreamedSet(ImageSet):
         first = list(islice(every, 1))
         if not first:
             return
-        places = Places(self.workers * AHEAD + 1, len(first[0][0]), self.size)
+        places = SharedRing(self.workers * AHEAD + 1, len(first[0][0]), self.size)
         loader: Iterable[Any] = DataLoader(
             _Decoding(self, places),
             batch_size=None,
@@ -204,7 +204,7 @@ class StreamedSet(ImageSet):
             )
 
 
-class Places:
+class SharedRing:
     """Places in shared memory, one after the other in a ring, for batches that are handed over.
 
     The pages of new shared memory cost more than the pixels that are written to them, so the same
@@ -240,7 +240,7 @@ class Places:
 class _Decoding(Dataset[Any]):
     """What the processes do: a batch for what is asked, into its place."""
 
-    def __init__(self, images: StreamedSet, places: Places) -> None:
+    def __init__(self, images: StreamedSet, places: SharedRing) -> None:
         self.images, self.places = images, places
 
     def __getitem__(

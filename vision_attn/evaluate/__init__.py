@@ -1,8 +1,8 @@
 """Scores of heatmaps, each a `torchmetrics.Metric`: which maps to trust."""
 
 from vision_attn.evaluate.bootstrap import (
-    Difference,
     Interval,
+    PairedDifference,
     auc,
     auc_interval,
     bca,
@@ -46,7 +46,6 @@ __all__ = [
     "AveragePrecision",
     "BlurFill",
     "Deletion",
-    "Difference",
     "DroppedTokens",
     "EnergyPointingGame",
     "FilledCells",
@@ -60,6 +59,7 @@ __all__ = [
     "ModelRandomisation",
     "NegativePerturbation",
     "NoiseFill",
+    "PairedDifference",
     "PixelAccuracy",
     "PointingGame",
     "PositivePerturbation",

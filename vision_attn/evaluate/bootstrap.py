@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 __all__ = [
-    "Difference",
     "Interval",
+    "PairedDifference",
     "auc",
     "auc_interval",
     "bca",
@@ -26,12 +26,12 @@ __all__ = [
 NORMAL = NormalDist()
 
 
-class Difference(NamedTuple):
+class PairedDifference(NamedTuple):
     """Mean difference of two scores, with its confidence interval from `low` to `high`.
 
     Examples:
-        >>> from vision_attn.evaluate import Difference
-        >>> Difference(mean=0.1, low=0.02, high=0.2).significant
+        >>> from vision_attn.evaluate import PairedDifference
+        >>> PairedDifference(mean=0.1, low=0.02, high=0.2).significant
         True
     """
 
@@ -66,7 +66,7 @@ def paired_bootstrap(
     level: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
-) -> Difference:
+) -> PairedDifference:
     """Estimate the mean of a - b with a confidence interval.
 
     a, b: two scores (n) of the same n images, at least 2. level: the interval's confidence, between
@@ -92,7 +92,7 @@ def paired_bootstrap(
         interval = paired_wilson(a, b, level)
     else:
         interval = bca(difference, level, resamples, seed)
-    return Difference(float(difference.mean()), *interval)
+    return PairedDifference(float(difference.mean()), *interval)
 
 
 def bca(

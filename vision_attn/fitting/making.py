@@ -12,7 +12,7 @@ from vision_attn.fitting.described import from_checkpoint, from_weights, names
 from vision_attn.fitting.failures import one_line
 from vision_attn.fitting.guard import check_yaml
 from vision_attn.fitting.kinds import only_packages
-from vision_attn.fitting.run import Run
+from vision_attn.fitting.run import TrainingRun
 from vision_attn.fitting.sequences import ExampleRun
 
 __all__ = ["make_run"]
@@ -20,7 +20,7 @@ __all__ = ["make_run"]
 
 def make_run(
     command: str, words: Sequence[str], *, allow: Sequence[str] = (), show: Sequence[Callback] = ()
-) -> Run:
+) -> TrainingRun:
     """Make the run that the words of a command line describe; nothing is trained yet.
 
     command: fit, validate, test or predict. allow: packages whose classes and functions the
@@ -42,6 +42,6 @@ def make_run(
         words = ["--config", json.dumps(start), *words]
     of_class = any("class_path" in (content.get("model") or {}) for content in contents)
     named = names(contents, "num_classes") or any("num_classes" in word for word in words)
-    kind = ExampleRun if of_class else Run
+    kind = ExampleRun if of_class else TrainingRun
     with one_line(), only_packages(allow):
         return kind(command, words, infer_classes=not named, show=show, allow=allow)

@@ -64,7 +64,7 @@ from vision_attn.training import (
 )
 from vision_attn.training.cpu.threads import BATCH_NORMS
 
-__all__ = ["Run"]
+__all__ = ["TrainingRun"]
 
 QUIET = (  # what Lightning and jsonargparse warn of and a user need not know
     r"\s*By default only one JsonargparseDeprecationWarning per type",
@@ -76,7 +76,7 @@ QUIET = (  # what Lightning and jsonargparse warn of and a user need not know
 )
 
 
-class Run(LightningCLI):
+class TrainingRun(LightningCLI):
     """A config and command-line words made into a network, data and a trainer with a run folder.
 
     Made by `make_run`. folder: where the run's files go; None for a fast_dev_run, which has none.

@@ -4,7 +4,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 
-from vision_attn.fitting.run import Run
+from vision_attn.fitting.run import TrainingRun
 from vision_attn.sequences import ExampleData, Learner
 from vision_attn.training import Summary
 
@@ -30,7 +30,7 @@ class ExampleSummary(Summary):
         self._write(trainer, "summary" if "trained" in self.rows else stage)
 
 
-class ExampleRun(Run):
+class ExampleRun(TrainingRun):
     """A run of sequences or questions: its config's model names a `Learner`.
 
     Examples:

@@ -26,7 +26,7 @@ from vision_attn.runs.loop import RunTask
 from vision_attn.runs.progress import Silent
 from vision_attn.runs.scoring import Scores, scorer, tables
 from vision_attn.runs.scoring.pictures import paint
-from vision_attn.runs.scoring.scorer import Drawn, Scorer
+from vision_attn.runs.scoring.scorer import KeptMap, Scorer
 from vision_attn.runs.scoring.tasks import ScoreFolder, Work, drawn_of, records_of
 from vision_attn.runs.store import MemoryStore
 from vision_attn.types import Model
@@ -300,7 +300,7 @@ def test_a_map_is_drawn_in_its_own_scale(model):
     even = np.full((4, 6), 0.5 / 24, np.float32)
     even[1, 2] *= 1.04
     even[0, 0] -= even.sum() - 0.5
-    known, bare = (paint(data[0], Drawn(even, mass), model.preprocess) for mass in (0.5, None))
+    known, bare = (paint(data[0], KeptMap(even, mass), model.preprocess) for mass in (0.5, None))
     assert np.abs(known.astype(int) - bare).mean() > 20
 
 

@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from vision_attn.fitting.making import make_run
-from vision_attn.fitting.run import Run
+from vision_attn.fitting.run import TrainingRun
 from vision_attn.runs.progress import Terminal
 from vision_attn.terminal import say
 from vision_attn.training import EpochLines
@@ -20,7 +20,7 @@ def main(command: str, words: Sequence[str], allow: Sequence[str]) -> int:
     return COMMANDS[command](run)
 
 
-def fit(run: Run) -> int:
+def fit(run: TrainingRun) -> int:
     """Train, test, and print where the run went and what came out."""
     _say(run, Text(run.heading(), style="bold"))
     if start := getattr(run.model, "start", ""):
@@ -33,21 +33,21 @@ def fit(run: Run) -> int:
     return 0
 
 
-def validate(run: Run) -> int:
+def validate(run: TrainingRun) -> int:
     """Measure the checkpoint on the validation images."""
     run.validate()
     _say(run, run.table())
     return 0
 
 
-def test(run: Run) -> int:
+def test(run: TrainingRun) -> int:
     """Measure the checkpoint on the test images."""
     run.test()
     _say(run, run.table())
     return 0
 
 
-def predict(run: Run) -> int:
+def predict(run: TrainingRun) -> int:
     """Name the class of each image, and print where the names are."""
     done = run.predict()
     if run.trainer.is_global_zero:
@@ -58,7 +58,7 @@ def predict(run: Run) -> int:
 COMMANDS = {"fit": fit, "validate": validate, "test": test, "predict": predict}
 
 
-def _say(run: Run, what: RenderableType | None) -> None:
+def _say(run: TrainingRun, what: RenderableType | None) -> None:
     """Of several processes, one speaks."""
     if run.trainer.is_global_zero and what is not None:
         Terminal().print(what)

@@ -27,7 +27,7 @@ from vision_attn.runs.explanation import Explanation
 from vision_attn.runs.progress import Bar, Silent
 from vision_attn.types import Model
 
-__all__ = ["ENTRIES", "Demo", "Entry", "write_first_page"]
+__all__ = ["ENTRIES", "Demo", "DemoNetwork", "write_first_page"]
 
 SCORED = 500  # test images whose maps are compared with the masks
 SHOWN = 10  # test images in the gallery, one of each class
@@ -47,14 +47,14 @@ ABOUT_HITS = "maximum inside the object"
 
 
 @dataclass(frozen=True)
-class Entry:
+class DemoNetwork:
     """A network of the demo: its name, its title, its part of the time, what explains it.
 
     share: of the minutes, where these are given in place of epochs.
 
     Examples:
-        >>> from vision_attn.pages.demo.page import Entry
-        >>> Entry("senet", "SENet", 0.3, ("GradCAM", "ChannelGates")).config
+        >>> from vision_attn.pages.demo.page import DemoNetwork
+        >>> DemoNetwork("senet", "SENet", 0.3, ("GradCAM", "ChannelGates")).config
         'senet_planted_fast'
     """
 
@@ -70,9 +70,9 @@ class Entry:
 
 
 ENTRIES = (
-    Entry("vit", "Vision Transformer", 0.4, ("LibraGradient", "Rollout", "GradCAM")),
-    Entry("senet", "SENet", 0.3, ("GradCAM", "ChannelGates")),
-    Entry("spatial_cnn", "Spatial-attention CNN", 0.3, ("GradCAM", "SpatialGates")),
+    DemoNetwork("vit", "Vision Transformer", 0.4, ("LibraGradient", "Rollout", "GradCAM")),
+    DemoNetwork("senet", "SENet", 0.3, ("GradCAM", "ChannelGates")),
+    DemoNetwork("spatial_cnn", "Spatial-attention CNN", 0.3, ("GradCAM", "SpatialGates")),
 )
 
 
@@ -96,7 +96,7 @@ class Demo:
     def __init__(
         self,
         folder: Path,
-        entries: Sequence[Entry],
+        entries: Sequence[DemoNetwork],
         models: Mapping[str, Model],
         progress: Silent | None = None,
     ):
@@ -114,7 +114,7 @@ class Demo:
             for entry in entries:
                 self._explain(entry, shown)
 
-    def _explain(self, entry: Entry, progress: Silent) -> None:
+    def _explain(self, entry: DemoNetwork, progress: Silent) -> None:
         request = Request.of(self.models[entry.name], entry.methods)
         found: list[Explanation] = []
         for start in range(0, SCORED, BATCH):
@@ -208,7 +208,7 @@ class Demo:
     def _shot(self, picture: np.ndarray, file: str, caption: str, name: str) -> Shot:
         return pages.shot(picture, self.folder, file, caption, f"{name}: {caption}")
 
-    def _figures(self, entry: Entry) -> list[Shot]:
+    def _figures(self, entry: DemoNetwork) -> list[Shot]:
         """Draw the learning curves of one network, and show what its run drew."""
         shots = []
         run = self.folder / entry.name

@@ -30,15 +30,15 @@ from vision_attn.runs.results import SavedResults, open_results
 from vision_attn.runs.runfile import run_path
 from vision_attn.types import Calibration, Model, TokenLayout
 
-__all__ = ["Drawn", "draw_pictures", "saved_model"]
+__all__ = ["DrawnPictures", "draw_pictures", "saved_model"]
 
 
-class Drawn(list[Path]):
+class DrawnPictures(list[Path]):
     """The pictures' folders. photos: how many were drawn; problems: a line for each that was not.
 
     Examples:
-        >>> from vision_attn.pages.gallery.drawing import Drawn
-        >>> Drawn().photos
+        >>> from vision_attn.pages.gallery.drawing import DrawnPictures
+        >>> DrawnPictures().photos
         0
     """
 
@@ -56,7 +56,7 @@ def draw_pictures(
     output: str | PathLike[str] | None = None,
     style: Style | None = None,
     progress: Silent | None = None,
-) -> Drawn:
+) -> DrawnPictures:
     """Draw pictures from the maps that `explain --save maps` left in a folder.
 
     classes: those to draw, by name or index, each into a folder of its own with a page; a photo is
@@ -73,7 +73,7 @@ def draw_pictures(
     wanted = [None] if not classes else [model.class_index(one) for one in classes]
     kept = _kept_methods(results, methods)
     folders = _folder_names(model.classes)
-    drawn = Drawn()
+    drawn = DrawnPictures()
     place = Path(results.folder / "pictures" if output is None else output)
     place.mkdir(parents=True, exist_ok=True)
     with claimed(place), Bar() if progress is None else progress as shown:

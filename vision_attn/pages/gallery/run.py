@@ -62,7 +62,7 @@ from vision_attn.runs.video import Film
 from vision_attn.threads import computing_with, threads_of_job
 from vision_attn.types import Head, Model, Trust
 
-__all__ = ["SAVES", "Save", "Summary", "film", "gallery", "page_title"]
+__all__ = ["SAVES", "GallerySummary", "Save", "film", "gallery", "page_title"]
 
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 Save = Literal["pictures", "maps", "both", "none"]
@@ -70,7 +70,7 @@ SAVES = "pictures", "maps", "both", "none"
 
 
 @dataclass(frozen=True)
-class Summary:
+class GallerySummary:
     """What `gallery` or `film` wrote.
 
     photos and explained: how many photos there were, and how many of them were explained. films:
@@ -79,8 +79,9 @@ class Summary:
 
     Examples:
         >>> from pathlib import Path
-        >>> from vision_attn.pages.gallery.run import Summary
-        >>> Summary(Path("look"), photos=3, explained=2, problems=["c.png: ..."]).page is None
+        >>> from vision_attn.pages.gallery.run import GallerySummary
+        >>> summary = GallerySummary(Path("look"), photos=3, explained=2, problems=["c.png"])
+        >>> summary.page is None
         True
     """
 
@@ -118,7 +119,7 @@ def gallery(
     processes: int = 1,
     shard: tuple[int, int] = (1, 1),
     progress: Silent | None = None,
-) -> Summary:
+) -> GallerySummary:
     """Explain photos and videos into a folder, with a page to look through.
 
     images: files, folders of images, and videos. methods, target, contrast and head: as `explain`
@@ -219,7 +220,7 @@ class GalleryRun:
         films: dict[str, tuple[float | None, int | None, tuple[Path, ...]]],
         batch_size: int,
         processes: int,
-    ) -> Summary:
+    ) -> GallerySummary:
         """Explain what is missing of this shard's photos and films; if it is the last, merge all.
 
         films: the rate, the most frames and the frames of each.
@@ -265,7 +266,7 @@ class GalleryRun:
                 raise KeyboardInterrupt(*stop.args or [words]) from None
             done = self._explained(store, columns, photos)
         merged = self._merge(run)
-        return Summary(
+        return GallerySummary(
             folder,
             len(photos),
             done,
@@ -481,7 +482,7 @@ def film(
     frames: float | None = None,
     batch_size: int = 8,
     progress: Silent | None = None,
-) -> Summary:
+) -> GallerySummary:
     """Explain a video: write it once for each method, under its heatmap, in one scale throughout.
 
     images: a video file, or a folder of images with `frames`, how many are a second. limit: at

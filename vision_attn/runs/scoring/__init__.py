@@ -17,10 +17,17 @@ from vision_attn.runs.inputs import check_apart, check_file, check_shard, output
 from vision_attn.runs.loop import fill
 from vision_attn.runs.progress import Bar, Silent
 from vision_attn.runs.scoring import pictures, tables
-from vision_attn.runs.scoring.evidence import Data, Files, Photos, Samples, as_data, check_data
+from vision_attn.runs.scoring.evidence import (
+    Data,
+    Files,
+    PhotoSamples,
+    Samples,
+    as_data,
+    check_data,
+)
 from vision_attn.runs.scoring.ranking import trust_of
 from vision_attn.runs.scoring.results import Results
-from vision_attn.runs.scoring.scorer import Drawn, removal
+from vision_attn.runs.scoring.scorer import KeptMap, removal
 from vision_attn.runs.scoring.tasks import (
     SCORED,
     ScoreFolder,
@@ -64,7 +71,7 @@ class Scores:
         self,
         results: Results,
         data: Samples,
-        drawn: Mapping[tuple[str, str], Drawn],
+        drawn: Mapping[tuple[str, str], KeptMap],
         problems: list[str],
     ):
         self.results = results
@@ -266,7 +273,7 @@ def _check_apart(output: Path, data: Data, samples: Samples) -> None:
     if isinstance(samples, Files):
         files = list(samples.files)
         check_apart(output, files, [data if isinstance(data, str | PathLike) else samples.folder])
-    elif isinstance(samples, Photos):
+    elif isinstance(samples, PhotoSamples):
         files = [Path(photo) for photo in samples.photos if isinstance(photo, str | PathLike)]
     else:
         return

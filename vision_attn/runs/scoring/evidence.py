@@ -38,7 +38,7 @@ from vision_attn.types import Model
 __all__ = [
     "Data",
     "Files",
-    "Photos",
+    "PhotoSamples",
     "PlantedSamples",
     "Sample",
     "Samples",
@@ -249,19 +249,19 @@ class Files(Samples):
         return file_stamp(self.files[item])
 
 
-class Photos(Samples):
+class PhotoSamples(Samples):
     """Image files and PIL images in a list; the folder that holds a file says its class.
 
     Examples:
         >>> from PIL import Image
         >>> from vision_attn.data import Preprocess
         >>> from vision_attn.models import ViT
-        >>> from vision_attn.runs.scoring.evidence import Photos
+        >>> from vision_attn.runs.scoring.evidence import PhotoSamples
         >>> from vision_attn.types import Model
         >>> vit = ViT(image_size=16, patch_size=8, dim=12, depth=1, heads=2, num_classes=10).eval()
         >>> preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
         >>> model = Model(vit, preprocess, [f"class {i}" for i in range(10)], vit.layout((16, 16)))
-        >>> samples = Photos(model, [Image.new("RGB", (30, 20))])
+        >>> samples = PhotoSamples(model, [Image.new("RGB", (30, 20))])
         >>> tuple(samples[0].image.shape)
         (3, 16, 16)
     """
@@ -470,7 +470,7 @@ def open_data(data: Data, model: Model, root: Path) -> Samples:
     if isinstance(data, Samples):
         return data
     if not isinstance(data, str | PathLike):
-        return Photos(model, data)
+        return PhotoSamples(model, data)
     word = fspath(data)
     check_data(word)
     if word in PLANTED:

@@ -53,15 +53,16 @@ class Mosaic(NamedTuple):
     classes: tuple[int, ...]
 
 
-class Row(NamedTuple):
+class MosaicSummary(NamedTuple):
     """What is known of the mosaics of one side.
 
     frame: what the network sees. named: of each frame that it takes, the mean share of a mosaic's
     classes that it names. surest, least: the highest and lowest probability of a photo's class.
 
     Examples:
-        >>> from vision_attn.runs.scoring.mosaics import Row
-        >>> Row(2, mosaics=9, frame="full", named={"full": 0.9}, least=0.8, surest=1.0).frame
+        >>> from vision_attn.runs.scoring.mosaics import MosaicSummary
+        >>> one = MosaicSummary(2, 9, frame="full", named={"full": 0.9}, least=0.8, surest=1.0)
+        >>> one.frame
         'full'
     """
 
@@ -116,7 +117,7 @@ class Mosaics:
     seed: int = 0
     made: list[Mosaic] = field(default_factory=list)
     frames: dict[int, str] = field(default_factory=dict)
-    known: list[Row] = field(default_factory=list)
+    known: list[MosaicSummary] = field(default_factory=list)
     sure: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -189,7 +190,7 @@ class Mosaics:
             used = {item for i in mine for item in self.made[i].items}
             chances = [-p for found in self.sure.values() for p, item in found if item in used]
             self.known.append(
-                Row(side, len(mine), self.frames[side], named, min(chances), max(chances))
+                MosaicSummary(side, len(mine), self.frames[side], named, min(chances), max(chances))
             )
 
     def of_side(self, side: int) -> list[int]:

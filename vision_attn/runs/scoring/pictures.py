@@ -16,7 +16,7 @@ from vision_attn.render.picture import Picture
 from vision_attn.render.scores import Curves, Ranked, best_and_worst, outlined, small_curves
 from vision_attn.runs.scoring.evidence import Sample, Samples
 from vision_attn.runs.scoring.results import NAMES, Results, short
-from vision_attn.runs.scoring.scorer import Drawn
+from vision_attn.runs.scoring.scorer import KeptMap
 from vision_attn.types import Preprocessing
 
 __all__ = ["curves", "paint", "ranked", "sanity"]
@@ -60,7 +60,7 @@ def sanity(results: Results) -> Picture:
 
 
 def ranked(
-    results: Results, data: Samples, drawn: Mapping[tuple[str, str], Drawn]
+    results: Results, data: Samples, drawn: Mapping[tuple[str, str], KeptMap]
 ) -> Picture | None:
     """The images of each method that score best and worst; None if the map of none is kept.
 
@@ -90,7 +90,7 @@ def ranked(
     return best_and_worst(rows, f"Best and worst by {words}") if rows else None
 
 
-def paint(sample: Sample, drawn: Drawn, preprocess: Preprocessing) -> Picture:
+def paint(sample: Sample, drawn: KeptMap, preprocess: Preprocessing) -> Picture:
     """The image as the network sees it under its map, with the outlines of what is known."""
     mean, std = (
         torch.tensor(v, dtype=torch.float32, device="cpu")[:, None, None]

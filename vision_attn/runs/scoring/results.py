@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vision_attn.errors import quoted
-from vision_attn.evaluate import Difference, MaxBoxIoU, paired_bootstrap
+from vision_attn.evaluate import MaxBoxIoU, PairedDifference, paired_bootstrap
 from vision_attn.evaluate.sanity import layers_from_the_top
 from vision_attn.methods import Baseline
 from vision_attn.runs.scoring.scorer import GRIDS, GROUPS, Record
@@ -125,7 +125,7 @@ class Results:
         error = float(values.std()) / math.sqrt(n) if n > 1 else math.nan
         return Mean(float(values.mean()) if n else math.nan, error, n)
 
-    def ahead(self, metric: str, method: str, baseline: str) -> Difference | None:
+    def ahead(self, metric: str, method: str, baseline: str) -> PairedDifference | None:
         """By how much the method is better, whichever way the metric runs; above 0 is better.
 
         Of the images that both have a score of; None where these are fewer than two.

@@ -57,7 +57,7 @@ from vision_attn.tokens import layout_of
 from vision_attn.tokens.outputs import one_row
 from vision_attn.types import Heatmaps, Images, Model, TokenLayout
 
-__all__ = ["FILLS", "GRIDS", "GROUPS", "Drawn", "Record", "as_plain_vit", "removal"]
+__all__ = ["FILLS", "GRIDS", "GROUPS", "KeptMap", "Record", "as_plain_vit", "removal"]
 
 Record = dict[str, Any]
 
@@ -98,13 +98,13 @@ GROUPS: dict[str, dict[str, type[ImageScore]]] = {
 FILLS = {"mean": MeanFill, "blur": BlurFill, "noise": NoiseFill}
 
 
-class Drawn(NamedTuple):
+class KeptMap(NamedTuple):
     """One image's map, raw, and its prefix mass, None where the method has none: for a picture.
 
     Examples:
         >>> import numpy as np
-        >>> from vision_attn.runs.scoring.scorer import Drawn
-        >>> Drawn(np.ones((4, 4)), prefix_mass=None).values.shape
+        >>> from vision_attn.runs.scoring.scorer import KeptMap
+        >>> KeptMap(np.ones((4, 4)), prefix_mass=None).values.shape
         (4, 4)
     """
 
@@ -113,7 +113,7 @@ class Drawn(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class SampleBatch:
     """Samples of one kind together, and what each is explained for.
 
     predicted, probability: the most probable class; None for a network without a classifier, and
@@ -126,7 +126,7 @@ class Batch:
     target: Target
     probability: Float[Tensor, " b"] | None = None
 
-    def single(self) -> Iterator["Batch"]:
+    def single(self) -> Iterator["SampleBatch"]:
         """Each image as a batch of its own."""
         for i, sample in enumerate(self.samples):
             one = slice(i, i + 1)
@@ -134,7 +134,7 @@ class Batch:
                 None if each is None else each[one] for each in (self.predicted, self.probability)
             )
             target = self.target.at(one_row(i))
-            yield Batch([sample], self.images[one], predicted, target, probability)
+            yield SampleBatch([sample], self.images[one], predicted, target, probability)
 
     def mask(self, of: str) -> Bool[Tensor, "b h w"] | None:
         """The masks of that kind; None where the images have none."""
@@ -166,7 +166,7 @@ class Scorer:
         """The model whose maps are measured."""
         return self.request.model
 
-    def batches(self, samples: Sequence[Sample]) -> tuple[Batch | None, list[str]]:
+    def batches(self, samples: Sequence[Sample]) -> tuple[SampleBatch | None, list[str]]:
         """Make a batch of the samples that the network takes, and a line for each of the others.
 
         None in place of a batch where it takes none.
@@ -176,12 +176,12 @@ class Scorer:
             return (made[0][1] if made else None), lines
         return self.batch([sample for _, batch in made for sample in batch.samples]), lines
 
-    def batch(self, samples: Sequence[Sample]) -> Batch:
+    def batch(self, samples: Sequence[Sample]) -> SampleBatch:
         """Make a batch of samples; ValueError where the network gives no numbers."""
         images = torch.stack([sample.image for sample in samples])
         images = images.to(self.model.device, self.model.dtype)
         if samples[0].cells:  # it may not take images of this size
-            return Batch(samples, images, None, Class())
+            return SampleBatch(samples, images, None, Class())
         output = model_output(self.model, images)
         predicted = probability = None
         if self.model.classes:
@@ -190,7 +190,7 @@ class Scorer:
             predicted = logits.argmax(dim=1)
             probability = chances.gather(1, predicted[:, None])[:, 0]
         target = self.request.target_of([sample.label for sample in samples]).fixed(output)
-        return Batch(samples, images, predicted, target, probability)
+        return SampleBatch(samples, images, predicted, target, probability)
 
     def explain(
         self, explainer: Explainer, network: nn.Module, images: Tensor, target: Target
@@ -199,7 +199,7 @@ class Scorer:
         model = replace(self.model, network=network)
         return explainer(model, images, target, self.model.layout)
 
-    def drawn(self, explainer: Explainer, batch: Batch) -> dict[str, Drawn]:
+    def drawn(self, explainer: Explainer, batch: SampleBatch) -> dict[str, KeptMap]:
         """Each image's map by its name, to be drawn; none of an image that the method fails on."""
         try:
             maps = self.explain(explainer, self.model.network, batch.images, batch.target)
@@ -211,11 +211,11 @@ class Scorer:
         masses = [None] * len(maps) if maps.prefix_mass is None else maps.prefix_mass.tolist()
         values = maps.values.cpu().numpy().astype(np.float32)
         return {
-            sample.name: Drawn(values[i].copy(), masses[i])
+            sample.name: KeptMap(values[i].copy(), masses[i])
             for i, sample in enumerate(batch.samples)
         }
 
-    def records(self, kind: str, explainer: Explainer | None, batch: Batch) -> list[Record]:
+    def records(self, kind: str, explainer: Explainer | None, batch: SampleBatch) -> list[Record]:
         """Measure each sample of a batch.
 
         kind: `maps`, all that is cheap, or `sanity`, many maps an image; `named`, which class the
@@ -223,7 +223,7 @@ class Scorer:
         `mosaic`, where the maps of its classes lie. Where it fails, a record that says so of each
         sample that it fails on.
         """
-        measures: dict[str, Callable[[Any, Batch], list[Record]]] = {
+        measures: dict[str, Callable[[Any, SampleBatch], list[Record]]] = {
             "maps": self._maps,
             "sanity": self._sanity,
             "named": self._named,
@@ -244,14 +244,14 @@ class Scorer:
             for i, sample in enumerate(batch.samples)
         ]
 
-    def _known(self, batch: Batch, i: int) -> Record:
+    def _known(self, batch: SampleBatch, i: int) -> Record:
         return {
             "label": batch.samples[i].label,
             "predicted": None if batch.predicted is None else int(batch.predicted[i]),
             "target": batch.target.at(one_row(i)).pair()[0],
         }
 
-    def _named(self, explainer: None, batch: Batch) -> list[Record]:
+    def _named(self, explainer: None, batch: SampleBatch) -> list[Record]:
         """The class that the network gives each photo, and how surely."""
         assert batch.predicted is not None
         assert batch.probability is not None
@@ -264,7 +264,7 @@ class Scorer:
             for i, sample in enumerate(batch.samples)
         ]
 
-    def _framed(self, explainer: None, batch: Batch) -> list[Record]:
+    def _framed(self, explainer: None, batch: SampleBatch) -> list[Record]:
         """The share of a mosaic's classes among as many of highest logit."""
         logits = model_logits(self.model, batch.images).float()
         records = []
@@ -274,7 +274,7 @@ class Scorer:
             records.append({"named": round(len(named) / len(first), 5)})
         return records
 
-    def _mosaic(self, explainer: Explainer, batch: Batch) -> list[Record]:
+    def _mosaic(self, explainer: Explainer, batch: SampleBatch) -> list[Record]:
         """The share of each class's map in the cell of its photo: mean, and cell by cell."""
         cells = batch.samples[0].cells
         side = round(len(cells) ** 0.5)
@@ -296,7 +296,7 @@ class Scorer:
             for sample, one in zip(batch.samples, shares, strict=True)
         ]
 
-    def _maps(self, explainer: Explainer, batch: Batch) -> list[Record]:
+    def _maps(self, explainer: Explainer, batch: SampleBatch) -> list[Record]:
         maps = self.explain(explainer, self.model.network, batch.images, batch.target).values
         scores, curves = self._faithfulness(maps, batch)
         scores |= self._localization(maps, batch) | {"sparseness": scored(Sparseness(), maps)}
@@ -309,7 +309,7 @@ class Scorer:
         ]
 
     def _faithfulness(
-        self, maps: Float[Tensor, "b y x"], batch: Batch
+        self, maps: Float[Tensor, "b y x"], batch: SampleBatch
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Scores, and curves of deletion and insertion; of a target that is no class, no others."""
         logits, chances = partial(model_logits, self.model), probabilities_of(self.model)
@@ -336,7 +336,7 @@ class Scorer:
         scores = {name: metric.per_image() for name, metric in metrics.items()}
         return scores, {"deletion": deletion.curves(), "insertion": insertion.curves()}
 
-    def _localization(self, maps: Float[Tensor, "b y x"], batch: Batch) -> dict[str, Tensor]:
+    def _localization(self, maps: Float[Tensor, "b y x"], batch: SampleBatch) -> dict[str, Tensor]:
         scores = {}
         boxed = batch.samples[0].boxes is not None
         if (mask := batch.mask("object")) is not None:
@@ -348,14 +348,14 @@ class Scorer:
             scores["energy_inside_on_shortcut"] = scored(EnergyPointingGame(), maps, mask)
         return scores
 
-    def _box_ious(self, maps: Float[Tensor, "b y x"], batch: Batch) -> Float[Tensor, "b t"]:
+    def _box_ious(self, maps: Float[Tensor, "b y x"], batch: SampleBatch) -> Float[Tensor, "b t"]:
         """At each threshold; the best one is chosen when all images are known."""
         metric = MaxBoxIoU()
         boxes = [sample.boxes for sample in batch.samples if sample.boxes is not None]
         metric.update(maps, boxes, [self.model.preprocess.input_size] * len(boxes))
         return torch.cat(metric.ious)
 
-    def _sanity(self, explainer: Explainer, batch: Batch) -> list[Record]:
+    def _sanity(self, explainer: Explainer, batch: SampleBatch) -> list[Record]:
         explain = partial(self.explain, explainer)
         randomisation = ModelRandomisation(self.model.network, explain, self.seed)
         randomisation.update(batch.images, batch.target)
@@ -368,7 +368,7 @@ class Scorer:
         }
         return plain(len(batch.samples), scores, randomisation.curves())
 
-    def _single_removal(self, explainer: Explainer, batch: Batch) -> dict[str, Tensor]:
+    def _single_removal(self, explainer: Explainer, batch: SampleBatch) -> dict[str, Tensor]:
         """Scores by parts that are removed one at a time."""
         maps = self.explain(explainer, self.model.network, batch.images, batch.target).values
         rows, columns = self.removal.grid

@@ -48,7 +48,7 @@ from vision_attn.runs.scoring.evidence import (
     open_data,
 )
 from vision_attn.runs.scoring.mosaics import FRAMES, Mosaics, check_sides
-from vision_attn.runs.scoring.scorer import Batch, Drawn, Record, Scorer, removal
+from vision_attn.runs.scoring.scorer import KeptMap, Record, SampleBatch, Scorer, removal
 from vision_attn.runs.shard import Column, RowKeeper, ShardFile, StoreRow
 from vision_attn.runs.store import Store
 from vision_attn.threads import threads_of_job
@@ -172,7 +172,7 @@ class Work(Job):
             "precision": "bf16" if self.scorer.half else "fp32",
         }
         self.columns: list[Column] = []
-        self._batch: tuple[Sequence[ReadSample], Batch | None, list[str]] = ((), None, [])
+        self._batch: tuple[Sequence[ReadSample], SampleBatch | None, list[str]] = ((), None, [])
 
     @property
     def of_classes(self) -> bool:
@@ -326,7 +326,7 @@ class Work(Job):
             result.rows.append(StoreRow(column, name, record, contents[name]))
         return result
 
-    def batch(self, read: Sequence[ReadSample]) -> tuple[Batch | None, list[str]]:
+    def batch(self, read: Sequence[ReadSample]) -> tuple[SampleBatch | None, list[str]]:
         """Make the batch of the samples that can be used, None if none can.
 
         The second value is a line for each of the others.
@@ -516,10 +516,10 @@ def records_of(kept: RowKeeper, columns: Sequence[Column] | None = None) -> dict
     return {(one["kind"], one["method"], one["image"]): one for one in records}
 
 
-def drawn_of(kept: RowKeeper, columns: Sequence[Column] | None = None) -> dict[Place, Drawn]:
+def drawn_of(kept: RowKeeper, columns: Sequence[Column] | None = None) -> dict[Place, KeptMap]:
     """The maps of pictures that are kept, by method and image."""
     return {
-        (row.column.method, row.record["image"]): Drawn(row.map, row.record["prefix_mass"])
+        (row.column.method, row.record["image"]): KeptMap(row.map, row.record["prefix_mass"])
         for row in kept.kept(columns)
         if row.map is not None
     }

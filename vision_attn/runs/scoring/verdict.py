@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from vision_attn.evaluate import Difference, Interval, bca
+from vision_attn.evaluate import Interval, PairedDifference, bca
 from vision_attn.runs.scoring.results import NAMES, Results, short, signed
 from vision_attn.runs.scoring.scorer import GRIDS
 
@@ -50,7 +50,7 @@ class Compared(NamedTuple):
     standing: Standing
     baseline: str
     images: int
-    difference: Difference | None
+    difference: PairedDifference | None
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ def compare(results: Results, metric: str, method: str) -> Compared:
     ahead = results.table[method][metric]["better_than"]
     images = min(len(results.paired(metric, method, name)) for name in NAMES)
     known = {
-        name: Difference(one["mean"], one["low"], one["high"])
+        name: PairedDifference(one["mean"], one["low"], one["high"])
         for name, one in ahead.items()
         if one is not None
     }

@@ -8,15 +8,15 @@ from vision_attn.data.sources import DataError
 from vision_attn.data.tensors import InOrder, Shuffled
 from vision_attn.sequences.data.pairs import ExampleBatches, ExampleSource, Split
 
-__all__ = ["ExampleData", "Splits"]
+__all__ = ["ExampleData", "SequenceSplits"]
 
 
-class Splits(NamedTuple):
+class SequenceSplits(NamedTuple):
     """The examples of a run: for training, validation and test.
 
     Examples:
-        >>> from vision_attn.sequences.data.module import Splits
-        >>> Splits(train=[1, 2], val=[3], test=[4]).val
+        >>> from vision_attn.sequences.data.module import SequenceSplits
+        >>> SequenceSplits(train=[1, 2], val=[3], test=[4]).val
         [3]
     """
 
@@ -56,8 +56,8 @@ class ExampleData(LightningDataModule):
         return self._examples[split]
 
     @property
-    def splits(self) -> Splits:
-        return Splits(self.examples("train"), self.examples("val"), self.examples("test"))
+    def splits(self) -> SequenceSplits:
+        return SequenceSplits(self.examples("train"), self.examples("val"), self.examples("test"))
 
     @property
     def about(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from vision_attn.inference import modules_of
 from vision_attn.tokens.record.calls import AttentionCall
 from vision_attn.types import TokenLayout
 
-__all__ = ["Block", "LayerWindows", "layer_windows", "swin_plan"]
+__all__ = ["LayerWindows", "SwinBlock", "layer_windows", "swin_plan"]
 
 Pair = tuple[int, int]
 
@@ -27,12 +27,12 @@ SWINS = {"SwinTransformer", "SwinTransformerV2"}
 
 
 @dataclass(frozen=True)
-class Block:
+class SwinBlock:
     """A Swin block: its window (h, w), its shift (h, w), and whether it pads before it shifts.
 
     Examples:
-        >>> from vision_attn.tokens.path.swin import Block, window_places
-        >>> window_places(2, 4, Block(window=(2, 2), shift=(0, 0), pads_first=False)).tolist()
+        >>> from vision_attn.tokens.path.swin import SwinBlock, window_places
+        >>> window_places(2, 4, SwinBlock(window=(2, 2), shift=(0, 0), pads_first=False)).tolist()
         [[0, 1, 4, 5], [2, 3, 6, 7]]
     """
 
@@ -107,7 +107,7 @@ def layer_windows(
     return found
 
 
-def swin_plan(network: nn.Module) -> list[Block | None] | None:
+def swin_plan(network: nn.Module) -> list[SwinBlock | None] | None:
     """List a Swin's blocks in order, None for a merging of patches; None for other networks."""
     for module in modules_of(network):
         if type(module).__name__ in SWINS:
@@ -119,7 +119,7 @@ def swin_plan(network: nn.Module) -> list[Block | None] | None:
     return None
 
 
-def window_places(h: int, w: int, block: Block) -> Int[Tensor, "window place"]:
+def window_places(h: int, w: int, block: SwinBlock) -> Int[Tensor, "window place"]:
     """Find the token in each place of each window; h * w where there is padding."""
     numbers = torch.arange(h * w, device="cpu").view(h, w)
     padding, (down, right) = _padding(h, w, block), _shift(h, w, block)
@@ -130,7 +130,7 @@ def window_places(h: int, w: int, block: Block) -> Int[Tensor, "window place"]:
     return _partition(numbers, block)
 
 
-def window_regions(h: int, w: int, block: Block) -> Int[Tensor, "window place"]:
+def window_regions(h: int, w: int, block: SwinBlock) -> Int[Tensor, "window place"]:
     """Number the regions of each window that the mask of shifted windows keeps apart.
 
     The seam lies where a cyclic shift joins opposite edges: a shift's length before the end of the
@@ -144,17 +144,17 @@ def window_regions(h: int, w: int, block: Block) -> Int[Tensor, "window place"]:
     return _partition(2 * down[:, None].long() + along.long(), block)
 
 
-def _partition(numbers: Int[Tensor, "h w"], block: Block) -> Int[Tensor, "window place"]:
+def _partition(numbers: Int[Tensor, "h w"], block: SwinBlock) -> Int[Tensor, "window place"]:
     rows, columns = block.window
     return rearrange(numbers, "(Y y) (X x) -> (Y X) (y x)", y=rows, x=columns)
 
 
-def _padding(h: int, w: int, block: Block) -> tuple[int, int, int, int]:
+def _padding(h: int, w: int, block: SwinBlock) -> tuple[int, int, int, int]:
     """Return what F.pad takes: left, right, above, below."""
     return (0, -w % block.window[1], 0, -h % block.window[0])
 
 
-def _shift(h: int, w: int, block: Block) -> Pair:
+def _shift(h: int, w: int, block: SwinBlock) -> Pair:
     """Return the shift that is made: torchvision makes none along an axis of one window."""
     (rows, columns), (down, right) = block.window, block.shift
     if block.pads_first:
@@ -163,19 +163,19 @@ def _shift(h: int, w: int, block: Block) -> Pair:
     return down, right
 
 
-def _timm(network: Any) -> Iterator[Block | None]:
+def _timm(network: Any) -> Iterator[SwinBlock | None]:
     for stage in network.layers:
         if not isinstance(stage.downsample, nn.Identity):
             yield None
         for block in stage.blocks:
-            yield Block(tuple(block.window_size), tuple(block.shift_size), pads_first=False)
+            yield SwinBlock(tuple(block.window_size), tuple(block.shift_size), pads_first=False)
 
 
-def _torchvision(network: Any) -> Iterator[Block | None]:
+def _torchvision(network: Any) -> Iterator[SwinBlock | None]:
     for stage in list(network.features)[1:]:
         if not isinstance(stage, nn.Sequential):
             yield None
             continue
         for block in stage:
             attn: Any = block.attn
-            yield Block(tuple(attn.window_size), tuple(attn.shift_size), pads_first=True)
+            yield SwinBlock(tuple(attn.window_size), tuple(attn.shift_size), pads_first=True)

@@ -132,7 +132,7 @@ def fastest(
     with torch.random.fork_rng(devices), torch.enable_grad(), ExitStack() as ends:
         copies = {one: _copy(network, one) for one in {plan.memory_format for plan in plans}}
         steps = {
-            plan: ends.enter_context(Step(copies[plan.memory_format], images, plan, in_parts))
+            plan: ends.enter_context(TimedPass(copies[plan.memory_format], images, plan, in_parts))
             for plan in plans
         }
         for step in steps.values():
@@ -173,7 +173,7 @@ class Planned(Callback):
         return asdict(self.plan)
 
 
-class Step:
+class TimedPass:
     """A forward and a backward pass of a network by a plan; calling it gives seconds."""
 
     def __init__(
@@ -186,7 +186,7 @@ class Step:
         self.network, self.images, self.plan = network, images, plan
         self.parts = in_parts(plan.parts)
 
-    def __enter__(self) -> "Step":
+    def __enter__(self) -> "TimedPass":
         return self
 
     def __exit__(self, *error: object) -> None:
