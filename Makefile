@@ -4,6 +4,7 @@
 #   make check   format, lint, types
 #   make fuzz    damaged files for MINUTES (30) through the commands; goes on where it stopped
 #   make kills   kill training, scores, heatmaps and caches, 20 times each, and go on
+#   make release-check  build sdist and wheel, check both, run the commands from an empty environment
 #   make wasm    the live page's kernels, from C, by clang
 #   make docs    the documentation, into outputs/site; runs the notebooks that have changed
 #   make pictures  the pictures of README, documentation and Learn, after make demo
@@ -31,7 +32,7 @@ ifndef OMP_WAIT_POLICY
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fuzz kills format wasm docs pictures clean
+.PHONY: help demo test check fuzz kills release-check format wasm docs pictures clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -81,6 +82,11 @@ fuzz: $(VENV)/.installed-dev
 
 kills: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/kills.py --times 20
+
+# LOWEST=1: with the lowest versions that pyproject.toml allows, which needs uv.
+release-check: $(VENV)/.installed-dev
+	$(INSTALL) -e '.[release]'
+	$(BIN)/python tests/release/check.py $(if $(LOWEST),--lowest,$(if $(CONSTRAINTS),--constraints $(CONSTRAINTS)))
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -49,7 +49,7 @@ EXTRAS = {
     normalised(requirement)
     for extra, requirements in PROJECT["optional-dependencies"].items()
     for requirement in requirements
-    if extra not in ("dev", "notebooks")
+    if extra not in ("dev", "notebooks", "release")
 }
 OURS = {"vision_attn", *sys.stdlib_module_names}
 

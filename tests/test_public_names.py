@@ -1,12 +1,19 @@
 """Public names stay what they are, whatever was imported before: no submodule hides a function."""
 
 import pkgutil
+import sys
+from functools import partial
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 import vision_attn
+
+sys.path.insert(0, str(Path(__file__).parent))
+from public_signatures import FILE, lines, signature
 
 
 @pytest.fixture(scope="module")
@@ -24,3 +31,22 @@ def test_no_submodule_hides_a_public_name(name):
     }
     assert isinstance(value, ModuleType) == is_part
     assert is_part or name == "__version__" or callable(value)
+
+
+@pytest.mark.usefixtures("_every_submodule")
+def test_public_signatures_are_those_that_are_written_down():
+    """A change of one belongs in CHANGELOG.md; `python tests/public_signatures.py` writes them."""
+    known, now = FILE.read_text(encoding="utf-8").splitlines(), lines()
+    gone = [f"- {line}" for line in known if line not in set(now)]
+    new = [f"+ {line}" for line in now if line not in set(known)]
+    changed = "\n".join([*gone, *new])
+    assert not changed, f"name it in CHANGELOG.md, then run tests/public_signatures.py:\n{changed}"
+
+
+def test_a_changed_default_is_seen():
+    def before(images, *, limit=8): ...
+    def after(images, *, limit=9): ...
+
+    assert signature(before) == "(images, *, limit=8)"
+    assert signature(before) != signature(after)
+    assert signature(partial(before, limit=torch.nn.Linear)) == "(images, *, limit=Linear)"
