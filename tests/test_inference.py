@@ -190,6 +190,12 @@ RUNS = {
         vision_attn.patch_similarity(model, PHOTO, (0.5, 0.5)),
     ],
     "patch_components": lambda model, **_: [vision_attn.patch_components(model, PHOTO).scores],
+    "photo_similarity": lambda model, **_: [
+        *vision_attn.photo_similarity(model, PHOTO, PHOTO[::-1]).maps
+    ],
+    "nearest_photos": lambda model, photos, **_: [
+        found.similarity.cosine for found in vision_attn.nearest_photos(model, PHOTO, photos, 2)
+    ],
     "forward_format": lambda model, **_: [forward_format(model.network, IMAGES)],
     "choose_methods": lambda model, **_: [str(choose_methods(None, model))],
     "fitting_methods": lambda model, **_: [str(fitting_methods(model))],

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .runs.patches import patch_components, patch_similarity
     from .runs.results import SavedResults, open_results
     from .runs.scoring import removal, score
+    from .runs.similarity import nearest_photos, photo_similarity
     from .runs.texts import token_attribution
     from .tokens.path.support import probe
     from .tokens.record.weights import attention_weights
@@ -83,9 +84,11 @@ _NAMES = {
     "list_models": "models.shelf",
     "live": "pages.live.report",
     "load_model": "hub",
+    "nearest_photos": "runs.similarity",
     "open_results": "runs.results",
     "patch_components": "runs.patches",
     "patch_similarity": "runs.patches",
+    "photo_similarity": "runs.similarity",
     "probe": "tokens.path.support",
     "removal": "runs.scoring",
     "score": "runs.scoring",

@@ -10,7 +10,7 @@ from torchvision.transforms import ToTensor
 
 import vision_attn
 from vision_attn.hub import load_model
-from vision_attn.runs.patches import patch_features
+from vision_attn.runs.patches import components_of, layer_features, patch_features
 
 RNG = np.random.default_rng(0)
 PHOTOS = [RNG.integers(0, 256, (97, 131, 3), dtype=np.uint8) for _ in range(3)]
@@ -130,3 +130,69 @@ def test_what_is_not_there_gets_one_line(encoder):
     )
     with pytest.raises(ValueError, match="no layer gives a vector for each place of the image"):
         vision_attn.patch_components(flat, PHOTOS[0])
+
+
+def blob(photos=2, d=7, rows=11, columns=13):
+    """Features of an object in the middle, whose channels vary, on a background that hardly does."""
+    rng = np.random.default_rng(5)
+    features = 0.1 * rng.normal(size=(photos, d, rows, columns))
+    inside = np.zeros((photos, rows, columns), bool)
+    inside[0, 3:8, 2:9], inside[1, 5:9, 4:11] = True, True
+    features += inside[:, None] * (4 + rng.normal(size=features.shape))
+    return torch.from_numpy(features), torch.from_numpy(inside)
+
+
+def least_variance(values):
+    """Every cut, by hand: the two sides that vary least."""
+    ordered = np.sort(values)
+    cuts = [
+        at * ordered[:at].var() + (len(ordered) - at) * ordered[at:].var()
+        for at in range(1, len(ordered))
+    ]
+    return ordered[1 + int(np.argmin(cuts))]  # the first of the upper side
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_background_is_split_off_by_the_first_component(sign):
+    features, inside = blob()
+    found = components_of(sign * features, split_background=True)
+    assert torch.equal(found.foreground, inside)
+    rows = (sign * features).movedim(1, -1).flatten(0, 2).numpy()
+    first = PCA(1, svd_solver="full").fit_transform(rows)[:, 0]
+    upper = first >= least_variance(first)
+    expected = upper if upper.sum() == inside.sum() else ~upper
+    np.testing.assert_array_equal(found.foreground.flatten(), expected)
+    among = PCA(3, svd_solver="full").fit(rows[expected])
+    np.testing.assert_allclose(found.variance, among.explained_variance_ratio_, rtol=1e-5)
+    np.testing.assert_allclose(
+        abs(found.directions.double().numpy() @ among.components_.T), np.eye(3), atol=1e-6
+    )
+    colors = found.colors()
+    assert not colors[~inside.numpy()].any()
+    spread = found.scores[0, :, 4, 5] / (
+        2 * found.scores.movedim(1, -1)[inside].square().mean(0).sqrt()
+    )
+    np.testing.assert_allclose(colors[0, 4, 5], ((spread + 1) / 2).clamp(0, 1), rtol=1e-5)
+
+
+def test_without_a_split_all_is_foreground(encoder):
+    assert vision_attn.patch_components(encoder, PHOTOS).foreground.all()
+    split = vision_attn.patch_components(encoder, PHOTOS, split_background=True)
+    assert 0 < split.foreground.sum() < split.foreground.numel()
+    with pytest.raises(ValueError, match="k must be from 1 to 7, as there are 7 components of the"):
+        components_of(blob()[0], k=8, split_background=True)
+    with pytest.raises(ValueError, match="expected at least one photo, got an empty list"):
+        vision_attn.patch_components(encoder, [])
+
+
+def test_layers_are_blocks_and_the_last_norm(encoder):
+    inputs = torch.randn(2, 3, 48, 80)
+    found = layer_features(encoder, inputs)
+    assert list(found) == [*(f"blocks.{at}" for at in range(6)), "norm"]
+    for name, features in found.items():
+        torch.testing.assert_close(features, patch_features(encoder, inputs, name))
+    assert list(layer_features(encoder, inputs, most=3)) == ["blocks.0", "blocks.3", "norm"]
+    cnn = load_model("timm:test_resnet", pretrained=False)
+    stages = layer_features(cnn, torch.randn(1, 3, 64, 96))
+    assert list(stages)[-1].startswith("layer4.")
+    assert {tuple(each.shape[2:]) for each in stages.values()} >= {(16, 24), (8, 12), (2, 3)}

@@ -4,13 +4,12 @@ Axes: b photos, c channels, h height, w width, d width of a feature, rows and co
 k components.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy import ndarray
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -26,9 +25,18 @@ from vision_attn.tokens.modules import LayerLike, module_name, why_opaque
 from vision_attn.tokens.path.places import Places
 from vision_attn.types import Images, Model
 
-__all__ = ["PatchComponents", "patch_components", "patch_features", "patch_similarity"]
+__all__ = [
+    "PatchComponents",
+    "components_of",
+    "layer_features",
+    "patch_components",
+    "patch_features",
+    "patch_similarity",
+    "watched_features",
+]
 
 AT_ONCE = 8  # photos
+MOST_LAYERS = 13  # of a page: twelve blocks and the last norm
 SPREAD = 2.0  # standard deviations to either side that colours tell apart
 
 
@@ -58,40 +66,127 @@ def patch_features(
         >>> patch_features(model, torch.rand(2, 3, 160, 160)).shape
         torch.Size([2, 64, 10, 10])
     """
-    network = model.network
-    if reason := why_opaque(network):
-        raise ValueError(f"{type(network).__name__}: {reason}")
-    layout = layout_for(model, images) or model.layout
-    tokens = None if layout is None else layout.tokens
+    (features, *_), _ = watched_features(model, images, layer)
+    return features
+
+
+def watched_features(
+    model: Model, images: Images, layer: LayerLike | None = None
+) -> tuple[tuple[Float[Tensor, "b d rows columns"], str], Any]:
+    """Return what `patch_features` does with the layer's name, and the network's output."""
+    run = _Run(model, images)
     if layer is None:
-        watched = list(modules_of(network))
+        watched = list(modules_of(model.network))
     else:
-        name = module_name(network, layer)
+        name = module_name(model.network, layer)
         if name is None:
-            raise ValueError(f"layer {quoted(layer)}: {type(network).__name__} has no such layer")
-        watched = [network.get_submodule(name)]
-    found: list[tuple[nn.Module, Tensor]] = []
-
-    def keep(named: bool, module: nn.Module, _inputs: tuple, out: Any) -> None:
-        if isinstance(out, Tensor) and _has_places(out, len(images), None if named else tokens):
-            found[:] = [(module, out.detach())]
-
-    with apart(), Hooks() as hooks:
-        for module in watched:
-            hooks.after(module, partial(keep, layer is not None))
-        infer(network, images)
-    if not found:
+            raise ValueError(
+                f"layer {quoted(layer)}: {type(model.network).__name__} has no such layer"
+            )
+        watched = [model.network.get_submodule(name)]
+    run.watch(watched, named=layer is not None)
+    if not run.found:
         what = "no layer" if layer is None else f"layer {quoted(layer)}: it"
         raise ValueError(f"{what} gives a vector for each place of the image: name another layer")
-    module, features = found[0]
-    features = features.to(torch.promote_types(features.dtype, torch.float32))
-    places = layout if layout is not None and features.shape[1] == layout.tokens else None
-    if features.ndim == 3 and places is None:
-        elsewhere = places_of_tokens(network, images, features, module)
-        if isinstance(elsewhere, Places):
-            return elsewhere.to_map(features)
-        places = elsewhere
-    return on_grid(features, (images.shape[2], images.shape[3]), places)
+    module = next(reversed(run.found))
+    return (run.on_grid(module), modules_of(model.network)[module]), run.output
+
+
+def layer_features(
+    model: Model, images: Images, most: int = MOST_LAYERS
+) -> dict[str, Float[Tensor, "b d rows columns"]]:
+    """Lay the features of the patches out on their grid layer by layer, by the layers' names.
+
+    The layers are the outermost parts of a Sequential or ModuleList, which blocks and stages are,
+    and what `patch_features` takes by itself. Empty where none gives a vector for each place.
+
+    Args:
+        model: A model of `load_model` or `wrap`.
+        images: (b c h w), its inputs.
+        most: How many at most: evenly spread, with the last.
+
+    Examples:
+        >>> import torch
+        >>> import vision_attn
+        >>> from vision_attn.runs.patches import layer_features
+        >>> model = vision_attn.load_model("timm:test_vit", pretrained=False, num_classes=0)
+        >>> list(layer_features(model, torch.rand(1, 3, 160, 160)))[-3:]
+        ['blocks.4', 'blocks.5', 'norm']
+    """
+    run = _Run(model, images)
+    names = modules_of(model.network)
+    members = {
+        member
+        for module in names
+        if isinstance(module, nn.Sequential | nn.ModuleList)
+        for member in module.children()
+    }
+    run.watch(list(names), named=False, kept=members)
+    last = next(reversed(run.found), None)
+    inside: list[str] = []
+    chosen: list[nn.Module] = []
+    for module, name in names.items():
+        if module in run.found and module in members and not name.startswith(tuple(inside)):
+            inside.append(f"{name}.")
+            chosen.append(module)
+    chosen.sort(key=list(run.found).index)
+    if last is not None and not any(_is_same(run.found[last], run.found[one]) for one in chosen):
+        chosen.append(last)
+    step = max(1, -(-len(chosen) // most))
+    return {names[module]: run.on_grid(module) for module in chosen[::-1][::step][::-1]}
+
+
+class _Run:
+    """One run of a network, of which the outputs are kept that are a vector for each place."""
+
+    def __init__(self, model: Model, images: Images):
+        if reason := why_opaque(model.network):
+            raise ValueError(f"{type(model.network).__name__}: {reason}")
+        self.network, self.images = model.network, images
+        self.layout = layout_for(model, images) or model.layout
+        self.found: dict[nn.Module, Tensor] = {}
+        self.output: Any = None
+
+    def watch(
+        self, modules: Sequence[nn.Module], named: bool, kept: Container[nn.Module] = ()
+    ) -> None:
+        """Run the network; keep what these modules gave and, of the others, what the last one did.
+
+        named: the modules were asked for, so that they need not have the layout's tokens.
+        """
+        tokens = None if named or self.layout is None else self.layout.tokens
+
+        def keep(module: nn.Module, _inputs: tuple, out: Any) -> None:
+            if isinstance(out, tuple) and out and module is not self.network:
+                out = out[0]
+            if isinstance(out, Tensor) and _has_places(out, len(self.images), tokens):
+                self.found.pop(module, None)  # the order is that of the last calls
+                last = next(reversed(self.found), None)
+                if last is not None and last not in kept:
+                    del self.found[last]
+                self.found[module] = out.detach()
+
+        with apart(), Hooks() as hooks:
+            for module in modules:
+                hooks.after(module, keep)
+            self.output = infer(self.network, self.images)
+
+    def on_grid(self, module: nn.Module) -> Float[Tensor, "b d rows columns"]:
+        """Lay what a module gave out on the grid of its places."""
+        images, layout, features = self.images, self.layout, self.found[module]
+        features = features.to(torch.promote_types(features.dtype, torch.float32))
+        places = layout if layout is not None and features.shape[1] == layout.tokens else None
+        if features.ndim == 3 and places is None:
+            elsewhere = places_of_tokens(self.network, images, features, module)
+            if isinstance(elsewhere, Places):
+                return elsewhere.to_map(features)
+            places = elsewhere
+        return on_grid(features, (images.shape[2], images.shape[3]), places)
+
+
+def _is_same(output: Tensor, other: Tensor) -> bool:
+    """Whether two modules gave one tensor, as a block and the stage that ends with it do."""
+    return output.data_ptr() == other.data_ptr() and output.shape == other.shape
 
 
 def _has_places(out: Tensor, images: int, tokens: int | None) -> bool:
@@ -149,6 +244,8 @@ class PatchComponents:
     scores: (b k rows columns), the patches along each component, in the units of the features.
     directions: (k d), of length 1, the number of the largest size above 0. mean: (d), which is
     subtracted first. variance: (k), the share of each component in the variance of all features.
+    foreground: (b rows columns), the patches that mean, directions and variance are of: all of
+    them, unless the background was split off.
 
     Examples:
         >>> import numpy as np
@@ -164,18 +261,23 @@ class PatchComponents:
     directions: Float[Tensor, "k d"]
     mean: Float[Tensor, " d"]
     variance: Float[Tensor, " k"]
+    foreground: Bool[Tensor, "b rows columns"]
 
     def colors(self) -> Float[ndarray, "b rows columns 3"]:
         """Show the first three as red, green and blue, 0 to 1: two deviations to either side.
 
-        Scaled alike in all photos. Raises ValueError where there are fewer than three.
+        Scaled alike in all photos; the background is black. Raises ValueError where there are fewer
+        than three.
         """
         if len(self.directions) < 3:
             raise ValueError(f"colours need three components, got {len(self.directions)}: k=3")
         scores = self.scores[:, :3]
-        spread = scores.pow(2).mean((0, 2, 3)).sqrt().clamp(min=1e-12)
+        inside = self.foreground[:, None]
+        squares = scores.pow(2).where(inside, 0).sum((0, 2, 3)) / inside.sum()
+        spread = squares.sqrt().clamp(min=1e-12)
         scaled = scores / (SPREAD * spread[:, None, None])
-        return ((scaled + 1) / 2).clamp(0, 1).permute(0, 2, 3, 1).numpy()
+        colors = ((scaled + 1) / 2).clamp(0, 1).where(inside, 0)
+        return colors.permute(0, 2, 3, 1).numpy()
 
 
 def patch_components(
@@ -183,6 +285,7 @@ def patch_components(
     images: Photo | Sequence[Photo],
     k: int = 3,
     layer: LayerLike | None = None,
+    split_background: bool = False,
 ) -> PatchComponents:
     """Find the principal components of the patches of one photo, or of several together.
 
@@ -191,29 +294,75 @@ def patch_components(
         images: A photo, or a list, as `explain` takes it.
         k: How many components, the largest first.
         layer: As of `patch_features`.
+        split_background: Leave the background out, as DINOv2's figures do: the first component of
+            all patches is cut in two by Otsu's threshold, and the side that more of the patches
+            along the photos' edges are on is the background.
 
     Raises:
         ValueError: There are fewer features or patches than components, or the layer gives no
             vector for each place.
     """
     photos = [read(photo, model.preprocess)[1] for photo in several_photos(images)[1]]
+    if not photos:
+        raise ValueError("expected at least one photo, got an empty list")
     parts = [
         patch_features(model, prepare(model, photos[at : at + AT_ONCE]), layer).cpu()
         for at in range(0, len(photos), AT_ONCE)
     ]
-    features = torch.cat(parts).double()
-    rows = features.movedim(1, -1).flatten(0, 2)
-    most = min(len(rows) - 1, rows.shape[1])
+    return components_of(torch.cat(parts), k, split_background)
+
+
+def components_of(
+    features: Float[Tensor, "b d rows columns"], k: int = 3, split_background: bool = False
+) -> PatchComponents:
+    """Find the principal components of features on a grid; see `patch_components`.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.runs.patches import components_of
+        >>> components_of(torch.randn(2, 7, 3, 5), k=3).directions.shape
+        torch.Size([3, 7])
+    """
+    rows = features.double().movedim(1, -1).flatten(0, 2)
+    inside = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+    if split_background and min(rows.shape) > 1:
+        _, directions, _ = _principal(rows, 1)
+        along = (rows - rows.mean(0)) @ directions[0]
+        inside = along > _otsu(along)
+        edge = torch.zeros_like(features[:, 0], dtype=torch.bool)
+        edge[:, [0, -1]], edge[:, :, [0, -1]] = True, True
+        if inside[edge.flatten()].double().mean() > 0.5:
+            inside = ~inside
+    among = rows[inside]
+    most = min(len(among) - 1, rows.shape[1])
     if not 1 <= k <= most:
-        raise ValueError(f"k must be from 1 to {most}, as there are {most} components, got {k}")
+        of = " of the foreground" if split_background else ""
+        raise ValueError(f"k must be from 1 to {most}, as there are {most} components{of}, got {k}")
+    mean, directions, shares = _principal(among, k)
+    grid = len(features), *features.shape[2:]
+    scores = ((rows - mean) @ directions.mT).unflatten(0, grid).movedim(-1, 1)
+    found = (each.float() for each in (scores, directions, mean, shares))
+    return PatchComponents(*found, foreground=inside.unflatten(0, grid))
+
+
+def _principal(
+    rows: Float[Tensor, "n d"], k: int
+) -> tuple[Float[Tensor, " d"], Float[Tensor, "k d"], Float[Tensor, " k"]]:
+    """Return the mean, the first k directions, and the share of each in the variance."""
     mean = rows.mean(0)
     centred = rows - mean
     values, vectors = torch.linalg.eigh(centred.mT @ centred)
     directions = vectors.flip(1)[:, :k].mT
     largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
-    directions = directions * largest.sign()
-    scores = (centred @ directions.mT).unflatten(0, (len(features), *features.shape[2:]))
     shares = values.flip(0)[:k].clamp(min=0) / values.sum().clamp(min=1e-300)
-    return PatchComponents(
-        scores.movedim(-1, 1).float(), directions.float(), mean.float(), shares.float()
-    )
+    return mean, directions * largest.sign(), shares
+
+
+def _otsu(values: Float[Tensor, " n"]) -> float:
+    """Choose the value that parts the others so that they vary least on either side (Otsu 1979)."""
+    ordered = values.sort().values
+    below = torch.arange(1, len(ordered), device=values.device)
+    sums = ordered.cumsum(0)[:-1]
+    gap = sums / below - (values.sum() - sums) / (len(ordered) - below)
+    at = int((below * (len(ordered) - below) * gap.square()).argmax())
+    return float(ordered[at])
