@@ -29,6 +29,7 @@ COMMANDS = {
     "pictures": "draw the heatmaps of a class from maps that explain saved",
     "score": "measure which heatmaps of a network to trust",
     "inspect": "explore a network's attention on one interactive page",
+    "features": "draw what an encoder's features say: components, similar places and photos",
     "live": "run a network in one offline page: drop photos, cover parts of them",
     "models": "list the pretrained networks of the package, with their accuracy",
     "configs": "list the configs of the package, and the result of each",

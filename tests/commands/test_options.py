@@ -60,7 +60,8 @@ def test_o_is_output_in_every_command_that_writes():
             assert short["-o"] is short["--output"]
     found = flags()
     assert {"--limit", "--output", "--method", "--seed", "--batch-size"} <= set(found)
-    assert set(found["--limit"]) == {"explain", "inspect", "live", "pictures", "score"}
+    limited = {"explain", "features", "inspect", "live", "pictures", "score"}
+    assert set(found["--limit"]) == limited
 
 
 # before a model is built
@@ -84,6 +85,8 @@ def no_model(monkeypatch):
         (["explain", "MODEL", "none", "--frames", "5"], 1, "none: no such file or folder"),
         (["explain", "MODEL", ".", "--masks", "none"], 2, "--masks none: expected a folder"),
         (["inspect", "MODEL", "nothere.jpg"], 1, "nothere.jpg: no such file or folder"),
+        (["features", "MODEL", "nothere.jpg"], 1, "nothere.jpg: no such file or folder"),
+        (["features", "MODEL", ".", "--nearest", "none"], 1, "none: no such file or folder"),
         (["score", "MODEL", "nothere"], 2, "no data 'nothere': expected planted"),
         (["score", "MODEL", "planed"], 2, "no data 'planed': did you mean planted"),
         (["fit", "--config", "nothere"], 2, "no such config file: nothere"),

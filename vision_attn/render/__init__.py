@@ -8,7 +8,7 @@ from vision_attn.render.figures import (
     show,
 )
 from vision_attn.render.markdown import markdown_table
-from vision_attn.render.overlay import ColorMap, Dim, Style, overlay
+from vision_attn.render.overlay import ColorMap, Dim, Style, colored, overlay
 from vision_attn.render.picture import (
     enlarged,
     mark,
@@ -36,6 +36,7 @@ __all__ = [
     "Scale",
     "Style",
     "channel_gates",
+    "colored",
     "confusion_matrix",
     "enlarged",
     "fit",

@@ -21,9 +21,10 @@ from torch import Tensor
 from vision_attn.errors import quoted
 from vision_attn.render.scale import Scale
 
-__all__ = ["ColorMap", "Dim", "Style", "overlay", "resize", "to_array"]
+__all__ = ["ColorMap", "Dim", "Style", "colored", "overlay", "resize", "to_array"]
 
 AGAINST = (30, 90, 220)  # blue, for values below 0
+TINT = 0.85  # how much of a colour of its own is laid over the photo
 BAND = 256  # rows painted at a time: a 20-megapixel photo then needs no gigabytes
 
 
@@ -157,6 +158,25 @@ def overlay(
         known = np.isfinite(heat)
         painted[rows] = style.paint(photo[rows], np.where(known, heat, 0))
         painted[rows][~known] = _greyed(photo[rows][~known])
+    return painted
+
+
+def colored(
+    photo: UInt8[ndarray, "H W 3"], colors: Float[ndarray, "H W 3"]
+) -> UInt8[ndarray, "H W 3"]:
+    """Lay colours of their own over a photo: red, green and blue from 0 to 1; grey where NaN.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn import render
+        >>> photo = np.full((1, 2, 3), 100, np.uint8)
+        >>> render.colored(photo, np.array([[[1.0, 0.0, 0.2]] * 2]))[0, 0].tolist()
+        [232, 15, 58]
+    """
+    known = np.isfinite(colors).all(axis=-1)
+    tinted = (1 - TINT) * photo + TINT * 255 * np.where(known[..., None], colors, 0)
+    painted = np.rint(tinted).astype(np.uint8)
+    painted[~known] = _greyed(photo[~known])
     return painted
 
 
