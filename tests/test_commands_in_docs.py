@@ -75,7 +75,8 @@ LIMITS = {
     ),
     r"^fit .*compact_vit_cifar10_(distilled|long)": "--trainer.callbacks=null",  # its teacher knows ten classes
     r"^(fit|validate|test) (?!.*vision_attn:).*(vit_planted|my_run)": "--model.network.depth=1 --model.network.dim=12",
-    r"^(explain|inspect|score|export) ": "--device cpu",
+    r"^(explain|features|inspect|score|export) ": "--device cpu",
+    r"^features timm:": "--pretrained false --image-size 64",
     r"^(explain|inspect) (?!.*(dates|questions))": "--limit 1",
     r"^explain timm:": "--pretrained false --image-size 64",
     r"^score ": "--limit 3 --steps 2 --processes 1",

@@ -5,7 +5,7 @@ import pytest
 from numpy.testing import assert_allclose
 from scipy.special import softmax as oracle
 
-from vision_attn.pages.inspect.coding import TOLERANCE, Rows, encode, softmax
+from vision_attn.pages.inspect.coding import TOLERANCE, Rows, Vectors, encode, softmax
 
 RNG = np.random.default_rng(0)
 
@@ -61,3 +61,27 @@ def test_rows_keep_the_detail_of_small_weights():
 def test_zero_queries_attend_evenly():
     q, k = np.zeros((2, 11, 3), np.float32)
     assert_allclose(encode(softmax(q @ k.T), q, k).weights(), 1 / 11, rtol=1e-2)
+
+
+@pytest.mark.parametrize("width", [17, 1031])  # turned, and too wide for that
+def test_cosines_and_products_of_coded_vectors_are_those_of_the_vectors(width):
+    rng = np.random.default_rng(3)
+    first, second = (rng.normal(size=(count, width)).astype("f4") for count in (11, 13))
+    for each in (first, second):
+        each[:, 5] += 70  # a channel that outshines the others, as trained ViTs have
+    coded = Vectors.of(first), Vectors.of(second)
+    exact = [one.astype("f8") for one in (first, second)]
+    sizes = [np.linalg.norm(one, axis=1, keepdims=True) for one in exact]
+    cosines = (exact[0] / sizes[0]) @ (exact[0] / sizes[0]).T
+    assert np.abs(coded[0].cosines() - cosines).max() <= 0.01
+    assert coded[0].error(coded[0].exact(first)) <= 0.01
+    decoded = [one.scales[:, None] * one.codes.astype("f8") for one in coded]
+    products = exact[0] @ exact[1].T
+    assert np.abs(decoded[0] @ decoded[1].T - products).max() <= 0.01 * np.abs(products).max()
+    assert len(coded[0].tobytes()) == 11 * (4 + width * coded[0].codes.itemsize)
+
+
+def test_vectors_of_zeros_stay_zeros():
+    coded = Vectors.of(np.zeros((3, 5), np.float32))
+    assert not coded.codes.any()
+    assert np.isfinite(coded.cosines()).all()

@@ -140,7 +140,7 @@ def test_large_photos_are_made_smaller():
 def test_what_is_wrong_is_said():
     with pytest.raises(ValueError, match="at least one inspection"):
         Page.of([])
-    with pytest.raises(ValueError, match=r"a\.png, m: expected layers, maps or gates"):
+    with pytest.raises(ValueError, match=r"a\.png, m: expected layers, maps, gates or features"):
         Inspection("m", "a.png", PHOTO)
     with pytest.raises(
         ValueError, match=r"layer 3: expected 7 tokens \(1 prefix \+ grid 2x3\), got 8"

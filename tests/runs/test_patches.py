@@ -157,12 +157,12 @@ def test_the_background_is_split_off_by_the_first_component(sign):
     features, inside = blob()
     found = components_of(sign * features, split_background=True)
     assert torch.equal(found.foreground, inside)
-    rows = (sign * features).movedim(1, -1).flatten(0, 2).numpy()
-    first = PCA(1, svd_solver="full").fit_transform(rows)[:, 0]
-    upper = first >= least_variance(first)
-    expected = upper if upper.sum() == inside.sum() else ~upper
-    np.testing.assert_array_equal(found.foreground.flatten(), expected)
-    among = PCA(3, svd_solver="full").fit(rows[expected])
+    rows = (sign * features).movedim(1, -1).flatten(1, 2).numpy()
+    for photo, own in zip(rows, found.foreground.flatten(1).numpy(), strict=True):
+        first = PCA(1, svd_solver="full").fit_transform(photo)[:, 0]
+        upper = first >= least_variance(first)
+        np.testing.assert_array_equal(own, upper if upper[0] == own[0] else ~upper)
+    among = PCA(3, svd_solver="full").fit(rows[inside.flatten(1).numpy()])
     np.testing.assert_allclose(found.variance, among.explained_variance_ratio_, rtol=1e-5)
     np.testing.assert_allclose(
         abs(found.directions.double().numpy() @ among.components_.T), np.eye(3), atol=1e-6
@@ -192,6 +192,11 @@ def test_layers_are_blocks_and_the_last_norm(encoder):
     for name, features in found.items():
         torch.testing.assert_close(features, patch_features(encoder, inputs, name))
     assert list(layer_features(encoder, inputs, most=3)) == ["blocks.0", "blocks.3", "norm"]
+    compact = vision_attn.load_model("vision_attn:compact_vit_imagenette")  # pooled by attention
+    inputs = torch.randn(1, 3, *compact.preprocess.input_size)
+    assert patch_features(compact, inputs).shape[2:] == compact.layout.grid
+    names = list(layer_features(compact, inputs))
+    assert all(name.startswith(("blocks.", "norm")) for name in names)
     cnn = load_model("timm:test_resnet", pretrained=False)
     stages = layer_features(cnn, torch.randn(1, 3, 64, 96))
     assert list(stages)[-1].startswith("layer4.")

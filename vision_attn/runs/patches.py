@@ -21,7 +21,7 @@ from vision_attn.methods.base import layout_for
 from vision_attn.methods.gradcam import on_grid, places_of_tokens
 from vision_attn.runs.explain import Photo, prepare, read, several_photos
 from vision_attn.tokens.layout import patch_at
-from vision_attn.tokens.modules import LayerLike, module_name, why_opaque
+from vision_attn.tokens.modules import LayerLike, attends, module_name, why_opaque
 from vision_attn.tokens.path.places import Places
 from vision_attn.types import Images, Model
 
@@ -130,6 +130,8 @@ def layer_features(
             inside.append(f"{name}.")
             chosen.append(module)
     chosen.sort(key=list(run.found).index)
+    if last is not None and run.found[last].ndim == 3:  # the convolutions before are a stem
+        chosen = [module for module in chosen if run.found[module].ndim == 3]
     if last is not None and not any(_is_same(run.found[last], run.found[one]) for one in chosen):
         chosen.append(last)
     step = max(1, -(-len(chosen) // most))
@@ -155,11 +157,14 @@ class _Run:
         named: the modules were asked for, so that they need not have the layout's tokens.
         """
         tokens = None if named or self.layout is None else self.layout.tokens
+        of_heads = set() if named else _of_attention(self.network)
 
         def keep(module: nn.Module, _inputs: tuple, out: Any) -> None:
             if isinstance(out, tuple) and out and module is not self.network:
                 out = out[0]
-            if isinstance(out, Tensor) and _has_places(out, len(self.images), tokens):
+            if not isinstance(out, Tensor) or (out.ndim == 4 and module in of_heads):
+                return
+            if _has_places(out, len(self.images), tokens):
                 self.found.pop(module, None)  # the order is that of the last calls
                 last = next(reversed(self.found), None)
                 if last is not None and last not in kept:
@@ -182,6 +187,11 @@ class _Run:
                 return elsewhere.to_map(features)
             places = elsewhere
         return on_grid(features, (images.shape[2], images.shape[3]), places)
+
+
+def _of_attention(network: nn.Module) -> set[nn.Module]:
+    """List what attends, and all inside it: there (b head n d) is no map."""
+    return {part for module in modules_of(network) if attends(module) for part in module.modules()}
 
 
 def _is_same(output: Tensor, other: Tensor) -> bool:
@@ -295,8 +305,8 @@ def patch_components(
         k: How many components, the largest first.
         layer: As of `patch_features`.
         split_background: Leave the background out, as DINOv2's figures do: the first component of
-            all patches is cut in two by Otsu's threshold, and the side that more of the patches
-            along the photos' edges are on is the background.
+            each photo's patches is cut in two by Otsu's threshold, and the side that more of the
+            patches along the photo's edges are on is its background.
 
     Raises:
         ValueError: There are fewer features or patches than components, or the layer gives no
@@ -323,17 +333,12 @@ def components_of(
         >>> components_of(torch.randn(2, 7, 3, 5), k=3).directions.shape
         torch.Size([3, 7])
     """
-    rows = features.double().movedim(1, -1).flatten(0, 2)
-    inside = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
-    if split_background and min(rows.shape) > 1:
-        _, directions, _ = _principal(rows, 1)
-        along = (rows - rows.mean(0)) @ directions[0]
-        inside = along > _otsu(along)
-        edge = torch.zeros_like(features[:, 0], dtype=torch.bool)
-        edge[:, [0, -1]], edge[:, :, [0, -1]] = True, True
-        if inside[edge.flatten()].double().mean() > 0.5:
-            inside = ~inside
-    among = rows[inside]
+    features = features.double()
+    rows = features.movedim(1, -1).flatten(0, 2)
+    foreground = torch.ones_like(features[:, 0], dtype=torch.bool)
+    if split_background:
+        foreground = torch.stack([_foreground(photo) for photo in features])
+    among = rows[foreground.flatten()]
     most = min(len(among) - 1, rows.shape[1])
     if not 1 <= k <= most:
         of = " of the foreground" if split_background else ""
@@ -342,7 +347,18 @@ def components_of(
     grid = len(features), *features.shape[2:]
     scores = ((rows - mean) @ directions.mT).unflatten(0, grid).movedim(-1, 1)
     found = (each.float() for each in (scores, directions, mean, shares))
-    return PatchComponents(*found, foreground=inside.unflatten(0, grid))
+    return PatchComponents(*found, foreground=foreground)
+
+
+def _foreground(features: Float[Tensor, "d rows columns"]) -> Bool[Tensor, "rows columns"]:
+    """Part a photo's patches in two, and take those that are less along its edges."""
+    rows = features.flatten(1).mT
+    _, (direction,), _ = _principal(rows, 1)
+    along = rows @ direction
+    inside = (along > _otsu(along)).unflatten(0, features.shape[1:])
+    edge = torch.zeros_like(inside)
+    edge[[0, -1]], edge[:, [0, -1]] = True, True
+    return ~inside if inside[edge].double().mean() > 0.5 else inside
 
 
 def _principal(
@@ -351,16 +367,22 @@ def _principal(
     """Return the mean, the first k directions, and the share of each in the variance."""
     mean = rows.mean(0)
     centred = rows - mean
-    values, vectors = torch.linalg.eigh(centred.mT @ centred)
-    directions = vectors.flip(1)[:, :k].mT
+    if len(rows) < rows.shape[1]:  # the smaller of two matrices with the same values
+        values, vectors = torch.linalg.eigh(centred @ centred.mT)
+        directions = F.normalize(vectors.flip(1)[:, :k].mT @ centred, dim=1)
+    else:
+        values, vectors = torch.linalg.eigh(centred.mT @ centred)
+        directions = vectors.flip(1)[:, :k].mT
     largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
-    shares = values.flip(0)[:k].clamp(min=0) / values.sum().clamp(min=1e-300)
+    shares = values.flip(0)[:k].clamp(min=0) / values.clamp(min=0).sum().clamp(min=1e-300)
     return mean, directions * largest.sign(), shares
 
 
 def _otsu(values: Float[Tensor, " n"]) -> float:
     """Choose the value that parts the others so that they vary least on either side (Otsu 1979)."""
     ordered = values.sort().values
+    if len(ordered) < 2:
+        return float(ordered[0])
     below = torch.arange(1, len(ordered), device=values.device)
     sums = ordered.cumsum(0)[:-1]
     gap = sums / below - (values.sum() - sums) / (len(ordered) - below)

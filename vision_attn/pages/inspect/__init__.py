@@ -3,6 +3,7 @@
 from vision_attn.pages.inspect.page import Page
 from vision_attn.pages.inspect.parts import (
     ChannelGate,
+    Features,
     Gate,
     Inspection,
     Layer,
@@ -16,6 +17,7 @@ from vision_attn.pages.inspect.parts import (
 
 __all__ = [
     "ChannelGate",
+    "Features",
     "Gate",
     "Inspection",
     "Layer",

@@ -9,17 +9,19 @@ Axes: head, i queries, j keys, n tokens, d head width.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import final
 
 import numpy as np
 from jaxtyping import Float, Float32, Int, UInt8
 from numpy import ndarray
 
-__all__ = ["Coded", "Factors", "Rows", "encode", "softmax"]
+__all__ = ["Coded", "Factors", "Rows", "Vectors", "encode", "softmax"]
 
 TOLERANCE = 0.01  # the largest error shown, as a share of the row's largest weight
 LEVELS = (127, 2047, 32767)  # whole numbers up to these: 8 bits, 12 that deflate well, 16
 CHECKED = 1024  # queries a head at most, evenly spread
+TURNED = 1024  # numbers of a vector at most that are spread by a rotation, which costs their cube
 
 Queries = slice
 
@@ -50,7 +52,7 @@ class Coded(ABC):
     @final
     def error(self, exact: Float[ndarray, "i j"]) -> float:
         """Measure the largest deviation from `exact`, as a share of the row's largest weight."""
-        queries = slice(None, None, -(-len(exact) // CHECKED))
+        queries = _checked(len(exact))
         exact = exact[queries]
         largest = np.maximum(exact.max(axis=1), np.finfo(np.float32).tiny)
         return float((np.abs(self.weights(queries) - exact).max(axis=1) / largest).max())
@@ -124,6 +126,67 @@ class Rows(Coded):
         return self.largest.tobytes() + self.codes.tobytes()
 
 
+@dataclass(frozen=True)
+class Vectors:
+    """Vectors as whole numbers, each with a scale of its own; of one width all are turned alike.
+
+    Dot products and cosines of two of these are those of what they were made of, nearly.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.pages.inspect.coding import Vectors
+        >>> Vectors.of(np.eye(3)).cosines().round(2)
+        array([[ 1.,  0.,  0.],
+               [ 0.,  1.,  0.],
+               [ 0.,  0.,  1.]], dtype=float32)
+    """
+
+    scales: Float32[ndarray, " n"]
+    codes: Int[ndarray, "n d"]
+
+    @classmethod
+    def of(cls, vectors: Float[ndarray, "n d"]) -> "Vectors":
+        """Code vectors by 8 bits a number if all cosines are then right to 0.01, else by 16."""
+        width = vectors.shape[1]
+        turned = vectors @ _rotation(width) if width <= TURNED else vectors
+        exact = cls.exact(vectors)
+        for top in (LEVELS[0], LEVELS[-1]):
+            scales = np.abs(turned).max(axis=1).astype(np.float32) / np.float32(top)
+            whole = np.rint(turned / np.where(scales > 0, scales, 1)[:, None])
+            coded = cls(scales, whole.astype(np.int8 if top <= 127 else np.int16))
+            if coded.error(exact) <= TOLERANCE:
+                break
+        return coded
+
+    def cosines(self, queries: Queries = slice(None)) -> Float32[ndarray, "i j"]:
+        """Compute the cosine of each of these vectors with every one, as the page does."""
+        unit = _unit(self.codes.astype(np.float32))
+        return unit[queries] @ unit.T
+
+    @staticmethod
+    def exact(vectors: Float[ndarray, "n d"]) -> Float[ndarray, "i j"]:
+        """Compute the cosines that `error` checks, of vectors that are not coded."""
+        unit = _unit(vectors)
+        return unit[_checked(len(unit))] @ unit.T
+
+    def error(self, exact: Float[ndarray, "i j"]) -> float:
+        """Measure how far cosines are from exact ones, of as many queries as are checked."""
+        return float(np.abs(self.cosines(_checked(len(self.codes))) - exact).max())
+
+    def tobytes(self) -> bytes:
+        return self.scales.tobytes() + self.codes.tobytes()
+
+
+def _checked(count: int) -> Queries:
+    """Choose the queries by which a coding is checked."""
+    return slice(None, None, -(-count // CHECKED))
+
+
+def _unit(vectors: Float[ndarray, "n d"]) -> Float[ndarray, "n d"]:
+    sizes = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.maximum(sizes, np.finfo(np.float32).tiny)
+
+
 def encode(
     exact: Float[ndarray, "n n"],
     q: Float[ndarray, "n d"] | None = None,
@@ -154,6 +217,7 @@ def softmax(scores: Float[ndarray, "i j"]) -> Float[ndarray, "i j"]:
     return weights / weights.sum(axis=1, keepdims=True)
 
 
+@lru_cache(maxsize=4)
 def _rotation(d: int) -> Float32[ndarray, "d d"]:
     """Make a random rotation, the same each time."""
     return np.linalg.qr(np.random.default_rng(0).normal(size=(d, d)))[0].astype(np.float32)

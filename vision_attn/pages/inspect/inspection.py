@@ -47,6 +47,7 @@ from vision_attn.methods.gates import find_gates
 from vision_attn.methods.targets import TargetLike, model_output, no_classifier
 from vision_attn.models.timm_model import TimmModel
 from vision_attn.pages import inspect as parts
+from vision_attn.pages.inspect.encoding import features_of, with_components
 from vision_attn.runs.explain import (
     Methods,
     Photo,
@@ -135,7 +136,7 @@ def inspect(
             shown.advance()
     if not inspections:
         raise ValueError("none of the images could be read: there is nothing to show")
-    page = parts.Page.of(inspections)
+    page = parts.Page.of(with_components(inspections))
     if output is not None:
         page.save(output)
     return page
@@ -223,6 +224,7 @@ class Look:
             layers=layers,
             maps=list(self.maps(images, predictions, notes)),
             gates=list(self.gates(images)),
+            features=self.features(images),
             notes=notes,
             warning=self.model.warning,
             no_click=no_click,
@@ -368,6 +370,13 @@ class Look:
                 each.append(metric.compute())
             scores[name] = torch.stack(each)
         return scores
+
+    def features(self, images: Images) -> list[parts.Features]:
+        """Every layer's features; none where they cannot be seen or laid out on the photo."""
+        try:
+            return features_of(self.model, images)
+        except ValueError:
+            return []
 
     def gates(self, images: Images) -> Iterator[parts.Gate]:
         """Every gate in the order they run; of a channel gate also where its channels are."""

@@ -26,14 +26,23 @@ from numpy import ndarray
 from PIL import Image
 
 from vision_attn.files import write_text
-from vision_attn.pages.inspect.coding import Coded, Rows, encode, softmax
-from vision_attn.pages.inspect.parts import ChannelGate, Gate, Inspection, Layer, QueryKeys, Windows
+from vision_attn.pages.inspect.coding import Coded, Rows, Vectors, encode, softmax
+from vision_attn.pages.inspect.parts import (
+    ChannelGate,
+    Features,
+    Gate,
+    Inspection,
+    Layer,
+    QueryKeys,
+    Windows,
+)
 from vision_attn.render.overlay import AGAINST
 
 __all__ = ["Additions", "Page", "asset", "distance", "document", "entropy", "in_script"]
 
 SCRIPTS = (  # in the order they are joined; then comes where the items are from, then page.js
-    *("inflate", "words", "attention", "paint", "stage", "bar", "panels", "view"),
+    *("inflate", "words", "attention", "features", "paint", "stage", "bar", "panels", "alike"),
+    "view",
     *("link", "save"),
 )
 COLOUR_MAPS = ("inferno", "magma", "viridis", "cividis")
@@ -202,6 +211,7 @@ def _item(inspection: Inspection) -> dict[str, Any]:
             for one in inspection.maps
         ],
         "gates": [_gate(gate, numbers) for gate in inspection.gates],
+        "features": [_features(one, numbers) for one in inspection.features],
         "notes": list(inspection.notes),
         "noClick": inspection.no_click,
         "bytes": numbers.text(),
@@ -216,6 +226,28 @@ def _gate(gate: Gate, numbers: _Numbers) -> dict[str, Any]:
         "shape": gate.values.shape,
         "where": None if where is None else numbers.floats(where),
         "grid": None if where is None else where.shape,
+    }
+
+
+def _features(features: Features, numbers: _Numbers) -> dict[str, Any]:
+    """Describe the features of one layer as features.js reads them."""
+    rows = features.vectors.reshape(-1, features.vectors.shape[-1])
+    coded = Vectors.of(rows)
+    found = {
+        "name": features.name,
+        "grid": features.grid,
+        "width": rows.shape[1],
+        "code": coded.codes.dtype.name,
+        "at": numbers.add(coded.tobytes()),
+        "error": coded.error(coded.exact(rows)),
+        "colors": None,
+    }
+    if features.colors is None or features.foreground is None:
+        return found
+    return found | {
+        "colors": numbers.add(features.colors.tobytes()),
+        "foreground": numbers.add(features.foreground.astype(np.uint8).tobytes()),
+        "variance": list(features.variance),
     }
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
-from jaxtyping import Float, Float32, Int, UInt8
+from jaxtyping import Bool, Float, Float32, Int, UInt8
 from numpy import ndarray
 
 __all__ = [
     "ChannelGate",
+    "Features",
     "Gate",
     "Inspection",
     "Layer",
@@ -184,6 +185,33 @@ class SpatialGate:
 Gate = ChannelGate | SpatialGate
 
 
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Features of the patches after one layer.
+
+    name: the module's. vectors: one of each patch. colors: the first three principal components as
+    red, green and blue, over all photos of the page. foreground: the patches that these are of.
+    variance: the share of each of the three.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.pages.inspect import Features
+        >>> Features("blocks.0", np.zeros((3, 5, 8), np.float32)).grid
+        (3, 5)
+    """
+
+    name: str
+    vectors: Float32[ndarray, "rows columns d"]
+    colors: UInt8[ndarray, "rows columns 3"] | None = None
+    foreground: Bool[ndarray, "rows columns"] | None = None
+    variance: Sequence[float] = ()
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.vectors.shape[0], self.vectors.shape[1]
+
+
 @dataclass(frozen=True)
 class Prediction:
     """One of the likeliest classes, or another target.
@@ -211,7 +239,7 @@ class Inspection:
     where there are layers. warning: a line for the page's title and the saved picture, such as that
     the weights are random. notes: what else is to know, a line each. no_click: why a
     click on the photo shows no attention, where there are no layers. ValueError without layers,
-    maps and gates, for layers of another number of tokens and for a box beyond 0..1.
+    maps, gates and features, for layers of another number of tokens and for a box beyond 0..1.
 
     Examples:
         >>> import numpy as np
@@ -235,6 +263,7 @@ class Inspection:
     layers: Sequence[Layer] = ()
     maps: Sequence[Map] = ()
     gates: Sequence[Gate] = ()
+    features: Sequence[Features] = ()
     notes: Sequence[str] = ()
     warning: str = ""
     no_click: str = ""
@@ -258,9 +287,10 @@ class Inspection:
                     f"layer {layer.name}: expected {tokens} tokens ({len(self.prefix)} prefix + "
                     f"grid {self.grid[0]}x{self.grid[1]}), got {length}"
                 )
-        if not (self.layers or self.maps or self.gates):
+        if not (self.layers or self.maps or self.gates or self.features):
             raise ValueError(
-                f"{self.image}, {self.model}: expected layers, maps or gates to inspect, got none"
+                f"{self.image}, {self.model}: expected layers, maps, gates or features to inspect, "
+                "got none"
             )
         left, top, right, bottom = self.box
         if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):

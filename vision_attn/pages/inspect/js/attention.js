@@ -126,6 +126,12 @@ class Layer {
     this.exists = null; // or 1 for each patch that is there, 0 for each that was left out
   }
 
+  /** What a click does. */
+  get hint() {
+    const where = this.windows ? ", inside the window outlined" : "";
+    return `Click the photo to see what that place attends to${where}.`;
+  }
+
   /** As page.py packs it. */
   static read(buffer, { name, heads, width, windows }, item) {
     const layer = new Layer({ name, averages: heads, windows }, item);
@@ -257,6 +263,7 @@ class Item {
       values: floats(buffer, gate.values, gate.shape),
       map: gate.grid && mapOfGate(gate, floats(buffer, gate.where, gate.grid)),
     }));
+    this.features = (data.features ?? []).map((layer) => new Features(buffer, layer, data));
   }
 }
 

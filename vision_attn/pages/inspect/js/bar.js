@@ -9,8 +9,8 @@ class ColourBar {
   show(scene) {
     this.scene = scene;
     const { map, scale, look } = scene;
-    this.element.hidden = !map;
-    if (!map) return;
+    this.element.hidden = !scale;
+    if (!scale) return;
     const painted = [scale.low / scale.top, look.table, look.style, look.opacity, look.smooth];
     if (!isSame(painted, this.painted)) paintBar(this.find("canvas"), scale, look);
     this.painted = painted;
@@ -27,7 +27,7 @@ class ColourBar {
   probe(point) {
     const mark = this.find(".probe");
     const { map, item } = this.scene ?? {};
-    const cell = point && map && cellAt(map.box ?? item.box, map.grid, point);
+    const cell = point && map?.values && cellAt(map.box ?? item.box, map.grid, point);
     mark.hidden = !cell;
     if (!cell) return;
     const value = map.values[cell[0] * map.grid[1] + cell[1]] * map.factor;

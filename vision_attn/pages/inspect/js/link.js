@@ -17,6 +17,9 @@ function viewOf(item) {
     method: maps[0]?.method ?? "",
     target: null,
     gate: 0,
+    feature: null, // the last layer
+    other: null, // the photo beside it, or the next
+    row: 0,
   };
 }
 
@@ -36,6 +39,9 @@ function restore() {
       method: read("method") ?? usual.method,
       target: whole(read("class"), 0, 1e9),
       gate: whole(read("gate"), 0, 9999) ?? 0,
+      feature: whole(read("feature"), 0, 999),
+      other: whole(read("other"), 0, source.items.length - 1),
+      row: whole(read("row"), 0, 1) ?? 0,
     };
   });
   const [point, ...held] = pairs(link.get("query"));
@@ -82,7 +88,7 @@ function linkOf({ views, query, look, chart }) {
     const usual = viewOf(view.item);
     const last = at ? at + 1 : "";
     put(`item${last}`, view.item, at ? null : 0);
-    for (const name of ["tab", "layer", "head", "method", "gate"])
+    for (const name of ["tab", "layer", "head", "method", "gate", "feature", "other", "row"])
       put(name + last, view[name], usual[name]);
     put(`class${last}`, view.target, null);
   });

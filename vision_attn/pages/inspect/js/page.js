@@ -50,10 +50,15 @@ function remember() {
 
 async function render() {
   due = 0;
-  const missing = state.views.filter(({ item }) => !items[item]);
+  const others = state.views.map((_, at) => otherOf(source.items, state.views, at));
+  const wanted = [...state.views.map(({ item }) => item), ...others.filter((at) => at !== null)];
+  const missing = [...new Set(wanted)].filter((at) => !items[at]);
   if (missing.length) {
     await Promise.all(
-      missing.map(async ({ item }) => (items[item] = await source.open(item))),
+      missing.map(async (at) => {
+        items[at] = await source.open(at);
+        items[at].partners = partnersOf(source.items, at);
+      }),
     );
     if (due) return; // the state changed meanwhile and will be shown
   }
@@ -61,7 +66,13 @@ async function render() {
   arrange();
   const opened = state.views.map(({ item }) => items[item]);
   views.forEach((view, at) =>
-    view.show(opened[at], state.views[at], { ...state, palette, opened }),
+    view.show(opened[at], state.views[at], {
+      ...state,
+      palette,
+      opened,
+      other: items[others[at]] ?? null,
+      otherAt: others[at],
+    }),
   );
   showToolbar();
   onRendered();
@@ -136,8 +147,15 @@ const KEYS = {
   "?": () => document.querySelector("dialog.keys").showModal(),
 };
 
-/** Moves the slider of the first view. */
+/** Moves the slider of the first view, or chooses its next layer of features. */
 function turn(name, step) {
+  const { tab, item, view } = views[0];
+  if (OF_FEATURES.includes(tab)) {
+    const last = item.features.length - 1;
+    const next = Math.min(Math.max((view.feature ?? last) + step, 0), last);
+    if (name === "layer") changeView(0, { feature: next });
+    return;
+  }
   const slider = views[0].find(`[name=${name}]`);
   slider.stepUp(step);
   slider.oninput({ target: slider });
@@ -150,12 +168,14 @@ document.addEventListener("keydown", (event) => {
   KEYS[event.key]();
 });
 
-const errors = source.items.flatMap(({ layers }) =>
-  layers.flatMap(({ heads }) => heads.map(({ error }) => error)),
-);
+const errors = source.items.flatMap(({ layers, features = [] }) => [
+  ...layers.flatMap(({ heads }) => heads.map(({ error }) => error)),
+  ...features.map(({ error }) => error),
+]);
 if (errors.length) {
   document.querySelector(".exact").textContent =
-    "Attention is computed here, from queries, keys and weights as they were recorded; " +
+    "Attention and cosines are computed here, from queries, keys, weights and features as they were " +
+    "recorded; " +
     `no map is off by more than ${percent(Math.max(...errors))} of its largest value.`;
 }
 control("colours").append(...Object.keys(palette.tables).map((name) => new Option(name)));

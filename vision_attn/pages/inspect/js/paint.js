@@ -82,6 +82,16 @@ function blend(pixels, at, heats, { table, style, opacity }) {
   }
 }
 
+/** A map of colours, one pixel a cell; the background is black. */
+function pixelsOf({ colors, foreground, grid }, alpha) {
+  const image = new ImageData(grid[1], grid[0]);
+  for (let cell = 0; cell < foreground.length; cell++) {
+    const color = foreground[cell] ? colors.subarray(3 * cell, 3 * cell + 3) : [0, 0, 0];
+    image.data.set([...color, alpha], 4 * cell);
+  }
+  return image;
+}
+
 /** The map at its own size, one pixel a cell, opaque: for the small maps. */
 function paintCells(canvas, { values, grid }, scale, table) {
   const image = new ImageData(grid[1], grid[0]);
@@ -102,6 +112,11 @@ function setSize(canvas, width, height) {
 function paintLayer(map, scale, look, width, height) {
   const canvas = document.createElement("canvas");
   const [h, w] = map.grid;
+  if (map.colors) {
+    [canvas.width, canvas.height] = [w, h];
+    canvas.getContext("2d").putImageData(pixelsOf(map, Math.round(255 * look.opacity)), 0, 0);
+    return canvas;
+  }
   if (!look.smooth) [width, height] = [w, h];
   [canvas.width, canvas.height] = [width, height];
   const image = new ImageData(width, height);

@@ -24,7 +24,7 @@ function drawAll() {
     const words = [scene.title, `${scene.item.image} \u00b7 ${scene.item.model}`];
     if (scene.item.warning) words.push(scene.item.warning);
     let down = gap + h + line;
-    if (scene.map) {
+    if (scene.scale) {
       const bar = make("canvas");
       paintBar(bar, scene.scale, scene.look);
       context.drawImage(bar, left, down - 20, 260, 14);

@@ -1,6 +1,14 @@
 // One view: a photo with its map, and the panels to choose that map from.
 
-const TABS = { attention: "Attention", methods: "Methods", gates: "Gates" };
+const TABS = {
+  attention: "Attention",
+  similar: "Similarity",
+  components: "Components",
+  pair: "Two photos",
+  methods: "Methods",
+  gates: "Gates",
+};
+const OF_FEATURES = ["similar", "components", "pair"]; // tabs
 const CHARTS = {
   entropy: "Entropy in bits: low means few places, high means all places equally.",
   distance: "How far attention reaches, in patches of the layer.",
@@ -9,7 +17,15 @@ const AT_ONCE = 50_000; // numbers: a larger overview waits until the query rest
 
 /** The tabs that an item has anything for. */
 function tabsOf(item) {
-  const full = { attention: item.layers, methods: item.maps, gates: item.gates };
+  const features = item.features ?? [];
+  const full = {
+    attention: item.layers,
+    similar: features,
+    components: features.filter(({ colors }) => colors),
+    pair: item.partners ?? [],
+    methods: item.maps,
+    gates: item.gates,
+  };
   return Object.keys(TABS).filter((tab) => full[tab].length);
 }
 
@@ -23,7 +39,16 @@ class View {
     this.onQuery = onQuery;
     this.bar = new ColourBar(this.find(".bar"));
     const onProbe = (point) => this.bar.probe(point);
-    this.stage = new Stage(this.find(".stage"), { onQuery, onProbe });
+    const ask = (...query) => {
+      if (this.tab === "pair" && !this.view.row) onChange({ row: 1 });
+      onQuery(...query);
+    };
+    this.stage = new Stage(this.find(".stage"), { onQuery: ask, onProbe });
+    this.alike = new Alike(this.find(".features"), {
+      onLayer: (feature) => onChange({ feature }),
+      onOther: (other) => onChange({ other }),
+      onRow: (row) => onChange({ row }),
+    });
     const choose = (layer, head) => onChange({ layer, head });
     this.overview = new Overview(this.find(".overview"), choose);
     this.chart = new Chart(this.find(".chart div"), choose);
@@ -35,7 +60,7 @@ class View {
       this.find(`[name=${name}]`).oninput = ({ target }) =>
         onChange({ [name]: Number(target.value) });
     }
-    for (const button of this.element.querySelectorAll(".kinds button")) {
+    for (const button of this.element.querySelectorAll(".attention .kinds button")) {
       button.onclick = () => onShared({ chart: button.value });
     }
   }
@@ -53,7 +78,7 @@ class View {
     this.element.style.setProperty("--aspect", item.photo.width / item.photo.height);
     this.element.classList.toggle("no-tabs", tabs.length < 2);
     this.showTabs(tabs);
-    const shown = this[`show${TABS[this.tab]}`]();
+    const shown = this[`show${this.tab[0].toUpperCase()}${this.tab.slice(1)}`]();
     const { query, brush, holds } = shared;
     this.scene = { item, look: this.look, place: null, layer: null, brush, holds, ...shown };
     const { cells } = item; // that a brush covers, on a page that has one
@@ -95,7 +120,11 @@ class View {
       }),
     );
     if (focused) bar.querySelector("[aria-selected=true]").focus();
-    for (const tab of Object.keys(TABS)) this.find(`section.${tab}`).hidden = tab !== this.tab;
+    for (const section of this.element.querySelectorAll(".choices > [role=tabpanel]")) {
+      const tabsOfIt = section.classList.contains("features") ? OF_FEATURES : [...section.classList];
+      section.hidden = !tabsOfIt.includes(this.tab);
+    }
+    this.find(".features").setAttribute("aria-label", TABS[this.tab]);
   }
 
   showAttention() {
@@ -117,6 +146,7 @@ class View {
       place: layer.placeOf(token),
       held: held.map((one) => layer.placeOf(one)),
       layer,
+      hint: this.shared.query.asked ? "" : layer.hint,
       title: `Layer ${layer.name} \u00b7 ${headName(head)}`,
       method: held.length ? "" : spelled(layer, token, head),
       facts: [
@@ -144,7 +174,7 @@ class View {
   showOverview(layer, head) {
     const { item, look } = this;
     const measure = this.shared.chart;
-    for (const button of this.element.querySelectorAll(".kinds button")) {
+    for (const button of this.element.querySelectorAll(".attention .kinds button")) {
       button.setAttribute("aria-pressed", button.value === measure);
     }
     this.find(".overview").hidden = measure !== "maps";
@@ -170,6 +200,88 @@ class View {
       `${CHARTS[measure]} Dots: this query. Rings: the mean over all queries.`;
   }
 
+  /** The cosine of every patch with the one that is asked, here and in the other photo. */
+  showSimilar() {
+    const { item, shared } = this;
+    const { other } = shared;
+    const asked = (features) => features.patchOf(shared.query.point);
+    const map = (features) => features.similarity(asked(features));
+    return this.showFeatures({
+      map,
+      facts: (features) => similarityFacts(features, asked(features), map(features)),
+      there: (features, at) => features.similarity(asked(features), other.features[at]),
+      caption: `The cosine with that place of ${item.image}`,
+      title: "cosine with one place",
+      hint: shared.query.asked ? "" : "Click the photo to see which places are like that one.",
+    });
+  }
+
+  showComponents() {
+    return this.showFeatures({
+      map: (features) => features.colors && features.components,
+      facts: componentFacts,
+      there: (_, at) => this.shared.other.features[at].components,
+      caption: "The same components",
+      title: "principal components",
+    });
+  }
+
+  /** Why this photo and the other are alike: all patches with all, or the one asked with each. */
+  showPair() {
+    const { item, view, shared } = this;
+    const { other } = shared;
+    const there = (at) => other.features[at];
+    const asked = (features) => features.patchOf(shared.query.point);
+    const map = (features, at) => features.shares(there(at));
+    return this.showFeatures({
+      map,
+      facts: (features, at) =>
+        sharesFacts(features, view.row ? asked(features) : null, map(features, at), other.image),
+      there: (features, at) =>
+        view.row ? features.row(asked(features), there(at)) : there(at).shares(features),
+      caption: view.row
+        ? `What each patch adds with the one asked of ${item.image}`
+        : `What each patch adds with all of ${item.image}`,
+      row: view.row,
+      title: "what adds to the cosine of two photos",
+      hint: view.row ? "" : "Click the photo to see what that place has in common with the other.",
+    });
+  }
+
+  /** map, facts: of a layer's features and their place; there: the map on the other photo. */
+  showFeatures({ map, facts, there, caption, title, hint, row = null }) {
+    const { item, view, shared, look } = this;
+    const { other } = shared;
+    const maps = item.features.map((features, at) => map(features, at));
+    const last = maps.findLastIndex((one) => one);
+    const at = maps[view.feature ?? last] ? (view.feature ?? last) : last;
+    const features = item.features[at];
+    const paint = (canvas, one) => paintSmall(canvas, one, this.scaleFor(one), look.table);
+    this.alike.showLayers({ layers: item.features, chosen: at, maps, paint });
+    const found = other && there(features, at);
+    const scene = found && { item: other, map: found, scale: this.scaleFor(found), look };
+    this.there = scene;
+    const options = item.partners.map((one) => [one, labelOf(this.items[one], this.items)]);
+    const sum = found?.values?.reduce((all, value) => all + value, 0);
+    const total = row === null || !found ? "" : `: together ${number(sum)}`;
+    this.alike.showOther({
+      options,
+      chosen: shared.otherAt,
+      scene,
+      caption: other ? `${other.image}. ${caption}${total}.` : "",
+      row,
+    });
+    const place = features.placeOf(features.patchOf(shared.query.point));
+    return {
+      map: maps[at],
+      place: hint === undefined || row === 0 ? null : place,
+      layer: hint === undefined ? null : features,
+      hint,
+      title: `Layer ${features.name} \u00b7 ${title}`,
+      facts: facts(features, at),
+    };
+  }
+
   showMethods() {
     const { item, view, look } = this;
     const mapFor = (method) => mapOf(item, method, view.target);
@@ -193,10 +305,13 @@ class View {
 
   /** As the state says: for each map alone, or one for all alike. Gates open from 0 to 1. */
   scaleFor(map) {
+    if (map.colors) return null;
     if (map.unit === OPEN) return scaleOf(map, 1);
+    if (map.full) return scaleOf(map, map.full);
     const { scale, top } = this.shared.look;
     if (scale === "each") return scaleOf(map);
     if (map.unit === UNIFORM) return scaleOf(map, top);
+    if (!map.method) return scaleOf(map);
     const alike = this.shared.opened.flatMap((item) =>
       [...item.maps, ...item.gates.map((gate) => gate.map)].filter(
         (one) => one && nameOf(one.method) === nameOf(map.method),
@@ -223,7 +338,7 @@ class View {
       title: "the same for vision-attn explain",
     });
     this.find(".readout").replaceChildren(title, ...facts, method);
-    const hint = hintOf(item, scene.layer, this.shared.query);
+    const hint = hintOf(item, scene);
     this.find(".hint").textContent = hint;
     this.find(".hint").hidden = !hint;
     this.bar.show(scene);

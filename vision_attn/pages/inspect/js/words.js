@@ -62,11 +62,8 @@ function labelOf({ image, model }, items) {
 }
 
 /** What to do until a place was asked, or why no place can be. */
-function hintOf({ layers, noClick }, layer, { asked }) {
-  if (!layers.length) return noClick && `Nothing to click here. ${noClick}.`;
-  if (!layer || asked) return "";
-  const where = layer.windows ? ", inside the window outlined" : "";
-  return `Click the photo to see what that place attends to${where}.`;
+function hintOf({ layers, noClick }, { hint }) {
+  return hint ?? (layers.length || !noClick ? "" : `Nothing to click here. ${noClick}.`);
 }
 
 /** [name, value, more] of what one token gives to all; `known`: of that head over all queries. */

@@ -1,0 +1,210 @@
+"""Where the map of a similarity lies in mosaics: writes a table into docs/howto/encoders.md.
+
+    python studies/similarity_mosaics.py [--data .data/imagenette160] [--mosaics 100] [--photos 100]
+
+The network is vision_attn:compact_vit_imagenette without its classifier. A class is its mean
+embedding, over photos of `train`; a mosaic joins 2x2 photos of `val`, of four classes. For each of
+the four, LibraGradient explains the cosine of the mosaic's embedding with the class's. The score is
+the share of the map, as far as it is positive, that lies on the class's photo: .25 for a map that
+knows nothing.
+
+Mosaics are made as `vision-attn score --mosaic 2` makes them: of the photos that the network names
+right and is surest of, each once; and, beside that, of photos drawn at random. What the network
+sees of a mosaic (each photo at its own size, or shrunk) is chosen on mosaics of training photos.
+"""
+
+import argparse
+import copy
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import vision_attn
+from vision_attn.data.draws import permutation
+from vision_attn.evaluate import GridPointingGame
+from vision_attn.inference import infer
+from vision_attn.methods import Class, Explainer, LibraGradient, Similarity, Target
+from vision_attn.render import markdown_table
+from vision_attn.runs.scoring.evidence import Samples, open_folder
+from vision_attn.runs.scoring.mosaics import FRAMES, Mosaic, Mosaics, MosaicSamples
+from vision_attn.tokens.layout import layout_of
+from vision_attn.types import Model
+
+PAGE = Path(__file__).parent.parent / "docs/howto/encoders.md"
+BEGIN, END = "<!-- table: similarity_mosaics -->", "<!-- end -->"
+NAME = "vision_attn:compact_vit_imagenette"
+SIDE, SEED, BATCH = 2, 0, 16
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is explained of a mosaic for one of its classes."""
+
+    words: str
+    model: Model
+    targets: list[Target]  # by class
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--data", type=Path, default=Path(".data/imagenette160"))
+    parser.add_argument("--mosaics", type=int, default=100, metavar="N")
+    parser.add_argument("--photos", type=int, default=100, metavar="N", help="of a class's mean")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    args = parser.parse_args()
+    start = time.perf_counter()
+    model = vision_attn.load_model(NAME)
+    encoder = without_classifier(model)
+    train, val = (open_folder(str(args.data / part), model) for part in ("train", "val"))
+    means = class_means(encoder, train, len(model.classes), args.photos)
+    questions = [
+        Question("cosine with the class's mean", encoder, [Similarity(mean) for mean in means]),
+        Question("the class's logit", model, [Class(at) for at in range(len(model.classes))]),
+    ]
+    frame = best_frame(model, train, args.mosaics)
+    sets = {
+        "surest": surest(model, val, args.mosaics),
+        "drawn at random": drawn(val, args.mosaics),
+    }
+    rows = []
+    for photos, mosaics in sets.items():
+        for question in questions:
+            shares = shares_of(question, val, mosaics, frame)
+            low, high = interval(shares)
+            rows.append(
+                [
+                    question.words,
+                    photos,
+                    len(mosaics),
+                    f"{shares.mean():.3f} [{low:.3f}, {high:.3f}]",
+                ]
+            )
+            print(*rows[-1], f"{time.perf_counter() - start:.0f} s", flush=True)
+    header = ["what LibraGradient explains", "photos", "mosaics", "share on the right photo"]
+    note = (
+        f"`{NAME}` without its classifier; means of {args.photos} photos of `train` a class; "
+        f"mosaics of 2x2 photos of `val`, {frame}; seed {SEED}; means over mosaics with their 95 % "
+        "bootstrap intervals; AMD EPYC, AVX512, one core."
+    )
+    write(args.page, f"{markdown_table(header, rows)}\n\n{note}")
+
+
+def without_classifier(model: Model) -> Model:
+    """The same network as an encoder: its output is what the classifier read."""
+    network = copy.deepcopy(model.network)
+    network.head = nn.Identity()
+    return replace(model, network=network, classes=[], trust=None)
+
+
+def class_means(encoder: Model, data: Samples, classes: int, photos: int) -> Tensor:
+    """The mean of each class's embeddings, each of length 1, over photos drawn by the seed."""
+    means = []
+    for label in range(classes):
+        items = [item for item in data.chosen(len(data), SEED) if data.label(item) == label]
+        vectors = torch.cat(list(outputs(encoder, data, items[:photos])))
+        means.append(nn.functional.normalize(vectors, dim=1).mean(0))
+    return torch.stack(means)
+
+
+def outputs(model: Model, data: Samples, items: list[int]):
+    """What the network gives for photos, a batch at a time."""
+    for at in range(0, len(items), BATCH):
+        images = torch.stack([data.sample(item).image for item in items[at : at + BATCH]])
+        with torch.no_grad():
+            yield infer(model.network, images)
+
+
+def surest(model: Model, data: Samples, count: int) -> list[Mosaic]:
+    """Mosaics as `score` makes them: of the photos named right with the highest probability."""
+    mosaics = Mosaics(data.name, model, data, (SIDE,), count, SEED)
+    items = mosaics.candidates()
+    logits = torch.cat(list(outputs(model, data, items)))
+    chances = model.calibration.probabilities(logits)
+    mosaics.compose(
+        {
+            ("named", "", data.names[item]): {
+                **{"label": data.label(item), "predicted": int(row.argmax())},
+                "probability": round(float(row.max()), 5),
+            }
+            for item, row in zip(items, chances, strict=True)
+        }
+    )
+    return mosaics.made
+
+
+def drawn(data: Samples, count: int) -> list[Mosaic]:
+    """Mosaics of four photos of four classes, each drawn at random and used once."""
+    left: dict[int, list[int]] = {}
+    for item in data.chosen(len(data), SEED):
+        left.setdefault(data.label(item), []).append(item)
+    mosaics = []
+    for number in range(count):
+        classes = tuple(permutation((SEED, SIDE, number), len(left))[: SIDE**2])
+        items = tuple(left[label].pop() for label in classes)
+        mosaics.append(Mosaic(f"mosaic {number}", SIDE, items, classes))
+    return mosaics
+
+
+def best_frame(model: Model, train: Samples, count: int) -> str:
+    """The frame in which the network names more of the classes in mosaics of training photos."""
+    mosaics = drawn(train, count)
+
+    def named(frame: str) -> float:
+        hits = 0
+        for images, classes in batches(model, train, mosaics, frame):
+            first = infer(model.network, images).topk(SIDE**2).indices
+            hits += int((first[:, :, None] == classes[:, None]).any(2).sum())
+        return hits / (len(mosaics) * SIDE**2)
+
+    with torch.no_grad():
+        shares = {frame: named(frame) for frame in FRAMES}
+    print("classes named in mosaics of training photos:", shares, flush=True)
+    return max(shares, key=lambda frame: shares[frame])
+
+
+def batches(model: Model, data: Samples, mosaics: list[Mosaic], frame: str):
+    """Images of mosaics, and the classes of their cells, (b 4)."""
+    samples = MosaicSamples(model, data, mosaics, frame)
+    for at in range(0, len(mosaics), BATCH):
+        some = [samples[item] for item in range(at, min(at + BATCH, len(mosaics)))]
+        classes = torch.tensor([[label for _, label in sample.cells] for sample in some])
+        yield torch.stack([sample.image for sample in some]), classes
+
+
+def shares_of(question: Question, data: Samples, mosaics: list[Mosaic], frame: str) -> Tensor:
+    """The share of each mosaic's maps on the right photo, the mean over its four classes."""
+    explainer: Explainer = LibraGradient()
+    model, shares = question.model, []
+    for images, classes in batches(model, data, mosaics, frame):
+        layout = layout_of(model, (images.shape[2], images.shape[3]))
+        cells = []
+        for cell in range(SIDE**2):
+            targets = [question.targets[label] for label in classes[:, cell].tolist()]
+            maps = explainer(model, images, targets, layout)
+            metric = GridPointingGame(SIDE)
+            metric.update(maps.values, torch.full((len(images),), cell))
+            cells.append(metric.per_image())
+        shares.append(torch.stack(cells).mean(0))
+    return torch.cat(shares).double()
+
+
+def interval(shares: Tensor, draws: int = 10_000) -> tuple[float, float]:
+    """The 95 % bootstrap interval of the mean over mosaics."""
+    generator = torch.Generator("cpu").manual_seed(SEED)
+    chosen = torch.randint(len(shares), (draws, len(shares)), generator=generator)
+    low, high = shares[chosen].mean(1).quantile(torch.tensor([0.025, 0.975]).double()).tolist()
+    return low, high
+
+
+def write(page: Path, text: str) -> None:
+    """Put the table between its marks."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
