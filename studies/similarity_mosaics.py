@@ -1,16 +1,15 @@
 """Where the map of a similarity lies in mosaics: writes a table into docs/howto/encoders.md.
 
-    python studies/similarity_mosaics.py [--data .data/imagenette160] [--mosaics 100] [--photos 100]
+    python studies/similarity_mosaics.py [--data .data/imagenette160] [--mosaics 100] [--photos 50]
 
 The network is vision_attn:compact_vit_imagenette without its classifier. A class is its mean
-embedding, over photos of `train`; a mosaic joins 2x2 photos of `val`, of four classes. For each of
-the four, LibraGradient explains the cosine of the mosaic's embedding with the class's. The score is
-the share of the map, as far as it is positive, that lies on the class's photo: .25 for a map that
-knows nothing.
+embedding, over photos of `train`; a mosaic joins 2x2 photos of `val`, of four classes, drawn at
+random, each used once, whether the network knows them or not. For each of the four, LibraGradient
+explains the cosine of the mosaic's embedding with the class's. The score is the share of the map,
+as far as it is positive, that lies on the class's photo: .25 for a map that knows nothing.
 
-Mosaics are made as `vision-attn score --mosaic 2` makes them: of the photos that the network names
-right and is surest of, each once; and, beside that, of photos drawn at random. What the network
-sees of a mosaic (each photo at its own size, or shrunk) is chosen on mosaics of training photos.
+What the network sees of a mosaic, each photo at its own size or shrunk, is chosen on mosaics of
+training photos: the frame in which it names more of their classes. Nothing else is chosen.
 """
 
 import argparse
@@ -29,14 +28,15 @@ from vision_attn.inference import infer
 from vision_attn.methods import Class, Explainer, LibraGradient, Similarity, Target
 from vision_attn.render import markdown_table
 from vision_attn.runs.scoring.evidence import Samples, open_folder
-from vision_attn.runs.scoring.mosaics import FRAMES, Mosaic, Mosaics, MosaicSamples
+from vision_attn.runs.scoring.mosaics import FRAMES, Mosaic, MosaicSamples
 from vision_attn.tokens.layout import layout_of
 from vision_attn.types import Model
 
 PAGE = Path(__file__).parent.parent / "docs/howto/encoders.md"
 BEGIN, END = "<!-- table: similarity_mosaics -->", "<!-- end -->"
 NAME = "vision_attn:compact_vit_imagenette"
-SIDE, SEED, BATCH = 2, 0, 16
+SIDE, SEED, BATCH = 2, 0, 8
+FRAMED = 20  # mosaics of training photos
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--data", type=Path, default=Path(".data/imagenette160"))
     parser.add_argument("--mosaics", type=int, default=100, metavar="N")
-    parser.add_argument("--photos", type=int, default=100, metavar="N", help="of a class's mean")
+    parser.add_argument("--photos", type=int, default=50, metavar="N", help="of a class's mean")
     parser.add_argument("--page", type=Path, default=PAGE)
     args = parser.parse_args()
     start = time.perf_counter()
@@ -64,32 +64,22 @@ def main() -> None:
         Question("cosine with the class's mean", encoder, [Similarity(mean) for mean in means]),
         Question("the class's logit", model, [Class(at) for at in range(len(model.classes))]),
     ]
-    frame = best_frame(model, train, args.mosaics)
-    sets = {
-        "surest": surest(model, val, args.mosaics),
-        "drawn at random": drawn(val, args.mosaics),
-    }
-    rows = []
-    for photos, mosaics in sets.items():
-        for question in questions:
-            shares = shares_of(question, val, mosaics, frame)
-            low, high = interval(shares)
-            rows.append(
-                [
-                    question.words,
-                    photos,
-                    len(mosaics),
-                    f"{shares.mean():.3f} [{low:.3f}, {high:.3f}]",
-                ]
-            )
-            print(*rows[-1], f"{time.perf_counter() - start:.0f} s", flush=True)
-    header = ["what LibraGradient explains", "photos", "mosaics", "share on the right photo"]
+    print(f"means: {time.perf_counter() - start:.0f} s", flush=True)
+    frame = best_frame(model, train, FRAMED)
     note = (
         f"`{NAME}` without its classifier; means of {args.photos} photos of `train` a class; "
         f"mosaics of 2x2 photos of `val`, {frame}; seed {SEED}; means over mosaics with their 95 % "
         "bootstrap intervals; AMD EPYC, AVX512, one core."
     )
-    write(args.page, f"{markdown_table(header, rows)}\n\n{note}")
+    mosaics, rows = drawn(val, args.mosaics), []
+    header = ["what LibraGradient explains", "mosaics", "share on the right photo"]
+    for question in questions:
+        shares = shares_of(question, val, mosaics, frame)
+        low, high = interval(shares)
+        share = f"{shares.mean():.3f} [{low:.3f}, {high:.3f}]"
+        rows.append([question.words, str(len(mosaics)), share])
+        print(*rows[-1], f"{time.perf_counter() - start:.0f} s", flush=True)
+        write(args.page, f"{markdown_table(header, rows)}\n\n{note}")
 
 
 def without_classifier(model: Model) -> Model:
@@ -115,24 +105,6 @@ def outputs(model: Model, data: Samples, items: list[int]):
         images = torch.stack([data.sample(item).image for item in items[at : at + BATCH]])
         with torch.no_grad():
             yield infer(model.network, images)
-
-
-def surest(model: Model, data: Samples, count: int) -> list[Mosaic]:
-    """Mosaics as `score` makes them: of the photos named right with the highest probability."""
-    mosaics = Mosaics(data.name, model, data, (SIDE,), count, SEED)
-    items = mosaics.candidates()
-    logits = torch.cat(list(outputs(model, data, items)))
-    chances = model.calibration.probabilities(logits)
-    mosaics.compose(
-        {
-            ("named", "", data.names[item]): {
-                **{"label": data.label(item), "predicted": int(row.argmax())},
-                "probability": round(float(row.max()), 5),
-            }
-            for item, row in zip(items, chances, strict=True)
-        }
-    )
-    return mosaics.made
 
 
 def drawn(data: Samples, count: int) -> list[Mosaic]:

@@ -78,6 +78,29 @@ def test_several_texts_are_averaged_as_embeddings_of_length_one(saved):
     torch.testing.assert_close(model.network(IMAGES), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["metaclip_2", "altclip", "chinese_clip"])
+def test_other_kinds_of_transformers(kind, tmp_path):
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        network = getattr(texts, kind)(tmp_path)
+    model = load_model(f"hf:{tmp_path}", classes=CLASSES)
+    words = texts.tokenizer()(CLASSES, padding=True, return_tensors="pt")
+    inputs = {name: words[name] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        expected = network(pixel_values=IMAGES, **inputs).logits_per_image
+    assert expected.std() > 0.05
+    torch.testing.assert_close(model.network(IMAGES), expected, atol=1e-5, rtol=1e-5)
+    assert (model.classes, model.calibration.activation) == (CLASSES, "softmax")
+    found = token_attribution(model, PHOTO, 1)
+    assert found.tokens == ["<start>", "the", "cat", "<end>"]
+    assert sum(found.values) + found.rest == pytest.approx(found.logit, abs=1e-5)
+    maps = LibraGradient(check=True)(model, IMAGES, 1)
+    assert maps.completeness_gap.max() < 1e-5
+    long = load_model(f"hf:{tmp_path}", classes=["dog " * 40, "cat"])  # more than it has places
+    assert long.network(IMAGES).isfinite().all()
+
+
 def test_siglip_2_of_any_proportions(tmp_path):
     from transformers.models.siglip2.image_processing_pil_siglip2 import convert_image_to_patches
 

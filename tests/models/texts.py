@@ -69,6 +69,35 @@ def siglip(folder):
     return saved(model, folder, tokenizer(ends=False), "SiglipImageProcessor")
 
 
+def metaclip_2(folder):
+    eos = {"eos_token_id": 3, "bos_token_id": 2, "pad_token_id": 0}
+    config = transformers.MetaClip2Config(
+        text_config=TEXT | eos | {"projection_dim": 7},
+        vision_config=VISION | {"projection_dim": 7},
+        projection_dim=7,
+    )
+    model = spread(transformers.MetaClip2Model(config))
+    return saved(model, folder, tokenizer(), "CLIPImageProcessor")
+
+
+def altclip(folder):
+    """Positions of its texts are counted from behind the padding's, as RoBERTa's."""
+    own = {"eos_token_id": 3, "bos_token_id": 2, "pad_token_id": 0, "project_dim": 8}
+    config = transformers.AltCLIPConfig(
+        text_config=TEXT | own, vision_config=VISION, projection_dim=7
+    )
+    model = spread(transformers.AltCLIPModel(config))
+    return saved(model, folder, tokenizer(), "CLIPImageProcessor")
+
+
+def chinese_clip(folder):
+    config = transformers.ChineseCLIPConfig(
+        text_config=TEXT | {"pad_token_id": 0}, vision_config=VISION, projection_dim=7
+    )
+    model = spread(transformers.ChineseCLIPModel(config))
+    return saved(model, folder, tokenizer(), "ChineseCLIPImageProcessor")
+
+
 def naflex(folder):
     """SigLIP 2 of images in any proportions."""
     text = TEXT | {"projection_size": 12, "pad_token_id": 0, "eos_token_id": 3, "bos_token_id": 2}

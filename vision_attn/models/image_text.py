@@ -308,13 +308,13 @@ def huggingface_with_texts(
         load_weights(model, read_weights(weights), weights)
     model.eval()
     bias = getattr(model, "logit_bias", None)
-    text, vision = config.text_config, config.vision_config
+    vision = config.vision_config
     naflex = config.model_type == "siglip2"
     side = vision.patch_size * int(vision.num_patches**0.5) if naflex else vision.image_size
     sigmoid = config.model_type.startswith("siglip")
     return ImageTextModel(
         _PatchedImages(model) if naflex else _HuggingFaceImages(model, side),
-        _HuggingFaceTexts(model, tokenizer, text.max_position_embeddings, fills=sigmoid),
+        _HuggingFaceTexts(model, tokenizer, _longest(model), fills=sigmoid),
         prompts,
         scale=float(model.logit_scale.detach().exp()),
         bias=0.0 if bias is None else float(bias.detach()),
@@ -323,6 +323,19 @@ def huggingface_with_texts(
         image_size=side,
         missing=missing,
     )
+
+
+def _longest(model: Any) -> int:
+    """Count the tokens that a text may have: where padding has a place, those behind it."""
+    places = model.config.text_config.max_position_embeddings
+    counted = (
+        places - one.padding_idx - 1
+        for one in model.text_model.modules()
+        if isinstance(one, nn.Embedding)
+        and one.num_embeddings == places
+        and one.padding_idx is not None
+    )
+    return next(counted, places)
 
 
 class _OpenClipTexts(Texts):
