@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .pages.live.report import live
     from .runs.explain import explain
     from .runs.explanation import Explanation, Explanations
+    from .runs.interventions import intervene
     from .runs.patches import patch_components, patch_similarity
     from .runs.results import SavedResults, open_results
     from .runs.scoring import removal, score
@@ -81,6 +82,7 @@ _NAMES = {
     "fit": "fitting.fit",
     "gallery": "pages.gallery.run",
     "inspect": "pages.inspect.inspection",
+    "intervene": "runs.interventions",
     "list_models": "models.shelf",
     "live": "pages.live.report",
     "load_model": "hub",

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from vision_attn.compat.torch_private import uncompiled
 
-__all__ = ["Hooks", "apart", "copied_network", "current_scope", "is_temporary"]
+__all__ = ["Hooks", "apart", "copied_network", "current_scope", "is_temporary", "sharing_copy"]
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -60,7 +60,7 @@ class Hooks:
     Two threads can run one network: the hooks of the one must not see the images of the other. As
     torch may call a hook that is just being removed, and then without the keyword arguments that it
     asks for, all hooks go through one function that takes anything. What was compiled runs as it is
-    written meanwhile, as it would pass hooks over.
+    written meanwhile, as it would pass hooks over. everywhere: in all scopes of the thread.
 
     Examples:
         >>> import torch
@@ -74,8 +74,8 @@ class Hooks:
         [(5, 3)]
     """
 
-    def __init__(self) -> None:
-        self._scope = current_scope()
+    def __init__(self, everywhere: bool = False) -> None:
+        self._scope = threading.get_ident() if everywhere else current_scope()
         self._handles: list[RemovableHandle] = []
         self._uncompiled = uncompiled()
 
@@ -107,10 +107,11 @@ class Hooks:
 @dataclass(frozen=True, eq=False)
 class _Temporary:
     hook: Callable[..., Any]
-    scope: object
+    scope: object  # or the number of a thread, for all of its scopes
 
     def __call__(self, *given: Any) -> Any:
-        return self.hook(*given) if current_scope() is self.scope else None
+        inside = self.scope is current_scope() or self.scope == threading.get_ident()
+        return self.hook(*given) if inside else None
 
     def __deepcopy__(self, memo: dict) -> "_Temporary":
         """Itself: in a copy of the network it is called as in vain as in another thread."""
@@ -126,3 +127,19 @@ def copied_network(network: Network) -> Network:
     """Copy a network with its hooks, although another thread may just put some on it."""
     with _CHANGING:
         return copy.deepcopy(network)
+
+
+def sharing_copy(network: Network) -> Network:
+    """Copy a network's modules and hooks, but not its weights and buffers, which both then have.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.hooks import sharing_copy
+        >>> network = torch.nn.Linear(2, 3)
+        >>> copied = sharing_copy(network)
+        >>> copied is network, copied.weight is network.weight
+        (False, True)
+    """
+    with _CHANGING:
+        shared = [*network.parameters(), *network.buffers()]
+        return copy.deepcopy(network, {id(one): one for one in shared})

@@ -5,6 +5,7 @@ Axes: b batch, n tokens, d width of a token, head, i queries, j keys.
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -15,8 +16,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from vision_attn.attention.shapes import broadcast_shape
-from vision_attn.hooks import current_scope
 from vision_attn.tokens.record.contraction import Contraction
+from vision_attn.tokens.record.edits import (
+    context_edited,
+    edits_of_call,
+    keys_seen,
+    keys_weighed,
+    values_edited,
+)
 from vision_attn.tokens.record.log import CallLog, RecordError
 from vision_attn.tokens.record.sdpa import SDPAInputs, multi_head_attention
 
@@ -84,7 +91,7 @@ class CallMode(TorchFunctionMode):
         if func is torch.einsum and len(args) == 2 and isinstance(args[1], list | tuple):
             args = (args[0], *args[1])  # operands in a list
         outputs, log = self.softmax_outputs, self.log
-        if (func not in WATCHED and not outputs.data) or log.scope is not current_scope():
+        if (func not in WATCHED and not outputs.data) or not log.in_scope:
             return func(*args, **kwargs)
         if log.deferred:
             if func is not F.scaled_dot_product_attention:
@@ -139,7 +146,15 @@ class CallMode(TorchFunctionMode):
             inputs = inputs._replace(query=query, key=key, value=value)
         lead = query.shape[:-2]
         inputs = folded(inputs) if len(lead) > 2 else inputs
-        context = log.attention(inputs)
+        with edits_of_call() as edits:
+            if edits:
+                with log.untraced():
+                    inputs = inputs._replace(value=values_edited(edits, inputs.value))
+            context = log.attention(inputs)
+            if edits:
+                with log.untraced():
+                    seen = partial(keys_seen, inputs)
+                    context = context_edited(edits, context, inputs.value, seen)
         if not log.add_fused_map():
             self._add_kernel(inputs, context)
         return context.reshape(*lead, *context.shape[-2:]) if len(lead) > 2 else context
@@ -287,8 +302,11 @@ class CallMode(TorchFunctionMode):
         if len(lead) > 2:
             weights, v = as_batch(weights, lead), as_batch(v, lead)
             scores = None if scores is None else as_batch(scores, lead)
-        with self.log.untraced():
+        with self.log.untraced(), edits_of_call() as edits:
+            v = values_edited(edits, v)
             context = weights @ v
+            rows = weights.unsqueeze(1) if weights.ndim == 3 else weights
+            context = context_edited(edits, context, v, partial(keys_weighed, rows))
         if weights.ndim == 3:
             weights, v = weights.unsqueeze(1), v.unsqueeze(1)
         v = v.expand(*weights.shape[:2], -1, -1)  # heads may share their values

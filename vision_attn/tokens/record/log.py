@@ -107,6 +107,11 @@ class CallLog:
         self.last_memory: Memory = (nothing, nothing)
 
     @property
+    def in_scope(self) -> bool:
+        """Whether what runs now is what this log was opened for."""
+        return self.scope is current_scope()
+
+    @property
     def module(self) -> str:
         """The name of the attention module that is running."""
         return self.running[-1].name if self.running else ""
