@@ -75,10 +75,12 @@ LIMITS = {
     ),
     r"^fit .*compact_vit_cifar10_(distilled|long)": "--trainer.callbacks=null",  # its teacher knows ten classes
     r"^(fit|validate|test) (?!.*vision_attn:).*(vit_planted|my_run)": "--model.network.depth=1 --model.network.dim=12",
-    r"^(explain|features|inspect|score|export) ": "--device cpu",
+    r"^(ablate|compare|explain|features|inspect|score|export) ": "--device cpu",
     r"^features timm:": "--pretrained false --image-size 64",
     r"^(explain|inspect) (?!.*(dates|questions))": "--limit 1",
     r"^explain timm:": "--pretrained false --image-size 64",
+    r"^ablate ": "--limit 4 --part mlps",
+    r"^compare ": "--limit 3 --method Rollout",
     r"^score ": "--limit 3 --steps 2 --processes 1",
     r"^score .*(--sanity|--method all)": "--sanity 1",  # else nothing is asked of lost weights
     r"^configs|^models|^probe |^live |--help$": "",

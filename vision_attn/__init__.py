@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from .hub import load_model, wrap
     from .models.export import export
     from .models.shelf import list_models
+    from .pages.comparison.run import compare
     from .pages.gallery.drawing import draw_pictures
     from .pages.gallery.run import film, gallery
     from .pages.inspect.inspection import inspect
     from .pages.live.report import live
+    from .runs.ablation import ablate, patch_states
     from .runs.explain import explain
     from .runs.explanation import Explanation, Explanations
     from .runs.interventions import intervene
@@ -74,15 +76,17 @@ _NAMES = {
     "Model": "types",
     "SavedResults": "runs.results",
     "TokenLayout": "types",
+    "ablate": "runs.ablation",
     "attention_weights": "tokens.record.weights",
+    "compare": "pages.comparison.run",
     "draw_pictures": "pages.gallery.drawing",
     "explain": "runs.explain",
     "export": "models.export",
     "film": "pages.gallery.run",
     "fit": "fitting.fit",
     "gallery": "pages.gallery.run",
-    "inspect": "pages.inspect.inspection",
     "intervene": "runs.interventions",
+    "inspect": "pages.inspect.inspection",
     "list_models": "models.shelf",
     "live": "pages.live.report",
     "load_model": "hub",
@@ -91,6 +95,7 @@ _NAMES = {
     "patch_components": "runs.patches",
     "patch_similarity": "runs.patches",
     "photo_similarity": "runs.similarity",
+    "patch_states": "runs.ablation",
     "probe": "tokens.path.support",
     "removal": "runs.scoring",
     "score": "runs.scoring",

@@ -13,7 +13,7 @@ from torch import nn
 import vision_attn
 from vision_attn.attention import Additive, Local2d, MultiHeadAttention, Sparsemax
 from vision_attn.data import Preprocess
-from vision_attn.methods import Rollout
+from vision_attn.methods import LibraGradient, Rollout
 from vision_attn.models import ViT
 from vision_attn.tokens import record_attention
 from vision_attn.types import Model
@@ -238,7 +238,7 @@ BLOCKS = {
 
 
 def test_states_and_branches_of_another_photo_as_by_hand(case):
-    name, network, images, other, by_hand, attention, ends = case
+    name, network, images, other, by_hand, _, ends = case
     if name.startswith("swin"):
         return
     blocks, kept, handles = by_hand.get_submodule(BLOCKS[name]), {}, []
@@ -409,6 +409,40 @@ def test_a_record_and_a_map_inside_are_of_the_changed_network(name):
     assert len(outer.calls) == 3
     assert not torch.allclose(plain, changed)
     torch.testing.assert_close(Rollout()(network, images).values, plain)
+
+
+@pytest.mark.parametrize("method", [Rollout(), LibraGradient()])
+def test_what_is_remembered_of_a_network_is_found_on_the_network_as_it_is(method):
+    network, images = small()
+    wanted = method(copy.deepcopy(network), images, target=1).values
+    with vision_attn.intervene(network, heads={(1, 1): "zero"}, tokens=[(0, 3)], blocks=[2]):
+        changed = method(network, images, target=1).values
+    torch.testing.assert_close(method(network, images, target=1).values, wanted)
+    assert not torch.allclose(changed, wanted)
+
+
+def test_a_run_inside_a_hook_of_another_leaves_it_its_changes():
+    network, images = small()
+    with vision_attn.intervene(network, heads=[(2, 1)], blocks=[1]):
+        wanted, inner = logits(network, images), []
+
+        def hook(*_):
+            if not inner:
+                inner.append("begun")
+                inner.append(logits(network, images))
+
+        handle = network.blocks[0].register_forward_hook(hook)
+        torch.testing.assert_close(logits(network, images), wanted)
+        handle.remove()
+    torch.testing.assert_close(inner[1], wanted)
+
+
+def test_it_opens_in_inference_mode():
+    network, images = small()
+    with torch.inference_mode(), vision_attn.intervene(network, mlps=[1]):
+        inside = network(images)
+    with vision_attn.intervene(network, mlps=[1]):
+        torch.testing.assert_close(logits(network, images), inside)
 
 
 def test_gradients_pass():

@@ -119,6 +119,17 @@ def add_limit(parser: argparse.ArgumentParser, which: str) -> None:
     parser.add_argument("--limit", type=at_least_one, metavar="N", help=what)
 
 
+def add_data_root(parser: argparse.ArgumentParser) -> None:
+    """--data.root."""
+    parser.add_argument(
+        "--data.root",
+        dest="root",
+        default=".data",
+        metavar="DIR",
+        help="the folder of cifar10 and cifar100 (default: .data)",
+    )
+
+
 def add_output(group: Group, default: str, what: str = "", *, metavar: str = "FILE") -> None:
     """-o, --output; what: more about the file or the folder that it names."""
     text = f"where to write{f': {what}' if what else ''} (default: {default})"
@@ -244,6 +255,12 @@ def at_least_one(text: str) -> int:
         raise argparse.ArgumentTypeError(
             f"expected a whole number of at least 1, got {quoted(text)}"
         )
+    return int(text)
+
+
+def whole(text: str) -> int:
+    if not re.fullmatch(r"\d+", text):
+        raise argparse.ArgumentTypeError(f"expected a whole number, 0 or more, got {quoted(text)}")
     return int(text)
 
 

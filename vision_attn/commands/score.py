@@ -9,12 +9,10 @@ Light to import, so that its help comes at once.
 """
 
 import argparse
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vision_attn.commands import options
-from vision_attn.errors import quoted
 from vision_attn.terminal import say
 
 if TYPE_CHECKING:
@@ -34,13 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_limit(
         parser, "drawn at random (default: of planted 96, else 1000, with --method all 500)"
     )
-    parser.add_argument(
-        "--data.root",
-        dest="root",
-        default=".data",
-        metavar="DIR",
-        help="the folder of cifar10 and cifar100 (default: .data)",
-    )
+    options.add_data_root(parser)
     group = parser.add_argument_group("method")
     options.add_method(group, "the fast ones; three baselines are always added")
     options.add_target(
@@ -65,14 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--sanity",
-        type=whole,
+        type=options.whole,
         metavar="N",
         help="sanity check on N images: randomise the weights layer by layer, and add noise "
         "(default: 32 with --method all, else 0)",
     )
     group.add_argument(
         "--mosaic",
-        type=whole,
+        type=options.whole,
         action="append",
         metavar="N",
         help="also score mosaics of N x N photos of different classes, those that the model is "
@@ -185,9 +177,3 @@ def show(scores: "Scores") -> None:
         console.print(table)
     for line in tables.after(scores.results):
         console.print(line, soft_wrap=True)
-
-
-def whole(text: str) -> int:
-    if not re.fullmatch(r"\d+", text):
-        raise argparse.ArgumentTypeError(f"expected a whole number, 0 or more, got {quoted(text)}")
-    return int(text)

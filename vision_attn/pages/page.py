@@ -306,8 +306,8 @@ class Gallery(Section):
 
     More than a dozen are shown a page at a time, can be found by name, sorted, and filtered by
     class and by right or wrong where that is known; maps after the first come out on a click.
-    first: the caption of the map that stands beside each photo then; any, if it is empty.
-    Without JavaScript the first page stays as it is.
+    first: the caption of the map that stands beside each photo then; any, if it is empty. order:
+    what the order of the rows is called. Without JavaScript the first page stays as it is.
 
     Examples:
         >>> from vision_attn.pages import Gallery, Row
@@ -320,6 +320,7 @@ class Gallery(Section):
 
     rows: Sequence[Row]
     first: str = ""
+    order: str = "in order"
 
     def html(self) -> str:
         if len(self.rows) < MANY:
@@ -342,7 +343,7 @@ class Gallery(Section):
         """Write the field to search by, and the lists to sort and filter by."""
         find = "Find a photo or class"
         tools = f'<input type="search" placeholder="{find}" aria-label="{find}">'
-        orders = {"": "in order", "name": "by name"}
+        orders = {"": self.order, "name": "by name"}
         predicted = Counter(row.predicted for row in self.rows if row.predicted)
         labels = Counter(row.label for row in self.rows if row.label)
         if predicted:

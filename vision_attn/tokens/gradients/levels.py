@@ -30,6 +30,7 @@ from vision_attn.tokens.outputs import head_given, only_tensor, tensors_of
 from vision_attn.tokens.path.path import find_path, state_of
 from vision_attn.tokens.path.places import places_of
 from vision_attn.tokens.path.traced import follow
+from vision_attn.tokens.record.edits import unedited
 from vision_attn.tokens.record.log import RecordError
 from vision_attn.tokens.trace.tracer import Tracer
 from vision_attn.types import Images, TokenLayout
@@ -127,7 +128,7 @@ def find_levels(network: nn.Module, images: Images, layout: TokenLayout | None =
 def run_levels(network: nn.Module, image: Images, layout: TokenLayout | None = None) -> Levels:
     """Find the levels by a run, of which nothing is remembered."""
     mode = GraphMode()
-    with uncompiled(), eval_mode(network), frozen_parameters(network):
+    with unedited(), uncompiled(), eval_mode(network), frozen_parameters(network):
         with mode, own_weights_held(network, mode.hold):
             out = infer(network, image.requires_grad_())
         image.requires_grad_(False)

@@ -26,6 +26,7 @@ from vision_attn.tokens.gradients.graph import GraphMode, cuts_of, order_of
 from vision_attn.tokens.gradients.mode import own_weights_held
 from vision_attn.tokens.outputs import only_tensor, tensors_of
 from vision_attn.tokens.path.path import state_of
+from vision_attn.tokens.record.edits import unedited
 from vision_attn.tokens.record.record import record_attention
 from vision_attn.types import Images
 
@@ -148,6 +149,7 @@ class Frames:
 
     stack: list[Frame] = field(default_factory=list)
     turns: Counter[str] = field(default_factory=Counter)
+    _around: list[Counter[str]] = field(default_factory=list)
 
     def watch(self, network: nn.Module, modules: Iterable[nn.Module], hooks: Hooks) -> None:
         """Know when these modules run, and the network, which begins all counts anew."""
@@ -159,8 +161,8 @@ class Frames:
     def _before(self, name: str) -> Callable:
         def hook(_module: nn.Module, _args: tuple) -> None:
             if not name:
-                self.stack.clear()
-                self.turns.clear()
+                self._around.append(self.turns)
+                self.turns = Counter()
             self.stack.append(Frame(name, self.turns[name], Counter()))
             self.turns[name] += 1
 
@@ -171,6 +173,9 @@ class Frames:
             if any(frame.name == name for frame in self.stack):
                 while self.stack.pop().name != name:  # what was cut short by an error
                     pass
+            if not name and self._around:
+                around = self._around.pop()
+                self.turns = around if self.stack else self.turns
 
         return hook
 
@@ -224,7 +229,8 @@ def anatomy_of(network: nn.Module, images: Images) -> Anatomy:
     key = tuple(images.shape[1:]), images.dtype, images.device, state_of(network)
     known = _KNOWN.setdefault(network, {})
     if key not in known:
-        image = images[:1].detach().clone()
+        with torch.inference_mode(False):
+            image = images[:1].detach().clone()
         layers = _calls(network, image)
         with suppress(ValueError, RuntimeError):  # where no gradient passes there are heads alone
             layers = _with_branches(network, image, layers)
@@ -234,7 +240,7 @@ def anatomy_of(network: nn.Module, images: Images) -> Anatomy:
 
 def _calls(network: nn.Module, image: Images) -> list[Layer]:
     """List the attention calls of a run."""
-    with apart(), record_attention(network, keep=()) as record:
+    with apart(), unedited(), record_attention(network, keep=()) as record:
         infer(network, image)
     modules = {name: module for module, name in modules_of(network).items()}
     times, seen = Counter(call.module for call in record.calls), Counter[str]()
@@ -255,7 +261,7 @@ def _with_branches(network: nn.Module, image: Images, layers: list[Layer]) -> li
     frames = Frames()
     mode = SpotMode(frames)
     with (
-        apart(), torch.inference_mode(False), uncompiled(), eval_mode(network),
+        apart(), unedited(), torch.inference_mode(False), uncompiled(), eval_mode(network),
         frozen_parameters(network), Hooks() as hooks,
     ):  # fmt: skip
         frames.watch(network, modules_of(network), hooks)

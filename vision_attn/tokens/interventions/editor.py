@@ -19,7 +19,7 @@ from vision_attn.hooks import Hooks
 from vision_attn.inference import modules_of
 from vision_attn.tokens.interventions.anatomy import Anatomy, Frames, Join, Spot
 from vision_attn.tokens.modules import attends
-from vision_attn.tokens.record.edits import CallEdit, CallEditor, Seen, editing
+from vision_attn.tokens.record.edits import CallEdit, CallEditor, Seen, editing, suspended
 from vision_attn.tokens.record.functions import CallMode
 from vision_attn.tokens.record.log import CallLog
 from vision_attn.tokens.record.sdpa import SDPAInputs
@@ -145,9 +145,14 @@ class Editor(CallEditor):
                 self.opened = False
 
     @property
+    def active(self) -> bool:
+        """Whether what runs is to be changed."""
+        return self.opened and not suspended()
+
+    @property
     def is_running(self) -> bool:
         """Whether the network, or one of its attention modules, runs in this thread."""
-        return self.opened and bool(self._calls.stack)
+        return self.active and bool(self._calls.stack)
 
     @property
     def in_own_attention(self) -> bool:
@@ -172,7 +177,7 @@ class Editor(CallEditor):
     def _edit(self) -> "_Edit | None":
         """Count the call of the module that runs, and say how it is changed."""
         name = self._module
-        layers = self._layers.get(name) if name is not None and self.opened else None
+        layers = self._layers.get(name) if name is not None and self.active else None
         if name is None or not layers:
             return None
         layer = layers[self._seen[name] % len(layers)]
@@ -331,6 +336,6 @@ class _StreamMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func.__name__ in self.functions and (spot := self.frames.count(func.__name__)):
             for each in (spot, spot._replace(turn=None)):
-                if each in self.spots:
+                if each in self.spots and self.editor.active:
                     return self.editor.stream(each, func, args, kwargs)
         return func(*args, **kwargs)

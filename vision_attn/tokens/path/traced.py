@@ -18,6 +18,7 @@ from vision_attn.inference import eval_mode, infer, modules_of
 from vision_attn.tokens.modules import attends
 from vision_attn.tokens.outputs import only_tensor, tensors_of
 from vision_attn.tokens.record.calls import AttentionCall
+from vision_attn.tokens.record.edits import unedited
 from vision_attn.tokens.record.log import RecordError
 from vision_attn.tokens.record.recorder import Recorder
 from vision_attn.tokens.trace.origins import CallOrigins, Origins
@@ -258,7 +259,9 @@ def follow(
         >>> [call.module for call in follow(network, torch.rand(1, 3, 16, 16)).calls]
         ['blocks.0.attn.attend', 'blocks.1.attn.attend']
     """
-    with apart(), torch.inference_mode(False), torch.no_grad(), eval_mode(network):
+    with (
+        apart(), unedited(), torch.inference_mode(False), torch.no_grad(), eval_mode(network)
+    ):  # fmt: skip
         tracer = Tracer()
         image = image.clone()
         if watch is None and not any(attends(module) for module in modules_of(network)):

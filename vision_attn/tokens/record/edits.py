@@ -27,6 +27,8 @@ __all__ = [
     "edits_of_call",
     "keys_seen",
     "keys_weighed",
+    "suspended",
+    "unedited",
     "values_edited",
 ]
 
@@ -34,7 +36,7 @@ __all__ = [
 # Swin Transformers add, and the least number of the dtype what transformers does.
 MASKED = 50.0
 
-_THREAD = threading.local()  # .editors: those that are open; .busy: whether a call is being edited
+_THREAD = threading.local()  # .editors: open ones; .busy: a call is being edited; .off
 
 Seen = Callable[[], Bool[Tensor, "#b #head #i j"] | None]  # which keys a query sees; None: all
 
@@ -85,13 +87,29 @@ def editing(editor: CallEditor) -> Iterator[None]:
 
 
 @contextmanager
+def unedited() -> Iterator[None]:
+    """Run networks as they are, in this thread: for what is found out once and then remembered."""
+    before = suspended()
+    _THREAD.off = True
+    try:
+        yield
+    finally:
+        _THREAD.off = before
+
+
+def suspended() -> bool:
+    """Whether this thread is inside `unedited`."""
+    return getattr(_THREAD, "off", False)
+
+
+@contextmanager
 def edits_of_call() -> Iterator[Sequence[CallEdit]]:
     """Give the changes of the call that now runs, the outermost first.
 
     There are none for whoever sees the parts that another computes it by.
     """
     editors = getattr(_THREAD, "editors", ())
-    if not editors or getattr(_THREAD, "busy", False):
+    if not editors or suspended() or getattr(_THREAD, "busy", False):
         yield ()
         return
     _THREAD.busy = True

@@ -1,0 +1,175 @@
+"""Two checkpoints compared: against the maps of `explain`, and the page that shows it."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vision_attn
+from vision_attn.cli import main
+from vision_attn.data import Preprocess
+from vision_attn.models import ViT
+from vision_attn.runs.comparison import overlap
+from vision_attn.runs.progress import Silent
+from vision_attn.types import Model
+
+CLASSES = ["cat", "dog", "fox"]
+
+
+def vit(seed, size=24, classes=CLASSES):
+    torch.manual_seed(seed)
+    network = ViT(image_size=size, patch_size=8, num_classes=len(classes), dim=12, depth=2, heads=2)
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.add_(0.3 * torch.randn_like(weight))
+    preprocess = Preprocess((size, size), (0.5,) * 3, (0.25,) * 3)
+    return Model(
+        network.eval(), preprocess, list(classes), network.layout((size, size)), f"vit{seed}"
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    random = np.random.default_rng(3)
+    for name in ("cat", "dog", "other"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        for at in range(3):
+            pixels = random.integers(0, 256, (30, 30, 3), np.uint8)
+            Image.fromarray(pixels).resize((40, 40)).save(tmp_path / "in" / name / f"{at}.png")
+    return tmp_path / "in"
+
+
+def test_overlap_is_the_mass_in_the_same_places():
+    a, b = np.array([[1.0, 0, 1], [0, 0, 2]]), np.array([[0.0, 3, 1], [-5, 0, 0]])
+    assert overlap(a, b) == pytest.approx(min(1 / 4, 1 / 4))
+    assert overlap(a, a) == pytest.approx(1)
+    assert overlap(a, np.array([[0.0, 1, 0], [1, 1, 0]])) == 0
+    seen = np.array([[np.nan, 3, 1], [0, 0, 0]])
+    assert overlap(a, seen) == pytest.approx(min(1 / 3, 1 / 4))
+    assert np.isnan(overlap(a, np.zeros((2, 3))))
+
+
+def test_a_model_is_like_itself_and_unlike_another(folder):
+    model = vit(1)
+    same = vision_attn.compare((model, model), folder, ["Rollout", "GradCAM"], batch_size=4)
+    assert same.agreement()["share"] == 1
+    assert same.overlap()["mean"] == pytest.approx(1)
+    assert same.models == ("vit1 (a)", "vit1 (b)")
+    other = vision_attn.compare((model, vit(2)), folder, "GradCAM", batch_size=4)
+    assert other.overlap()["mean"] < 0.999
+    table = other.table()
+    assert [row["overlap"] for row in table] == sorted(row["overlap"] for row in table)
+
+
+def test_values_are_those_of_the_maps_of_the_same_class(folder):
+    models = vit(1), vit(2)
+    found = vision_attn.compare(models, folder, "GradCAM", batch_size=4)
+    row = next(row for row in found.table() if row["file"].endswith("dog/1.png"))
+    maps = [model.explain(folder / "dog" / "1.png", "GradCAM", target="dog") for model in models]
+    wanted = overlap(*(one.on_photo() for one in maps))
+    assert row["overlap"] == pytest.approx(wanted, abs=0.02)  # on another grid
+    assert row["label"] == "dog"
+    assert [row["predicted_a"], row["predicted_b"]] == [CLASSES[one.predicted] for one in maps]
+    unknown = next(row for row in found.table() if "other" in row["file"])
+    asked = models[0].explain(unknown["file"], "GradCAM")
+    second = models[1].explain(unknown["file"], "GradCAM", target=asked.predicted)
+    assert unknown["label"] is None
+    assert unknown["overlap"] == pytest.approx(
+        overlap(asked.on_photo(), second.on_photo()), abs=0.02
+    )
+
+
+def test_tables_count_photos_and_classes(folder):
+    found = vision_attn.compare((vit(1), vit(2)), folder, "Rollout")
+    rows = found.table()
+    same = [row["predicted_a"] == row["predicted_b"] for row in rows]
+    assert found.agreement()["share"] == pytest.approx(np.mean(same))
+    known = [row for row in rows if row["label"]]
+    right = found.accuracy()
+    assert right["n"] == len(known) == 6
+    assert right["a"] == pytest.approx(
+        np.mean([row["predicted_a"] == row["label"] for row in known])
+    )
+    classes = found.by_class()
+    assert sum(row["n"] for row in classes) == 9
+    assert [row["overlap"] for row in classes] == sorted(row["overlap"] for row in classes)
+    cats = [row for row in rows if (row["label"] or row["predicted_a"]) == "cat"]
+    (cat,) = (row for row in classes if row["class"] == "cat")
+    assert cat["overlap"] == pytest.approx(np.mean([row["overlap"] for row in cats]))
+    assert cat["overlap_low"] <= cat["overlap"] <= cat["overlap_high"]
+    mean = found.overlap("Rollout")
+    assert mean["low"] <= mean["mean"] <= mean["high"]
+    assert 0 < mean["apart"] <= 1
+    with pytest.raises(ValueError, match="method: expected one of Rollout, got 'GradCAM'"):
+        found.overlap("GradCAM")
+
+
+def test_models_of_other_sizes_are_compared_on_the_photo(folder):
+    found = vision_attn.compare((vit(1), vit(2, size=32)), folder, "Rollout", limit=3)
+    assert len(found.photos) == 3
+
+
+def test_the_page_begins_with_what_differs_most(folder, tmp_path):
+    (folder / "cat" / "broken.png").write_bytes(b"none")
+    output = tmp_path / "out"
+    found = vision_attn.compare((vit(1), vit(2)), folder, "Rollout", output=output, shown=5)
+    assert len(found.problems) == 1
+    assert "broken.png" in found.problems[0]
+    page = (output / "index.html").read_text()
+    shown = [row["file"].rpartition("/")[2] for row in found.table()[:5]]
+    places = [page.index(f"overlap {row['overlap']:.1%}") for row in found.table()[:5]]
+    assert len(set(shown)) <= 5
+    assert places == sorted(places)
+    assert page.count("<article") == 5
+    assert "(5 of 9)" in page
+    assert len(list((output / "page").glob("*.jpg"))) == 15
+    saved = json.loads((output / "comparison.json").read_text())
+    assert saved["agreement"] == found.agreement()
+    assert len((output / "comparison.csv").read_text().splitlines()) == 10
+
+
+class Stopping(Silent):
+    def advance(self, steps=1):
+        raise KeyboardInterrupt
+
+
+def test_the_keyboard_stops_it_with_what_there_is(folder):
+    found = vision_attn.compare(
+        (vit(1), vit(2)), folder, "Rollout", batch_size=2, progress=Stopping()
+    )
+    assert found.problems == ["stopped: compared on 2 of 9 photos"]
+    assert len(found.photos) == 2
+
+
+def test_what_does_not_fit_is_told_in_a_line(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"two models of the same classes, got 3 and 2 classes"):
+        vision_attn.compare((vit(1), vit(2, classes=["cat", "dog"])), folder)
+    with pytest.raises(ValueError, match="models: expected"):
+        vision_attn.compare((vit(1),), folder)
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "a.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"no photo could be compared: .*a\.png"):
+        vision_attn.compare((vit(1), vit(2)), tmp_path / "none")
+
+
+def test_the_commands_write_what_they_say(folder, tmp_path, capsys, models):
+    checkpoint = str(models("vit"))
+    out = str(tmp_path / "compared")
+    words = ["compare", checkpoint, checkpoint, str(folder), "-o", out, "--device", "cpu"]
+    assert main([*words, "--limit", "3", "--method", "Rollout"]) == 0
+    said = capsys.readouterr().out
+    assert "predict the same class for 100.0% of 3 photos" in said
+    assert (tmp_path / "compared" / "index.html").is_file()
+    assert main(["compare", checkpoint, checkpoint]) == 2
+    assert "no image given: name image files or folders after MODEL2" in capsys.readouterr().err
+    out = str(tmp_path / "ablated")
+    words = ["ablate", checkpoint, str(folder), "-o", out, "--device", "cpu", "--limit", "4"]
+    assert main([*words, "--part", "mlps", "--part", "heads", "--prune", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "what lies behind each unit was run again" in said
+    assert "0 heads gone" in said
+    assert (tmp_path / "ablated" / "ablation.csv").is_file()
+    assert main(["ablate", checkpoint, "nowhere", "--device", "cpu"]) == 2
+    assert "nowhere" in capsys.readouterr().err

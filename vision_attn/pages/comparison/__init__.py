@@ -1,0 +1,1 @@
+"""The page of two checkpoints on the same photos."""
