@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .models.export import export
     from .models.shelf import list_models
     from .pages.comparison.run import compare
+    from .pages.diagnosis.run import diagnose
     from .pages.gallery.drawing import draw_pictures
     from .pages.gallery.run import film, gallery
     from .pages.inspect.inspection import inspect
@@ -79,6 +80,7 @@ _NAMES = {
     "ablate": "runs.ablation",
     "attention_weights": "tokens.record.weights",
     "compare": "pages.comparison.run",
+    "diagnose": "pages.diagnosis.run",
     "draw_pictures": "pages.gallery.drawing",
     "explain": "runs.explain",
     "export": "models.export",

@@ -30,6 +30,7 @@ COMMANDS = {
     "score": "measure which heatmaps of a network to trust",
     "ablate": "measure what each head, MLP and block of a network is worth",
     "compare": "compare two checkpoints: where they agree, where their maps differ",
+    "diagnose": "find what is wrong with a network that attends: heads, tokens, calibration",
     "inspect": "explore a network's attention on one interactive page",
     "features": "draw what an encoder's features say: components, similar places and photos",
     "live": "run a network in one offline page: drop photos, cover parts of them",

@@ -93,11 +93,11 @@ class Rollout(ChainExplainer):
         layout: TokenLayout | None,
     ) -> tuple[Trace, PropagationRule, None]:
         traced = trace(network, images, layout, (), FUSIONS[self.fusion])
-        return (
-            traced,
-            PropagationRule(self._step, residual=self.residual, attention=1 - self.residual),
-            None,
-        )
+        return traced, self.rule(), None
+
+    def rule(self) -> PropagationRule:
+        """Say what one attention call does to the rows that are carried."""
+        return PropagationRule(self._step, residual=self.residual, attention=1 - self.residual)
 
     def _step(
         self, layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches

@@ -1,5 +1,6 @@
 """Pictures for people: overlays on photos, sheets of maps, figures of a run, one offline page."""
 
+from vision_attn.render.diagnosis import block_curves, number_grid
 from vision_attn.render.figures import (
     channel_gates,
     confusion_matrix,
@@ -35,6 +36,7 @@ __all__ = [
     "Panel",
     "Scale",
     "Style",
+    "block_curves",
     "channel_gates",
     "colored",
     "confusion_matrix",
@@ -47,6 +49,7 @@ __all__ = [
     "mark",
     "markdown_table",
     "natural",
+    "number_grid",
     "outlined",
     "overlay",
     "save",

@@ -1,0 +1,1 @@
+"""The page of a diagnosis, and the function that makes it."""

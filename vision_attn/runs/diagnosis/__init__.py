@@ -1,0 +1,1 @@
+"""What is wrong with a network that attends: its heads, its tokens, its chances, over photos."""
