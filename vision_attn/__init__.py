@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .pages.inspect.inspection import inspect
     from .pages.live.report import live
     from .runs.ablation import ablate, patch_states
+    from .runs.diagnosis.remedy import add_registers
     from .runs.explain import explain
     from .runs.explanation import Explanation, Explanations
     from .runs.interventions import intervene
@@ -78,6 +79,7 @@ _NAMES = {
     "SavedResults": "runs.results",
     "TokenLayout": "types",
     "ablate": "runs.ablation",
+    "add_registers": "runs.diagnosis.remedy",
     "attention_weights": "tokens.record.weights",
     "compare": "pages.comparison.run",
     "diagnose": "pages.diagnosis.run",

@@ -273,6 +273,16 @@ def _outliers(record: Record, layout: TokenLayout, images: int) -> Tensor | None
     return norms > OUTLIER * norms.flatten(1).median(1).values[:, None, None]
 
 
+def without_outliers(maps: Heatmaps, outliers: Tensor | None) -> Heatmaps:
+    """Set a map to 0 on patches with outlying norms; ValueError where these are not known."""
+    if outliers is None:
+        raise ValueError(
+            f"{maps.method}: the norms of this network's last tokens are not known, so there is "
+            "nothing to leave out: leave outliers=False away"
+        )
+    return replace(maps, values=maps.values.masked_fill(outliers, 0))
+
+
 @dataclass(frozen=True)
 class ChainExplainer(AttentionExplainer):
     """A map carried from one token, or what the classifier reads, through the layers to the input.
@@ -330,7 +340,13 @@ class ChainExplainer(AttentionExplainer):
         with full_precision(images):
             chain = traced.chain if self.query is None else without_readout(traced.chain)
             shares = self._carry(chain, traced.seed(chain, self.query), rule)
-            return traced.heatmaps(shares[:, 0], self, classes, self.total)
+            maps = traced.heatmaps(shares[:, 0], self, classes, self.total)
+            return maps if self.keeps_outliers else without_outliers(maps, traced.outliers)
+
+    @property
+    def keeps_outliers(self) -> bool:
+        """Whether patches with outlying norms keep their share of the map."""
+        return getattr(self, "outliers", True)
 
     @final
     @checked()

@@ -58,8 +58,9 @@ class Rollout(ChainExplainer):
     """Shares of the input tokens, heads fused alike in every layer; the same for every class.
 
     fusion: mean, max or min of the heads. discard: in each layer the entries of the fused map below
-    this quantile of it become 0, in the columns of patches. residual: alpha. Abnar and Zuidema
-    2020.
+    this quantile of it become 0, in the columns of patches. residual: alpha. outliers: False takes
+    the share of patches with outlying norms out of the map, where they are 0; `outlier_mass` has
+    it, and the rest is not scaled up. Abnar and Zuidema 2020.
 
     Examples:
         >>> import torch
@@ -76,6 +77,7 @@ class Rollout(ChainExplainer):
     fusion: Literal["mean", "max", "min"] = "mean"
     discard: float = 0.0
     residual: float = 0.5
+    outliers: bool = True
 
     class_specific = False
     total = 1.0

@@ -58,7 +58,7 @@ class Verdict(Section):
         >>> from vision_attn.runs.diagnosis.results import Diagnosis, Finding
         >>> finding = Finding("sink", False, "Sink: patch (1, 1).")
         >>> Verdict("Verdict", Diagnosis("a ViT", 50, 50, findings=[finding])).html()
-        '<p>Sink: patch (1, 1).</p>'
+        '<p>No fault was found.</p><p>Sink: patch (1, 1).</p>'
     """
 
     found: Diagnosis
@@ -70,7 +70,9 @@ class Verdict(Section):
             else f"<p>{escape(one.text)}</p>"
             for one in self.found.findings
         ]
-        return "".join(lines) or "<p>Nothing unusual was found.</p>"
+        return (
+            "".join(lines) if self.found.faults else f"<p>No fault was found.</p>{''.join(lines)}"
+        )
 
 
 def save(found: Diagnosis, folder: Path) -> Path:

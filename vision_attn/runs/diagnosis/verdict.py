@@ -102,7 +102,7 @@ def _outliers(found: Diagnosis, limits: Thresholds) -> Iterator[Finding]:
         text = f"{many}{held}: {more}, their norms follow what the photo shows."
         yield Finding("outliers", False, text, ((out.first,),))
         return
-    advice = "use LibraGradient, or registers at test time (vision_attn.test_time_registers)"
+    advice = "use LibraGradient, or registers at test time (vision_attn.add_registers)"
     if out.attention is not None and out.attention >= limits.register_attention * out.share:
         text = (
             f"{number(out.count)} of {out.patches} patches are registers in disguise from block "
