@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache
@@ -207,6 +208,18 @@ def quiet(make: Callable[[], AbstractContextManager]) -> Iterator[None]:
 
 
 @contextmanager
+def swapped() -> Iterator[None]:
+    """Moving a module swaps its weights, which fails where a graph or a weak reference holds one."""
+    get = torch.__future__.get_swap_module_params_on_conversion
+    networks = [model(kind).network for kind in ("vit", "cnn")]
+    held = [weakref.ref(weight) for network in networks for weight in network.parameters()]
+    graphs = [network(images()) for network in networks]
+    with restored(get, torch.__future__.set_swap_module_params_on_conversion, True):
+        yield
+    del held, graphs
+
+
+@contextmanager
 def training() -> Iterator[None]:
     """The networks were left in train mode."""
     found = [model(kind).network for kind in ("vit", "cnn")]
@@ -304,6 +317,7 @@ STATES: dict[str, tuple[Callable[[], AbstractContextManager], float]] = {
         lambda: restored(sys.getrecursionlimit, sys.setrecursionlimit, 500),
         EXACT,
     ),
+    "weights are swapped": (swapped, EXACT),
     "train mode": (training, EXACT),
 }
 
@@ -473,7 +487,7 @@ QUICK = ("explain", "metrics")
 # What builds networks or data is asked in the states that say how tensors are made, and of what is
 # around a process; it takes longer.
 BUILDING = ("load_model", "score")
-FOR_BUILDING = ("default ", "with torch.device", "inference", "determ", "modes", "warnings", "no ")
+FOR_BUILDING = ("default ", "with torch.device", "inference", "determ", "modes", "warnings", "no ", "weights")
 CASES = [
     pytest.param(
         call, state, id=f"{call}, {state}", marks=[] if call in QUICK else pytest.mark.slow

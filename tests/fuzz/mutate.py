@@ -152,7 +152,7 @@ def odd_tensor(draw: Random, tensor: torch.Tensor) -> Any:
         lambda: torch.full_like(tensor, draw.choice([torch.nan, torch.inf, -torch.inf])),
         lambda: tensor.flatten()[: draw.randrange(tensor.numel() + 1)],
         lambda: tensor.unsqueeze(0),
-        lambda: tensor.mT if tensor.ndim > 1 else tensor[:0],
+        lambda: tensor.mT if tensor.ndim > 1 else tensor.flatten()[:0],
         lambda: tensor.to_sparse() if tensor.ndim else tensor,
         lambda: tensor.to("meta"),
         lambda: tensor.to(draw.choice([torch.complex64, torch.bool, torch.int8, torch.float64])),

@@ -14,7 +14,7 @@ import pytest
 
 from vision_attn.runs.database import FORMAT, DamagedError, StoppedError, connect
 from vision_attn.runs.keys import bytes_crc, content_number, file_stamp
-from vision_attn.runs.mapfile import MapFile, map_name, open_maps, packed
+from vision_attn.runs.mapfile import MapFile, map_name, open_maps, packed, saved_map
 from vision_attn.runs.results import unfinished_shards
 from vision_attn.runs.runfile import RunFile, agree, mark_merged, read_run, write_run
 from vision_attn.runs.shard import SCHEMA, Column, ShardFile, StoreRow, shard_path
@@ -497,3 +497,34 @@ def test_shards_that_begin_at_once_agree_on_one_list(tmp_path):
     assert line.startswith("1 images came after the first shard had begun (c): they are left out")
     mark_merged(tmp_path, first)
     assert agree(tmp_path, second) == (second, [])
+
+
+HEADERS = [
+    b"{'descr': '<f2', 'fortran_order': False, 'shape': (7, 3, 5",  # numpy's reader: TokenError
+    b"{'descr': '<f2', 'fortran_order': False, 'shape': (7, 3L, 5), }",  # of Python 2: a warning
+    b"(" * 117,
+    b"{'descr': '<f8', 'fortran_order': False, 'shape': (7, 3, 5), }",
+    b"{'descr': '<f2', 'fortran_order': False, 'shape': (7, -3, -5), }",
+    b"{'descr': '<f2', 'fortran_order': False, 'shape': (7, 0, 5), }",
+    b"\0" * 117,
+]
+
+
+@pytest.mark.parametrize("text", HEADERS)
+def test_a_file_of_maps_with_another_header_is_damaged(tmp_path, text):
+    path = tmp_path / "Rollout.npy"
+    first = b"\x93NUMPY\x01\x00v\x00" + text.ljust(117) + b"\n"
+    path.write_bytes(first + bytes(500))
+    with pytest.raises(ValueError, match=r"Rollout\.npy: damaged \(") as raised:
+        open_maps(path)
+    assert len(str(raised.value)) < 300
+    if b"<f8" not in text:  # a map of a photo may be of float64
+        with pytest.raises(ValueError, match=r"Rollout\.npy: damaged \("):
+            saved_map(path)
+
+
+def test_what_numpy_writes_is_a_file_of_maps(tmp_path):
+    values = np.random.default_rng(3).random((7, 3, 5)).astype(np.float16)
+    np.save(tmp_path / "a.npy", values)
+    np.testing.assert_array_equal(open_maps(tmp_path / "a.npy"), values)
+    np.testing.assert_array_equal(saved_map(tmp_path / "a.npy"), values)

@@ -5,6 +5,7 @@ Axes: n maps, h, w a map.
 
 import io
 import os
+import re
 from collections.abc import Sequence
 from math import frexp
 from pathlib import Path
@@ -15,13 +16,19 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from vision_attn.errors import quoted
 from vision_attn.files import naming
 from vision_attn.runs.naming import label
 
-__all__ = ["MapFile", "map_crc", "map_name", "open_maps", "packed"]
+__all__ = ["MapFile", "map_crc", "map_name", "open_maps", "packed", "saved_map"]
 
 LARGEST, SMALLEST = 2.0**15, 2.0**-10  # of a map's largest value, for float16 to hold it as it is
 HEADER = 128  # bytes of a header with room for any number of maps
+# What `_write_header` writes: numpy's own reader takes more, and raises whatever Python's parser does.
+FIRST = re.compile(
+    rb"\x93NUMPY\x01\x00v\x00\{'descr': '(<f[24])', 'fortran_order': False, "
+    rb"'shape': \(\d+, (\d{1,9}), (\d{1,9})\), \} *\n"
+)
 
 
 def map_name(method: str, shard: tuple[int, int]) -> str:
@@ -147,21 +154,36 @@ def open_maps(path: Path) -> Float[ndarray, "n h w"]:
     """
     try:
         with path.open("rb") as file:
-            if np.lib.format.read_magic(file) != (1, 0):
-                raise ValueError("another version")
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file, HEADER)
-            start, size = file.tell(), file.seek(0, os.SEEK_END)
-        each = dtype.itemsize * int(np.prod(shape[1:], dtype=object)) if len(shape) == 3 else 0
-        if start != HEADER or fortran or dtype.str not in ("<f2", "<f4") or each < 1:
+            found = FIRST.fullmatch(file.read(HEADER))
+            size = file.seek(0, os.SEEK_END)
+        if found is None:
             raise ValueError("not a file of maps")
-        rows = (size - start) // each
+        dtype, shape = np.dtype(found[1].decode()), (int(found[2]), int(found[3]))
+        each = dtype.itemsize * shape[0] * shape[1]
+        if each < 1:
+            raise ValueError("maps of no pixels")
+        rows = (size - HEADER) // each
         if not rows:
-            return np.empty((0, *shape[1:]), dtype)
-        return np.memmap(path, dtype, "r", start, (rows, *shape[1:]))
+            return np.empty((0, *shape), dtype)
+        return np.memmap(path, dtype, "r", HEADER, (rows, *shape))
     except FileNotFoundError:
         raise ValueError(f"{path}: this file of maps is not there") from None
-    except (OSError, ValueError, EOFError, OverflowError, TypeError, SyntaxError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         raise ValueError(f"{path}: damaged ({error})") from None
+
+
+def saved_map(path: Path) -> Float[ndarray, "*frames h w"]:
+    """Map a .npy of a photo's map, or of a film's, into memory.
+
+    Raises ValueError where it is no such file.
+    """
+    try:
+        values = np.load(path, mmap_mode="r", allow_pickle=False)
+        if values.ndim not in (2, 3) or values.dtype.kind != "f" or not values.size:
+            raise ValueError(f"{values.dtype} of shape {values.shape}")
+    except Exception as error:  # numpy evaluates its header, which raises what Python's parser does
+        raise ValueError(f"{path}: damaged ({quoted(str(error))})") from None
+    return values
 
 
 def map_crc(values: Float[ndarray, "h w"]) -> int:

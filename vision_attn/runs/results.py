@@ -19,6 +19,7 @@ from vision_attn.files import replacing
 from vision_attn.runs.database import DamagedError, StoppedError
 from vision_attn.runs.entries import as_line
 from vision_attn.runs.keys import sample_number, sample_numbers
+from vision_attn.runs.mapfile import saved_map
 from vision_attn.runs.rows import DRAWN, FILM
 from vision_attn.runs.runfile import RunFile, read_run
 from vision_attn.runs.shard import Column, ShardFile, shard_path
@@ -282,8 +283,10 @@ class SavedResults(Sequence[dict[str, Any]]):
                 f"{self.folder}: no map of {known.get('file', 'this row')} was kept: "
                 "explain --save maps (or both) keeps them"
             )
-        values = np.load(path, mmap_mode="r")
-        return np.asarray(values[known["frame"]] if "frame" in known else values, np.float32)
+        values, frame = saved_map(path), known.get("frame")
+        if values.ndim != (2 if frame is None else 3) or not 0 <= (frame or 0) < len(values):
+            raise ValueError(f"{path}: damaged (no map of {quoted(frame)} in {values.shape})")
+        return np.asarray(values if frame is None else values[frame], np.float32)
 
     def _place(self, row: dict[str, Any]) -> int:
         """Find a row by what it says of itself."""

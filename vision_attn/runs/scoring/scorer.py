@@ -493,7 +493,7 @@ def as_plain_vit(model: Model) -> ViT | None:
     network = model.network.network if isinstance(model.network, TimmModel) else model.network
     if not isinstance(network, ViT):
         try:
-            network = vit_from_timm(network)
+            network = vit_from_timm(network).to(model.device)
         except ModelError:
             return None
     asks_where = any(
@@ -502,4 +502,4 @@ def as_plain_vit(model: Model) -> ViT | None:
     )
     if asks_where or getattr(network.readout, "attends", True):
         return None
-    return network.to(model.device)
+    return network
