@@ -487,7 +487,16 @@ QUICK = ("explain", "metrics")
 # What builds networks or data is asked in the states that say how tensors are made, and of what is
 # around a process; it takes longer.
 BUILDING = ("load_model", "score")
-FOR_BUILDING = ("default ", "with torch.device", "inference", "determ", "modes", "warnings", "no ", "weights")
+FOR_BUILDING = (
+    "default ",
+    "with torch.device",
+    "inference",
+    "determ",
+    "modes",
+    "warnings",
+    "no ",
+    "weights",
+)
 CASES = [
     pytest.param(
         call, state, id=f"{call}, {state}", marks=[] if call in QUICK else pytest.mark.slow

@@ -431,13 +431,6 @@ def test_networks_with_a_classifier_are_known_as_such():
         (PixelsOf(None, 3), r"PixelsOf: expected a segmentation .* got \(2, 7\)"),
         (lambda: Box(-1), "Box: expected the index of a detection, from 0, got -1"),
         (Box(0), "Box: expected the output of a detector"),
-        (
-            lambda y: y.sum(),
-            r"function of the output: expected one number an image, .*\(2,\), got \(\)",
-        ),
-        (lambda y: y, r"expected one number an image, a tensor \(2,\), got \(2, 7\)"),
-        (lambda y: 3, "expected one number an image, .* got int"),
-        (lambda y: y.argmax(1), "expected floats, got torch.int64"),
         (lambda y: y[:, 3].detach(), "does not depend on this layer's output"),
     ],
 )
@@ -450,6 +443,69 @@ def test_wrong_targets_are_refused_in_words(target, message):
 
     with pytest.raises(ValueError, match=message):
         explained()
+
+
+GOT = r"expected one float an image, a tensor \(2,\), of a tensor of shape \(2, 7\); it "
+
+
+class OfTwo:
+    def __call__(self, output, scale):
+        return output
+
+
+class Attribute(Target):
+    def __call__(self, output):
+        return output.logits
+
+
+class Whole(Target):
+    def __call__(self, output):
+        return output
+
+
+OF_THE_USER = [  # a target, and what the message says that it gave
+    (lambda y: y["logits"], r"raised IndexError: too many indices"),
+    (lambda y: {}["x" * 5000], r"raised KeyError: 'xxx.*\.\.\."),
+    (lambda y: next(iter(())), r"raised StopIteration$"),
+    (lambda y: y.sum(), r"gave a tensor of shape \(\)$"),
+    (lambda y: y, r"gave a tensor of shape \(2, 7\)$"),
+    (lambda y: y[0], r"gave a tensor of shape \(7,\)$"),
+    (lambda y: 3, "gave 3$"),
+    (lambda y: None, "gave None$"),
+    (lambda y: [1.0, 2.0], r"gave \[1.0, 2.0\]$"),
+    (lambda y: y.detach().numpy()[:, 0], r"gave ndarray of shape \(2,\)$"),
+    (lambda y: y.argmax(1), "gave torch.int64$"),
+    (lambda y: y[:, 0] * torch.nan, "gave NaN or infinity$"),
+    (OfTwo(), "raised TypeError: .*'scale'"),
+    (Attribute(), "raised AttributeError: .*'logits'"),
+    (Whole(), r"gave a tensor of shape \(2, 7\)$"),
+    (Difference(lambda y: y, 1), r"gave a tensor of shape \(2, 7\)$"),
+]
+
+
+@pytest.mark.parametrize(("target", "found"), OF_THE_USER)
+def test_a_function_of_the_user_is_told_what_it_got_gave_and_must_give(target, found):
+    with pytest.raises(ValueError, match=GOT + found) as raised:
+        as_target(target)(torch.randn(2, 7))
+    assert len(str(raised.value)) < 300
+    assert "\n" not in str(raised.value)
+
+
+def test_a_target_of_the_user_keeps_its_name_and_what_it_computes():
+    class Second(Target):
+        """The second number."""
+
+        def __call__(self, output):
+            """Take it."""
+            return output[:, 1]
+
+    class Third(Second):
+        pass
+
+    assert Second.__call__.__doc__ == "Take it."
+    output = torch.randn(3, 5)
+    assert torch.equal(Second()(output), output[:, 1])
+    assert torch.equal(Third()(output), output[:, 1])
 
 
 @pytest.mark.parametrize(

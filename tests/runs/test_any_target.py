@@ -14,7 +14,7 @@ import vision_attn
 from vision_attn.data import Preprocess
 from vision_attn.methods import Difference, GradCAM, Odds, Similarity
 from vision_attn.models import SEResNet, ViT
-from vision_attn.pages.inspect.inspection import inspect
+from vision_attn.pages.inspect.inspection import Look, inspect
 from vision_attn.pages.live.report import live
 from vision_attn.runs.explain import explain
 from vision_attn.runs.progress import Silent
@@ -264,3 +264,46 @@ def test_every_door_has_one_signature():
         assert [parameters[name].kind.name for name in names[3:]] == ["KEYWORD_ONLY"] * 4
     method = list(standard.signature(vision_attn.Model.explain).parameters)
     assert method[1:7] == names[1:]
+
+
+def wrong(output):
+    return output.logits
+
+
+DOORS = {
+    "explain": lambda model, path, **how: explain(model, path / "cat.png", "GradCAM", **how),
+    "inspect": lambda model, path, **how: inspect(model, path / "cat.png", "GradCAM", **how),
+    "inspect several": lambda model, path, **how: inspect(
+        model, [path / "cat.png", path / "dog.jpg"], "GradCAM", progress=Silent(), **how
+    ),
+    "score": lambda model, path, **how: vision_attn.score(
+        model, path, ["GradCAM"], steps=1, limit=2, progress=Silent(), **how
+    ),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_function_that_fails_is_told_so_in_a_line_everywhere(model, photos, door):
+    got = r"wrong: expected one float an image, .* it raised AttributeError: .*'logits'"
+    with pytest.raises(ValueError, match=got) as raised:
+        DOORS[door](model, photos, target=wrong)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_function_that_fails_is_told_so_by_each_photo_of_a_folder(model, photos, tmp_path):
+    shown = Silent()
+    lines = []
+    shown.problem = lines.append
+    found = vision_attn.gallery(
+        model, photos, ["GradCAM", "EdgeMap"], target=wrong, output=tmp_path / "o", progress=shown
+    )
+    assert found.explained
+    failed = [line for line in lines if "it raised AttributeError" in line]
+    assert len(failed) == found.explained
+    assert not any("\n" in line or "GradCAM: GradCAM" in line for line in lines)
+
+
+def test_a_page_takes_a_vector_as_tensor_array_or_one_of_several(model):
+    for target in (VECTOR, VECTOR.numpy(), [VECTOR.numpy(), None], ["predicted", VECTOR]):
+        shown = Look("a network", model, target=target).predictions(torch.randn(1, 3, 16, 24))
+        assert shown[-1].name == "a direction of 3 numbers"

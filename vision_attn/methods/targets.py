@@ -14,6 +14,7 @@ Axes: b images, k classes or numbers of an output, h height, w width, n tokens, 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial, wraps
 from numbers import Integral, Real
 from typing import Any, cast
 from zlib import crc32
@@ -25,10 +26,11 @@ from numpy import ndarray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vision_attn.errors import ModelError, quoted
+from vision_attn.errors import ModelError, cut, quoted
 from vision_attn.methods.function_key import function_key
 from vision_attn.tokens.inputs import images_in_words
 from vision_attn.tokens.outputs import (
+    described,
     logits_of,
     one_row,
     only_tensor,
@@ -82,6 +84,18 @@ class Target(ABC):
         >>> GradCAM()(network, torch.rand(1, 3, 32, 32), target=Largest()).values.shape
         torch.Size([1, 4, 4])
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = vars(cls).get("__call__")
+        if own is None or cls.__module__.startswith(f"{__package__}."):
+            return
+
+        @wraps(own)
+        def checked_call(self: Target, output: Any) -> Tensor:
+            return numbers_by(partial(own, self), output, str(self))
+
+        cls.__call__ = checked_call  # type: ignore[method-assign]
 
     @abstractmethod
     def __call__(self, output: Any) -> Float[Tensor, " b"]:
@@ -730,17 +744,7 @@ class Function(Target):
     function: Callable[[Any], Any]
 
     def __call__(self, output: Any) -> Float[Tensor, " b"]:
-        numbers = self.function(output)
-        several = [tensor for tensor in tensors_of(output) if tensor.ndim]
-        count = len(output) if isinstance(output, list) else len(several[0]) if several else None
-        if not isinstance(numbers, Tensor) or numbers.ndim != 1 or len(numbers) != count:
-            shape = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
-            raise ValueError(
-                f"{self}: expected one number an image, a tensor ({count},), got {shape}"
-            )
-        if not numbers.is_floating_point():
-            raise ValueError(f"{self}: expected floats, got {numbers.dtype}")
-        return numbers
+        return numbers_by(self.function, output, str(self))
 
     def label(self, classes: Sequence[str] = ()) -> str:
         return str(self)
@@ -800,6 +804,36 @@ class PerImage(Target):
 
     def label(self, classes: Sequence[str] = ()) -> str:
         return ", ".join(dict.fromkeys(target.label(classes) for target in self.targets))
+
+
+def numbers_by(function: Callable[[Any], Any], output: Any, name: str) -> Float[Tensor, " b"]:
+    """Call a user's function with an output; ValueError unless it gives a finite float an image.
+
+    The message says what the function got, what it gave or raised, and what it must give.
+    """
+    several = [tensor for tensor in tensors_of(output) if tensor.ndim]
+    count = len(output) if isinstance(output, list) else len(several[0]) if several else None
+    cause = None
+    try:
+        numbers = function(output)
+    except Exception as error:  # its own code
+        cause = error
+        text = next(iter(str(error).splitlines()), "")
+        found = cut(f"raised {type(error).__name__}{': ' if text else ''}{text}", 160)
+    else:
+        if not isinstance(numbers, Tensor) or numbers.ndim != 1 or len(numbers) != count:
+            tensor = isinstance(numbers, Tensor)
+            found = f"gave {described(numbers) if tensor else quoted(numbers)}"
+        elif not numbers.is_floating_point():
+            found = f"gave {numbers.dtype}"
+        elif not numbers.isfinite().all():
+            found = "gave NaN or infinity"
+        else:
+            return numbers
+    got = described(output).partition(": give head=")[0]
+    shape = "b" if count is None else count
+    expected = f"expected one float an image, a tensor ({shape},), of {cut(got, 160)}"
+    raise ValueError(f"{cut(name)}: {expected}; it {found}") from cause
 
 
 def as_target(target: TargetLike, model: Model | None = None) -> Target:

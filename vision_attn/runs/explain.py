@@ -23,7 +23,7 @@ from vision_attn.data.channels import (
     image_of_channels,
     image_of_tensor,
 )
-from vision_attn.data.faults import ImageError, reason, sample_errors
+from vision_attn.data.faults import ImageError, fault_line, reason, sample_errors
 from vision_attn.data.images import to_rgb
 from vision_attn.errors import quoted
 from vision_attn.methods import (
@@ -233,7 +233,7 @@ class Request:
             maps = list(self.maps(explainer, images, target))
         except Exception as error:
             if len(images) == 1:
-                explanations[0].problems.append(f"{explainer}: {reason(error)}")
+                explanations[0].problems.append(fault_line(explainer, error))
                 return
             for i, explanation in enumerate(explanations):
                 self._add(explainer, images[i : i + 1], target.at(one_row(i)), [explanation])

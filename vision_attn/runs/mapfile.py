@@ -24,7 +24,7 @@ __all__ = ["MapFile", "map_crc", "map_name", "open_maps", "packed", "saved_map"]
 
 LARGEST, SMALLEST = 2.0**15, 2.0**-10  # of a map's largest value, for float16 to hold it as it is
 HEADER = 128  # bytes of a header with room for any number of maps
-# What `_write_header` writes: numpy's own reader takes more, and raises whatever Python's parser does.
+# What `_write_header` writes. numpy's own reader takes more, and raises what Python's parser does.
 FIRST = re.compile(
     rb"\x93NUMPY\x01\x00v\x00\{'descr': '(<f[24])', 'fortran_order': False, "
     rb"'shape': \(\d+, (\d{1,9}), (\d{1,9})\), \} *\n"

@@ -124,6 +124,7 @@ def inspect(
         models = {name: replace(one, head=head) for name, one in models.items()}
     looks = [Look(name, one, methods, target, contrast, score) for name, one in models.items()]
     inspections: list[parts.Inspection] = []
+    problems: list[str] = []
     with Bar() if progress is None else progress as shown:
         shown.start("inspecting", len(several))
         for photo in several:
@@ -132,10 +133,13 @@ def inspect(
             except Exception as error:  # of this photo
                 if len(several) == 1 and progress is None:
                     raise
-                shown.problem(fault_line(name_of(photo), error))
+                problems.append(fault_line(name_of(photo), error))
+                shown.problem(problems[-1])
             shown.advance()
+    if not several:
+        raise ValueError("expected a photo, or several, got an empty list")
     if not inspections:
-        raise ValueError("none of the images could be read: there is nothing to show")
+        raise ValueError(f"none of {len(problems)} images could be shown, the first: {problems[0]}")
     page = parts.Page.of(with_components(inspections))
     if output is not None:
         page.save(output)
@@ -190,7 +194,9 @@ class Look:
         self.chosen = None if methods is None else choose_methods(methods, model)
         several = target if isinstance(target, list | tuple) else [target]
         self.contrast = None if contrast is None else as_target(contrast, model)
-        asked = [as_target(one, model) for one in several if one not in (None, "predicted")]
+        predicted = (None, "predicted")
+        words = [one for one in several if not isinstance(one, str | None) or one not in predicted]
+        asked = [as_target(one, model) for one in words]
         pairs = [one.pair() for one in asked if isinstance(one, Class)]
         self.classes = [index for index, _ in pairs if index is not None]
         self.others = [one for one in asked if not isinstance(one, Class)]
