@@ -9,10 +9,11 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from vision_attn.errors import quoted
-from vision_attn.runs.progress import Bar
+from vision_attn.runs.progress import Bar, Pilot
 
 if TYPE_CHECKING:
     import torch
@@ -384,12 +385,29 @@ def classes_given(texts: Sequence[str] | None) -> Sequence[str] | None:
 
 
 class Report(Bar):
-    """A progress bar on the terminal, and a line on stderr for each thing that went wrong."""
+    """A progress bar on the terminal, and lines on stderr.
+
+    One for each thing that went wrong, and one that says how long it will take.
+    """
 
     def __init__(self, what: str = "", total: int = 0):
         super().__init__()
+        self._what, self._began, self._done = what, perf_counter(), 0
+        self._pilot: Pilot | None = None
         if what:
             self.start(what, total)
+
+    def start(self, what: str, total: int, pilot: Pilot | None = None) -> None:
+        super().start(what, total, pilot)
+        self._what, self._began, self._done, self._pilot = what, perf_counter(), 0, pilot
+
+    def advance(self, steps: int = 1) -> None:
+        super().advance(steps)
+        self._done += steps
+        if self._pilot and (told := self._pilot.told(self._done, perf_counter() - self._began)):
+            self._pilot = None
+            line = f"vision-attn: {self._what}: {told}"
+            self.console.print(line, soft_wrap=True, highlight=False)
 
     def done(self, count: int) -> None:
         self.advance(count)

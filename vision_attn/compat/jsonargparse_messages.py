@@ -115,7 +115,20 @@ def complaint(message: str) -> Complaint:
     return Complaint(_reason(message), where)
 
 
+def _without_guess(message: str) -> str:
+    """The message without what it says of an option's base class, where a class was named.
+
+    Of an option that takes a class or a list of these, each way is tried, one with the base class,
+    which a policy of imports may deny.
+    """
+    bases = re.findall(r"[\w.]*\.(\w+)\b", "".join(re.findall(r"Subtypes: \[.*", message)))
+    guess = rf"- Problem with given class_path '([\w.]+\.(?:{'|'.join(bases)}))':\n *Importing '\1' .*"
+    rest = re.sub(guess, "", message) if bases else message
+    return rest if "Problem with given class_path" in rest else message
+
+
 def _reason(message: str) -> Reason:
+    message = _without_guess(message)
     paths = re.findall(r"class_path[= ]'(.*?)'", message)
     if found := re.search(r"Importing '(.*?)' is not allowed", message):
         return NotAllowed(found[1])

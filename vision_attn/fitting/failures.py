@@ -5,11 +5,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from traceback import clear_frames
+from traceback import clear_frames, walk_tb
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch.multiprocessing import ProcessRaisedException
 
 from vision_attn.models.errors import no_empty_layers
 
@@ -37,13 +38,24 @@ def one_line() -> Iterator[None]:
             f"a batch norm has one value a channel to find their mean from (a batch of {size[1]}): "
             "make data.batch_size at least 2, or 2 for each part where ThreadParallel divides it"
         ) from error
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "allocate" not in str(error):
+    except ProcessRaisedException as error:  # with the whole traceback of that process
+        raise RuntimeError(f"in another process: {str(error).strip().splitlines()[-1]}") from error
+    except (MemoryError, RuntimeError, TypeError) as error:
+        if isinstance(error, MemoryError) or "allocate" in str(error):
+            raise ValueError(
+                f"not enough memory ({_words(error) or 'MemoryError'}): make the "
+                "network, its images or data.batch_size smaller"
+            ) from error
+        if not _of_option(error):
             raise
-        raise ValueError(
-            f"not enough memory ({_words(error) or 'MemoryError'}): make the "
-            "network, its images or data.batch_size smaller"
-        ) from error
+        raise ValueError(_words(error) or type(error).__name__) from error
+
+
+def _of_option(error: Exception) -> bool:
+    """Whether Lightning's callbacks, or an optimiser of torch, raised it: it is about an option."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    name = frame.f_globals.get("__name__", "")
+    return name.startswith(("lightning.pytorch.callbacks.", "torch.optim."))
 
 
 @contextmanager

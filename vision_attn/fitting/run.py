@@ -9,6 +9,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
@@ -21,6 +22,7 @@ from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import Precision as PrecisionPlugin
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.table import Table
 
@@ -43,7 +45,7 @@ from vision_attn.fitting.kinds import check_classes, check_files, names_kind
 from vision_attn.fitting.messages import readable
 from vision_attn.fitting.planning import Choice, choose, choose_threads, computing
 from vision_attn.fitting.records import Begun, RunLogger, SavedConfig
-from vision_attn.fitting.suited import check_suited
+from vision_attn.fitting.suited import check_options, check_suited
 from vision_attn.models.checkpoint import ENTRY, load_weights, read_file, unpack
 from vision_attn.models.checkpoint import Checkpoint as Saved
 from vision_attn.models.shelf import is_shelved, shelved
@@ -66,6 +68,7 @@ from vision_attn.training.cpu.threads import BATCH_NORMS
 
 __all__ = ["TrainingRun"]
 
+UNTOLD = "Unable to serialize instance "  # so jsonargparse begins what it writes out as text
 QUIET = (  # what Lightning and jsonargparse warn of and a user need not know
     r"\s*By default only one JsonargparseDeprecationWarning per type",
     r".*isinstance\(treespec, LeafSpec\)",
@@ -178,6 +181,7 @@ class TrainingRun(LightningCLI):
         config = self.config
         config.name = checked_name(config.name or Path(str((config.config or ["run"])[-1])).stem)
         config.trainer.accelerator = _by_name(config.trainer.accelerator)
+        check_options(self.command, config)
         self.given_precision = config.trainer.precision
         if names_kind(config.trainer.plugins, PrecisionPlugin):
             self.given_precision = "a plugin's"
@@ -360,6 +364,8 @@ class TrainingRun(LightningCLI):
     def _trainer(self, **changes: Any) -> Trainer:
         """Lightning's trainer; ValueError, with the options, for a device that is not there."""
         changes["callbacks"] = [*(changes.get("callbacks") or []), self.begun]
+        if isinstance(strategy := self.config_init.trainer.strategy, Strategy):
+            changes["strategy"] = deepcopy(strategy)  # which its trainer writes to
         try:
             return super().instantiate_trainer(**changes)
         except ValueError:
@@ -394,7 +400,10 @@ class TrainingRun(LightningCLI):
         """Write out the config as it runs, with every default, but no checkpoint to start from."""
         config = self.config.clone()
         del config["ckpt_path"], config["config"], config["minutes"]
-        return self.parser.dump(_without_enums(config), skip_unset=False)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", rf"\s*{UNTOLD}")
+            text = self.parser.dump(_without_enums(config), skip_unset=False)
+        return text.replace(UNTOLD, "")  # of a value that also may be a class, such as a device
 
     def heading(self) -> str:
         """Say in a line where the run goes, which network it is of, and in which number format."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -10,7 +10,7 @@ from rich.segment import Segment
 
 from vision_attn.terminal import printable
 
-__all__ = ["Bar", "Silent"]
+__all__ = ["Bar", "Pilot", "Silent"]
 
 Own = TypeVar("Own", bound="Silent")  # beartype takes no Self in a single method
 
@@ -40,6 +40,32 @@ class Terminal(Console):
         raise
 
 
+class Pilot(NamedTuple):
+    """The part of a job by which its time is told: so many images of all, `steps` an image.
+
+    Examples:
+        >>> from vision_attn.runs.progress import Pilot
+        >>> Pilot(images=8, of=96, steps=5).told(40, 60.0)
+        'about 12 minutes for 96 images, by the first 8'
+        >>> Pilot(images=8, of=96, steps=5).told(39, 60.0)
+        ''
+    """
+
+    images: int
+    of: int
+    steps: int
+
+    def told(self, done: int, seconds: float) -> str:
+        """Say how long all will take, once the pilot is done and not all; else nothing."""
+        if not self.images * self.steps <= done < self.of * self.steps:
+            return ""
+        expected = seconds / done * self.of * self.steps
+        amount, unit = (expected / 60, "minute") if expected >= 100 else (expected, "second")
+        count = max(1, round(amount))
+        span = f"{count} {unit}{'' if count == 1 else 's'}"
+        return f"about {span} for {self.of} images, by the first {self.images}"
+
+
 class Silent:
     """Show nothing; keep a line for each problem.
 
@@ -58,8 +84,8 @@ class Silent:
     def __init__(self) -> None:
         self.problems: list[str] = []
 
-    def start(self, what: str, total: int) -> None:
-        """Begin a job of `total` steps."""
+    def start(self, what: str, total: int, pilot: Pilot | None = None) -> None:
+        """Begin a job of `total` steps. pilot: by which the time of it may be told."""
 
     def advance(self, steps: int = 1) -> None:
         """Count steps of the job as done."""
@@ -98,7 +124,7 @@ class Bar(Silent):
         self.console = Terminal(stderr=True)
         self.bar: Progress | None = None
 
-    def start(self, what: str, total: int) -> None:
+    def start(self, what: str, total: int, pilot: Pilot | None = None) -> None:
         self.stop()
         if self.console.is_terminal:
             self.bar = Progress(

@@ -64,7 +64,8 @@ class BestCheckpoint(ModelCheckpoint):
     """`folder`/best.ckpt: the weights with the best `monitor` so far.
 
     monitor: the name of a logged metric. mode: "max" where more is better, "min" where less is.
-    Without validation there is nothing to compare, and the best is the newest.
+    Without validation there is nothing to compare, and the best is the newest; of a run that ends
+    before its first validation too.
 
     Examples:
         >>> from vision_attn.training import BestCheckpoint
@@ -81,6 +82,12 @@ class BestCheckpoint(ModelCheckpoint):
         super().on_train_start(trainer, pl_module)
         if not trainer.enable_validation or not sum(trainer.num_val_batches):
             self.monitor = None
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_end(trainer, pl_module)
+        if trainer.global_step and not self.best_model_path:
+            self.best_model_path = str(Path(self.dirpath or ".") / "best.ckpt")
+            trainer.save_checkpoint(self.best_model_path)
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -177,6 +184,12 @@ class LastCheckpoint(ModelCheckpoint):
             raise KeyboardInterrupt
         if self.every and trainer.global_step >= self._saved + self.every:
             self._saved = trainer.global_step
+            trainer.save_checkpoint(str(Path(self.dirpath or ".") / "last.ckpt"))
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_epoch_end(trainer, pl_module)
+        validated_every = trainer.check_val_every_n_epoch
+        if validated_every and (trainer.current_epoch + 1) % validated_every:  # not yet saved
             trainer.save_checkpoint(str(Path(self.dirpath or ".") / "last.ckpt"))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

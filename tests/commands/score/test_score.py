@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,6 +57,30 @@ def test_the_table_is_what_the_metrics_say(planted, models, scores):
     want = paired_bootstrap(found["RandomMap"], found["GradCAM"])
     assert [ahead["mean"], ahead["low"], ahead["high"]] == pytest.approx(list(want), abs=2e-3)
     assert ahead["certain"] == (ahead["low"] > 0)
+
+
+@pytest.mark.parametrize(("limit", "batch"), [(11, 50), (13, 5)])
+def test_the_time_of_all_is_told_after_the_first_eight_images(
+    limit, batch, models, score, monkeypatch, tmp_path, capsys
+):
+    """In one line on stderr, where that is no terminal: as if each look at the clock took 6 s."""
+    clock = count(step=6.0)
+    monkeypatch.setattr("vision_attn.commands.options.perf_counter", lambda: next(clock))
+    words = "--steps", 2, "--method", "GradCAM", "--limit", limit, "--batch-size", batch
+    assert score(models("vit"), "planted", *words, "-o", tmp_path / "out") == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    methods = 4  # with the baselines
+    looks = methods if batch > 8 else 2 * methods  # a task each; 5 images and 5 in the other
+    done = 8 if batch > 8 else 10
+    seconds = 6 * looks * limit / done
+    told = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+    assert line == f"vision-attn: scoring: about {told} for {limit} images, by the first 8"
+
+
+def test_a_few_images_tell_no_time(models, score, tmp_path, capsys):
+    words = "--steps", 2, "--method", "GradCAM", "--limit", 8, "-o", tmp_path / "out"
+    assert score(models("vit"), "planted", *words) == 0
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.xdist_group("scored")

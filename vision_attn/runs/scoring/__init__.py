@@ -248,7 +248,8 @@ def score(
             if model.device.type == "cpu":
                 stack.enter_context(computing_with(threads or threads_of_job(None)))
             for words, tasks in work.stages(kept, shard):
-                progress.start(words, sum(len(task.samples) for task in tasks))
+                total = sum(len(task.samples) for task in tasks)
+                progress.start(words, total, work.pilot(tasks))
                 count = processes or work.usual_processes(tasks)
                 fill(kept, work, tasks, count if tasks else 1, progress, say)
             share = None if shards == 1 else work.share(number, shards)

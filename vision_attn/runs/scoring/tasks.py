@@ -38,6 +38,7 @@ from vision_attn.runs.database import DamagedError
 from vision_attn.runs.explain import Methods, Request
 from vision_attn.runs.keys import content_number, model_settings, sample_numbers
 from vision_attn.runs.loop import Job, RunTask, TaskResult
+from vision_attn.runs.progress import Pilot
 from vision_attn.runs.runfile import RunFile, read_run, write_run
 from vision_attn.runs.scoring.evidence import (
     Data,
@@ -217,12 +218,24 @@ class Work(Job):
         """What is left to measure, image by image for all methods."""
         chosen, sane, mosaics = share or self.all
         methods, few = list(self.explainers), min(self.batch_size, FEW)
-        tasks = self._left(kept, "maps", methods, "data", batches(chosen, self.batch_size))
+        first, rest = chosen[:few], chosen[few:]  # by which the time of all is told
+        tasks = self._left(
+            kept, "maps", methods, "data", [first, *batches(rest, self.batch_size)]
+        )
         tasks += self._left(kept, "sanity", methods, "data", batches(sane, few))
         for side, frame in self.mosaics.frames.items():
             mine = [number for number in mosaics if self.mosaics.made[number].side == side]
             tasks += self._left(kept, "mosaic", methods, frame, self._of_one_side(mine))
         return tasks
+
+    def pilot(self, tasks: Sequence[RunTask]) -> Pilot | None:
+        """The first images, by all methods, whose time tells that of all; None without maps."""
+        maps = [t for t in tasks if self.columns[t.columns[0]].kind == "maps"]
+        if not maps:
+            return None
+        steps = sum(task.samples == maps[0].samples for task in maps)
+        of = round(sum(len(task.samples) for task in maps) / steps)
+        return Pilot(FEW, of, steps)
 
     def _left(
         self,
