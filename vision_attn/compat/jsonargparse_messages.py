@@ -122,7 +122,8 @@ def _without_guess(message: str) -> str:
     which a policy of imports may deny.
     """
     bases = re.findall(r"[\w.]*\.(\w+)\b", "".join(re.findall(r"Subtypes: \[.*", message)))
-    guess = rf"- Problem with given class_path '([\w.]+\.(?:{'|'.join(bases)}))':\n *Importing '\1' .*"
+    base = rf"[\w.]+\.(?:{'|'.join(bases)})"
+    guess = rf"- Problem with given class_path '({base})':\n *Importing '\1' .*"
     rest = re.sub(guess, "", message) if bases else message
     return rest if "Problem with given class_path" in rest else message
 

@@ -1,5 +1,6 @@
 """Options of Lightning that cannot do their work in a run of vision-attn, and what does it."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -72,6 +73,12 @@ def _check_strategy(strategy: Any, devices: Any) -> None:
         raise ValueError(
             f"--trainer.strategy {quoted(strategy)}: there is no such strategy"
             f"{nearest(strategy, names) or ': for several processes take ddp or fsdp2'}"
+        )
+    started = (getattr(strategy, "init_args", None) or {}).get("start_method", "popen")
+    if started != "popen" or re.search("spawn|fork|notebook", str(strategy)):
+        raise ValueError(
+            "trainer.strategy: a run's figures would end with processes that are spawned or forked "
+            "(ddp_spawn, ddp_fork, ddp_notebook): take --trainer.strategy ddp"
         )
     if strategy == "single_xla":
         raise ValueError("--trainer.strategy single_xla runs on a TPU alone: leave it out")

@@ -219,9 +219,7 @@ class Work(Job):
         chosen, sane, mosaics = share or self.all
         methods, few = list(self.explainers), min(self.batch_size, FEW)
         first, rest = chosen[:few], chosen[few:]  # by which the time of all is told
-        tasks = self._left(
-            kept, "maps", methods, "data", [first, *batches(rest, self.batch_size)]
-        )
+        tasks = self._left(kept, "maps", methods, "data", [first, *batches(rest, self.batch_size)])
         tasks += self._left(kept, "sanity", methods, "data", batches(sane, few))
         for side, frame in self.mosaics.frames.items():
             mine = [number for number in mosaics if self.mosaics.made[number].side == side]
