@@ -3,16 +3,22 @@
 <!-- table: NAME -->         tables of parsers, configs, shelf or results.json, see TABLES
 <!-- section: HEADING -->    that section of CONTRIBUTING.md
 <!-- interactive: NAME -->   a page to click in, made by our own code, see INTERACTIVE
+<!-- play: NAME -->          a thing to drag or switch, see assets/play.js; its numbers: story.py
+<!-- code: DOTTED.NAME -->   the source of a function of ours, without its docstring
 $...$ and $$...$$            MathML, which a browser shows without a script
 notebooks/                   a page for each notebook, with its outputs if it has run, and the file
 """
 
 import argparse
+import ast
 import html
 import importlib
+import inspect
 import json
+import pydoc
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +37,8 @@ from vision_attn.models.shelf import Card, Shelf, list_models
 from vision_attn.runs.progress import Silent
 
 sys.path.insert(0, str(Path(__file__).parent))
+import story
+
 import notebooks
 
 ROOT = Path(__file__).parent.parent
@@ -51,13 +59,15 @@ def on_files(files: Any, config: Any) -> Any:
             files.append(File.generated(config, f"notebooks/{name}", content=content))
     for name, make in INTERACTIVE.items():
         files.append(File.generated(config, f"learn/{name}.html", content=make()))
+    files.append(File.generated(config, "learn/story.js", content=story.script()))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Put tables, sections and interactive pages where a page asks for them."""
+    learn = "" if page.file.src_uri.startswith("learn/") else "learn/"
     return re.sub(
-        r"\(\.\./\.\./notebooks/(\w+)\.ipynb\)", r"(../notebooks/\1.md)", filled(markdown)
+        r"\(\.\./\.\./notebooks/(\w+)\.ipynb\)", r"(../notebooks/\1.md)", filled(markdown, learn)
     )
 
 
@@ -74,7 +84,15 @@ def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
     content = re.sub(r"<thead>\s*<tr>\s*(<th></th>\s*)+</tr>\s*</thead>", "", content)
     content = content.replace("<th></th>", "<td></td>")  # a heading without words is none
     content = re.sub(r"(?<=\d) %(?![^<]*</(?:code|pre)>)", "&nbsp;%", content)
-    return with_formulas(content).replace("<table>", '<table tabindex="0">')
+    content = with_formulas(content).replace("<table>", '<table tabindex="0">')
+    return with_scripts(content, page.url) if "data-play" in content else content
+
+
+def with_scripts(content: str, url: str) -> str:
+    """HTML of the page at this address, followed by what the things to play with need."""
+    root = "../" * url.count("/")
+    scripts = ("learn/story.js", "assets/play.js")
+    return content + "".join(f'\n<script src="{root}{name}"></script>' for name in scripts)
 
 
 def with_names(cell: str) -> str:
@@ -380,10 +398,15 @@ def section(heading: str) -> str:
     return found[1].strip()
 
 
-def filled(markdown: str) -> str:
-    """A page with its tables and sections. Raises for one that there is not."""
+def filled(markdown: str, learn: str = "") -> str:
+    """A page with its tables and sections; `learn` leads to the folder of the interactive pages.
+
+    Raises for a name that there is not.
+    """
     markdown = re.sub(r"<!-- table: (.+?) -->", lambda m: TABLES[m[1]](), markdown)
-    markdown = re.sub(r"<!-- interactive: (.+?) -->", lambda m: frame(m[1]), markdown)
+    markdown = re.sub(r"<!-- interactive: (.+?) -->", lambda m: frame(m[1], learn), markdown)
+    markdown = re.sub(r"<!-- play: (\w+) -->", lambda m: board(m[1]), markdown)
+    markdown = re.sub(r"<!-- code: (\S+) -->", lambda m: code(m[1]), markdown)
     return re.sub(r"<!-- section: (.+?) -->", lambda m: section(m[1]), markdown)
 
 
@@ -423,13 +446,35 @@ INTERACTIVE: dict[str, Callable[[], str]] = {
 }
 
 
-def frame(name: str) -> str:
+def frame(name: str, learn: str) -> str:
     """An interactive page in a frame, and a link to it alone. Raises KeyError for another name."""
     title = " ".join((INTERACTIVE[name].__doc__ or "").split()).rstrip(".")
     return (
-        f'<iframe class="interactive" src="{name}.html" title="{title}" loading="lazy"></iframe>\n'
-        f'<a href="{name}.html">Open it in a page of its own</a>'
+        f'<iframe class="interactive" src="{learn}{name}.html" title="{title}" loading="lazy">'
+        "</iframe>\n"
+        f'<a href="{learn}{name}.html">Open it in a page of its own</a>'
     )
+
+
+def board(name: str) -> str:
+    """A thing to play with, which assets/play.js fills. Raises ValueError for another name."""
+    script = (ROOT / "docs/assets/play.js").read_text(encoding="utf-8")
+    if f"\n    {name}(board) {{" not in script:
+        raise ValueError(f"assets/play.js has nothing to play with named {name!r}")
+    return f'<div class="play" data-play="{name}"><p>To play here, switch on JavaScript.</p></div>'
+
+
+def code(name: str) -> str:
+    """The source of the method vision_attn.NAME, without its docstring, to read."""
+    source = textwrap.dedent(inspect.getsource(pydoc.locate(f"vision_attn.{name}")))
+    (function,) = ast.parse(source).body
+    assert isinstance(function, ast.FunctionDef)
+    said = function.body[0]
+    lines = source.splitlines()
+    if ast.get_docstring(function):
+        del lines[said.lineno - 1 : said.end_lineno]
+    owner = name.split(".")[-2]
+    return f'```py title="{owner}"\n' + "\n".join(lines) + "\n```"
 
 
 # ---------------------------------------------------------------- formulas

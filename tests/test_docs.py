@@ -209,6 +209,36 @@ def test_a_page_of_learn_has_a_formula_a_picture_and_an_example_that_runs(page):
     assert not runner.failures, "".join(report)
 
 
+@pytest.mark.parametrize("page", LEARN, ids=lambda page: page.stem)
+def test_a_page_of_learn_asks_works_an_example_and_has_something_to_play_with(page):
+    text = page.read_text(encoding="utf-8")
+    answers = re.findall(
+        r'<div class="ask" data-right="(\d)" markdown>\n\*\*.+\?\*\*\n\n((?:- .+\n)+)\n\?\?\? note "Why"',
+        text,
+    )
+    assert answers
+    assert all(1 <= int(right) <= listed.count("\n") for right, listed in answers)
+    assert re.search(r"^##+ By hand\n", text, re.MULTILINE)
+    assert text.index('class="ask"') < text.index("<!-- play: ")
+    beside = re.findall(r'<div class="beside" markdown>\n\n\$\$.+?\$\$\n\n<!-- code: \S+ -->', text)
+    assert beside
+    filled = site_module().filled(text)
+    assert filled.count('data-play="') == text.count("<!-- play: ")
+    assert filled.count("```py title=") == text.count("<!-- code: ")
+
+
+def test_what_there_is_to_play_with_is_named_and_so_is_code():
+    build = site_module()
+    with pytest.raises(ValueError, match="nothing to play with named 'chess'"):
+        build.filled("<!-- play: chess -->")
+    made = build.filled("<!-- code: attention.SumUpdate.forward -->")
+    assert made.startswith('```py title="SumUpdate"\ndef forward(self, query')
+    assert made.endswith("    return query + context\n```")
+    assert '"""' not in build.filled("<!-- code: attention.MultiHeadAttention.project -->")
+    content = build.with_scripts("<p></p>", "learn/08-heads.html")
+    assert '<script src="../learn/story.js"></script>' in content
+
+
 def test_learn_has_twelve_pages_and_every_mechanism_has_its_place():
     assert len(LEARN) == 12
     text = "".join(page.read_text(encoding="utf-8") for page in LEARN)
