@@ -5,23 +5,29 @@ import doctest
 import importlib
 import importlib.util
 import json
+import pkgutil
 import re
 import subprocess
 import sys
 from functools import cache
 from importlib.util import find_spec
+from inspect import Parameter, signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import captum.attr
+import captum.metrics
 import markdown
 import numpy as np
 import pytest
+import pytorch_grad_cam
+import pytorch_grad_cam.metrics
 import torch
 import yaml
 
 import vision_attn
-from vision_attn import attention
+from vision_attn import attention, evaluate
 from vision_attn import methods as explain
 from vision_attn.cli import COMMANDS, TRAINING
 from vision_attn.compat.argparse_private import options_of
@@ -31,7 +37,8 @@ from vision_attn.render.video import VideoWriter
 from vision_attn.training.flops import training_flops
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "README.ja.md", *sorted((ROOT / "docs").rglob("*.md"))]
+READMES = [ROOT / f"README{language}.md" for language in ("", ".ja", ".zh")]
+PAGES = [*READMES, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.xdist_group("site")
@@ -289,10 +296,62 @@ def outline(page: Path) -> dict[str, Any]:
     }
 
 
-def test_the_two_front_pages_say_the_same():
-    english, japanese = outline(ROOT / "README.md"), outline(ROOT / "README.ja.md")
+@pytest.mark.parametrize("page", READMES[1:], ids=lambda page: page.name)
+def test_the_front_pages_say_the_same(page):
+    english, other = outline(READMES[0]), outline(page)
     for what, found in english.items():
-        assert japanese[what] == found, what
+        assert other[what] == found, what
+    languages = [set(re.findall(r"\(README\S*\.md\)", one.read_text("utf-8"))) for one in READMES]
+    assert all(len(named) == len(READMES) - 1 for named in languages)
+
+
+def test_what_the_front_page_says_of_peers_is_so():
+    text = READMES[0].read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+) \| (.+) \| (.+) \| (.+) \|$", text, re.MULTILINE)
+    table = {row[0]: row[1:] for row in rows}
+    cam, captum_cam = pytorch_grad_cam.GradCAM, captum.attr.LayerGradCam
+    layers = table["layers that you name for a GradCAM"]
+    assert layers == ("none", "`target_layers`", "`layer`")
+    for kind, name in ((cam, "target_layers"), (captum_cam, "layer")):
+        assert signature(kind).parameters[name].default is Parameter.empty
+    assert explain.GradCAM() == explain.GradCAM(layer=None)
+    journal = (ROOT / "docs/lab/journal.md").read_text(encoding="utf-8")
+    part = journal.partition("\n### 224 x 224 pixels")[2].partition("\n### ")[0]
+    measured = dict(
+        re.findall(r"^\| (\S[^|]*) \| [^|]+ \| ([\d.]+ \| \d+) \|$", part, re.MULTILINE)
+    )
+    cells = zip(
+        table["its time, where 1 is the network's own"], table["memory that it adds"], strict=True
+    )
+    ways = ("GradCAM", "grad-cam GradCAM", "captum LayerGradCam")
+    for way, (time, memory) in zip(ways, cells, strict=True):
+        assert measured[way] == f"{time} | {memory.removesuffix(' MiB')}"
+    followed = table["attention followed through all layers (`Rollout`)"]
+    tested = table["a map is tested by covering and uncovering"]
+    for row, modules, word in (
+        (followed, (explain, pytorch_grad_cam, captum.attr), "rollout"),
+        (tested, (evaluate, pytorch_grad_cam.metrics, captum.metrics), "insertion|deletion"),
+    ):
+        has = tuple(
+            any(re.search(word, name, re.IGNORECASE) for name in names_of(module))
+            for module in modules
+        )
+        assert tuple(cell == "yes" for cell in row) == has == (True, False, False)
+
+
+def names_of(module: ModuleType) -> list[str]:
+    """The names in a module, and those of the modules and classes inside its package."""
+    inner = [one.name for one in pkgutil.iter_modules(module.__path__)]
+    files = [path.read_text("utf-8") for path in Path(module.__path__[0]).glob("*.py")]
+    return [*dir(module), *inner, *re.findall(r"^class (\w+)", "\n".join(files), re.MULTILINE)]
+
+
+def test_the_lines_at_the_top_of_the_front_page_run_as_they_stand(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    block = re.search(r"```python\n(.*?)```", READMES[0].read_text("utf-8"), re.DOTALL)[1]
+    assert block.count("\n") == 4
+    exec(compile(block, "README.md", "exec"), {})
+    assert list((tmp_path / "outputs/look").glob("*.png"))
 
 
 def test_the_front_page_is_short_and_its_numbers_are_those_of_the_package():
@@ -305,12 +364,11 @@ def test_the_front_page_is_short_and_its_numbers_are_those_of_the_package():
         cells += f" | {row['parameters'] / 1e6:.2f} M | {row['size'] / 1e6:.1f} MB |"
         assert f"| `vision_attn:{row['name']}` {cells}" in text
     runs = json.loads((ROOT / "docs" / "results.json").read_text(encoding="utf-8"))["runs"]
-    listed = re.findall(r"^\| `(\w+)`.*\| ([\d.]+) % \| ([\d.]+) % \| ([\d.]+) \|$", text, re.M)
-    assert len(listed) == 5
-    for name, *cells in listed:
+    listed = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([\d.]+) % \|$", text, re.MULTILINE)
+    assert len(listed) == 4
+    for name, share in listed:
         (run,) = [run for run in runs if run["config"] == name and "variant" not in run]
-        assert [float(cell) for cell in cells[:2]] == [run["top1"], run["views"]], name
-        assert float(cells[2]) == float(f"{run['pflop']:.2g}"), name
+        assert float(share) == run["top1"], name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

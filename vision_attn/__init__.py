@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         tokens,
         training,
     )
+    from .data.example_photos import sample
     from .distillation import Distillation
     from .fitting.fit import FittedRun, fit
     from .hub import load_model, wrap
@@ -102,6 +103,7 @@ _NAMES = {
     "patch_states": "runs.ablation",
     "probe": "tokens.path.support",
     "removal": "runs.scoring",
+    "sample": "data.example_photos",
     "score": "runs.scoring",
     "token_attribution": "runs.texts",
     "wrap": "hub",

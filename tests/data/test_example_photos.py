@@ -2,6 +2,10 @@
 
 import hashlib
 
+import numpy as np
+import pytest
+
+import vision_attn
 from vision_attn.data import example_photos, read_image
 
 
@@ -22,3 +26,12 @@ def test_none_is_a_training_photo(data_root):
     ours = digests(example_photos().values())
     assert len(ours & digests(root.glob("val/*/*.JPEG"))) == len(ours) == 12
     assert not ours & digests(root.glob("train/*/*.JPEG"))
+
+
+def test_a_sample_is_a_photo_of_the_package_by_name():
+    for name, path in example_photos().items():
+        assert np.array_equal(np.asarray(vision_attn.sample(name)), np.asarray(read_image(path)))
+    with pytest.raises(
+        ValueError, match=r"expected one of cassette_player, .* as the sample, got 'cat'"
+    ):
+        vision_attn.sample("cat")

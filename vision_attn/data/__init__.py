@@ -17,7 +17,7 @@ from vision_attn.data.augment import (
     Translate,
 )
 from vision_attn.data.cues import Caption, Cue, Cued, CuedPhotos, CuedSet, Frame, Sticker
-from vision_attn.data.example_photos import example_photos
+from vision_attn.data.example_photos import example_photos, sample
 from vision_attn.data.folders import ImageFolder
 from vision_attn.data.huggingface import HuggingFace
 from vision_attn.data.images import ImageError, find_images, read_image
@@ -83,6 +83,7 @@ __all__ = [
     "example_photos",
     "find_images",
     "read_image",
+    "sample",
 ]
 
 

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-__all__ = ["example_photos"]
+import PIL.Image
+
+__all__ = ["example_photos", "sample"]
 
 
 def example_photos() -> dict[str, Path]:
@@ -19,3 +21,27 @@ def example_photos() -> dict[str, Path]:
     """
     folder = Path(__file__).with_name("photos")
     return {path.stem: path for path in sorted(folder.glob("*.jpg"))}
+
+
+def sample(name: str) -> PIL.Image.Image:
+    """Open one of the package's photos.
+
+    Args:
+        name: As in `example_photos()`, such as "church".
+
+    Returns:
+        The photo, RGB.
+
+    Raises:
+        ValueError: There is no such photo.
+
+    Examples:
+        >>> import vision_attn
+        >>> vision_attn.sample("church").size
+        (160, 160)
+    """
+    photos = example_photos()
+    if name not in photos:
+        raise ValueError(f"expected one of {', '.join(photos)} as the sample, got {name!r}")
+    with PIL.Image.open(photos[name]) as photo:
+        return photo.convert("RGB")
