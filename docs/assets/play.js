@@ -430,7 +430,7 @@
     },
 
     hierarchy(board) {
-      board.choice("feature", "What counts", story.features, "look");
+      board.choice("feature", "What counts", story.features, "stone");
       board.slider("strength", "How much", { min: -4, max: 4, step: 1, value: 2 });
       board.start(({ feature, strength }) => {
         const energy = story.features.map((name) => (name === feature ? strength : 0));

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import PIL.Image
 
+from vision_attn.errors import quoted
+
 __all__ = ["example_photos", "sample"]
 
 
@@ -42,6 +44,6 @@ def sample(name: str) -> PIL.Image.Image:
     """
     photos = example_photos()
     if name not in photos:
-        raise ValueError(f"expected one of {', '.join(photos)} as the sample, got {name!r}")
+        raise ValueError(f"expected one of {', '.join(photos)} as the sample, got {quoted(name)}")
     with PIL.Image.open(photos[name]) as photo:
         return photo.convert("RGB")
