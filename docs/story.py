@@ -121,7 +121,7 @@ def described() -> np.ndarray:
 
 
 @cache
-def model() -> vision_attn.LoadedModel:
+def model() -> vision_attn.Model:
     return vision_attn.load_model(NETWORK)
 
 
