@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from vision_attn.compat import download
 from vision_attn.compat.huggingface_private import is_offline
@@ -373,6 +374,36 @@ def test_a_table_gives_what_a_folder_gives(root, expected):
     found = ImageTable("set", "labels.csv", label="kind", **SIZES).load(root, 0.2, 0)
     assert found.classes == CLASSES
     assert_same(found, expected)
+
+
+def test_tables_as_spreadsheets_and_competitions_write_them(root, expected, caplog):
+    """Semicolons, tabs, spaces, a mark at the start, Windows' paths, no suffixes, rows without."""
+    rows = [(f"{CLASSES[label]}/{file.name}", CLASSES[label]) for file, label in files(root)]
+    for divider, path in (
+        (";", lambda name: name),
+        ("\t", lambda name: name.replace("/", "\\")),
+        (",", lambda name: name.rpartition(".")[0]),
+        (", ", lambda name: name.rpartition(".")[0].replace("/", "\\")),
+    ):
+        lines = [f"image{divider}kind", *(f"{path(n)}{divider}{kind} " for n, kind in rows)]
+        lines += [f"{path(rows[0][0])}{divider}{nothing}" for nothing in ("", "NaN")]
+        text = "\n".join(lines)
+        (root / "set" / "labels.csv").write_text(text, encoding="utf-8-sig")
+        caplog.clear()
+        found = ImageTable("set", "labels.csv", label="kind", **SIZES).load(root, 0.2, 0)
+        assert found.classes == CLASSES
+        assert_same(found, expected)
+        assert "2 of 23 rows have no class: left out" in caplog.text
+
+
+def test_a_name_without_suffix_that_may_be_two_files_is_refused(root):
+    rows = [(f"{CLASSES[label]}/{file.name}", CLASSES[label]) for file, label in files(root)]
+    first = root / "set" / rows[0][0]
+    other = first.with_suffix(".bmp")
+    Image.open(first).save(other)
+    write_table(root, ["image", "kind"], [(n.rpartition(".")[0], kind) for n, kind in rows])
+    with pytest.raises(DataError, match=rf"may be .*{other.name}.*: write the suffix"):
+        ImageTable("set", "labels.csv", label="kind", **SIZES).load(root, 0.2, 0)
 
 
 def test_several_classes_a_photo_in_a_column_or_a_column_each(root):

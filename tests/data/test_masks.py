@@ -5,9 +5,9 @@ import unicodedata
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
-from vision_attn.data import ImageError
+from vision_attn.data import ImageError, read_image
 from vision_attn.data.masks import Masks, read_mask, regions_of
 
 
@@ -145,3 +145,24 @@ def test_other_masks_are_refused_in_a_line(tmp_path):
     shown = read_mask(tmp_path / "m.png", (5, 3), any_numbers=True)
     assert shown.inside.all()
     assert not shown.ignored.any()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_mask_drawn_before_its_photo_was_turned_is_turned_with_it(orientation, tmp_path):
+    """The corner that is white in the photo is the object, whichever way EXIF turns both."""
+    stored = np.zeros((8, 16, 3), np.uint8)
+    stored[:3, :5] = 255
+    photo = Image.fromarray(stored)
+    exif = photo.getexif()
+    exif[ExifTags.Base.Orientation] = orientation
+    photo.save(tmp_path / "a.png", exif=exif)
+    upright = np.asarray(read_image(tmp_path / "a.png"))[..., 0] == 255
+    sideways = orientation >= 5
+    drawn = stored[..., 0] if sideways else np.where(upright, 255, 0).astype(np.uint8)
+    Image.fromarray(drawn).save(tmp_path / "m.png")
+    size = upright.shape[::-1]
+    found = read_mask(tmp_path / "m.png", size, photo=tmp_path / "a.png")
+    np.testing.assert_array_equal(found.inside, upright)
+    if sideways:
+        with pytest.raises(ImageError, match="the mask is 16 x 8, its image 8 x 16"):
+            read_mask(tmp_path / "m.png", size)

@@ -2,12 +2,14 @@
 
 import logging
 import os
+from pathlib import PurePath
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from vision_attn.data import DataError, ImageError, ImageFolder, find_images, read_image
+from vision_attn.data.images import images_below
 from vision_attn.data.kinds import image_format
 from vision_attn.data.listing import Tree, walk
 from vision_attn.data.split_names import part_of, split_folders
@@ -187,3 +189,15 @@ def test_a_heic_named_itself_says_which_package_reads_it(mixed):
 def test_texts_that_begin_like_images_are_none():
     for text in (b"BMW", b"P5 is", b"GIF is", b"II. Act", b"MM", b"RIFFraff", b"", b"\xff\xd8"):
         assert image_format(text) is None
+
+
+@pytest.mark.parametrize("name", ["__MACOSX", "@eaDir", "$RECYCLE.BIN", ".ipynb_checkpoints"])
+def test_folders_that_systems_leave_are_no_classes_and_hold_no_photos(name, tmp_path):
+    for place in ("cat", "dog", name):
+        (tmp_path / place).mkdir()
+        for i in range(4):
+            Image.new("RGB", (20, 16), (40 * i, 90, 10)).save(tmp_path / place / f"{i}.png")
+    splits = ImageFolder(str(tmp_path), size=16).load(tmp_path, val_fraction=0.25, seed=0)
+    assert splits.classes == ["cat", "dog"]
+    assert {path.parent.name for path in images_below(tmp_path)} == {"cat", "dog"}
+    assert {PurePath(path).parent.name for path in walk(tmp_path)} == {"cat", "dog"}

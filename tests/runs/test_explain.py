@@ -82,6 +82,19 @@ def test_photos_may_be_paths_images_and_arrays(vit, photos):
     assert grey.photo.mode == "RGB"
 
 
+@pytest.mark.parametrize(
+    ("photo", "words"),
+    [
+        (np.zeros((3, 48, 64), np.uint8), r"an array must be \(height, width, channels\).*has 64"),
+        (np.zeros((3, 48, 64), np.float32), r"an array must be \(height, width, channels\)"),
+        (torch.zeros(48, 64, 3), r"a tensor must be \(channels, height, width\).*has 48 channels"),
+    ],
+)
+def test_axes_in_another_order_are_not_taken_for_channels(photo, words, vit):
+    with pytest.raises(ValueError, match=words):
+        vit.explain(photo, "Rollout")
+
+
 def test_a_photo_held_sideways_is_the_same_by_path_and_opened(vit, photos):
     exif = Image.Exif()
     exif[0x0112] = 6  # turned a quarter to the right, it is upright

@@ -26,6 +26,7 @@ from vision_attn.data.kinds import (
     SUFFIXES,
     holds_results,
     image_format,
+    is_hidden,
     kind_of_file,
     more_formats,
     say_passed_over,
@@ -290,6 +291,12 @@ def _rgb(
     return rgb
 
 
+def turn_of(path: str | Path) -> Image.Transpose | None:
+    """Find how EXIF says to turn the image of a file upright; None for not at all."""
+    with open_image(path) as image:
+        return _turn(image, str(path))
+
+
 def _turn(image: Image.Image, name: str) -> Image.Transpose | None:
     """How EXIF says to turn an image; None for not at all. What cannot be read turns nothing."""
     try:
@@ -344,7 +351,7 @@ def images_below(folder: Path, quiet: bool = False) -> list[Path]:
             results.append(place)
             inside[:] = []
             continue
-        inside[:] = [name for name in inside if not name.startswith(".")]
+        inside[:] = [name for name in inside if not is_hidden(name)]
         for name in files:
             is_image, kind = kind_of_file(os.path.join(place, name), name)
             if is_image:

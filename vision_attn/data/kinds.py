@@ -20,6 +20,7 @@ __all__ = [
     "SUFFIXES",
     "holds_results",
     "image_format",
+    "is_hidden",
     "kind_of_file",
     "more_formats",
     "say_passed_over",
@@ -32,6 +33,9 @@ MORE = ("AVIF", "JPEG2000", "HEIF")  # where Pillow, or another package, has the
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm"}
     | {".tif", ".tiff", ".webp"}
+)
+SYSTEM = frozenset(  # folders that a system or a disk leaves among others
+    {"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found"}
 )
 ENCODED = SUFFIXES | {".avif", ".heic", ".heif", ".j2k", ".jp2"}  # in archives, by name alone
 BESIDE = frozenset(  # what lies beside images and is none
@@ -117,6 +121,17 @@ def kind_of_file(path: str, name: str) -> tuple[bool, str]:
     if readable(kind):
         return True, ""
     return False, f"{kind} ({suffix or 'no suffix'})" if kind in MORE else suffix or "no suffix"
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a folder of that name is hidden, or one that a system leaves among others.
+
+    Examples:
+        >>> from vision_attn.data.kinds import is_hidden
+        >>> [is_hidden(name) for name in (".ipynb_checkpoints", "__MACOSX", "cat")]
+        [True, True, False]
+    """
+    return name.startswith(".") or name.casefold() in SYSTEM
 
 
 def holds_results(folder: str) -> bool:

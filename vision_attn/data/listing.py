@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 
-from vision_attn.data.kinds import holds_results, kind_of_file, say_passed_over
+from vision_attn.data.kinds import holds_results, is_hidden, kind_of_file, say_passed_over
 from vision_attn.files import write_text
 
 __all__ = ["Tree", "walk"]
 
-FORMAT = 2
+FORMAT = 3
 Listed = tuple[int, list[str], list[str], dict[str, int]]  # when; folders, images, what is neither
 SETTLED = 2.0  # seconds after a change; a folder that is younger may change in the same tick
 
@@ -138,7 +138,7 @@ def _listed(folder: str) -> tuple[set[str], list[str], dict[str, int]]:
     others: Counter[str] = Counter()
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith("."):
+            if is_hidden(entry.name):
                 continue
             if entry.is_dir(follow_symlinks=False):
                 inside.add(entry.name)

@@ -18,7 +18,7 @@ from jaxtyping import Bool, UInt8
 from numpy import ndarray
 
 from vision_attn.data.faults import ImageError
-from vision_attn.data.images import images_below, open_image
+from vision_attn.data.images import images_below, open_image, turn_of
 
 __all__ = ["BORDER", "OBJECTS", "Masks", "Regions", "read_mask", "regions_of"]
 
@@ -85,13 +85,20 @@ def _stray(objects: Bool[ndarray, "H W"], white: Bool[ndarray, "H W"]) -> bool:
     return bool(parts[1:, cv2.CC_STAT_AREA].max() < STRAY_PIXELS)
 
 
-def read_mask(path: Path, size: tuple[int, int], any_numbers: bool = False) -> Regions:
+def read_mask(
+    path: Path,
+    size: tuple[int, int],
+    any_numbers: bool = False,
+    photo: str | Path | None = None,
+) -> Regions:
     """Read the mask of a photo.
 
     Args:
         path: The mask's file.
         size: (width, height) of the photo.
         any_numbers: Take colours and other numbers too: the object is what is not 0.
+        photo: Its file. A mask whose sides are those of the photo before its EXIF orientation
+            turned it upright is turned with it.
 
     Raises:
         ImageError: The file cannot be read, has another size than the photo, colours, or other
@@ -104,6 +111,9 @@ def read_mask(path: Path, size: tuple[int, int], any_numbers: bool = False) -> R
                 f"got mode {image.mode}"
             )
         grey = image if image.mode in ("1", "L", "P") else image.convert("L")
+        if photo is not None and grey.size == size[::-1] != size:
+            turn = turn_of(photo)
+            grey = grey if turn is None else grey.transpose(turn)
         values = np.asarray(grey).astype(np.uint8)
     if values.shape != size[::-1]:
         raise ImageError(
@@ -141,8 +151,7 @@ class Masks:
     Examples:
         >>> import tempfile
         >>> from pathlib import Path
-        >>> from PIL import Image
-        >>> from vision_attn.data.masks import Masks
+        >>>         >>> from vision_attn.data.masks import Masks
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     Image.new("L", (4, 4)).save(f"{folder}/cat.2.png")
         ...     masks = Masks(Path(folder), {"in/cat.jpg": "cat.jpg", "in/cat.2.jpg": "cat.2.jpg"})

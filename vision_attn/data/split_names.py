@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from vision_attn.data.kinds import holds_results
+from vision_attn.data.kinds import holds_results, is_hidden
 from vision_attn.data.listing import walk
 from vision_attn.data.sources import DataError
 
@@ -48,7 +48,7 @@ def subfolders(folder: Path) -> list[str]:
     return sorted(
         path.name
         for path in folder.iterdir()
-        if path.is_dir() and not path.name.startswith(".") and not holds_results(str(path))
+        if path.is_dir() and not is_hidden(path.name) and not holds_results(str(path))
     )
 
 

@@ -4,12 +4,16 @@ Axes: n photos, k classes.
 """
 
 import csv
+import logging
+from collections import defaultdict
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 
+from vision_attn.data.kinds import ENCODED
+from vision_attn.data.listing import walk
 from vision_attn.data.photo_sets import Part, PhotoSource
 from vision_attn.data.photos import FilePhotos
 from vision_attn.data.sources import DataError
@@ -17,6 +21,8 @@ from vision_attn.data.split_names import part_of
 from vision_attn.errors import quoted
 
 __all__ = ["ImageTable"]
+
+log = logging.getLogger(__name__)
 
 YES, NO = ("1", "1.0", "true", "yes"), ("", "0", "0.0", "-1", "false", "no")
 Row = dict[str, str]
@@ -27,7 +33,8 @@ class ImageTable(PhotoSource):
     """Photos in the folder `path` with labels from `table`, a CSV file with a header.
 
     `path` lies in the root folder, or is absolute; `table` lies in the folder `path`, or is
-    absolute. image: the column of the photos' files, from `path` too. Labels are given in one of
+    absolute. Its cells are divided by commas, semicolons or tabs. image: the column of the photos'
+    files, from `path` too; the suffix may be left out. Labels are given in one of
     three ways:
 
     - label: a column with the class of each photo;
@@ -84,6 +91,8 @@ class ImageTable(PhotoSource):
             raise DataError(f"{table}: expected at least two classes, got {', '.join(classes)}")
         places = {name: place for place, name in enumerate(classes)}
         if self._one_class():
+            if empty := sum(not self._cells(row) for _, row in rows):
+                log.warning("%s: %d of %d rows have no class: left out", table, empty, len(rows))
             rows = [(line, row) for line, row in rows if self._cell(row) in places]
         names: dict[str, list[str]] = {}
         labels: dict[str, list[np.ndarray]] = {}
@@ -94,8 +103,9 @@ class ImageTable(PhotoSource):
         if "train" not in names:
             raise DataError(f"{table}: no row belongs to the split train ({self.split})")
         folder = root / self.path
+        files = {part: _files(table, folder, written) for part, written in names.items()}
         return {
-            part: Part(FilePhotos(folder, names[part]), np.stack(labels[part]), f"{table}, {part}")
+            part: Part(FilePhotos(folder, files[part]), np.stack(labels[part]), f"{table}, {part}")
             for part in names
         }, classes
 
@@ -106,7 +116,9 @@ class ImageTable(PhotoSource):
         """The rows with the numbers of their lines."""
         try:
             with table.open(newline="", encoding="utf-8-sig") as file:
-                reader = csv.DictReader(file, strict=True)
+                reader = csv.DictReader(file, strict=True, delimiter=_delimiter(file.readline()))
+                file.seek(0)
+                columns = reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
                 rows = [(reader.line_num, row) for row in reader]
         except FileNotFoundError:
             raise DataError(
@@ -115,7 +127,6 @@ class ImageTable(PhotoSource):
             ) from None
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise DataError(f"{table}: expected a CSV file in UTF-8 ({error})") from None
-        columns = list(reader.fieldnames or [])
         for name in (self.image, self.label, *(self.labels or ()), self.split):
             if name is not None and name not in columns:
                 near = get_close_matches(name, columns, 3) or columns[:5]
@@ -143,7 +154,8 @@ class ImageTable(PhotoSource):
 
     def _cell(self, row: Row) -> str:
         assert self.label is not None
-        return row[self.label].strip()
+        cell = row[self.label].strip()
+        return "" if cell.casefold() == "nan" else cell  # as pandas writes it for nothing
 
     def _cells(self, row: Row) -> list[str]:
         cells = [self._cell(row)]
@@ -181,3 +193,26 @@ class ImageTable(PhotoSource):
                 f"{quoted(self.split)}, got {quoted(row[self.split])}"
             )
         return part
+
+
+def _delimiter(header: str) -> str:
+    """What divides the cells: a comma, or as some spreadsheets write it, a semicolon or a tab."""
+    return "," if "," in header else max(";\t", key=header.count)
+
+
+def _files(table: Path, folder: Path, written: list[str]) -> list[str]:
+    """The photos' files, as a table writes them: also as Windows does, and without a suffix."""
+    paths = [name.replace("\\", "/") if "\\" in name else name for name in written]
+    bare = [name for name in paths if PurePath(name).suffix.casefold() not in ENCODED]
+    if not bare or (folder / bare[0]).is_file():
+        return paths
+    stems: dict[str, list[str]] = defaultdict(list)
+    for file in walk(folder):
+        below = PurePath(file).relative_to(folder)
+        stems[below.with_suffix("").as_posix()].append(below.as_posix())
+    for name in bare:
+        if len(several := stems.get(name, [])) > 1:
+            raise DataError(
+                f"{table}: {quoted(name)} may be {' or '.join(several[:3])}: write the suffix"
+            )
+    return [stems[name][0] if name in stems else name for name in paths]

@@ -404,9 +404,9 @@ def read(image: Photo, preprocess: Preprocessing) -> tuple[str, Image]:
             return name, image_of_channels(channels_of(image, 4))
         return name, to_rgb(image, value_range)
     if isinstance(image, Tensor):
-        return "image", image_of_tensor(image)
+        return "image", _of_colours(image_of_tensor(image), image, preprocess)
     if isinstance(image, ndarray):
-        return "image", image_of_array(image)
+        return "image", _of_colours(image_of_array(image), image, preprocess)
     if not isinstance(image, str | PathLike):
         raise ValueError(not_a_photo(image))
     if not os.fspath(image):
@@ -418,6 +418,22 @@ def read(image: Photo, preprocess: Preprocessing) -> tuple[str, Image]:
         )
     with sample_errors(image):
         return str(image), preprocess.read(image)
+
+
+def _of_colours(photo: Image, given: ndarray | Tensor, preprocess: Preprocessing) -> Image:
+    """The photo; ValueError where it has channels that a network of colours would not see."""
+    count = len(channels_of(photo))
+    if count > 4 and len(preprocess.mean) == 3:
+        kind, order = (
+            ("a tensor", "(channels, height, width)")
+            if isinstance(given, Tensor)
+            else ("an array", "(height, width, channels)")
+        )
+        raise ValueError(
+            f"a photo as {kind} must be {order}: of {tuple(given.shape)} it has {count} channels, "
+            "and the network takes 3"
+        )
+    return photo
 
 
 def prepare(model: Model, photos: Sequence[Image]) -> Images:

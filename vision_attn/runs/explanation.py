@@ -443,7 +443,7 @@ class Pictures:
         path = None if self.masks is None else self.masks.of(photo)
         if path is None:
             return None
-        inside, ignored, _ = read_mask(path, size, any_numbers=True)
+        inside, ignored, _ = read_mask(path, size, any_numbers=True, photo=photo)
         return (inside + 0.5 * ignored).astype(np.float32)
 
 

@@ -321,7 +321,7 @@ class MaskedFiles(Files):
         if path is None:
             raise ImageError(f"{file}: no mask for this image: expected {self.expected[item]}")
         photo = self.preprocess.read(file)
-        inside, border, _ = read_mask(path, photo.size)
+        inside, border, _ = read_mask(path, photo.size, photo=file)
         if not inside.any():
             raise ImageError(f"{path}: the object is absent: the mask is 0 everywhere")
         if (inside | border).all():
