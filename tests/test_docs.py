@@ -33,6 +33,7 @@ from vision_attn.cli import COMMANDS, TRAINING
 from vision_attn.compat.argparse_private import options_of
 from vision_attn.fitting.configs import about, shipped_configs
 from vision_attn.models.checkpoint import build
+from vision_attn.models.shelf import Shelf
 from vision_attn.render.video import VideoWriter
 from vision_attn.training.flops import training_flops
 
@@ -269,6 +270,37 @@ def test_every_picture_of_learn_is_made_by_its_script():
     kept = {path.name for path in (ROOT / "docs/pictures/learn").iterdir()}
     assert made == kept
     assert all(path.stat().st_size < 120_000 for path in (ROOT / "docs/pictures/learn").iterdir())
+
+
+def test_each_method_is_shown_on_two_photos_with_the_verdict_that_was_measured():
+    page = (ROOT / "docs/howto/methods.md").read_text(encoding="utf-8")
+    cards = re.findall(
+        r"^- !\[(\w+) on two photos\]\(\S+/(\w+)\.jpg\)\n  \*\*`(\w+)`\*\* — .+ \*\*([\w ]+)\*\*\.$",
+        page,
+        re.MULTILINE,
+    )
+    shown = {name: verdict for name, *_, verdict in cards}
+    assert all(name == picture == said for name, picture, said, _ in cards)
+    pictures = {path.stem for path in (ROOT / "docs/pictures/methods").iterdir()}
+    assert pictures == set(shown) <= set(explain.__all__)
+    figures = (ROOT / "docs/real_data.md").read_text(encoding="utf-8")
+    vit, senet, spatial = re.split(r"(?=^## .*_imagenette)", figures, flags=re.MULTILINE)[1:4]
+    card = Shelf()["compact_vit_imagenette"].values["trust"]["methods"]
+    for name, verdict in shown.items():
+        part = spatial if name == "SpatialGates" else senet if name in CNN_METHODS else vit
+        trusted = re.findall(r"Trust here: ([^.]+)\.", part)
+        against = re.findall(r"(?:Do not trust|Trust none of these methods here): ([^.]+)\.", part)
+        if part is vit:
+            trusted += [re.sub(r"\(.*?\)", "", method) for method in card]
+        if verdict == "Passed":
+            assert re.search(rf"\b{name}\b", " ".join(trusted)), name
+        elif verdict == "Did not pass":
+            assert re.search(rf"\b{name}\b", " ".join(against)), name
+        else:
+            assert f"Deletion and insertion disagree on {name}" in part
+
+
+CNN_METHODS = ("GradCAM", "LayerCAM", "ChannelGates")
 
 
 def outline(page: Path) -> dict[str, Any]:
@@ -550,7 +582,7 @@ def test_the_python_of_a_page_runs(page, models, photos, tmp_path, monkeypatch):
     names = {"LITTLE": LITTLE, "DEMO": models("vit"), "q": q, "k": k, "v": v}
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     assert blocks
-    if page.name == "words.md":
+    if page.name in ("words.md", "recipes.md"):
         names["CLIP"] = f"hf:{tiny_clip(tmp_path / 'clip')}"
     for block in blocks:
         for text, limited in LIMITS.items():
