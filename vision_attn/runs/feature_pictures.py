@@ -126,8 +126,7 @@ class FeaturePictures:
         for name, file in zip(names, files[1:], strict=True):
             found = photo_similarity(self.model, files[0], file, self.layer)
             panels = self._pair(files[0], file, found)
-            title = f"cosine {found.cosine:.3f}"
-            sheet = render.heatmap_grid(panels, title, warning=self.model.warning)
+            sheet = render.heatmap_grid(panels, warning=self.model.warning)
             stem = f"{first}.and.{name}"
             render.save(sheet, self.folder / f"{stem}.png")
             for each, values in zip((first, name), found.maps, strict=True):
@@ -166,9 +165,10 @@ class FeaturePictures:
         """Paint the maps of two photos in one scale, each on a square of paper."""
         maps = [values.numpy().astype(np.float32) for values in found.maps]
         scale = render.fit(np.concatenate([values.ravel() for values in maps]))
+        titles = first.name, f"{second.name}, cosine {found.cosine:.3f}"
         return [
-            Panel(file.name, _square(self._painted(photo, values, scale)), "", scale, self.style)
-            for file, values in zip((first, second), maps, strict=True)
+            Panel(title, _square(self._painted(photo, values, scale)), "", scale, self.style)
+            for file, title, values in zip((first, second), titles, maps, strict=True)
             for photo in [read(file, self.model.preprocess)[1]]
         ]
 

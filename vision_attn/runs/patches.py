@@ -346,8 +346,9 @@ def components_of(
     mean, directions, shares = _principal(among, k)
     grid = len(features), *features.shape[2:]
     scores = ((rows - mean) @ directions.mT).unflatten(0, grid).movedim(-1, 1)
-    found = (each.float() for each in (scores, directions, mean, shares))
-    return PatchComponents(*found, foreground=foreground)
+    return PatchComponents(
+        scores.float(), directions.float(), mean.float(), shares.float(), foreground
+    )
 
 
 def _foreground(features: Float[Tensor, "d rows columns"]) -> Bool[Tensor, "rows columns"]:

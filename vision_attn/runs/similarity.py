@@ -140,7 +140,8 @@ def _embedding_cosine(model: Model, output: Any) -> float | None:
     vectors = only_tensor(output if model.head is None else part_of(output, model.head))
     if vectors is None or vectors.ndim != 2 or len(vectors) != 2:
         return None
-    return float(F.cosine_similarity(*vectors.double().cpu(), dim=0))
+    first, second = vectors.double().cpu()
+    return float(F.cosine_similarity(first, second, dim=0))
 
 
 @dataclass(frozen=True, eq=False)
