@@ -34,7 +34,7 @@ from vision_attn.tokens.layout import layout_of
 from vision_attn.types import Model
 
 PAGE = Path(__file__).parent.parent / "docs/howto/encoders.md"
-BEGIN, END = "<!-- table: similarity_mosaics -->", "<!-- end -->"
+BEGIN, END = "<!-- study: similarity_mosaics -->", "<!-- end of study -->"
 NAME = "vision_attn:compact_vit_imagenette"
 SIDE, SEED, BATCH = 2, 0, 8
 FRAMED = 20  # mosaics of training photos
