@@ -81,6 +81,7 @@ LIMITS = {
     r"^explain timm:": "--pretrained false --image-size 64",
     r"^ablate ": "--limit 4 --part mlps",
     r"^compare ": "--limit 3 --method Rollout",
+    r"^diagnose ": "--device cpu --limit 3",
     r"^score ": "--limit 3 --steps 2 --processes 1",
     r"^score .*(--sanity|--method all)": "--sanity 1",  # else nothing is asked of lost weights
     r"^configs|^models|^probe |^live |--help$": "",

@@ -2,6 +2,7 @@
 
     DIR/index.html       the page: the verdict and what it rests on
     DIR/diagnosis.json   everything as plain values
+    DIR/registers/       the same with registers at test time, with --registers N
 
 Light to import, so that its help comes at once.
 """
@@ -35,30 +36,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_output(group, "outputs/diagnosis", "the page and diagnosis.json", metavar="DIR")
     options.add_batch_size(group, 16)
     options.add_seed(group)
+    group.add_argument(
+        "--registers",
+        type=options.at_least_one,
+        metavar="N",
+        help="also move N neurons of the MLPs that write outlying norms to a register at test time "
+        "(Jiang et al. 2025), and diagnose that: DIR/registers/ (default: not)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, 1 where an image could not be read, 130 where the run was stopped."""
     from vision_attn.pages.diagnosis.run import diagnose
+    from vision_attn.runs.diagnosis.results import short
     from vision_attn.runs.scoring.evidence import check_data
 
     check_data(args.data)
     output = options.output_folder(args.output)
     report = options.Report()
+    model = options.load(args)
+    how = {"limit": args.limit, "batch_size": args.batch_size, "seed": args.seed, "root": args.root}
     with options.as_written("output"):
         found = diagnose(
-            options.load(args),
-            args.data,
-            limit=args.limit,
-            output=output,
-            batch_size=args.batch_size,
-            seed=args.seed,
-            root=args.root,
-            name=args.model,
-            progress=report,
-        )
+            model, args.data, output=output, name=args.model, progress=report, **how
+        )  # fmt: skip
     show(found)
     say(f"{output / 'index.html'}: every head and block, open it in a browser")
+    if args.registers is not None and not found.stopped:
+        from vision_attn.runs.diagnosis.remedy import add_registers
+
+        what = {"limit": found.photos, "seed": args.seed, "root": args.root}
+        moved = add_registers(model, args.data, neurons=args.registers, **what)
+        name = f"{args.model} with a test-time register"
+        after = diagnose(
+            moved, args.data, output=output / "registers", name=name, progress=options.Report(),
+            **how,
+        )  # fmt: skip
+        say(f"\nWith {args.registers} neurons moved to a register at test time:")
+        for words, before, then in found.changes(after):
+            say(f"  {words:<37} {short(before):>7} -> {short(then)}")
+        say(f"{output / 'registers/index.html'}: the diagnosis after it")
     if found.stopped:
         return 130
     return 1 if found.problems else 0

@@ -254,6 +254,30 @@ class Diagnosis:
             rows.append([str(layer), str(len(heads)), *numbers])
         return header, rows
 
+    def changes(self, after: "Diagnosis") -> list[tuple[str, float | None, float | None]]:
+        """List what another diagnosis of the same photos changes: what, here and there.
+
+        Accuracy, confidence, outliers in the mean photo, the share of Rollout on them, the mean
+        share of attention that the most attended patch of a photo receives, and the mean entropy.
+        """
+
+        def values(one: Diagnosis) -> list[float | None]:
+            out, chances = one.outliers, one.chances
+            return [
+                None if chances is None else chances.accuracy,
+                None if chances is None else chances.confidence,
+                None if out is None else out.count,
+                None if out is None else out.rollout,
+                mean_of([head.moving for head in one.heads]),
+                mean_of([head.entropy for head in one.heads]),
+            ]
+
+        names = (
+            *("accuracy", "confidence", "outlying patches", "Rollout on them"),
+            *("attention on the most attended patch", "entropy"),
+        )
+        return list(zip(names, values(self), values(after), strict=True))
+
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain values that JSON can hold."""
         return {one.name: _plain(getattr(self, one.name)) for one in fields(self)}
