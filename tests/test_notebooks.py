@@ -32,6 +32,7 @@ TWICE = "import time\nprint(2 + 3, flush=True)\ntime.sleep(0.5)\nprint(2 + 5)"
         ("05_memory_hierarchy_coattention", 5),
         ("07_from_seq2seq_to_transformer", 4),
         ("08_two_inputs", 4),
+        ("09_diagnose", 4),
     ],
 )
 @pytest.mark.slow

@@ -129,6 +129,21 @@ def test_norms_that_follow_the_photo_are_a_remark(images):
     assert "their norms follow what the photo shows" in found.verdict()
 
 
+def test_outliers_are_found_though_norms_follow_the_photo_later(images):
+    network = vit()
+    network.blocks[0] = Changed(network.blocks[0], norm_of_50)
+
+    def by_content(y):
+        y = y / y.norm(dim=-1, keepdim=True)
+        return torch.cat([y[:, :11], 9 * y[:, 11:]], 1)
+
+    network.blocks[2] = Changed(network.blocks[2], by_content)
+    found = verdict_of(network, images)
+    (fault,) = [one for one in found.faults if one.kind == "outliers"]
+    assert fault.places == ((0,),)
+    assert found.outliers.where[0][3] == found.outliers.where[2][0] == 1.0
+
+
 @pytest.mark.parametrize(
     ("chances", "words"),
     [

@@ -28,7 +28,7 @@ from vision_attn.runs.diagnosis.results import (
     HeadValues,
     Outliers,
 )
-from vision_attn.runs.diagnosis.stream import patches_of, similarity, stream_values
+from vision_attn.runs.diagnosis.stream import MOST, patches_of, similarity, stream_values
 from vision_attn.tokens.activation import settled
 from vision_attn.tokens.blocks import BlockRun, find_blocks, watch_blocks
 from vision_attn.tokens.path.chain import Chain
@@ -197,8 +197,9 @@ class Meter:
             self.sums.add((layer, name), value)
 
     def _add_stream(self, runs: Sequence[BlockRun], images: int) -> Bool[Tensor, "b n"] | None:
-        """Add what the blocks do; return the outliers of each photo's own worst block."""
-        layout, worst, most = self.layout, None, None
+        """Add what the blocks do; return the outliers of each photo's worst block."""
+        layout = self.layout
+        masks: list[Tensor] = []
         for at, run in enumerate(runs):
             values, outlying = stream_values(run, layout)
             values["any"] = outlying.any(1).double()
@@ -206,24 +207,15 @@ class Meter:
             for name, value in values.items():
                 self.sums.add((at, "stream", name), value)
             assert run.after is not None
-            if layout is None or run.after.shape[1] != layout.tokens:
-                continue
-            count = outlying.sum(1)
-            if worst is None or most is None:
-                worst, most = outlying, count
-            else:
-                later = count >= most
-                worst = torch.where(later[:, None], outlying, worst)
-                most = torch.where(later, count, most)
+            if layout is not None and run.after.shape[1] == layout.tokens:
+                masks.append(outlying)
         alike = similarity(runs) if runs else None
         if alike is not None:
             self.sums.add("similarity", alike)
-        if worst is None or layout is None:
+        if not masks or layout is None:
             return None
-        self.sums.add("outliers", worst.sum(1).double())
-        self.sums.add("any outlier", worst.any(1).double())
-        tokens = worst.new_zeros(images, layout.tokens)
-        tokens[:, patches_of(layout, layout.tokens)] = worst
+        tokens = masks[0].new_zeros(images, layout.tokens)
+        tokens[:, patches_of(layout, layout.tokens)] = _worst(torch.stack(masks, 1))
         return tokens
 
     def _add_rollout(
@@ -328,16 +320,19 @@ class Meter:
 
     def _outliers(self) -> Outliers | None:
         layout = self.layout
-        if "outliers" not in self.sums or layout is None:
+        if layout is None or not any(count == len(layout.patches) for _, count in self.blocks):
             return None
         patches = len(layout.patches)
         inside = [at for at, (_, count) in enumerate(self.blocks) if count == patches]
         counts = [float(self.sums.mean((at, "stream", "outliers"))) for at in inside]
-        most = max(range(len(inside)), key=lambda at: (counts[at], at))
+        photos = [float(self.sums.mean((at, "stream", "any"))) for at in inside]
+        few = [at for at in range(len(inside)) if counts[at] <= MOST * patches]
+        often = [at for at in few if photos[at] >= 0.5] or range(len(inside))
+        most = max(often, key=lambda at: (counts[at], at))
         first = most
         while first > 0 and counts[first - 1] >= counts[most] / 2:
             first -= 1
-        block, name = inside[most], self.blocks[inside[most]][0]
+        block = inside[most]
         where = self.sums.mean((block, "stream", "where")).view(*layout.grid)
         later = [
             float(self.sums.mean((layer, "outliers")).mean())
@@ -345,11 +340,11 @@ class Meter:
             if layer > inside[first] and (layer, "outliers") in self.sums
         ]
         return Outliers(
-            float(self.sums.mean("outliers")),
+            counts[most],
             patches,
-            float(self.sums.mean("any outlier")),
+            photos[most],
             block,
-            name,
+            self.blocks[block][0],
             inside[first],
             sum(later) / len(later) if later else None,
             float(self.sums.mean("rollout")) if "rollout" in self.sums else None,
@@ -363,6 +358,18 @@ class Meter:
             return None
         error = float((sure - right).abs().sum() / photos)
         return Chances(photos, float(right.sum() / photos), float(sure.sum() / photos), error)
+
+
+def _worst(outlying: Bool[Tensor, "b l p"]) -> Bool[Tensor, "b p"]:
+    """Choose each photo's outliers after the block that has most, of those with few if there are.
+
+    Few: at most `MOST` of the patches.
+    """
+    counts = outlying.sum(2)
+    few = counts.where(counts <= MOST * outlying.shape[2], 0)
+    counts = few.where(few.any(1, keepdim=True), counts)
+    last = outlying.shape[1] - 1 - counts.flip(1).argmax(1)  # of those with as many
+    return outlying[torch.arange(len(outlying), device=outlying.device), last]
 
 
 def _nearest(products: Float[Tensor, "head g"]) -> tuple[list[int], list[float]]:

@@ -83,13 +83,15 @@ class BlockValues:
 
 @dataclass(frozen=True)
 class Outliers:
-    """Patches with outlying norms, in the block of each photo that has the most of them.
+    """Patches with outlying norms, where they are most.
 
-    count, patches: how many in the mean photo, and of how many. photos_with: the share of photos
-    that have any. block, name: the block that has the most in the mean. first: the block from
-    which on there are at least half as many. attention: the share of attention on them in the mean
-    head of the layers from there on. rollout: the share of Rollout on them; None where there is no
-    Rollout. where: how often each place of the grid is one in `block`, row by row.
+    block, name: the block after which the mean photo has the most of them, of the blocks after
+    which half of the photos have some and 15 % of the patches at most; else of all. count, patches:
+    how many in the mean photo, and of how many. photos_with: the share of photos that have any.
+    first: the block from which on there are at least half as many. attention: the share of
+    attention on each photo's own outliers in the mean head of the layers after that. rollout: the
+    share of Rollout on them; None where there is no Rollout. where: how often each place of the
+    grid is one in `block`, row by row.
 
     Examples:
         >>> from vision_attn.runs.diagnosis.results import Outliers

@@ -31,7 +31,10 @@ from vision_attn.methods.attention_explainer import OUTLIER
 from vision_attn.tokens.blocks import BlockRun
 from vision_attn.types import TokenLayout
 
-__all__ = ["outliers_of", "patches_of", "similarity", "stream_values"]
+__all__ = ["MOST", "outliers_of", "patches_of", "similarity", "stream_values"]
+
+
+MOST = 0.15  # of the patches that may be registers in disguise; more follow what a photo shows
 
 
 def patches_of(layout: TokenLayout | None, tokens: int) -> slice | list[int]:

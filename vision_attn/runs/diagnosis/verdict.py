@@ -2,9 +2,9 @@
 
 A fault is
 
-- outliers: at least half of the photos have patches with a norm above twice the median, and these
-  are at most 15 % of the patches; more follow what the photo shows. They are registers in disguise
-  where they receive at least 3 times the attention of as many mean patches.
+- outliers: after some block at least half of the photos have patches with a norm above twice the
+  median, and these are at most 15 % of the patches; more follow what the photo shows. They are
+  registers in disguise where they receive at least 3 times the attention of as many patches.
 - a dead head: it adds less than 5 % of what the mean head of its layer adds.
 - equal heads: the correlation of their weights, beyond uniform attention, is at least 0.98.
 - a uniform head: its entropy is at least 99.5 % of the largest; a pool of one query does not count.
@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from vision_attn.runs.diagnosis.results import BlockValues, Diagnosis, Finding, HeadValues
+from vision_attn.runs.diagnosis.stream import MOST
 
 __all__ = ["Thresholds", "judge"]
 
@@ -37,7 +38,7 @@ class Thresholds:
     """
 
     outlier_photos: float = 0.5
-    outlier_share: float = 0.15
+    outlier_share: float = MOST
     register_attention: float = 3.0
     dead: float = 0.05
     uniform: float = 0.995
