@@ -67,14 +67,17 @@ def test_values_are_those_of_the_maps_of_the_same_class(folder):
     models = vit(1), vit(2)
     found = vision_attn.compare(models, folder, "GradCAM", batch_size=4)
     row = next(row for row in found.table() if row["file"].endswith("dog/1.png"))
-    maps = [model.explain(folder / "dog" / "1.png", "GradCAM", target="dog") for model in models]
+    maps = [
+        vision_attn.explain(model, folder / "dog" / "1.png", "GradCAM", target="dog")
+        for model in models
+    ]
     wanted = overlap(*(one.on_photo() for one in maps))
     assert row["overlap"] == pytest.approx(wanted, abs=0.02)  # on another grid
     assert row["label"] == "dog"
     assert [row["predicted_a"], row["predicted_b"]] == [CLASSES[one.predicted] for one in maps]
     unknown = next(row for row in found.table() if "other" in row["file"])
-    asked = models[0].explain(unknown["file"], "GradCAM")
-    second = models[1].explain(unknown["file"], "GradCAM", target=asked.predicted)
+    asked = vision_attn.explain(models[0], unknown["file"], "GradCAM")
+    second = vision_attn.explain(models[1], unknown["file"], "GradCAM", target=asked.predicted)
     assert unknown["label"] is None
     assert unknown["overlap"] == pytest.approx(
         overlap(asked.on_photo(), second.on_photo()), abs=0.02

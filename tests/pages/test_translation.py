@@ -32,6 +32,7 @@ from vision_attn.models import ConvEmbed, FastCNN, SEResNet, SpatialCNN, TimmMod
 from vision_attn.models.senet import Bottleneck
 from vision_attn.pages.inspect.page import distance, entropy
 from vision_attn.pages.live.translation import has_hooks, translate
+from vision_attn.runs.interventions import intervene
 from vision_attn.tokens import record_attention
 from vision_attn.types import Model
 
@@ -214,6 +215,8 @@ def test_heads_that_are_switched_off(run_in_page):
     with torch.no_grad():
         expected = model.network(image[None])[0]
     hook.remove()
+    with torch.no_grad(), intervene(model.network, heads=[(1, 2), (1, 3)]):
+        torch.testing.assert_close(model.network(image[None])[0], expected)
     found = run_in_page(model, image, off=["1.2", "1.3"])
     torch.testing.assert_close(torch.tensor(found["logits"]), expected, atol=3e-4, rtol=1e-4)
 

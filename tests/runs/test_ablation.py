@@ -117,8 +117,8 @@ def test_only_what_lies_behind_a_head_is_run_again(vit):
     anatomy_of(vit.network, torch.zeros(1, 3, 24, 24))
     runs.clear()
     vision_attn.ablate(vit, Drawn(vit, 4), ["heads"], batch_size=4, prune=0)
-    # The first run, and for two heads of each layer the blocks from it on; the last once to prove.
-    assert runs == {0: 1 + 2, 1: 1 + 4, 2: 1 + 6 + 1}
+    # The first run, once more to prove it, and for two heads of each layer the blocks from it on.
+    assert runs == {0: 2 + 2, 1: 2 + 4, 2: 2 + 6}
 
 
 def huggingface(kind):
@@ -186,8 +186,8 @@ class Counting(nn.Module):
 def test_a_network_that_is_no_function_is_run_whole_and_says_so(vit):
     vit.network.blocks[2].mlp = nn.Sequential(vit.network.blocks[2].mlp, Counting())
     found = vision_attn.ablate(vit, Drawn(vit, 4), ["mlps"], prune=0)
-    assert found.whole == "the end of it gives other numbers when it is run alone"
-    assert "the whole network was run for each unit: the end of it" in str(found)
+    assert found.whole == "it gives other numbers when its end is run a second time"
+    assert "the whole network was run for each unit: it gives" in str(found)
 
 
 def test_the_keyboard_stops_it_with_what_there_is(vit):
@@ -209,7 +209,7 @@ def test_files_and_problems(vit, tmp_path):
     lines = (tmp_path / "out" / "ablation.csv").read_text().splitlines()
     assert (len(lines), lines[1][:16]) == (4, "block 0,blocks,0")
     assert "the number of owl falls by" in (tmp_path / "out" / "ablation.md").read_text()
-    assert vision_attn.ablate(vit, tmp_path, ["mlps"], limit=2, prune=0).to_dict()["curve"] == []
+    assert vision_attn.ablate(vit, tmp_path, ["mlps"], limit=3, prune=0).to_dict()["curve"] == []
 
 
 def test_what_does_not_fit_is_told_in_a_line(vit, tmp_path):
@@ -223,7 +223,7 @@ def test_what_does_not_fit_is_told_in_a_line(vit, tmp_path):
     with pytest.raises(ValueError, match="no attention call was seen"):
         vision_attn.ablate(convolutional, Drawn(vit, 3))
     (tmp_path / "a.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"at least 2 images that can be read, got fewer: a.png"):
+    with pytest.raises(ValueError, match=r"at least 2 images that can be read, got fewer: .*a.png"):
         vision_attn.ablate(vit, tmp_path)
 
 

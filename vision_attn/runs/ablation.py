@@ -91,7 +91,7 @@ class Ablation:
         >>> ablation = vision_attn.ablate(model, "planted", limit=4, prune=0)
         >>> row = ablation.table()[0]
         >>> row["unit"], row["n"], sorted(row)[:4]
-        ('head 0.0', 4, ['hit_drop', 'hit_drop_high', 'hit_drop_low', 'layer'])
+        ('head 0.0', 4, ['head', 'hit_drop', 'hit_drop_high', 'hit_drop_low'])
     """
 
     model: str

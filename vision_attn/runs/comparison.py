@@ -341,7 +341,7 @@ class PairOfModels(Job):
             (replace(first, explainers=common), replace(second, explainers=common)), by_first
         )
 
-    def read(self, sample: Path) -> Image | str:
+    def read(self, sample: str) -> Image | str:
         try:
             with sample_errors(sample):
                 return self.requests[0].model.preprocess.read(sample)
@@ -355,7 +355,7 @@ class PairOfModels(Job):
             if isinstance(photo, str):
                 result.problems.append(photo)
             else:
-                photos.append((str(sample), photo))
+                photos.append((sample, photo))
         _, lines = apart(lambda some: self._add(some, result), photos, lambda named: named[0])
         result.problems += lines
         return result
@@ -409,7 +409,7 @@ class PairOfModels(Job):
                     photo.apart = {}
         self.photos += found
 
-    def measure(self, files: Sequence[Path], batch_size: int, progress: Silent) -> None:
+    def measure(self, files: Sequence[str], batch_size: int, progress: Silent) -> None:
         """Compare on all files; stop where the keyboard says so, and say it."""
         tasks = [
             RunTask(tuple(files[at : at + batch_size])) for at in range(0, len(files), batch_size)

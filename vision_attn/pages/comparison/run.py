@@ -124,7 +124,7 @@ def write(
     progress.start("drawing", len(photos))
     rows = []
     for number, photo in enumerate(photos):
-        image = pair.read(Path(photo.file))
+        image = pair.read(photo.file)
         if not isinstance(image, str):
             ((a, b),) = pair.explained([(photo.file, image)])
             rows.append(row_of(folder, number, photo, found, (a, b)))
