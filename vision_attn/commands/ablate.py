@@ -105,5 +105,5 @@ def show(found: "Ablation") -> None:
     console.print(table)
     if len(rows) > SHOWN:
         console.print(f"The {SHOWN} that are worth most of {len(rows)}.", soft_wrap=True)
-    for row in found.curve():
-        console.print(f"{row['heads']} heads gone: {row['share']:.1%} {found.hit_word}")
+    for step in found.curve():
+        console.print(f"{step['heads']} heads gone: {step['share']:.1%} {found.hit_word}")
