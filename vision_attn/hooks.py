@@ -5,7 +5,7 @@ Axes: none.
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,9 +13,17 @@ from typing import Any, TypeVar
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from vision_attn.compat.torch_private import uncompiled
+from vision_attn.compat.torch_private import forward_hooks, uncompiled
 
-__all__ = ["Hooks", "apart", "copied_network", "current_scope", "is_temporary", "sharing_copy"]
+__all__ = [
+    "Hooks",
+    "apart",
+    "copied_network",
+    "current_scope",
+    "has_hooks",
+    "is_temporary",
+    "sharing_copy",
+]
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -121,6 +129,23 @@ class _Temporary:
 def is_temporary(hook: object) -> bool:
     """Whether a hook is one of `Hooks`, and so no part of what the network computes."""
     return isinstance(hook, _Temporary)
+
+
+def has_hooks(modules: Iterable[nn.Module]) -> bool:
+    """Whether a hook of somebody else sees what one of these modules is given, or gives.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.hooks import has_hooks
+        >>> network = torch.nn.Linear(2, 3)
+        >>> has_hooks([network])
+        False
+        >>> handle = network.register_forward_hook(print)
+        >>> has_hooks([network])
+        True
+    """
+    found = forward_hooks(modules)
+    return found is None or not all(map(is_temporary, found))
 
 
 def copied_network(network: Network) -> Network:

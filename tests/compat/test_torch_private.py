@@ -70,6 +70,26 @@ def test_a_mode_of_ours_sees_each_operation_with_and_without_the_compiler(reach,
     assert seen == ["aten::ones", "aten::add.Tensor"]
 
 
+@pytest.mark.parametrize("taken", [False, True])
+def test_our_own_arithmetic_is_not_seen_by_a_mode(taken, without):
+    """Without the reach it is: that takes time alone."""
+    if taken:
+        without("WITHOUT_MODES")
+    seen = []
+
+    class Seeing(reaches.DispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    with Seeing():
+        with reaches.unwatched():
+            torch.ones(2)
+        torch.zeros(2)
+    hidden = gone(f"{reaches.DISPATCH}.{reaches.WITHOUT_MODES}", "the first map takes longer")
+    assert seen == ["aten::ones"] * taken + ["aten::zeros"], hidden
+
+
 # attention
 
 
@@ -254,6 +274,18 @@ def hooked(calls):
     network[2].register_full_backward_hook(note)
     network[2].register_full_backward_pre_hook(note)
     return network
+
+
+def test_forward_hooks_are_found_or_nobody_knows(without):
+    network = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    assert reaches.forward_hooks(network.modules()) == []
+    network[1].register_forward_pre_hook(print)
+    handle = nn.modules.module.register_module_forward_hook(repr)
+    found = reaches.forward_hooks(network.modules())
+    handle.remove()
+    assert found == [print, repr], gone("hooks in nn.Module", "first maps compute values")
+    without("FORWARD_HOOKS")
+    assert reaches.forward_hooks(network.modules()) is None
 
 
 def test_a_copy_has_no_hooks_of_any_kind():

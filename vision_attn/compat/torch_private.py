@@ -8,7 +8,7 @@ Axes: b batch, head, i queries, j keys, d width, e value width.
 
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from typing import Any
@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend
 from vision_attn.compat.process_wide import ProcessWide
 
 DISPATCH, DISPATCH_MODE = "torch.utils._python_dispatch", "TorchDispatchMode"
+WITHOUT_MODES = "_disable_current_modes"
 LEFT_ALONE = "_should_skip_dynamo"  # of that mode
 FLASH_CHOICE = "_fused_sdp_choice"  # of torch
 FLASH_KERNEL = "_scaled_dot_product_flash_attention_for_cpu"  # of torch.ops.aten
@@ -29,6 +30,7 @@ COMPILED_FROM = "_orig_mod"  # of what torch.compile(module) returns
 UNSAVED = "_non_persistent_buffers_set"  # of nn.Module
 VERSION = "_version"  # of Tensor
 FIND_COMPILER = "get_cpp_compiler"  # of torch._inductor.cpp_builder
+FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -63,6 +65,16 @@ def _dispatch_mode() -> Any:
 
 
 DispatchMode: Any = _dispatch_mode()
+
+
+def unwatched() -> AbstractContextManager[Any]:
+    """Keep what runs in this thread from all dispatch modes.
+
+    No public function leaves a mode for a while. Without the reach modes see our own arithmetic on
+    what they have no label for, which only costs time.
+    """
+    disabled = getattr(import_module(DISPATCH), WITHOUT_MODES, nullcontext)
+    return disabled()
 
 
 # Attention: no public function says which kernel torch chooses, or returns its log-sum-exp.
@@ -140,6 +152,21 @@ def without_hooks(network: nn.Module) -> dict[int, Any]:
     """
     found = (vars(module).get(name) for module in network.modules() for name in HOOKS)
     return {id(hooks): OrderedDict() for hooks in found if hooks is not None}
+
+
+def forward_hooks(modules: Iterable[nn.Module]) -> list[Any] | None:
+    """All forward hooks of some modules, and of torch's for all modules.
+
+    No public function lists them. None without the reach: nobody knows, and the caller has to
+    expect that there are some.
+    """
+    shared = import_module(nn.Module.__module__)
+    try:
+        found = [vars(module)[name] for module in modules for name in FORWARD_HOOKS]
+        found += [getattr(shared, f"_global{name}") for name in FORWARD_HOOKS]
+    except (KeyError, AttributeError):
+        return None
+    return [hook for hooks in found for hook in hooks.values()]
 
 
 # Compilation: `nn.Module.compile` has no opposite, and a stance is one for the whole process.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vision_attn.hooks import apart
+from vision_attn.hooks import apart, has_hooks
 from vision_attn.inference import eval_mode, infer, modules_of
 from vision_attn.tokens.modules import attends
 from vision_attn.tokens.outputs import only_tensor, tensors_of
@@ -22,10 +22,13 @@ from vision_attn.tokens.record.edits import unedited
 from vision_attn.tokens.record.log import RecordError
 from vision_attn.tokens.record.recorder import Recorder
 from vision_attn.tokens.trace.origins import CallOrigins, Origins
+from vision_attn.tokens.trace.shapes import Shapes
 from vision_attn.tokens.trace.tracer import Tracer
 from vision_attn.types import Images
 
 __all__ = ["Step", "TracedRun", "UnknownPathError", "follow"]
+
+Watch = Callable[[Tracer], AbstractContextManager[Any]]
 
 
 class UnknownPathError(ValueError):
@@ -96,7 +99,7 @@ class TracedRun:
         for at, call in tracer.calls.items():
             if at < len(calls):
                 self.owner |= dict.fromkeys(call.outputs.flatten().tolist(), at)
-        added = self.origins.residual.nonzero()[:, 0].tolist()
+        added = (self.origins.residual & ~self.origins.output).nonzero()[:, 0].tolist()
         beside = [each for one in added for each in self.origins.branches(one)]
         self.origins.residual[beside] = True  # of branches side by side
         logits = only_tensor(out)
@@ -244,7 +247,7 @@ def first_heads(outputs: Tensor) -> dict[int, int]:
 def follow(
     network: nn.Module,
     image: Images,
-    watch: Callable[[Tracer], AbstractContextManager[Any]] | None = None,
+    watch: Watch | None = None,
 ) -> TracedRun:
     """Run a network on two copies of an image (1 c h w), and follow every value.
 
@@ -262,19 +265,36 @@ def follow(
     with (
         apart(), unedited(), torch.inference_mode(False), torch.no_grad(), eval_mode(network)
     ):  # fmt: skip
-        tracer = Tracer()
         image = image.clone()
         if watch is None and not any(attends(module) for module in modules_of(network)):
             alone = Recorder(frozenset())  # to follow convolutions in vain takes long
             with alone.watching(network):
                 out = infer(network, image)
             if not alone.record.calls:
-                return TracedRun(tracer, [], out)
-        recorder = Recorder(frozenset(), None, tracer)
-        two = tracer.image(image.repeat(2, 1, 1, 1))
-        around = nullcontext() if watch is None else watch(tracer)
-        with refused_in_words(), recorder.watching(network), tracer, around:
-            out = infer(network, two)
+                return TracedRun(Tracer(), [], out)
+        two = image.repeat(2, 1, 1, 1)
+        return by_shapes(network, two, watch) or followed(network, two, watch, Tracer())
+
+
+def by_shapes(network: nn.Module, two: Images, watch: Watch | None) -> TracedRun | None:
+    """Follow a run that computes no values; None where the network needs them, or may keep them."""
+    if has_hooks(modules_of(network)):
+        return None
+    shapes = Shapes()
+    try:
+        run = followed(network, two, watch, Tracer(shapes))
+    except Exception:  # with values it says what it means
+        return None
+    return None if shapes.asked or shapes.left_in(modules_of(network)) else run
+
+
+def followed(network: nn.Module, two: Images, watch: Watch | None, tracer: Tracer) -> TracedRun:
+    """Follow the values of a run on two images by a tracer."""
+    recorder = Recorder(frozenset(), None, tracer)
+    images = tracer.image(two)
+    around = nullcontext() if watch is None else watch(tracer)
+    with refused_in_words(), recorder.watching(network), tracer, around:
+        out = infer(network, images)
     return TracedRun(tracer, recorder.record.calls, out)
 
 

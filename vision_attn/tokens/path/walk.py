@@ -106,7 +106,7 @@ class Walk:
                 if set(order) == set(self.first) and len(order) == len(self.first):
                     late = order if order != self.first else late
             elif joined and not self.ordered and layer == 0:
-                order = sorted(self.first, key=lambda one: self._centre(one))
+                order = self._by_centre(self.first)
                 late = order if order != self.first else late
             self._attend(layer, at)
         self.reads = self._readout()
@@ -116,7 +116,8 @@ class Walk:
     @property
     def patches(self) -> list[int]:
         """The origins of the first tokens that lie on the image."""
-        return [one for one in self.first if self.origins.box[one, 2] >= 0]
+        on_image = (self.origins.box[self.first, 2] >= 0).tolist()
+        return [one for one, here in zip(self.first, on_image, strict=True) if here]
 
     def _rows(self, at: int) -> list[list[int]]:
         """The tokens of a call that its map depends on: queries only where outputs join them."""
@@ -139,11 +140,12 @@ class Walk:
         if not self.lie_on_a_grid(in_rows):
             return None
         following = iter(in_rows)
-        return [next(following) if one in patches else one for one in self.first]
+        among = set(patches)
+        return [next(following) if one in among else one for one in self.first]
 
     def in_rows(self, patches: Sequence[int]) -> list[int]:
         """Sort origins of patches row by row."""
-        in_rows = sorted(patches, key=self._centre)
+        in_rows = self._by_centre(patches)
         if not self.lie_on_a_grid(in_rows):
             about = rows_apart(self.origins.centre[list(patches)])
             in_rows = in_rows if about is None else [patches[at] for at in about[1]]
@@ -154,12 +156,10 @@ class Walk:
         box, centre = self.origins.box[patches, :4], self.origins.centre[patches]
         return grid_of(box, centre, [self.came[one] for one in patches])[0] is not None
 
-    def _centre(self, origin: int) -> tuple[int, int]:
-        return rounded(self.origins.centre[origin][None])[0]
-
-    def _before(self, origin: int) -> bool:
-        """Whether an origin went through no attention call of the walk."""
-        return int(self.origins.call[origin]) < self.begin
+    def _by_centre(self, origins: Sequence[int]) -> list[int]:
+        """Sort origins by rounded centres; those of one centre stay in their order."""
+        places = rounded(self.origins.centre[list(origins)])
+        return [origins[at] for at in sorted(range(len(origins)), key=places.__getitem__)]
 
     def _join(self, layer: int, at: int, ids: Sequence[int]) -> bool:
         """Bring the tokens of a call into the state; return whether there were new first ones."""
@@ -169,15 +169,23 @@ class Walk:
         if again := [one for one in unknown if one in self.was]:
             self._copy(layer, again)
             unknown = [one for one in unknown if one not in again]
-        first = {one for one in unknown if self._before(one)} | set(self.first)
-        sources = [one for one in unknown if self._before(one) and not self._made_of(one, first)]
+        calls = self.origins.call[unknown].tolist()  # -1: through no attention call
+        early = [one for one, call in zip(unknown, calls, strict=True) if call < self.begin]
+        first = {*early, *self.first}
+        oldest = min(first, default=0)
+        sources = [
+            one
+            for one in early
+            if self.origins.made_with(one) <= oldest or not self._made_of(one, first)
+        ]
         if sources and self.links:
             self._widen(len(sources))
         self._add(sources)
         self.first += sources
         self.stream += [int(bool(self.links))] * len(sources)
         known: dict[int, dict[int, float]] = {}
-        unknown = [one for one in unknown if one not in sources]
+        added = set(sources)
+        unknown = [one for one in unknown if one not in added]
         if not (self.averages and layer == 0):
             self._refuse_mixtures(at, unknown[:2])
         groups = self._renamed(unknown, at, known)
@@ -214,11 +222,11 @@ class Walk:
         self, groups: Sequence[int], at: int, known: dict[int, dict[int, float]]
     ) -> list[int]:
         """Let tokens that are one token each, its heads joined, keep its place; list the others."""
-        others = []
+        others, among = [], set(groups)
         for one in groups:
             (place, part), *more = self._parts(one, at, known).items()
             old = self.state[place]
-            if more or part < 1 or old.origin in groups or self.last_use.get(old.origin, -1) >= at:
+            if more or part < 1 or old.origin in among or self.last_use.get(old.origin, -1) >= at:
                 others.append(one)
                 continue
             del self.place[old.origin]
@@ -288,7 +296,7 @@ class Walk:
                 times[place] = times.get(place, 0) + 1
                 if times[place] > 1 and not (self.averages and layer == 0):
                     raise self._mixtures(at, len(parts[one]))
-        made = sorted(groups, key=lambda one: (*self._centre(one), one))
+        made = self._by_centre(sorted(groups))
         pairs = [(new, old, 1.0) for new, old in enumerate(kept)]
         state = [self.state[old] for old in kept]
         for one in made:
@@ -321,8 +329,8 @@ class Walk:
         if origin in self.place:
             return {self.place[origin]: 1.0}
         reader = "the classifier" if at is None else self.run.name(at)
-        call = int(self.origins.call[origin])
         if at is None and origin not in self.before:
+            call = int(self.origins.call[origin])
             past = self.run.owner.get(origin, self.calls[0]) not in self.calls
             if past or call < self.calls[0]:
                 self.bypassed |= call >= 0 or bool(self.origins.box[origin, 2] >= 0)
@@ -354,14 +362,13 @@ class Walk:
     def _attend(self, layer: int, at: int) -> None:
         queries, keys, outputs = self.run.queries[at], self.run.keys[at], self.run.outputs[at]
         before = len(self.state)
-        on_image = self.origins.box[:, 2] >= 0
         name = self.run.name(at)
         joins = self._joins(at)
         places = [[self.place.get(one, before) for one in row] for row in queries]
         of_keys = indices([[self.place[one] if one else before for one in row] for row in keys])
         patches: list[int] | None = None
         if len(keys) == 1:
-            patches = [j for j, one in enumerate(keys[0]) if bool(on_image[one])]
+            patches = (self.origins.box[keys[0], 2] >= 0).nonzero()[:, 0].tolist()
             patches = None if len(patches) == len(keys[0]) else patches
         flat = [one for row in outputs for one in row]
         for what, rows in (("keys", keys), ("queries", queries)):
@@ -402,8 +409,9 @@ class Walk:
                         self.state[place] = Token(one, old.first)
             self.link_of[at] = len(self.links)
             self.links.append(link)
-            read = [one for row in queries for one in row if self.run.read_of[one]]
-            if read := [one for one in read if one in self.was]:
+            every = [one for row in queries for one in row]
+            again = zip(every, self.run.read_of[every].tolist(), strict=True)
+            if read := [one for one, is_read in again if is_read and one in self.was]:
                 self._copy(layer, read)  # the classifier reads them as they were, too
             return
         alive = [

@@ -37,6 +37,10 @@ IN_PLACE = {Tensor.div_, Tensor.true_divide_, Tensor.__itruediv__}
 EXPONENTIAL = {torch.exp, Tensor.exp, Tensor.exp_}
 WATCHED = {F.scaled_dot_product_attention, F.multi_head_attention_forward}
 WATCHED |= {*NORM, *SOFTMAX, *DIVISION, *EXPONENTIAL}
+# What reads a tensor's memory past torch's operations.
+READING = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr}
+READING |= {Tensor.storage, Tensor.untyped_storage, Tensor.share_memory_, Tensor.__reduce_ex__}
+WATCHED |= READING
 PRODUCT = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm}
 ELEMENTWISE = {torch.mul, torch.multiply, Tensor.mul, Tensor.multiply}
 ELEMENTWISE |= {Tensor.__mul__, Tensor.__rmul__}
@@ -93,6 +97,8 @@ class CallMode(TorchFunctionMode):
         outputs, log = self.softmax_outputs, self.log
         if (func not in WATCHED and not outputs.data) or not log.in_scope:
             return func(*args, **kwargs)
+        if func in READING and log.tracer is not None and log.tracer.shapes is not None:
+            log.tracer.shapes.read(args[0], func)
         if log.deferred:
             if func is not F.scaled_dot_product_attention:
                 return func(*args, **kwargs)

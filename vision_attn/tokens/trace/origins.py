@@ -77,6 +77,8 @@ class Origins:
         self.keys: dict[int, Tensor] = {}  # of each call
         self.foreign: set[int] = set()  # calls whose queries are not what their outputs join
         self._first: list[int] = []
+        self._end: list[int] = []  # one past the last of as many
+        self._listed: dict[int, list[int]] = {}  # members that were asked for
         self._members: list[Tensor] = []
         self._known: dict[int, int] = {}  # by the hash of their members
 
@@ -84,7 +86,7 @@ class Origins:
         """Make so many origins that have nothing in common (count,)."""
         first, self.count = self.count, self.count + count
         if self.count > len(self.query):
-            more = max(self.count, 2 * len(self.query)) - len(self.query)
+            more = self.count + self.count // 4 + 1024 - len(self.query)
             self.query = F.pad(self.query, (0, more))
             self.call = F.pad(self.call, (0, more), value=-1)
             flags = (self.residual, self.equal, self.output)
@@ -96,11 +98,12 @@ class Origins:
     def pixels(self, height: int, width: int, image: int) -> Tensor:
         """Make an origin for each pixel (height width) of the first (0) or second image (1)."""
         ids = self.new(height * width)
+        own = slice(self.count - len(ids), self.count)
         places = (torch.arange(side, device="cpu") for side in (height, width))
         row, column = torch.meshgrid(*places, indexing="ij")
-        self.box[ids, :4] = torch.stack([-row, -column, row, column], -1).flatten(0, 1)
-        self.centre[ids] = torch.stack([row, column], -1).flatten(0, 1).double()
-        self.box[ids, 4 + image] = 0
+        self.box[own, :4] = torch.stack([-row, -column, row, column], -1).flatten(0, 1)
+        self.centre[own] = torch.stack([row, column], -1).flatten(0, 1).double()
+        self.box[own, 4 + image] = 0
         self.pixel_count = self.count - 1
         return ids.view(height, width)
 
@@ -123,15 +126,25 @@ class Origins:
     def members(self, origin: int) -> list[int]:
         """List what an origin was made of: [] for a pixel, a parameter or an attention's output."""
         at = bisect_right(self._first, origin) - 1
-        if at < 0 or origin >= self._first[at] + len(self._members[at]):
+        if at < 0 or origin >= self._end[at]:
             return []
-        return sorted({*self._members[at][origin - self._first[at]].tolist()} - {NOTHING})
+        if origin not in self._listed:
+            row = self._members[at][origin - self._first[at]].tolist()
+            self._listed[origin] = sorted({*row} - {NOTHING})
+        return self._listed[origin]
+
+    def made_with(self, origin: int) -> int:
+        """Find the first of those that were made at once with an origin, which is made of older."""
+        at = bisect_right(self._first, origin) - 1
+        return origin if at < 0 or origin >= self._end[at] else self._first[at]
 
     def branches(self, origin: int) -> list[int]:
         """List what an origin was made of, where branches were added in several steps all at once.
 
         Branches side by side are outputs of calls at one query.
         """
+        if not self.query[origin] > 0:
+            return self.members(origin)
         found: list[int] = []
         stack = self.members(origin)[::-1]
         while stack:
@@ -263,7 +276,9 @@ class Origins:
     def _group(self, rows: Tensor, equal: bool, operation: str) -> Tensor:
         ids = self.new(len(rows))
         if len(rows):
-            self._first.append(int(ids[0]))
+            rows = without_copies(rows)
+            self._first.append(self.count - len(rows))
+            self._end.append(self.count)
             self._members.append(rows)
             self.call[ids] = self.call[rows].amax(1)
             self.box[ids] = self.box[rows].amax(1)
@@ -277,3 +292,11 @@ class Origins:
             if operation:
                 self.operation |= dict.fromkeys(ids.tolist(), operation)
         return ids
+
+
+def without_copies(rows: Tensor) -> Tensor:
+    """Keep one of each run of equal columns (rows k), if all runs are of one length."""
+    changes = (rows[:, 1:] != rows[:, :-1]).any(0).nonzero()[:, 0] + 1
+    length = rows.shape[1] // (len(changes) + 1)
+    starts = torch.arange(0, rows.shape[1], max(1, length), device="cpu")
+    return rows[:, starts] if length > 1 and torch.equal(starts[1:], changes) else rows

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.weak import WeakIdKeyDictionary
 
-from vision_attn.compat.torch_private import DispatchMode
+from vision_attn.compat.torch_private import DispatchMode, unwatched
 from vision_attn.hooks import current_scope
+from vision_attn.tokens.trace.by_tensor import ByTensor
 from vision_attn.tokens.trace.operations import (
     BATCH_NORM,
     CHOSEN,
@@ -41,10 +41,12 @@ from vision_attn.tokens.trace.operations import (
     SOFTMAX,
 )
 from vision_attn.tokens.trace.origins import NOTHING, CallOrigins, Origins
+from vision_attn.tokens.trace.shapes import Shapes
 
 __all__ = ["Tracer"]
 
 PRODUCTS = "products of one with another"
+TURNED = frozenset({"aten::roll", "aten::flip"})
 LARGE = 2**14  # places of a map beyond which only the nearest counts where it changes its size
 
 
@@ -73,19 +75,20 @@ class Tracer(DispatchMode):
         [-2, -2, 3, 3]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shapes: Shapes | None = None) -> None:
         super().__init__()
+        self.shapes = shapes
         self.origins = Origins()
         self.calls: dict[int, CallOrigins] = {}
-        self._labels: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._views: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what each is a view of, and how
+        self._labels: ByTensor[Label | None] = ByTensor()
+        self._views: ByTensor[tuple] = ByTensor()  # what each is a view of, and how
         self._paused = False
         self._scope = current_scope()
         self._random = False  # whether the run has drawn numbers, which are others in the next
 
     def image(self, images: Tensor) -> Tensor:
         """Copy one image or two (b c h w), with an origin for each pixel."""
-        images = images.clone()
+        images = images.clone() if self.shapes is None else self.shapes.blank(images)
         h, w = images.shape[-2:]
         ids = torch.stack([self.origins.pixels(h, w, image) for image in range(len(images))])
         self._set(images, Label(ids[:, None].expand(images.shape)))
@@ -124,6 +127,18 @@ class Tracer(DispatchMode):
         (lead head i d); where it is not at hand, weights (lead head i j) tell whose they are.
         turned: whether the weights were a softmax over another axis than the last.
         """
+        with unwatched():
+            self._attended(call, v, out, query, weights, turned)
+
+    def _attended(
+        self,
+        call: int,
+        v: Tensor,
+        out: Tensor,
+        query: Tensor | None,
+        weights: Tensor | None,
+        turned: bool,
+    ) -> None:
         keys = self._of_tokens(self.origins_of(v))
         label = None if query is None else self._get(query)
         if query is None and weights is not None and (label := self._get(weights)) is not None:
@@ -163,10 +178,11 @@ class Tracer(DispatchMode):
         self, func: Any, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        shapes = self.shapes
         if self._paused or self._scope is not current_scope():
-            return func(*args, **kwargs)
+            return func(*args, **kwargs) if shapes is None else shapes.run(func, args, kwargs)
         labelled = [self._get(x) for x in tensors(args)]
-        out = func(*args, **kwargs)
+        out = func(*args, **kwargs) if shapes is None else shapes.run(func, args, kwargs)
         name = func.name().partition(".")[0]
         known = any(label is not None for label in labelled)
         if torch.Tag.nondeterministic_seeded in func.tags and (name in FRESH or not known):
@@ -222,7 +238,7 @@ class Tracer(DispatchMode):
             dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
             return Label(tight(torch.stack([self.origins_of(x) for x in args[0]], dim)))
         if name == "aten::constant_pad_nd" and first is not None:
-            return first.moved(lambda ids: tight(F.pad(ids, list(args[1]), value=NOTHING)))
+            return first.moved(lambda ids: padded(ids, list(args[1])))
         if (name in MOVED or func.is_view) and first is not None:
             indices = [x for x in tensors(args[1:]) if self._get(x) is not None]
             if name in CHOSEN and self._random:
@@ -298,6 +314,8 @@ class Tracer(DispatchMode):
                 out = func(ids.double(), *args, **kwargs).long()
             return tight(out, ids) if isinstance(out, Tensor) else out
 
+        if func.name() in TURNED:  # an axis on which all are equal stays as it is
+            return label.moved(lambda ids: move(compact(ids)).expand(ids.shape))
         moved = move(label.ids)
         columns = None if label.columns is None else move(label.columns)
         if isinstance(moved, Tensor):
@@ -384,12 +402,14 @@ class Tracer(DispatchMode):
         """Merge along some axes, which keep a length of 1."""
         small = compact(ids)
         dims = sorted(dim % ids.ndim for dim in dims)
+        whole = [1 if at in dims else size for at, size in enumerate(ids.shape)]
+        if all(small.shape[dim] == 1 for dim in dims):
+            return small.expand(whole)
         small = small.movedim(dims, list(range(ids.ndim - len(dims), ids.ndim)))
         kept = small.shape[: ids.ndim - len(dims)]
         merged = self.origins.merge(small.reshape(kept.numel(), -1), **how).view(kept)
         for dim in dims:
             merged = merged.unsqueeze(dim)
-        whole = [1 if at in dims else size for at, size in enumerate(ids.shape)]
         return merged.expand(whole)
 
     def _reduction(self, name: str, label: Label, args: tuple, kwargs: dict, out: Any) -> Label:
@@ -549,10 +569,51 @@ def compact(ids: Tensor) -> Tensor:
     return ids[tuple(slice(0, 1) if step == 0 else slice(None) for step in ids.stride())]
 
 
+def padded(ids: Tensor, around: Sequence[int]) -> Tensor:
+    """Pad origins with none; on the axes that are not padded, what is the same memory stays so."""
+    sides = [around[at : at + 2] for at in range(0, len(around), 2)][::-1]
+    sides = [[0, 0]] * (ids.ndim - len(sides)) + sides
+    kept = [step == 0 and not any(pad) for step, pad in zip(ids.stride(), sides, strict=True)]
+    small = ids[tuple(slice(0, 1) if keep else slice(None) for keep in kept)]
+    small = tight(F.pad(small, list(around), value=NOTHING))
+    both = zip(ids.shape, small.shape, kept, strict=True)
+    return small.expand([size if keep else padded for size, padded, keep in both])
+
+
 def reshaped(ids: Tensor, shape: Sequence[int]) -> Tensor:
     """Reshape origins: as a view, wherever axes that are the same memory join others like them."""
     small = compact(ids).contiguous()
-    return tight(small.expand(ids.shape).reshape(shape), small)
+    if not ids.numel():
+        return small.expand(ids.shape).reshape(shape)
+    old, new = list(ids.shape), list(shape)
+    for before, after in joined_axes(ids.shape, shape):
+        if all(size == 1 for size in small.shape[before]):
+            old[before] = [1] * len(old[before])
+            new[after] = [1] * len(new[after])
+    return tight(small.expand(old).reshape(new), small).expand(shape)
+
+
+def joined_axes(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[slice, slice]]:
+    """Divide the axes of two shapes of as many elements: those that become each other.
+
+    Examples:
+        >>> from vision_attn.tokens.trace.tracer import joined_axes
+        >>> [(x.stop, y.stop) for x, y in joined_axes((2, 3, 5), (6, 5))]
+        [(2, 1), (3, 2)]
+    """
+    i = j = 0
+    while i < len(before) or j < len(after):
+        first, many, made = (i, j), 1, 1
+        if i < len(before):
+            many, i = before[i], i + 1
+        if j < len(after):
+            made, j = after[j], j + 1
+        while many != made:
+            if many < made:
+                many, i = many * before[i], i + 1
+            else:
+                made, j = made * after[j], j + 1
+        yield slice(first[0], i), slice(first[1], j)
 
 
 def tighter(ids: Tensor) -> Tensor:

@@ -1,0 +1,237 @@
+"""Paths of runs that compute no values, beside those of runs that do."""
+
+import sys
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from torch import nn
+from torchvision.models import SwinTransformer
+
+sys.path.append(str(Path(__file__).parent))
+from own_networks import Block, Own, Parallel, fused, softmaxed
+
+from vision_attn.models import ViT
+from vision_attn.tokens.path import traced
+from vision_attn.tokens.path.path import run_path
+from vision_attn.tokens.trace.geometry import RULES, Geometry, geometry_of
+from vision_attn.tokens.trace.shapes import NeedsValuesError, Shapes
+
+SIZE = (32, 48)
+IMAGE = torch.randn(1, 3, *SIZE, generator=torch.Generator().manual_seed(1))
+
+
+def plain(x):
+    """All that a path holds, as values that compare."""
+    if isinstance(x, torch.Tensor):
+        return str(x.dtype), tuple(x.shape), x.flatten().tolist()
+    if is_dataclass(x):
+        return [type(x).__name__, *(plain(getattr(x, field.name)) for field in fields(x))]
+    return [plain(each) for each in x] if isinstance(x, list | tuple) else x
+
+
+@pytest.fixture
+def both(monkeypatch):
+    """A network's path by shapes and by values, and whether the shapes were enough."""
+
+    def paths(network, image=IMAGE):
+        enough, by_shapes = [], traced.by_shapes
+        monkeypatch.setattr(
+            traced, "by_shapes", lambda *args: enough.append(by_shapes(*args)) or enough[-1]
+        )
+        found = run_path(network.eval(), image)
+        monkeypatch.setattr(traced, "by_shapes", lambda *_: None)
+        expected = run_path(network, image)
+        monkeypatch.setattr(traced, "by_shapes", by_shapes)
+        return plain(found), plain(expected), enough[0] is not None
+
+    return paths
+
+
+def written(q, k, v):
+    return softmaxed(q, k) @ v
+
+
+class Gated(nn.Module):
+    """A convolution's map, gated in place, that attends to itself in windows of four."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 24, 8, 8), nn.BatchNorm2d(24), nn.ReLU(inplace=True))
+        self.block, self.head = Block(fused), nn.Linear(24, 5)
+
+    def forward(self, images):
+        x = self.stem(images)
+        x = x * x.mean((2, 3), keepdim=True).sigmoid()
+        b, c, h, w = x.shape
+        whole = x.new_zeros(b, c, h, w + w % 2)
+        whole[..., :w] = x
+        x = whole.view(b, c, h // 2, 2, -1, 2).permute(0, 2, 4, 3, 5, 1).reshape(-1, 4, c)
+        return self.head(self.block(x).reshape(b, -1, c).mean(1))
+
+
+NETWORKS = {
+    "ViT": lambda: ViT(image_size=SIZE, patch_size=8, num_classes=5, dim=12, depth=2, heads=3),
+    "written": lambda: Own([Block(written), Block(fused)], before=1, after=2),
+    "beside": lambda: Own([Parallel(fused), Block(fused)]),
+    "windows": lambda: SwinTransformer((4, 4), 12, (2, 2), (3, 3), (2, 3), num_classes=5),
+    "gated": Gated,
+    "timm": lambda: timm.create_model("test_vit", img_size=SIZE, patch_size=8, num_classes=5),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_path_by_shapes_is_that_by_values(name, both):
+    found, expected, enough = both(NETWORKS[name]())
+    assert enough
+    assert found == expected
+
+
+class Choosing(nn.Module):
+    """Tokens that something in their values chooses, or that are only looked at."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.seen = way, None
+        self.register_buffer("kept", torch.zeros(24))
+
+    def forward(self, x):
+        self.seen, out = self.way(self, x)
+        return out
+
+
+def best(module, x):
+    order = x.sum(2).argsort(1)[:, :5]
+    return None, x.gather(1, order[..., None].expand(-1, -1, 24))
+
+
+def large(module, x):
+    return None, x[:, (x[0].sum(1) > 0).nonzero()[:, 0]]
+
+
+def write(module, x):
+    module.kept.copy_(x.mean((0, 1)))
+    return None, x
+
+
+def raised(module, x):
+    if float(x.sum()) > 1e9:
+        raise ValueError("too large")
+    return None, x
+
+
+WAYS = {
+    "best": best,
+    "large": large,
+    "write": write,
+    "raised": raised,
+    "list": lambda _, x: (x.tolist(), x),
+    "array": lambda _, x: (x.numpy(), x),
+    "kept": lambda _, x: ({"tokens": [x]}, x),
+    "drawn": lambda _, x: (None, x + torch.bernoulli(x.sigmoid())),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_what_needs_values_or_keeps_them_runs_with_values(name, both):
+    network = Own([Choosing(WAYS[name]), Block(fused)])
+    found, expected, enough = both(network)
+    assert not enough
+    assert found == expected
+    if name in ("list", "kept", "array"):
+        with torch.no_grad():
+            expected = network.cut(IMAGE).flatten(2).mT
+        seen = network.blocks[0].seen
+        seen = torch.as_tensor(seen["tokens"][0] if name == "kept" else seen)
+        torch.testing.assert_close(seen[:1], expected)
+
+
+def test_hooks_of_others_see_true_values():
+    network = Own([Block(fused)]).eval()
+    seen = []
+    network.cut.register_forward_hook(lambda _module, _args, out: seen.append(out.detach()))
+    run_path(network, IMAGE)
+    seen = [out for out in seen if len(out) == 2]
+    with torch.no_grad():
+        torch.testing.assert_close(seen[0][1:], network.cut(IMAGE))
+
+
+def test_no_product_of_the_image_is_computed(monkeypatch):
+    network = NETWORKS["ViT"]().eval()
+    with traced.apart(), traced.eval_mode(network), torch.no_grad():
+        shapes, runs = Shapes(), []
+        monkeypatch.setattr(traced, "Shapes", lambda: shapes)
+        keep = network.head.register_forward_hook(lambda _module, _args, out: runs.append(out))
+        monkeypatch.setattr(traced, "has_hooks", lambda _: False)
+        assert traced.by_shapes(network, IMAGE.repeat(2, 1, 1, 1), None) is not None
+        keep.remove()
+    assert shapes.is_blank(runs[0])
+    assert runs[0].shape == (2, 5)
+
+
+def drawn(*shape, dtype=torch.float32):
+    return torch.randn(*shape, dtype=dtype)
+
+
+def last(*shape):
+    return drawn(*shape).contiguous(memory_format=torch.channels_last)
+
+
+CALLS = [
+    ("mm", drawn(7, 3), drawn(3, 5)),
+    ("mm", drawn(3, 7).T, drawn(5, 3).T),
+    ("bmm", drawn(2, 7, 3), drawn(2, 5, 3).mT),
+    ("addmm", drawn(5), drawn(7, 3), drawn(3, 5)),
+    ("baddbmm", drawn(2, 7, 5), drawn(2, 7, 3), drawn(2, 3, 5)),
+    ("native_layer_norm", drawn(2, 7, 5), [5], drawn(5), drawn(5), 1e-5),
+    ("native_layer_norm", drawn(2, 5, 7).mT, [5], drawn(5), drawn(5), 1e-5),
+    *(
+        ("convolution", x, drawn(11, 3, 2, 3), None, [2, 1], [1, 0], [1, 2], False, [0, 0], 1)
+        for x in (drawn(2, 3, 13, 17), last(2, 3, 13, 17))
+    ),
+    ("_softmax", drawn(2, 7, 5), -1, False),
+    *(
+        (
+            "_scaled_dot_product_flash_attention_for_cpu",
+            *(drawn(2, n, 3, 8, dtype=dtype).transpose(1, 2) for n in (7, 5, 5)),
+        )
+        for dtype in (torch.float32, torch.float64)
+    ),
+    ("gelu", drawn(2, 7, 5)),
+    ("add", drawn(2, 7, 5), drawn(5)),
+    ("mul", last(2, 3, 5, 7), drawn(2, 3, 1, 1)),
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call[0])
+def test_a_rule_gives_what_torchs_kernel_gives(call):
+    name, *args = call
+    packet = getattr(torch.ops.aten, name)
+    func = packet.Tensor if name in ("add", "mul") else packet.default
+    found, out = geometry_of(func, tuple(args), {}), func(*args)
+    many = out if isinstance(out, tuple) else (out,)
+    found = found if isinstance(out, tuple) else (found,)
+    assert len(found) == len(many)
+    for one, x in zip(found, many, strict=True):
+        steps = [step for step, n in zip(x.stride(), x.shape, strict=True) if n > 1]
+        own = [step for step, n in zip(one.stride, one.shape, strict=True) if n > 1]
+        assert (one.shape, own, one.dtype) == (tuple(x.shape), steps, x.dtype)
+
+
+def test_every_rule_is_compared():
+    assert {name.removeprefix("aten::") for name in RULES} <= {call[0] for call in CALLS}
+
+
+def test_weights_and_what_comes_of_them_have_values():
+    shapes = Shapes()
+    blank, table = shapes.blank(drawn(3, 5)), drawn(5, 7)
+    own = shapes.run(torch.ops.aten.mul.Tensor, (table, 2.0), {})
+    assert torch.equal(own, 2 * table)
+    assert not shapes.is_blank(own)
+    out = shapes.run(torch.ops.aten.mm.default, (blank, own), {})
+    assert shapes.is_blank(out)
+    assert Geometry.of(out) == Geometry.of(drawn(3, 7))
+    with pytest.raises(NeedsValuesError, match="add_"):
+        shapes.run(torch.ops.aten.add_.Tensor, (table, out[:, :1].expand(3, 7)[:1]), {})

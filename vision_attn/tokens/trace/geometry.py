@@ -1,0 +1,172 @@
+"""What torch's larger operations give, by shape, strides and type: found without running them.
+
+The strides are those of torch's kernels on a CPU. Those of other kernels may differ, which shows in
+no origin.
+
+Axes: b batch, c channels, head, i queries, j keys, n rows, d and e widths.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Geometry", "geometry_of"]
+
+
+class Geometry(NamedTuple):
+    """The shape, strides and type of a tensor.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.tokens.trace.geometry import Geometry
+        >>> Geometry.of(torch.zeros(2, 3)).stride
+        (3, 1)
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Geometry":
+        return cls(tuple(x.shape), x.stride(), x.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory from the first element to the last."""
+        last = sum([(n - 1) * step for n, step in zip(self.shape, self.stride, strict=True)])
+        return self.dtype.itemsize * (last + 1)
+
+
+Found = tuple[Geometry, ...] | None
+
+
+def geometry_of(func: Any, args: tuple, kwargs: dict) -> Geometry | Found:
+    """Find what an operation gives: a tensor or a tuple; None where it has to run to tell.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.tokens.trace.geometry import geometry_of
+        >>> geometry_of(torch.ops.aten.mm.default, (torch.rand(2, 3), torch.rand(3, 5)), {}).shape
+        (2, 5)
+    """
+    name = func.name().partition(".")[0]
+    if name in RULES:
+        return RULES[name](*args, **kwargs)
+    if torch.Tag.pointwise in func.tags or name in POINTWISE:
+        return pointwise(args)
+    return None
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a tensor of this shape whose last axis lies together.
+
+    Examples:
+        >>> from vision_attn.tokens.trace.geometry import row_major
+        >>> row_major((2, 3, 5))
+        (15, 5, 1)
+    """
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def whole(shape: Sequence[int], dtype: torch.dtype) -> Geometry:
+    return Geometry(tuple(shape), row_major(shape), dtype)
+
+
+def pointwise(args: tuple) -> Geometry | None:
+    """One tensor of a floating type, with others of that type that broadcast to its shape."""
+    given = [x for x in args if isinstance(x, Tensor)]
+    if any(isinstance(x, list | tuple) for x in args) or not given:
+        return None
+    first = max(given, key=Tensor.numel)
+    shape, stride = first.shape, first.stride()
+    if not first.is_floating_point() or not is_dense(first):
+        return None
+    for x in given:
+        small = x.ndim < first.ndim or x.numel() < first.numel()
+        if x.dtype != first.dtype or (not small and (x.shape != shape or x.stride() != stride)):
+            return None
+    if torch.broadcast_shapes(*[x.shape for x in given]) != shape:
+        return None
+    return Geometry(tuple(shape), stride, first.dtype)
+
+
+def is_dense(x: Tensor) -> bool:
+    """Whether its elements lie together, in the order of its axes or with the channels last."""
+    return x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=CHANNELS_LAST))
+
+
+def product(left: Tensor, right: Tensor, *_: Any, **__: Any) -> Geometry:
+    return whole((*left.shape[:-1], right.shape[-1]), left.dtype)
+
+
+def sum_and_product(_: Tensor, left: Tensor, right: Tensor, *__: Any, **___: Any) -> Geometry:
+    return product(left, right)
+
+
+def layer_norm(x: Tensor, axes: Sequence[int], *_: Any, **__: Any) -> Found:
+    if x.dtype != torch.float32:
+        return None  # in half precision the statistics have a type of their own
+    lead = x.shape[: x.ndim - len(axes)]
+    statistics = whole((*lead, *[1] * len(axes)), x.dtype)
+    return whole(x.shape, x.dtype), statistics, statistics
+
+
+def convolution(
+    x: Tensor, weight: Tensor, bias: Any, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], transposed: bool, *_: Any,
+) -> Geometry | None:  # fmt: skip
+    if transposed or x.ndim != 4:
+        return None
+    places = [
+        (n + 2 * pad - step * (side - 1) - 1) // each + 1
+        for n, side, each, pad, step in zip(
+            x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
+        )
+    ]
+    shape = (len(x), len(weight), *places)
+    if min(shape) < 1:
+        return None
+    return laid_out(shape, x.dtype, [x, weight])
+
+
+def laid_out(shape: tuple[int, ...], dtype: torch.dtype, like: Sequence[Tensor]) -> Geometry:
+    """A map (b c h w), with the channels last if that is how one of these lies, and only so."""
+    if any(x.is_contiguous(memory_format=CHANNELS_LAST) and not x.is_contiguous() for x in like):
+        _, c, h, w = shape
+        return Geometry(shape, (h * w * c, 1, w * c, c), dtype)
+    return whole(shape, dtype)
+
+
+def softmax(x: Tensor, axis: int, half_to_float: bool) -> Geometry | None:
+    return None if half_to_float else whole(x.shape, x.dtype)
+
+
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Found:
+    """Of torch's kernel on a CPU: the context (b head i e) and its log-sum-exp (b head i)."""
+    b, head, i, e = *q.shape[:3], v.shape[-1]
+    sums = torch.float64 if q.dtype == torch.float64 else torch.float32
+    context = Geometry((b, head, i, e), (i * head * e, e, head * e, 1), q.dtype)
+    return context, Geometry((b, head, i), (i * head, 1, head), sums)
+
+
+CHANNELS_LAST = torch.channels_last
+POINTWISE = frozenset(
+    {"aten::gelu", "aten::silu", "aten::hardswish", "aten::relu", "aten::sigmoid"}
+)
+RULES: dict[str, Callable[..., Any]] = {
+    "aten::mm": product,
+    "aten::bmm": product,
+    "aten::addmm": sum_and_product,
+    "aten::baddbmm": sum_and_product,
+    "aten::native_layer_norm": layer_norm,
+    "aten::convolution": convolution,
+    "aten::_softmax": softmax,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": flash_attention,
+}

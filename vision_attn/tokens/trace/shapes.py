@@ -1,0 +1,240 @@
+"""What operations give of an image, by shape and strides alone, without its values.
+
+Where values come from does not depend on what they are, so a run that is followed for its origins
+need not compute them. What does not depend on the image (weights, tables of positions) has values.
+
+Axes: none.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vision_attn.tokens.trace.geometry import Geometry, geometry_of
+from vision_attn.tokens.trace.operations import BATCH_NORM, FRESH
+
+__all__ = ["NeedsValuesError", "Shapes"]
+
+# Operations that choose a kernel by shapes, and give a number for it.
+CHOICES = frozenset({"aten::_fused_sdp_choice"})
+# Operations that put a tensor's memory or size in another's place.
+REPLACING = frozenset({"aten::set_", "aten::resize_", "aten::resize_as_", "aten::_resize_output_"})
+READING = frozenset({"aten::equal", "aten::is_nonzero", "aten::_local_scalar_dense", "aten::item"})
+UNKNOWN = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+FIXED_NORM = frozenset(
+    {"aten::_native_batch_norm_legit_no_training", "aten::_batch_norm_no_update"}
+)
+PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+LEAST = 2**20  # bytes
+NO_TENSOR = frozenset({bool, int, float, str, type(None)})
+OWN = vars(nn.Module()).keys() - {"_parameters", "_buffers"}  # what a module keeps for torch
+
+
+class NeedsValuesError(Exception):
+    """A run asks for a value, or does what can only be followed with values.
+
+    Examples:
+        >>> from vision_attn.tokens.trace.shapes import NeedsValuesError
+        >>> str(NeedsValuesError("aten::nonzero"))
+        'aten::nonzero'
+    """
+
+
+class Shapes:
+    """Give operations on blank tensors blank results: with shape and strides, and values of nobody.
+
+    A blank tensor lies in memory that all of them share. asked: the first operation, if any, that
+    needed values: then what was run is of no use, even if the network has gone on.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.tokens.trace.shapes import Shapes
+        >>> shapes = Shapes()
+        >>> x = shapes.blank(torch.rand(2, 3))
+        >>> y = shapes.run(torch.ops.aten.mm.default, (x, torch.rand(3, 5)), {})
+        >>> y.shape, shapes.is_blank(y)
+        (torch.Size([2, 5]), True)
+    """
+
+    def __init__(self) -> None:
+        self.asked: str | None = None
+        self.device = torch.device("cpu")
+        self._memory: torch.UntypedStorage | None = None
+        self._held: dict[int, Any] = {}  # blank memory by its address, which nothing else gets
+        self._made: dict[int, Any] = {}  # memory that the run itself has made, and with values
+        self._known: dict[Any, Any] = {}  # geometries by operation and arguments
+        self._ways: dict[Any, str] = {}  # how to run an operation
+
+    def blank(self, x: Tensor) -> Tensor:
+        """Make a blank tensor that is else like this."""
+        self.device = x.device
+        return self._make(Geometry.of(x))
+
+    def is_blank(self, x: Tensor) -> bool:
+        """Whether a tensor's values were not computed."""
+        return x.untyped_storage().data_ptr() in self._held
+
+    def left_in(self, modules: Iterable[nn.Module]) -> bool:
+        """Whether one of these modules keeps a blank tensor, for a later run or for people."""
+        return any(
+            self._holds([value for name, value in vars(module).items() if name not in OWN], 3)
+            for module in modules
+        )
+
+    def run(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Run an operation, without values where it is given blank tensors.
+
+        Raises NeedsValuesError where values would decide, or that is not known.
+        """
+        given: list[Tensor] = []
+        key = [func, *described(args, given)]
+        if kwargs:
+            key += described(sorted(kwargs.items()), given)
+        if not any(map(self.is_blank, given)):
+            return self._with_values(func, args, kwargs)
+        way = self._ways.get(func)
+        if way is None:
+            way = self._ways[func] = way_of(func)
+        if way == "compute":
+            return self._without_values(func, args, kwargs, given, tuple(key))
+        if way == "run":
+            out = func(*args, **kwargs)
+            parts = out if isinstance(out, tuple | list) else (out,)
+            if all(self.is_blank(x) or not x.numel() for x in parts if isinstance(x, Tensor)):
+                return out
+            raise self._need(func.name())
+        if way == "fresh" and not any(map(self.is_blank, given[1:])):
+            return self._with_values(func, args, kwargs)
+        if way == "write":
+            return self._write(func, args, given)
+        raise self._need(func.name())
+
+    def read(self, x: Tensor, func: Any) -> None:
+        """Raise NeedsValuesError where a function reads the memory of a blank tensor."""
+        if self.is_blank(x):
+            raise self._need(func.__name__)
+
+    def _with_values(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        out = func(*args, **kwargs)
+        if not func.is_view and not func.name().partition(".")[0].endswith("_"):
+            for x in out if isinstance(out, tuple | list) else (out,):
+                if type(x) is Tensor:
+                    memory = x.untyped_storage()
+                    self._made[memory.data_ptr()] = memory
+        return out
+
+    def _without_values(
+        self, func: Any, args: tuple, kwargs: dict, given: Sequence[Tensor], key: Any
+    ) -> Any:
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._geometry(func, args, kwargs, given)
+        if isinstance(known, Geometry):
+            return self._make(known)
+        return tuple([None if one is None else self._make(one) for one in known])
+
+    def _geometry(self, func: Any, args: tuple, kwargs: dict, given: Sequence[Tensor]) -> Any:
+        """What an operation gives: by a rule, or by running it once for each such arguments."""
+        name = func.name().partition(".")[0]
+        updates = name in BATCH_NORM and name not in FIXED_NORM and args[3] is not None and args[5]
+        indexed = torch.Tag.pointwise not in func.tags and any(
+            self.is_blank(x) and not (x.is_floating_point() or x.is_complex()) for x in given[1:]
+        )
+        elsewhere = kwargs.get("device") not in (None, self.device) or any(
+            x.device != self.device for x in given if x.ndim
+        )
+        if updates or indexed or elsewhere or not all(map(is_plain, given)):
+            raise self._need(func.name())
+        if (found := geometry_of(func, args, kwargs)) is not None:
+            return found
+        out = func(*args, **kwargs)
+        parts = out if isinstance(out, tuple | list) else (out,)
+        if not all(x is None or (isinstance(x, Tensor) and is_plain(x)) for x in parts):
+            raise self._need(func.name())
+        if any(x is not None and self.is_blank(x) for x in parts):
+            raise self._need(func.name())  # no result of its own
+        if isinstance(out, Tensor):
+            return Geometry.of(out)
+        return tuple([None if x is None else Geometry.of(x) for x in out])
+
+    def _write(self, func: Any, args: tuple, given: Sequence[Tensor]) -> Tensor:
+        """Let a tensor that is written into be blank, if it is one of the run's own."""
+        into = args[0]
+        address = into.untyped_storage().data_ptr()
+        if address not in self._held:
+            if address not in self._made or into.device != self.device or not is_plain(into):
+                raise self._need(func.name())  # a weight, or what the network keeps
+            self._held[address] = self._made.pop(address)
+        return into
+
+    def _make(self, of: Geometry) -> Tensor:
+        if self._memory is None or self._memory.nbytes() < of.nbytes:
+            room = torch.zeros(max(LEAST, 2 * of.nbytes), dtype=torch.uint8, device=self.device)
+            self._memory = room.untyped_storage()
+            self._held[self._memory.data_ptr()] = self._memory
+        empty = torch.empty(0, dtype=of.dtype, device=self.device)
+        return empty.set_(self._memory, 0, of.shape, of.stride)
+
+    def _need(self, what: str) -> NeedsValuesError:
+        self.asked = self.asked or what
+        return NeedsValuesError(what)
+
+    def _holds(self, values: Iterable[Any], depth: int) -> bool:
+        for value in values:
+            kind = type(value)
+            if kind in NO_TENSOR:
+                continue
+            if isinstance(value, Tensor):
+                if self.is_blank(value):
+                    return True
+            elif depth and isinstance(value, dict | list | tuple | set):
+                inner = value.values() if isinstance(value, dict) else value
+                if value and self._holds(inner, depth - 1):
+                    return True
+        return False
+
+
+def way_of(func: Any) -> str:
+    """How to run an operation on blank tensors: "ask" where values decide, or nobody knows."""
+    name = func.name().partition(".")[0]
+    if name in CHOICES:
+        return "run"
+    known = not any(tag in func.tags for tag in UNKNOWN) or name == "aten::index"
+    if func.namespace != "aten" or not known or name in READING or name in REPLACING:
+        return "ask"
+    if name in FRESH:
+        return "fresh"
+    schema = func._schema
+    if torch.Tag.nondeterministic_seeded in func.tags and not name.startswith("aten::_scaled_dot"):
+        return "ask"  # numbers drawn for nothing are not drawn again
+    if name.endswith("_") and not name.endswith("__"):
+        written = [
+            one.alias_info is not None and one.alias_info.is_write for one in schema.arguments
+        ]
+        return "write" if written[0] and not any(written[1:]) else "ask"
+    if schema.is_mutable:
+        return "ask"
+    return "run" if func.is_view or name == "aten::_unsafe_view" else "compute"
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether shape, strides and type say all about a tensor but its values."""
+    lazy = x.is_quantized or x.is_conj() or x.is_neg()
+    return type(x) in PLAIN and x.layout is torch.strided and not lazy
+
+
+def described(args: Iterable[Any], given: list[Tensor]) -> list[Any]:
+    """Describe arguments by what a result's shape depends on; tensors among them go to `given`."""
+    key: list[Any] = []
+    for one in args:
+        if isinstance(one, Tensor):
+            given.append(one)
+            key += (one.dtype, one.shape, one.stride())
+        elif isinstance(one, list | tuple):
+            key.append(len(one))
+            key += described(one, given)
+        else:
+            key += (type(one), one)
+    return key
