@@ -14,12 +14,25 @@ from torch import nn
 import vision_attn
 from vision_attn import evaluate
 from vision_attn.arguments import checked, conform, launched
-from vision_attn.data import Preprocess
+from vision_attn.data import Preprocess, read_image
 from vision_attn.errors import cut, listed, quoted
-from vision_attn.methods import methods
+from vision_attn.methods import (
+    Box,
+    Channel,
+    Class,
+    Difference,
+    Direction,
+    Odds,
+    PixelsOf,
+    Similarity,
+    methods,
+    parse_method,
+)
 from vision_attn.methods.options import takes
 from vision_attn.models import SEResNet, ViT
-from vision_attn.types import Model
+from vision_attn.runs.patches import patch_components, patch_similarity
+from vision_attn.tokens import attention_weights, record_attention
+from vision_attn.types import Heatmaps, Model, TokenLayout
 
 LONGEST = 300  # characters of a message
 LONG = "x" * 5000
@@ -257,6 +270,78 @@ def test_variables_of_launchers_are_checked(variables, message, monkeypatch, cap
 
     assert main(["explain", "none.ckpt", "none.png"]) == 2
     assert re.search(message, capsys.readouterr().err)
+
+
+ODD = {
+    **ANY, "None": None, "long": LONG, "1.5": 1.5, "nan": float("nan"), "true": True, "-1": -1,
+    "huge": 10**400, "empty": "", "null": "a\0b", "list": [1, [2]], "empty list": [], "set": {1},
+    "0-d": torch.tensor(3), "whole": torch.arange(3), "complex": torch.randn(5).cfloat(),
+    "objects": np.array([object()]), "words": np.array(["a"]), "function": lambda: 3,
+}  # fmt: skip
+OUTPUT = torch.randn(2, 5)
+PIXELS = torch.randn(2, 5, 3, 4)
+BOXES = [{"boxes": torch.rand(2, 4), "labels": torch.tensor([1, 2]), "scores": torch.rand(2)}]
+PARTS = {  # what is called with each odd value, and for how many of them there is no other meaning
+    "Class": (lambda value: Class(value)(OUTPUT), 16),
+    "Odds": (lambda value: Odds(value)(OUTPUT), 16),
+    "Direction": (lambda value: Direction(value)(OUTPUT), 20),
+    "Similarity": (lambda value: Similarity(value)(OUTPUT), 20),
+    "Difference": (lambda value: Difference(value, 1)(OUTPUT), 16),
+    "Channel": (lambda value: Channel(value)(OUTPUT), 20),
+    "a place": (lambda value: Channel(1, value)(PIXELS), 20),
+    "PixelsOf": (lambda value: PixelsOf(value, 1)(PIXELS), 18),
+    "its class": (lambda value: PixelsOf(torch.ones(3, 4).bool(), value)(PIXELS), 20),
+    "Box": (lambda value: Box(value)(BOXES), 20),
+    "input_size": (lambda value: Preprocess(value, (0.5,) * 3, (0.5,) * 3), 20),
+    "mean": (lambda value: Preprocess((8, 8), value, (0.5,) * 3), 20),
+    "prefix": (lambda value: TokenLayout(value, (4, 4)), 20),
+    "grid": (lambda value: TokenLayout(1, value), 20),
+    "Heatmaps.resized": (lambda value: Heatmaps(torch.rand(1, 3, 4), "").resized(value, 3), 20),
+    "read_image": (read_image, 20),
+    "record_attention": (lambda value: record_attention(value).__enter__(), 20),
+    "parse_method": (parse_method, 20),
+    "attention_weights, layers": (lambda value: of_vit(attention_weights, IMAGE, value), 17),
+    "attention_weights, heads": (lambda value: of_vit(attention_weights, IMAGE, 0, value), 17),
+    "patch_similarity, place": (lambda value: of_vit(patch_similarity, PHOTO, value), 20),
+    "patch_components, k": (lambda value: of_vit(patch_components, PHOTO, value), 20),
+}
+IMAGE = torch.rand(1, 3, 16, 16)
+
+
+def of_vit(function, *args):
+    torch.manual_seed(0)
+    vit = ViT(16, 8, 5, dim=12, depth=1, heads=2).eval()
+    preprocess = Preprocess((16, 16), (0.5,) * 3, (0.5,) * 3)
+    return function(Model(vit, preprocess, list("abcde"), vit.layout((16, 16))), *args)
+
+
+def refusal_of(call, value):
+    try:
+        call(value)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_what_is_given_refuse_odd_values_in_a_line(name):
+    call, least = PARTS[name]
+    found = {word: refusal_of(call, value) for word, value in ODD.items()}
+    lines = [line for line in found.values() if line is not None]
+    assert not [line for line in lines if "\n" in line or len(line) > 2 * LONGEST]
+    assert len(lines) >= least, [word for word, line in found.items() if line is None]
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "SLURM_NTASKS"])
+@pytest.mark.parametrize("text", ["", " ", "-1", "1.5", "two", "9" * 12, "9" * 5000, "\u00b2"])
+def test_numbers_of_processes_are_whole_and_short(name, text, monkeypatch):
+    monkeypatch.setenv(name, text)
+    with pytest.raises(
+        ValueError, match=f"^{name}=.*expected a whole number of at least"
+    ) as raised:
+        launched()
+    assert len(str(raised.value)) < LONGEST
 
 
 def test_quoted_values_are_short_lines():

@@ -35,6 +35,7 @@ __all__ = [
 Checked = TypeVar("Checked", bound=Callable[..., Any])
 
 LONGEST_NAME = 255  # bytes of a part of a path, on every usual file system
+LONGEST_NUMBER = 10  # digits of how many processes there are, and of which this is
 LARGEST = 2**63  # a whole number is below it, as torch's and numpy's are
 WORDS = {
     bool: "true or false",
@@ -280,7 +281,8 @@ def launched() -> tuple[int, int]:
     numbers = {}
     for name, least in LAUNCHED_BY.items():
         text = os.environ.get(name, "").strip()
-        if name in os.environ and not (text.isdecimal() and int(text[:20]) >= least):
+        number = int(text) if text.isdecimal() and len(text) < LONGEST_NUMBER else -1
+        if name in os.environ and number < least:
             raise ValueError(
                 f"{name}={cut(text)} in the environment: expected a whole number of at least "
                 f"{least}, as {'SLURM' if name.startswith('SLURM') else 'torchrun'} sets it: "

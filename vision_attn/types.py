@@ -16,6 +16,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vision_attn.arguments import check_fields, checked
 from vision_attn.errors import ModelError, did_you_mean, listed, quoted
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class TokenLayout:
     registers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.prefix < 0:
             raise ValueError(f"prefix must be at least 0, got {self.prefix}")
         if len(self.grid) != 2 or min(self.grid) < 1:
@@ -173,6 +175,7 @@ class Heatmaps:
     def __len__(self) -> int:
         return self.values.shape[0]
 
+    @checked(height=1, width=1)
     def resized(self, height: int, width: int) -> "Heatmaps":
         """The same maps at another size, bilinear, in the same units (values, not mass)."""
         values = F.interpolate(
@@ -401,6 +404,7 @@ class Model:
             batch_size=batch_size,
         )
 
+    @checked()
     def class_index(self, wanted: int | str) -> int:
         """The class of that index or name; any one of the synonyms "tabby, tabby cat" will do.
 

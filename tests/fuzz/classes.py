@@ -248,6 +248,7 @@ def built(path: Path, here: Path) -> int:
     """Make the run of a config and train for a step; `WRONG`, with a line, if it does harm."""
     harm: list[str] = []
     os.environ["PATH"] = f"{here}:{os.environ.get('PATH', '')}"
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{tempfile.gettempdir()}/compiled"
     os.chdir(here / "out")
     watch(here.parent, harm)
     code = BUILT

@@ -429,7 +429,7 @@ def test_networks_with_a_classifier_are_known_as_such():
         (lambda: PixelsOf(torch.rand(4, 4), 3), "PixelsOf: expected a mask of bool or 0 and 1"),
         (lambda: PixelsOf(None, None), "PixelsOf: expected a class, got None"),
         (PixelsOf(None, 3), r"PixelsOf: expected a segmentation .* got \(2, 7\)"),
-        (lambda: Box(-1), "Box: expected the index of a detection, from 0, got -1"),
+        (lambda: Box(-1), "Box: index must be at least 0, got -1"),
         (Box(0), "Box: expected the output of a detector"),
         (lambda y: y[:, 3].detach(), "does not depend on this layer's output"),
     ],

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 
+from vision_attn.arguments import checked
 from vision_attn.attention.gates import CBAM, Gate
 from vision_attn.hooks import Hooks, apart
 from vision_attn.inference import infer
@@ -16,6 +17,7 @@ __all__ = ["add_gates"]
 NAME = "attention_gate"
 
 
+@checked()
 def add_gates(
     network: nn.Module,
     gate: Callable[..., nn.Module],

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
+from vision_attn.errors import cut
+
 __all__ = ["ImageError", "apart", "fault_line", "sample_errors"]
 
 MOST_LETTERS = 300  # of a reason
@@ -46,8 +48,8 @@ def fault_line(name: object, error: BaseException) -> str:
         >>> fault_line("a.png", KeyError(274)), fault_line("a.png", ValueError("a.png: damaged"))
         ('a.png: KeyError: 274', 'a.png: damaged')
     """
-    text = reason(error)
-    return text if text.startswith(str(name)) else f"{name}: {text}"
+    text, named = reason(error), cut(str(name), MOST_LETTERS)
+    return text if text.startswith((str(name), named)) else f"{named}: {text}"
 
 
 @contextmanager

@@ -17,8 +17,9 @@ from typing import BinaryIO
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from vision_attn.arguments import checked
 from vision_attn.compat.pillow_private import libtiff_errors
-from vision_attn.data.faults import ImageError, reason, sample_errors
+from vision_attn.data.faults import MOST_LETTERS, ImageError, reason, sample_errors
 from vision_attn.data.kinds import (
     FORMATS,
     HEAD,
@@ -39,7 +40,7 @@ from vision_attn.data.ranges import (
     curve,
     stored_as,
 )
-from vision_attn.errors import quoted
+from vision_attn.errors import cut, quoted
 
 __all__ = [
     "SUFFIXES",
@@ -60,6 +61,7 @@ log = logging.getLogger(__name__)
 
 READ = "vision_attn"  # in the `info` of what was made 8-bit RGB here, so that it is so once
 MOST_PIXELS = 100_000_000
+MOST_DIGITS = 18
 BOUND = "VISION_ATTN_MAX_PIXELS"
 KINDS = {
     stat.S_IFDIR: "a folder",
@@ -88,7 +90,7 @@ def max_pixels() -> int:
     whole number above 0.
     """
     text = os.environ.get(BOUND, str(MOST_PIXELS))
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or len(text) > MOST_DIGITS or int(text) < 1:
         raise ValueError(f"{BOUND}: expected a whole number above 0, got {quoted(text)}")
     return int(text)
 
@@ -131,6 +133,7 @@ def open_encoded(data: bytes, name: str) -> Iterator[Image.Image]:
 @contextmanager
 def _image_errors(name: str | Path, kind: Callable[[], str]) -> Iterator[None]:
     """Turn whatever goes wrong with an image into an ImageError; kind: what it is, if no image."""
+    name = cut(str(name), MOST_LETTERS)
     try:
         yield
     except ImageError:
@@ -146,6 +149,7 @@ def _image_errors(name: str | Path, kind: Callable[[], str]) -> Iterator[None]:
         ) from error
 
 
+@checked(shorter_side=1)
 def read_image(
     path: str | PathLike[str],
     shorter_side: int | None = None,

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from PIL import Image
 from torch import Tensor
 
+from vision_attn.arguments import check_fields
 from vision_attn.data.channels import channels_of
 from vision_attn.data.faults import sample_errors
 from vision_attn.data.images import ImageError, read_image, to_rgb
@@ -60,10 +61,11 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "value_range", checked_value_range(self.value_range))
+        check_fields(self)
         if len(self.input_size) != 2 or min(self.input_size) < 1:
             raise ValueError(f"input_size must be (height, width) >= 1, got {self.input_size}")
         numbers = [*self.mean, *self.std]
-        if not all(isinstance(number, (int, float)) and isfinite(number) for number in numbers):
+        if not all(map(isfinite, numbers)):
             raise ValueError(
                 f"expected finite means and stds, got mean {quoted(self.mean)} and std "
                 f"{quoted(self.std)}"

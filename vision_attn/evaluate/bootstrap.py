@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vision_attn.arguments import checked
+
 __all__ = [
     "Interval",
     "PairedDifference",
@@ -60,6 +62,7 @@ class Interval(NamedTuple):
     high: float
 
 
+@checked(resamples=1)
 def paired_bootstrap(
     a: Tensor,
     b: Tensor,
@@ -126,6 +129,7 @@ def bca(
     return Interval(low, high)
 
 
+@checked()
 def wilson(hits: Tensor, level: float = 0.95) -> Interval:
     """Compute the score interval of the share of hits, (n) of 1 and 0, Wilson 1927."""
     _check(level)
@@ -156,6 +160,7 @@ def paired_wilson(a: Tensor, b: Tensor, level: float = 0.95) -> Interval:
     return Interval(p - q - apart(p - p_low, q_high - q), p - q + apart(p_high - p, q - q_low))
 
 
+@checked()
 def auc(a: Tensor, b: Tensor) -> float:
     """Compute the area under the ROC curve: the share of pairs with a above b, ties counting half.
 
@@ -171,6 +176,7 @@ def auc(a: Tensor, b: Tensor) -> float:
     return float(_above(a, b).mean())
 
 
+@checked(resamples=1)
 def auc_interval(
     a: Tensor, b: Tensor, level: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> Interval:

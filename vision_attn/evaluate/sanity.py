@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchmetrics.functional.image import structural_similarity_index_measure
 from torchmetrics.utilities import dim_zero_cat
 
+from vision_attn.arguments import checked
 from vision_attn.evaluate.per_image import ImageScore, Maps, at_size, check_maps, from_0_to_1, raw
 from vision_attn.hooks import copied_network
 from vision_attn.inference import eval_mode
@@ -148,6 +149,7 @@ class ModelRandomisation(ImageScore):
         return dim_zero_cat(self.rank_correlations).abs().mean(dim=1)
 
 
+@checked()
 def cascading_randomisation(network: nn.Module, seed: int = 0) -> Iterator[tuple[str, nn.Module]]:
     """Yield each layer, last first, and a copy of the network that has lost it and those before.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from vision_attn.arguments import hint
+from vision_attn.arguments import checked, hint
 from vision_attn.errors import LONGEST, cut, listed, quoted
 from vision_attn.methods.attribution import Attribution, IntegratedGradients, Occlusion
 from vision_attn.methods.base import Explainer, layout_for
@@ -81,6 +81,7 @@ def methods() -> dict[str, type[Explainer]]:
     return {method.__name__: method for method in METHODS}
 
 
+@checked()
 def fitting_methods(network: nn.Module | Model) -> list[Explainer]:
     """List every method, with its default options, that can explain this network, kind by kind.
 
@@ -132,6 +133,7 @@ def method_list(methods: Any) -> list[str | Explainer]:
     return several
 
 
+@checked()
 def choose_methods(
     methods: str | Explainer | Sequence[str | Explainer] | None, network: nn.Module | Model
 ) -> list[Explainer]:
@@ -173,6 +175,7 @@ def _some_fitting(network: nn.Module | Model) -> list[Explainer]:
     return fit
 
 
+@checked()
 def usual_method(network: nn.Module | Model, class_blind: bool = False) -> Explainer:
     """Choose the method that is taken where none is asked for.
 
@@ -202,6 +205,7 @@ def usual_method(network: nn.Module | Model, class_blind: bool = False) -> Expla
     return next((one for one in fitting if not (class_blind and one.class_specific)), fitting[0])
 
 
+@checked()
 def is_trusted(explainer: Explainer, network: nn.Module | Model) -> bool:
     """Whether scores have shown that this method's maps can be trusted for this model.
 
@@ -238,6 +242,7 @@ def _has_tokens(network: nn.Module | Model) -> bool:
         return False
 
 
+@checked()
 def parse_method(text: str) -> Explainer:
     """Make an explainer of a text: `Rollout`, `Rollout(fusion=max, discard=0.9)`.
 

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vision_attn.arguments import hint
+from vision_attn.arguments import checked, hint
 from vision_attn.errors import quoted
 from vision_attn.hooks import apart
 from vision_attn.inference import infer
@@ -141,6 +141,7 @@ class SpatialGates(Explainer):
         return Heatmaps(stack.mean(0) if self.layer == "mean" else stack.prod(0), str(self))
 
 
+@checked()
 def gate_values(network: nn.Module | Model, images: Images) -> dict[str, Float[Tensor, "b ..."]]:
     """Run a network and read its gates, by the module's name, in the order they run.
 

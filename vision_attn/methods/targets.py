@@ -26,6 +26,7 @@ from numpy import ndarray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vision_attn.arguments import argument, check_fields
 from vision_attn.errors import ModelError, cut, quoted
 from vision_attn.methods.function_key import function_key
 from vision_attn.tokens.inputs import images_in_words
@@ -183,6 +184,9 @@ class Class(Target):
     names: int = 0
     given: bool = False
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @classmethod
     def of(cls, model: Model, index: "ClassIndex | tuple[ClassIndex, ...]" = None) -> "Class":
         """Make the target of a model's class, by its index."""
@@ -214,7 +218,7 @@ class Class(Target):
         count, classes = logits.shape
         self.check(count)
         every = self.index if isinstance(self.index, tuple) else (self.index,) * count
-        if named := next((index for index in every if isinstance(index, str)), None):
+        if (named := next((index for index in every if isinstance(index, str)), None)) is not None:
             raise ValueError(
                 f"a class by its name, {quoted(named)}, needs a model, which knows its classes: "
                 "give the model for the network, or the class's index"
@@ -225,7 +229,7 @@ class Class(Target):
         wrong = next((index for index in chosen if not 0 <= index < classes), None)
         if wrong is not None:
             raise ValueError(
-                f"target class {wrong} is out of range: the network has {classes} "
+                f"target class {quoted(wrong)} is out of range: the network has {classes} "
                 f"class{'es' if classes > 1 else ''}, 0 to {classes - 1}"
             )
         return torch.tensor(chosen, dtype=torch.long, device=logits.device)
@@ -410,7 +414,7 @@ class Direction(Target):
     vector: Float[Tensor, "*b k"]
 
     def __init__(self, vector: "Tensor | ndarray | Sequence[float]"):
-        vector = torch.as_tensor(vector, device=getattr(vector, "device", "cpu")).detach()
+        vector = _tensor_of(vector, type(self).__name__, "a vector of floats").detach()
         if vector.ndim not in (1, 2) or not vector.is_floating_point() or not vector.numel():
             raise ValueError(
                 f"{type(self).__name__}: expected a vector of floats (k,), or one an image (b, k), "
@@ -499,6 +503,9 @@ class Channel(Target):
     index: int
     place: int | tuple[int, int] | None = None
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def __call__(self, output: Any) -> Float[Tensor, " b"]:
         features = only_tensor(output)
         if features is None or not 2 <= features.ndim <= 4:
@@ -550,11 +557,12 @@ class PixelsOf(Target):
     index: ClassIndex
 
     def __post_init__(self) -> None:
-        if self.index is None or isinstance(self.index, bool):
-            raise ValueError(f"PixelsOf: expected a class, got {self.index}")
+        if self.index is None:
+            raise ValueError("PixelsOf: expected a class, got None")
+        object.__setattr__(self, "index", argument("PixelsOf: index", self.index, ClassIndex))
         if self.mask is None:
             return
-        mask = torch.as_tensor(self.mask, device=getattr(self.mask, "device", "cpu"))
+        mask = _tensor_of(self.mask, "PixelsOf", "a mask")
         if mask.ndim not in (2, 3) or (
             mask.is_floating_point() and not ((mask == 0) | (mask == 1)).all()
         ):
@@ -657,10 +665,7 @@ class Box(Target):
     labels: tuple[int, ...] = field(default=(), repr=False)  # of the query, fixed
 
     def __post_init__(self) -> None:
-        if isinstance(self.index, bool) or not isinstance(self.index, int) or self.index < 0:
-            raise ValueError(
-                f"Box: expected the index of a detection, from 0, got {quoted(self.index)}"
-            )
+        object.__setattr__(self, "index", argument("Box: index", self.index, int, 0))
 
     def __call__(self, output: Any) -> Float[Tensor, " b"]:
         parts = parts_of(output)
@@ -743,6 +748,9 @@ class Function(Target):
 
     function: Callable[[Any], Any]
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def __call__(self, output: Any) -> Float[Tensor, " b"]:
         return numbers_by(self.function, output, str(self))
 
@@ -770,6 +778,9 @@ class PerImage(Target):
     """
 
     targets: tuple[Target, ...]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __call__(self, output: Any) -> Float[Tensor, " b"]:
         count = len(self.targets)
@@ -874,7 +885,7 @@ def _made(target: Any) -> Target:
     if isinstance(target, Integral):
         return Class(int(target))
     if isinstance(target, Tensor | ndarray):
-        return _of_numbers(torch.as_tensor(target, device=getattr(target, "device", "cpu")))
+        return _of_numbers(_tensor_of(target, "target", "class indices or a vector of floats"))
     if isinstance(target, list | tuple):
         return _of_list(target)
     if callable(target):
@@ -883,6 +894,16 @@ def _made(target: Any) -> Target:
         "target: expected a class, one an image, a vector of floats, a function of the output or a "
         f"Target, got a value of type {type(target).__name__}"
     )
+
+
+def _tensor_of(values: Any, name: str, expected: str) -> Tensor:
+    """Make a tensor of numbers, where they are; ValueError, in the words given, of what is none."""
+    try:
+        if isinstance(values, list | tuple) and any(isinstance(one, ndarray) for one in values):
+            values = np.asarray(values)
+        return torch.as_tensor(values, device=getattr(values, "device", "cpu"))
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise ValueError(f"{name}: expected {expected}, got {quoted(values)}") from None
 
 
 def _of_numbers(numbers: Tensor) -> Target:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from vision_attn.arguments import checked
 from vision_attn.attention import MultiHeadAttention
 from vision_attn.compat.download import hub_reached_or_left
 from vision_attn.errors import ModelError, did_you_mean, quoted
@@ -168,6 +169,7 @@ def is_timm_vit(network: nn.Module) -> bool:
     return type(network) is VisionTransformer
 
 
+@checked()
 def vit_from_timm(network: nn.Module) -> ViT:
     """Make our ViT of timm's: the same arguments and weights, and so the same logits.
 

@@ -27,7 +27,9 @@ from PIL.Image import Image
 from torch import Tensor
 
 from vision_attn import render
+from vision_attn.arguments import checked
 from vision_attn.data.masks import Masks, read_mask
+from vision_attn.errors import cut
 from vision_attn.files import kept_together, replacing, write_text
 from vision_attn.methods import Explainer
 from vision_attn.methods.targets import name_of
@@ -136,6 +138,7 @@ class Explanation:
             true = f"{true} (class {label})"
         return predicted, true, float(self.probabilities[self.predicted])
 
+    @checked()
     def classes(self, most: int = 5) -> list[tuple[str, float]]:
         """List the most probable classes, each with its probability."""
         order = np.argsort(-self.probabilities, kind="stable")[:most]
@@ -151,17 +154,21 @@ class Explanation:
         for one in self.maps:
             if str(method) in (one.method, type(one.explainer).__name__):
                 return one
-        raise KeyError(f"no map of {method}: there are {', '.join(self.methods) or 'none'}")
+        raise KeyError(
+            f"no map of {cut(str(method))}: there are {', '.join(self.methods) or 'none'}"
+        )
 
     @property
     def methods(self) -> list[str]:
         """The methods in their order, as they are written on the command line."""
         return [one.method for one in self.maps]
 
+    @checked()
     def on_photo(self, method: str | int | Explainer = 0) -> Float[ndarray, "H W"]:
         """Lay the raw map on the photo's own pixels; NaN where the network did not look."""
         return self.model.preprocess.to_original(self[method].values, self.photo.size)
 
+    @checked()
     def overlay(
         self, method: str | int | Explainer = 0, *, style: Style | None = None
     ) -> PIL.Image.Image:
@@ -200,6 +207,7 @@ class Explanation:
             for found in self.maps
         ]
 
+    @checked()
     def grid(self, style: Style | None = None) -> PIL.Image.Image:
         """Draw the photo and every map with its colour bar, side by side."""
         title = ", ".join(filter(None, [Path(self.name).name, self.asked]))
@@ -210,6 +218,7 @@ class Explanation:
         """Show the grid as a matplotlib figure, in a window where there are windows; return it."""
         return render.show(np.asarray(self.grid(style)))
 
+    @checked()
     def save(self, folder: str | PathLike[str], *, style: Style | None = None) -> Path:
         """Write what `vision-attn explain` writes into the folder; return the folder.
 

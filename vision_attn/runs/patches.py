@@ -14,6 +14,7 @@ from numpy import ndarray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vision_attn.arguments import checked
 from vision_attn.errors import quoted
 from vision_attn.hooks import Hooks, apart
 from vision_attn.inference import infer, modules_of
@@ -208,6 +209,7 @@ def _has_places(out: Tensor, images: int, tokens: int | None) -> bool:
     return out.ndim == 4 and out.shape[2:].numel() > 1
 
 
+@checked()
 def patch_similarity(
     model: Model,
     image: Photo,
@@ -290,6 +292,7 @@ class PatchComponents:
         return colors.permute(0, 2, 3, 1).numpy()
 
 
+@checked(k=1)
 def patch_components(
     model: Model,
     images: Photo | Sequence[Photo],

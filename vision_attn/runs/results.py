@@ -263,6 +263,7 @@ class SavedResults(Sequence[dict[str, Any]]):
         """The number of the content that a row's photo had; see `keys.content_number`."""
         return int(self._rows.contents[place])
 
+    @checked()
     def map(self, row: dict[str, Any] | int) -> Float[ndarray, "h w"]:
         """Read the raw map of a row, or of the row of that number.
 
@@ -310,6 +311,7 @@ class SavedResults(Sequence[dict[str, Any]]):
             self._sample_numbers = sample_numbers(self.run.samples)
         return self._sample_numbers
 
+    @checked()
     def maps(self, method: str) -> "SavedMaps":
         """Open the maps of a method, of all photos in their order.
 

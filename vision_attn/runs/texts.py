@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from vision_attn.arguments import checked
 from vision_attn.hooks import Hooks, apart
 from vision_attn.inference import eval_mode, frozen_parameters, infer
 from vision_attn.models.image_text import ImageTextModel
@@ -57,6 +58,7 @@ class TokenAttribution:
         return "\n".join(lines)
 
 
+@checked()
 def token_attribution(
     model: Model, image: Photo, target: int | str | None = None
 ) -> TokenAttribution:

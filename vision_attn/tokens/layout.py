@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from vision_attn.arguments import checked
 from vision_attn.errors import quoted
 from vision_attn.tokens.modules import network_of
 from vision_attn.types import Model, Pool, TokenLayout
@@ -34,6 +35,7 @@ HUGGING_FACE: dict[str, tuple[int, Pool]] = {
 }
 
 
+@checked()
 def layout_of(network: nn.Module | Model, image_size: tuple[int, int]) -> TokenLayout:
     """Find how the tokens of an image of (height, width) lie on it in this network.
 

@@ -15,6 +15,7 @@ from typing import get_args
 
 from torch import nn
 
+from vision_attn.arguments import checked
 from vision_attn.tokens.modules import network_of, why_opaque
 from vision_attn.tokens.record.calls import Fusion
 from vision_attn.tokens.record.log import Part, Record
@@ -24,6 +25,7 @@ from vision_attn.types import Model
 __all__ = ["record_attention"]
 
 
+@checked()
 @contextmanager
 def record_attention(
     network: nn.Module | Model,

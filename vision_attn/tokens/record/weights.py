@@ -5,10 +5,13 @@ Axes: b batch (windows count as batch), head, i queries, j keys, c channels, h h
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vision_attn.arguments import argument, checked
+from vision_attn.errors import quoted
 from vision_attn.hooks import apart
 from vision_attn.inference import infer
 from vision_attn.tokens.inputs import images_in_words
@@ -19,6 +22,7 @@ from vision_attn.types import Images, Model
 __all__ = ["attention_weights"]
 
 
+@checked()
 def attention_weights(
     network: nn.Module | Model,
     images: Images,
@@ -59,12 +63,10 @@ def attention_weights(
         infer(network, images)
     calls = record.calls
     callers = [call.module for call in calls]
-    asked = [layers] if isinstance(layers, int | str | nn.Module) else layers
-    chosen = (
-        range(len(calls))
-        if asked is None
-        else sorted({at for layer in asked for at in calls_of_layer(network, callers, layer)})
-    )
+    chosen: Sequence[int] = range(len(calls))
+    if layers is not None:
+        asked = [argument("layers", one, int | LayerLike) for one in _several(layers)]
+        chosen = sorted({at for layer in asked for at in calls_of_layer(network, callers, layer)})
     found: dict[str, Tensor] = {}
     times: Counter[str] = Counter()
     for at, call in enumerate(calls):
@@ -80,9 +82,15 @@ def attention_weights(
 def _indices(heads: int | Sequence[int] | None, count: int, module: str) -> list[int] | slice:
     if heads is None:
         return slice(None)
-    asked = [heads] if isinstance(heads, int) else list(heads)
-    if not asked or not all(isinstance(at, int) and -count <= at < count for at in asked):
+    asked = [argument("heads", one, int) for one in _several(heads)]
+    if not asked or not all(-count <= at < count for at in asked):
         raise ValueError(
-            f"heads must be from {-count} to {count - 1} in {module or 'the network'}, got {heads}"
+            f"heads must be from {-count} to {count - 1} in {module or 'the network'}, "
+            f"got {quoted(heads)}"
         )
     return [at % count for at in asked]
+
+
+def _several(given: Any) -> Sequence[Any]:
+    """What is given, as several."""
+    return given if isinstance(given, Sequence) and not isinstance(given, str | bytes) else [given]
