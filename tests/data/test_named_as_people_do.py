@@ -35,6 +35,7 @@ def two_classes(folder, count=2):
         ("TRAINING", "dev", "eval"),
         ("train2017", "val2017", "test_set"),
         ("train_images", "valid-images", "Test Data"),
+        ("trainset", "ValSet", "testdata"),
     ],
 )
 def test_parts_are_known_by_their_usual_names(tmp_path, caplog, train, val, test):
@@ -201,3 +202,30 @@ def test_folders_that_systems_leave_are_no_classes_and_hold_no_photos(name, tmp_
     assert splits.classes == ["cat", "dog"]
     assert {path.parent.name for path in images_below(tmp_path)} == {"cat", "dog"}
     assert {PurePath(path).parent.name for path in walk(tmp_path)} == {"cat", "dog"}
+
+
+def test_folders_that_all_hold_the_same_folders_are_said_to_be_taken_as_classes(tmp_path, caplog):
+    for fold in ("fold1", "fold2"):
+        two_classes(tmp_path / fold, 4)
+    splits = ImageFolder(str(tmp_path), size=16).load(tmp_path, val_fraction=0.25, seed=0)
+    assert splits.classes == ["fold1", "fold2"]
+    told = "fold1/, fold2/ are taken as classes, though all of them hold cat/, dog/"
+    assert told in caplog.text
+
+
+def test_one_folder_around_all_is_named(tmp_path):
+    two_classes(tmp_path / "data")
+    with pytest.raises(DataError, match=rf"got 1 \(data\); is it {tmp_path / 'data'}\?"):
+        ImageFolder(str(tmp_path), size=16).load(tmp_path, val_fraction=0.25, seed=0)
+
+
+@pytest.mark.parametrize("suffix", [".nef", ".CR2", ".dng"])
+def test_raw_data_of_cameras_are_not_taken_for_their_preview(suffix, tmp_path, caplog):
+    """They begin as a TIFF does, and its first picture is what Pillow would read."""
+    write(tmp_path, 3)
+    raw = tmp_path / f"a{suffix}"
+    Image.new("RGB", (16, 12)).save(raw, format="TIFF")
+    assert [path.name for path in find_images([tmp_path])] == ["0.png", "1.png", "2.png"]
+    assert f"1 {suffix.lower()}" in caplog.text
+    with pytest.raises(ImageError, match="raw data of a camera"):
+        read_image(raw)

@@ -134,8 +134,14 @@ class ImageFolder(PhotoSource):
             raise DataError(
                 f"{folder}: expected one folder of images for each class, at least two classes, "
                 f"got {len(classes)} ({', '.join(classes) or 'no folder'})"
+                + (f"; is it {folder / present[0]}?" if _holds_folders(train, present) else "")
             )
         return classes
+
+
+def _holds_folders(train: Path, present: Sequence[str]) -> bool:
+    """Whether the one folder that there is holds several."""
+    return len(present) == 1 and len(subfolders(train / present[0])) > 1
 
 
 def imagenet_names(wnids: Sequence[str]) -> list[str]:

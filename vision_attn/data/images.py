@@ -24,6 +24,7 @@ from vision_attn.data.kinds import (
     FORMATS,
     HEAD,
     MORE,
+    RAW,
     SUFFIXES,
     holds_results,
     image_format,
@@ -113,6 +114,11 @@ def open_image(path: str | PathLike[str]) -> Iterator[Image.Image]:
     or a device, is no image, is damaged, or has more than `max_pixels`.
     """
     path = Path(path)
+    if path.suffix.lower() in RAW:
+        raise ImageError(
+            f"{path}: raw data of a camera, of which only a small preview could be read: convert "
+            "it to JPEG, PNG or TIFF"
+        )
     with (
         _image_errors(path, lambda: _kind_of_file(path)),
         regular_file(path) as file,

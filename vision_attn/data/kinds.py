@@ -17,6 +17,7 @@ from PIL import Image
 __all__ = [
     "ENCODED",
     "FORMATS",
+    "RAW",
     "SUFFIXES",
     "holds_results",
     "image_format",
@@ -33,6 +34,10 @@ MORE = ("AVIF", "JPEG2000", "HEIF")  # where Pillow, or another package, has the
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm"}
     | {".tif", ".tiff", ".webp"}
+)
+RAW = frozenset(  # of cameras: TIFF by their first bytes, whose first picture is a small preview
+    {".3fr", ".arw", ".cr2", ".dng", ".erf", ".iiq", ".kdc", ".mrw", ".nef", ".nrw", ".orf"}
+    | {".pef", ".rw2", ".sr2", ".srf", ".srw"}
 )
 SYSTEM = frozenset(  # folders that a system or a disk leaves among others
     {"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found"}
@@ -117,6 +122,8 @@ def kind_of_file(path: str, name: str) -> tuple[bool, str]:
         return True, ""
     if suffix in BESIDE:
         return False, ""
+    if suffix in RAW:
+        return False, suffix
     kind = image_format(_first_bytes(path))
     if readable(kind):
         return True, ""

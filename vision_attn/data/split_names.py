@@ -25,6 +25,7 @@ NAMES: dict[str, Part] = {
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
 BESIDE_THEM = {"set", "data", "dataset", "split", "image", "images", "imgs", "photos"}
+GLUED = {name: {name + word for word in BESIDE_THEM} for name in NAMES}  # trainset, testdata
 ROLES: dict[Part, str] = {"train": "training", "val": "validation", "test": "test"}
 
 
@@ -35,10 +36,11 @@ def part_of(name: str) -> Part | None:
 
     Examples:
         >>> from vision_attn.data.split_names import part_of
-        >>> [part_of(name) for name in ("Training", "valid", "test2017", "train_images", "trains")]
+        >>> [part_of(name) for name in ("Training", "valid", "test2017", "trainset", "trains")]
         ['train', 'val', 'test', 'train', None]
     """
     words = [word for word in re.split(r"[^a-z]+", name.casefold()) if word]
+    words = [next((w for w in NAMES if word in GLUED[w]), word) for word in words]
     telling = [word for word in words if word not in BESIDE_THEM]
     return NAMES.get(telling[0]) if len(telling) == 1 else None
 
@@ -64,6 +66,8 @@ def split_folders(folder: Path) -> dict[Part, Path]:
         if (part := part_of(name)) is not None:
             named[part].append(name)
     others = [name for name in inside if part_of(name) is None]
+    if not named:
+        _say_alike(folder, inside)
     if not named or _is_a_class(folder, named, others):
         return {}
     for part, names in named.items():
@@ -81,6 +85,17 @@ def split_folders(folder: Path) -> dict[Part, Path]:
             "they belong to no part of the set",
         )
     return parts
+
+
+def _say_alike(folder: Path, inside: Sequence[str]) -> None:
+    """Log a line where all folders hold the same folders, which then may be the classes."""
+    within = {tuple(subfolders(folder / name)) for name in inside}
+    if len(inside) > 1 and len(within) == 1 and len(same := within.pop()) > 1:
+        log.warning(
+            "%s: %s are taken as classes, though all of them hold %s: name one of them if these "
+            "are the classes, or call them train/, val/ and test/",
+            *(folder, _some(inside), _some(same)),
+        )
 
 
 def _is_a_class(folder: Path, named: Mapping[Part, Sequence[str]], others: Sequence[str]) -> bool:
