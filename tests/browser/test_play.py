@@ -39,6 +39,8 @@ WIDGETS = [
     "sinks",
     "lies",
 ]
+ASK = """<div class="ask" data-right="2"><ul><li>a sixth</li><li>half</li></ul>
+<details><summary>Why</summary>Because.</details></div>"""
 RNG = np.random.default_rng(0)
 
 
@@ -68,7 +70,7 @@ def page(browser):
     page.on("pageerror", lambda error: complaints.append(error.message))
     style = (DOCS / "assets/site.css").read_text(encoding="utf-8")
     page.set_content(
-        f'<html lang="en"><title>t</title><style>{style}</style><main><h1>h</h1>{boards}</main>'
+        f'<html lang="en"><title>t</title><style>{style}</style><main><h1>h</h1>{ASK}{boards}</main>'
     )
     page.add_script_tag(content=story().script())
     page.add_script_tag(content=SCRIPT)
@@ -358,6 +360,34 @@ def test_moving_the_radius_moves_sigma_and_not_the_other_way(page):
     page.keyboard.press("ArrowRight")
     assert sigma.input_value() == "1.75"
     assert board.get_by_role("slider", name="D", exact=True).input_value() == "3"
+
+
+def test_a_question_says_whether_the_answer_is_right_and_then_why(page):
+    ask = page.locator(".ask")
+    assert not ask.locator("details").evaluate("one => one.open")
+    ask.get_by_role("button", name="a sixth").click()
+    assert ask.get_by_role("status").all_inner_texts() == ["Not this one.", ""]
+    assert not ask.locator("details").evaluate("one => one.open")
+    ask.get_by_role("button", name="half").press("Enter")
+    assert ask.get_by_role("status").all_inner_texts() == ["Not this one.", "Yes."]
+    assert ask.locator("details").evaluate("one => one.open")
+
+
+def test_the_photo_is_covered_in_the_order_of_the_map_that_was_chosen(page):
+    board = page.locator('[data-play="lies"]')
+    board.get_by_role("button", name="C", exact=True).click()
+    board.get_by_role("slider", name="Covered").focus()
+    for _ in range(4):
+        page.keyboard.press("ArrowRight")
+    assert "44 of 121 cells covered" in board.locator(".said").inner_text()
+    assert "with 0.38." in board.locator(".said").inner_text()
+    hidden = board.locator(".cover").evaluate_all(
+        "cells => cells.flatMap((cell, i) => cell.getAttribute('fill-opacity') === '1' ? [i] : [])"
+    )
+    assert hidden == sorted(told()["maps"][2]["order"][:44])
+    assert shown(page, "lies", "left with") == [
+        round(one["shares"][4], 2) for one in told()["maps"]
+    ]
 
 
 def test_every_widget_of_the_script_is_here_and_axe_finds_nothing_serious(page):
