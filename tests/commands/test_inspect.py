@@ -15,7 +15,9 @@ from vision_attn.commands import inspect as command
 from vision_attn.methods import ChannelGates, QueryKey, Rollout
 from vision_attn.pages.inspect import ChannelGate, Layer, QueryKeys
 from vision_attn.pages.inspect.coding import softmax
+from vision_attn.pages.inspect.encoding import with_components
 from vision_attn.pages.inspect.inspection import Look, prefix_names
+from vision_attn.runs.patches import patch_components, patch_features
 from vision_attn.types import TokenLayout
 
 
@@ -146,3 +148,22 @@ def test_prefix_tokens_are_named_as_far_as_is_known():
     assert names(1, (2, 2), "mean") == ["prefix token 0"]
     assert names(0, (2, 2), "attention") == []
     assert names(2, (2, 2), "mean", True) == ["class token", "prefix token 1"]
+
+
+@pytest.mark.parametrize(("name", "last"), [("vit", "norm"), ("senet", "layer4.0")])
+def test_features_are_those_of_every_layer(models, photos, name, last):
+    model = load_model(models(name))
+    first, second = (Look(name, model).at(photos / file) for file in ("dog.jpg", "cat.png"))
+    images = model.preprocess(photos / "dog.jpg")[None]
+    assert first.features[-1].name == last
+    for one in first.features:
+        expected = patch_features(model, images, one.name)[0].movedim(0, -1)
+        np.testing.assert_allclose(one.vectors, expected, atol=1e-6)
+    shown = with_components([first, second])
+    files = [photos / "dog.jpg", photos / "cat.png"]
+    for at in (0, -1):
+        layer = first.features[at].name
+        found = patch_components(model, files, layer=layer, split_background=True)
+        for each, colors, foreground in zip(shown, found.colors(), found.foreground, strict=True):
+            np.testing.assert_allclose(each.features[at].colors, 255 * colors, atol=1)
+            np.testing.assert_array_equal(each.features[at].foreground, foreground)

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from vision_attn.render import ColorMap, Dim, Scale, fit, overlay, times_uniform
+from vision_attn.render import ColorMap, Dim, Scale, colored, fit, overlay, times_uniform
 
 rng = np.random.default_rng(0)
 PHOTO = rng.integers(0, 256, (31, 47, 3), dtype=np.uint8)
@@ -187,3 +187,15 @@ def test_times_uniform_counts_cells():
 def test_errors(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_colours_of_their_own_are_laid_over_and_what_is_unseen_is_grey():
+    rng = np.random.default_rng(0)
+    photo = rng.integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    colors = rng.random((5, 7, 3))
+    colors[2, 3, 1] = np.nan
+    painted = colored(photo, colors)
+    expected = 0.15 * photo + 0.85 * 255 * colors
+    rest = np.isfinite(colors).all(-1)
+    np.testing.assert_allclose(painted[rest], expected[rest], atol=0.5001)
+    assert len(set(painted[2, 3].tolist())) == 1

@@ -135,10 +135,8 @@ class Vectors:
     Examples:
         >>> import numpy as np
         >>> from vision_attn.pages.inspect.coding import Vectors
-        >>> Vectors.of(np.eye(3)).cosines().round(2)
-        array([[ 1.,  0.,  0.],
-               [ 0.,  1.,  0.],
-               [ 0.,  0.,  1.]], dtype=float32)
+        >>> Vectors.of(np.array([[3.0, 4.0], [1.0, 0.0]])).cosines()[0].round(2)
+        array([1. , 0.6], dtype=float32)
     """
 
     scales: Float32[ndarray, " n"]
@@ -174,6 +172,7 @@ class Vectors:
         return float(np.abs(self.cosines(_checked(len(self.codes))) - exact).max())
 
     def tobytes(self) -> bytes:
+        """Pack into bytes, little-endian, in the order that features.js reads."""
         return self.scales.tobytes() + self.codes.tobytes()
 
 
