@@ -237,6 +237,16 @@ def test_the_command_prints_the_verdict_and_writes_the_page(tmp_path, capsys):
     assert 'src="http' not in page
 
 
+def test_the_command_tries_registers_and_says_what_they_change(tmp_path, capsys):
+    out = tmp_path / "out"
+    words = ["diagnose", "vision_attn:vit_planted", "planted", "--limit", "2", "-o", str(out)]
+    assert main([*words, "--device", "cpu", "--registers", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert "With 3 neurons moved to a register at test time:" in printed
+    assert "Rollout on them" in printed
+    assert json.loads((out / "registers/diagnosis.json").read_text())["layout"]["registers"] == [64]
+
+
 def test_a_cnn_has_one_true_line(tmp_path):
     from vision_attn.data import Preprocess
     from vision_attn.models import SEResNet

@@ -54,7 +54,7 @@ def judge(found: Diagnosis, thresholds: Thresholds | None = None) -> Diagnosis:
     Examples:
         >>> from vision_attn.runs.diagnosis.results import Diagnosis, HeadValues
         >>> from vision_attn.runs.diagnosis.verdict import judge
-        >>> heads = [HeadValues(0, "attn", at, entropy=0.5, output=at) for at in range(3)]
+        >>> heads = [HeadValues(0, "attn", at, entropy=0.5, output=float(at)) for at in range(3)]
         >>> print(judge(Diagnosis("a ViT", 50, 50, heads)))
         a ViT, 50 photos: 1 fault
         ! Layer 0 head 0 is dead: it adds less than 5 % of what the mean head of its layer adds.
