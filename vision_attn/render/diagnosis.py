@@ -63,7 +63,7 @@ def number_grid(
                         color=INK if light else "white",
                     )  # fmt: skip
         bar = figure.colorbar(shown, ax=axes, pad=0.02)
-        bar.outline.set_visible(False)  # type: ignore[operator]
+        bar.outline.set_visible(False)
         bar.ax.set_title(unit, size=8, color=QUIET)
         return _drawn(figure)
 

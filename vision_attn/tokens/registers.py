@@ -17,7 +17,7 @@ Axes: b images, n tokens, p patches, d width of a token, a neurons.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -129,7 +129,7 @@ def _leave(_module: nn.Module, _args: tuple, out: Any) -> Any:
 
 
 @contextmanager
-def watch_neurons(blocks: Sequence[Block]) -> Any:
+def watch_neurons(blocks: Sequence[Block]) -> Iterator[dict[str, Tensor]]:
     """Keep the neurons (b n a) of each block's MLP while this is open, by the block's name."""
     kept: dict[str, Tensor] = {}
 

@@ -112,10 +112,10 @@ def head_values(call: AttentionCall, place: Place | None, images: int) -> dict[s
     """
     batch, heads, keys, windows = call.batch, call.heads, call.keys, call.batch // images
     normal, call = call.sums_to_one, call.upcast()
-    sums = {"dtype": call.dtype, "device": call.device}
-    entropy = torch.zeros(batch, heads, **sums)
-    alike = torch.zeros(batch, heads, heads, **sums)
-    received = torch.zeros(batch, heads, keys, **sums)
+    dtype, device = call.dtype, call.device
+    entropy = torch.zeros(batch, heads, dtype=dtype, device=device)
+    alike = torch.zeros(batch, heads, heads, dtype=dtype, device=device)
+    received = torch.zeros(batch, heads, keys, dtype=dtype, device=device)
     reach = _Reach(call, place, windows)
     workspace = workspace_for(call)
     for tile in row_tiles(call, None, 1):

@@ -147,8 +147,15 @@ class Chances:
 
 
 Kind = Literal[
-    *("outliers", "dead head", "equal heads", "uniform head", "oversmoothing", "sink"),
-    *("calibration", "no attention", "stopped"),
+    "outliers",
+    "dead head",
+    "equal heads",
+    "uniform head",
+    "oversmoothing",
+    "sink",
+    "calibration",
+    "no attention",
+    "stopped",
 ]
 
 
