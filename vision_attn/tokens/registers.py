@@ -101,7 +101,7 @@ class TestTimeRegisters(nn.Module):
                 largest = torch.from_numpy(largest.float().cpu().numpy()).to(x)
             kept = torch.ones(x.shape[1:], dtype=x.dtype, device=x.device)
             own = torch.zeros(x.shape[1], 1, dtype=x.dtype, device=x.device)
-            kept[torch.tensor([*patches, -1], device=x.device)[:, None], at] = 0.0
+            kept[torch.tensor([*patches, -1], dtype=torch.long, device=x.device)[:, None], at] = 0.0
             own[-1] = 1.0
             moved = largest.new_zeros(len(x), 1, x.shape[2]).index_copy(2, at, largest)
             return (x * kept + own * moved, *args[1:])

@@ -125,7 +125,7 @@ def add_registers(
         reverse=True,
     )  # fmt: skip
     chosen = [(name, at) for _, name, at in ranked[:neurons]]
-    moved = TestTimeRegisters(network, blocks[0].name, blocks[-1].name, chosen, layout).eval()
+    moved = TestTimeRegisters(network, blocks[0].name, blocks[-1].name, chosen, layout)
     found = replace(model, network=moved, layout=moved.layout(model.preprocess.input_size))
     try:
         with torch.no_grad():
