@@ -36,6 +36,7 @@ SOURCES = [*sorted((ROOT / "vision_attn").rglob("*.py")), *sorted((ROOT / "docs"
 # command names (photo.jpg, folder/, film.mp4, YOUR_PHOTOS ...) is there: see `place`.
 PLACEHOLDERS = {
     "MODEL": "outputs/demo/vit/best.ckpt",
+    "MODEL2": "outputs/demo/vit/best.ckpt",
     "{checkpoint}": "outputs/demo/vit/best.ckpt",
     "{best}": "outputs/demo/vit/best.ckpt",
     "{run}": "outputs/demo/vit/best.ckpt",
