@@ -208,7 +208,7 @@ def test_files_and_problems(vit, tmp_path):
     assert "dog/b.png" in found.problems[0]
     lines = (tmp_path / "out" / "ablation.csv").read_text().splitlines()
     assert (len(lines), lines[1][:16]) == (4, "block 0,blocks,0")
-    assert "the number of owl falls by" in (tmp_path / "out" / "ablation.md").read_text()
+    assert "the logit of owl falls by" in (tmp_path / "out" / "ablation.md").read_text()
     assert vision_attn.ablate(vit, tmp_path, ["mlps"], limit=3, prune=0).to_dict()["curve"] == []
 
 

@@ -424,7 +424,9 @@ class _Work(Job):
         words = self.request.words
         if not any(label is not None for label in self.labels):
             words = words.replace("the true class", "the predicted class")
-        return f"the number of {words}"
+        logit = self.request.by_label or isinstance(self.request.target, Class)
+        plain = logit and self.request.contrast is None
+        return f"the {'logit' if plain else 'number'} of {words}"
 
     def ablation(self, problems: list[str]) -> Ablation:
         """Put together what was measured."""
