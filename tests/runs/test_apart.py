@@ -9,6 +9,7 @@ from vision_attn.cli import main
 from vision_attn.data import find_images
 from vision_attn.data.listing import walk
 from vision_attn.hub import load_model
+from vision_attn.runs.progress import Silent
 
 
 @pytest.fixture
@@ -113,3 +114,43 @@ def test_two_photos_never_have_one_picture(models, tmp_path):
     arrays = [np.full((30, 40, 3), i, np.uint8) for i in range(3)]
     saved = model.explain(arrays, "EdgeMap").save(tmp_path / "arrays")
     assert len(list(saved.glob("*.EdgeMap.png"))) == 3
+
+
+ONE_PHOTO = {
+    "explain": lambda model, photo, place: model.explain(photo, "EdgeMap", output=place),
+    "save": lambda model, photo, place: model.explain(photo, "EdgeMap").save(place),
+    "gallery": lambda model, photo, place: vision_attn.gallery(
+        model, str(photo), ["EdgeMap"], output=place, progress=Silent()
+    ),
+}
+
+
+@pytest.mark.parametrize("door", ONE_PHOTO)
+def test_the_picture_of_a_photo_is_not_written_over_another_photo(door, models, tmp_path):
+    model = load_model(models("vit"))
+    for name in ("a.png", "a.EdgeMap.png"):
+        Image.new("RGB", (20, 16), (9, 99, 50)).save(tmp_path / name)
+    before = (tmp_path / "a.EdgeMap.png").read_bytes()
+    with pytest.raises(ValueError, match="the photos lie there, and pictures would mix with them"):
+        ONE_PHOTO[door](model, tmp_path / "a.png", tmp_path)
+    assert (tmp_path / "a.EdgeMap.png").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.EdgeMap.png", "a.png"]
+
+
+def test_beside_a_photo_alone_pictures_are_written_again_and_again(models, tmp_path):
+    model = load_model(models("vit"))
+    Image.new("RGB", (20, 16), (9, 99, 50)).save(tmp_path / "a.png")
+    for _ in range(2):
+        model.explain(tmp_path / "a.png", "EdgeMap", output=tmp_path)
+    assert (tmp_path / "a.EdgeMap.png").is_file()
+
+
+@pytest.mark.parametrize("page", [vision_attn.inspect, vision_attn.live])
+def test_a_page_is_not_written_over_a_photo(page, models, tmp_path):
+    model = load_model(models("senet"))
+    photo = tmp_path / "a.png"
+    Image.new("RGB", (20, 16), (9, 99, 50)).save(photo)
+    before = photo.read_bytes()
+    with pytest.raises(ValueError, match="it is one of the photos: name another file"):
+        page(model, photo, output=tmp_path / "." / "a.png", progress=Silent())
+    assert photo.read_bytes() == before

@@ -9,6 +9,7 @@
 Axes: h height, w width, k classes, H, W a photo's height and width.
 """
 
+import os
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -36,6 +37,7 @@ from vision_attn.methods.targets import name_of
 from vision_attn.render import ColorMap, Dim, Panel, Scale, Style
 from vision_attn.render.picture import Picture
 from vision_attn.runs.entries import Entry, as_line
+from vision_attn.runs.inputs import check_apart, written_over
 from vision_attn.runs.labels import label_of
 from vision_attn.runs.maps import Map
 from vision_attn.runs.naming import file_names, label
@@ -322,10 +324,14 @@ class Explanations(Sequence[Explanation]):
     def save(self, folder: str | PathLike[str], *, style: Style | None = None) -> Path:
         """Write what `vision-attn explain` writes into the folder; return the folder.
 
-        Raises OSError where a file cannot be written; then none of them is left.
+        Raises OSError where a file cannot be written; then none of them is left. Raises ValueError
+        where one could be written over a photo.
         """
         pictures = Pictures(Path(folder), style or ColorMap())
         pictures.folder.mkdir(parents=True, exist_ok=True)
+        files = [one.name for one in self._all if os.path.isfile(one.name)]
+        if written_over(pictures.folder, files):
+            check_apart(pictures.folder, files, files)
         names = file_names([Path(one.name) for one in self._all], pictures.folder)
         entries = []
         with kept_together() as written:

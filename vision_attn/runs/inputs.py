@@ -143,7 +143,7 @@ def check_apart(
 
     Raises:
         ValueError: The folder is one of those named, or in one of them and holds photos; or photos
-            that lie in it look like pictures of an earlier run.
+            that lie in it look like pictures of an earlier run, or would be written over.
     """
     real = os.path.realpath(folder)
     inside = [file for file in files if os.path.dirname(os.path.realpath(file)) == real]
@@ -152,11 +152,26 @@ def check_apart(
     if inside and not among and holds_results(real):
         stems = {folded(Path(file).stem) for file in inside}
         among = any(_begins(stem, stems) for stem in stems)
-    if among:
+    if among or written_over(real, inside):
         raise ValueError(
             f"output {folder}: the photos lie there, and pictures would mix with them: name "
             f"another folder, such as {folder / 'heatmaps'}"
         )
+
+
+def written_over(folder: str | Path, files: Sequence[str | Path]) -> bool:
+    """Whether pictures of photos could be written over others in a folder, before there are any.
+
+    files: the photos, which the names of pictures avoid; they do not know of others that lie there.
+    """
+    real = os.path.realpath(folder)
+    if holds_results(real) or not os.path.isdir(real):
+        return False
+    inside = [file for file in files if os.path.dirname(os.path.realpath(file)) == real]
+    stems = {folded(Path(file).stem) for file in inside}
+    named = {os.path.basename(os.path.realpath(file)) for file in inside}
+    others = [x for x in os.listdir(real) if x.lower().endswith((".png", ".mp4"))]
+    return any(_begins(folded(Path(name).stem), stems) for name in others if name not in named)
 
 
 def _begins(stem: str, stems: set[str]) -> bool:

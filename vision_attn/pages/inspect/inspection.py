@@ -57,6 +57,7 @@ from vision_attn.runs.explain import (
     read,
     several_photos,
 )
+from vision_attn.runs.inputs import check_file
 from vision_attn.runs.maps import Map
 from vision_attn.runs.progress import Bar, Silent
 from vision_attn.tokens import record_attention
@@ -120,6 +121,8 @@ def inspect(
     """
     models = named_models(model)
     several = several_photos(images)[1][:limit]
+    if output is not None:
+        check_file(output, [one for one in several if isinstance(one, str | PathLike)])
     if head is not None:
         models = {name: replace(one, head=head) for name, one in models.items()}
     looks = [Look(name, one, methods, target, contrast, score) for name, one in models.items()]

@@ -27,6 +27,7 @@ from vision_attn.pages.inspect.inspection import CELLS, named_models, prefix_nam
 from vision_attn.pages.live import LiveNetwork, LivePhoto, live_page
 from vision_attn.pages.live.translation import translate
 from vision_attn.runs.explain import Methods, Photo, read, several_photos
+from vision_attn.runs.inputs import check_file
 from vision_attn.runs.progress import Bar, Silent
 from vision_attn.tokens.activation import settled
 from vision_attn.types import Model, Preprocessing, TokenLayout
@@ -74,6 +75,8 @@ def live(
     """
     models = named_models(model)
     given = several_photos(images)[1]
+    if output is not None:
+        check_file(output, [one for one in given if isinstance(one, str | PathLike)])
     given = (given or list(example_photos().values()))[:limit]
     if contrast is not None:
         raise ValueError("contrast: the page of live computes none: make one with inspect")
