@@ -98,7 +98,7 @@ class TestTimeRegisters(nn.Module):
             at = torch.tensor(neurons, dtype=torch.long, device=x.device)
             largest = x[:, patches].index_select(2, at).amax(1, keepdim=True)
             if not largest.requires_grad:  # the tracer of paths counts it as the register's own
-                largest = torch.from_numpy(largest.float().cpu().numpy()).to(x)
+                largest = torch.from_numpy(largest.cpu().double().numpy()).to(x)
             kept = torch.ones(x.shape[1:], dtype=x.dtype, device=x.device)
             own = torch.zeros(x.shape[1], 1, dtype=x.dtype, device=x.device)
             kept[torch.tensor([*patches, -1], dtype=torch.long, device=x.device)[:, None], at] = 0.0
