@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
             moved, args.data, output=output / "registers", name=name, progress=options.Report(),
             **how,
         )  # fmt: skip
-        say(f"\nWith {args.registers} neurons moved to a register at test time:")
+        say(f"With {args.registers} neurons moved to a register at test time:")
         for words, before, then in found.changes(after):
             say(f"  {words:<37} {short(before):>7} -> {short(then)}")
         say(f"{output / 'registers/index.html'}: the diagnosis after it")

@@ -40,7 +40,7 @@ def test_the_wrapper_is_the_papers_formula(images):
     layout = model_of(network).layout
     moved = TestTimeRegisters(network, "blocks.0", "blocks.2", neurons, layout).eval()
     torch.testing.assert_close(
-        moved(images), by_hand(network, images, chosen), rtol=1e-6, atol=1e-6
+        moved(images), by_hand(network, images, chosen), rtol=1e-12, atol=1e-12
     )
     assert not torch.allclose(moved(images), network(images))
 
