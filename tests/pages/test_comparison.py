@@ -33,9 +33,9 @@ def vit(seed, size=24, classes=CLASSES):
 @pytest.fixture
 def folder(tmp_path):
     random = np.random.default_rng(3)
-    for name in ("cat", "dog", "other"):
+    for name in ("cat", "dog", "other", "fox"):
         (tmp_path / "in" / name).mkdir(parents=True)
-        for at in range(3):
+        for at in range(0 if name == "fox" else 3):
             pixels = random.integers(0, 256, (30, 30, 3), np.uint8)
             Image.fromarray(pixels).resize((40, 40)).save(tmp_path / "in" / name / f"{at}.png")
     return tmp_path / "in"
@@ -131,6 +131,17 @@ def test_the_page_begins_with_what_differs_most(folder, tmp_path):
     saved = json.loads((output / "comparison.json").read_text())
     assert saved["agreement"] == found.agreement()
     assert len((output / "comparison.csv").read_text().splitlines()) == 10
+
+
+def test_both_maps_of_a_photo_are_shown_where_there_are_many(folder, tmp_path):
+    for at in range(6):
+        Image.effect_noise((30, 30), 40 + at).convert("RGB").save(folder / "fox" / f"{at}.png")
+    vision_attn.compare((vit(1), vit(2)), folder, "Rollout", output=tmp_path / "out")
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert page.count("<article") == 15
+    assert "most different first" in page
+    assert "<details>" not in page.partition("<main>")[2]
+    assert "Map shown" not in page
 
 
 class Stopping(Silent):

@@ -246,8 +246,8 @@ class Row:
     groups: Sequence[tuple[str, int]] = ()
     warning: str = ""
 
-    def html(self, folded: bool = False, first: str = "") -> str:
-        """Write the row's HTML; folded: pictures after the first two come out on a click.
+    def html(self, folded: bool = False, first: str = "", front: int = 2) -> str:
+        """Write the row's HTML; folded: pictures after the first `front` come out on a click.
 
         first: the caption of the map that then stands beside the photo.
         """
@@ -256,7 +256,7 @@ class Row:
         else:
             shots = [*self.shots[:1], *sorted(self.shots[1:], key=lambda one: one.caption != first)]
             cells = [shot.html(f"{self.name} · {shot.caption}") for shot in shots]
-            front = 2 if folded and len(cells) > 2 else len(cells)
+            front = front if folded and len(cells) > front else len(cells)
             shown = _cells(cells[:front])
             if cells[front:]:
                 more = f"<summary>{len(cells) - front} more</summary>{_cells(cells[front:])}"
@@ -307,7 +307,9 @@ class Gallery(Section):
     More than a dozen are shown a page at a time, can be found by name, sorted, and filtered by
     class and by right or wrong where that is known; maps after the first come out on a click.
     first: the caption of the map that stands beside each photo then; any, if it is empty. order:
-    what the order of the rows is called. Without JavaScript the first page stays as it is.
+    what the order of the rows is called. front: pictures that are not folded away; of maps that are
+    to be seen together, which no list then chooses from, 3 or more. Without JavaScript the first
+    page stays as it is.
 
     Examples:
         >>> from vision_attn.pages import Gallery, Row
@@ -321,11 +323,12 @@ class Gallery(Section):
     rows: Sequence[Row]
     first: str = ""
     order: str = "in order"
+    front: int = 2
 
     def html(self) -> str:
         if len(self.rows) < MANY:
             return "".join(row.html() for row in self.rows)
-        rows = [row.html(folded=True, first=self.first) for row in self.rows]
+        rows = [row.html(True, self.first, self.front) for row in self.rows]
         first, rest = "".join(rows[:PER_PAGE]), "".join(rows[PER_PAGE:])
         without = (
             f"<noscript><p>The first {PER_PAGE} of {len(rows)} photos; the others need JavaScript."
@@ -365,7 +368,7 @@ class Gallery(Section):
             verdicts = {"": "right and wrong", "right": f"right ({labels.total() - wrong})"}
             tools += _choice("verdict", "Right or wrong", verdicts | {"wrong": f"wrong ({wrong})"})
         captions = dict.fromkeys(shot.caption for row in self.rows for shot in row.shots[1:])
-        if len(captions) > 1:
+        if len(captions) > 1 and self.front == 2:
             listed = sorted(captions, key=lambda caption: caption != self.first)
             tools += _choice("map", "Map shown", {caption: caption for caption in listed})
         return tools + '<button type="reset">Reset</button>'

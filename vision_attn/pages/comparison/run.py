@@ -136,7 +136,7 @@ def write(
     sections: list[Section] = [
         Text("What was found", [*found.sentences(), MEANING]),
         Table("By class", *class_table(found)),
-        Gallery(title, rows, order="most different first"),
+        Gallery(title, rows, order="most different first", front=3),
     ]
     warning = ", ".join(dict.fromkeys(filter(None, (r.model.warning for r in pair.requests))))
     return write_page(folder, " and ".join(found.models), sections, found.sentences()[0], warning)
@@ -177,7 +177,7 @@ def row_of(
     shots: list[Shot] = [shot(_small(both[0].photo), folder, f"{number}", "photo", name)]
     for method in found.methods:
         for letter, model, one in zip("ab", found.models, both, strict=True):
-            caption = f"{method} · {model}"
+            caption = model if len(found.methods) == 1 else f"{method} · {model}"
             stem = f"{number}_{found.methods.index(method)}{letter}"
             picture = _small(one.overlay(method))
             shots.append(shot(picture, folder, stem, caption, f"{name}, {caption}"))
