@@ -6,7 +6,6 @@ from torch.nn import functional as F
 
 import vision_attn
 from vision_attn.methods import Rollout
-from vision_attn.runs.diagnosis.measure import Meter
 from vision_attn.tokens.blocks import find_blocks
 from vision_attn.tokens.registers import TestTimeRegisters, neuron_scores
 

@@ -105,7 +105,10 @@ def test_blocks(network, images, dense):
         cosines = [torch.cosine_similarity(y[:, None], y[None], dim=-1) for y in each]
         close(block.alike, mean([(c.sum() - 15) / (15 * 14) for c in cosines]))
         centred = [y - y.mean(0) for y in each]
-        close(block.spread, mean([(c**2).sum() / (y**2).sum() for c, y in zip(centred, each)]))
+        close(
+            block.spread,
+            mean([(c**2).sum() / (y**2).sum() for c, y in zip(centred, each, strict=True)]),
+        )
         squares = [torch.linalg.svdvals(c) ** 2 for c in centred]
         close(block.rank, mean([s.sum() ** 2 / (s**2).sum() for s in squares]))
         parts = [
