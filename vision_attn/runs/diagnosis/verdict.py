@@ -225,8 +225,10 @@ def listed(parts: Sequence[str], between: str = ", ") -> str:
 
 
 def number(value: float) -> str:
-    """Write a number of patches: whole from 10 on."""
-    return f"{value:.0f}" if value >= 9.95 or value == int(value) else f"{value:.1f}"
+    """Write a number of patches: whole from 10 on, with two digits below 1."""
+    if value >= 9.95 or value == int(value):
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 0.995 else f"{value:.2g}"
 
 
 def percent(share: float) -> str:
