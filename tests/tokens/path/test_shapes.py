@@ -191,6 +191,7 @@ CALLS = [
         ("convolution", x, drawn(11, 3, 2, 3), None, [2, 1], [1, 0], [1, 2], False, [0, 0], 1)
         for x in (drawn(2, 3, 13, 17), last(2, 3, 13, 17))
     ),
+    ("convolution", drawn(2, 3, 13, 17), drawn(11, 3, 2, 3), None, [2], [0], [1], False, [0], 1),
     ("_softmax", drawn(2, 7, 5), -1, False),
     *(
         (

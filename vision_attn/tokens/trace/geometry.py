@@ -124,6 +124,9 @@ def convolution(
 ) -> Geometry | None:  # fmt: skip
     if transposed or x.ndim != 4:
         return None
+    stride, padding, dilation = (
+        list(each) * (2 if len(each) == 1 else 1) for each in (stride, padding, dilation)
+    )
     places = [
         (n + 2 * pad - step * (side - 1) - 1) // each + 1
         for n, side, each, pad, step in zip(
