@@ -10,12 +10,12 @@ from axe_playwright_python.base import AXE_SCRIPT
 from PIL import Image
 
 from vision_attn.pages.inspect import (
-    ChannelGate,
     Inspection,
-    Map,
     Prediction,
     QueryKeys,
-    SpatialGate,
+    ShownChannelGate,
+    ShownMap,
+    ShownSpatialGate,
     Weights,
 )
 from vision_attn.render import ColorMap, Dim, overlay, times_uniform
@@ -52,19 +52,19 @@ def inspection(**parts) -> Inspection:
             "prefix": PREFIX,
             "layers": layers(),
             "maps": [
-                Map(
+                ShownMap(
                     "Rollout",
                     RNG.random((h, w)) / h / w,
                     prefix_mass=0.5,
                     unit="× uniform",
                     factor=float(h * w),
                 ),
-                Map("Rollout(fusion='max')", RNG.random((h, w)), scores={"deletion": 0.25}),
-                *(Map("GradCAM", RNG.normal(size=(4, 4)), target=target) for target in (3, 5)),
+                ShownMap("Rollout(fusion='max')", RNG.random((h, w)), scores={"deletion": 0.25}),
+                *(ShownMap("GradCAM", RNG.normal(size=(4, 4)), target=target) for target in (3, 5)),
             ],
             "gates": [
-                ChannelGate("se", RNG.random(16), where=RNG.normal(size=(3, 3))),
-                SpatialGate("mask", RNG.random((6, 6))),
+                ShownChannelGate("se", RNG.random(16), where=RNG.normal(size=(3, 3))),
+                ShownSpatialGate("mask", RNG.random((6, 6))),
             ],
             **parts,
         }
@@ -328,8 +328,10 @@ def test_names_are_shown_as_they_are(show):
         predictions=[Prediction(3, EVIL, 0.5)],
         prefix=[EVIL, EVIL],
         layers=[QueryKeys(EVIL, one.q, one.k) for one in layers()],
-        maps=[Map(EVIL, RNG.random((4, 4)), about=EVIL, unit=EVIL, scores={EVIL: 1.0}, target=3)],
-        gates=[ChannelGate(EVIL, RNG.random(3)), SpatialGate(EVIL, RNG.random((3, 3)))],
+        maps=[
+            ShownMap(EVIL, RNG.random((4, 4)), about=EVIL, unit=EVIL, scores={EVIL: 1.0}, target=3)
+        ],
+        gates=[ShownChannelGate(EVIL, RNG.random(3)), ShownSpatialGate(EVIL, RNG.random((3, 3)))],
         notes=[EVIL],
     )
     page = show([named, named])
@@ -505,7 +507,10 @@ def test_in_a_notebook_it_is_a_frame_that_works(show):
 
 def test_a_baseline_is_marked_zero_has_no_sign_and_random_weights_are_named(show):
     values = RNG.random(GRID).astype("f4")
-    maps = [Map("Rollout", values, prefix_mass=-1e-9), Map("EdgeMap", values, baseline=True)]
+    maps = [
+        ShownMap("Rollout", values, prefix_mass=-1e-9),
+        ShownMap("EdgeMap", values, baseline=True),
+    ]
     page = show([inspection(maps=maps, warning="Random weights: untrained")], "tab=methods")
     assert page.inner_text("header .warning") == "Random weights: untrained"
     assert "off the photo 0.0\u00a0%" in page.inner_text(".readout")

@@ -5,7 +5,7 @@ import pytest
 import torch
 from axe_playwright_python.base import AXE_SCRIPT
 
-from vision_attn.pages.inspect import Features, Inspection, Map
+from vision_attn.pages.inspect import Features, Inspection, ShownMap
 from vision_attn.pages.inspect.encoding import with_components
 from vision_attn.runs.patches import components_of
 from vision_attn.runs.similarity import PhotoSimilarity
@@ -184,7 +184,7 @@ def test_side_by_side_each_photo_is_the_others_other(show, shown):
 
 
 def test_tabs_are_there_where_they_apply(show):
-    heatmap = Map("Rollout", RNG.random((4, 4)))
+    heatmap = ShownMap("Rollout", RNG.random((4, 4)))
     page = show([inspection(features=[], maps=[heatmap])])
     assert page.locator(".tabs").is_hidden()
     assert "Nothing to click here. It has no attention." in page.inner_text(".hint")

@@ -13,7 +13,7 @@ from vision_attn import inspect, load_model
 from vision_attn.cli import Parser
 from vision_attn.commands import inspect as command
 from vision_attn.methods import ChannelGates, QueryKey, Rollout
-from vision_attn.pages.inspect import ChannelGate, Layer, QueryKeys
+from vision_attn.pages.inspect import Layer, QueryKeys, ShownChannelGate
 from vision_attn.pages.inspect.coding import softmax
 from vision_attn.pages.inspect.encoding import with_components
 from vision_attn.pages.inspect.inspection import Look, prefix_names
@@ -79,7 +79,7 @@ def test_maps_are_those_of_the_methods_for_each_class(models, photos):
     chances = model.network(images).detach().softmax(1)[0]
     assert shown.predictions[0].probability == pytest.approx(float(chances.max()), abs=1e-5)
     gate = shown.gates[2]
-    assert isinstance(gate, ChannelGate)
+    assert isinstance(gate, ShownChannelGate)
     assert gate.where is not None
     wanted = ChannelGates(layer=2, kind="selected")(model.network, images).values[0]
     torch.testing.assert_close(torch.from_numpy(gate.where), wanted)

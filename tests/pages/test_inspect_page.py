@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from vision_attn.pages.inspect import (
-    ChannelGate,
     Inspection,
-    Map,
     Page,
     Prediction,
     QueryKeys,
-    SpatialGate,
+    ShownChannelGate,
+    ShownMap,
+    ShownSpatialGate,
     Weights,
     Windows,
 )
@@ -51,8 +51,8 @@ def test_the_numbers_can_be_read_back():
         grid=(2, 3),
         prefix=["class token"],
         layers=[layer(), Weights("last", weights)],
-        maps=[Map("Rollout", values, prefix_mass=0.25, scores={"deletion": 0.5})],
-        gates=[ChannelGate("se", gate), SpatialGate("mask", values)],
+        maps=[ShownMap("Rollout", values, prefix_mass=0.25, scores={"deletion": 0.5})],
+        gates=[ShownChannelGate("se", gate), ShownSpatialGate("mask", values)],
     )
     [item] = data_of(Page.of([inspection]))["items"]
     numbers = zlib.decompress(base64.b64decode(item["bytes"]))
@@ -94,8 +94,10 @@ def test_names_are_never_html():
         grid=(2, 3),
         prefix=[EVIL],
         layers=[layer(EVIL)],
-        maps=[Map(EVIL, np.ones((2, 2), np.float32), about=EVIL, unit=EVIL, scores={EVIL: 1.0})],
-        gates=[ChannelGate(EVIL, np.ones(3, np.float32))],
+        maps=[
+            ShownMap(EVIL, np.ones((2, 2), np.float32), about=EVIL, unit=EVIL, scores={EVIL: 1.0})
+        ],
+        gates=[ShownChannelGate(EVIL, np.ones(3, np.float32))],
     )
     page = Page.of([inspection])
     assert page.html.count("<script") == page.html.count("</script>") == 2
@@ -108,7 +110,7 @@ def test_names_are_never_html():
 
 
 def test_long_names_go_on_after_a_separator_and_the_title_has_no_markup():
-    a_map = Map("Rollout", np.ones((5, 4), np.float32))
+    a_map = ShownMap("Rollout", np.ones((5, 4), np.float32))
     shown = Page.of([Inspection("ours:a_b/c & <d>", "my_photo.png", PHOTO, maps=[a_map])]).html
     assert "<p>ours:<wbr>a_<wbr>b/<wbr>c &amp; &lt;d&gt;</p>" in shown
     assert "<h1>my_<wbr>photo.png</h1>" in shown
@@ -124,7 +126,7 @@ def test_a_file_name_that_is_no_text_can_be_shown(tmp_path):
 
 
 def test_nothing_is_fetched_and_only_our_script_runs():
-    html = Page.of([Inspection("m", "i", PHOTO, maps=[Map("A", PHOTO[..., 0] / 255)])]).html
+    html = Page.of([Inspection("m", "i", PHOTO, maps=[ShownMap("A", PHOTO[..., 0] / 255)])]).html
     assert "default-src 'none'" in html
     assert "unsafe" not in re.findall(r"<meta[^>]*Content-Security[^>]*>", html)[0]
     outside = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?(?!data:)\w+:[^\s"')]*""", html)
@@ -133,7 +135,7 @@ def test_nothing_is_fetched_and_only_our_script_runs():
 
 def test_large_photos_are_made_smaller():
     photo = np.zeros((3000, 2000, 3), np.uint8)
-    html = Page.of([Inspection("m", "i", photo, maps=[Map("A", np.ones((2, 2)))])]).html
+    html = Page.of([Inspection("m", "i", photo, maps=[ShownMap("A", np.ones((2, 2)))])]).html
     assert len(html) < 200_000
 
 

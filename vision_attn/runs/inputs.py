@@ -179,7 +179,7 @@ def _begins(stem: str, stems: set[str]) -> bool:
     return any(stem[:i] in stems for i, letter in enumerate(stem) if letter == ".")
 
 
-def check_file(path: str | PathLike[str], files: Sequence[str | Path]) -> None:
+def check_file(path: str | PathLike[str], files: Sequence[str | PathLike[str]]) -> None:
     """Raise ValueError where a file to be written is one of the photos."""
     real = os.path.realpath(path)
     if any(os.path.realpath(file) == real for file in files):

@@ -75,7 +75,7 @@ def watched_features(
     model: Model, images: Images, layer: LayerLike | None = None
 ) -> tuple[tuple[Float[Tensor, "b d rows columns"], str], Any]:
     """Return what `patch_features` does with the layer's name, and the network's output."""
-    run = _Run(model, images)
+    run = _FeatureRun(model, images)
     if layer is None:
         watched = list(modules_of(model.network))
     else:
@@ -114,7 +114,7 @@ def layer_features(
         >>> list(layer_features(model, torch.rand(1, 3, 160, 160)))[-3:]
         ['blocks.4', 'blocks.5', 'norm']
     """
-    run = _Run(model, images)
+    run = _FeatureRun(model, images)
     names = modules_of(model.network)
     members = {
         member
@@ -139,7 +139,7 @@ def layer_features(
     return {names[module]: run.on_grid(module) for module in chosen[::-1][::step][::-1]}
 
 
-class _Run:
+class _FeatureRun:
     """One run of a network, of which the outputs are kept that are a vector for each place."""
 
     def __init__(self, model: Model, images: Images):

@@ -2,30 +2,30 @@
 
 from vision_attn.pages.inspect.page import Page
 from vision_attn.pages.inspect.parts import (
-    ChannelGate,
     Features,
     Gate,
     Inspection,
     Layer,
-    Map,
     Prediction,
     QueryKeys,
-    SpatialGate,
+    ShownChannelGate,
+    ShownMap,
+    ShownSpatialGate,
     Weights,
     Windows,
 )
 
 __all__ = [
-    "ChannelGate",
     "Features",
     "Gate",
     "Inspection",
     "Layer",
-    "Map",
     "Page",
     "Prediction",
     "QueryKeys",
-    "SpatialGate",
+    "ShownChannelGate",
+    "ShownMap",
+    "ShownSpatialGate",
     "Weights",
     "Windows",
 ]

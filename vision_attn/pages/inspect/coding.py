@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Int, UInt8
 from numpy import ndarray
 
-__all__ = ["Coded", "Factors", "Rows", "Vectors", "encode", "softmax"]
+__all__ = ["Coded", "CodedFactors", "Rows", "Vectors", "encode", "softmax"]
 
 TOLERANCE = 0.01  # the largest error shown, as a share of the row's largest weight
 LEVELS = (127, 2047, 32767)  # whole numbers up to these: 8 bits, 12 that deflate well, 16
@@ -59,14 +59,14 @@ class Coded(ABC):
 
 
 @dataclass(frozen=True)
-class Factors(Coded):
+class CodedFactors(Coded):
     """Queries and keys as whole numbers, each token with a scale of its own.
 
     Examples:
         >>> import numpy as np
-        >>> from vision_attn.pages.inspect.coding import Factors
+        >>> from vision_attn.pages.inspect.coding import CodedFactors
         >>> q, k = np.eye(3), np.ones((3, 3))
-        >>> Factors.of(q, k, top=127).weights().round(3)[0]
+        >>> CodedFactors.of(q, k, top=127).weights().round(3)[0]
         array([0.333, 0.333, 0.333], dtype=float32)
     """
 
@@ -75,7 +75,7 @@ class Factors(Coded):
     k: Int[ndarray, "n d"]
 
     @classmethod
-    def of(cls, q: Float[ndarray, "n d"], k: Float[ndarray, "n d"], top: int) -> "Factors":
+    def of(cls, q: Float[ndarray, "n d"], k: Float[ndarray, "n d"], top: int) -> "CodedFactors":
         """Code q and k with whole numbers from -top to top."""
         both = np.stack([q, k])
         scales = np.abs(both).max(axis=2).astype(np.float32) / np.float32(top)
@@ -202,7 +202,7 @@ def encode(
     turn = _rotation(q.shape[1])
     q, k = q @ turn, (k - k.mean(axis=0)) @ turn
     for top in LEVELS:
-        factors = Factors.of(q, k, top)
+        factors = CodedFactors.of(q, k, top)
         if factors.q.nbytes + factors.k.nbytes >= exact.size:
             break
         if factors.error(exact) <= TOLERANCE:

@@ -296,7 +296,7 @@ class Look:
 
     def maps(
         self, images: Images, predictions: Sequence[parts.Prediction], notes: list[str]
-    ) -> Iterator[parts.Map]:
+    ) -> Iterator[parts.ShownMap]:
         """Every method; the ones of a class for each of the classes explained."""
         explained = self.explained(predictions)
         quick = [one for one in fitting_methods(self.model) if not isinstance(one, LEFT_OUT)]
@@ -325,7 +325,7 @@ class Look:
             numbers = list(explained) if explainer.class_specific else [None]
             for at, found in enumerate(maps):
                 mass = found.prefix_mass
-                yield parts.Map(
+                yield parts.ShownMap(
                     method=found.method,
                     baseline=isinstance(explainer, Baseline),
                     values=found.values,
@@ -398,9 +398,9 @@ class Look:
             if values.ndim == 2:
                 where = ChannelGates(layer=of_channels.index(name), kind="selected")
                 found = where(network, images).values[0]
-                yield parts.ChannelGate(name, array(values[0]), array(found))
+                yield parts.ShownChannelGate(name, array(values[0]), array(found))
             else:
-                yield parts.SpatialGate(name, array(values[0]))
+                yield parts.ShownSpatialGate(name, array(values[0]))
 
 
 def variants(explainer: Explainer) -> Iterator[Explainer]:

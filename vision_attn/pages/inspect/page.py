@@ -28,12 +28,12 @@ from PIL import Image
 from vision_attn.files import write_text
 from vision_attn.pages.inspect.coding import Coded, Rows, Vectors, encode, softmax
 from vision_attn.pages.inspect.parts import (
-    ChannelGate,
     Features,
     Gate,
     Inspection,
     Layer,
     QueryKeys,
+    ShownChannelGate,
     Windows,
 )
 from vision_attn.render.overlay import AGAINST
@@ -55,8 +55,8 @@ class Page:
 
     Examples:
         >>> import numpy as np
-        >>> from vision_attn.pages.inspect import Inspection, Map, Page
-        >>> heatmap = Map("Rollout()", np.ones((2, 2), np.float32))
+        >>> from vision_attn.pages.inspect import Inspection, ShownMap, Page
+        >>> heatmap = ShownMap("Rollout()", np.ones((2, 2), np.float32))
         >>> photo = np.zeros((8, 8, 3), np.uint8)
         >>> page = Page.of([Inspection("a model", "photo.jpg", photo, maps=[heatmap])])
         >>> "photo.jpg" in page.html
@@ -219,7 +219,7 @@ def _item(inspection: Inspection) -> dict[str, Any]:
 
 
 def _gate(gate: Gate, numbers: _Numbers) -> dict[str, Any]:
-    where = gate.where if isinstance(gate, ChannelGate) else gate.values
+    where = gate.where if isinstance(gate, ShownChannelGate) else gate.values
     return {
         "name": gate.name,
         "values": numbers.floats(gate.values),

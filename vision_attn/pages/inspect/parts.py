@@ -12,15 +12,15 @@ from jaxtyping import Bool, Float, Float32, Int, UInt8
 from numpy import ndarray
 
 __all__ = [
-    "ChannelGate",
     "Features",
     "Gate",
     "Inspection",
     "Layer",
-    "Map",
     "Prediction",
     "QueryKeys",
-    "SpatialGate",
+    "ShownChannelGate",
+    "ShownMap",
+    "ShownSpatialGate",
     "Weights",
     "Windows",
 ]
@@ -123,7 +123,7 @@ Layer = QueryKeys | Weights | Windows
 
 
 @dataclass(frozen=True, eq=False)
-class Map:
+class ShownMap:
     """Heatmap of one method, raw: `values` times `factor` are in `unit`.
 
     method: as it is written on the command line, `Rollout(fusion='max')`. about: what it is, in a
@@ -133,8 +133,8 @@ class Map:
 
     Examples:
         >>> import numpy as np
-        >>> from vision_attn.pages.inspect import Map
-        >>> Map("GradCAM()", np.ones((7, 7), np.float32), target=281).target
+        >>> from vision_attn.pages.inspect import ShownMap
+        >>> ShownMap("GradCAM()", np.ones((7, 7), np.float32), target=281).target
         281
     """
 
@@ -150,15 +150,15 @@ class Map:
 
 
 @dataclass(frozen=True, eq=False)
-class ChannelGate:
+class ShownChannelGate:
     """Gate of one layer, 0 to 1 for each channel.
 
     where: a map of the channels that it lets through, in any unit.
 
     Examples:
         >>> import numpy as np
-        >>> from vision_attn.pages.inspect import ChannelGate
-        >>> ChannelGate("layer1", np.array([0.2, 0.9])).values.shape
+        >>> from vision_attn.pages.inspect import ShownChannelGate
+        >>> ShownChannelGate("layer1", np.array([0.2, 0.9])).values.shape
         (2,)
     """
 
@@ -168,13 +168,13 @@ class ChannelGate:
 
 
 @dataclass(frozen=True, eq=False)
-class SpatialGate:
+class ShownSpatialGate:
     """Gate of one layer, 0 to 1 in each place.
 
     Examples:
         >>> import numpy as np
-        >>> from vision_attn.pages.inspect import SpatialGate
-        >>> SpatialGate("layer1", np.ones((7, 7))).values.shape
+        >>> from vision_attn.pages.inspect import ShownSpatialGate
+        >>> ShownSpatialGate("layer1", np.ones((7, 7))).values.shape
         (7, 7)
     """
 
@@ -182,7 +182,7 @@ class SpatialGate:
     values: Float[ndarray, "h w"]
 
 
-Gate = ChannelGate | SpatialGate
+Gate = ShownChannelGate | ShownSpatialGate
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +261,7 @@ class Inspection:
     grid: tuple[int, int] = (1, 1)
     prefix: Sequence[str] = ()
     layers: Sequence[Layer] = ()
-    maps: Sequence[Map] = ()
+    maps: Sequence[ShownMap] = ()
     gates: Sequence[Gate] = ()
     features: Sequence[Features] = ()
     notes: Sequence[str] = ()

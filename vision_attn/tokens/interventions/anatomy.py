@@ -123,7 +123,7 @@ class Anatomy:
         return f"{layers} of {', '.join(map(str, heads))} heads"
 
 
-class Frame(NamedTuple):
+class RunningModule(NamedTuple):
     """A module that runs: its name, its turn, and how often it has called each function."""
 
     name: str
@@ -147,7 +147,7 @@ class Frames:
         ([], 1)
     """
 
-    stack: list[Frame] = field(default_factory=list)
+    stack: list[RunningModule] = field(default_factory=list)
     turns: Counter[str] = field(default_factory=Counter)
     _around: list[Counter[str]] = field(default_factory=list)
 
@@ -163,7 +163,7 @@ class Frames:
             if not name:
                 self._around.append(self.turns)
                 self.turns = Counter()
-            self.stack.append(Frame(name, self.turns[name], Counter()))
+            self.stack.append(RunningModule(name, self.turns[name], Counter()))
             self.turns[name] += 1
 
         return hook

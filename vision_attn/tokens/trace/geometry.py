@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Geometry", "geometry_of"]
+__all__ = ["ViewGeometry", "geometry_of"]
 
 
-class Geometry(NamedTuple):
+class ViewGeometry(NamedTuple):
     """The shape, strides and type of a tensor.
 
     Examples:
         >>> import torch
-        >>> from vision_attn.tokens.trace.geometry import Geometry
-        >>> Geometry.of(torch.zeros(2, 3)).stride
+        >>> from vision_attn.tokens.trace.geometry import ViewGeometry
+        >>> ViewGeometry.of(torch.zeros(2, 3)).stride
         (3, 1)
     """
 
@@ -30,7 +30,7 @@ class Geometry(NamedTuple):
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, x: Tensor) -> "Geometry":
+    def of(cls, x: Tensor) -> "ViewGeometry":
         return cls(tuple(x.shape), x.stride(), x.dtype)
 
     @property
@@ -40,10 +40,10 @@ class Geometry(NamedTuple):
         return self.dtype.itemsize * (last + 1)
 
 
-Found = tuple[Geometry, ...] | None
+Found = tuple[ViewGeometry, ...] | None
 
 
-def geometry_of(func: Any, args: tuple, kwargs: dict) -> Geometry | Found:
+def geometry_of(func: Any, args: tuple, kwargs: dict) -> ViewGeometry | Found:
     """Find what an operation gives: a tensor or a tuple; None where it has to run to tell.
 
     Examples:
@@ -75,11 +75,11 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def whole(shape: Sequence[int], dtype: torch.dtype) -> Geometry:
-    return Geometry(tuple(shape), row_major(shape), dtype)
+def whole(shape: Sequence[int], dtype: torch.dtype) -> ViewGeometry:
+    return ViewGeometry(tuple(shape), row_major(shape), dtype)
 
 
-def pointwise(args: tuple) -> Geometry | None:
+def pointwise(args: tuple) -> ViewGeometry | None:
     """One tensor of a floating type, with others of that type that broadcast to its shape."""
     given = [x for x in args if isinstance(x, Tensor)]
     if any(isinstance(x, list | tuple) for x in args) or not given:
@@ -94,7 +94,7 @@ def pointwise(args: tuple) -> Geometry | None:
             return None
     if torch.broadcast_shapes(*[x.shape for x in given]) != shape:
         return None
-    return Geometry(tuple(shape), stride, first.dtype)
+    return ViewGeometry(tuple(shape), stride, first.dtype)
 
 
 def is_dense(x: Tensor) -> bool:
@@ -102,11 +102,11 @@ def is_dense(x: Tensor) -> bool:
     return x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=CHANNELS_LAST))
 
 
-def product(left: Tensor, right: Tensor, *_: Any, **__: Any) -> Geometry:
+def product(left: Tensor, right: Tensor, *_: Any, **__: Any) -> ViewGeometry:
     return whole((*left.shape[:-1], right.shape[-1]), left.dtype)
 
 
-def sum_and_product(_: Tensor, left: Tensor, right: Tensor, *__: Any, **___: Any) -> Geometry:
+def sum_and_product(_: Tensor, left: Tensor, right: Tensor, *__: Any, **___: Any) -> ViewGeometry:
     return product(left, right)
 
 
@@ -121,7 +121,7 @@ def layer_norm(x: Tensor, axes: Sequence[int], *_: Any, **__: Any) -> Found:
 def convolution(
     x: Tensor, weight: Tensor, bias: Any, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], transposed: bool, *_: Any,
-) -> Geometry | None:  # fmt: skip
+) -> ViewGeometry | None:  # fmt: skip
     if transposed or x.ndim != 4:
         return None
     stride, padding, dilation = (
@@ -139,15 +139,15 @@ def convolution(
     return laid_out(shape, x.dtype, [x, weight])
 
 
-def laid_out(shape: tuple[int, ...], dtype: torch.dtype, like: Sequence[Tensor]) -> Geometry:
+def laid_out(shape: tuple[int, ...], dtype: torch.dtype, like: Sequence[Tensor]) -> ViewGeometry:
     """A map (b c h w), with the channels last if that is how one of these lies, and only so."""
     if any(x.is_contiguous(memory_format=CHANNELS_LAST) and not x.is_contiguous() for x in like):
         _, c, h, w = shape
-        return Geometry(shape, (h * w * c, 1, w * c, c), dtype)
+        return ViewGeometry(shape, (h * w * c, 1, w * c, c), dtype)
     return whole(shape, dtype)
 
 
-def softmax(x: Tensor, axis: int, half_to_float: bool) -> Geometry | None:
+def softmax(x: Tensor, axis: int, half_to_float: bool) -> ViewGeometry | None:
     return None if half_to_float else whole(x.shape, x.dtype)
 
 
@@ -155,8 +155,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Foun
     """Of torch's kernel on a CPU: the context (b head i e) and its log-sum-exp (b head i)."""
     b, head, i, e = *q.shape[:3], v.shape[-1]
     sums = torch.float64 if q.dtype == torch.float64 else torch.float32
-    context = Geometry((b, head, i, e), (i * head * e, e, head * e, 1), q.dtype)
-    return context, Geometry((b, head, i), (i * head, 1, head), sums)
+    context = ViewGeometry((b, head, i, e), (i * head * e, e, head * e, 1), q.dtype)
+    return context, ViewGeometry((b, head, i), (i * head, 1, head), sums)
 
 
 CHANNELS_LAST = torch.channels_last

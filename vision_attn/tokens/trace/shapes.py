@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vision_attn.tokens.trace.geometry import Geometry, geometry_of
+from vision_attn.tokens.trace.geometry import ViewGeometry, geometry_of
 from vision_attn.tokens.trace.operations import BATCH_NORM, FRESH
 
 __all__ = ["NeedsValuesError", "Shapes"]
@@ -70,7 +70,7 @@ class Shapes:
     def blank(self, x: Tensor) -> Tensor:
         """Make a blank tensor that is else like this."""
         self.device = x.device
-        return self._make(Geometry.of(x))
+        return self._make(ViewGeometry.of(x))
 
     def is_blank(self, x: Tensor) -> bool:
         """Whether a tensor's values were not computed."""
@@ -131,7 +131,7 @@ class Shapes:
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = self._geometry(func, args, kwargs, given)
-        if isinstance(known, Geometry):
+        if isinstance(known, ViewGeometry):
             return self._make(known)
         return tuple([None if one is None else self._make(one) for one in known])
 
@@ -156,8 +156,8 @@ class Shapes:
         if any(x is not None and self.is_blank(x) for x in parts):
             raise self._need(func.name())  # no result of its own
         if isinstance(out, Tensor):
-            return Geometry.of(out)
-        return tuple([None if x is None else Geometry.of(x) for x in out])
+            return ViewGeometry.of(out)
+        return tuple([None if x is None else ViewGeometry.of(x) for x in out])
 
     def _write(self, func: Any, args: tuple, given: Sequence[Tensor]) -> Tensor:
         """Let a tensor that is written into be blank, if it is one of the run's own."""
@@ -169,7 +169,7 @@ class Shapes:
             self._held[address] = self._made.pop(address)
         return into
 
-    def _make(self, of: Geometry) -> Tensor:
+    def _make(self, of: ViewGeometry) -> Tensor:
         if self._memory is None or self._memory.nbytes() < of.nbytes:
             room = torch.zeros(max(LEAST, 2 * of.nbytes), dtype=torch.uint8, device=self.device)
             self._memory = room.untyped_storage()
