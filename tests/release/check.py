@@ -153,7 +153,10 @@ def installed(wheel: Path, venv: Path, lowest: bool, constraints: Path | None) -
         if uv
         else [str(python), "-m", "pip", "install"]
     )
-    options = ["--resolution", "lowest-direct"] if lowest else []
+    if lowest:  # of what pyproject.toml names itself; the rest as new as there is
+        pyproject = ["--resolution", "lowest-direct", "-r", str(ROOT / "pyproject.toml")]
+        subprocess.run([*install, "-q", *pyproject], check=True)
+    options = ["--no-deps"] if lowest else []
     options += ["-c", str(constraints.resolve())] if constraints else []
     subprocess.run([*install, "-q", *options, str(wheel)], check=True)
     return python
