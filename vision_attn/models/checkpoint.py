@@ -146,7 +146,8 @@ def _with_tuples(value: Any) -> Any:
 
 
 def _check_format(about: Mapping[str, Any], path: str | Path) -> None:
-    if about.get("format") != FORMAT:
+    given = about.get("format")
+    if not isinstance(given, int) or given != FORMAT:
         raise ModelError(
             f"{path}: its network cannot be rebuilt: made by vision-attn "
             f"{about.get('version', 'of an unknown version')}, in the format of another version"
