@@ -90,6 +90,16 @@ def test_our_own_arithmetic_is_not_seen_by_a_mode(taken, without):
     assert seen == ["aten::ones"] * taken + ["aten::zeros"], hidden
 
 
+def test_operations_say_what_they_write_into(without):
+    aten = torch.ops.aten
+    found = [
+        reaches.written_arguments(each) for each in (aten.add.Tensor, aten.add_.Tensor, aten.mm.out)
+    ]
+    assert found == [[], [0], [2]], gone("OpOverload._schema", "first maps compute values")
+    without("SCHEMA")
+    assert reaches.written_arguments(aten.add.Tensor) is None
+
+
 # attention
 
 

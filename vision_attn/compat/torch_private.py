@@ -21,6 +21,7 @@ from vision_attn.compat.process_wide import ProcessWide
 
 DISPATCH, DISPATCH_MODE = "torch.utils._python_dispatch", "TorchDispatchMode"
 WITHOUT_MODES = "_disable_current_modes"
+SCHEMA = "_schema"  # of torch's operations
 LEFT_ALONE = "_should_skip_dynamo"  # of that mode
 FLASH_CHOICE = "_fused_sdp_choice"  # of torch
 FLASH_KERNEL = "_scaled_dot_product_flash_attention_for_cpu"  # of torch.ops.aten
@@ -75,6 +76,18 @@ def unwatched() -> AbstractContextManager[Any]:
     """
     disabled = getattr(import_module(DISPATCH), WITHOUT_MODES, nullcontext)
     return disabled()
+
+
+def written_arguments(operation: Any) -> list[int] | None:
+    """The places of the arguments that an operation writes into.
+
+    No public attribute tells. None without the reach: nobody knows, and the caller has to run it.
+    """
+    schema = getattr(operation, SCHEMA, None)
+    if schema is None:
+        return None
+    of_each = [getattr(one, "alias_info", None) for one in schema.arguments]
+    return [at for at, alias in enumerate(of_each) if alias is not None and alias.is_write]
 
 
 # Attention: no public function says which kernel torch chooses, or returns its log-sum-exp.

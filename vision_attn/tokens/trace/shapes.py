@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vision_attn.compat.torch_private import written_arguments
 from vision_attn.tokens.trace.geometry import ViewGeometry, geometry_of
 from vision_attn.tokens.trace.operations import BATCH_NORM, FRESH
 
@@ -206,15 +207,14 @@ def way_of(func: Any) -> str:
         return "ask"
     if name in FRESH:
         return "fresh"
-    schema = func._schema
+    written = written_arguments(func)
     if torch.Tag.nondeterministic_seeded in func.tags and not name.startswith("aten::_scaled_dot"):
         return "ask"  # numbers drawn for nothing are not drawn again
+    if written is None:
+        return "ask"
     if name.endswith("_") and not name.endswith("__"):
-        written = [
-            one.alias_info is not None and one.alias_info.is_write for one in schema.arguments
-        ]
-        return "write" if written[0] and not any(written[1:]) else "ask"
-    if schema.is_mutable:
+        return "write" if written == [0] else "ask"
+    if written:
         return "ask"
     return "run" if func.is_view or name == "aten::_unsafe_view" else "compute"
 
