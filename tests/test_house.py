@@ -168,6 +168,17 @@ def test_no_circle_of_files():
     assert not circle(sorted(PACKAGE.rglob("*.py")))
 
 
+def test_a_class_name_stands_once():
+    """So that a name in an error, a search or a talk means one thing."""
+    places: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in nodes_of(path.read_text()):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    twice = {name: paths for name, paths in places.items() if len(paths) > 1}
+    assert not twice
+
+
 # Inside `tokens/`: folders know only those before them.
 FOLDERS = ["trace", "record", "carry", "path"]
 

@@ -19,11 +19,11 @@ from vision_attn.tokens.modules import attends
 from vision_attn.tokens.record.record import record_attention
 from vision_attn.types import Images
 
-__all__ = ["Block", "BlockRun", "find_blocks", "watch_blocks"]
+__all__ = ["BlockRun", "TokenBlock", "find_blocks", "watch_blocks"]
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class TokenBlock:
     """A module that takes all tokens and gives as many, with one attention call inside.
 
     name, module: of the block. call: the name of the module that attends. branch: the name of the
@@ -68,7 +68,7 @@ class BlockRun:
     after: Float[Tensor, "b n d"] | None = None
 
 
-def find_blocks(network: nn.Module, images: Images) -> list[Block]:
+def find_blocks(network: nn.Module, images: Images) -> list[TokenBlock]:
     """Find the blocks of a network in the order they run; a call in no block is left out.
 
     A block is the outermost module with one attention call inside that takes and gives tokens of
@@ -128,7 +128,7 @@ def find_blocks(network: nn.Module, images: Images) -> list[Block]:
             if not within(other, branch) and layer.out_features == width
         ]  # fmt: skip
         blocks.append(
-            Block(
+            TokenBlock(
                 name,
                 modules[name],
                 call.module,
@@ -162,7 +162,7 @@ def _projection(
 
 
 @contextmanager
-def watch_blocks(blocks: Sequence[Block]) -> Iterator[list[BlockRun]]:
+def watch_blocks(blocks: Sequence[TokenBlock]) -> Iterator[list[BlockRun]]:
     """Keep what goes through the blocks of a run of this thread, while this is open.
 
     Yields a list that receives a `BlockRun` for each block as it ends, in order.

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from vision_attn.hooks import Hooks, apart
 from vision_attn.inference import infer, modules_of
-from vision_attn.tokens.blocks import Block, first_tensor
+from vision_attn.tokens.blocks import TokenBlock, first_tensor
 from vision_attn.types import Images, TokenLayout
 
 __all__ = ["Neuron", "TestTimeRegisters", "neuron_scores", "watch_neurons"]
@@ -129,7 +129,7 @@ def _leave(_module: nn.Module, _args: tuple, out: Any) -> Any:
 
 
 @contextmanager
-def watch_neurons(blocks: Sequence[Block]) -> Iterator[dict[str, Tensor]]:
+def watch_neurons(blocks: Sequence[TokenBlock]) -> Iterator[dict[str, Tensor]]:
     """Keep the neurons (b n a) of each block's MLP while this is open, by the block's name."""
     kept: dict[str, Tensor] = {}
 
@@ -151,7 +151,7 @@ def watch_neurons(blocks: Sequence[Block]) -> Iterator[dict[str, Tensor]]:
 def neuron_scores(
     run: Callable[[Images], Any],
     batches: Iterable[Images],
-    blocks: Sequence[Block],
+    blocks: Sequence[TokenBlock],
     outliers: Callable[[], Bool[Tensor, "b n"]],
 ) -> dict[str, Float[Tensor, " a"]]:
     """Score the neurons of each block by how active they are where outliers are (algorithm 1).

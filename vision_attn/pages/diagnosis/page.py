@@ -50,14 +50,14 @@ WORDS = [
 
 
 @dataclass(frozen=True)
-class Verdict(Section):
+class VerdictSection(Section):
     """Section of the findings, faults first and in another colour.
 
     Examples:
-        >>> from vision_attn.pages.diagnosis.page import Verdict
+        >>> from vision_attn.pages.diagnosis.page import VerdictSection
         >>> from vision_attn.runs.diagnosis.results import Diagnosis, Finding
         >>> finding = Finding("sink", False, "Sink: patch (1, 1).")
-        >>> Verdict("Verdict", Diagnosis("a ViT", 50, 50, findings=[finding])).html()
+        >>> VerdictSection("Verdict", Diagnosis("a ViT", 50, 50, findings=[finding])).html()
         '<p>No fault was found.</p><p>Sink: patch (1, 1).</p>'
     """
 
@@ -88,7 +88,7 @@ def save(found: Diagnosis, folder: Path) -> Path:
 
 def sections(found: Diagnosis, folder: Path) -> list[Section]:
     """Make the sections of the page; their pictures go to folder/page."""
-    made: list[Section] = [Verdict("Verdict", found)]
+    made: list[Section] = [VerdictSection("Verdict", found)]
     if found.heads:
         made.append(Figures("Heads", list(head_shots(found, folder))))
     if found.blocks:
