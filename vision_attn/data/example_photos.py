@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-import PIL.Image
+from PIL.Image import Image
 
+from vision_attn.data.images import read_image
 from vision_attn.errors import quoted
 
 __all__ = ["example_photos", "sample"]
@@ -25,7 +26,7 @@ def example_photos() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.jpg"))}
 
 
-def sample(name: str) -> PIL.Image.Image:
+def sample(name: str) -> Image:
     """Open one of the package's photos.
 
     Args:
@@ -45,5 +46,4 @@ def sample(name: str) -> PIL.Image.Image:
     photos = example_photos()
     if name not in photos:
         raise ValueError(f"expected one of {', '.join(photos)} as the sample, got {quoted(name)}")
-    with PIL.Image.open(photos[name]) as photo:
-        return photo.convert("RGB")
+    return read_image(photos[name])

@@ -43,7 +43,7 @@ from vision_attn.models import FastCNN, SEResNet, SpatialCNN, ViT, WideEmbed
 from vision_attn.models.layers import LayerScale, Mlp, resampled_positions
 from vision_attn.models.senet import BasicBlock, Bottleneck
 from vision_attn.models.timm_model import TimmModel, is_timm_vit, vit_from_timm
-from vision_attn.models.vit import Block, ConvEmbed, PatchEmbed
+from vision_attn.models.vit import Block, ConvEmbed, PatchConv, PatchEmbed
 from vision_attn.pages.live import Program
 from vision_attn.types import Model, TokenLayout
 
@@ -131,7 +131,7 @@ class Translation:
 
     def conv(self, x: int, layer: nn.Conv2d, norm: nn.Module | None = None) -> int:
         """Add a convolution, and fold the batch norm after it into its scale and its bias."""
-        known: Any = expect(layer, nn.Conv2d)
+        known: Any = expect(layer, nn.Conv2d, PatchConv)
         kernel, stride, pad = (
             sides[0] if isinstance(sides, tuple) and len(set(sides)) == 1 else None
             for sides in (known.kernel_size, known.stride, known.padding)
