@@ -173,7 +173,9 @@ def watch_blocks(blocks: Sequence[TokenBlock]) -> Iterator[list[BlockRun]]:
     def start(_module: nn.Module, args: tuple, kwargs: dict) -> None:
         x = first_tensor(args, kwargs)
         assert x is not None
-        state.update(run=BlockRun(x.detach().clone()), x=x, first=None, attended=False)
+        state.update(
+            run=BlockRun(x.detach().flatten(1, -2).clone()), x=x, first=None, attended=False
+        )
 
     def attended(_module: nn.Module, _args: tuple, _out: Any) -> None:
         state["attended"] = True
@@ -185,16 +187,13 @@ def watch_blocks(blocks: Sequence[TokenBlock]) -> Iterator[list[BlockRun]]:
         if state["first"] is None:
             state["first"] = x is state["x"] and not state["attended"]
         elif state["first"] and state["attended"] and run.middle is None:
-            run.middle = x.detach().clone() if x.shape == run.before.shape else None
+            same = x.shape == state["x"].shape
+            run.middle = x.detach().flatten(1, -2).clone() if same else None
 
     def end(_module: nn.Module, _args: tuple, out: Any) -> None:
         run, y = state.pop("run"), first_tensor((out,), {})
         assert y is not None
-        run.after = y.detach().clone()
-        for name in ("before", "middle", "after"):
-            value = getattr(run, name)
-            if value is not None:
-                setattr(run, name, value.flatten(1, -2))
+        run.after = y.detach().flatten(1, -2).clone()
         state.clear()
         done.append(run)
 

@@ -49,12 +49,14 @@ def planted():
     """A neuron of block 1 that writes a norm of about 50 wherever a patch is bright."""
     network = vit()
     look, write = torch.eye(21, dtype=torch.float64)[[3, 8]]
-    network.pos_embed[:, 7] += 25 * look  # patch (1, 1)
+    network.pos_embed[:, 7] += 4.5 * look  # patch (1, 1)
     mlp = network.blocks[1].mlp
-    mlp.fc1.weight[NEURON], mlp.fc1.bias[NEURON] = 9 * look, -18.0
+    mlp.fc1.weight[NEURON], mlp.fc1.bias[NEURON] = 9 * look, -22.0
     mlp.fc2.weight[:, NEURON] = 8 * write
-    network.blocks[0].mlp.fc2.weight *= 0.1
-    network.pos_embed[:, 7] *= 0.6
+    for block in network.blocks:
+        block.attn.proj.weight *= 0.3
+        block.mlp.fc2.weight[:, :NEURON] *= 0.3
+        block.mlp.fc2.weight[:, NEURON + 1 :] *= 0.3
     return network
 
 
@@ -115,7 +117,7 @@ def test_errors_of_registers(tmp_path, images):
 def test_rollout_without_the_outliers_share():
     network = planted()
     with torch.no_grad():
-        network.pos_embed[:, 5] *= 60
+        network.pos_embed[:, 5] *= 300
     images = torch.randn(3, 3, 12, 20, dtype=torch.float64)
     whole, less = Rollout()(network, images), Rollout(outliers=False)(network, images)
     assert less.method == "Rollout(outliers=False)"

@@ -76,7 +76,8 @@ def test_heads(network, images, dense):
         close(head.moving, mean([w.mean(0)[2:].max() for w in each]))
         received = mean([w.mean(0) for w in each])
         close(head.sink, received.max())
-        apart = torch.tensor([[hypot(a - c, b - d) for c, d in places()] for a, b in places()])
+        apart = [[hypot(a - c, b - d) for c, d in places()] for a, b in places()]
+        apart = torch.tensor(apart, dtype=torch.float64)
         among = [w[2:, 2:] for w in each]
         close(head.distance, mean([((w * apart).sum(1) / w.sum(1)).mean() for w in among]))
         added = mean([one.added[head.layer] for one in dense])

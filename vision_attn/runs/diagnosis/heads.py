@@ -51,7 +51,7 @@ class Place:
     queries: Tensor | None
     keys: Tensor
     spots: Float[Tensor, "n 2"]
-    origin: Float[Tensor, "n m"] | None = None
+    origin: Float[Tensor, "tokens m"] | None = None
 
     @classmethod
     def whole(cls, layout: TokenLayout, size: tuple[int, int]) -> "Place":
