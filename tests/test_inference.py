@@ -165,6 +165,17 @@ def filmed(model, photos, folder):
     return [path.read_bytes() for path in sorted(summary.folder.glob("*.mp4"))]
 
 
+def without_outliers(model, photos):
+    with pytest.raises(ValueError, match="no photo has a patch whose norm") as raised:
+        vision_attn.add_registers(model, photos, neurons=2, block=1)
+    return str(raised.value)
+
+
+def intervened(model):
+    with vision_attn.intervene(model, heads={(0, 1): "zero"}, mlps=[1]):
+        return [class_logits(model.network, IMAGES)]
+
+
 RUNS = {
     "model.explain": lambda model, **_: found(model.explain(PHOTO, "GradCAM")),
     "explain of several, contrasted": lambda model, **_: found(
@@ -207,6 +218,15 @@ OF_CNNS = {
     ],
 }
 OF_VITS = {
+    "ablate": lambda model, photos, **_: [
+        str(row) for row in vision_attn.ablate(model, photos, ["heads"], prune=0).table()
+    ],
+    "intervene": lambda model, **_: intervened(model),
+    "patch_states": lambda model, **_: [
+        vision_attn.patch_states(model, PHOTO, PHOTO[::-1], target=1, contrast=2).recovered
+    ],
+    "diagnose": lambda model, photos, **_: [str(vision_attn.diagnose(model, photos).heads)],
+    "add_registers": lambda model, photos, **_: [without_outliers(model, photos)],
     "Deletion of dropped tokens": lambda model, **_: [deletion(vision_attn.removal(model))],
     "probe": lambda model, **_: [str(probe(model))],
     "attention_weights": lambda model, **_: [

@@ -127,7 +127,9 @@ def test_what_is_wrong_is_said(models, photos, tmp_path, capsys):
     assert run(models("vit"), photos / "cat.png", tmp_path / "text.jpg", "-o", page) == 1
     assert "text.jpg" in capsys.readouterr().err
     assert len(items_of(page.read_text())) == 1
-    with pytest.raises(ValueError, match=r"none of 1 images could be shown, the first: .*text\.jpg"):
+    with pytest.raises(
+        ValueError, match=r"none of 1 images could be shown, the first: .*text\.jpg"
+    ):
         run(models("vit"), tmp_path / "text.jpg", "-o", page)
     with pytest.raises(ValueError, match="no image given"):
         run(models("vit"), "-o", page)

@@ -151,7 +151,8 @@ class Masks:
     Examples:
         >>> import tempfile
         >>> from pathlib import Path
-        >>>         >>> from vision_attn.data.masks import Masks
+        >>> from PIL import Image
+        >>> from vision_attn.data.masks import Masks
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     Image.new("L", (4, 4)).save(f"{folder}/cat.2.png")
         ...     masks = Masks(Path(folder), {"in/cat.jpg": "cat.jpg", "in/cat.2.jpg": "cat.2.jpg"})

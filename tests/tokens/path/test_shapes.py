@@ -16,7 +16,7 @@ from own_networks import Block, Own, Parallel, fused, softmaxed
 from vision_attn.models import ViT
 from vision_attn.tokens.path import traced
 from vision_attn.tokens.path.path import run_path
-from vision_attn.tokens.trace.geometry import RULES, Geometry, geometry_of
+from vision_attn.tokens.trace.geometry import RULES, ViewGeometry, geometry_of
 from vision_attn.tokens.trace.shapes import NeedsValuesError, Shapes
 
 SIZE = (32, 48)
@@ -233,6 +233,6 @@ def test_weights_and_what_comes_of_them_have_values():
     assert not shapes.is_blank(own)
     out = shapes.run(torch.ops.aten.mm.default, (blank, own), {})
     assert shapes.is_blank(out)
-    assert Geometry.of(out) == Geometry.of(drawn(3, 7))
+    assert ViewGeometry.of(out) == ViewGeometry.of(drawn(3, 7))
     with pytest.raises(NeedsValuesError, match="add_"):
         shapes.run(torch.ops.aten.add_.Tensor, (table, out[:, :1].expand(3, 7)[:1]), {})

@@ -79,7 +79,7 @@ def test_the_fast_path_of_torch_encoders_is_seen(recorded):
 
 OWN = {
     "fused": {},
-    "cosine": {"score": mechanisms.Similarity},
+    "cosine": {"score": mechanisms.CosineSimilarity},
     "additive": {"score": mechanisms.Additive},
     "sparse": {"normalizer": mechanisms.Sparsemax},
     "sigmoid": {"normalizer": mechanisms.Sigmoid},
@@ -110,7 +110,9 @@ def test_heads_of_our_own_attention_are_fused_as_it_runs(recorded):
 
 
 @pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("score", [mechanisms.ScaledDot, mechanisms.Similarity, mechanisms.General])
+@pytest.mark.parametrize(
+    "score", [mechanisms.ScaledDot, mechanisms.CosineSimilarity, mechanisms.General]
+)
 def test_our_products_keep_no_weights_whatever_kernel_ran(score, half, recorded):
     """Under bfloat16 on a CPU ours goes by plain products, a few heads at a time."""
     network = ViT((32, 48), 8, 5, 24, 2, 3, attention=partial(MultiHeadAttention, score=score))

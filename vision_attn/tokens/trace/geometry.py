@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from vision_attn.attention.shapes import broadcast_shape
+
 __all__ = ["ViewGeometry", "geometry_of"]
 
 
@@ -92,7 +94,7 @@ def pointwise(args: tuple) -> ViewGeometry | None:
         small = x.ndim < first.ndim or x.numel() < first.numel()
         if x.dtype != first.dtype or (not small and (x.shape != shape or x.stride() != stride)):
             return None
-    if torch.broadcast_shapes(*[x.shape for x in given]) != shape:
+    if broadcast_shape(*[x.shape for x in given]) != shape:
         return None
     return ViewGeometry(tuple(shape), stride, first.dtype)
 
