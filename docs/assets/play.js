@@ -67,7 +67,7 @@
     return {
       Dot: () => each((k) => dot(q, k)),
       ScaledDot: () => each((k) => dot(q, k) / Math.sqrt(q.length)),
-      Similarity: () => each((k) => dot(q, k) / (length(q) * length(k))),
+      CosineSimilarity: () => each((k) => dot(q, k) / (length(q) * length(k))),
       General: () => each((k) => dot(matVec(transposed(learned.general), q), k)),
       Additive: () => {
         const { key, query, bias, energy } = learned.additive;
@@ -368,7 +368,7 @@
     },
 
     scores(board) {
-      board.choice("kind", "Score", ["Dot", "ScaledDot", "Similarity", "General", "Additive", "Location", "KeyOnly"]);
+      board.choice("kind", "Score", ["Dot", "ScaledDot", "CosineSimilarity", "General", "Additive", "Location", "KeyOnly"]);
       board.choice("word", "Query", story.words, "church");
       board.slider("length", "Query times", { min: 0.5, max: 3, step: 0.5, value: 1, show: (v) => v.toFixed(1) });
       board.start(({ kind, word, length }) => {
@@ -425,7 +425,7 @@
         const looks = hops(vectorOf("church"), story.factKeys, story.factValues, count, update);
         board.out.replaceChildren(...looks.map((look, i) => bars(`Look ${i + 1}`, story.facts, look.weights)));
         const context = looks[count - 1].context;
-        board.said.textContent = `After look ${count} the context is (${context.map((x) => x.toFixed(1)).join(", ")}), nearest to “${story.words[largest(score("Similarity", context, story.vectors))]}”.`;
+        board.said.textContent = `After look ${count} the context is (${context.map((x) => x.toFixed(1)).join(", ")}), nearest to “${story.words[largest(score("CosineSimilarity", context, story.vectors))]}”.`;
       });
     },
 

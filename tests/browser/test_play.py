@@ -130,7 +130,7 @@ def learned(name: str) -> attn.Score:
 
 
 @pytest.mark.parametrize(
-    "name", ["Dot", "ScaledDot", "Similarity", "General", "Additive", "Location", "KeyOnly"]
+    "name", ["Dot", "ScaledDot", "CosineSimilarity", "General", "Additive", "Location", "KeyOnly"]
 )
 def test_a_score_is_the_class(page, name):
     q, k = numbers(4), numbers(6, 4)

@@ -57,7 +57,9 @@ def counts(summary: dict) -> str:
     alike: dict[tuple[str, str, str], list[int]] = {}
     for failure in summary["failures"]:
         text = re.sub(r"\S*/site-packages/", "", failure["text"]).replace("`", "'")[:160]
-        alike.setdefault((failure["corpus"], failure["outcome"], text), []).append(failure["number"])
+        alike.setdefault((failure["corpus"], failure["outcome"], text), []).append(
+            failure["number"]
+        )
     for (corpus, outcome, text), numbers in alike.items():
         others = f" and {len(numbers) - 1} more" if numbers[1:] else ""
         lines.append(f"\n- {corpus} {numbers[0]}{others}, {outcome}: `{text}`")
