@@ -31,6 +31,7 @@ from PIL import Image
 
 import vision_attn
 from vision_attn import cli
+from vision_attn.data import example_photos
 from vision_attn.data.planted import paint
 from vision_attn.fitting.configs import about, shipped_configs
 from vision_attn.models.shelf import Card, Shelf, list_models
@@ -423,7 +424,10 @@ def inspect_vit() -> str:
 def live_vit() -> str:
     """The live page of the shelf's ViT that knows photos, with the photos of the package."""
     model = vision_attn.load_model("vision_attn:compact_vit_imagenette")
-    return vision_attn.live(replace(model, name="compact_vit_imagenette"), progress=Silent()).html
+    photos = example_photos()
+    first = photos.pop("church")
+    named = replace(model, name="compact_vit_imagenette")
+    return vision_attn.live(named, [first, *photos.values()], progress=Silent()).html
 
 
 def live_senet() -> str:

@@ -18,7 +18,7 @@ from vision_attn.evaluate import BlurFill, Deletion, FilledCells, Insertion, Mea
 from vision_attn.methods import GradCAM, QueryKey, Rollout
 from vision_attn.models import SEResNet, ViT
 from vision_attn.pages.live.report import live
-from vision_attn.types import Calibration, Model
+from vision_attn.types import Calibration, Model, Trust
 
 pytestmark = pytest.mark.browser
 
@@ -252,6 +252,21 @@ def test_a_cnn_with_its_map_and_gates(show):
     stroke(page, (6, 6), (7, 7))
     cells = [6 * 14 + 6, 7 * 14 + 7]
     assert_chances(page, model, covered(model, image, cells, MeanFill(), (14, 14)))
+
+
+@pytest.mark.parametrize(
+    ("trust", "said"),
+    [
+        (None, "Not scored on this network."),
+        (Trust(("LeGrad", "Rollout"), 32, "photos"), "Passed on this network (32 images)."),
+        (Trust(("LeGrad",), 31, "photos"), "Did not pass on this network (31 images): LeGrad did."),
+        (Trust((), 30, "photos"), "Did not pass on this network (30 images)."),
+    ],
+)
+def test_a_map_says_whether_its_method_passed(show, trust, said):
+    page = opened(show, replace(vit(), trust=trust), [PHOTO], "tab=methods")
+    about = page.inner_text(".methods .about")
+    assert about.endswith(f"It is the same for every class. {said}")
 
 
 def test_photos_are_dropped_and_compared(show):

@@ -8,14 +8,14 @@ import base64
 import html
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from typing import Any
 
 from vision_attn.pages.inspect import Page
 from vision_attn.pages.inspect.page import Additions, asset, document
 from vision_attn.pages.live.program import Program
-from vision_attn.types import Calibration
+from vision_attn.types import Calibration, Trust
 
 __all__ = ["LiveNetwork", "LivePhoto", "live_page"]
 
@@ -32,7 +32,8 @@ class LiveNetwork:
     input, mean, std, crop, fit, interpolation. grid: of the cells that a brush covers, the patches'
     own where there are some. prefix: what the tokens before the patches are called. drops: whether
     patches can be left out. warning: a line for the page's title, such as that weights are random.
-    calibration: of the probabilities. asked: classes to show besides the likeliest.
+    calibration: of the probabilities. asked: classes to show besides the likeliest. trust: which
+    methods passed `score` on it; None where that was never asked.
 
     Examples:
         >>> from vision_attn.pages.live import LiveNetwork, Program
@@ -51,6 +52,7 @@ class LiveNetwork:
     warning: str = ""
     calibration: Calibration = field(default_factory=Calibration)
     asked: Sequence[int] = ()
+    trust: Trust | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +126,7 @@ def _network(network: LiveNetwork) -> dict[str, Any]:
         "drops": network.drops,
         "warning": network.warning,
         "asked": list(network.asked),
+        "trust": None if network.trust is None else asdict(network.trust),
         "temperature": network.calibration.temperature,
         "threshold": network.calibration.threshold,
         "activation": network.calibration.activation or "softmax",

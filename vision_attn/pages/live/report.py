@@ -163,6 +163,7 @@ def network_of(name: str, model: Model, target: TargetLike = None) -> LiveNetwor
         warning=model.warning,
         calibration=model.calibration,
         asked=asked,
+        trust=model.trust,
     )
 
 

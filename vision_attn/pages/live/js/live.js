@@ -1,6 +1,7 @@
 // Where the page's items come from: a worker runs the networks on photos, as they are or covered.
 
-const ROLLOUT = "Where the class comes from: attention of all layers, one after the other.";
+const ROLLOUT =
+  "How much of each patch reaches the output: attention of all layers, one after the other. It is the same for every class.";
 const CAM = "Channels of the last features, weighted by what they add to the class.";
 const PLAIN = { target: null, unit: "", factor: 1, prefix_mass: null, scores: {} }; // a map
 
@@ -224,12 +225,14 @@ class Live {
     const exists =
       keep && Uint8Array.from({ length: grid[0] * grid[1] }, (_, at) => Number(keep.includes(at)));
     item.layers = answer.layers.map((layer) => layerOf(layer, item, keep, exists));
-    item.maps = cams.map((cam) => ({ ...PLAIN, method: "GradCAM", about: CAM, ...cam }));
+    const { trust } = this.networks[model];
+    const cam = { method: "GradCAM", about: `${CAM} ${provenOf("GradCAM", trust)}` };
+    item.maps = cams.map((one) => ({ ...PLAIN, ...cam, ...one }));
     if (rollout)
       item.maps.unshift({
         ...PLAIN,
         method: "Rollout",
-        about: ROLLOUT,
+        about: `${ROLLOUT} ${provenOf("Rollout", trust)}`,
         unit: UNIFORM,
         factor: keep ? keep.length : grid[0] * grid[1],
         values: rollout.values,
@@ -268,6 +271,15 @@ class Live {
     document.querySelector(".live .note").textContent = text;
   }
 }
+
+/** Whether scores of this network have shown that the maps of a method can be trusted. */
+const provenOf = (method, trust) => {
+  if (!trust) return "Not scored on this network.";
+  const images = `on this network (${trust.images} images)`;
+  if (trust.methods.includes(method)) return `Passed ${images}.`;
+  const others = trust.methods.length ? `: ${trust.methods.join(", ")} did` : "";
+  return `Did not pass ${images}${others}.`;
+};
 
 /** What to say of a photo whose surest class is less sure than 95 % of held-out photos' are. */
 const unlike = (surest, threshold) =>
