@@ -87,7 +87,8 @@ def test_networks_without_whole_attention_show_methods_and_gates(show, name):
     page = show(inspect(model, PHOTO).html)
     page.wait_for_selector("html[data-ready]")
     tabs = page.locator("[role=tab]").all_inner_texts()
-    assert tabs == ["Methods", "Gates"]
+    assert tabs == ["Similarity", "Components", "Methods", "Gates"]
+    assert page.inner_text("[role=tab][aria-selected=true]") == "Methods"
     page.get_by_role("button", name="GradCAM", exact=True).click()
     page.evaluate("new Promise((done) => setTimeout(done, 100))")
     wanted = GradCAM()(model.network, model.preprocess(PHOTO)[None]).values[0]

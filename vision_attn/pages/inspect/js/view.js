@@ -72,7 +72,8 @@ class View {
     this.view = view;
     this.shared = shared;
     const tabs = tabsOf(item);
-    this.tab = tabs.includes(view.tab) ? view.tab : tabs[0];
+    const first = item.maps.length && !item.layers.length ? "methods" : tabs[0];
+    this.tab = tabs.includes(view.tab) ? view.tab : first;
     this.look = { ...shared.look, table: shared.palette.tables[shared.look.colours] };
     this.showItems();
     this.element.style.setProperty("--aspect", item.photo.width / item.photo.height);
