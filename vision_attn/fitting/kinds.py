@@ -316,7 +316,7 @@ def _lies_in(value: str, folders: Sequence[str]) -> bool:
     return (inside and not value.startswith("~")) or any(map(path.is_relative_to, folders))
 
 
-def _values(options: Any) -> Mapping[str, Any]:
+def _values(options: Any) -> Mapping[Any, Any]:
     """Name the options in a part of a config; none in what is no mapping."""
     if isinstance(options, Namespace):  # whose vars have names of their own where it has methods
         return dict(options.items(branches=True, nested=False))
