@@ -3,6 +3,7 @@
 import pytest
 import timm
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from vision_attn.methods import Channel, GradCAM, LeGrad
@@ -73,3 +74,35 @@ def test_a_module_that_runs_its_blocks_twice_is_refused():
 
     with pytest.raises(ValueError, match="its 2 blocks make 4 attention calls"):
         LeGrad()(Twice().eval(), torch.randn(2, 3, *SIZE), 1)
+
+
+class PooledForNothing(nn.Module):
+    """A network that also pools its tokens by attention, and reads them without."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network, self.pool = network, nn.MultiheadAttention(12, 2, batch_first=True)
+
+    def forward(self, images):
+        tokens = self.network.norm(self.network.forward_features(images))
+        self.pool(tokens[:, :1], tokens, tokens)
+        return self.network.head(tokens.mean(1))
+
+
+class NotPooled(PooledForNothing):
+    def forward(self, images):
+        return self.network.head(self.network.norm(self.network.forward_features(images)).mean(1))
+
+
+def test_a_pool_that_nothing_reads_changes_no_map():
+    """As the head of SigLIP's vision tower, where a classifier reads the mean of its tokens."""
+    torch.manual_seed(0)
+    network = VisionTransformer(
+        img_size=(12, 20), patch_size=4, embed_dim=12, depth=2, num_heads=3, num_classes=5,
+        class_token=False, global_pool="avg", fc_norm=False,
+    ).eval()  # fmt: skip
+    images = torch.randn(2, 3, 12, 20)
+    found = LeGrad()(PooledForNothing(network).eval(), images, [1, 3])
+    expected = LeGrad()(NotPooled(network).eval(), images, [1, 3])
+    torch.testing.assert_close(found.values, expected.values)
+    assert found.values.sum() > 0

@@ -102,7 +102,8 @@ class LeGrad(AttentionExplainer):
                 f"start_layer must be from 0 to {len(blocks) - 1}, got {self.start_layer}"
             )
         copies = len(blocks)
-        sizes = {size for step in find_path(network, images).steps for size in step.shape}
+        steps = find_path(network, images).steps
+        sizes = {size for step in steps for size in step.shape}
         while copies * len(images) in sizes:  # or positions of each head were one of each image
             copies += 1
         with (
@@ -115,7 +116,8 @@ class LeGrad(AttentionExplainer):
         ends = [rows_of(output, of_block, copies * len(images)) for of_block in rows]
         target = target.fixed(ends[-1])  # the last block's end is the network's
         score = torch.stack([target(end).sum() for end in ends]).sum()
-        calls, gradients = gradients_of(score, record.calls)
+        used = [call for call, step in zip(record.calls, steps, strict=True) if step.used]
+        calls, gradients = gradients_of(score, used)
         check_calls(calls, len(blocks), layout)
         side_by_side = len(calls) // len(blocks)  # calls of a block
         with full_precision(images):
