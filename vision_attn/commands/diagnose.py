@@ -1,4 +1,4 @@
-"""`vision-attn diagnose MODEL FOLDER`: what is wrong with a network, as a verdict, a table, a page.
+"""`vision-attn diagnose MODEL DATA`: what is wrong with a network, as a verdict, a table, a page.
 
     DIR/index.html       the page: the verdict and what it rests on
     DIR/diagnosis.json   everything as plain values
