@@ -115,10 +115,17 @@ def check_fields(instance: Any) -> None:
 
     Used as its `__post_init__`.
     """
-    hints = get_type_hints(type(instance))
+    kind: Any = type(instance)
+    hints = _hints(kind)
     for field in fields(instance):
         value = argument(field.name, getattr(instance, field.name), hints[field.name])
         object.__setattr__(instance, field.name, value)
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The annotations of a dataclass's fields; a layout is made in each run of a ViT."""
+    return get_type_hints(kind)
 
 
 def argument(name: str, value: Any, kind: Any, least: int | None = None) -> Any:
