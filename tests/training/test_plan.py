@@ -48,7 +48,7 @@ class Scripted:
 
 @pytest.fixture
 def script(monkeypatch):
-    monkeypatch.setattr(plan, "Step", Scripted)
+    monkeypatch.setattr(plan, "TimedPass", Scripted)
     return lambda seconds: monkeypatch.setattr(Scripted, "script", seconds)
 
 
