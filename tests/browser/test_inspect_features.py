@@ -6,7 +6,7 @@ import torch
 from axe_playwright_python.base import AXE_SCRIPT
 
 from vision_attn.pages.inspect import Features, Inspection, ShownMap
-from vision_attn.pages.inspect.encoding import with_components
+from vision_attn.pages.inspect.encoding import with_components, with_nearest
 from vision_attn.runs.patches import components_of
 from vision_attn.runs.similarity import PhotoSimilarity
 
@@ -122,6 +122,27 @@ def test_two_photos_are_shared_out_and_a_click_shows_one_row(show, shown):
         assert pressed == "true"
         total = map_of(page, "views[0].there").sum()
         assert total == pytest.approx(float(exact.maps[0][row, column]), abs=0.01)
+
+
+def test_the_other_photos_are_listed_the_nearest_first(show):
+    names = ["a.png", "b.png", "c.png", "d.png"]
+    shown = with_nearest([*map(inspection, names), inspection("e.png", "another")])
+    page = show(shown, "tab=pair")
+    for at in (0, 1):
+        page.locator(".strip button").nth(at).click()
+        settle(page)
+        grids = [of_grid(one.features[at]) for one in shown[:4]]
+        exact = {
+            n: PhotoSimilarity.of(grids[0], g).cosine for n, g in zip(names, grids, strict=True)
+        }
+        order = sorted(names[1:], key=exact.get, reverse=True)
+        said = page.locator(".other option").all_inner_texts()
+        assert [line.partition(" ")[0] for line in said] == order
+        found = [float(line.partition("(")[2].rstrip(")")) for line in said]
+        np.testing.assert_allclose(found, [exact[name] for name in order], atol=1e-3)
+    last = {n: PhotoSimilarity.of(grids[0], g).cosine for n, g in zip(names, grids, strict=True)}
+    nearest = max(names[1:], key=last.get)
+    assert page.inner_text(".other figcaption").startswith(f"{nearest}. ")
 
 
 def test_components_are_the_colours_of_all_photos_together(show, shown):

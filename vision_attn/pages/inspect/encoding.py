@@ -1,4 +1,4 @@
-"""Features of patches for the page: of every layer, with components over all of its photos."""
+"""Features of patches for the page: of every layer, with what they say of all photos together."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from vision_attn.pages.inspect.parts import Features, Inspection
 from vision_attn.runs.patches import components_of, layer_features
 from vision_attn.types import Images, Model
 
-__all__ = ["features_of", "with_components"]
+__all__ = ["features_of", "with_components", "with_nearest"]
 
 COLORS = 3
 MOST_PATCHES = 4096  # of a layer: finer ones, the first of a CNN, would fill the page
@@ -34,12 +34,8 @@ def with_components(inspections: Sequence[Inspection]) -> list[Inspection]:
 
     A layer with fewer components than colours goes without.
     """
-    together = defaultdict(list)
-    for at, inspection in enumerate(inspections):
-        for layer, one in enumerate(inspection.features):
-            together[inspection.model, one.name, one.vectors.shape].append((at, layer))
     features = [list(inspection.features) for inspection in inspections]
-    for places in together.values():
+    for places in layers_alike(inspections):
         vectors = np.stack([features[at][layer].vectors for at, layer in places])
         try:
             found = components_of(
@@ -59,3 +55,33 @@ def with_components(inspections: Sequence[Inspection]) -> list[Inspection]:
         replace(inspection, features=each)
         for inspection, each in zip(inspections, features, strict=True)
     ]
+
+
+def with_nearest(inspections: Sequence[Inspection]) -> list[Inspection]:
+    """Add to features the model's other photos, those with the most similar mean features first."""
+    features = [list(inspection.features) for inspection in inspections]
+    for places in layers_alike(inspections):
+        means = np.stack(
+            [features[at][layer].vectors.mean((0, 1), dtype=np.float64) for at, layer in places]
+        )
+        means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), np.finfo(float).tiny)
+        cosines = means @ means.T
+        for own, (at, layer) in enumerate(places):
+            order = [other for other in np.argsort(-cosines[own], kind="stable") if other != own]
+            features[at][layer] = replace(
+                features[at][layer],
+                nearest=[(places[other][0], float(cosines[own, other])) for other in order],
+            )
+    return [
+        replace(inspection, features=each)
+        for inspection, each in zip(inspections, features, strict=True)
+    ]
+
+
+def layers_alike(inspections: Sequence[Inspection]) -> list[list[tuple[int, int]]]:
+    """The same layer of one model in several photos, as numbers of the photo and of the layer."""
+    together = defaultdict(list)
+    for at, inspection in enumerate(inspections):
+        for layer, one in enumerate(inspection.features):
+            together[inspection.model, one.name, one.vectors.shape].append((at, layer))
+    return list(together.values())

@@ -47,7 +47,7 @@ from vision_attn.methods.gates import find_gates
 from vision_attn.methods.targets import TargetLike, model_output, no_classifier
 from vision_attn.models.timm_model import TimmModel
 from vision_attn.pages import inspect as parts
-from vision_attn.pages.inspect.encoding import features_of, with_components
+from vision_attn.pages.inspect.encoding import features_of, with_components, with_nearest
 from vision_attn.runs.explain import (
     Methods,
     Photo,
@@ -143,7 +143,7 @@ def inspect(
         raise ValueError("expected a photo, or several, got an empty list")
     if not inspections:
         raise ValueError(f"none of {len(problems)} images could be shown, the first: {problems[0]}")
-    page = parts.Page.of(with_components(inspections))
+    page = parts.Page.of(with_nearest(with_components(inspections)))
     if output is not None:
         page.save(output)
     return page

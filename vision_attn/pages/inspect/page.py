@@ -240,6 +240,7 @@ def _features(features: Features, numbers: _Numbers) -> dict[str, Any]:
         "code": coded.codes.dtype.name,
         "at": numbers.add(coded.tobytes()),
         "error": coded.error(coded.exact(rows)),
+        "nearest": [[at, round(cosine, 4)] for at, cosine in features.nearest],
         "colors": None,
     }
     if features.colors is None or features.foreground is None:

@@ -191,7 +191,8 @@ class Features:
 
     name: the module's. vectors: one of each patch. colors: the first three principal components as
     red, green and blue, over all photos of the page. foreground: the patches that these are of.
-    variance: the share of each of the three.
+    variance: the share of each of the three. nearest: the page's other photos of this model, by
+    their numbers, with the cosine of the mean features, the most similar first.
 
     Examples:
         >>> import numpy as np
@@ -205,6 +206,7 @@ class Features:
     colors: UInt8[ndarray, "rows columns 3"] | None = None
     foreground: Bool[ndarray, "rows columns"] | None = None
     variance: Sequence[float] = ()
+    nearest: Sequence[tuple[int, float]] = ()
 
     @property
     def grid(self) -> tuple[int, int]:

@@ -4,8 +4,9 @@ const COSINE = "cosine";
 
 /** One layer: a vector of each patch as whole numbers, its components as colours. */
 class Features {
-  constructor(buffer, { name, grid, width, code, at, colors, foreground, variance }, { box }) {
-    Object.assign(this, { name, grid, width, box, seen: box, variance });
+  constructor(buffer, layer, { box }) {
+    const { name, grid, width, code, at, colors, foreground, variance, nearest } = layer;
+    Object.assign(this, { name, grid, width, box, seen: box, variance, nearest });
     this.count = grid[0] * grid[1];
     this.scales = new Float32Array(buffer, at, this.count);
     const Whole = code === "int8" ? Int8Array : Int16Array;
@@ -106,14 +107,22 @@ function dot(one, other) {
   return sum;
 }
 
-/** The other items that an item can be compared with: those of the same model. */
+/** The other items that an item can be compared with: those of the same model, the nearest first. */
 function partnersOf(items, own) {
   if (!items[own].features?.length) return [];
   const able = (item, at) => at !== own && item.model === items[own].model && item.features?.length;
-  return [...items.keys()].filter((at) => able(items[at], at));
+  const partners = [...items.keys()].filter((at) => able(items[at], at));
+  return rankedPartners(partners, items[own].features.at(-1)).map(([one]) => one);
 }
 
-/** The item that a view compares its own with: as chosen, the one beside it, or the next; or null. */
+/** The items that features can be compared with, the most similar first, and each one's cosine. */
+function rankedPartners(partners, { nearest = [] }) {
+  const known = nearest.filter(([one]) => partners.includes(one));
+  const ranked = new Map(known);
+  return [...known, ...partners.filter((one) => !ranked.has(one)).map((one) => [one, null])];
+}
+
+/** The item that a view compares its own with: as chosen, the one beside it, or the nearest; or null. */
 function otherOf(items, views, at) {
   const able = partnersOf(items, views[at].item);
   const wanted = [views[at].other, views[1 - at]?.item, ...able];

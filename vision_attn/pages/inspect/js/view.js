@@ -262,7 +262,11 @@ class View {
     const found = other && there(features, at);
     const scene = found && { item: other, map: found, scale: this.scaleFor(found), look };
     this.there = scene;
-    const options = item.partners.map((one) => [one, labelOf(this.items[one], this.items)]);
+    const ranked = row === null ? item.partners.map((one) => [one, null]) : rankedPartners(item.partners, features);
+    const options = ranked.map(([one, cosine]) => {
+      const label = labelOf(this.items[one], this.items);
+      return [one, cosine === null ? label : `${label} (${number(cosine)})`];
+    });
     const sum = found?.values?.reduce((all, value) => all + value, 0);
     const total = row === null || !found ? "" : `: together ${number(sum)}`;
     this.alike.showOther({
