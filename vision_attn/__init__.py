@@ -38,11 +38,12 @@ if TYPE_CHECKING:
     from .pages.gallery.run import film, gallery
     from .pages.inspect.inspection import inspect
     from .pages.live.report import live
-    from .runs.ablation import ablate, patch_states
+    from .runs.ablation import ablate
     from .runs.diagnosis.remedy import add_registers
     from .runs.explain import explain
     from .runs.explanation import Explanation, Explanations
     from .runs.interventions import intervene
+    from .runs.patched_states import patch_states
     from .runs.patches import patch_components, patch_similarity
     from .runs.results import SavedResults, open_results
     from .runs.scoring import removal, score
@@ -100,7 +101,7 @@ _NAMES = {
     "patch_components": "runs.patches",
     "patch_similarity": "runs.patches",
     "photo_similarity": "runs.similarity",
-    "patch_states": "runs.ablation",
+    "patch_states": "runs.patched_states",
     "probe": "tokens.path.support",
     "removal": "runs.scoring",
     "sample": "data.example_photos",

@@ -1,5 +1,6 @@
 """Two checkpoints compared: against the maps of `explain`, and the page that shows it."""
 
+import html
 import json
 
 import numpy as np
@@ -131,6 +132,21 @@ def test_the_page_begins_with_what_differs_most(folder, tmp_path):
     saved = json.loads((output / "comparison.json").read_text())
     assert saved["agreement"] == found.agreement()
     assert len((output / "comparison.csv").read_text().splitlines()) == 10
+
+
+def test_the_page_says_each_thing_once_and_has_no_empty_columns(folder, tmp_path):
+    labelled, bare = tmp_path / "labelled", tmp_path / "bare"
+    found = vision_attn.compare((vit(1), vit(2)), folder, "Rollout", output=labelled, shown=2)
+    page = (labelled / "index.html").read_text()
+    assert page.count(f">accuracy {found.models[0]}<") == 1
+    for at, line in enumerate(map(html.escape, found.sentences())):
+        assert page.count(line) == 1, at
+    photos = [Image.open(folder / "cat" / f"{at}.png") for at in (0, 1)]
+    (tmp_path / "photos").mkdir()
+    for at, photo in enumerate(photos):
+        photo.save(tmp_path / "photos" / f"{at}.png")
+    vision_attn.compare((vit(1), vit(2)), tmp_path / "photos", "Rollout", output=bare)
+    assert "accuracy" not in (bare / "index.html").read_text().partition("<script")[0]
 
 
 def test_both_maps_of_a_photo_are_shown_where_there_are_many(folder, tmp_path):

@@ -1,6 +1,6 @@
-"""What each head, MLP and block of a network is worth, and where in it a class is decided.
+"""What each head, MLP and block of a network is worth.
 
-Axes: u units, n images, k classes, l layers, t tokens.
+Axes: u units, n images, k classes.
 """
 
 import csv
@@ -21,9 +21,9 @@ from vision_attn.errors import quoted
 from vision_attn.evaluate import paired_bootstrap, wilson
 from vision_attn.files import write_text
 from vision_attn.methods.targets import Class, Target, TargetLike, as_target, model_output
-from vision_attn.runs.explain import Photo, Request, prepare, read
+from vision_attn.runs.explain import Request
 from vision_attn.runs.inputs import output_folder
-from vision_attn.runs.interventions import changes_of, kept_of
+from vision_attn.runs.interventions import changes_of
 from vision_attn.runs.loop import Job, RunTask, TaskResult, results
 from vision_attn.runs.progress import Bar, Silent
 from vision_attn.runs.scoring.evidence import Data, Sample, Samples, as_data, open_data
@@ -34,7 +34,7 @@ from vision_attn.tokens.interventions.resume import Resumable
 from vision_attn.tokens.modules import why_opaque
 from vision_attn.types import Head, Images, Model
 
-__all__ = ["Ablation", "PatchedStates", "Unit", "ablate", "patch_states"]
+__all__ = ["Ablation", "Unit", "ablate", "request_of"]
 
 Part = Literal["heads", "mlps", "blocks"]
 PARTS: tuple[Part, ...] = ("heads", "mlps", "blocks")
@@ -324,7 +324,7 @@ class _Work(Job):
             raise ValueError(f"{type(model.network).__name__} cannot be changed: {reason}")
         model = settled(model if head is None else replace(model, head=head))
         self.data, self.replacement, self.prune = data, replacement, prune
-        self.request = _request(model, target, contrast)
+        self.request = request_of(model, target, contrast)
         self.anatomy = anatomy_of(model.network, blank_for(model))
         self.resumable = Resumable(model.network, self.anatomy)
         self.model = replace(model, network=self.resumable.network)
@@ -519,7 +519,7 @@ def blank_for(model: Model) -> Images:
     return torch.zeros(1, channels, *size, dtype=model.dtype, device=model.device)
 
 
-def _request(model: Model, target: TargetLike, contrast: TargetLike) -> Request:
+def request_of(model: Model, target: TargetLike, contrast: TargetLike) -> Request:
     """Say what number is followed: by default the logit of the class that an image shows."""
     by_label = target is None or (isinstance(target, str) and target.strip() == "label")
     request = Request(
@@ -536,118 +536,3 @@ def _request(model: Model, target: TargetLike, contrast: TargetLike) -> Request:
             "a vector or a function of the output"
         )
     return request
-
-
-@dataclass(frozen=True, eq=False)
-class PatchedStates:
-    """How far the state of one token, taken from another photo, brings the other photo's answer.
-
-    recovered: (l t), for the token's state where the layer begins: the target's number with it,
-    from 0 (as for the photo itself) to 1 (as for the other). layers: which they are. photo, other:
-    the target's number for each. explained: what it is, in words.
-
-    Examples:
-        >>> import numpy as np
-        >>> import vision_attn
-        >>> model = vision_attn.load_model("timm:test_vit", pretrained=False, num_classes=10)
-        >>> photos = np.random.default_rng(0).integers(0, 256, (2, 60, 80, 3), np.uint8)
-        >>> found = vision_attn.patch_states(model, *photos, target=3, contrast=5)
-        >>> found.recovered.shape, found.layers[:2]
-        (torch.Size([6, 101]), [0, 1])
-    """
-
-    recovered: Float[Tensor, "l t"]
-    layers: list[int]
-    photo: float
-    other: float
-    explained: str
-
-    def table(self) -> list[dict[str, Any]]:
-        """Rows of plain values: layer, token, recovered."""
-        rows = self.recovered.tolist()
-        return [
-            {"layer": layer, "token": token, "recovered": value}
-            for layer, row in zip(self.layers, rows, strict=True)
-            for token, value in enumerate(row)
-        ]
-
-
-@checked(batch_size=1)
-def patch_states(
-    model: Model,
-    photo: Photo,
-    other: Photo,
-    *,
-    target: TargetLike = None,
-    contrast: TargetLike = None,
-    head: Head | None = None,
-    batch_size: int = 32,
-    progress: Silent | None = None,
-) -> PatchedStates:
-    """Find where a class is decided: patch each token's state, in each layer, from another photo.
-
-    Meng et al. 2022, causal tracing, with another photo in the place of noise.
-
-    Args:
-        model: A model of `load_model` or `wrap`.
-        photo: A photo as `explain` takes it.
-        other: Another one, whose states are taken.
-        target: The number that is followed. None: the logit of the other's predicted class rather
-            than of the photo's.
-        contrast: What is subtracted from it.
-        head: Which part of the network's output is meant.
-        batch_size: Tokens at once.
-        progress: None shows a bar where there is a terminal.
-
-    Raises:
-        ValueError: The stream's tokens cannot be told (windows), or the target's number is the same
-            for both photos.
-    """
-    model = settled(model if head is None else replace(model, head=head))
-    network = model.network
-    anatomy = anatomy_of(network, blank_for(model))
-    layers = [at for at, layer in enumerate(anatomy.layers) if layer.enters and layer.windows == 1]
-    tokens = max((anatomy.layers[at].tokens for at in layers), default=0)
-    layers = [at for at in layers if anatomy.layers[at].tokens == tokens]
-    if not layers:
-        raise ValueError(
-            f"{type(network).__name__}: no layer begins with a stream (batch, tokens, width) whose "
-            "tokens could be patched"
-        )
-    both = [prepare(model, [read(one, model.preprocess)[1]]) for one in (photo, other)]
-    outputs = [model_output(model, one) for one in both]
-    if target is None:
-        classes = [int(Class.of(model).logits(one).argmax(1)) for one in outputs]
-        if classes[0] == classes[1]:
-            raise ValueError(
-                "both photos are predicted to show the same class: give target= and contrast=, or "
-                "another photo"
-            )
-        target, contrast = classes[1], classes[0] if contrast is None else contrast
-    request = _request(model, target, contrast)
-    numbers = request.target_of([None])
-    low, high = (float(numbers(one).double()) for one in outputs)
-    if low == high:
-        raise ValueError(f"{request.words} is {low:.3g} for both photos: nothing can be recovered")
-    resumable = Resumable(network, anatomy)
-    copy = replace(model, network=resumable.network)
-    size = min(batch_size, tokens)
-    images = both[0].expand(size, *both[0].shape[1:]).contiguous()
-    progress = progress or Bar()
-    rows = []
-    with progress:
-        progress.start("layers x tokens", len(layers) * tokens)
-        plain = resumable.first(lambda: model_output(copy, images))
-        resumable.prove(lambda: numbers(model_output(copy, images)), numbers(plain))
-        for at in layers:
-            spot, row = anatomy.layers[at].enters, []
-            assert spot is not None
-            source = kept_of(network, anatomy, Changes(states={spot: [0]}), both[1])
-            for first in range(0, tokens, size):
-                asked = [min(token, tokens - 1) for token in range(first, first + size)]
-                changes = Changes(states={spot: asked}, by_row=True)
-                found = resumable.again(changes, lambda: model_output(copy, images), source)
-                row.append(numbers(found).detach().double().cpu()[: tokens - first])
-                progress.advance(min(size, tokens - first))
-            rows.append((torch.cat(row) - low) / (high - low))
-    return PatchedStates(torch.stack(rows).float(), layers, low, high, request.words)

@@ -217,10 +217,11 @@ class Comparison:
             found = self.overlap(name)
             of_others = ""
             if found["apart"] is not None:
-                of_others = f"; of maps of two different photos {found['apart']:.1%}"
+                of_others = f"; of the maps of two different photos, {found['apart']:.1%}"
             ends = "" if found["low"] is None else f" ({found['low']:.1%} to {found['high']:.1%})"
             lines.append(
-                f"{name}: {found['mean']:.1%}{ends} of the map lies in the same place{of_others}."
+                f"{name}: {found['mean']:.1%}{ends} of a photo's two maps lies in the same place"
+                f"{of_others}."
             )
         return lines
 

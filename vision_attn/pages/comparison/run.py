@@ -133,13 +133,14 @@ def write(
     title = "Photos, those whose maps differ most first"
     if left:
         title += f" ({len(rows)} of {len(found.photos)})"
+    first, *said = found.sentences()
     sections: list[Section] = [
-        Text("What was found", [*found.sentences(), MEANING]),
+        Text("What was found", [*said, MEANING]),
         Table("By class", *class_table(found)),
         Gallery(title, rows, order="most different first", front=3),
     ]
     warning = ", ".join(dict.fromkeys(filter(None, (r.model.warning for r in pair.requests))))
-    return write_page(folder, " and ".join(found.models), sections, found.sentences()[0], warning)
+    return write_page(folder, " and ".join(found.models), sections, first, warning)
 
 
 MEANING = (
@@ -155,11 +156,14 @@ def class_table(found: Comparison) -> tuple[list[str], list[list[str]]]:
     def percent(value: float | None) -> str:
         return "" if value is None else f"{value:.1%}"
 
-    header = ["class", "photos", "same class", *(f"accuracy {name}" for name in found.models)]
+    labelled = found.accuracy() is not None
+    accuracies = [f"accuracy {name}" for name in found.models] if labelled else []
+    header = ["class", "photos", "same class", *accuracies]
     rows = []
     for row in found.by_class():
         ends = [percent(row[f"overlap_{end}"]) for end in ("low", "high")]
-        cells = [row[key] for key in ("agreement", "accuracy_a", "accuracy_b", "overlap")]
+        known = ("accuracy_a", "accuracy_b") if labelled else ()
+        cells = [row[key] for key in ("agreement", *known, "overlap")]
         interval = " to ".join(ends) if ends[0] else ""
         rows.append([row["class"], str(row["n"]), *map(percent, cells), interval])
     return [*header, "overlap of maps", "95 %"], rows

@@ -176,7 +176,7 @@ def _sinks(heads: Sequence[HeadValues], limits: Thresholds) -> Iterator[Finding]
         yield Finding("sink", False, text, places(of))
     if moving:
         text = (
-            f"Sink: one patch, another in each photo, receives {least} of "
+            f"Sink: in each photo one patch, not always the same, receives {least} of "
             f"{named(moving, start=False)}."
         )
         yield Finding("sink", False, text, places(moving))

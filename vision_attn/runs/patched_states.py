@@ -1,0 +1,140 @@
+"""Where in a network a class is decided: the state of each token, taken from another photo.
+
+Axes: l layers, t tokens.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vision_attn.arguments import checked
+from vision_attn.methods.targets import Class, TargetLike, model_output
+from vision_attn.runs.ablation import blank_for, request_of
+from vision_attn.runs.explain import Photo, prepare, read
+from vision_attn.runs.interventions import kept_of
+from vision_attn.runs.progress import Bar, Silent
+from vision_attn.tokens.activation import settled
+from vision_attn.tokens.interventions.anatomy import anatomy_of
+from vision_attn.tokens.interventions.editor import Changes
+from vision_attn.tokens.interventions.resume import Resumable
+from vision_attn.types import Head, Model
+
+__all__ = ["PatchedStates", "patch_states"]
+
+
+@dataclass(frozen=True, eq=False)
+class PatchedStates:
+    """How far the state of one token, taken from another photo, brings the other photo's answer.
+
+    recovered: (l t), for the token's state where the layer begins: the target's number with it,
+    from 0 (as for the photo itself) to 1 (as for the other). layers: which they are. photo, other:
+    the target's number for each. explained: what it is, in words.
+
+    Examples:
+        >>> import numpy as np
+        >>> import vision_attn
+        >>> model = vision_attn.load_model("timm:test_vit", pretrained=False, num_classes=10)
+        >>> photos = np.random.default_rng(0).integers(0, 256, (2, 60, 80, 3), np.uint8)
+        >>> found = vision_attn.patch_states(model, *photos, target=3, contrast=5)
+        >>> found.recovered.shape, found.layers[:2]
+        (torch.Size([6, 101]), [0, 1])
+    """
+
+    recovered: Float[Tensor, "l t"]
+    layers: list[int]
+    photo: float
+    other: float
+    explained: str
+
+    def table(self) -> list[dict[str, Any]]:
+        """Rows of plain values: layer, token, recovered."""
+        rows = self.recovered.tolist()
+        return [
+            {"layer": layer, "token": token, "recovered": value}
+            for layer, row in zip(self.layers, rows, strict=True)
+            for token, value in enumerate(row)
+        ]
+
+
+@checked(batch_size=1)
+def patch_states(
+    model: Model,
+    photo: Photo,
+    other: Photo,
+    *,
+    target: TargetLike = None,
+    contrast: TargetLike = None,
+    head: Head | None = None,
+    batch_size: int = 32,
+    progress: Silent | None = None,
+) -> PatchedStates:
+    """Find where a class is decided: patch each token's state, in each layer, from another photo.
+
+    Meng et al. 2022, causal tracing, with another photo in the place of noise.
+
+    Args:
+        model: A model of `load_model` or `wrap`.
+        photo: A photo as `explain` takes it.
+        other: Another one, whose states are taken.
+        target: The number that is followed. None: the logit of the other's predicted class rather
+            than of the photo's.
+        contrast: What is subtracted from it.
+        head: Which part of the network's output is meant.
+        batch_size: Tokens at once.
+        progress: None shows a bar where there is a terminal.
+
+    Raises:
+        ValueError: The stream's tokens cannot be told (windows), or the target's number is the same
+            for both photos.
+    """
+    model = settled(model if head is None else replace(model, head=head))
+    network = model.network
+    anatomy = anatomy_of(network, blank_for(model))
+    layers = [at for at, layer in enumerate(anatomy.layers) if layer.enters and layer.windows == 1]
+    tokens = max((anatomy.layers[at].tokens for at in layers), default=0)
+    layers = [at for at in layers if anatomy.layers[at].tokens == tokens]
+    if not layers:
+        raise ValueError(
+            f"{type(network).__name__}: no layer begins with a stream (batch, tokens, width) whose "
+            "tokens could be patched"
+        )
+    both = [prepare(model, [read(one, model.preprocess)[1]]) for one in (photo, other)]
+    outputs = [model_output(model, one) for one in both]
+    if target is None:
+        classes = [int(Class.of(model).logits(one).argmax(1)) for one in outputs]
+        if classes[0] == classes[1]:
+            raise ValueError(
+                "both photos are predicted to show the same class: give target= and contrast=, or "
+                "another photo"
+            )
+        target, contrast = classes[1], classes[0] if contrast is None else contrast
+    request = request_of(model, target, contrast)
+    numbers = request.target_of([None])
+    low, high = (float(numbers(one).double()) for one in outputs)
+    if low == high:
+        raise ValueError(f"{request.words} is {low:.3g} for both photos: nothing can be recovered")
+    resumable = Resumable(network, anatomy)
+    copy = replace(model, network=resumable.network)
+    size = min(batch_size, tokens)
+    images = both[0].expand(size, *both[0].shape[1:]).contiguous()
+    progress = progress or Bar()
+    rows = []
+    with progress:
+        progress.start("layers x tokens", len(layers) * tokens)
+        plain = resumable.first(lambda: model_output(copy, images))
+        resumable.prove(lambda: numbers(model_output(copy, images)), numbers(plain))
+        for at in layers:
+            spot, row = anatomy.layers[at].enters, []
+            assert spot is not None
+            source = kept_of(network, anatomy, Changes(states={spot: [0]}), both[1])
+            for first in range(0, tokens, size):
+                asked = [min(token, tokens - 1) for token in range(first, first + size)]
+                changes = Changes(states={spot: asked}, by_row=True)
+                found = resumable.again(changes, lambda: model_output(copy, images), source)
+                row.append(numbers(found).detach().double().cpu()[: tokens - first])
+                progress.advance(min(size, tokens - first))
+            rows.append((torch.cat(row) - low) / (high - low))
+    return PatchedStates(torch.stack(rows).float(), layers, low, high, request.words)
