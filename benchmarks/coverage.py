@@ -218,10 +218,21 @@ def add(words: argparse.Namespace, entry, found: dict) -> None:
     line |= {"part": True} if found.get("part") else {}
     line |= {"far": True} if found.get("far") else {}
     line |= {"cam": True} if found.get("maps", {}).get("GradCAM") == "map" else {}
+    line |= {"formulas": by_method(found["formulas"])} if found.get("formulas") else {}
     with words.results.open("a") as file:
         file.write(as_line(line | when))
     with words.details.open("a") as file:
         file.write(as_line({"name": entry.name, **found, **when}))
+
+
+def by_method(errors: dict[str, float | None]) -> dict[str, float]:
+    """The worst error of each method beside its dense formula, by the method's class."""
+    worst: dict[str, float] = {}
+    for method, error in errors.items():
+        if error is not None:
+            name = method.partition("(")[0]
+            worst[name] = max(worst.get(name, 0), float(f"{error:.1e}"))
+    return worst
 
 
 def as_line(values: dict) -> str:
@@ -367,7 +378,30 @@ def counted(lines_of: dict[str, dict]) -> list[str]:
             if far
             else []
         ),
+        "",
+        *formulas_table(found),
     ]
+
+
+def formulas_table(found: list[dict]) -> list[str]:
+    """Make a table of the methods that were compared with dense formulas, a line each."""
+    compared = [one for one in found if one.get("formulas")]
+    families = {(source_of(one), one["family"]) for one in compared}
+    lines = [
+        f"The maps of these methods were computed once more, as dense matrices in float64, from "
+        f"weights that no recorder kept, for {len(compared)} networks of {len(families)} families. "
+        "Methods and layers that do not fit a network are left out there:",
+        "",
+        "| method | networks | families | largest error, as a share of the map's maximum |",
+        "|---|---|---|---|",
+    ]
+    methods = sorted({name for one in compared for name in one["formulas"]})
+    for name in methods:
+        having = [one for one in compared if name in one["formulas"]]
+        within = {(source_of(one), one["family"]) for one in having}
+        worst = max(one["formulas"][name] for one in having)
+        lines.append(f"| {name} | {len(having)} | {len(within)} | {worst:.0e} |")
+    return lines
 
 
 def share(tried: dict[str, dict]) -> list[str]:

@@ -242,6 +242,9 @@ def legrad(network, images, blocks, chain, matched, last, target=1):
     """mean over the last blocks of mean_h mean_i (d s_l / d A_l)+, s_l with the later ones left out."""
     pooled = chain.layout.pool == "attention"
     tokens, maps = chain.layout.tokens, []
+    shapes = {link.layer: link.call.shape for link in chain.links if isinstance(link, Attention)}
+    of_place = {place: (call, order) for call, (place, order) in matched.items()}
+    attending = [matched[call][0] for call in shapes]
     for number in range(len(blocks) - last, len(blocks)):
         hooks = [
             later.register_forward_hook(tokens_given, with_kwargs=True)
@@ -261,9 +264,14 @@ def legrad(network, images, blocks, chain, matched, last, target=1):
         finally:
             for hook in hooks:
                 hook.remove()
-        of = plain.tracked[-1:] if pooled else plain.tracked[slice(*inside)]
-        gradients = torch.autograd.grad(logits[:, target].sum(), of)
-        each = [dA.clamp(min=0).mean((1, 2)) for dA in gradients]
+        of = attending[-1:] if pooled else [at for at in attending if at in range(*inside)]
+        tracked = [plain.tracked[at] for at in of]
+        gradients = torch.autograd.grad(logits[:, target].sum(), tracked)
+        each = []
+        for at, dA in zip(of, gradients, strict=True):
+            call, order = of_place[at]
+            heads = dA.permute(order).reshape(shapes[call])
+            each.append(heads.clamp(min=0).mean((1, 2)))
         row = torch.stack(each).mean(0)
         maps.append(nn.functional.pad(row, (tokens - row.shape[-1], 0)))
     return torch.stack(maps).mean(0)

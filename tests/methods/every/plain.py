@@ -72,6 +72,22 @@ class Plain:
                 return (self.replace(len(self.weights) - 1, args[0].nan_to_num(0)), *args[1:])
 
             hooks.append(module.attn_drop.register_forward_pre_hook(after))
+
+        def mixed(module, args, out):
+            self.weights[-1], self.tracked[-1] = out.detach(), out
+            return self.replace(len(self.weights) - 1, out)
+
+        heads = [m for m in network.modules() if hasattr(m, "talking_head2") and m not in mixers]
+        for module in heads:
+            hooks.append(
+                module.talking_head1.register_forward_hook(lambda *_: self.mixed.append(1))
+            )
+            hooks.append(
+                module.talking_head2.register_forward_pre_hook(lambda *_: self.mixed.clear())
+            )
+            hooks.append(module.talking_head2.register_forward_hook(mixed))
+        fused = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
         with (
             patch.object(F, "scaled_dot_product_attention", self.attend),
             patch.object(F, "softmax", self.softmaxed),
@@ -82,5 +98,6 @@ class Plain:
             try:
                 yield self
             finally:
+                torch.backends.mha.set_fastpath_enabled(fused)
                 for hook in hooks:
                     hook.remove()
