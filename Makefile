@@ -1,17 +1,23 @@
 # Needs python3 >= 3.11 with venv. uv, where it is installed, only makes the set-up faster.
 #   make demo    train three networks on embedded data and look at their heatmaps
-#   make test    the tests; SLOW=1: with the slow ones; FAST=1: the quick part alone, while one edits
+#   make test    the tests; SLOW=1: with the slow ones; FAST=1: the quick part alone, while one edits;
+#                LOWEST=1: with the lowest versions that pyproject.toml allows, which needs uv
 #   make check   format, lint, types
 #   make fuzz    damaged files for MINUTES (30) through the commands; goes on where it stopped
 #   make kills   kill training, scores, heatmaps and caches, 20 times each, and go on
 #   make release-check  build sdist and wheel, check both, run the commands from an empty environment
+#   make audit   ask the index for known weaknesses of what is installed
 #   make wasm    the live page's kernels, from C, by clang
 #   make docs    the documentation, into outputs/site; runs the notebooks that have changed
 #   make pictures  the pictures of README, documentation and Learn, after make demo
 PYTHON ?= python3
 CONSTRAINTS ?=
-VENV := .venv
-BIN := $(VENV)/bin
+LOWEST ?=
+LOW := $(and $(LOWEST),$(filter test,$(MAKECMDGOALS)))
+VENV := .venv$(if $(LOW),-lowest)
+WINDOWS := $(filter Windows_NT,$(OS))
+BIN := $(VENV)/$(if $(WINDOWS),Scripts,bin)
+EXE := $(if $(WINDOWS),.exe)
 WORKERS ?= auto
 MINUTES ?= 30
 FAST ?=
@@ -19,12 +25,15 @@ SLOW ?=
 QUICK := $(addprefix tests/,attention evaluate models render sequences training test_cores.py test_house.py)
 
 UV := $(shell command -v uv 2>/dev/null)
+ifneq ($(and $(LOW),$(if $(UV),,no)),)
+  $(error LOWEST=1 needs uv, which resolves to the lowest versions: install uv)
+endif
 ifdef UV
   INSTALL = $(UV) pip install --python $(BIN)/python
 else
   INSTALL = $(BIN)/python -m pip install --disable-pip-version-check
 endif
-INSTALL += $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+INSTALL += $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) $(if $(LOW),--resolution lowest-direct)
 
 # Threads that wait for each other soon sleep: else they hold cores that other programs could use.
 ifndef OMP_WAIT_POLICY
@@ -32,24 +41,24 @@ ifndef OMP_WAIT_POLICY
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fuzz kills release-check format wasm docs pictures clean
+.PHONY: help demo test check fuzz kills release-check audit format wasm docs pictures clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
 
-$(BIN)/python:
+$(BIN)/python$(EXE):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vision_attn needs Python 3.11 or newer, this is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
 
 # Seen on two cores, with a fast network.
 ABOUT = @echo 'Installing vision_attn and its libraries into $(VENV): 3 to 4 minutes with pip, less with uv; about 6 GB where torch brings its CUDA libraries'
 
-$(VENV)/.installed: $(BIN)/python pyproject.toml
+$(VENV)/.installed: $(BIN)/python$(EXE) pyproject.toml
 	$(ABOUT)
 	$(INSTALL) -e .
 	@touch $@
 
-$(VENV)/.installed-dev: $(BIN)/python pyproject.toml
+$(VENV)/.installed-dev: $(BIN)/python$(EXE) pyproject.toml
 	$(ABOUT)
 	$(INSTALL) -e '.[dev]'
 	@touch $@ $(VENV)/.installed
@@ -61,7 +70,8 @@ demo: $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 # The second run is for tests that compile or export, which run-time type checks would break.
-PYTEST := $(BIN)/python -m pytest
+# The lowest versions warn of each other; that is no fault of this package.
+PYTEST := $(BIN)/python -m pytest $(if $(LOW),-W default)
 NO_SLOW := $(if $(SLOW),, and not slow)
 # The quick part keeps no logs for the report of a failure: they take 7 % of its time.
 NO_LOGS := -p no:logging
@@ -87,6 +97,11 @@ kills: $(VENV)/.installed-dev
 release-check: $(VENV)/.installed-dev
 	$(INSTALL) -e '.[release]'
 	$(BIN)/python tests/release/check.py $(if $(LOWEST),--lowest,$(if $(CONSTRAINTS),--constraints $(CONSTRAINTS)))
+
+# Known weaknesses of what is installed; those of tests/release/audit.txt are left out.
+audit: $(VENV)/.installed-dev
+	$(INSTALL) -e '.[release]'
+	$(BIN)/pip-audit --skip-editable $$(sed -n 's/^\([A-Z][^ ]*\).*/--ignore-vuln \1/p' tests/release/audit.txt)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -89,13 +89,40 @@ def test_hooks_run_what_make_check_runs():
     assert entries == {f".venv/bin/{command}" for command in commands}
 
 
-def test_the_workflow_runs_every_python_that_is_promised():
-    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
-    job = workflow["jobs"]["check"]
+def workflow(name: str) -> dict:
+    return yaml.safe_load((ROOT / ".github/workflows" / name).read_text(encoding="utf-8"))
+
+
+def test_the_tests_run_on_every_python_that_is_promised_and_on_every_system():
+    matrix = workflow("check.yml")["jobs"]["test"]["strategy"]["matrix"]
     promised = {c.rpartition(" ")[2] for c in PROJECT["classifiers"] if ":: Python :: 3." in c}
-    assert set(job["strategy"]["matrix"]["python"]) == promised
-    assert job["steps"][-1]["run"] == "make check test SLOW=1"
+    assert set(matrix["python"]) == promised
+    assert {system.partition("-")[0] for system in matrix["system"]} == {
+        "ubuntu", "macos", "windows"
+    }  # fmt: skip
+    assert all(each["may_fail"] for each in matrix["include"])
+
+
+def test_workflows_run_targets_of_the_makefile():
+    recipes = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    asked = set()
+    for path in sorted((ROOT / ".github/workflows").glob("*.yml")):
+        for job in workflow(path.name)["jobs"].values():
+            for step in job["steps"]:
+                words = [w for w in step.get("run", "").split() if w.isascii()]
+                if words[:1] == ["make"]:
+                    asked |= {w for w in words[1:] if re.fullmatch(r"[a-z-]+", w)}
+    assert asked == {"check", "test", "release-check", "audit", "demo", "docs"}
+    assert asked <= recipes
     assert "make check test SLOW=1 " in (ROOT / ".ci/run").read_text()
+
+
+def test_a_release_is_published_from_a_tag_without_a_password():
+    jobs = workflow("release.yml")["jobs"]
+    assert workflow("release.yml")[True] == {"push": {"tags": ["v*"]}}  # YAML reads `on` as True
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    assert jobs["publish"]["needs"] == "build"
+    assert "secrets." not in (ROOT / ".github/workflows/release.yml").read_text()
 
 
 @pytest.mark.parametrize(

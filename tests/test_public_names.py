@@ -1,6 +1,7 @@
 """Public names stay what they are, whatever was imported before: no submodule hides a function."""
 
 import pkgutil
+import re
 import sys
 from functools import partial
 from importlib import import_module
@@ -50,3 +51,12 @@ def test_a_changed_default_is_seen():
     assert signature(before) == "(images, *, limit=8)"
     assert signature(before) != signature(after)
     assert signature(partial(before, limit=torch.nn.Linear)) == "(images, *, limit=Linear)"
+
+
+def test_the_page_of_what_is_public_names_every_public_module():
+    page = (FILE.parents[1] / "docs/reference/public.md").read_text(encoding="utf-8")
+    listed = page.partition("modules among them:")[2].partition(". Each")[0]
+    modules = {
+        name for name in vision_attn.__all__ if isinstance(getattr(vision_attn, name), ModuleType)
+    }
+    assert set(re.findall(r"`(\w+)`", listed)) == modules

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from vision_attn import __version__
 from vision_attn.render import markdown_table
 from vision_attn.runs.scoring.ranking import trust_of
 from vision_attn.runs.scoring.results import METRICS, NAMES, Results, short, signed
@@ -18,6 +19,7 @@ __all__ = [
     *("rows", "tables"),
 ]
 
+FORMAT = 1  # of scores.json
 COMPARED = (
     *("deletion", "insertion", "pointing_game", "energy_inside", "energy_inside_on_shortcut"),
     *GRIDS.values(),
@@ -219,6 +221,8 @@ def as_json(results: Results) -> dict[str, Any]:
         method: {name: results.curve(name, method) for name in names} for method in results.table
     }
     return {
+        "format": FORMAT,
+        "version": __version__,
         "settings": results.settings,
         "weights": results.weights,
         "verdict": {
