@@ -2,7 +2,7 @@
 #   make demo    train three networks on embedded data and look at their heatmaps
 #   make test    the tests; SLOW=1: with the slow ones; FAST=1: the quick part alone, while one edits;
 #                LOWEST=1: with the lowest versions that pyproject.toml allows, which needs uv
-#   make check   format, lint, types
+#   make check   format, lint, types, imports
 #   make fuzz    damaged files for MINUTES (30) through the commands; goes on where it stopped
 #   make kills   kill training, scores, heatmaps and caches, 20 times each, and go on
 #   make release-check  build sdist and wheel, check both, run the commands from an empty environment
@@ -107,6 +107,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .

@@ -11,64 +11,12 @@ from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 
+import grimp
 import pytest
 import torch
+from importlinter.cli import lint_imports
 
 PACKAGE = Path(__file__).parent.parent / "vision_attn"
-
-EVERYWHERE = {"arguments", "errors"}  # what every part may import
-ALLOWED: dict[str, set[str]] = {
-    "arguments": set(),
-    "cores": set(),
-    "errors": set(),
-    "files": set(),
-    "types": {"errors"},
-    "threads": {"cores"},
-    "terminal": set(),
-    "hooks": {"compat"},
-    "inference": {"types", "compat"},
-    "devices": {"compat", "inference"},
-    "compat": set(),
-    "attention": {"types", "hooks", "inference"},
-    "models": {"types", "errors", "files", "compat", "inference", "attention"},
-    "data": {"types", "files", "cores", "compat"},
-    "render": {"types", "files"},
-    "evaluate": {"types", "hooks", "inference"},
-    "tokens": {"types", "threads", "compat", "hooks", "inference", "attention"},
-    "methods": {
-        *("types", "errors", "threads", "compat", "hooks", "inference", "devices"),
-        *("attention", "tokens"),
-    },
-    "distillation": {"types", "inference", "data", "training", "hub"},
-    "training": {"types", "files", "threads", "compat", "devices", "models", "render"},
-    "runs": {
-        *("types", "errors", "files", "terminal", "cores", "threads", "hooks", "inference"),
-        *("devices", "attention", "models", "data", "tokens", "methods", "evaluate", "render"),
-    },
-    "pages": {
-        *("types", "errors", "files", "threads", "hooks", "inference", "attention", "models"),
-        *("data", "tokens", "methods", "evaluate", "render", "runs"),
-    },
-    "sequences": {
-        *("types", "files", "inference", "attention", "models", "data", "training"),
-        *("render", "pages", "runs"),
-    },
-    "hub": {
-        *("types", "errors", "inference", "models", "data", "tokens", "methods", "runs"),
-        "sequences",
-    },
-    "fitting": {
-        *("types", "errors", "files", "cores", "threads", "compat", "inference", "devices"),
-        *("models", "data", "training", "sequences", "hub"),
-    },
-    "commands": {
-        *("types", "errors", "files", "terminal", "devices", "models"),
-        *("tokens", "render", "training", "runs", "pages", "sequences", "fitting", "hub"),
-    },
-    "cli": {"compat", "commands", "cores", "terminal"},
-    "__main__": {"cli"},
-}
-ALLOWED["__init__"] = set(ALLOWED) - {"__main__", "cli", "commands"}
 
 
 def part_of(path: Path) -> str:
@@ -81,91 +29,35 @@ def nodes_of(source: str) -> list[ast.AST]:
     return list(ast.walk(ast.parse(source)))
 
 
-def imported_names(path: Path) -> list[tuple[str, str]]:
-    """The (module, name) pairs that a file imports, at any depth of its code; name may be empty."""
-    inside = ["vision_attn", *path.relative_to(PACKAGE).with_suffix("").parts]
-    names = []
-    for node in nodes_of(path.read_text()):
-        if isinstance(node, ast.Import):
-            names += [(alias.name, "") for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = ".".join(inside[: len(inside) - node.level]) if node.level else ""
-            module = ".".join(filter(None, [base, node.module]))
-            names += [(module, alias.name) for alias in node.names]
-    return names
-
-
-def imported_parts(path: Path) -> set[str]:
-    """The parts of the package that a file imports, at any depth of its code."""
-    names = [f"{module}.{name}".split(".") for module, name in imported_names(path)]
-    parts = {name[1] for name in names if name[0] == "vision_attn" and name[1]}
-    return parts & (set(ALLOWED) | parts_in(PACKAGE))
-
-
-@cache
-def parts_in(package: Path) -> frozenset[str]:
-    return frozenset(part_of(path) for path in package.rglob("*.py"))
-
-
-def imported_files(path: Path) -> set[Path]:
-    """The files of the package that a file imports, at any depth of its code.
-
-    `from a import b` imports a/b.py if there is one, else what a itself is: a.py or a/__init__.py.
-    The package's own `__init__.py` imports none: it shows all parts and loads each on first use.
-    """
-    if path == PACKAGE / "__init__.py":
-        return set()
-    files = set()
-    for module, name in imported_names(path):
-        root, *parts = module.split(".")
-        if root == "vision_attn":
-            own = PACKAGE.joinpath(*parts)
-            for target in (own / name, own) if name else (own,):
-                choices = (target.with_suffix(".py"), target / "__init__.py")
-                if file := next(filter(Path.exists, choices), None):
-                    files.add(file)
-                    break
-    return files
-
-
-def circle(files: list[Path]) -> list[str]:
-    """A circle of files that import each other, if there is one among these and what they import."""
-    graph: dict[Path, set[Path]] = {}
-    while files:
-        path = files.pop()
-        if path not in graph:
-            graph[path] = imported_files(path)
-            files += graph[path]
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """A circle of files that import each other, if there is one."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        return [str(path.relative_to(PACKAGE)) for path in error.args[1]]
+        return error.args[1]
     return []
 
 
-@pytest.mark.parametrize(
-    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE))
-)
-def test_no_import_runs_back_up(path: Path):
-    part = part_of(path)
-    assert part in ALLOWED, f"{part} is a new part of the house: say here what it may import"
-    wrong = imported_parts(path) - ALLOWED[part] - EVERYWHERE - {part}
-    assert not wrong, f"{part} may import {sorted(ALLOWED[part])}, not {sorted(wrong)}"
-
-
-def test_the_walk_sees_a_wrong_import(tmp_path, monkeypatch):
-    monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
-    (tmp_path / "types.py").touch()
-    for part in ("attention", "hub"):
-        (tmp_path / part).mkdir()
-        (tmp_path / part / "__init__.py").touch()
-    wrong = tmp_path / "attention" / "scores.py"
-    wrong.write_text("def late():\n    from ..hub import load_model\n")
-    assert imported_parts(wrong) == {"hub"}
+def test_imports_keep_their_contracts():
+    """They are in pyproject.toml, under tool.importlinter."""
+    assert lint_imports(f"{PACKAGE.parent / 'pyproject.toml'}", no_cache=True) == 0
 
 
 def test_no_circle_of_files():
-    assert not circle(sorted(PACKAGE.rglob("*.py")))
+    """A file and its own package too, of which import-linter has no contract.
+
+    The package's own `__init__.py` is left out: it shows all parts and loads each on first use.
+    """
+    graph = grimp.build_graph("vision_attn", cache_dir=None)
+    files = graph.modules - {"vision_attn"}
+    assert not circle({file: graph.find_modules_directly_imported_by(file) for file in files})
+
+
+def test_a_circle_is_seen():
+    assert circle({"methods": {"rollout"}, "rollout": {"tiles"}, "tiles": set()}) == []
+    assert {"methods", "rollout", "tiles"} == set(
+        circle({"methods": {"rollout"}, "rollout": {"tiles"}, "tiles": {"methods"}})
+    )
 
 
 def test_a_class_name_stands_once():
@@ -177,33 +69,6 @@ def test_a_class_name_stands_once():
                 places.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
     twice = {name: paths for name, paths in places.items() if len(paths) > 1}
     assert not twice
-
-
-# Inside `tokens/`: folders know only those before them.
-FOLDERS = ["trace", "record", "carry", "path"]
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_folders_of_tokens_build_on_each_other(folder: str):
-    above = [PACKAGE / "tokens" / name for name in FOLDERS[FOLDERS.index(folder) + 1 :]]
-    for path in (PACKAGE / "tokens" / folder).glob("*.py"):
-        wrong = [file for file in imported_files(path) if file.parent in above]
-        assert not wrong, f"{path.name} imports {wrong[0]}, which builds on it"
-
-
-def test_the_walk_sees_a_circle(tmp_path, monkeypatch):
-    monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
-    part = tmp_path / "methods"
-    part.mkdir()
-    (part / "__init__.py").write_text("from vision_attn.methods.rollout import Rollout\n")
-    (part / "rollout.py").write_text("from vision_attn.methods import tiles\n")
-    (part / "tiles.py").write_text("import torch\n")
-    files = sorted(part.rglob("*.py"))
-    assert circle(list(files)) == []
-    (part / "tiles.py").write_text("def late():\n    from vision_attn.methods import Rollout\n")
-    assert sorted(set(circle(list(files)))) == [
-        *("methods/__init__.py", "methods/rollout.py", "methods/tiles.py")
-    ]
 
 
 def test_the_command_line_starts_without_torch():

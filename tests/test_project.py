@@ -85,7 +85,7 @@ def test_hooks_run_what_make_check_runs():
     assert [repo["repo"] for repo in hooks] == ["local"], "hooks come from .venv alone"
     entries = {hook["entry"].split(" --")[0] for repo in hooks for hook in repo["hooks"]}
     recipe = re.search(r"^check:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    commands = re.findall(r"\$\(BIN\)/(.+?)(?: --check)?(?: \.)?$", recipe[1], re.MULTILINE)
+    commands = re.findall(r"\$\(BIN\)/(.+?)(?: --[\w-]+)*(?: \.)?$", recipe[1], re.MULTILINE)
     assert entries == {f".venv/bin/{command}" for command in commands}
 
 
