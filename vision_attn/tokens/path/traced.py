@@ -20,7 +20,7 @@ from vision_attn.tokens.outputs import only_tensor, tensors_of
 from vision_attn.tokens.record.calls import AttentionCall
 from vision_attn.tokens.record.edits import unedited
 from vision_attn.tokens.record.log import RecordError
-from vision_attn.tokens.record.recorder import Recorder
+from vision_attn.tokens.record.record import Recorder
 from vision_attn.tokens.trace.origins import CallOrigins, Origins
 from vision_attn.tokens.trace.shapes import Shapes
 from vision_attn.tokens.trace.tracer import Tracer
