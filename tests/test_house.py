@@ -108,7 +108,7 @@ MODULES = {"nn.Module", "SequenceModel", "QuestionAnswerer"}
 SWITCHES = re.compile(r"register_.*hook|eval|train|requires_grad_")
 # Networks that were just made; a look at the hooks that others have set; tensors.
 SWITCHED_ELSEWHERE = {("levels.py", "requires_grad_"), ("rules.py", "register_hook"),
-    ("hub.py", "eval"), ("translation.py", "register_forward_hook"),
+    ("loading.py", "eval"), ("checkpoints.py", "eval"), ("translation.py", "register_forward_hook"),
     ("translation.py", "register_forward_pre_hook")}  # fmt: skip
 
 

@@ -112,11 +112,11 @@ def test_where_the_weights_come_from(tmp_path):
 
 @pytest.mark.parametrize(("classes", "weights"), [(7, "random classifier"), (1000, "trained")])
 def test_a_classifier_of_other_classes_than_the_weights_is_random(classes, weights, monkeypatch):
-    from vision_attn import hub
+    from vision_attn.hub import libraries
 
-    made = hub.create_timm  # what timm would download is not what is asked here
+    create = libraries.create_timm  # what timm would download is not what is asked here
     monkeypatch.setattr(
-        hub, "create_timm", lambda name, pretrained, **args: made(name, pretrained=False, **args)
+        libraries, "create_timm", lambda name, pretrained, **args: create(name, pretrained=False, **args)
     )
     model = load_model("timm:test_vit", num_classes=classes)
     assert model.weights == weights

@@ -10,9 +10,9 @@ from typing import Any
 
 from vision_attn.arguments import checked
 from vision_attn.fitting.making import make_run
-from vision_attn.hub import LoadedSequences, load
+from vision_attn.hub import load
 from vision_attn.inference import usual_defaults
-from vision_attn.types import Model
+from vision_attn.types import LoadedSequences, Model
 
 __all__ = ["FittedRun", "fit"]
 
