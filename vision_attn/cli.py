@@ -135,7 +135,8 @@ def _run(words: list[str]) -> int:
         if command in TRAINING | COMMANDS:
             launched()  # libraries read the same variables as they are imported
     if command in TRAINING:
-        return import_module(".commands.fit.words", __package__).main(command, rest)
+        status: int = import_module(".commands.fit.words", __package__).main(command, rest)
+        return status
     if command in COMMANDS:
         module = import_module(f".commands.{command}", __package__)
         parser = Parser(prog=f"vision-attn {command}", description=COMMANDS[command])
@@ -144,7 +145,8 @@ def _run(words: list[str]) -> int:
 
         args = parser.parse_intermixed_args(rest)
         with bounded(args):
-            return module.run(args) or 0
+            failures: int | None = module.run(args)
+        return failures or 0
     raise ValueError(f"unknown command {quoted(command)}{nearest(command, [*TRAINING, *COMMANDS])}")
 
 

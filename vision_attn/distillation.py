@@ -203,7 +203,7 @@ class _FixedAnswers:
     of: str = ""
     flops: int = 0  # in this process
 
-    def __deepcopy__(self, memo: dict) -> "_FixedAnswers":
+    def __deepcopy__(self, memo: dict[int, object]) -> "_FixedAnswers":
         """Itself: what a rehearsal's copy of the callback has answered, the run need not."""
         return self
 
@@ -239,7 +239,7 @@ def _spread(count: int) -> Integer[np.ndarray, " some"]:
 def fixed_answers(
     answers: "_Answers",
     data: ImageData,
-    context: Callable[[], AbstractContextManager],
+    context: Callable[[], AbstractContextManager[object]],
     shown: bool = True,
 ) -> Float16[Tensor, "n k"]:
     """The answers for all training images, each the mean of the image's and its mirror image's.

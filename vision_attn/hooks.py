@@ -121,7 +121,7 @@ class _Temporary:
         inside = self.scope is current_scope() or self.scope == threading.get_ident()
         return self.hook(*given) if inside else None
 
-    def __deepcopy__(self, memo: dict) -> "_Temporary":
+    def __deepcopy__(self, memo: dict[int, object]) -> "_Temporary":
         """Itself: in a copy of the network it is called as in vain as in another thread."""
         return self
 

@@ -47,7 +47,7 @@ class ChannelScale(torch.autograd.Function):
         return x * scale
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod

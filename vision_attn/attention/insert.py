@@ -56,7 +56,7 @@ def add_gates(
     return network
 
 
-def _pass_gate(block: nn.Module, args: tuple, output: Tensor) -> Tensor:
+def _pass_gate(block: nn.Module, args: tuple[object, ...], output: Tensor) -> Tensor:
     return block.get_submodule(NAME)(output)
 
 
@@ -96,7 +96,7 @@ def output_channels(
     """Count the output channels of each block that returns one feature map."""
     channels: dict[nn.Module, int] = {}
 
-    def record_channels(block: nn.Module, args: tuple, output: object) -> None:
+    def record_channels(block: nn.Module, args: tuple[object, ...], output: object) -> None:
         if isinstance(output, Tensor) and output.ndim == 4:
             channels[block] = output.size(1)
 

@@ -74,5 +74,5 @@ class MultiDimAttention(MultiHeadAttention):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute queries and keys as one head (b 1 n d), values cut among the views."""
         q, k, v = super().project(x, memory, keys)
-        whole = lambda heads: heads.transpose(1, 2).flatten(2)[:, None]  # noqa: E731
-        return whole(q), whole(k), v
+        q, k = (heads.transpose(1, 2).flatten(2)[:, None] for heads in (q, k))
+        return q, k, v

@@ -170,8 +170,8 @@ class CosineSimilarity(DotProduct):
         self.beta = nn.Parameter(torch.full((heads, 1, 1), float(beta)))
 
     def transform(self, q: Queries, k: Keys) -> tuple[Tensor, Tensor]:
-        unit = lambda x: F.normalize(x, dim=-1, eps=1e-6)  # noqa: E731
-        return self.beta * unit(q), unit(k)
+        q, k = (F.normalize(x, dim=-1, eps=1e-6) for x in (q, k))
+        return self.beta * q, k
 
 
 @final

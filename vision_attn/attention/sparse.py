@@ -66,7 +66,7 @@ class Entmax(torch.autograd.Function):
         return p.view(scores.shape).to(scores.dtype)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
         ctx.power = inputs[1]
         ctx.save_for_backward(output)
 

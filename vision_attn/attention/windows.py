@@ -191,7 +191,10 @@ def gathered(
         heads = max(mask.size(1), seen.size(1))
         mask = mask.expand(b, heads, i, k.size(-2))
         visible = visible & mask.gather(-1, seen.expand(b, heads, -1, -1))
-    fold = lambda x: x.expand(b, -1, -1, -1).transpose(1, 2).flatten(0, 1).unsqueeze(-2)  # noqa: E731
+
+    def fold(x: Tensor) -> Tensor:
+        return x.expand(b, -1, -1, -1).transpose(1, 2).flatten(0, 1).unsqueeze(-2)
+
     context = dense(
         fold(q),
         keys_at(k, seen),

@@ -91,7 +91,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 1 where an image or a map could not be scored; the others are."""
-    from vision_attn.runs.scoring import check_data, score
+    from vision_attn.runs.scoring import score
+    from vision_attn.runs.scoring.evidence import check_data
 
     check_data(args.data)
     output = options.output_folder(args.output)

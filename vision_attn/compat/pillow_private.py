@@ -37,7 +37,7 @@ def libtiff_errors() -> Iterator[list[str]]:
         Errors.found = []
 
 
-@Handler
+@Handler  # type: ignore[untyped-decorator]  # ctypes has no type for what it makes
 def keep(module: bytes | None, text: bytes | None, _: int | None) -> None:
     """Keep an error, without the values that the C format after its first % would print."""
     words = (text or b"").partition(b"%")[0] or module or b"unknown error"

@@ -13,7 +13,7 @@ class ProcessWide:
     of `make` and the last one leaves it.
     """
 
-    def __init__(self, make: Callable[[], AbstractContextManager]) -> None:
+    def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
         self._make = make
         self._lock = threading.Lock()
         self._holders = 0

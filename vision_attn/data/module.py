@@ -235,10 +235,12 @@ class ImageData(LightningDataModule):
         numbers = torch.tensor([self.mean, self.std], dtype=torch.float32, device=images.device)
         mean, std = numbers.view(2, 3, 1, 1)
         if images.dtype == torch.uint8:
-            normalised, scale, shift = _room(images), 1 / (std * 255), mean / std
-            some = max(1, IN_CACHE // images[:1].numel()) if images.is_cpu else len(images)
-            for floats, pixels in zip(normalised.split(some), images.split(some), strict=True):
-                floats.copy_(pixels).mul_(scale).sub_(shift)
+            normalised: Tensor = _room(images)
+            scale, shift = 1 / (std * 255), mean / std
+            some = max(1, IN_CACHE // images[:1].numel()) if images.is_cpu else len(images) or 1
+            for start in range(0, len(images), some):
+                floats = normalised[start : start + some]
+                floats.copy_(images[start : start + some]).mul_(scale).sub_(shift)
             return normalised
         return images.float().mul_(1 / std).sub_(mean / std)
 

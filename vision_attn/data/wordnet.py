@@ -16,7 +16,7 @@ def imagenet_descriptions() -> Mapping[str, str]:
         >>> imagenet_descriptions()["n01440764"]
         'tench, Tinca tinca'
     """
-    from timm.data import ImageNetInfo
+    from timm.data.imagenet_info import ImageNetInfo
 
     known = ImageNetInfo()
     return MappingProxyType(dict(zip(known.label_names(), known.label_descriptions(), strict=True)))

@@ -9,8 +9,8 @@ from traceback import clear_frames, walk_tb
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch.multiprocessing import ProcessRaisedException
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 from vision_attn.models.errors import no_empty_layers
 
@@ -54,7 +54,7 @@ def one_line() -> Iterator[None]:
 def _of_option(error: Exception) -> bool:
     """Whether Lightning's callbacks, or an optimiser of torch, raised it: it is about an option."""
     *_, (frame, _) = walk_tb(error.__traceback__)
-    name = frame.f_globals.get("__name__", "")
+    name: str = frame.f_globals.get("__name__", "")
     return name.startswith(("lightning.pytorch.callbacks.", "torch.optim."))
 
 
@@ -81,7 +81,8 @@ def instantiated(parser: ArgumentParser, config: Namespace) -> Namespace:
     token = _raised.set(errors)
     try:
         with made():
-            return parser.instantiate(config, instantiators=[(_call, object, True)])
+            objects: Namespace = parser.instantiate(config, instantiators=[(_call, object, True)])
+            return objects
     except ValueError as error:
         raise (errors or [error])[-1] from None
     finally:

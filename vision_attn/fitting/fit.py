@@ -47,7 +47,10 @@ class FittedRun:
     @cached_property
     def summary(self) -> dict[str, float]:
         """The figures of summary.json: the test's metrics, minutes, parameters, images a second."""
-        return json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
+        summary: dict[str, float] = json.loads(
+            (self.folder / "summary.json").read_text(encoding="utf-8")
+        )
+        return summary
 
     @cached_property
     def model(self) -> Model | LoadedSequences:

@@ -17,13 +17,13 @@ from typing import Any, ClassVar
 
 import torch
 from jsonargparse import ArgumentParser, Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import Precision as PrecisionPlugin
 from lightning.pytorch.strategies import Strategy
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.table import Table
 
 from vision_attn.compat.jsonargparse_private import classes_first, whole_numbers_first
@@ -245,7 +245,8 @@ class TrainingRun(LightningCLI):
     @property
     def _runs(self) -> Path:
         """Where the runs of this name have their version folders."""
-        return Path(self.config.trainer.default_root_dir or "outputs") / self.config.name
+        name: str = self.config.name
+        return Path(self.config.trainer.default_root_dir or "outputs") / name
 
     def _last_or_none(self) -> str | None:
         """The newest last.ckpt, for a job that is started again and again until it is done."""
@@ -402,7 +403,7 @@ class TrainingRun(LightningCLI):
         del config["ckpt_path"], config["config"], config["minutes"]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", rf"\s*{UNTOLD}")
-            text = self.parser.dump(_without_enums(config), skip_unset=False)
+            text: str = self.parser.dump(_without_enums(config), skip_unset=False)
         return text.replace(UNTOLD, "")  # of a value that also may be a class, such as a device
 
     def heading(self) -> str:
@@ -539,7 +540,7 @@ class TrainingRun(LightningCLI):
 
         None for a network of the shelf, which has no such file: here is all that there is of it.
         """
-        path = self.config.ckpt_path
+        path: str = self.config.ckpt_path
         saved = self._check_fits(path)
         if not is_shelved(path):
             return path

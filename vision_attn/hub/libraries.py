@@ -40,7 +40,8 @@ def from_timm(request: LoadRequest) -> LoadedParts:
             f"timm:{request.name}: expected a network that gives logits, got {quoted(network)} of "
             "features: wrap(network, transform, classes=(), head=INDEX) takes one of its outputs"
         )
-    from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_model_data_config
+    from timm.data.config import resolve_model_data_config
+    from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 
     config = resolve_model_data_config(network)
     preprocess = _timm_preprocess(config, request.size or args.get("img_size"))

@@ -357,7 +357,7 @@ def linear_by_convolution(module: nn.Module) -> Iterator[list[bool]]:
     """
     found: list[bool] = []
 
-    def note(module: nn.Module, inputs: tuple, output: object) -> None:
+    def note(module: nn.Module, inputs: tuple[Any, ...], output: object) -> None:
         if isinstance(module, nn.Conv2d) and not any(module.padding):
             size = tuple(inputs[0].shape[-2:])
             if size == tuple(module.kernel_size) and max(size) > 1:
@@ -410,7 +410,7 @@ def cut(layers: list[nn.Module], norms: Sequence[nn.Module] = ()) -> Iterator[li
     leaves: list[Tensor] = []
     pooled: list[object] = []  # what the last pool gave: no map of the modules around it
 
-    def take(module: nn.Module, _inputs: tuple, output: object) -> Tensor | None:
+    def take(module: nn.Module, _inputs: tuple[object, ...], output: object) -> Tensor | None:
         if not isinstance(output, Tensor) or not _is_map(output, tokens=module is layers[0]):
             return None
         if pooled and output is pooled[0]:
@@ -419,14 +419,14 @@ def cut(layers: list[nn.Module], norms: Sequence[nn.Module] = ()) -> Iterator[li
         leaves[:] = [leaf, leaf.clone()]
         return leaves[1]
 
-    def normed(module: nn.Module, inputs: tuple, output: object) -> Tensor | None:
+    def normed(module: nn.Module, inputs: tuple[object, ...], output: object) -> Tensor | None:
         if not (leaves and inputs and isinstance(inputs[0], Tensor) and leaves[1].ndim == 4):
             return None
         its_view = inputs[0].ndim == 4 and inputs[0].data_ptr() == leaves[1].data_ptr()
         its_view &= inputs[0].numel() == leaves[1].numel()  # the channels may be turned last
         return take(layers[0], inputs, output) if its_view else None
 
-    def pool(_module: nn.Module, _inputs: tuple, output: object) -> None:
+    def pool(_module: nn.Module, _inputs: tuple[object, ...], output: object) -> None:
         pooled[:] = [output]
 
     within = {module for layer in layers for module in layer.children()}

@@ -221,7 +221,9 @@ def ends_side_by_side(blocks: list[nn.Module], images: int, copies: int) -> Iter
     """
     ends: list[Tensor] = []
 
-    def enter(_block: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    def enter(
+        _block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         def own(x: Any) -> Any:
             if type(x) in (tuple, list):  # the cosines and sines of a rotation, say
                 return type(x)(map(own, x))
@@ -235,7 +237,7 @@ def ends_side_by_side(blocks: list[nn.Module], images: int, copies: int) -> Iter
         tokens = next((x for x in every if isinstance(x, Tensor) and x.ndim == 3), None)
         return tuple(map(own, args)), {name: own(x) for name, x in kwargs.items()}
 
-    def leave(block: nn.Module, _args: tuple, out: Any) -> Tensor | None:
+    def leave(block: nn.Module, _args: tuple[object, ...], out: Any) -> Tensor | None:
         if not isinstance(out, Tensor) or (ends and out.shape != ends[0].shape):
             raise ValueError(
                 f"the tokens after {type(block).__name__} are not those before it: LeGrad needs "

@@ -220,7 +220,8 @@ def build(description: Any) -> nn.Module:
         raise ValueError(f"{description['class_path']} is a part of a network, not a network")
     try:
         with no_empty_layers():
-            return factory(**cls.rebuilt_with)
+            network: nn.Module = factory(**cls.rebuilt_with)
+            return network
     except ValueError:
         raise
     except Exception as error:  # an argument this version does not have, a size below 0, too large
@@ -268,7 +269,7 @@ def _plain(name: str, value: Any) -> Any:
     )
 
 
-def _described_partial(name: str, factory: functools.partial) -> dict[str, Any]:
+def _described_partial(name: str, factory: functools.partial[object]) -> dict[str, Any]:
     """A partial of a class, or jsonargparse's partial of a function that is handed the class."""
     parts = (factory.func, *factory.args)
     at = next((i for i, part in enumerate(parts) if isinstance(part, type)), None)
@@ -281,7 +282,7 @@ def _described_partial(name: str, factory: functools.partial) -> dict[str, Any]:
     return _described(cls, bound.arguments)
 
 
-def _factory(description: Any) -> functools.partial:
+def _factory(description: Any) -> functools.partial[nn.Module]:
     match description:
         case {"class_path": str(path), "init_args": dict(args), **rest} if not rest and all(
             isinstance(key, str) for key in args

@@ -159,7 +159,15 @@ def best_and_worst(rows: Sequence[Ranked], title: str, side: int = 176) -> Pictu
     draw = ImageDraw.Draw(sheet)
     ink, quiet = (38, 38, 42), (110, 110, 118)
 
-    def write(x: int, y: int, text: str, size: int, room: int, colour=ink, bold=False) -> None:
+    def write(
+        x: int,
+        y: int,
+        text: str,
+        size: int,
+        room: int,
+        colour: tuple[int, int, int] = ink,
+        bold: bool = False,
+    ) -> None:
         text = fitted(text, size, room, bold)
         draw.text((x, y), text, colour, pil_font(text, size, bold))
 

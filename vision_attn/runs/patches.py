@@ -160,7 +160,7 @@ class _FeatureRun:
         tokens = None if named or self.layout is None else self.layout.tokens
         of_heads = set() if named else _of_attention(self.network)
 
-        def keep(module: nn.Module, _inputs: tuple, out: Any) -> None:
+        def keep(module: nn.Module, _inputs: tuple[object, ...], out: Any) -> None:
             if isinstance(out, tuple) and out and module is not self.network:
                 out = out[0]
             if not isinstance(out, Tensor) or (out.ndim == 4 and module in of_heads):

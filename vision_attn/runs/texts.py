@@ -98,7 +98,7 @@ def token_attribution(
     inputs = tower.tokenize(network.prompts[name])
     leaves: list[Tensor] = []
 
-    def take(_module: nn.Module, _inputs: tuple, vectors: Tensor) -> Tensor:
+    def take(_module: nn.Module, _inputs: tuple[object, ...], vectors: Tensor) -> Tensor:
         leaves[:] = [vectors.detach().requires_grad_()]
         return leaves[0]
 

@@ -12,7 +12,7 @@ from vision_attn.data.faults import ImageError
 from vision_attn.methods.targets import model_output
 from vision_attn.runs.diagnosis.stream import outliers_of, patches_of
 from vision_attn.runs.scoring.evidence import Data, as_data, open_data
-from vision_attn.tokens.blocks import find_blocks, watch_blocks
+from vision_attn.tokens.blocks import BlockRun, find_blocks, watch_blocks
 from vision_attn.tokens.path.path import found_layout
 from vision_attn.tokens.registers import TestTimeRegisters, neuron_scores
 from vision_attn.types import Images, Model
@@ -89,26 +89,32 @@ def add_registers(
         raise ValueError(f"{type(network).__name__}: no block with an MLP was found")
     patches = patches_of(layout, layout.tokens)
     names = {id(module): name for name, module in network.named_modules()}
-    runs: list = []
+    runs: list[BlockRun] = []
 
     def run(images: Images) -> None:
         nonlocal runs
         with watch_blocks(inside) as runs:
             model_output(model, images)
 
+    def stream_after(index: int) -> torch.Tensor:
+        stream = runs[index].after
+        assert stream is not None  # the block has run
+        return stream
+
     if block is None:
         counts = torch.zeros(len(inside), dtype=torch.float64, device="cpu")
         with torch.no_grad():
             for batch in every or batches():
                 run(batch)
-                for at, one in enumerate(runs):
-                    counts[at] += outliers_of(one.after[:, patches].norm(dim=-1)).sum().cpu()
+                for index in range(len(runs)):
+                    norms = stream_after(index)[:, patches].norm(dim=-1)
+                    counts[index] += outliers_of(norms).sum().cpu()
         block = int(counts.argmax())
     if block >= len(inside):
         raise ValueError(f"block must be from 0 to {len(inside) - 1}, got {block}")
 
     def outliers() -> torch.Tensor:
-        after = runs[block].after
+        after = stream_after(block)
         where = torch.zeros(after.shape[:2], dtype=torch.bool, device=after.device)
         where[:, patches] = outliers_of(after[:, patches].norm(dim=-1))
         return where

@@ -417,7 +417,7 @@ def scored(metric: ImageScore, *given: Tensor | None) -> Float[Tensor, " b"]:
 def plain(count: int, scores: dict[str, Tensor], curves: dict[str, Tensor]) -> list[Record]:
     """Of each image its scores and curves, in five significant digits."""
 
-    def short(values: Tensor) -> list:
+    def short(values: Tensor) -> list[Any]:
         return [
             [float(f"{v:.5g}") for v in row] if isinstance(row, list) else float(f"{row:.5g}")
             for row in values.cpu().double().tolist()

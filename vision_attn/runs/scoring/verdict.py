@@ -22,7 +22,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from vision_attn.evaluate import Interval, PairedDifference, bca
+from vision_attn.evaluate import PairedDifference
+from vision_attn.evaluate.bootstrap import Interval, bca
 from vision_attn.runs.scoring.results import NAMES, Results, short, signed
 from vision_attn.runs.scoring.scorer import GRIDS
 

@@ -327,7 +327,7 @@ class ConvEncoder(ImageEncoder):
     def forward(self, source: Images) -> Memory:
         features = self.proj(self.convs(source))  # b d h w
         if self.rnn is None:
-            from timm.layers import build_sincos2d_pos_embed
+            from timm.layers.pos_embed_sincos import build_sincos2d_pos_embed
 
             h, w = features.shape[-2:]
             places = build_sincos2d_pos_embed([h, w], features.size(1), device=features.device)

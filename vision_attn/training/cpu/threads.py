@@ -117,7 +117,7 @@ class InParts:
         self._divides: bool | None = None  # in training; None: not yet known
         self._operations: dict[torch.Size, int] = {}  # of an image of this shape
 
-    def __deepcopy__(self, memo: dict) -> "InParts":
+    def __deepcopy__(self, memo: dict[int, object]) -> "InParts":
         """Itself: it belongs to the module that runs a network, and is not copied with one."""
         return self
 
