@@ -1,7 +1,7 @@
 """The chain of layers that a map is carried through, from the last to the first.
 
 A link takes shares r of the tokens after a layer to shares of the tokens before it. Links differ in
-which tokens are queries and which are keys; `propagation/walk.py` finds them.
+which tokens are queries and which are keys; `tokens/path/walk.py` finds them.
 
 Axes: b images, s rows carried (one a seed), n and m tokens before and after a link, i queries,
 j keys.

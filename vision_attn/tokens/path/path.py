@@ -1,6 +1,6 @@
 """The path of a network's tokens, proven by a run: which call attends over what, to the logits.
 
-A run on two copies of one image is followed value by value (`recording/origins.py`). What comes out
+A run on two copies of one image is followed value by value (`tokens/trace/origins.py`). What comes out
 says which tokens each attention call's queries and keys are, where windows and merged patches lie,
 what the classifier reads, and where each token lies on the image; names of modules and layers play
 no part. It is done once for a network and a size of image, and remembered.
@@ -328,12 +328,13 @@ def run_path(network: nn.Module, images: Images) -> Path:
     except UnknownPathError as error:
         return Path(run.steps + run.unread(), None, None, str(error))
     walk = writer.walk
-    boxes, centres = run.origins.box[walk.first, :4], run.origins.centre[walk.first]
+    boxes, centres = run.origins.box[walk.sources, :4], run.origins.centre[walk.sources]
     if writer.aside:
         boxes[-len(writer.aside) :] = NOWHERE
-    came = [walk.came[one] for one in walk.first]
-    chain = copies_joined(Chain(walk.links, UNPLACED, len(walk.state), walk.reads))
-    layout, patch = layout_found(network, size, chain.links, boxes, centres, came, chain.reads)
+    chain = copies_joined(Chain(walk.links, UNPLACED, walk.tokens, walk.reads))
+    layout, patch = layout_found(
+        network, size, chain.links, boxes, centres, walk.ranks, chain.reads
+    )
     refusal = UNKNOWN_PLACES.format(walk.links[0].before) if layout is None else None
     chain = replace(chain, layout=layout or UNPLACED)
     if writer.begins is None or len(writer.used) == len(run.used):

@@ -75,7 +75,7 @@ class Step:
 
 
 class TracedRun:
-    """What was followed, call by call of attention; origins are those of `recording/origins.py`.
+    """What was followed, call by call of attention; origins are those of `tokens/trace/origins.py`.
 
     read: the origins of the logits. used: the calls that the logits depend on. For each of them,
     after `read_steps`: queries, keys, outputs, the origins in each window; aliases: outputs of a

@@ -1,498 +1,622 @@
 """Walk through a run's attention calls in their order, and write a link for each.
 
+A map is a row of shares that is carried back through links, so each link must say which of the
+tokens ahead of a call its queries and keys are, and which tokens there are after it. The trace has
+given every value an origin; a walk keeps a state, the tokens that live between two calls, each by
+its origin, and takes each call in two steps. The first lets every origin that the call reads join
+the state. It is a token already; or no token went into it, so that it is a source, such as a patch
+or a class token, which waits beside the links that are written; or an earlier call has replaced it,
+so that the two calls lie side by side, and the state ahead of the earlier one gets a copy of it; or
+it is made of tokens, whose parts become a `Regroup`. The second step writes the call as an
+`Attention`. Its outputs take the places of the queries that they are added to, or are new tokens.
+At last the logits are taken apart in the same way: the parts are the row that a map starts from.
+What fits no rule raises `UnknownPathError`, so no map is a guess. A state is a value: each step
+makes a new one of it, and walks with other calls or another order of the sources share nothing.
+
 Axes: n tokens, i queries, j keys.
 """
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from vision_attn.tokens.path.chain import Attention, Regroup
-from vision_attn.tokens.path.places import grid_of, rounded, rows_apart
-from vision_attn.tokens.path.traced import TracedRun, UnknownPathError
+from vision_attn.tokens.path.places import rounded
+from vision_attn.tokens.path.route import Route
+from vision_attn.tokens.path.traced import UnknownPathError
+from vision_attn.tokens.trace.origins import Origins
 
-__all__ = ["Walk"]
+__all__ = ["State", "Token", "Walk", "walk_calls"]
 
 FAR = 50  # origins that are looked through for tokens that went into others
 
-
-def indices(numbers: Sequence[Any]) -> Tensor:
-    """Whole numbers, or rows of them, as a tensor on the CPU."""
-    return torch.tensor(numbers, dtype=torch.long, device="cpu")
+Parts = dict[int, float]  # tokens of a state by their index, each with its part of the whole
 
 
 class Token(NamedTuple):
-    """A token in the state between two calls: its origin now, and that of the token it was."""
+    """A token of a state: its origin, and that of the token with which its place began.
+
+    Examples:
+        >>> from vision_attn.tokens.path.walk import Token
+        >>> Token(origin=7, root=3).root
+        3
+    """
 
     origin: int
-    first: int
+    root: int
 
 
+@dataclass(frozen=True)
+class State:
+    """The tokens between two calls, and what the walk has written so far.
+
+    index: the place of each origin among the tokens. sources: the origins of the tokens ahead of
+    the first link. streams: of each of them 0, or 1 if it joined after a link was written.
+    replaced_by: the call that has replaced an origin. former_index: where that origin stood, as
+    long as places do not change. link_of: the index of a call's link. copied: whether calls lie
+    side by side.
+
+    Examples:
+        >>> from vision_attn.tokens.path.walk import State
+        >>> State.of([5, 3]).index
+        {5: 0, 3: 1}
+    """
+
+    tokens: Sequence[Token]
+    index: Mapping[int, int]
+    sources: list[int]
+    streams: list[int]
+    links: Sequence[Attention | Regroup] = ()
+    replaced_by: Mapping[int, int] = field(default_factory=dict)
+    former_index: Mapping[int, int] = field(default_factory=dict)
+    link_of: Mapping[int, int] = field(default_factory=dict)
+    copied: bool = False
+
+    @classmethod
+    def of(cls, origins: Sequence[int]) -> "State":
+        """Begin with these sources."""
+        return cls([], {}, list(origins), [0] * len(origins)).appended(origins)
+
+    def appended(self, origins: Iterable[int]) -> "State":
+        """Let tokens of these origins follow the others."""
+        tokens = [*self.tokens, *(Token(origin, origin) for origin in origins)]
+        return replace(self, tokens=tokens, index=index_of(tokens))
+
+
+@dataclass(frozen=True)
 class Walk:
-    """One walk through some of a run's attention calls, with the tokens of each.
+    """What a walk comes to: links, and the tokens ahead of them and after them.
 
-    calls: the numbers of the calls. initial: the origins of the first tokens; None: as they come.
-    late: whether calls before these are left out. averages: whether keys of the first call that
-    are mixtures of tokens count as their mean. size: (height, width) of the image. After `go`:
-    links; reads, the share of each of the last tokens in the logits; first, the origins of the
-    first tokens; state, the last tokens; better, an order of the first tokens that is better.
+    sources: the origins of the tokens ahead of the first link. tokens: how many come out of the
+    last. reads: the share of each of these in the logits; None: not known. read_by: operations by
+    which the classifier reads tokens. bypassed: whether it reads what went through no call of the
+    walk. copied: whether calls lie side by side. row_major: an order of the sources in which their
+    patches lie row by row, or as a call takes them; None: they are in it, or there is none.
 
     Examples:
         >>> import torch
         >>> from vision_attn.tokens.path.traced import follow
-        >>> from vision_attn.tokens.path.walk import Walk
+        >>> from vision_attn.tokens.path.route import Route
+        >>> from vision_attn.tokens.path.walk import walk_calls
         >>> from vision_attn.models import ViT
         >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
         >>> run = follow(network, torch.rand(1, 3, 16, 16))
         >>> run.read_steps()
-        >>> walk = Walk(run, (16, 16), sorted(run.used))
-        >>> walk.go()
+        >>> walk = walk_calls(Route.of(run, (16, 16), sorted(run.used)))
         >>> len(walk.links), walk.reads.tolist()
         (2, [1.0, 0.0, 0.0, 0.0, 0.0])
     """
 
-    def __init__(
-        self,
-        run: TracedRun,
-        size: tuple[int, int],
-        calls: Sequence[int],
-        initial: Sequence[int] | None = None,
-        late: bool = False,
-        averages: bool = False,
-    ):
-        self.run, self.origins, self.size, self.calls = run, run.origins, size, calls
-        self.begin = calls[0] if late else 0
-        self.ordered, self.averages = initial is not None, averages
-        self.last_use: dict[int, int] = {}
-        self.state: list[Token] = [Token(one, one) for one in initial or ()]
-        self.place: dict[int, int] = {one: at for at, one in enumerate(initial or ())}
-        self.before: dict[int, int] = {}  # the call that replaced an origin
-        self.was: dict[int, int] = {}  # where it was in the state, while places do not change
-        self.link_of: dict[int, int] = {}  # by the call
-        self.stream = [0] * len(initial or ())  # of each first token: 0, or of a later run
-        self.links: list[Attention | Regroup] = []
-        self.first: list[int] = list(initial or ())
-        self.read_by: set[str] = set()  # operations by which the classifier reads tokens
-        self.bypassed = False  # whether it reads what went through no call of the chain
-        self.copied = False  # whether calls lie side by side
-        self.came: dict[int, int] = {}  # where an origin stands in the order of the calls' tokens
-        self.better: list[int] | None = None
-
-    def go(self) -> None:
-        """Write a link for each call; raises UnknownPathError where tokens mix in no known way."""
-        for at in self.calls:
-            for row in self._rows(at):
-                self.last_use |= dict.fromkeys(row, at)
-        late: list[int] | None = None
-        for layer, at in enumerate(self.calls):
-            ids = list(dict.fromkeys(one for row in self._rows(at) for one in row if one))
-            self.came |= {
-                one: len(self.came) + n for n, one in enumerate(ids) if one not in self.came
-            }
-            joined = self._join(layer, at, ids)
-            apart = len(set(self.stream)) > 1 and any(
-                self.origins.box[one, 2] >= 0 and stream
-                for one, stream in zip(self.first, self.stream, strict=True)
-            )
-            if apart:
-                late = None
-            elif joined and not self.ordered and len(self.run.keys[at]) == 1:
-                order = [self.state[self.place[one]].first for one in self.run.keys[at][0] if one]
-                if set(order) == set(self.first) and len(order) == len(self.first):
-                    late = order if order != self.first else late
-            elif joined and not self.ordered and layer == 0:
-                order = self._by_centre(self.first)
-                late = order if order != self.first else late
-            self._attend(layer, at)
-        self.reads = self._readout()
-        if not self.ordered:
-            self.better = late or self._by_rows()
+    route: Route
+    links: Sequence[Attention | Regroup]
+    sources: list[int]
+    streams: list[int]
+    tokens: int
+    reads: Tensor | None
+    read_by: frozenset[str]
+    bypassed: bool
+    copied: bool
+    row_major: Sequence[int] | None
 
     @property
     def patches(self) -> list[int]:
-        """The origins of the first tokens that lie on the image."""
-        on_image = (self.origins.box[self.first, 2] >= 0).tolist()
-        return [one for one, here in zip(self.first, on_image, strict=True) if here]
+        """The sources that lie on the image."""
+        return self.route.patches_among(self.sources)
 
-    def _rows(self, at: int) -> list[list[int]]:
-        """The tokens of a call that its map depends on: queries only where outputs join them."""
-        return self.run.keys[at] + (self.run.queries[at] if self._joins(at) else [])
+    @property
+    def ranks(self) -> list[int]:
+        """Where each source stands in the order in which the calls name the origins."""
+        return [self.route.rank[origin] for origin in self.sources]
 
-    def _joins(self, at: int) -> bool:
-        """Whether the outputs of a call are added to its queries, not new tokens."""
-        queries = [one for row in self.run.queries[at] for one in row if one]
-        learned = bool(queries) and all(  # class tokens: nothing tells that they are added to
-            self.origins.call[one] < 0 and self.origins.box[one, 2] < 0 for one in queries
-        )
-        return learned or bool(self.origins.residual[self._with_aliases(at)].any())
-
-    def _by_rows(self) -> list[int] | None:
-        """The first tokens with their patches row by row; None where they are, or have no grid."""
-        patches = self.patches
-        in_rows = self.in_rows(patches)
-        if in_rows == patches or len(set(self.stream)) > 1:
-            return None
-        if not self.lie_on_a_grid(in_rows):
-            return None
-        following = iter(in_rows)
-        among = set(patches)
-        return [next(following) if one in among else one for one in self.first]
-
-    def in_rows(self, patches: Sequence[int]) -> list[int]:
-        """Sort origins of patches row by row."""
-        in_rows = self._by_centre(patches)
-        if not self.lie_on_a_grid(in_rows):
-            about = rows_apart(self.origins.centre[list(patches)])
-            in_rows = in_rows if about is None else [patches[at] for at in about[1]]
-        return in_rows
-
-    def lie_on_a_grid(self, patches: Sequence[int]) -> bool:
-        """Whether patches lie in rows and columns, in their order."""
-        box, centre = self.origins.box[patches, :4], self.origins.centre[patches]
-        return grid_of(box, centre, [self.came[one] for one in patches])[0] is not None
-
-    def _by_centre(self, origins: Sequence[int]) -> list[int]:
-        """Sort origins by rounded centres; those of one centre stay in their order."""
-        places = rounded(self.origins.centre[list(origins)])
-        return [origins[at] for at in sorted(range(len(origins)), key=places.__getitem__)]
-
-    def _join(self, layer: int, at: int, ids: Sequence[int]) -> bool:
-        """Bring the tokens of a call into the state; return whether there were new first ones."""
-        unknown = [one for one in ids if one not in self.place]
-        if not unknown:
-            return False
-        if again := [one for one in unknown if one in self.was]:
-            self._copy(layer, again)
-            unknown = [one for one in unknown if one not in again]
-        calls = self.origins.call[unknown].tolist()  # -1: through no attention call
-        early = [one for one, call in zip(unknown, calls, strict=True) if call < self.begin]
-        first = {*early, *self.first}
-        oldest = min(first, default=0)
-        sources = [
-            one
-            for one in early
-            if self.origins.made_with(one) <= oldest or not self._made_of(one, first)
-        ]
-        if sources and self.links:
-            self._widen(len(sources))
-        self._add(sources)
-        self.first += sources
-        self.stream += [int(bool(self.links))] * len(sources)
-        known: dict[int, dict[int, float]] = {}
-        added = set(sources)
-        unknown = [one for one in unknown if one not in added]
-        if not (self.averages and layer == 0):
-            self._refuse_mixtures(at, unknown[:2])
-        groups = self._renamed(unknown, at, known)
-        if groups:
-            self._regroup(layer, at, groups, known)
-        return bool(sources)
-
-    def _refuse_mixtures(self, at: int, pair: Sequence[int]) -> None:
-        """Refuse tokens of which two are each made of several, some of them the same.
-
-        `_regroup` would come to this too, after the parts of all: long, behind many convolutions.
-        """
-        places = dict(self.place)
-        places |= {out: places[one] for out, one in self.run.aliases.items() if one in places}
-        ids = indices([*places])
-        ends = torch.zeros(self.origins.count, dtype=torch.bool, device="cpu")
-        ends[ids] = True
-        of_each = []
-        for one in pair:
-            found = ids[self.origins.behind([one], ends=ends)[ids]].tolist()
-            of_each.append({places[each] for each in found})
-        if len(of_each) == 2 and min(map(len, of_each)) > 1 and of_each[0] & of_each[1]:
-            raise self._mixtures(at, len(of_each[1]))
-
-    def _mixtures(self, at: int, count: int) -> UnknownPathError:
-        return UnknownPathError(
-            f"the tokens of {self.run.name(at)} are mixtures of the tokens before it (the first of "
-            f"{count}), by something other than a recorded attention from token to token: a "
-            "convolution, a pool, linear or channel attention",
-            mixed=at,
-        )
-
-    def _renamed(
-        self, groups: Sequence[int], at: int, known: dict[int, dict[int, float]]
-    ) -> list[int]:
-        """Let tokens that are one token each, its heads joined, keep its place; list the others."""
-        others, among = [], set(groups)
-        for one in groups:
-            (place, part), *more = self._parts(one, at, known).items()
-            old = self.state[place]
-            if more or part < 1 or old.origin in among or self.last_use.get(old.origin, -1) >= at:
-                others.append(one)
-                continue
-            del self.place[old.origin]
-            self.state[place] = Token(one, old.first)
-            self.place[one] = place
-        return others
-
-    def _add(self, origins: Iterable[int]) -> None:
-        for one in origins:
-            self.place[one] = len(self.state)
-            self.state.append(Token(one, one))
-
-    def _copy(self, layer: int, again: Sequence[int]) -> None:
-        """Tokens that a call has changed and another reads as they were: branches side by side.
-
-        The other has copies, made before the first. What comes of both is one token again, to which
-        each adds a half.
-        """
-        self.copied = True
-        since = min(self.link_of[self.before[one]] for one in again)
-        n = len(self.state)
-        places = [self.was[one] for one in again]
-        self._widen(len(again), since)
-        made = torch.arange(n + len(again), device="cpu")
-        of = torch.cat([made[:n], indices(places)])
-        part = torch.ones(len(made), dtype=torch.float64, device="cpu")
-        copied = Regroup(self.links[since].layer, n, made, of, part, copies=True)
-        self.links.insert(since, copied)
-        self.link_of = {at: link + (link >= since) for at, link in self.link_of.items()}
-        self._add(again)
-        for one in again:
-            del self.was[one]
-
-    def _made_of(self, origin: int, tokens: set[int]) -> bool:
-        """Whether one of these tokens, another one, went into an origin before any attention."""
-        pixels = 2 * self.size[0] * self.size[1]
-        seen, stack = {origin}, [origin]
-        while stack and len(seen) < FAR:
-            members = self.origins.members(stack.pop())
-            more = set(members[bisect_right(members, pixels) :])
-            if not tokens.isdisjoint(more):
-                return True
-            stack += sorted(more - seen)
-            seen |= more
-        return False
-
-    def _widen(self, more: int, since: int = 0) -> None:
-        """Let tokens that come later wait, after those that came before, from a link on."""
-        if any(isinstance(link, Attention) and link.new is not None for link in self.links[since:]):
-            raise UnknownPathError("tokens join after others were pooled")
-        self.links[since:] = [link.widened(more) for link in self.links[since:]]
-
-    def _regroup(
-        self, layer: int, at: int, groups: Sequence[int], known: dict[int, dict[int, float]]
-    ) -> None:
-        """Make new tokens of old ones between two calls; known: as of `_parts`."""
-        kept = [
-            place
-            for place, token in enumerate(self.state)
-            if self.last_use.get(token.origin, -1) >= at
-        ]
-        parts: dict[int, dict[int, float]] = {}
-        times: dict[int, int] = {}  # that a token went into others
-        for one in groups:
-            parts[one] = self._parts(one, at, known)
-            for place in parts[one]:
-                times[place] = times.get(place, 0) + 1
-                if times[place] > 1 and not (self.averages and layer == 0):
-                    raise self._mixtures(at, len(parts[one]))
-        made = self._by_centre(sorted(groups))
-        pairs = [(new, old, 1.0) for new, old in enumerate(kept)]
-        state = [self.state[old] for old in kept]
-        for one in made:
-            pairs += [(len(state), old, part) for old, part in parts[one].items()]
-            state.append(Token(one, one))
-        new, old, part = zip(*pairs, strict=True)
-        shares = torch.tensor(part, dtype=torch.float64, device="cpu")
-        self.links.append(
-            Regroup(max(0, layer - 1), len(self.state), indices(new), indices(old), shares)
-        )
-        self.was = {}
-        self.state = state
-        self.place = {token.origin: place for place, token in enumerate(state)}
-
-    def _parts(
-        self, origin: int, at: int | None, known: dict[int, dict[int, float]]
-    ) -> dict[int, float]:
-        """The tokens of the state that an origin is made of, each with its part of the whole.
-
-        known: those of origins that were asked for before.
-        """
-        if origin not in known:
-            known[origin] = self._new_parts(origin, at, known)
-        return known[origin]
-
-    def _new_parts(
-        self, origin: int, at: int | None, known: dict[int, dict[int, float]]
-    ) -> dict[int, float]:
-        origin = self.run.aliases.get(origin, origin)
-        if origin in self.place:
-            return {self.place[origin]: 1.0}
-        reader = "the classifier" if at is None else self.run.name(at)
-        if at is None and origin not in self.before:
-            call = int(self.origins.call[origin])
-            past = self.run.owner.get(origin, self.calls[0]) not in self.calls
-            if past or call < self.calls[0]:
-                self.bypassed |= call >= 0 or bool(self.origins.box[origin, 2] >= 0)
-                return {}
-            if operation := self.origins.operation.get(origin):
-                self.read_by.add(operation)
-        if origin in self.before or origin in self.run.owner:
-            later = self.before.get(origin)
-            what = "" if later is None else f", which {self.run.name(later)} has changed since"
-            raise UnknownPathError(
-                f"{reader} reads tokens as they were before{what}: branches side by side, or a "
-                "connection that skips calls, whose maps have no single product",
-                mixed=at,
-            )
-        members = self.origins.branches(origin)
-        if not members:
-            raise UnknownPathError(
-                f"{reader} reads tokens mixed with something that went through no attention call "
-                "before it",
-                mixed=at,
-            )
-        of = [own for one in members if (own := self._parts(one, at, known))]
-        parts: dict[int, float] = {}
-        for own in of:
-            for place, part in own.items():
-                parts[place] = parts.get(place, 0) + part / len(of)
-        return parts
-
-    def _attend(self, layer: int, at: int) -> None:
-        queries, keys, outputs = self.run.queries[at], self.run.keys[at], self.run.outputs[at]
-        before = len(self.state)
-        name = self.run.name(at)
-        joins = self._joins(at)
-        places = [[self.place.get(one, before) for one in row] for row in queries]
-        of_keys = indices([[self.place[one] if one else before for one in row] for row in keys])
-        patches: list[int] | None = None
-        if len(keys) == 1:
-            patches = (self.origins.box[keys[0], 2] >= 0).nonzero()[:, 0].tolist()
-            patches = None if len(patches) == len(keys[0]) else patches
-        flat = [one for row in outputs for one in row]
-        for what, rows in (("keys", keys), ("queries", queries)):
-            for row in rows:
-                real = [one for one in row if one]
-                if len(set(real)) == 1 < len(real) and what == "queries" and len(rows) > 1:
-                    raise UnknownPathError(
-                        f"one token alone gives the weights of {len(real)} queries of {name} "
-                        "(outlook attention?), and which token each query is, is not known",
-                        mixed=self._following(at),
-                    )
-                if len(set(real)) < len(real) and (joins or what == "keys"):
-                    if mixer := self._operation_of(real):
-                        raise UnknownPathError(
-                            f"the {what} of {name} come of {mixer}, which mixes tokens or chooses "
-                            "among them, and which of them is where is not known"
-                        )
-                    raise UnknownPathError(
-                        f"the {what} of {name} are not one token each ({len(real)} of them, made "
-                        f"of {len(set(real))}): linear attention, or attention over channels"
-                    )
-        link = Attention(
-            layer, before, indices(places), of_keys, patches=patches,
-            foreign=at in self.origins.foreign,
-        )  # fmt: skip
-        if joins:
-            real = [place for row in places for place in row if place < before]
-            if len(set(real)) != len(real):
-                raise UnknownPathError(f"{name} has one token as a query in several windows")
-            for row, made in zip(places, outputs, strict=True):
-                for place, one in zip(row, made, strict=True):
-                    if place < before:
-                        old = self.state[place]
-                        self.before[old.origin] = at
-                        self.was[old.origin] = place
-                        self.place.pop(old.origin)
-                        self.place[one] = place
-                        self.state[place] = Token(one, old.first)
-            self.link_of[at] = len(self.links)
-            self.links.append(link)
-            every = [one for row in queries for one in row]
-            again = zip(every, self.run.read_of[every].tolist(), strict=True)
-            if read := [one for one, is_read in again if is_read and one in self.was]:
-                self._copy(layer, read)  # the classifier reads them as they were, too
-            return
-        alive = [
-            token
-            for token in self.state
-            if self._later(token.origin, at) or self.run.read_of[token.origin]
-        ]
-        start = before if alive else 0
-        new = torch.arange(start, start + len(flat), device="cpu").view(len(outputs), -1)
-        self.links.append(replace(link, new=new, kept=bool(alive)))
-        if not alive:
-            self.before |= {token.origin: at for token in self.state}
-            self.state, self.place, self.was = [], {}, {}
-        self._add(flat)
-
-    def _operation_of(self, origins: Sequence[int]) -> str | None:
-        """The operation that gave several tokens one origin, if it is known."""
-        shared = [one for one, times in Counter(origins).items() if times > 1]
-        stack, seen = list(shared), set(shared)
-        while stack and len(seen) < FAR:
-            one = stack.pop()
-            if one in self.origins.operation:
-                return self.origins.operation[one]
-            more = [each for each in self.origins.members(one) if each not in seen]
-            stack += more
-            seen.update(more)
-        return None
-
-    def _with_aliases(self, at: int) -> Tensor:
-        """All origins of a call's outputs, those of its other heads too."""
-        return self.run.tracer.calls[at].outputs.flatten()
-
-    def _following(self, at: int) -> int | None:
-        """The call after this, if any, with which a chain may begin."""
-        return next((one for one in self.calls if one > at), None)
-
-    def _later(self, origin: int, at: int) -> bool:
-        return self.last_use.get(origin, -1) > at
-
-    def _readout(self) -> Tensor | None:
-        """The share of each token of the state in the logits."""
-        if self.run.read is None:
-            return None
-        known: dict[int, dict[int, float]] = {}
-        of_classes = [self._parts(one, None, known) for one in self.run.read]
-        reads = torch.zeros(len(self.state), dtype=torch.float64, device="cpu")
-        for parts in of_classes:
-            for place, part in parts.items():
-                reads[place] += part / len(of_classes)
-        if not reads.any():
-            raise UnknownPathError("the classifier reads no token of the attention calls")
-        return reads / reads.sum() if self.bypassed else reads
-
-    def unite_streams(self) -> bool:
+    def with_united_streams(self) -> "Walk | None":
         """Let the patches of a later run lie where those of the first do (a flipped image, say).
 
-        Returns whether there are any.
+        None where there are none.
         """
-        places = rounded(self.origins.centre[self.first])
-        boxes = [
-            (*box, *place)
-            for box, place in zip(self.origins.box[self.first, :4].tolist(), places, strict=True)
-        ]
-        there = {
-            box: at
-            for at, (box, stream) in enumerate(zip(boxes, self.stream, strict=True))
-            if stream == 0 and box[2] >= 0
+        origins, sources = self.route.origins, list(self.sources)
+        centres = rounded(origins.centre[sources])
+        boxes = origins.box[sources, :4].tolist()
+        spots = [(*box, *centre) for box, centre in zip(boxes, centres, strict=True)]
+        streams = list(zip(spots, self.streams, strict=True))
+        index = {
+            spot: at for at, (spot, stream) in enumerate(streams) if not stream and spot[2] >= 0
         }
         kept: list[int] = []
-        of: list[int] = []
-        for at, (box, stream) in enumerate(zip(boxes, self.stream, strict=True)):
-            if stream and box in there:
-                of.append(there[box])
+        united: list[int] = []  # for each source, the one that it is one token with
+        for at, (spot, stream) in enumerate(streams):
+            if stream and spot in index:
+                united.append(index[spot])
             else:
-                of.append(len(kept))
+                united.append(len(kept))
                 kept.append(at)
-        if len(kept) == len(of):
-            return False
-        made = torch.arange(len(of), device="cpu")
-        part = torch.ones(len(of), dtype=torch.float64, device="cpu")
-        layer = self.links[0].layer
-        self.links.insert(0, Regroup(layer, len(kept), made, indices(of), part))
-        self.first = [self.first[at] for at in kept]
-        return True
+        if len(kept) == len(sources):
+            return None
+        link = Regroup(
+            self.links[0].layer, len(kept), torch.arange(len(united), device="cpu"),
+            indices(united), ones(len(united)),
+        )  # fmt: skip
+        return replace(
+            self,
+            links=[link, *self.links],
+            sources=[sources[at] for at in kept],
+            streams=[self.streams[at] for at in kept],
+        )
+
+
+def walk_calls(route: Route) -> Walk:
+    """Write a link for each call of a route.
+
+    Raises UnknownPathError where tokens mix in no known way.
+    """
+    state = State.of(route.sources or ())
+    order: Sequence[int] | None = None
+    for layer, call in enumerate(route.calls):
+        joined = join_tokens(route, state, layer, call)
+        grown = len(joined.sources) > len(state.sources)
+        if route.sources is None:
+            order = order_by_call(route, joined, layer, call, grown, order)
+        state = take_call(route, joined, layer, call)
+    reads, read_by, bypassed = read_logits(route, state)
+    if route.sources is None:
+        order = order or order_by_rows(route, state)
+    return Walk(
+        route, state.links, state.sources, state.streams, len(state.tokens), reads, read_by,
+        bypassed, state.copied, order,
+    )  # fmt: skip
+
+
+# The tokens of a call join the state.
+
+
+def join_tokens(route: Route, state: State, layer: int, call: int) -> State:
+    """Let all origins that a call reads be tokens of the state."""
+    unknown = [origin for origin in route.read_by(call) if origin not in state.index]
+    if not unknown:
+        return state
+    replaced = [origin for origin in unknown if origin in state.former_index]
+    if replaced:
+        state = copy_tokens(state, layer, replaced)
+        unknown = [origin for origin in unknown if origin not in state.index]
+    sources = sources_among(route, state, unknown)
+    state = add_sources(state, sources)
+    unknown = [origin for origin in unknown if origin not in state.index]
+    if not route.mixes(layer):
+        refuse_shared_parts(route, state, call, unknown[:2])
+    known: dict[int, Parts] = {}
+    state, composed = rename_tokens(route, state, call, unknown, known)
+    return regroup_tokens(route, state, layer, call, composed, known) if composed else state
+
+
+def sources_among(route: Route, state: State, unknown: Sequence[int]) -> list[int]:
+    """List the origins into which no token has gone, nor a call of the walk."""
+    calls = route.origins.call[unknown].tolist()  # -1: through no attention call
+    early = [origin for origin, call in zip(unknown, calls, strict=True) if call < route.begin]
+    roots = {*early, *state.sources}
+    oldest = min(roots, default=0)
+    return [
+        origin
+        for origin in early
+        if route.origins.made_with(origin) <= oldest or not holds_one_of(route, origin, roots)
+    ]
+
+
+def holds_one_of(route: Route, origin: int, roots: set[int]) -> bool:
+    """Whether one of these tokens, another one, went into an origin ahead of any attention."""
+    pixels = 2 * route.size[0] * route.size[1]
+    seen, stack = {origin}, [origin]
+    while stack and len(seen) < FAR:
+        members = route.origins.members(stack.pop())
+        more = set(members[bisect_right(members, pixels) :])
+        if not roots.isdisjoint(more):
+            return True
+        stack += sorted(more - seen)
+        seen |= more
+    return False
+
+
+def add_sources(state: State, sources: Sequence[int]) -> State:
+    """Let sources join: in the links that are written they wait, after the other tokens."""
+    stream = int(bool(state.links))
+    links = widened(state.links, len(sources)) if sources else state.links
+    return replace(
+        state.appended(sources),
+        links=links,
+        sources=[*state.sources, *sources],
+        streams=[*state.streams, *[stream] * len(sources)],
+    )
+
+
+def widened(links: Sequence[Attention | Regroup], more: int) -> list[Attention | Regroup]:
+    """Let so many tokens pass by links, after the others."""
+    if any(isinstance(link, Attention) and link.new is not None for link in links):
+        raise UnknownPathError("tokens join after others were pooled")
+    return [link.widened(more) for link in links]
+
+
+def copy_tokens(state: State, layer: int, replaced: Sequence[int]) -> State:
+    """Copy tokens that a call has replaced and another reads as they were: calls side by side.
+
+    The other has copies, made ahead of the first. What comes of both is one token again, to which
+    each adds a half.
+    """
+    since = min(state.link_of[state.replaced_by[origin]] for origin in replaced)
+    count = len(state.tokens)
+    made = torch.arange(count + len(replaced), device="cpu")
+    copied = indices([state.former_index[origin] for origin in replaced])
+    link = Regroup(
+        state.links[since].layer, count, made, torch.cat([made[:count], copied]), ones(len(made)),
+        copies=True,
+    )  # fmt: skip
+    return replace(
+        state.appended(replaced),
+        links=[*state.links[:since], link, *widened(state.links[since:], len(replaced))],
+        link_of={call: at + (at >= since) for call, at in state.link_of.items()},
+        former_index=without(state.former_index, replaced),
+        copied=True,
+    )
+
+
+def refuse_shared_parts(route: Route, state: State, call: int, pair: Sequence[int]) -> None:
+    """Refuse origins of which two are each made of several tokens, some of them the same.
+
+    `regroup_tokens` would come to this too, after the parts of all: long, behind many convolutions.
+    """
+    index = {**state.index}
+    index |= {out: index[head] for out, head in route.run.aliases.items() if head in index}
+    ids = indices([*index])
+    ends = torch.zeros(route.origins.count, dtype=torch.bool, device="cpu")
+    ends[ids] = True
+    tokens = []
+    for origin in pair:
+        behind = ids[route.origins.behind([origin], ends=ends)[ids]].tolist()
+        tokens.append({index[each] for each in behind})
+    if len(tokens) == 2 and min(map(len, tokens)) > 1 and tokens[0] & tokens[1]:
+        raise mixtures(route, call, len(tokens[1]))
+
+
+def mixtures(route: Route, call: int, count: int) -> UnknownPathError:
+    return UnknownPathError(
+        f"the tokens of {route.run.name(call)} are mixtures of the tokens before it (the first of "
+        f"{count}), by something other than a recorded attention from token to token: a "
+        "convolution, a pool, linear or channel attention",
+        mixed=call,
+    )
+
+
+def rename_tokens(
+    route: Route, state: State, call: int, composed: Sequence[int], known: dict[int, Parts]
+) -> tuple[State, list[int]]:
+    """Let origins that are one token each, its heads joined, keep its place; list the others."""
+    others, wanted = [], set(composed)
+    tokens, index = list(state.tokens), dict(state.index)
+    renamed = replace(state, tokens=tokens, index=index)
+    for origin in composed:
+        (at, part), *more = parts_of(route, renamed, origin, call, known).items()
+        token = tokens[at]
+        gone = token.origin not in wanted and not route.lives_until(token.origin, call)
+        if more or part < 1 or not gone:
+            others.append(origin)
+            continue
+        del index[token.origin]
+        index[origin], tokens[at] = at, Token(origin, token.root)
+    return renamed, others
+
+
+def regroup_tokens(
+    route: Route,
+    state: State,
+    layer: int,
+    call: int,
+    composed: Sequence[int],
+    known: dict[int, Parts],
+) -> State:
+    """Make tokens of others between two calls; those that are read again wait ahead of them."""
+    waiting = [at for at, token in enumerate(state.tokens) if route.lives_until(token.origin, call)]
+    uses: Counter[int] = Counter()
+    for origin in composed:
+        parts = parts_of(route, state, origin, call, known)
+        uses.update(parts.keys())
+        if not route.mixes(layer) and any(uses[at] > 1 for at in parts):
+            raise mixtures(route, call, len(parts))
+    made = route.by_centre(sorted(composed))
+    pairs = [(new, at, 1.0) for new, at in enumerate(waiting)]
+    for new, origin in enumerate(made, start=len(waiting)):
+        pairs += [(new, at, part) for at, part in known[origin].items()]
+    after, ahead, shares = zip(*pairs, strict=True)
+    part = torch.tensor(shares, dtype=torch.float64, device="cpu")
+    link = Regroup(max(0, layer - 1), len(state.tokens), indices(after), indices(ahead), part)
+    tokens = [state.tokens[at] for at in waiting] + [Token(origin, origin) for origin in made]
+    return replace(
+        state, tokens=tokens, index=index_of(tokens), links=[*state.links, link], former_index={}
+    )
+
+
+def parts_of(
+    route: Route, state: State, origin: int, call: int | None, known: dict[int, Parts]
+) -> Parts:
+    """Find the tokens that an origin is made of, for a call or the classifier (None).
+
+    known: those of the origins that were asked for earlier, and then of this one. Raises
+    UnknownPathError for what is not made of tokens alone.
+    """
+    if origin not in known:
+        known[origin] = composition_of(route, state, origin, call, known)
+    return known[origin]
+
+
+def composition_of(
+    route: Route, state: State, origin: int, call: int | None, known: dict[int, Parts]
+) -> Parts:
+    """What `parts_of` finds for an origin that is not known."""
+    origin = route.run.aliases.get(origin, origin)
+    if origin in state.index:
+        return {state.index[origin]: 1.0}
+    if call is None and passes_by(route, state, origin):
+        return {}
+    reader = "the classifier" if call is None else route.run.name(call)
+    if origin in state.replaced_by or origin in route.run.owner:
+        changer = state.replaced_by.get(origin)
+        since = "" if changer is None else f", which {route.run.name(changer)} has changed since"
+        raise UnknownPathError(
+            f"{reader} reads tokens as they were before{since}: branches side by side, or a "
+            "connection that skips calls, whose maps have no single product",
+            mixed=call,
+        )
+    members = route.origins.branches(origin)
+    if not members:
+        raise UnknownPathError(
+            f"{reader} reads tokens mixed with something that went through no attention call "
+            "before it",
+            mixed=call,
+        )
+    found = [parts_of(route, state, member, call, known) for member in members]
+    found = [parts for parts in found if parts]
+    total: Parts = {}
+    for parts in found:
+        for at, part in parts.items():
+            total[at] = total.get(at, 0) + part / len(found)
+    return total
+
+
+# A call is taken.
+
+
+def take_call(route: Route, state: State, layer: int, call: int) -> State:
+    """Write the link of a call whose tokens have joined, and the tokens after it."""
+    run, count = route.run, len(state.tokens)
+    queries, keys = run.queries[call], run.keys[call]
+    refuse_repeats(route, call)
+    patches: list[int] | None = None
+    if len(keys) == 1:
+        patches = (route.origins.box[keys[0], 2] >= 0).nonzero()[:, 0].tolist()
+        patches = None if len(patches) == len(keys[0]) else patches
+    of_queries = [[state.index.get(origin, count) for origin in row] for row in queries]
+    of_keys = [[state.index[origin] if origin else count for origin in row] for row in keys]
+    link = Attention(
+        layer, count, indices(of_queries), indices(of_keys), patches=patches,
+        foreign=call in route.origins.foreign,
+    )  # fmt: skip
+    if call not in route.joining:
+        return add_outputs(route, state, call, link)
+    state = replace_queries(route, state, call, link)
+    origins = [origin for row in queries for origin in row]
+    read = zip(origins, run.read_of[origins].tolist(), strict=True)
+    again = [origin for origin, is_read in read if is_read and origin in state.former_index]
+    return copy_tokens(state, layer, again) if again else state  # the classifier reads both
+
+
+def refuse_repeats(route: Route, call: int) -> None:
+    """Refuse a call whose keys or queries are several times one token."""
+    run, name = route.run, route.run.name(call)
+    for kind, rows in (("keys", run.keys[call]), ("queries", run.queries[call])):
+        for row in rows:
+            origins = [origin for origin in row if origin]
+            distinct = len(set(origins))
+            if distinct == 1 < len(origins) and kind == "queries" and len(rows) > 1:
+                raise UnknownPathError(
+                    f"one token alone gives the weights of {len(origins)} queries of {name} "
+                    "(outlook attention?), and which token each query is, is not known",
+                    mixed=next((other for other in route.calls if other > call), None),
+                )
+            if distinct == len(origins) or (kind == "queries" and call not in route.joining):
+                continue
+            if mixer := operation_behind(route.origins, origins):
+                raise UnknownPathError(
+                    f"the {kind} of {name} come of {mixer}, which mixes tokens or chooses "
+                    "among them, and which of them is where is not known"
+                )
+            raise UnknownPathError(
+                f"the {kind} of {name} are not one token each ({len(origins)} of them, made "
+                f"of {distinct}): linear attention, or attention over channels"
+            )
+
+
+def operation_behind(origins: Origins, ids: Sequence[int]) -> str | None:
+    """Name the operation that gave several tokens one origin, if it is known."""
+    stack = [origin for origin, times in Counter(ids).items() if times > 1]
+    seen = set(stack)
+    while stack and len(seen) < FAR:
+        origin = stack.pop()
+        if origin in origins.operation:
+            return origins.operation[origin]
+        more = [member for member in origins.members(origin) if member not in seen]
+        stack += more
+        seen.update(more)
+    return None
+
+
+def replace_queries(route: Route, state: State, call: int, link: Attention) -> State:
+    """Let the outputs of a call be the tokens that its queries were."""
+    outputs = [origin for row in route.run.outputs[call] for origin in row]
+    pairs = [
+        (at, output)
+        for at, output in zip(link.queries.flatten().tolist(), outputs, strict=True)
+        if at < link.before
+    ]
+    if len({at for at, _ in pairs}) != len(pairs):
+        raise UnknownPathError(
+            f"{route.run.name(call)} has one token as a query in several windows"
+        )
+    tokens = list(state.tokens)
+    for at, output in pairs:
+        tokens[at] = Token(output, tokens[at].root)
+    changed = {state.tokens[at].origin: at for at, _ in pairs}
+    return replace(
+        state,
+        tokens=tokens,
+        index=index_of(tokens),
+        links=[*state.links, link],
+        replaced_by={**state.replaced_by, **dict.fromkeys(changed, call)},
+        former_index={**state.former_index, **changed},
+        link_of={**state.link_of, call: len(state.links)},
+    )
+
+
+def add_outputs(route: Route, state: State, call: int, link: Attention) -> State:
+    """Let the outputs of a call be new tokens; the others live on if something reads them."""
+    outputs = route.run.outputs[call]
+    alive = any(
+        route.lives_until(token.origin, call + 1) or route.run.read_of[token.origin]
+        for token in state.tokens
+    )
+    flat = [origin for row in outputs for origin in row]
+    start = link.before if alive else 0
+    new = torch.arange(start, start + len(flat), device="cpu").view(len(outputs), -1)
+    links = [*state.links, replace(link, new=new, kept=alive)]
+    if not alive:
+        replaced = {token.origin: call for token in state.tokens}
+        state = replace(
+            state, tokens=[], index={}, former_index={},
+            replaced_by={**state.replaced_by, **replaced},
+        )  # fmt: skip
+    return replace(state.appended(flat), links=links)
+
+
+# The logits are taken apart.
+
+
+def read_logits(route: Route, state: State) -> tuple[Tensor | None, frozenset[str], bool]:
+    """Find the share of each token in the logits, the operations that read them, and a bypass.
+
+    The bypass: whether the logits are also made of what went through no call of the walk.
+    """
+    run, origins = route.run, route.origins
+    if run.read is None:
+        return None, frozenset(), False
+    known: dict[int, Parts] = {}
+    of_logits = [parts_of(route, state, origin, None, known) for origin in run.read]
+    reads = torch.zeros(len(state.tokens), dtype=torch.float64, device="cpu")
+    for parts in of_logits:
+        for at, part in parts.items():
+            reads[at] += part / len(of_logits)
+    if not reads.any():
+        raise UnknownPathError("the classifier reads no token of the attention calls")
+    composed = {run.aliases.get(origin, origin) for origin in known} - state.index.keys()
+    bypassing = {origin for origin in composed if passes_by(route, state, origin)}
+    bypassed = any(
+        origins.call[origin] >= 0 or bool(origins.box[origin, 2] >= 0) for origin in bypassing
+    )
+    operations = (origins.operation.get(origin) for origin in composed - bypassing)
+    read_by = frozenset(operation for operation in operations if operation)
+    return (reads / reads.sum() if bypassed else reads), read_by, bypassed
+
+
+def passes_by(route: Route, state: State, origin: int) -> bool:
+    """Whether what the classifier reads went through no call of the walk."""
+    if origin in state.replaced_by:
+        return False
+    start = route.calls[0]
+    return (
+        route.run.owner.get(origin, start) not in route.calls
+        or int(route.origins.call[origin]) < start
+    )
+
+
+# The sources are put in order.
+
+
+def order_by_call(
+    route: Route,
+    state: State,
+    layer: int,
+    call: int,
+    grown: bool,
+    order: Sequence[int] | None,
+) -> Sequence[int] | None:
+    """Find an order of the sources, other than theirs, as a call among all tokens takes them.
+
+    grown: whether sources have joined for this call. order: what earlier calls told.
+    """
+    sources = list(state.sources)
+    if len(set(state.streams)) > 1 and any(
+        stream and route.origins.box[origin, 2] >= 0
+        for origin, stream in zip(sources, state.streams, strict=True)
+    ):
+        return None  # patches of several runs
+    if not grown:
+        return order
+    keys = route.run.keys[call]
+    found = route.by_centre(sources)
+    if len(keys) == 1:
+        found = [state.tokens[state.index[origin]].root for origin in keys[0] if origin]
+        if sorted(found) != sorted(sources):
+            return order
+    elif layer > 0:
+        return order
+    return found if found != sources else order
+
+
+def order_by_rows(route: Route, state: State) -> list[int] | None:
+    """Order the sources so that patches lie row by row; None: they do so, or have no grid."""
+    patches = route.patches_among(state.sources)
+    rows = route.in_rows(patches)
+    if rows == patches or len(set(state.streams)) > 1 or not route.lie_on_a_grid(rows):
+        return None
+    following, among = iter(rows), set(patches)
+    return [next(following) if origin in among else origin for origin in state.sources]
+
+
+def index_of(tokens: Sequence[Token]) -> dict[int, int]:
+    """Find the place of each origin among tokens."""
+    return {token.origin: at for at, token in enumerate(tokens)}
+
+
+def without(numbers: Mapping[int, int], keys: Sequence[int]) -> dict[int, int]:
+    """Leave keys out of a mapping."""
+    left_out = set(keys)
+    return {key: number for key, number in numbers.items() if key not in left_out}
+
+
+def indices(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+    """Whole numbers, or rows of them, as a tensor on the CPU."""
+    return torch.tensor(numbers, dtype=torch.long, device="cpu")
+
+
+def ones(count: int) -> Tensor:
+    """The parts of tokens that pass whole."""
+    return torch.ones(count, dtype=torch.float64, device="cpu")

@@ -1,8 +1,11 @@
 """Write the chain of a run that was followed: which tokens each attention call links to which."""
 
+from collections.abc import Sequence
+
 from vision_attn.tokens.path.chain import Attention
+from vision_attn.tokens.path.route import Route
 from vision_attn.tokens.path.traced import TracedRun, UnknownPathError
-from vision_attn.tokens.path.walk import Walk
+from vision_attn.tokens.path.walk import Walk, walk_calls
 from vision_attn.tokens.trace.tracer import PRODUCTS
 
 __all__ = ["ChainWriter"]
@@ -60,7 +63,10 @@ class ChainWriter:
             )
         if walk.bypassed and PRODUCTS in walk.read_by:
             self._refuse_linear_attention()
-        if not walk.unite_streams() and not self._on_one_grid():
+        united = walk.with_united_streams()
+        if united is not None:
+            self.walk = united
+        elif not self._on_one_grid():
             self._choose_grid()
 
     def _refuse_linear_attention(self) -> None:
@@ -84,13 +90,13 @@ class ChainWriter:
 
     def _write_chain(self) -> None:
         self._walk()
-        if self.walk.better:
-            self._walk(self.walk.better)
+        if self.walk.row_major:
+            self._walk(self.walk.row_major)
 
-    def _walk(self, initial: list[int] | None = None) -> None:
-        late = self.begins is not None
-        self.walk = Walk(self.run, self.size, self.used, initial, late, self.averages)
-        self.walk.go()
+    def _walk(self, sources: Sequence[int] | None = None) -> None:
+        begin = 0 if self.begins is None else self.used[0]
+        route = Route.of(self.run, self.size, self.used, sources, begin, self.averages)
+        self.walk = walk_calls(route)
 
     def _write_end(self, reason: UnknownPathError) -> None:
         """Write the longest chain of the last calls; reason: why there is none of all."""
@@ -110,7 +116,7 @@ class ChainWriter:
             self._write_chain()
         except UnknownPathError:
             raise reason from None
-        if set(calls[:begin]) - self.run.before(self.walk.first)[0]:
+        if set(calls[:begin]) - self.run.before(self.walk.sources)[0]:
             raise reason  # a call beside those of the chain, in no order with them
         if not self._on_one_grid():
             self._choose_grid()
@@ -154,7 +160,7 @@ class ChainWriter:
 
     def _on_one_grid(self) -> bool:
         shown = [one for one in self.walk.patches if one not in set(self.aside)]
-        return self.walk.lie_on_a_grid(shown)
+        return self.walk.route.lie_on_a_grid(shown)
 
     def _choose_grid(self) -> None:
         """Show the finest of several grids on which the first tokens lie, each a call's."""
@@ -165,13 +171,13 @@ class ChainWriter:
         grids: dict[int | None, list[int]] = {}
         for one in self.walk.patches:
             grids.setdefault(since.get(one), []).append(one)
-        by_rows = [self.walk.in_rows(grid) for grid in grids.values()]
-        known = [grid for grid in by_rows if self.walk.lie_on_a_grid(grid)]
+        by_rows = [self.walk.route.in_rows(grid) for grid in grids.values()]
+        known = [grid for grid in by_rows if self.walk.route.lie_on_a_grid(grid)]
         if len(grids) < 2 or not known:
             return
         shown = max(known, key=len)
         patches = set(self.walk.patches)
-        beside = [one for one in self.walk.first if one not in patches]
+        beside = [one for one in self.walk.sources if one not in patches]
         aside = [one for one in self.walk.patches if one not in set(shown)]
         self._walk([*beside, *shown, *aside])
         self.aside = aside

@@ -1,0 +1,122 @@
+"""The calls that a walk takes, and how the tokens that they read lie on the image.
+
+Axes: none.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from vision_attn.tokens.path.places import grid_of, rounded, rows_apart
+from vision_attn.tokens.path.traced import TracedRun
+from vision_attn.tokens.trace.origins import Origins
+
+__all__ = ["Route"]
+
+
+@dataclass(frozen=True)
+class Route:
+    """The calls that a walk takes, and what is known of them ahead of it.
+
+    size: (height, width) of the image. sources: the origins that a walk begins with, in their
+    order; None: as the calls name them. begin: calls before this one are left out. averages:
+    whether keys of the first call that are mixtures of tokens count as their mean. joining: the
+    calls whose outputs are added to their queries. last_use: the last call that reads an origin.
+    rank: where an origin stands in the order in which the calls name them.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.tokens.path.traced import follow
+        >>> from vision_attn.tokens.path.route import Route
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=2, heads=3)
+        >>> run = follow(network, torch.rand(1, 3, 16, 16))
+        >>> run.read_steps()
+        >>> route = Route.of(run, (16, 16), sorted(run.used))
+        >>> sorted(route.joining), len(route.rank)
+        ([0, 1], 10)
+    """
+
+    run: TracedRun
+    size: tuple[int, int]
+    calls: Sequence[int]
+    sources: Sequence[int] | None
+    begin: int
+    averages: bool
+    joining: frozenset[int]
+    last_use: Mapping[int, int]
+    rank: Mapping[int, int]
+
+    @classmethod
+    def of(
+        cls,
+        run: TracedRun,
+        size: tuple[int, int],
+        calls: Sequence[int],
+        sources: Sequence[int] | None = None,
+        begin: int = 0,
+        averages: bool = False,
+    ) -> "Route":
+        """Look ahead at the calls of a run."""
+        joining = frozenset(call for call in calls if joins_queries(run, call))
+        last_use: dict[int, int] = {}
+        rank: dict[int, int] = {}
+        for call in calls:
+            for row in run.keys[call] + (run.queries[call] if call in joining else []):
+                last_use |= dict.fromkeys(row, call)
+                for origin in row:
+                    if origin:
+                        rank.setdefault(origin, len(rank))
+        return cls(run, size, calls, sources, begin, averages, joining, last_use, rank)
+
+    @property
+    def origins(self) -> Origins:
+        return self.run.origins
+
+    def read_by(self, call: int) -> list[int]:
+        """List the origins that a call's map depends on: queries only where outputs join them."""
+        queries = self.run.queries[call] if call in self.joining else []
+        rows = self.run.keys[call] + queries
+        return list(dict.fromkeys(origin for row in rows for origin in row if origin))
+
+    def lives_until(self, origin: int, call: int) -> bool:
+        """Whether this call or a later one reads an origin."""
+        return self.last_use.get(origin, -1) >= call
+
+    def mixes(self, layer: int) -> bool:
+        """Whether tokens may go into several keys of this layer."""
+        return self.averages and layer == 0
+
+    def patches_among(self, ids: Sequence[int]) -> list[int]:
+        """List the origins that lie on the image."""
+        on_image = (self.origins.box[list(ids), 2] >= 0).tolist()
+        return [origin for origin, is_patch in zip(ids, on_image, strict=True) if is_patch]
+
+    def by_centre(self, ids: Sequence[int]) -> list[int]:
+        """Sort origins by rounded centres; those of one centre stay in their order."""
+        centres = rounded(self.origins.centre[list(ids)])
+        return [ids[at] for at in sorted(range(len(ids)), key=centres.__getitem__)]
+
+    def in_rows(self, patches: Sequence[int]) -> list[int]:
+        """Sort origins of patches row by row."""
+        rows = self.by_centre(patches)
+        if not self.lie_on_a_grid(rows):
+            about = rows_apart(self.origins.centre[list(patches)])
+            rows = rows if about is None else [patches[at] for at in about[1]]
+        return rows
+
+    def lie_on_a_grid(self, patches: Sequence[int]) -> bool:
+        """Whether patches lie in rows and columns, in their order."""
+        ids = list(patches)
+        box, centre = self.origins.box[ids, :4], self.origins.centre[ids]
+        return grid_of(box, centre, [self.rank[origin] for origin in ids])[0] is not None
+
+
+def joins_queries(run: TracedRun, call: int) -> bool:
+    """Whether the outputs of a call are added to its queries, not new tokens."""
+    origins = run.origins
+    queries = [origin for row in run.queries[call] for origin in row if origin]
+    learned = bool(queries) and all(  # class tokens: nothing tells that they are added to
+        origins.call[origin] < 0 and origins.box[origin, 2] < 0 for origin in queries
+    )
+    outputs = run.tracer.calls[call].outputs.flatten()  # those of its other heads too
+    return learned or bool(origins.residual[outputs].any())
