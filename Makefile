@@ -1,7 +1,7 @@
 # Needs python3 >= 3.11 with venv. uv, where it is installed, only makes the set-up faster.
 #   make demo    train three networks on embedded data and look at their heatmaps
-#   make test    the tests; SLOW=1: with the slow ones; FAST=1: the quick part alone, while one edits;
-#                LOWEST=1: with the lowest versions that pyproject.toml allows, which needs uv
+#   make test    the tests; SLOW=1: with the slow ones, and Keras; FAST=1: the quick part alone, while one
+#                edits; LOWEST=1: with the lowest versions that pyproject.toml allows, which needs uv
 #   make check   format, lint, types, imports
 #   make fuzz    damaged files for MINUTES (30) through the commands; goes on where it stopped
 #   make kills   kill training, scores, heatmaps and caches, 20 times each, and go on
@@ -63,6 +63,11 @@ $(VENV)/.installed-dev: $(BIN)/python$(EXE) pyproject.toml
 	$(INSTALL) -e '.[dev]'
 	@touch $@ $(VENV)/.installed
 
+# Without TensorFlow: the tests run Keras on torch.
+$(VENV)/.installed-keras: $(VENV)/.installed-dev
+	$(INSTALL) keras
+	@touch $@
+
 demo: $(VENV)/.installed
 	$(BIN)/vision-attn demo
 
@@ -77,7 +82,7 @@ NO_SLOW := $(if $(SLOW),, and not slow)
 NO_LOGS := -p no:logging
 # The files that hold such tests: to import the others as well takes longer than many of these.
 COMPILED = $(sort $(shell grep -rl --include='test_*.py' 'pytest[.]mark[.]compiled' tests))
-test: $(VENV)/.installed-dev
+test: $(VENV)/.installed-dev $(if $(SLOW),$(VENV)/.installed-keras)
 ifneq ($(FAST),)
 	OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) $(NO_LOGS) -m "not slow and not compiled and not browser" $(QUICK)
 else

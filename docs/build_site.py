@@ -4,7 +4,7 @@
 <!-- section: HEADING -->    that section of CONTRIBUTING.md
 <!-- interactive: NAME -->   a page to click in, made by our own code, see INTERACTIVE
 <!-- play: NAME -->          a thing to drag or switch, see assets/play.js; its numbers: story.py
-<!-- code: DOTTED.NAME -->   the source of a function of ours, without its docstring
+<!-- code: DOTTED.NAME -->   the source of a function of ours, and the same in Keras: keras_tabs.py
 $...$ and $$...$$            MathML, which a browser shows without a script
 notebooks/                   a page for each notebook, with its outputs if it has run, and the file
 """
@@ -39,6 +39,7 @@ from vision_attn.runs.progress import Silent
 
 sys.path.insert(0, str(Path(__file__).parent))
 import story
+from keras_tabs import with_keras
 
 import notebooks
 
@@ -469,7 +470,7 @@ def board(name: str) -> str:
 
 
 def code(name: str) -> str:
-    """The source of the method vision_attn.NAME, without its docstring, to read."""
+    """The source of the method vision_attn.NAME, without its docstring, and the same in Keras."""
     source = textwrap.dedent(inspect.getsource(pydoc.locate(f"vision_attn.{name}")))
     (function,) = ast.parse(source).body
     assert isinstance(function, ast.FunctionDef)
@@ -478,7 +479,7 @@ def code(name: str) -> str:
     if ast.get_docstring(function):
         del lines[said.lineno - 1 : said.end_lineno]
     owner = name.split(".")[-2]
-    return f'```py title="{owner}"\n' + "\n".join(lines) + "\n```"
+    return with_keras(name, f'```py title="{owner}"\n' + "\n".join(lines) + "\n```")
 
 
 # ---------------------------------------------------------------- formulas
