@@ -1,4 +1,4 @@
-"""Studies that rank methods: by what all of them were scored on, ties as ties."""
+"""Studies: methods ranked by what all of them were scored on; thresholds chosen on one half."""
 
 import importlib.util
 import sys
@@ -7,20 +7,33 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+
+from vision_attn.models import ViT
+from vision_attn.runs.diagnosis.results import Finding
+from vision_attn.tokens import record_attention
 
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def study():
-    """studies/real_data.py as a module."""
-    path = ROOT / "studies/real_data.py"
-    spec = importlib.util.spec_from_file_location("real_data", path)
+def loaded(name):
+    """A file of studies/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"studies/{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # a dataclass looks its module up
     spec.loader.exec_module(module)
     yield module
     del sys.modules[spec.name]
+
+
+@pytest.fixture(scope="module")
+def study():
+    yield from loaded("real_data")
+
+
+@pytest.fixture(scope="module")
+def twins():
+    yield from loaded("healthy_twins")
 
 
 def part(**numbers):
@@ -49,3 +62,56 @@ def test_the_place_is_the_mean_number_of_better_methods(study, network):
     """By deletion, where less is better, C is first; by insertion and in mosaics it is last."""
     places = {m: study.mean_rank(m, [network], ["A", "B", "C"]) for m in "ABC"}
     assert places == pytest.approx({"A": 1 / 3, "B": 1 / 3, "C": 4 / 3})
+
+
+def test_a_threshold_stands_or_moves_half_way_to_the_fault(twins):
+    outliers, dead, *_ = twins.LIMITS
+    assert outliers.chosen([0.1, 0.49]) == 0.5
+    assert outliers.chosen([0.1, 0.6, 0.5]) == 0.8
+    assert dead.chosen([0.3, 0.05]) == 0.05
+    assert dead.chosen([0.3, 0.04]) == 0.02
+
+
+def test_a_fault_is_found_where_it_was_planted_or_elsewhere(twins):
+    equal = Finding("equal heads", True, "", ((1, 0), (1, 2), (2, 0)))
+    other = Finding("dead head", True, "", ((0, 1),))
+    wanted = ((1, 0), (1, 2))
+    assert twins.found_at([equal], "equal heads", wanted) == (True, True, False)
+    assert twins.found_at([other], "equal heads", wanted) == (False, False, False)
+    assert twins.found_at([other], "dead head", ((0, 1),)) == (True, True, True)
+    assert twins.found_at([other, equal], "dead head", ((0, 1),)) == (True, True, False)
+    late = Finding("oversmoothing", True, "", ((2,), (3,)))
+    assert twins.found_at([late], "oversmoothing", ((2,),)) == (True, True, True)
+    assert twins.found_at([late], "oversmoothing", ((3,),)) == (True, False, False)
+
+
+@torch.no_grad()
+def test_faults_are_planted_in_a_copy_at_their_place(twins):
+    torch.manual_seed(0)
+    network = ViT(image_size=16, patch_size=2, num_classes=5, dim=21, depth=2, heads=3).eval()
+    images, kept = (
+        torch.randn(2, 3, 16, 16),
+        {k: v.clone() for k, v in network.state_dict().items()},
+    )
+
+    def call(kind, place):
+        changed, places = twins.planted(network, kind, place)
+        assert place in places
+        with record_attention(changed, keep=("context",)) as record:
+            changed(images)
+        return changed, record.calls[place[0]]
+
+    uniform = call("uniform head", (1, 2))[1].weights()[:, 2]
+    torch.testing.assert_close(uniform, torch.full((2, 65, 65), 1 / 65))
+    weights = call("equal heads", (1, 2))[1].weights()
+    assert torch.equal(weights[:, 0], weights[:, 2])
+    assert not torch.equal(weights[:, 1], weights[:, 2])
+    changed, _ = call("dead head", (0, 1))
+    assert not changed.blocks[0].attn.proj.weight[:, 7:14].any()
+    y = torch.randn(2, 65, 21)
+    norms = twins.enlarge([3, 60], 4.0)(y).norm(dim=-1)
+    medians = y.norm(dim=-1).median(1).values
+    torch.testing.assert_close(norms[:, [3, 60]], 4 * medians[:, None].expand(-1, 2))
+    assert len(list(twins.places_of(network, "outliers"))) == 2
+    assert len(list(twins.places_of(network, "dead head"))) == 6
+    assert all(torch.equal(value, kept[name]) for name, value in network.state_dict().items())

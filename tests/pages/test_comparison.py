@@ -12,7 +12,13 @@ import vision_attn
 from vision_attn.cli import main
 from vision_attn.data import Preprocess
 from vision_attn.models import ViT
-from vision_attn.runs.comparison import overlap
+from vision_attn.runs.comparison import (
+    ComparedPhoto,
+    Comparison,
+    jackknife,
+    overlap,
+    overlaps_without,
+)
 from vision_attn.runs.progress import Silent
 from vision_attn.types import Model
 
@@ -52,6 +58,66 @@ def test_overlap_is_the_mass_in_the_same_places():
     assert np.isnan(overlap(a, np.zeros((2, 3))))
 
 
+def test_an_interval_leaves_each_part_of_the_photo_out_once():
+    random = np.random.default_rng(5)
+    a, b = random.gamma(0.5, size=(2, 13, 19))
+    a[:, 17:] = np.nan  # not seen by the first: of the last parts, of 3 columns, one is left
+    without = overlaps_without(a, b)
+    rows, columns = np.arange(13) * 6 // 13, np.arange(19) * 6 // 19
+    wanted = []
+    for row in range(6):
+        for column in range(6):
+            p, q = (
+                np.array(
+                    [
+                        one[y, x] for y in range(13) for x in range(17)
+                        if (rows[y], columns[x]) != (row, column)
+                    ]
+                )
+                for one in (a, b)
+            )  # fmt: skip
+            wanted.append(np.minimum(p / p.sum(), q / q.sum()).sum())
+    np.testing.assert_allclose(without, wanted)
+    low, high = jackknife([overlap(a, b)], without[:, None])
+    half = 1.96 * (35 / 36 * ((np.array(wanted) - np.mean(wanted)) ** 2).sum()) ** 0.5
+    assert (low, high) == pytest.approx((overlap(a, b) - half, overlap(a, b) + half))
+    assert jackknife([1.0], overlaps_without(a, a)[:, None]) == (pytest.approx(1), 1)
+    spot = np.zeros((13, 19))
+    spot[0, 0] = 1
+    assert jackknife([overlap(a, spot)], overlaps_without(a, spot)[:, None]) == (0, 1)
+    assert jackknife([0.5], np.array([[0.5]])) is None
+
+
+def test_intervals_hold_the_overlap_of_whole_maps_19_times_of_20():
+    """Maps whose parts are drawn apart from each other: what a jackknife over parts takes for granted."""
+    random, inside = np.random.default_rng(7), 0
+    levels = random.gamma(2.0, size=(10**6, 2)), np.clip(random.normal(size=10**6), -1, 1) * 0.6
+    p, q = levels[0][:, 0], levels[0][:, 0] * np.exp(levels[1])
+    truth = np.minimum(p / p.sum(), q / q.sum()).sum()
+    for _ in range(300):
+        drawn = random.integers(0, 10**6, (6, 6))
+        a, b = (np.kron(one[drawn], np.ones((2, 2))) for one in (p, q))
+        low, high = jackknife([overlap(a, b)], overlaps_without(a, b)[:, None])
+        inside += low <= truth <= high
+    assert 0.9 <= inside / 300 <= 0.98
+
+
+def test_ranks_have_the_intervals_that_overlaps_allow():
+    ends = [(0.1, 0.2), (0.15, 0.4), (0.3, 0.5), (0.7, 0.9), None]
+    photos = [
+        ComparedPhoto(f"{at}.png", 0, (0, 0), (0.9, 0.6), {"Rollout": 0.1 * at}, interval=end)
+        for at, end in enumerate(ends)
+    ]
+    table = Comparison(("a", "b"), ["cat"], ["Rollout"], photos[::-1], []).table()
+    assert [row["rank"] for row in table] == [1, 2, 3, 4, 5]
+    for row in table:
+        low, high = ends[int(row["file"][0])] or (0, 1)
+        below = sum(other is not None and other[1] < low for other in ends)
+        above = sum(other is not None and other[0] > high for other in ends)
+        assert (row["rank_low"], row["rank_high"]) == (1 + below, 5 - above), row
+    assert [table[0]["overlap_low"], table[4]["overlap_low"]] == [0.1, None]
+
+
 def test_a_model_is_like_itself_and_unlike_another(folder):
     model = vit(1)
     same = vision_attn.compare((model, model), folder, ["Rollout", "GradCAM"], batch_size=4)
@@ -62,6 +128,8 @@ def test_a_model_is_like_itself_and_unlike_another(folder):
     assert other.overlap()["mean"] < 0.999
     table = other.table()
     assert [row["overlap"] for row in table] == sorted(row["overlap"] for row in table)
+    assert all(row["overlap_low"] <= row["overlap"] <= row["overlap_high"] for row in table)
+    assert {row["rank_high"] for row in same.table()} == {9}
 
 
 def test_values_are_those_of_the_maps_of_the_same_class(folder):
@@ -126,6 +194,9 @@ def test_the_page_begins_with_what_differs_most(folder, tmp_path):
     places = [page.index(f"overlap {row['overlap']:.1%}") for row in found.table()[:5]]
     assert len(set(shown)) <= 5
     assert places == sorted(places)
+    row = found.table()[0]
+    assert f"overlap {row['overlap']:.1%} ({row['overlap_low']:.1%} to " in page
+    assert f"rank 1 (1 to {row['rank_high']})" in page
     assert page.count("<article") == 5
     assert "(5 of 9)" in page
     assert len(list((output / "page").glob("*.jpg"))) == 15

@@ -32,9 +32,17 @@ from vision_attn.runs.loop import Job, RunTask, TaskResult, results
 from vision_attn.runs.progress import Silent
 from vision_attn.types import Head, Model
 
-__all__ = ["ComparedPhoto", "Comparison", "PairOfModels", "overlap"]
+__all__ = [
+    "ComparedPhoto",
+    "Comparison",
+    "PairOfModels",
+    "jackknife",
+    "overlap",
+    "overlaps_without",
+]
 
 SIDE = 48  # cells of the grid on which maps are compared, of each side of the photo
+PARTS = 6  # of each side of the grid: an interval leaves out one of the PARTS x PARTS at a time
 LONGEST = 96  # pixels of the longer side of the photo that they are laid on first
 
 
@@ -44,7 +52,8 @@ class ComparedPhoto:
 
     label: its class, None where that is not known. predicted, probability: of each model. overlaps:
     by method, the share of the map that lies in the same place in both. apart: the same of the
-    first model's map and the second's of another photo.
+    first model's map and the second's of another photo. interval: of the mean overlap, 95 %, over
+    parts of the photo (`jackknife`); None where it is not known.
 
     Examples:
         >>> from vision_attn.runs.comparison import ComparedPhoto
@@ -58,6 +67,7 @@ class ComparedPhoto:
     probability: tuple[float, float]
     overlaps: dict[str, float]
     apart: dict[str, float] = field(default_factory=dict)
+    interval: tuple[float, float] | None = None
 
     @property
     def agree(self) -> bool:
@@ -101,8 +111,12 @@ class Comparison:
         """Rows of plain values, a photo each, those whose maps differ most first.
 
         Keys: file, label, predicted_a, predicted_b, probability_a, probability_b, agree, overlap
-        (0 to 1, the mean over methods), and overlap_METHOD.
+        (0 to 1, the mean over methods) with overlap_low and overlap_high (95 %, over parts of the
+        photo: `jackknife`), overlap_METHOD, rank (1: the most different), and rank_low to
+        rank_high, the ranks that the intervals allow: 1 and the photos whose interval lies below,
+        and all but those whose interval lies above.
         """
+        ranks = self._ranks()
         return [
             {
                 "file": photo.file,
@@ -113,9 +127,26 @@ class Comparison:
                 "probability_b": photo.probability[1],
                 "agree": photo.agree,
                 "overlap": photo.overlap,
+                "overlap_low": photo.interval and photo.interval[0],
+                "overlap_high": photo.interval and photo.interval[1],
                 **{f"overlap_{name}": value for name, value in photo.overlaps.items()},
+                "rank": at + 1,
+                "rank_low": low,
+                "rank_high": high,
             }
-            for photo in self.photos
+            for at, (photo, (low, high)) in enumerate(zip(self.photos, ranks, strict=True))
+        ]
+
+    def _ranks(self) -> list[tuple[int, int]]:
+        """The lowest and highest rank of each photo that the intervals allow."""
+        ends = np.array([photo.interval or (0.0, 1.0) for photo in self.photos]).round(6)
+        lows, highs = np.sort(ends, axis=0).T
+        return [
+            (
+                1 + int(np.searchsorted(highs, low, "left")),
+                int(np.searchsorted(lows, high, "right")),
+            )
+            for low, high in ends
         ]
 
     def agreement(self) -> dict[str, Any]:
@@ -283,6 +314,59 @@ def overlap(a: Float[ndarray, "y x"], b: Float[ndarray, "y x"]) -> float:
     return float(np.minimum(*shares).sum())
 
 
+def jackknife(
+    overlaps: Sequence[float], without: Float[ndarray, "part method"]
+) -> tuple[float, float] | None:
+    """Compute the 95 % interval of the mean overlap of one photo's maps, over parts of the photo.
+
+    With o the mean overlap and o_k the same without part k of n (Tukey 1958; Kunsch 1989 of blocks)
+
+        o +- 1.96 sqrt((n - 1) / n sum_k (o_k - mean o)^2),   cut at 0 and 1
+
+    It says how much the number hangs on single places: maps that differ in one place alone have a
+    wide one. It does not say what another photo, or another training, would give.
+
+    Args:
+        overlaps: Of each method.
+        without: `overlaps_without` of each; NaN where a map lies in one part alone: then nothing is
+            known, and the interval is 0 to 1.
+
+    Returns:
+        Both ends; None where fewer than two parts of the photo are seen.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.runs.comparison import jackknife
+        >>> [round(end, 2) for end in jackknife([0.5], np.array([[0.4], [0.5], [0.6]]))]
+        [0.27, 0.73]
+    """
+    values = without.mean(1)
+    n, value = len(values), sum(overlaps) / len(overlaps)
+    if n < 2:
+        return None
+    if np.isnan(values).any():
+        return 0.0, 1.0
+    half = 1.96 * float(np.sqrt((n - 1) / n * np.square(values - values.mean()).sum()))
+    return max(value - half, 0.0), min(value + half, 1.0)
+
+
+def overlaps_without(a: Float[ndarray, "y x"], b: Float[ndarray, "y x"]) -> Float[ndarray, " part"]:
+    """Compute the `overlap` without each part of the grid that both maps see, row by row.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vision_attn.runs.comparison import overlaps_without
+        >>> overlaps_without(np.ones((12, 12)), np.ones((12, 12))).shape
+        (36,)
+    """
+    seen = ~(np.isnan(a) | np.isnan(b))
+    rows, columns = (np.arange(side) * PARTS // side for side in a.shape)
+    parts = rows[:, None] * PARTS + columns
+    return np.array(
+        [overlap(np.where(parts == part, np.nan, a), b) for part in np.unique(parts[seen])]
+    )
+
+
 def on_grid(explanation: Explanation, method: str) -> Float[ndarray, "y x"]:
     """Lay a map on a grid over the whole photo, whatever the network sees of it."""
     width, height = explanation.photo.size
@@ -397,7 +481,13 @@ class PairOfModels(Job):
             chances = (float(a.probabilities.max()), float(b.probabilities.max()))
             label = label_of(a.name, a.model.classes)
             predicted = (a.predicted, b.predicted)
-            found.append(ComparedPhoto(a.name, label, predicted, chances, shares))
+            without = np.stack([overlaps_without(*both) for both in laid.values()], 1)
+            found.append(
+                ComparedPhoto(
+                    a.name, label, predicted, chances, shares,
+                    interval=jackknife(list(shares.values()), without),
+                )
+            )  # fmt: skip
             maps.append(laid)
             if self.keep is not None:
                 self.keep(a, b)

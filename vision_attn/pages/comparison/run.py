@@ -3,9 +3,10 @@
 Axes: none.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL.Image import Image
@@ -123,11 +124,12 @@ def write(
     photos = found.photos[:shown]
     progress.start("drawing", len(photos))
     rows = []
+    table = found.table()
     for number, photo in enumerate(photos):
         image = pair.read(photo.file)
         if not isinstance(image, str):
             ((a, b),) = pair.explained([(photo.file, image)])
-            rows.append(row_of(folder, number, photo, found, (a, b)))
+            rows.append(row_of(folder, photo, table[number], found, (a, b)))
         progress.advance()
     left = len(found.photos) - len(rows)
     title = "Photos, those whose maps differ most first"
@@ -146,7 +148,8 @@ def write(
 MEANING = (
     "Overlap: each map is made to sum to 1 over the photo, and what lies in the same place in both "
     "is added up. 100 %: the same map; 0 %: nothing in common. Intervals are of 95 %, by a "
-    "bootstrap over photos."
+    "bootstrap over photos. That of a single photo is over its parts (6 x 6, a jackknife): how "
+    "much its number hangs on single places. Ranks in brackets are those that intervals allow."
 )
 
 
@@ -171,13 +174,13 @@ def class_table(found: Comparison) -> tuple[list[str], list[list[str]]]:
 
 def row_of(
     folder: Path,
-    number: int,
     photo: ComparedPhoto,
+    values: Mapping[str, Any],
     found: Comparison,
     both: tuple[Explanation, Explanation],
 ) -> Row:
-    """Draw a photo and the maps of both models."""
-    name = Path(photo.file).name
+    """Draw a photo and the maps of both models. values: its row of the table."""
+    name, number = Path(photo.file).name, values["rank"] - 1
     shots: list[Shot] = [shot(_small(both[0].photo), folder, f"{number}", "photo", name)]
     for method in found.methods:
         for letter, model, one in zip("ab", found.models, both, strict=True):
@@ -192,7 +195,12 @@ def row_of(
             found.models, photo.predicted, photo.probability, strict=True
         )
     ]
-    note = " · ".join([f"overlap {photo.overlap:.1%}", *said])
+    share, rank = f"overlap {photo.overlap:.1%}", f"rank {values['rank']}"
+    if photo.interval is not None:
+        share += f" ({photo.interval[0]:.1%} to {photo.interval[1]:.1%})"
+    if values["rank_low"] < values["rank_high"]:
+        rank += f" ({values['rank_low']} to {values['rank_high']})"
+    note = " · ".join([share, rank, *said])
     warning = "" if photo.agree else "They predict different classes"
     return Row(name, note, shots, predicted, label, probability, warning=warning)
 

@@ -28,7 +28,7 @@ from vision_attn.runs.diagnosis.results import (
     HeadValues,
     Outliers,
 )
-from vision_attn.runs.diagnosis.stream import MOST, patches_of, similarity, stream_values
+from vision_attn.runs.diagnosis.stream import MOST, OFTEN, patches_of, similarity, stream_values
 from vision_attn.tokens.activation import settled
 from vision_attn.tokens.blocks import BlockRun, find_blocks, watch_blocks
 from vision_attn.tokens.path.chain import Chain
@@ -327,7 +327,7 @@ class Meter:
         counts = [float(self.sums.mean((at, "stream", "outliers"))) for at in inside]
         photos = [float(self.sums.mean((at, "stream", "any"))) for at in inside]
         few = [at for at in range(len(inside)) if counts[at] <= MOST * patches]
-        often = [at for at in few if photos[at] >= 0.5] or range(len(inside))
+        often = [at for at in few if photos[at] >= OFTEN] or range(len(inside))
         most = max(often, key=lambda at: (counts[at], at))
         first = most
         while first > 0 and counts[first - 1] >= counts[most] / 2:

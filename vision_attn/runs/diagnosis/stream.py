@@ -31,10 +31,11 @@ from vision_attn.methods.attention_explainer import OUTLIER
 from vision_attn.tokens.blocks import BlockRun
 from vision_attn.types import TokenLayout
 
-__all__ = ["MOST", "outliers_of", "patches_of", "similarity", "stream_values"]
+__all__ = ["MOST", "OFTEN", "outliers_of", "patches_of", "similarity", "stream_values"]
 
 
 MOST = 0.15  # of the patches that may be registers in disguise; more follow what a photo shows
+OFTEN = 0.5  # of the photos that have outliers where these are a pattern
 
 
 def patches_of(layout: TokenLayout | None, tokens: int) -> slice | list[int]:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from vision_attn.runs.diagnosis.results import BlockValues, Diagnosis, Finding, HeadValues
-from vision_attn.runs.diagnosis.stream import MOST
+from vision_attn.runs.diagnosis.stream import MOST, OFTEN
 
 __all__ = ["Thresholds", "judge"]
 
@@ -37,7 +37,7 @@ class Thresholds:
         0.98
     """
 
-    outlier_photos: float = 0.5
+    outlier_photos: float = OFTEN
     outlier_share: float = MOST
     register_attention: float = 3.0
     dead: float = 0.05
