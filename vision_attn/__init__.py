@@ -60,6 +60,47 @@ if TYPE_CHECKING:  # "as" says to type checkers that a name is public
     from .types import Heatmaps as Heatmaps
     from .types import Model as Model
     from .types import TokenLayout as TokenLayout
+if TYPE_CHECKING:
+    from . import (
+        attention,
+        data,
+        evaluate,
+        fitting,
+        methods,
+        models,
+        pages,
+        render,
+        runs,
+        sequences,
+        tokens,
+        training,
+    )
+    from .data.example_photos import sample
+    from .distillation import Distillation
+    from .fitting.fit import FittedRun, fit
+    from .hub import load_model, wrap
+    from .models.export import export
+    from .models.shelf import list_models
+    from .pages.ablation.run import ablate
+    from .pages.comparison.run import compare
+    from .pages.diagnosis.run import diagnose
+    from .pages.gallery.drawing import draw_pictures
+    from .pages.gallery.run import film, gallery
+    from .pages.inspect.inspection import inspect
+    from .pages.live.report import live
+    from .pages.patching.run import patch_states
+    from .runs.diagnosis.remedy import add_registers
+    from .runs.explain import explain
+    from .runs.explanation import Explanation, Explanations
+    from .runs.interventions import intervene
+    from .runs.patches import patch_components, patch_similarity
+    from .runs.results import SavedResults, open_results
+    from .runs.scoring import removal, score
+    from .runs.similarity import nearest_photos, photo_similarity
+    from .runs.texts import token_attribution
+    from .tokens.path.support import probe
+    from .tokens.record.weights import attention_weights
+    from .types import Heatmaps, Model, TokenLayout
 
 __version__ = "0.1.0"
 
@@ -88,7 +129,7 @@ _NAMES = {
     "Model": "types",
     "SavedResults": "runs.results",
     "TokenLayout": "types",
-    "ablate": "runs.ablation",
+    "ablate": "pages.ablation.run",
     "add_registers": "runs.diagnosis.remedy",
     "attention_weights": "tokens.record.weights",
     "compare": "pages.comparison.run",
@@ -109,7 +150,7 @@ _NAMES = {
     "patch_components": "runs.patches",
     "patch_similarity": "runs.patches",
     "photo_similarity": "runs.similarity",
-    "patch_states": "runs.patched_states",
+    "patch_states": "pages.patching.run",
     "probe": "tokens.path.support",
     "removal": "runs.scoring",
     "sample": "data.example_photos",

@@ -1,6 +1,7 @@
 """`vision-attn ablate MODEL DATA`: what each head, MLP and block is worth.
 
-    DIR/ablation.json, .csv, .md   what falls by how much without each, with intervals; the curve
+    DIR/index.html                 the page: what falls by how much without each, with intervals
+    DIR/ablation.json, .csv, .md   the same as plain values, and the curve of pruned heads
 
 Light to import, so that its help comes at once.
 """
@@ -61,7 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 1 where an image could not be read; the others are measured."""
-    from vision_attn.runs.ablation import PARTS, ablate
+    from vision_attn.pages.ablation.run import ablate
+    from vision_attn.runs.ablation import PARTS
     from vision_attn.runs.scoring.evidence import check_data
 
     check_data(args.data)
@@ -83,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         progress=options.Report(),
     )
     show(found)
-    say(f"Tables: {output}")
+    say(f"{output / 'index.html'}: open it in a browser; the tables lie beside it")
     return 1 if found.problems else 0
 
 

@@ -10,6 +10,7 @@ from vision_attn.pages.page import (
     Shot,
     Table,
     Text,
+    figure_shot,
     shot,
     write_page,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "Shot",
     "Table",
     "Text",
+    "figure_shot",
     "shot",
     "write_page",
 ]

@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from vision_attn.files import write_text
-from vision_attn.render.picture import Picture, thumbnail
+from vision_attn.render.picture import Picture, save, thumbnail
 
 __all__ = [
     "Commands",
@@ -28,6 +28,7 @@ __all__ = [
     "Shot",
     "Table",
     "Text",
+    "figure_shot",
     "shot",
     "write_page",
 ]
@@ -60,7 +61,7 @@ class Shot:
         """Write the picture's HTML; enlarged_caption stands below it once it is enlarged."""
         width, height = self.size
         return (
-            f'<figure style="--aspect: {width / height:.3f}">'
+            f'<figure style="--aspect: {width / height:.3f}; --width: {width}px">'
             f'<a href="{_link(self.full)}" data-caption="{_text(enlarged_caption)}">'
             f'<img src="{_link(self.thumb)}" width="{width}" height="{height}" loading="lazy" '
             f'decoding="async" alt="{_text(self.alt)}"></a>'
@@ -98,6 +99,27 @@ def shot(
     small = thumbnail(picture, pictures / f"{name}.jpg", most, alone=full is None)
     file = f"page/{name}.jpg"
     return Shot(file, full or file, (small.shape[1], small.shape[0]), caption, alt)
+
+
+def figure_shot(picture: Picture, folder: Path, name: str, caption: str, alt: str) -> Shot:
+    """Save a figure as folder/page/NAME.png, without loss, as its text is small.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import numpy as np
+        >>> from vision_attn import pages
+        >>> with TemporaryDirectory() as folder:
+        ...     figure = np.zeros((30, 40, 3), np.uint8)
+        ...     made = pages.figure_shot(figure, Path(folder), "norms", "Norms", "two lines")
+        >>> made.thumb, made.size
+        ('page/norms.png', (40, 30))
+    """
+    file = f"page/{name}.png"
+    (folder / "page").mkdir(parents=True, exist_ok=True)
+    save(picture, folder / file)
+    height, width = picture.shape[:2]
+    return Shot(file, file, (width, height), caption, alt)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Pictures for people: overlays on photos, sheets of maps, figures of a run, one offline page."""
 
-from vision_attn.render.diagnosis import block_curves, number_grid
+from vision_attn.render.diagnosis import block_curves, interval_curves, number_grid
 from vision_attn.render.figures import (
     channel_gates,
     confusion_matrix,
@@ -44,6 +44,7 @@ __all__ = [
     "fit",
     "heads_overview",
     "heatmap_grid",
+    "interval_curves",
     "learning_curve_panels",
     "learning_curves",
     "mark",

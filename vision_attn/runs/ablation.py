@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vision_attn.arguments import checked
 from vision_attn.data.faults import ImageError, apart
 from vision_attn.errors import quoted
 from vision_attn.evaluate import paired_bootstrap, wilson
@@ -25,8 +24,8 @@ from vision_attn.runs.explain import Request
 from vision_attn.runs.inputs import output_folder
 from vision_attn.runs.interventions import changes_of
 from vision_attn.runs.loop import Job, RunTask, TaskResult, results
-from vision_attn.runs.progress import Bar, Silent
-from vision_attn.runs.scoring.evidence import Data, Sample, Samples, as_data, open_data
+from vision_attn.runs.progress import Silent
+from vision_attn.runs.scoring.evidence import Sample, Samples
 from vision_attn.tokens.activation import settled
 from vision_attn.tokens.interventions.anatomy import Anatomy, anatomy_of
 from vision_attn.tokens.interventions.editor import Changes
@@ -34,7 +33,7 @@ from vision_attn.tokens.interventions.resume import Resumable
 from vision_attn.tokens.modules import why_opaque
 from vision_attn.types import Head, Images, Model
 
-__all__ = ["Ablation", "Unit", "ablate", "request_of"]
+__all__ = ["PARTS", "Ablation", "AblationJob", "Part", "Replacement", "Unit", "request_of"]
 
 Part = Literal["heads", "mlps", "blocks"]
 PARTS: tuple[Part, ...] = ("heads", "mlps", "blocks")
@@ -198,17 +197,22 @@ class Ablation:
         write_text(folder / "ablation.md", f"{self}\n")
         return folder
 
-    def text_rows(self) -> tuple[list[str], list[list[str]]]:
-        """The table as a header and rows of text, what is worth most first."""
+    def text_rows(
+        self, table: Sequence[dict[str, Any]] | None = None
+    ) -> tuple[list[str], list[list[str]]]:
+        """The table as a header and rows of text, what is worth most first.
+
+        table: where it was made already.
+        """
         header = [
             "without",
             f"{self.hit_word} falls by",
-            "95 %",
+            f"95 % of {self.hit_word}",
             f"{self.explained} falls by",
-            "95 %",
+            "95 % of that",
         ]
         rows = []
-        for row in sorted(self.table(), key=lambda row: -row["value_drop"]):
+        for row in sorted(table or self.table(), key=lambda row: -row["value_drop"]):
             hit = [row[f"hit_drop{end}"] for end in ("", "_low", "_high")]
             value = [row[f"value_drop{end}"] for end in ("", "_low", "_high")]
             rows.append(
@@ -239,75 +243,16 @@ class Ablation:
         return "\n".join([*lines, "", *([", ".join(curve)] if curve else [])])
 
 
-@checked(limit=2, batch_size=1, prune=0)
-def ablate(
-    model: Model,
-    images: Data,
-    parts: Sequence[Part] = PARTS,
-    *,
-    target: TargetLike = None,
-    contrast: TargetLike = None,
-    limit: int | None = None,
-    output: str | Path | None = None,
-    head: Head | None = None,
-    replacement: Replacement = "zero",
-    prune: int = 8,
-    batch_size: int = 25,
-    seed: int = 0,
-    root: str | Path = ".data",
-    progress: Silent | None = None,
-) -> Ablation:
-    """Measure what each head, MLP and block of a network is worth, one taken away at a time.
+class AblationJob(Job):
+    """Runs a network with one unit less at a time, and then with more and more heads less.
 
-    A unit is worth by how much the accuracy, and the number of the target, fall without it, on the
-    same images. What ran before a unit is not run again: taking away a head of layer l costs the
-    blocks from l on. Ctrl-C gives what was measured so far.
-
-    Args:
-        model: A model of `load_model` or `wrap`, whose attention can be recorded.
-        images: As `score` takes them: a folder, a list of files and PIL images, planted, cifar10.
-        parts: What is taken away: heads, mlps, blocks, one or several. A head's output is replaced,
-            MLPs and blocks add nothing, as `intervene` has it.
-        target: The number that is followed, as `explain` takes it. None: the logit of the class
-            that an image shows where that is known ("label"), else of the predicted one.
-        contrast: What is subtracted from it.
-        limit: At most so many images, drawn evenly; None: 100.
-        output: A folder for ablation.json, .csv and .md; None writes none.
-        head: Which part of the network's output is meant.
-        replacement: What stands in the place of a head's output: zero, mean or uniform.
-        prune: Steps of the curve of pruned heads; 0 measures none.
-        batch_size: Images at once.
-        seed: Which images are drawn.
-        root: The folder of cifar10 and cifar100.
-        progress: None shows a bar where there is a terminal.
-
-    Raises:
-        ValueError: The network's attention cannot be recorded, no branches of it can be told apart,
-            or fewer than two images could be read.
+    The arguments are those of `vision_attn.ablate`, data opened.
 
     Examples:
-        >>> import vision_attn
-        >>> model = vision_attn.load_model("timm:test_vit", pretrained=False, num_classes=10)
-        >>> ablation = vision_attn.ablate(model, "planted", ["mlps"], limit=3)
-        >>> [str(unit) for unit in ablation.after][:2]
-        ['MLP 0', 'MLP 1']
+        >>> from vision_attn.runs.ablation import AblationJob
+        >>> AblationJob.threads
+        8
     """
-    if not parts:
-        raise ValueError(f"parts: expected one of {', '.join(PARTS)} at least, got none")
-    data = open_data(as_data(images), model, Path(root))
-    work = _Work(model, data, parts, target, contrast, head, replacement, prune)
-    chosen = data.chosen(100 if limit is None else limit, seed)
-    progress = progress or Bar()
-    with progress:
-        work.measure(chosen, batch_size, progress)
-    found = work.ablation(progress.problems)
-    if output is not None:
-        found.save(output)
-    return found
-
-
-class _Work(Job):
-    """Runs a network with one unit less at a time, and then with more and more heads less."""
 
     def __init__(
         self,

@@ -8,21 +8,22 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
+from PIL.Image import Image
 from torch import Tensor
 
-from vision_attn.arguments import checked
 from vision_attn.methods.targets import Class, TargetLike, model_output
 from vision_attn.runs.ablation import blank_for, request_of
-from vision_attn.runs.explain import Photo, prepare, read
+from vision_attn.runs.explain import prepare
 from vision_attn.runs.interventions import kept_of
-from vision_attn.runs.progress import Bar, Silent
+from vision_attn.runs.progress import Silent
 from vision_attn.tokens.activation import settled
 from vision_attn.tokens.interventions.anatomy import anatomy_of
 from vision_attn.tokens.interventions.editor import Changes
 from vision_attn.tokens.interventions.resume import Resumable
-from vision_attn.types import Head, Model
+from vision_attn.tokens.path.path import find_path
+from vision_attn.types import Head, Model, TokenLayout
 
-__all__ = ["PatchedStates", "patch_states"]
+__all__ = ["PatchedStates", "measure_states"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +32,8 @@ class PatchedStates:
 
     recovered: (l t), for the token's state where the layer begins: the target's number with it,
     from 0 (as for the photo itself) to 1 (as for the other). layers: which they are. photo, other:
-    the target's number for each. explained: what it is, in words.
+    the target's number for each. explained: what it is, in words. layout: how the tokens lie on the
+    photo, None where that is not known.
 
     Examples:
         >>> import numpy as np
@@ -48,6 +50,7 @@ class PatchedStates:
     photo: float
     other: float
     explained: str
+    layout: TokenLayout | None = None
 
     def table(self) -> list[dict[str, Any]]:
         """Rows of plain values: layer, token, recovered."""
@@ -59,37 +62,17 @@ class PatchedStates:
         ]
 
 
-@checked(batch_size=1)
-def patch_states(
+def measure_states(
     model: Model,
-    photo: Photo,
-    other: Photo,
-    *,
-    target: TargetLike = None,
-    contrast: TargetLike = None,
-    head: Head | None = None,
-    batch_size: int = 32,
-    progress: Silent | None = None,
+    photo: Image,
+    other: Image,
+    target: TargetLike,
+    contrast: TargetLike,
+    head: Head | None,
+    batch_size: int,
+    progress: Silent,
 ) -> PatchedStates:
-    """Find where a class is decided: patch each token's state, in each layer, from another photo.
-
-    Meng et al. 2022, causal tracing, with another photo in the place of noise.
-
-    Args:
-        model: A model of `load_model` or `wrap`.
-        photo: A photo as `explain` takes it.
-        other: Another one, whose states are taken.
-        target: The number that is followed. None: the logit of the other's predicted class rather
-            than of the photo's.
-        contrast: What is subtracted from it.
-        head: Which part of the network's output is meant.
-        batch_size: Tokens at once.
-        progress: None shows a bar where there is a terminal.
-
-    Raises:
-        ValueError: The stream's tokens cannot be told (windows), or the target's number is the same
-            for both photos.
-    """
+    """Patch each token's state, in each layer; the arguments are those of `patch_states`."""
     model = settled(model if head is None else replace(model, head=head))
     network = model.network
     anatomy = anatomy_of(network, blank_for(model))
@@ -101,7 +84,7 @@ def patch_states(
             f"{type(network).__name__}: no layer begins with a stream (batch, tokens, width) whose "
             "tokens could be patched"
         )
-    both = [prepare(model, [read(one, model.preprocess)[1]]) for one in (photo, other)]
+    both = [prepare(model, [one]) for one in (photo, other)]
     outputs = [model_output(model, one) for one in both]
     if target is None:
         classes = [int(Class.of(model).logits(one).argmax(1)) for one in outputs]
@@ -120,7 +103,6 @@ def patch_states(
     copy = replace(model, network=resumable.network)
     size = min(batch_size, tokens)
     images = both[0].expand(size, *both[0].shape[1:]).contiguous()
-    progress = progress or Bar()
     rows = []
     with progress:
         progress.start("layers x tokens", len(layers) * tokens)
@@ -137,4 +119,6 @@ def patch_states(
                 row.append(numbers(found).detach().double().cpu()[: tokens - first])
                 progress.advance(min(size, tokens - first))
             rows.append((torch.cat(row) - low) / (high - low))
-    return PatchedStates(torch.stack(rows).float(), layers, low, high, request.words)
+    layout = model.layout or find_path(network, both[0]).layout
+    known = layout if layout is not None and layout.tokens == tokens else None
+    return PatchedStates(torch.stack(rows).float(), layers, low, high, request.words, known)

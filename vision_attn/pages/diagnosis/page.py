@@ -14,7 +14,7 @@ import numpy as np
 
 from vision_attn import render
 from vision_attn.files import write_text
-from vision_attn.pages.page import Figures, Section, Shot, Table, Text, write_page
+from vision_attn.pages.page import Figures, Section, Shot, Table, Text, figure_shot, write_page
 from vision_attn.render.picture import Picture
 from vision_attn.runs.diagnosis.results import Diagnosis, HeadValues, short
 from vision_attn.runs.diagnosis.verdict import number, percent
@@ -143,7 +143,7 @@ def head_shots(found: Diagnosis, folder: Path) -> Iterator[Shot]:
             values[head.layer, head.head] = np.nan if value is None else value
         if np.isfinite(values).any():
             picture = render.number_grid(values, title, unit=unit, high=high)
-            yield _shot(picture, folder, name, title, f"{title}, by layer and head")
+            yield figure_shot(picture, folder, name, title, f"{title}, by layer and head")
 
 
 def block_shots(found: Diagnosis, folder: Path) -> Iterator[Shot]:
@@ -155,7 +155,7 @@ def block_shots(found: Diagnosis, folder: Path) -> Iterator[Shot]:
         known = {k: v for k, v in values.items() if any(one is not None for one in v)}
         if known:
             picture = render.block_curves(known, title)
-            yield _shot(picture, folder, file, title, f"{title}, over the blocks")
+            yield figure_shot(picture, folder, file, title, f"{title}, over the blocks")
 
     yield from lines("Norms of patches", "norms", {"median": "norm", "largest": "largest"})
     yield from lines("Outlying patches of a photo", "counts", {"outliers": "outliers"})
@@ -169,17 +169,8 @@ def block_shots(found: Diagnosis, folder: Path) -> Iterator[Shot]:
         title = f"Where outliers lie after block {found.outliers.block}"
         where = np.array(found.outliers.where)
         picture = grid(where, title, x="column", y="row", unit="share of photos")
-        yield _shot(picture, folder, "where", title, title)
+        yield figure_shot(picture, folder, "where", title, title)
     if found.similarity is not None and len(found.similarity) > 1:
         title = "A token after two blocks: cosine"
         picture = grid(np.array(found.similarity), title, x="block", y="block", low=None, high=1.0)
-        yield _shot(picture, folder, "similarity", title, title)
-
-
-def _shot(picture: Picture, folder: Path, name: str, caption: str, alt: str) -> Shot:
-    """Save a figure beside the page, without loss, as its text is small."""
-    file = f"page/{name}.png"
-    (folder / "page").mkdir(exist_ok=True)
-    render.save(picture, folder / file)
-    height, width = picture.shape[:2]
-    return Shot(file, file, (width, height), caption, alt)
+        yield figure_shot(picture, folder, "similarity", title, title)

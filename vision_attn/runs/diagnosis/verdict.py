@@ -145,7 +145,7 @@ def _uniform(heads: Sequence[HeadValues], limits: Thresholds) -> Iterator[Findin
     if flat:
         text = (
             f"{named(flat)} attend{'s' if len(flat) == 1 else ''} to all tokens alike: entropy at "
-            f"least {limits.uniform:.1%} of the largest."
+            f"least {100 * limits.uniform:.3g} % of the largest."
         )
         yield Finding("uniform head", True, text, places(flat))
 
@@ -155,9 +155,9 @@ def _smooth(blocks: Sequence[BlockValues], limits: Thresholds) -> Iterator[Findi
     if flat:
         first = flat[0]
         text = (
-            f"Block {first.block} oversmooths ({first.name}): after it {first.spread:.2%} of the "
-            f"patches' energy is not their mean, below {percent(limits.spread)}, and two patches "
-            f"have a cosine of {first.alike:.3f}."
+            f"Block {first.block} oversmooths ({first.name}): after it {100 * first.spread:.2g} % "
+            f"of the patches' energy is not their mean, below {percent(limits.spread)}, and two "
+            f"patches have a cosine of {first.alike:.3f}."
         )
         yield Finding("oversmoothing", True, text, tuple((one.block,) for one in flat))
 

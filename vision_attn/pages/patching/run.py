@@ -1,0 +1,161 @@
+"""From a model and two photos to where a class is decided, as values and as a page.
+
+DIR/index.html       the page, its pictures beside it in page/
+"""
+
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+from PIL import ImageOps
+from PIL.Image import Image
+
+from vision_attn import render
+from vision_attn.arguments import checked
+from vision_attn.methods.targets import TargetLike
+from vision_attn.pages.page import Figures, Section, Shot, Text, figure_shot, shot, write_page
+from vision_attn.runs.diagnosis.measure import token_words
+from vision_attn.runs.explain import Photo, read
+from vision_attn.runs.inputs import output_folder
+from vision_attn.runs.patched_states import PatchedStates, measure_states
+from vision_attn.runs.progress import Bar, Silent
+from vision_attn.types import Head, Model
+
+__all__ = ["patch_states", "write"]
+
+SHOWN = 480, 480  # pixels of a photo, at most
+NAMED = 5  # states that a sentence names
+WORDS = [
+    "The state of one token, where a layer begins, is taken from the other photo, and the rest of "
+    "the network runs as it is (Meng et al. 2022, causal tracing, with another photo in the place "
+    "of noise). 0 %: the number is as for the photo; 100 %: as for the other. Below 0 % it moves "
+    "away from it.",
+    "In the maps full colour is 100 %, or the largest share where that is more; blue is below 0 %.",
+]
+
+
+@checked(batch_size=1)
+def patch_states(
+    model: Model,
+    photo: Photo,
+    other: Photo,
+    *,
+    target: TargetLike = None,
+    contrast: TargetLike = None,
+    output: str | PathLike[str] | None = None,
+    head: Head | None = None,
+    batch_size: int = 32,
+    progress: Silent | None = None,
+) -> PatchedStates:
+    """Find where a class is decided: patch each token's state, in each layer, from another photo.
+
+    Meng et al. 2022, causal tracing, with another photo in the place of noise.
+
+    Args:
+        model: A model of `load_model` or `wrap`.
+        photo: A photo as `explain` takes it.
+        other: Another one, whose states are taken.
+        target: The number that is followed. None: the logit of the other's predicted class rather
+            than of the photo's.
+        contrast: What is subtracted from it.
+        output: A folder for the page, index.html: layer by layer, over the photo; None writes none.
+        head: Which part of the network's output is meant.
+        batch_size: Tokens at once.
+        progress: None shows a bar where there is a terminal.
+
+    Raises:
+        ValueError: The stream's tokens cannot be told (windows), or the target's number is the same
+            for both photos.
+
+    Examples:
+        >>> import numpy as np
+        >>> import vision_attn
+        >>> model = vision_attn.load_model("timm:test_vit", pretrained=False, num_classes=10)
+        >>> photos = np.random.default_rng(0).integers(0, 256, (2, 60, 80, 3), np.uint8)
+        >>> found = vision_attn.patch_states(model, *photos, target=3, contrast=5)
+        >>> found.recovered.shape[0] == len(found.layers)
+        True
+    """
+    both = [read(one, model.preprocess)[1] for one in (photo, other)]
+    folder = None if output is None else output_folder(output)
+    progress = progress or Bar()
+    found = measure_states(model, *both, target, contrast, head, batch_size, progress)
+    if folder is not None:
+        write(found, folder, model, (both[0], both[1]))
+    return found
+
+
+def write(found: PatchedStates, folder: Path, model: Model, photos: tuple[Image, Image]) -> Path:
+    """Write the page into a folder; return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shots = [
+        shot(
+            np.asarray(ImageOps.contain(photo, SHOWN)),
+            folder,
+            name.replace(" ", "_"),
+            f"{name}: {value:.3g}",
+            name,
+        )
+        for name, value, photo in zip(
+            ("the photo", "the other"), (found.photo, found.other), photos, strict=True
+        )
+    ]
+    made: list[Section] = [
+        Text("What was found", list(sentences(found))),
+        Figures(f"Both photos: {found.explained}", shots),
+    ]
+    if found.layout is not None:
+        title = "Over the photo: the share that each patch brings, layer by layer"
+        made.append(Figures(title, list(map_shots(found, folder, model, photos[0]))))
+    made += [
+        Figures("Layer by layer", [curve_shot(found, folder)]),
+        Text("What the numbers are", WORDS),
+    ]
+    name = model.name or type(model.network).__name__
+    lead = f"{len(found.layers)} layers x {found.recovered.shape[1]} tokens of {name}"
+    return write_page(folder, "Where the class is decided", made, lead, model.warning)
+
+
+def sentences(found: PatchedStates) -> Iterator[str]:
+    """Name the states that bring most of the other photo's answer."""
+    values = found.recovered
+    most = values.flatten().argsort(descending=True)[:NAMED].tolist()
+    named = []
+    for at in most:
+        row, token = divmod(at, values.shape[1])
+        words = f"token {token}" if found.layout is None else token_words(found.layout, token)
+        named.append(f"{words} in layer {found.layers[row]} ({float(values[row, token]):.0%})")
+    yield (
+        f"{found.explained[0].upper()}{found.explained[1:]} is {found.photo:.3g} for the photo and "
+        f"{found.other:.3g} for the other. One state of the other photo brings at most this share "
+        f"of the way: {', '.join(named)}."
+    )
+
+
+def map_shots(found: PatchedStates, folder: Path, model: Model, photo: Image) -> Iterator[Shot]:
+    """Lay the shares of each layer's patches over the photo, all on one scale."""
+    assert found.layout is not None
+    values = found.layout.to_map(found.recovered).numpy()
+    scale = render.Scale(top=max(1.0, float(np.abs(values).max())), signed=True)
+    small = ImageOps.contain(photo, SHOWN)
+    for layer, grid in zip(found.layers, values, strict=True):
+        laid = model.preprocess.to_original(grid, small.size)
+        picture = render.overlay(small, laid, scale=scale)
+        caption = f"layer {layer}: at most {grid.max():.0%}"
+        yield shot(picture, folder, f"layer{layer}", caption, f"the photo, {caption}")
+
+
+def curve_shot(found: PatchedStates, folder: Path) -> Shot:
+    """Draw the largest share of a patch by layer, and that of each token that is none."""
+    values = 100 * found.recovered
+    lines = {"largest of all tokens": values.amax(1).tolist()}
+    if found.layout is not None:
+        lines = {"largest of a patch": values[:, found.layout.patches].amax(1).tolist()}
+        lines |= {
+            token_words(found.layout, token): values[:, token].tolist()
+            for token in found.layout.beside[:3]
+        }
+    title = "Share of the way to the other photo's answer (%)"
+    picture = render.block_curves(lines, title, low=None, x="layer", places=found.layers)
+    return figure_shot(picture, folder, "curve", title, f"{title}, over the layers")
