@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vision_attn.compat.process_wide import ProcessWide
 from vision_attn.compat.torch_private import saved_buffers, write_count
 from vision_attn.errors import quoted
+from vision_attn.standing import Standing, standing_of
 from vision_attn.types import Model
 
 __all__ = [
@@ -56,7 +57,7 @@ class _Kept:
     @classmethod
     def of(cls, module: nn.Module) -> "_Kept":
         own, buffers = vars(module), saved_buffers(module)
-        if buffers and f"{getattr(module.forward, '__module__', '')}.".startswith(READ_ONLY):
+        if buffers and _writes_nothing(module):
             buffers = []
         return cls(
             module.training,
@@ -86,50 +87,59 @@ class _Kept:
 _LOCK = threading.RLock()
 _KEPT: dict[nn.Module, _Kept] = {}
 _FROZEN: dict[int, int] = {}  # holders of a weight's requires_grad, by its id
-_ASKED = threading.local()  # .scopes: networks that do not change, each with answers by question
+_ASKED = threading.local()  # .scopes: networks that do not change, how they stand, their modules
 _OPEN = threading.local()  # .modules: those of the networks in eval mode here, one dict a network
 
 
 @contextmanager
 def unchanging(network: nn.Module) -> Iterator[None]:
-    """Compute once, while this is open, what `asked_once` is asked of a network in this thread.
+    """Look once, as this is opened, how a network stands: nothing changes it while this is open.
 
-    For the time of one call, in which nothing changes the network's modules or their attributes.
+    That is for the time of one call, in this thread: its modules, attributes and hooks stay.
     """
     scopes = _ASKED.__dict__.setdefault("scopes", [])
-    scopes.append((network, {}))
+    scopes.append((network, *standing_of(network)))
     try:
         yield
     finally:
         scopes.pop()
 
 
+def _standing(network: nn.Module) -> tuple[Standing, dict[nn.Module, str]]:
+    for known, *found in reversed(getattr(_ASKED, "scopes", ())):
+        if known is network:
+            return found[0], found[1]
+    return standing_of(network)
+
+
 def asked_once(network: nn.Module, question: Callable[[nn.Module], Output]) -> Output:
-    """Return what a function says of a network, computed anew unless it is `unchanging`.
+    """Return what a function says of a network, computed once as long as the network stands so.
+
+    question: of the modules, their classes, attributes and hooks, never of values of weights; what
+    it returns may hold none of the network's modules or tensors, which that would keep alive.
 
     Examples:
         >>> from torch import nn
-        >>> from vision_attn.inference import asked_once, unchanging
-        >>> network, answers = nn.Linear(2, 3), iter("ab")
+        >>> from vision_attn.inference import asked_once
+        >>> network, answers = nn.Dropout(0.5), iter("ab")
         >>> def question(network):
         ...     return next(answers)
-        >>> with unchanging(network):
-        ...     asked_once(network, question), asked_once(network, question)
+        >>> asked_once(network, question), asked_once(network, question)
         ('a', 'a')
+        >>> network.p = 0.25
+        >>> asked_once(network, question)
+        'b'
     """
-    for known, answers in reversed(getattr(_ASKED, "scopes", ())):
-        if known is network:
-            if question not in answers:
-                answers[question] = question(network)
-            return cast(Output, answers[question])
-    return question(network)
+    answers = _standing(network)[0].answers
+    if question not in answers:
+        answers[question] = question(network)
+    return cast(Output, answers[question])
 
 
 def modules_of(network: nn.Module) -> dict[nn.Module, str]:
     """Name every module once, in the order of `network.named_modules()`.
 
-    Fast, as several walks are made a map: torch's own passes each module up through a generator
-    for every level above it. The same dictionary may be given to others: it is to be read.
+    The same dictionary may be given to others: it is to be read.
 
     Examples:
         >>> from torch import nn
@@ -137,20 +147,7 @@ def modules_of(network: nn.Module) -> dict[nn.Module, str]:
         >>> list(modules_of(nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh()))).values())
         ['', '0', '1', '1.0']
     """
-    return asked_once(network, _walk)
-
-
-def _walk(network: nn.Module) -> dict[nn.Module, str]:
-    names: dict[nn.Module, str] = {}
-
-    def visit(module: nn.Module, name: str) -> None:
-        names[module] = name
-        for own, child in module.named_children():
-            if child not in names:
-                visit(child, f"{name}.{own}" if name else own)
-
-    visit(network, "")
-    return names
+    return _standing(network)[1]
 
 
 def infer(forward: Callable[..., Output], *inputs: Any, **options: Any) -> Output:
@@ -220,7 +217,7 @@ def _eval_mode(network: nn.Module) -> Iterator[None]:
     held: list[nn.Module] = []
     try:
         with _LOCK:
-            for module in modules:
+            for module in _to_hold(network, modules):
                 kept = _KEPT.get(module) or _Kept.of(module)
                 if kept:
                     _KEPT[module] = kept
@@ -239,6 +236,30 @@ def _eval_mode(network: nn.Module) -> Iterator[None]:
     finally:
         with _LOCK:
             _release(modules, held)
+
+
+def _to_hold(network: nn.Module, modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """The modules that may have something to put back, or that somebody else holds."""
+    stateful = asked_once(network, _stateful)
+    return [
+        module
+        for at, module in enumerate(modules)
+        if module.training or module in _KEPT or at in stateful
+    ]
+
+
+def _stateful(network: nn.Module) -> frozenset[int]:
+    """Which modules, by their numbers, have buffers to keep, or can be told to compute twice."""
+    return frozenset(
+        at
+        for at, module in enumerate(modules_of(network))
+        if (saved_buffers(module) and not _writes_nothing(module))
+        or not vars(module).keys().isdisjoint(CHECKPOINTING)
+    )
+
+
+def _writes_nothing(module: nn.Module) -> bool:
+    return f"{getattr(module.forward, '__module__', '')}.".startswith(READ_ONLY)
 
 
 def _release(modules: Iterable[nn.Module], held: Iterable[nn.Module]) -> None:

@@ -32,6 +32,7 @@ UNSAVED = "_non_persistent_buffers_set"  # of nn.Module
 VERSION = "_version"  # of Tensor
 FIND_COMPILER = "get_cpp_compiler"  # of torch._inductor.cpp_builder
 FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+STATE = (CHILDREN, PARAMETERS, "_buffers", *FORWARD_HOOKS)  # of nn.Module, in its vars
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 

@@ -174,8 +174,10 @@ class AttentionExplainer(Explainer):
 
 def with_advice(reason: str | None, network: nn.Module) -> str | None:
     """Add to the reason of a refusal what to do with a network of convolutions alone."""
+    if reason != NO_ATTENTION:
+        return reason
     convolutions = sum(isinstance(module, nn.Conv2d) for module in network.modules())
-    if reason != NO_ATTENTION or convolutions < 2:  # one makes patches
+    if convolutions < 2:  # one makes patches
         return reason
     return f"{reason} (a CNN without attention: use GradCAM)"
 

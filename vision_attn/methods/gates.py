@@ -12,7 +12,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -22,20 +21,22 @@ from torch.nn import functional as F
 from vision_attn.arguments import checked, hint
 from vision_attn.errors import quoted
 from vision_attn.hooks import apart
-from vision_attn.inference import infer
+from vision_attn.inference import asked_once, infer
 from vision_attn.methods.base import Explainer
 from vision_attn.methods.targets import Target
 from vision_attn.tokens.gates import GateCall, Gating, Read
 from vision_attn.tokens.modules import LayerLike, module_name, network_of, why_opaque
 from vision_attn.tokens.outputs import run
-from vision_attn.tokens.path.path import state_of
 from vision_attn.tokens.path.support import blank_image
 from vision_attn.types import Heatmaps, Images, Model, TokenLayout
 
 __all__ = ["ChannelGates", "SpatialGates", "find_gates", "gate_values"]
 
 TOGETHER = ("mean", "product")  # of all spatial gates
-_KNOWN: WeakKeyDictionary[nn.Module, dict[Any, list[GateCall]]] = WeakKeyDictionary()
+
+
+def _gates(_network: nn.Module) -> dict[Any, list[GateCall]]:
+    return {}
 
 
 @dataclass(frozen=True)
@@ -174,8 +175,7 @@ def gate_values(network: nn.Module | Model, images: Images) -> dict[str, Float[T
 def find_gates(network: nn.Module, images: Images) -> list[GateCall]:
     """Find the gates of a network by a run on one image of this size, in the order they run.
 
-    They are remembered for the network as it is; a network whose modules or their plain attributes
-    have changed is run again.
+    They are remembered for the network as it stands; one that has changed is run again.
 
     Examples:
         >>> import torch
@@ -185,8 +185,8 @@ def find_gates(network: nn.Module, images: Images) -> list[GateCall]:
         >>> [gate.name for gate in find_gates(network, torch.rand(1, 3, 32, 32))]
         ['layer1.0.se', 'layer2.0.se', 'layer3.0.se', 'layer4.0.se']
     """
-    key = tuple(images.shape[1:]), images.dtype, images.device, state_of(network)
-    known = _KNOWN.setdefault(network, {})
+    key = tuple(images.shape[1:]), images.dtype, images.device
+    known = asked_once(network, _gates)
     if key not in known:
         with apart(), Gating(network, lambda x, g: g.new_zeros(0)) as gating:
             infer(network, images[:1])

@@ -22,7 +22,7 @@ from vision_attn.methods.base import layout_for
 from vision_attn.methods.gradcam import on_grid, places_of_tokens
 from vision_attn.runs.explain import Photo, prepare, read, several_photos
 from vision_attn.tokens.layout import patch_at
-from vision_attn.tokens.modules import LayerLike, attends, module_name, why_opaque
+from vision_attn.tokens.modules import LayerLike, attending, module_name, why_opaque
 from vision_attn.tokens.path.places import Places
 from vision_attn.types import Images, Model
 
@@ -192,7 +192,7 @@ class _FeatureRun:
 
 def _of_attention(network: nn.Module) -> set[nn.Module]:
     """List what attends, and all inside it: there (b head n d) is no map."""
-    return {part for module in modules_of(network) if attends(module) for part in module.modules()}
+    return {part for module in attending(network) for part in module.modules()}
 
 
 def _is_same(output: Tensor, other: Tensor) -> bool:

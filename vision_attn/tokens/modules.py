@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from functools import cache
+from itertools import compress
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from vision_attn.types import Model
 
 __all__ = [
     "LayerLike",
+    "attending",
     "attends",
     "calls_attention",
     "calls_of_layer",
@@ -133,6 +135,24 @@ def attends(module: nn.Module) -> bool:
     if isinstance(module, Attend | Readout):
         return getattr(module, "attends", True)
     return _projects(own_names(module))
+
+
+def attending(network: nn.Module) -> dict[nn.Module, str]:
+    """Name the modules that themselves project to queries and keys.
+
+    Examples:
+        >>> from vision_attn.models import ViT
+        >>> from vision_attn.tokens.modules import attending
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=1, heads=3)
+        >>> list(attending(network).values())
+        ['blocks.0.attn', 'blocks.0.attn.attend']
+    """
+    chosen = asked_once(network, _attending)
+    return dict(compress(modules_of(network).items(), chosen))
+
+
+def _attending(network: nn.Module) -> list[bool]:
+    return [attends(module) for module in modules_of(network)]
 
 
 @cache

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -21,13 +20,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vision_attn.compat.torch_private import uncompiled
-from vision_attn.inference import eval_mode, frozen_parameters, infer
+from vision_attn.inference import asked_once, eval_mode, frozen_parameters, infer
 from vision_attn.tokens.gradients.graph import GraphMode, Value, cuts_of, order_of
 from vision_attn.tokens.gradients.mode import CallCounter, Mark, own_weights_held
 from vision_attn.tokens.gradients.operations import unknown_operations
 from vision_attn.tokens.layout import layout_of
 from vision_attn.tokens.outputs import head_given, only_tensor, tensors_of
-from vision_attn.tokens.path.path import find_path, state_of
+from vision_attn.tokens.path.path import find_path
 from vision_attn.tokens.path.places import places_of
 from vision_attn.tokens.path.traced import follow
 from vision_attn.tokens.record.edits import unedited
@@ -105,7 +104,8 @@ class Levels:
     readout: Level | None = None
 
 
-_LEVELS: WeakKeyDictionary[nn.Module, dict[Any, Levels]] = WeakKeyDictionary()
+def _levels(_network: nn.Module) -> dict[Any, Levels]:
+    return {}
 
 
 def find_levels(network: nn.Module, images: Images, layout: TokenLayout | None = None) -> Levels:
@@ -116,9 +116,9 @@ def find_levels(network: nn.Module, images: Images, layout: TokenLayout | None =
     """
     key = (
         *(tuple(images.shape[1:]), images.dtype, images.device),
-        *(head_given(), state_of(network), layout),
+        *(head_given(), layout),
     )
-    known = _LEVELS.setdefault(network, {})
+    known = asked_once(network, _levels)
     if key not in known:
         with torch.inference_mode(False):
             known[key] = run_levels(network, images[:1].detach().clone(), layout)

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +20,16 @@ from torch import Tensor, nn
 from vision_attn.attention import Attend, Readout
 from vision_attn.compat.torch_private import uncompiled
 from vision_attn.hooks import Hooks, apart
-from vision_attn.inference import eval_mode, frozen_parameters, infer, modules_of
+from vision_attn.inference import (
+    asked_once,
+    eval_mode,
+    frozen_parameters,
+    infer,
+    modules_of,
+)
 from vision_attn.tokens.gradients.graph import GraphMode, cuts_of, order_of
 from vision_attn.tokens.gradients.mode import own_weights_held
 from vision_attn.tokens.outputs import only_tensor, tensors_of
-from vision_attn.tokens.path.path import state_of
 from vision_attn.tokens.record.edits import unedited
 from vision_attn.tokens.record.record import record_attention
 from vision_attn.types import Images
@@ -217,7 +221,8 @@ class SpotMode(GraphMode):
         return out
 
 
-_KNOWN: WeakKeyDictionary[nn.Module, dict[Any, Anatomy]] = WeakKeyDictionary()
+def _anatomies(_network: nn.Module) -> dict[Any, Anatomy]:
+    return {}
 
 
 def anatomy_of(network: nn.Module, images: Images) -> Anatomy:
@@ -226,8 +231,8 @@ def anatomy_of(network: nn.Module, images: Images) -> Anatomy:
     What is found is remembered for the network as it is. Raises ValueError where its attention
     cannot be recorded.
     """
-    key = tuple(images.shape[1:]), images.dtype, images.device, state_of(network)
-    known = _KNOWN.setdefault(network, {})
+    key = tuple(images.shape[1:]), images.dtype, images.device
+    known = asked_once(network, _anatomies)
     if key not in known:
         with torch.inference_mode(False):
             image = images[:1].detach().clone()

@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -231,21 +230,20 @@ def arranged(one: Any, step: Step, images: int) -> Any:
     return replace(one, **moved)
 
 
-_PATHS: WeakKeyDictionary[nn.Module, dict[Any, Path]] = WeakKeyDictionary()
-_PLACES: WeakKeyDictionary[nn.Module, dict[Any, Places | None]] = WeakKeyDictionary()
-
-
 def find_path(network: nn.Module, images: Images) -> Path:
     """Find the path of the tokens of images of this size, by one run of the first image.
 
-    It is remembered for the network as it is; a network whose modules or their plain attributes
-    have changed is run again.
+    It is remembered for the network as it stands; one that has changed is run again.
     """
-    key = (tuple(images.shape[1:]), images.dtype, images.device, head_given(), state_of(network))
-    known = _PATHS.setdefault(network, {})
+    key = (tuple(images.shape[1:]), images.dtype, images.device, head_given())
+    known = asked_once(network, _paths)
     if key not in known:
         known[key] = run_path(network, images)
     return known[key]
+
+
+def _paths(_network: nn.Module) -> dict[Any, Path]:
+    return {}
 
 
 def found_layout(network: nn.Module, images: Images, tokens: int | None = None) -> TokenLayout:
@@ -265,8 +263,9 @@ def find_places(network: nn.Module, images: Images, module: nn.Module) -> Places
     As the network's kind says, or by a run, which is remembered as a path is. Raises ValueError
     where nothing tells.
     """
-    key = (tuple(images.shape[1:]), images.dtype, images.device, state_of(network), id(module))
-    known = _PLACES.setdefault(network, {})
+    name = modules_of(network)[module]
+    key = (tuple(images.shape[1:]), images.dtype, images.device, name)
+    known = asked_once(network, _places)
     if key not in known:
         kept: list[Tensor] = []
         known[key] = None
@@ -282,6 +281,10 @@ def find_places(network: nn.Module, images: Images, module: nn.Module) -> Places
     return places
 
 
+def _places(_network: nn.Module) -> dict[Any, Places | None]:
+    return {}
+
+
 @contextmanager
 def watching(module: nn.Module, kept: list[Tensor], tracer: Tracer) -> Iterator[None]:
     """Keep the origins of what a module gives while this is open."""
@@ -293,21 +296,6 @@ def watching(module: nn.Module, kept: list[Tensor], tracer: Tracer) -> Iterator[
     with Hooks() as hooks:
         hooks.after(module, keep)
         yield
-
-
-def state_of(network: nn.Module) -> int:
-    """Hash the modules of a network and their plain attributes."""
-    return asked_once(network, _state)
-
-
-def _state(network: nn.Module) -> int:
-    parts: list[object] = []
-    for module in modules_of(network):
-        parts.append(id(module))
-        for name, value in vars(module).items():
-            if isinstance(value, PLAIN) and name not in PASSING:
-                parts += (name, str(value))
-    return hash(tuple(parts))
 
 
 def run_path(network: nn.Module, images: Images) -> Path:
@@ -360,9 +348,6 @@ def _in_words(layout: TokenLayout) -> str:
     return f"{layout.tokens} tokens ({count} beside the image{places} + a grid of {h}x{w})"
 
 
-PLAIN = (bool, int, float, str, type(None))
-# Attributes that change how a network runs, and not where its tokens go.
-PASSING = frozenset({"training", "grad_checkpointing", "gradient_checkpointing"})
 NO_ATTENTION = "no attention was found: no matrix product of values with weights that sum to 1"
 UNKNOWN_PLACES = (
     "how its {} tokens lie on the image is not known: give layout=TokenLayout(prefix=class and "

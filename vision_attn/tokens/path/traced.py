@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vision_attn.hooks import apart, has_hooks
 from vision_attn.inference import eval_mode, infer, modules_of
-from vision_attn.tokens.modules import attends
+from vision_attn.tokens.modules import attending
 from vision_attn.tokens.outputs import only_tensor, tensors_of
 from vision_attn.tokens.record.calls import AttentionCall
 from vision_attn.tokens.record.edits import unedited
@@ -266,7 +266,7 @@ def follow(
         apart(), unedited(), torch.inference_mode(False), torch.no_grad(), eval_mode(network)
     ):  # fmt: skip
         image = image.clone()
-        if watch is None and not any(attends(module) for module in modules_of(network)):
+        if watch is None and not attending(network):
             alone = Recorder(frozenset())  # to follow convolutions in vain takes long
             with alone.watching(network):
                 out = infer(network, image)

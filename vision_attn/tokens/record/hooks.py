@@ -14,8 +14,7 @@ from vision_attn.attention.normalizers import Softmax
 from vision_attn.attention.scores import DotProduct
 from vision_attn.attention.windows import Global
 from vision_attn.hooks import Hooks
-from vision_attn.inference import modules_of
-from vision_attn.tokens.modules import attends
+from vision_attn.tokens.modules import attending
 from vision_attn.tokens.record.log import CallLog, RecordError, Run, nothing
 
 __all__ = ["ModuleHooks"]
@@ -49,10 +48,9 @@ class ModuleHooks:
         with Hooks() as hooks:
             hooks.before(network, self._before_network)
             hooks.after(network, self._after_network, always_call=True)
-            for module, name in modules_of(network).items():
-                if attends(module):
-                    hooks.before(module, self._before(name, module))
-                    hooks.after(module, self._after(name), with_kwargs=True, always_call=True)
+            for module, name in attending(network).items():
+                hooks.before(module, self._before(name, module))
+                hooks.after(module, self._after(name), with_kwargs=True, always_call=True)
             yield
 
     def _before_network(self, _network: nn.Module, _args: tuple) -> None:
