@@ -322,7 +322,10 @@ def outline(page: Path) -> dict[str, Any]:
         "code and numbers in tables": [
             sorted(re.findall(r"`[^`]+`|\d+(?:\.\d+)?", cell)) for row in rows for cell in row
         ],
-        "links by section": [sorted(re.findall(r"\]\(([^)]+)\)", part)) for part in parts[4::2]],
+        "links by section": [
+            sorted(re.findall(r"\]\(([^)]+)\)", re.sub(r"\.(ja|zh)\.md", ".md", part)))
+            for part in parts[4::2]
+        ],
         "list items by section": [
             len(re.findall(r"^- ", part, re.MULTILINE)) for part in parts[2::2]
         ],
