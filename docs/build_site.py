@@ -496,11 +496,20 @@ def with_formulas(content: str) -> str:
         flags=re.DOTALL,
     )
     return re.sub(
-        r'<span class="arithmatex">\\\((.*?)\\\)</span>',
-        lambda m: mathml(m[1], "inline"),
+        rf'([{OPENING}]?)<span class="arithmatex">\\\((.*?)\\\)</span>([{CLOSING}]*)',
+        lambda m: whole(m[1], mathml(m[2], "inline"), m[3]),
         content,
         flags=re.DOTALL,
     )
+
+
+OPENING = "(（“"
+CLOSING = ",.;:)”，。；：）、？"
+
+
+def whole(before: str, formula: str, after: str) -> str:
+    """A formula on one line with the punctuation that touches it."""
+    return f'<span class="whole">{before}{formula}{after}</span>' if before + after else formula
 
 
 def parts_of(formula: str) -> list[str]:

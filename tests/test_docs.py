@@ -162,6 +162,14 @@ def test_a_formula_is_mathml_and_code_is_left_alone():
     assert "<code>$x$</code>" in made
 
 
+def test_a_formula_stays_on_the_line_of_its_punctuation():
+    given = r'<p>若 (<span class="arithmatex">\(q\)</span>)，则 <span class="arithmatex">\(k\)</span> 是</p>'
+    made = site_module().with_formulas(given)
+    held = re.findall(r'<span class="whole">(.)<math.*?</math>(.+?)</span>', made)
+    assert held == [("(", ")，")]
+    assert made.endswith("</math> 是</p>")
+
+
 def test_a_word_of_code_in_a_sentence_stays_whole_and_a_pipe_loses_its_backslash():
     given = r"<p><code>--output DIR</code></p><td><code>mean\|max</code></td>"
     block = "<pre><span></span><code>vision-attn demo</code></pre>"
