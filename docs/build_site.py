@@ -6,6 +6,7 @@
 <!-- play: NAME -->          a thing to drag or switch, see assets/play.js; its numbers: story.py
 <!-- code: DOTTED.NAME -->   the source of a function of ours, and the same in Keras: keras_tabs.py
 $...$ and $$...$$            MathML, which a browser shows without a script
+NAME.ja.md, NAME.zh.md       the page in Japanese and Chinese, with the anchors of the English one
 notebooks/                   a page for each notebook, with its outputs if it has run, and the file
 """
 
@@ -26,6 +27,7 @@ from typing import Any
 
 import nbformat
 from latex2mathml.converter import convert
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File
 from PIL import Image
 
@@ -38,6 +40,7 @@ from vision_attn.models.shelf import Card, Shelf, list_models
 from vision_attn.runs.progress import Silent
 
 sys.path.insert(0, str(Path(__file__).parent))
+import languages
 import story
 from keras_tabs import with_keras
 
@@ -49,27 +52,51 @@ LONGEST_NAME = 24  # the same in a cell of a table
 SHORT_VALUE = 5  # letters of a value that stays beside its option
 
 
+@event_priority(-200)  # after the plugin of languages, which knows only files on the disk
 def on_files(files: Any, config: Any) -> Any:
     """Add the notebooks, as pages and to download, and the interactive pages."""
+    language = config.theme["language"]
     for source in sorted(notebooks.SOURCES.glob("*.ipynb")):
         ran = notebooks.executed(source)
         file = notebooks.KEPT / source.name if ran else source
         files.append(File.generated(config, f"notebooks/{source.name}", abs_src_path=str(file)))
         page = notebooks.page_of(source.stem, ran or nbformat.read(source, as_version=4))
-        made = {f"{source.stem}.md": page.markdown, **page.pictures}
-        for name, content in made.items():
+        for name, content in page.pictures.items():
             files.append(File.generated(config, f"notebooks/{name}", content=content))
-    for name, make in INTERACTIVE.items():
-        files.append(File.generated(config, f"learn/{name}.html", content=make()))
-    files.append(File.generated(config, "learn/story.js", content=story.script()))
+        files.append(in_each_language(f"notebooks/{source.stem}.md", page.markdown, config))
+    if language == "en":  # one copy, for the pages of all languages
+        made = {f"learn/{name}.html": make() for name, make in INTERACTIVE.items()}
+        made["learn/story.js"] = story.script()
+        made |= {f"learn/words_{one}.js": languages.script(one) for one in languages.TRANSLATED}
+        for name, content in made.items():
+            files.append(File.generated(config, name, content=content))
     return files
+
+
+def in_each_language(name: str, content: str, config: Any) -> File:
+    """An English page without a file, among the pages of the language that is built."""
+    made = {}
+    for language in ("en", *languages.TRANSLATED):
+        file = File.generated(config, name, content=content)
+        file.dest_uri = file.dest_uri if language == "en" else f"{language}/{file.dest_uri}"
+        made[language] = file
+    file = made[config.theme["language"]]
+    file.locale, file.locale_alternate_of, file.alternates = "en", config.theme["language"], made
+    return file
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Put tables, sections and interactive pages where a page asks for them."""
-    learn = "" if page.file.src_uri.startswith("learn/") else "learn/"
+    language = config.theme["language"]
+    if language != "en" and not languages.is_fallback(page, language):
+        english = Path(config.docs_dir) / page.file.norm_src_uri
+        markdown = languages.with_anchors(markdown, english.read_text(encoding="utf-8"))
+        markdown = languages.joined(markdown)
+    learn = "../" * page.url.count("/") + "learn/"
     return re.sub(
-        r"\(\.\./\.\./notebooks/(\w+)\.ipynb\)", r"(../notebooks/\1.md)", filled(markdown, learn)
+        r"\(\.\./\.\./notebooks/(\w+)\.ipynb\)",
+        r"(../notebooks/\1.md)",
+        filled(markdown, learn, language),
     )
 
 
@@ -87,13 +114,18 @@ def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
     content = content.replace("<th></th>", "<td></td>")  # a heading without words is none
     content = re.sub(r"(?<=\d) %(?![^<]*</(?:code|pre)>)", "&nbsp;%", content)
     content = with_formulas(content).replace("<table>", '<table tabindex="0">')
-    return with_scripts(content, page.url) if "data-play" in content else content
+    language = config.theme["language"] if config else "en"
+    if languages.is_fallback(page, language):
+        note = languages.said(languages.ONLY_ENGLISH, language)
+        content = f'<p class="only" lang="{language}" data-search-exclude>{note}</p>\n{content}'
+    return with_scripts(content, page.url, language) if "data-play" in content else content
 
 
-def with_scripts(content: str, url: str) -> str:
+def with_scripts(content: str, url: str, language: str = "en") -> str:
     """HTML of the page at this address, followed by what the things to play with need."""
     root = "../" * url.count("/")
-    scripts = ("learn/story.js", "assets/play.js")
+    words = [] if language == "en" else [f"learn/words_{language}.js"]
+    scripts = ("learn/story.js", *words, "assets/play.js")
     return content + "".join(f'\n<script src="{root}{name}"></script>' for name in scripts)
 
 
@@ -116,10 +148,14 @@ def unbroken(word: str) -> str:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Name the search dialog, which the theme leaves without a name for screen readers."""
+    """Name the search dialog, which the theme leaves without a name, and the text's language."""
+    language = config.theme["language"]
+    if languages.is_fallback(page, language):
+        output = output.replace("<article ", '<article lang="en" ', 1)
     return output.replace(
         'data-md-component="search" role="dialog"',
-        'data-md-component="search" role="dialog" aria-label="Search"',
+        'data-md-component="search" role="dialog" '
+        f'aria-label="{languages.said("Search", language)}"',
     )
 
 
@@ -400,14 +436,16 @@ def section(heading: str) -> str:
     return found[1].strip()
 
 
-def filled(markdown: str, learn: str = "") -> str:
+def filled(markdown: str, learn: str = "", language: str = "en") -> str:
     """A page with its tables and sections; `learn` leads to the folder of the interactive pages.
 
     Raises for a name that there is not.
     """
     markdown = re.sub(r"<!-- table: (.+?) -->", lambda m: TABLES[m[1]](), markdown)
-    markdown = re.sub(r"<!-- interactive: (.+?) -->", lambda m: frame(m[1], learn), markdown)
-    markdown = re.sub(r"<!-- play: (\w+) -->", lambda m: board(m[1]), markdown)
+    markdown = re.sub(
+        r"<!-- interactive: (.+?) -->", lambda m: frame(m[1], learn, language), markdown
+    )
+    markdown = re.sub(r"<!-- play: (\w+) -->", lambda m: board(m[1], language), markdown)
     markdown = re.sub(r"<!-- code: (\S+) -->", lambda m: code(m[1]), markdown)
     return re.sub(r"<!-- section: (.+?) -->", lambda m: section(m[1]), markdown)
 
@@ -451,22 +489,28 @@ INTERACTIVE: dict[str, Callable[[], str]] = {
 }
 
 
-def frame(name: str, learn: str) -> str:
+def frame(name: str, learn: str, language: str = "en") -> str:
     """An interactive page in a frame, and a link to it alone. Raises KeyError for another name."""
     title = " ".join((INTERACTIVE[name].__doc__ or "").split()).rstrip(".")
+    title = languages.said(title, language)
     return (
         f'<iframe class="interactive" src="{learn}{name}.html" title="{title}" loading="lazy">'
         "</iframe>\n"
-        f'<a href="{learn}{name}.html">Open it in a page of its own</a>'
+        f'<a href="{learn}{name}.html">{languages.said(ALONE, language)}</a>'
     )
 
 
-def board(name: str) -> str:
+ALONE = "Open it in a page of its own"
+SCRIPTLESS = "To play here, switch on JavaScript."
+
+
+def board(name: str, language: str = "en") -> str:
     """A thing to play with, which assets/play.js fills. Raises ValueError for another name."""
     script = (ROOT / "docs/assets/play.js").read_text(encoding="utf-8")
     if f"\n    {name}(board) {{" not in script:
         raise ValueError(f"assets/play.js has nothing to play with named {name!r}")
-    return f'<div class="play" data-play="{name}"><p>To play here, switch on JavaScript.</p></div>'
+    note = languages.said(SCRIPTLESS, language)
+    return f'<div class="play" data-play="{name}"><p>{note}</p></div>'
 
 
 def code(name: str) -> str:

@@ -28,7 +28,7 @@ from vision_attn.data import CIFAR10
 ROOT = Path(__file__).parent.parent
 PAGES = [
     *(ROOT / name for name in ("README.md", "README.ja.md", "CONTRIBUTING.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(page for page in (ROOT / "docs").rglob("*.md") if "." not in page.stem),
 ]
 SOURCES = [*sorted((ROOT / "vision_attn").rglob("*.py")), *sorted((ROOT / "docs").glob("*.py"))]
 

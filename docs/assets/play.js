@@ -189,6 +189,11 @@
 
   // ---------------------------------------------------------------- parts of a page
 
+  // Words in the language of the page: docs/words_LANGUAGE.json by the English ones, which may end in |CONTEXT.
+  const say = (text, values = {}) =>
+    (globalThis.words?.[text] ?? text.split("|")[0]).replace(/\{(\w+)\}/g, (_, name) => values[name]);
+  const feature = (name) => say(`${name}|feature`);
+
   let serial = 0;
   const digits = (value) => value.toFixed(2);
 
@@ -235,7 +240,7 @@
 
     named() {
       const [row, column] = [Math.floor(this.at / this.columns) + 1, (this.at % this.columns) + 1];
-      this.element.setAttribute("aria-label", this.label + (this.at < 0 ? "" : ` Row ${row}, column ${column}.`));
+      this.element.setAttribute("aria-label", this.label + (this.at < 0 ? "" : say(" Row {row}, column {column}.", { row, column })));
     }
 
     picks(pick) {
@@ -316,10 +321,10 @@
       };
     }
 
-    choice(name, label, options, value = options[0]) {
+    choice(name, label, options, value = options[0], show = String) {
       const group = make("div", { class: "choice", role: "group", "aria-label": label }, make("span", { class: "label" }, label));
       const buttons = options.map((option) => {
-        const button = make("button", { type: "button", value: option }, option);
+        const button = make("button", { type: "button", value: option }, show(option));
         button.addEventListener("click", () => choose(option));
         return button;
       });
@@ -354,37 +359,39 @@
 
   const widgets = {
     additive(board) {
-      board.choice("written", "Write", story.french, "église");
-      board.slider("keep", "Kept at each step", { min: 0, max: 0.9, step: 0.1, value: 0.5, show: (v) => v.toFixed(1) });
+      board.choice("written", say("Write"), story.french, "église");
+      board.slider("keep", say("Kept at each step"), { min: 0, max: 0.9, step: 0.1, value: 0.5, show: (v) => v.toFixed(1) });
       board.start(({ written, keep }) => {
         const meaning = story.meanings[story.french.indexOf(written)];
         const weights = softmax(score("Additive", story.vectors[meaning], story.words.map(vectorOf), story));
         const held = lastState(story.words.length, keep);
         board.out.replaceChildren(
-          bars("Share in the last state", story.words, held), bars(`Attention while writing “${written}”`, story.words, weights));
+          bars(say("Share in the last state"), story.words, held), bars(say("Attention while writing “{written}”", { written }), story.words, weights));
         const word = story.words[meaning];
-        board.said.textContent = `“${written}” comes from “${word}”: attention gives it ${digits(weights[meaning])}, the last state holds ${digits(held[meaning])} of it, whatever is written.`;
+        board.said.textContent = say("“{written}” comes from “{word}”: attention gives it {weight}, the last state holds {held} of it, whatever is written.",
+          { written, word, weight: digits(weights[meaning]), held: digits(held[meaning]) });
       });
     },
 
     scores(board) {
-      board.choice("kind", "Score", ["Dot", "ScaledDot", "CosineSimilarity", "General", "Additive", "Location", "KeyOnly"]);
-      board.choice("word", "Query", story.words, "church");
-      board.slider("length", "Query times", { min: 0.5, max: 3, step: 0.5, value: 1, show: (v) => v.toFixed(1) });
+      board.choice("kind", say("Score"), ["Dot", "ScaledDot", "CosineSimilarity", "General", "Additive", "Location", "KeyOnly"]);
+      board.choice("word", say("Query"), story.words, "church");
+      board.slider("length", say("Query times"), { min: 0.5, max: 3, step: 0.5, value: 1, show: (v) => v.toFixed(1) });
       board.start(({ kind, word, length }) => {
         const query = scaled(vectorOf(word), length);
         const learned = { ...story, keyOnly: { energy: [1, 1, 1, 2] } };
         const scores = score(kind, query, story.vectors, learned);
         const weights = softmax(scores);
         board.out.replaceChildren(
-          bars(`${kind} scores`, story.words, scores, Math.max(...scores.map(Math.abs), 1)), bars("Weights", story.words, weights));
-        board.said.textContent = `q = (${query.join(", ")}). Most weight: “${story.words[largest(weights)]}”, ${digits(Math.max(...weights))}.`;
+          bars(say("{kind} scores", { kind }), story.words, scores, Math.max(...scores.map(Math.abs), 1)), bars(say("Weights"), story.words, weights));
+        board.said.textContent = say("q = ({query}). Most weight: “{word}”, {weight}.",
+          { query: query.join(", "), word: story.words[largest(weights)], weight: digits(Math.max(...weights)) });
       });
     },
 
     window(board) {
-      board.choice("kind", "Window", ["Global", "LocalMonotonic", "LocalPredictive"], "LocalPredictive");
-      board.slider("place", "Place p", { min: 1, max: 6, step: 0.1, value: 3, show: (v) => v.toFixed(1) });
+      board.choice("kind", say("Window"), ["Global", "LocalMonotonic", "LocalPredictive"], "LocalPredictive");
+      board.slider("place", say("Place p"), { min: 1, max: 6, step: 0.1, value: 3, show: (v) => v.toFixed(1) });
       let sigma;
       board.slider("radius", "D", { min: 1, max: 5, step: 1, value: 2 });
       sigma = board.slider("sigma", "σ", { min: 0.25, max: 4, step: 0.25, value: 1, show: (v) => v.toFixed(2) });
@@ -398,54 +405,59 @@
         const scores = score("ScaledDot", [1, 1, 1, 0], story.vectors);
         const weights = kind === "Global" ? softmax(scores)
           : windowed(scores, centre, radius, kind === "LocalPredictive" ? board.state.sigma : 0);
-        board.out.replaceChildren(bars("Scores", story.words, scores, 3), bars("Weights", story.words, weights));
-        board.said.textContent = `${weights.filter((w) => w > 0).length} of 6 words are seen; the weights sum to ${digits(sum(weights))}.`;
+        board.out.replaceChildren(bars(say("Scores"), story.words, scores, 3), bars(say("Weights"), story.words, weights));
+        board.said.textContent = say("{seen} of 6 words are seen; the weights sum to {total}.",
+          { seen: weights.filter((w) => w > 0).length, total: digits(sum(weights)) });
       });
     },
 
     normaliser(board) {
-      board.choice("word", "Word", story.words, "church");
-      board.choice("kind", "Normaliser", ["Softmax", "Entmax15", "Sparsemax", "Hard", "Sigmoid"]);
-      board.slider("temperature", "Temperature T", { min: 0.5, max: 8, step: 0.5, value: 1, show: (v) => v.toFixed(1) });
-      const photo = new Photo(story.side, story.side, "The photo under the weights of its patches.");
+      board.choice("word", say("Word"), story.words, "church");
+      board.choice("kind", say("Normaliser"), ["Softmax", "Entmax15", "Sparsemax", "Hard", "Sigmoid"]);
+      board.slider("temperature", say("Temperature T"), { min: 0.5, max: 8, step: 0.5, value: 1, show: (v) => v.toFixed(1) });
+      const photo = new Photo(story.side, story.side, say("The photo under the weights of its patches."));
       board.start(({ word, kind, temperature }) => {
         const over = (keys) => normalise(kind, score("ScaledDot", vectorOf(word), keys), temperature);
         const [words, places] = [over(story.vectors), over(story.patches)];
         photo.paint(places);
-        board.out.replaceChildren(bars(`“${word}” asks the sentence`, story.words, words), photo.element);
+        board.out.replaceChildren(bars(say("“{word}” asks the sentence", { word }), story.words, words), photo.element);
         const zero = places.filter((w) => w === 0).length;
-        board.said.textContent = `“${word}” asks 64 patches: ${zero} have a weight of exactly 0, the largest is ${digits(Math.max(...places))}, the sum ${digits(sum(places))}.`;
+        board.said.textContent = say("“{word}” asks 64 patches: {zero} have a weight of exactly 0, the largest is {most}, the sum {total}.",
+          { word, zero, most: digits(Math.max(...places)), total: digits(sum(places)) });
       });
     },
 
     hops(board) {
-      board.slider("count", "Looks", { min: 1, max: 3, step: 1, value: 1 });
-      board.choice("update", "Next query", ["context", "sum"]);
+      board.slider("count", say("Looks"), { min: 1, max: 3, step: 1, value: 1 });
+      board.choice("update", say("Next query"), ["context", "sum"], "context", (name) => say(`${name}|query`));
       board.start(({ count, update }) => {
         const looks = hops(vectorOf("church"), story.factKeys, story.factValues, count, update);
-        board.out.replaceChildren(...looks.map((look, i) => bars(`Look ${i + 1}`, story.facts, look.weights)));
+        board.out.replaceChildren(...looks.map((look, i) => bars(say("Look {count}", { count: i + 1 }), story.facts.map((fact) => say(fact)), look.weights)));
         const context = looks[count - 1].context;
-        board.said.textContent = `After look ${count} the context is (${context.map((x) => x.toFixed(1)).join(", ")}), nearest to “${story.words[largest(score("CosineSimilarity", context, story.vectors))]}”.`;
+        board.said.textContent = say("After look {count} the context is ({context}), nearest to “{word}”.", {
+          count, context: context.map((x) => x.toFixed(1)).join(", "),
+          word: story.words[largest(score("CosineSimilarity", context, story.vectors))] });
       });
     },
 
     hierarchy(board) {
-      board.choice("feature", "What counts", story.features, "stone");
-      board.slider("strength", "How much", { min: -4, max: 4, step: 1, value: 2 });
+      board.choice("feature", say("What counts"), story.features, "stone", feature);
+      board.slider("strength", say("How much"), { min: -4, max: 4, step: 1, value: 2 });
       board.start(({ feature, strength }) => {
         const energy = story.features.map((name) => (name === feature ? strength : 0));
         const groups = [0, 2, 4].map((i) => story.vectors.slice(i, i + 2));
         const { inside, across } = hierarchy(groups, energy);
         const phrases = [0, 2, 4].map((i) => story.words.slice(i, i + 2).join(" "));
         board.out.replaceChildren(
-          bars("Words in their phrase", story.words, inside.flat()), bars("Phrases in the text", phrases, across));
-        board.said.textContent = `Most weight: “${phrases[largest(across)]}”, ${digits(Math.max(...across))}. No query was needed.`;
+          bars(say("Words in their phrase"), story.words, inside.flat()), bars(say("Phrases in the text"), phrases, across));
+        board.said.textContent = say("Most weight: “{phrase}”, {weight}. No query was needed.",
+          { phrase: phrases[largest(across)], weight: digits(Math.max(...across)) });
       });
     },
 
     coattention(board) {
-      board.choice("kind", "Kind", ["MaxPoolCoAttention", "AttentionOverAttention", "InteractiveAttention"]);
-      const words = make("div", { class: "choice", role: "group", "aria-label": "Words that are read" }, make("span", { class: "label" }, "Words"));
+      board.choice("kind", say("Kind"), ["MaxPoolCoAttention", "AttentionOverAttention", "InteractiveAttention"]);
+      const words = make("div", { class: "choice", role: "group", "aria-label": say("Words that are read") }, make("span", { class: "label" }, say("Words")));
       const on = new Set(["old", "church"]);
       for (const word of story.words) {
         const button = make("button", { type: "button", "aria-pressed": on.has(word) }, word);
@@ -458,19 +470,20 @@
         words.append(button);
       }
       board.controls.append(words);
-      const photo = new Photo(story.side, story.side, "The photo under the weights of its patches.");
+      const photo = new Photo(story.side, story.side, say("The photo under the weights of its patches."));
       board.start(({ kind }) => {
         const read = story.words.filter((word) => on.has(word));
         const [asked, places] = coAttention(kind, read.map(vectorOf), story.patches);
         photo.paint(places);
-        board.out.replaceChildren(bars("Weights of the words", read, asked), photo.element);
-        board.said.textContent = `Most weight: “${read[largest(asked)]}” among the words, and row ${Math.floor(largest(places) / story.side) + 1}, column ${(largest(places) % story.side) + 1} of the photo.`;
+        board.out.replaceChildren(bars(say("Weights of the words"), read, asked), photo.element);
+        board.said.textContent = say("Most weight: “{word}” among the words, and row {row}, column {column} of the photo.", {
+          word: read[largest(asked)], row: Math.floor(largest(places) / story.side) + 1, column: (largest(places) % story.side) + 1 });
       });
     },
 
     matrix(board) {
-      board.check("scale", "divide by √d", true);
-      board.check("causal", "hide what is not yet written", false);
+      board.check("scale", say("divide by √d"), true);
+      board.check("causal", say("hide what is not yet written"), false);
       board.start(({ scale, causal }) => {
         const rows = selfAttention(story.vectors, { scale, causal });
         const head = make("tr", {}, make("td"), ...story.words.map((w) => make("th", { scope: "col" }, w)));
@@ -480,16 +493,17 @@
             cell.style.setProperty("--share", w.toFixed(3));
             return cell;
           })));
-        board.out.replaceChildren(make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Weights" }, make("table", { class: "heat" }, head, ...body)));
-        board.said.textContent = `“church” gives “old” ${digits(rows[1][0])} and itself ${digits(rows[1][1])}. Each row sums to 1.`;
+        board.out.replaceChildren(make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": say("Weights") }, make("table", { class: "heat" }, head, ...body)));
+        board.said.textContent = say("“church” gives “old” {old} and itself {itself}. Each row sums to 1.",
+          { old: digits(rows[1][0]), itself: digits(rows[1][1]) });
       });
     },
 
     selfattention(board) {
       const [rows, columns] = story.grid;
       const layers = story.layers.map((text) => rowsOf(text, rows * columns));
-      board.slider("layer", "Layer", { min: 1, max: layers.length, step: 1, value: 2 });
-      const photo = new Photo(rows, columns, "Photo: click a place, or move by the arrow keys.", (at) => board.set("at", at));
+      board.slider("layer", say("Layer"), { min: 1, max: layers.length, step: 1, value: 2 });
+      const photo = new Photo(rows, columns, say("Photo: click a place, or move by the arrow keys."), (at) => board.set("at", at));
       board.state.at = 2 * columns + 2;
       board.out.append(photo.element);
       board.start(({ layer, at }) => {
@@ -497,7 +511,8 @@
         photo.paint(weights);
         photo.marked(at);
         const order = [...weights].sort((a, b) => b - a);
-        board.said.textContent = `Layer ${layer}: the ten places with most weight hold ${digits(sum(order.slice(0, 10)))} of it, the place itself ${digits(weights[at])}.`;
+        board.said.textContent = say("Layer {layer}: the ten places with most weight hold {held} of it, the place itself {itself}.",
+          { layer, held: digits(sum(order.slice(0, 10))), itself: digits(weights[at]) });
       });
     },
 
@@ -506,8 +521,9 @@
       const heads = story.heads.map((text) => rowsOf(text, rows * columns));
       const on = new Set(heads.keys());
       const small = heads.map((_, i) => {
-        const photo = new Photo(rows, columns, `Head ${i + 1}`);
-        const button = make("button", { type: "button", class: "thumb", "aria-pressed": "true", "aria-label": `Head ${i + 1}` }, photo.element, `Head ${i + 1}`);
+        const name = say("Head {count}", { count: i + 1 });
+        const photo = new Photo(rows, columns, name);
+        const button = make("button", { type: "button", class: "thumb", "aria-pressed": "true", "aria-label": name }, photo.element, name);
         photo.element.removeAttribute("role");
         photo.element.removeAttribute("aria-label");
         photo.element.setAttribute("aria-hidden", "true");
@@ -519,7 +535,7 @@
         });
         return { photo, button };
       });
-      const photo = new Photo(rows, columns, "Photo: click a place, or move by the arrow keys.", (at) => board.set("at", at));
+      const photo = new Photo(rows, columns, say("Photo: click a place, or move by the arrow keys."), (at) => board.set("at", at));
       board.state.at = 2 * columns + 2;
       board.out.append(photo.element, make("div", { class: "thumbs" }, ...small.map((one) => one.button)));
       board.start(({ at }) => {
@@ -530,21 +546,24 @@
         photo.paint(meanOf([...on].map((i) => heads[i][at])));
         photo.marked(at);
         const top = [...on].map((i) => largest(heads[i][at]));
-        board.said.textContent = `${on.size} of ${heads.length} heads on. They look most at ${new Set(top).size} different ${new Set(top).size === 1 ? "place" : "places"}.`;
+        const places = new Set(top).size;
+        board.said.textContent = places === 1
+          ? say("{on} of {all} heads on. They look most at 1 different place.", { on: on.size, all: heads.length })
+          : say("{on} of {all} heads on. They look most at {places} different places.", { on: on.size, all: heads.length, places });
       });
     },
 
     gates(board) {
-      board.choice("kind", "Gate", ["SqueezeExcite", "ChannelGate", "SpatialGate"]);
-      board.choice("reduction", "Squeeze ratio", Object.keys(story.squeeze));
+      board.choice("kind", say("Gate"), ["SqueezeExcite", "ChannelGate", "SpatialGate"]);
+      board.choice("reduction", say("Squeeze ratio"), Object.keys(story.squeeze));
       const hidden = new Set();
-      const photo = new Photo(story.side, story.side, "What passes the gate. Click a patch to cover it.", (at) => {
+      const photo = new Photo(story.side, story.side, say("What passes the gate. Click a patch to cover it."), (at) => {
         hidden.has(at) ? hidden.delete(at) : hidden.add(at);
         photo.marked(at);
         board.draw();
       });
       photo.moved = (at) => photo.marked(at);
-      const names = story.features.slice(0, 3);
+      const names = story.features.slice(0, 3).map(feature);
       board.start(({ kind, reduction }) => {
         const x = channels().map((channel) => channel.map((value, i) => (hidden.has(i) ? 0 : value)));
         const mlp = story.squeeze[reduction];
@@ -553,25 +572,27 @@
         const passed = transposed(x).map((values, i) => dot(values, gate) * (places ? places[i] : 1));
         photo.paint(passed);
         board.out.replaceChildren(
-          make("div", {}, bars("Mean of each channel", names, x.map(mean), 3), bars("Its gate", names, gate)), photo.element);
-        board.said.textContent = places ? `The gates of places lie between ${digits(Math.min(...places))} and ${digits(Math.max(...places))}; all channels pass.`
-          : `Most open: ${names[largest(gate)]}, ${digits(Math.max(...gate))}; ${mlp.fc1.length} number${mlp.fc1.length === 1 ? "" : "s"} between squeeze and gate.`;
+          make("div", {}, bars(say("Mean of each channel"), names, x.map(mean), 3), bars(say("Its gate"), names, gate)), photo.element);
+        board.said.textContent = places
+          ? say("The gates of places lie between {least} and {most}; all channels pass.", { least: digits(Math.min(...places)), most: digits(Math.max(...places)) })
+          : say("Most open: {name}, {gate}; numbers between squeeze and gate: {count}.",
+            { name: names[largest(gate)], gate: digits(Math.max(...gate)), count: mlp.fc1.length });
       });
     },
 
     patches(board) {
-      board.choice("size", "Patch", ["80", "40", "20", "16", "10"], "20");
+      board.choice("size", say("Patch"), ["80", "40", "20", "16", "10"], "20");
       board.start(({ size }) => {
         const side = 160 / Number(size);
-        const photo = new Photo(side, side, `The photo cut into ${side} by ${side} patches.`);
+        const photo = new Photo(side, side, say("The photo cut into {side} by {side} patches.", { side }));
         photo.paint(photo.cells.map(() => 1));
         photo.element.classList.add("lines");
         const tokens = side * side;
         board.out.replaceChildren(photo.element, make("dl", { class: "facts" },
-          make("dt", {}, "tokens"), make("dd", {}, tokens.toLocaleString("en")),
-          make("dt", {}, "numbers in a token"), make("dd", {}, (size * size * 3).toLocaleString("en")),
-          make("dt", {}, "weights a head"), make("dd", {}, (tokens * tokens).toLocaleString("en"))));
-        board.said.textContent = `${tokens} tokens ask ${tokens} tokens. Half the patch size: 4 times the tokens, 16 times the weights.`;
+          make("dt", {}, say("tokens")), make("dd", {}, tokens.toLocaleString("en")),
+          make("dt", {}, say("numbers in a token")), make("dd", {}, (size * size * 3).toLocaleString("en")),
+          make("dt", {}, say("weights a head")), make("dd", {}, (tokens * tokens).toLocaleString("en"))));
+        board.said.textContent = say("{tokens} tokens ask {tokens} tokens. Half the patch size: 4 times the tokens, 16 times the weights.", { tokens });
       });
     },
 
@@ -580,27 +601,29 @@
       const layers = story.layers.map((text) => rowsOf(text, rows * columns));
       const [seed] = rowsOf(story.readout, rows * columns);
       board.slider("alpha", "α", { min: 0, max: 1, step: 0.05, value: 0.5, show: digits });
-      board.slider("count", "Layers followed", { min: 0, max: layers.length, step: 1, value: layers.length });
-      const photo = new Photo(rows, columns, "The photo under the rollout.");
+      board.slider("count", say("Layers followed"), { min: 0, max: layers.length, step: 1, value: layers.length });
+      const photo = new Photo(rows, columns, say("The photo under the rollout."));
       board.out.append(photo.element);
       board.start(({ alpha, count }) => {
         const r = rollout(seed, layers, alpha, count);
         photo.paint(r);
         const order = [...r].sort((a, b) => b - a);
-        board.said.textContent = `α = ${digits(alpha)}, ${count} layers: the ten brightest of ${r.length} places hold ${digits(sum(order.slice(0, 10)))}. The sum is ${digits(sum(r))}.`;
+        board.said.textContent = say("α = {alpha}, {count} layers: the ten brightest of {all} places hold {held}. The sum is {total}.",
+          { alpha: digits(alpha), count, all: r.length, held: digits(sum(order.slice(0, 10))), total: digits(sum(r)) });
       });
     },
 
     sinks(board) {
-      board.choice("query", "Query", [...story.words, ", (nothing)"], ", (nothing)");
-      board.check("on", "a register", false);
-      board.slider("register", "Its score", { min: -2, max: 5, step: 1, value: 3 });
+      board.choice("query", say("Query"), [...story.words, ", (nothing)"], ", (nothing)", (name) => (vectorOf(name) ? name : say(name)));
+      board.check("on", say("a register"), false);
+      board.slider("register", say("Its score"), { min: -2, max: 5, step: 1, value: 3 });
       board.start(({ query, on, register }) => {
         const scores = score("ScaledDot", vectorOf(query) ?? [0, 0, 0, 0], story.vectors);
         const weights = on ? withRegister(scores, register) : softmax(scores);
-        board.out.replaceChildren(bars("Weights", on ? [...story.words, "register"] : story.words, weights));
-        board.said.textContent = on ? `The register takes ${digits(weights[6])}; the words share ${digits(1 - weights[6])}.`
-          : `The weights sum to 1, even if no key answers the query: the largest is ${digits(Math.max(...weights))}.`;
+        board.out.replaceChildren(bars(say("Weights"), on ? [...story.words, say("register")] : story.words, weights));
+        board.said.textContent = on
+          ? say("The register takes {taken}; the words share {left}.", { taken: digits(weights[6]), left: digits(1 - weights[6]) })
+          : say("The weights sum to 1, even if no key answers the query: the largest is {most}.", { most: digits(Math.max(...weights)) });
       });
     },
 
@@ -609,9 +632,9 @@
       const steps = story.maps[0].shares.length - 1;
       const each = (rows * columns) / steps;
       const names = story.maps.map((_, i) => "ABCD"[i]);
-      board.choice("map", "Cover by map", names);
-      const move = board.slider("step", "Covered", { min: 0, max: steps, step: 1, value: 0, show: (s) => `${Math.round((100 * s) / steps)} %` });
-      const button = make("button", { type: "button" }, "Cover, step by step");
+      board.choice("map", say("Cover by map"), names);
+      const move = board.slider("step", say("Covered"), { min: 0, max: steps, step: 1, value: 0, show: (s) => `${Math.round((100 * s) / steps)} %` });
+      const button = make("button", { type: "button" }, say("Cover, step by step"));
       let timer = 0;
       button.addEventListener("click", () => {
         clearInterval(timer);
@@ -621,11 +644,11 @@
       });
       board.controls.append(button);
       const maps = story.maps.map((map, i) => {
-        const photo = new Photo(rows, columns, `Map ${names[i]} over the photo.`);
+        const photo = new Photo(rows, columns, say("Map {name} over the photo.", { name: names[i] }));
         photo.paint(map.values);
         return make("figure", {}, photo.element, make("figcaption", {}, names[i]));
       });
-      const photo = new Photo(rows, columns, "The photo with its covered cells.");
+      const photo = new Photo(rows, columns, say("The photo with its covered cells."));
       const reached = story.maps.map(() => 0);
       const right = make("div", {});
       board.out.append(make("div", { class: "four" }, ...maps), photo.element, right);
@@ -633,10 +656,11 @@
         const at = names.indexOf(map);
         reached[at] = Math.max(reached[at], step);
         photo.cover(new Set(story.maps[at].order.slice(0, Math.round(step * each))));
-        right.replaceChildren(bars("“church” is left with", names.map((n) => `map ${n}`), story.maps.map((m) => m.shares[step])));
+        right.replaceChildren(bars(say("“church” is left with"), names.map((name) => say("map {name}", { name })), story.maps.map((m) => m.shares[step])));
         const done = step >= 3;
         right.firstChild.classList.toggle("veiled", !done);
-        board.said.textContent = `Map ${map}, ${Math.round(step * each)} of ${rows * columns} cells covered: the network says “church” with ${digits(story.maps[at].shares[step])}.`;
+        board.said.textContent = say("Map {map}, {covered} of {all} cells covered: the network says “church” with {share}.",
+          { map, covered: Math.round(step * each), all: rows * columns, share: digits(story.maps[at].shares[step]) });
       });
     },
   };
@@ -651,7 +675,7 @@
       answer.replaceChildren(button, verdict);
       button.addEventListener("click", () => {
         button.classList.add(right ? "right" : "wrong");
-        verdict.textContent = right ? "Yes." : "Not this one.";
+        verdict.textContent = right ? say("Yes.") : say("Not this one.");
         if (right) root.querySelector("details").open = true;
       });
     });
