@@ -40,7 +40,7 @@ def original(page: Path) -> Path:
 
 def outline(text: str) -> dict[str, Any]:
     """What a page and its translation have in common."""
-    prose = FENCED.sub("", text)
+    prose = re.sub(r"\\text\{[^}]*\}", r"\\text{}", FENCED.sub("", text))
     parts = re.split(r"^(#+) .*\n", prose, flags=re.MULTILINE)
     sections = ["".join(parts[:1]), *parts[2::2]]
     titles = re.findall(r"^#+ (.*)", prose, re.MULTILINE)
