@@ -122,6 +122,15 @@ def test_a_translation_leaves_no_sentence_in_english_and_links_to_translations(p
             assert not translation(target, language).is_file(), f"{link} has a translation"
 
 
+def test_the_glossaries_have_the_same_words():
+    english, *others = (
+        re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \| .+ \|$", page.read_text("utf-8"), re.MULTILINE)
+        for page in sorted(DOCS.glob("glossary*.md"), key=lambda page: page.name.count("."))
+    )
+    assert len(english) > 40
+    assert all(other == english for other in others)
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_words_of_the_interface_are_those_that_are_used(language):
     words = json.loads((DOCS / f"words_{language}.json").read_text(encoding="utf-8"))
