@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -388,6 +389,39 @@ def test_the_photo_is_covered_in_the_order_of_the_map_that_was_chosen(page):
     assert shown(page, "lies", "left with") == [
         round(one["shares"][4], 2) for one in told()["maps"]
     ]
+
+
+@pytest.mark.parametrize("language", ["ja", "zh"])
+def test_no_word_of_a_widget_is_missing_in_another_language(browser, language):
+    """Every button is pressed once, every slider moved: nothing falls back to English."""
+    boards = "".join(f'<div class="play" data-play="{name}"></div>' for name in WIDGETS)
+    words = (DOCS / f"words_{language}.json").read_text(encoding="utf-8")
+    page = browser.new_context(reduced_motion="reduce").new_page()
+    page.set_content(f'<html lang="{language}"><main>{ASK}{boards}</main>')
+    page.add_script_tag(content=story().script())
+    page.evaluate(
+        """words => {
+             globalThis.missing = [];
+             globalThis.words = new Proxy(words, { get: (all, key) => all[key] ?? void missing.push(key) });
+           }""",
+        json.loads(words),
+    )
+    page.add_script_tag(content=SCRIPT)
+    assert page.locator("[data-ready]").count() == len(WIDGETS)
+    page.evaluate(
+        """() => {
+             for (const button of document.querySelectorAll("button")) button.click();
+             for (const box of document.querySelectorAll("input[type=checkbox]")) box.click();
+             for (const input of document.querySelectorAll("input[type=range]")) {
+               input.value = input.max;
+               input.dispatchEvent(new Event("input"));
+             }
+           }"""
+    )
+    assert page.evaluate("missing") == []
+    said = page.locator(".said, .title, .choice > .label").all_inner_texts()
+    assert [text for text in said if not re.search(r"[\u3040-\u9fff]", text)] == []
+    page.context.close()
 
 
 def test_every_widget_of_the_script_is_here_and_axe_finds_nothing_serious(page):
