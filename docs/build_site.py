@@ -404,12 +404,38 @@ def rollout() -> str:
 def speed() -> str:
     """The package beside others."""
     rows = [
-        (row["what"], row["ratio"], row["avx2"], f"[journal](lab/journal.md#{row['journal']})")
+        (row["what"], row["ratio"], row["avx2"], f"[journal](lab/journal/{row['journal']}.md)")
         for row in results()["speed"]
     ]
     return table(("what", "AVX512, bfloat16", "AVX2, float32", "measured"), rows)
 
 
+def five() -> str:
+    """The five numbers at the top of the results, each out of a table below."""
+    measured = results()
+    (run,) = [row for row in measured["runs"] if row["config"] == FASTEST and "variant" not in row]
+    shelved = shelved_run(Shelf()["senet_imagenette"])
+    networks, float64, _ = exactness().splitlines()[-1].strip("| ").split(" | ")
+    rollouts, scored = measured["rollout"][0], measured["speed"][SCORED]
+    photos = Shelf()["senet_imagenette"].values["test"]["images"]
+    rows = [
+        (
+            percent(run["top1"]),
+            f"of CIFAR-10's test images, learned in {run['minutes']:.0f} minutes",
+        ),
+        (percent(shelved["top1"]), f"of {photos:,} photos of Imagenette, learned from nothing"),
+        (f"{rollouts['forward']} x", f"the time of the network alone: {rollouts['what']}"),
+        (
+            float64,
+            f"of the map's maximum: the largest error of attention's maps, {networks} networks",
+        ),
+        (scored["ratio"].partition(" times")[0] + " x", f"as fast: {scored['what']}"),
+    ]
+    return table(("", ""), [(f"**{number}**", meaning) for number, meaning in rows])
+
+
+FASTEST = "senet_cifar10_fast"
+SCORED = 7  # deletion curves, against grad-cam
 TABLES: dict[str, Callable[[], str]] = {
     "runs": runs,
     "seeds": seeds,
@@ -417,6 +443,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "exactness": exactness,
     "rollout": rollout,
     "speed": speed,
+    "five": five,
     "commands": commands,
     "configs": configs,
     "shelf": shelf,

@@ -459,7 +459,7 @@ were held out of the training data. If the top class of a photo is less probable
 those images, the pictures, the page and `results.jsonl` say that the photo is unlike what the
 network knows. Most photos of other things are not noticed, though: of 226, `senet_imagenette`
 notices 34 % and, at 160 pixels, `compact_vit_imagenette` 18 %
-([journal](lab/journal.md#photos-of-other-things)). Heatmaps explain the logits themselves, without
+([journal](lab/journal/other_photos.md)). Heatmaps explain the logits themselves, without
 the scaling.
 
 `python docs/models.py` writes this page from the cards in `vision_attn/models/shelf`, and

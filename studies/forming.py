@@ -60,7 +60,7 @@ lies on its photo among four, 0.25 by chance. Each number has its 95 % interval.
 {verdict}
 
 How this page was made: `python studies/forming.py`, on the checkpoints of one run,
-[described in the journal](lab/journal.md#a-run-watched-as-it-learns).
+[described in the journal](lab/journal/watched.md).
 """
 
 

@@ -93,12 +93,36 @@ def test_an_option_is_shown_with_its_value_and_a_pipe_stays_in_its_cell():
         build.filled("<!-- section: Add a wheel -->")
 
 
+JOURNAL = sorted((ROOT / "docs/lab/journal").glob("*.md"))
+
+
+def journal() -> str:
+    """The index of the journal and the pages of its experiments."""
+    pages = [ROOT / "docs/lab/journal.md", *JOURNAL]
+    return "\n".join(page.read_text(encoding="utf-8") for page in pages)
+
+
+def test_the_journal_lists_each_experiment_with_its_date_question_and_answer():
+    index = (ROOT / "docs/lab/journal.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| (\S+) \| (?:<a id=\S+></a>)+\[(.+\?)\]\(journal/(\w+)\.md\) \| (.+) \|$",
+        index,
+        re.MULTILINE,
+    )
+    assert sorted(name for *_, name, _ in rows) == [page.stem for page in JOURNAL]
+    for date, question, name, answer in rows:
+        page = (ROOT / f"docs/lab/journal/{name}.md").read_text(encoding="utf-8")
+        assert page.startswith(f"# {question}\n\n{date}. **{answer}**\n\n"), name
+    shown = re.findall(r"lab/journal/(\w+)\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(shown) == [page.stem for page in JOURNAL]
+
+
 def measured() -> dict[str, list[dict[str, Any]]]:
     return json.loads((ROOT / "docs/results.json").read_text(encoding="utf-8"))
 
 
 def test_the_runs_of_the_results_are_those_of_the_configs_and_the_journal():
-    journal = (ROOT / "docs/lab/journal.md").read_text(encoding="utf-8")
+    written = journal()
     for run in measured()["runs"]:
         comment = about(shipped_configs()[run["config"]])[1]
         whole = shipped_configs()[run["config"]].read_text(encoding="utf-8")
@@ -106,9 +130,9 @@ def test_the_runs_of_the_results_are_those_of_the_configs_and_the_journal():
             if value is not None:
                 assert f"{value:.1f} %" in whole, f"{run['config']}: {value} is not in {comment!r}"
         assert f"{run['pflop']:.2g} PFLOP" in whole.replace("\n#", ""), run["config"]
-        assert f"{run['top1']:.1f} %" in journal
-        assert f"{run['minutes']:.1f} |" in journal
-        assert f"| {run['parameters']:.2f} M |" in journal
+        assert f"{run['top1']:.1f} %" in written
+        assert f"{run['minutes']:.1f} |" in written
+        assert f"| {run['parameters']:.2f} M |" in written
 
 
 @pytest.mark.parametrize("name", ["vit_planted", "vit_cifar10"])
@@ -131,17 +155,25 @@ def test_the_runs_are_ordered_by_their_work():
 
 
 def test_what_is_said_of_speed_is_in_the_journal():
-    journal = (ROOT / "docs/lab/journal.md").read_text(encoding="utf-8")
-    anchors = {
-        re.sub(r"[^\w\- ]", "", line.lstrip("# ")).lower().replace(" ", "-")
-        for line in journal.splitlines()
-        if line.startswith("#")
-    }
+    written = journal()
+    names = {page.stem for page in JOURNAL}
     for row in measured()["speed"]:
-        assert row["journal"] in anchors, row["what"]
+        assert row["journal"] in names, row["what"]
         assert (ROOT / row["command"].split()[1]).is_file(), row["what"]
         for number in re.findall(r"\d+\.\d+|\d{2}", f"{row['ratio']} {row['avx2']}"):
-            assert number in journal, f"{row['what']}: {number}"
+            assert number in written, f"{row['what']}: {number}"
+
+
+def test_the_results_begin_with_a_picture_and_five_numbers():
+    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    assert re.search(
+        r"^# Results\n\n!\[.+\]\(pictures/work.png\)\n\n<!-- table: five -->", page, re.MULTILINE
+    )
+    rows = site_module().five().splitlines()[2:]
+    numbers = [re.search(r"\*\*(.+?)\*\*", row)[1] for row in rows]
+    assert numbers == ["93.8 %", "92.0 %", "1.12 x", "6e-08", "19 to 70 x"]
+    below = site_module().filled(page.replace("<!-- table: five -->", ""))
+    assert all(number.removesuffix(" x") in below for number in numbers)
 
 
 def test_the_exactness_of_maps_is_that_of_every_network_of_the_table():
@@ -353,8 +385,8 @@ def test_what_the_front_page_says_of_peers_is_so():
     for kind, name in ((cam, "target_layers"), (captum_cam, "layer")):
         assert signature(kind).parameters[name].default is Parameter.empty
     assert explain.GradCAM() == explain.GradCAM(layer=None)
-    journal = (ROOT / "docs/lab/journal.md").read_text(encoding="utf-8")
-    part = journal.partition("\n### 224 x 224 pixels")[2].partition("\n### ")[0]
+    page = (ROOT / "docs/lab/journal/rollout_time.md").read_text(encoding="utf-8")
+    part = page.partition("\n## 224 x 224 pixels")[2].partition("\n## ")[0]
     measured = dict(
         re.findall(r"^\| (\S[^|]*) \| [^|]+ \| ([\d.]+ \| \d+) \|$", part, re.MULTILINE)
     )

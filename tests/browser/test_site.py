@@ -17,6 +17,7 @@ PAGES = [
     "results.html",
     "models.html",
     "lab/journal.html",
+    "lab/journal/rollout_time.html",
     "learn/04-first-heatmap.html",
     "learn/07-self-attention.html",
     "learn/08-heads.html",
