@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from os import PathLike
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, overload, runtime_checkable
 
 import torch
@@ -296,6 +297,19 @@ class Trust:
     methods: tuple[str, ...] = ()
     images: int = 0
     data: str = ""
+
+    @property
+    def rests_on(self) -> str:
+        """How many images of what: of a path its last two folders."""
+        named = [part for part in PurePath(self.data).parts if not part.startswith((".", "/"))]
+        return f"{self.images:,} images" + (f" of {'/'.join(named[-2:])}" if named else "")
+
+    def verdict(self, method: str) -> str:
+        """Say whether a method passed, as it is written on the command line, and which did."""
+        if method in self.methods:
+            return f"Passed on this network ({self.rests_on})."
+        others = f": {', '.join(self.methods)} did" if self.methods else ""
+        return f"Did not pass on this network ({self.rests_on}){others}."
 
 
 @dataclass(frozen=True, eq=False)

@@ -333,6 +333,7 @@ def test_names_are_shown_as_they_are(show):
         ],
         gates=[ShownChannelGate(EVIL, RNG.random(3)), ShownSpatialGate(EVIL, RNG.random((3, 3)))],
         notes=[EVIL],
+        unlike=EVIL,
     )
     page = show([named, named])
     for chart in ("maps", "entropy"):
@@ -510,6 +511,7 @@ def test_a_baseline_is_marked_zero_has_no_sign_and_random_weights_are_named(show
     maps = [
         ShownMap("Rollout", values, prefix_mass=-1e-9),
         ShownMap("EdgeMap", values, baseline=True),
+        ShownMap("LeGrad", values, passed=True, about="Passed."),
     ]
     page = show([inspection(maps=maps, warning="Random weights: untrained")], "tab=methods")
     assert page.inner_text("header .warning") == "Random weights: untrained"
@@ -518,7 +520,8 @@ def test_a_baseline_is_marked_zero_has_no_sign_and_random_weights_are_named(show
     settle(page)
     assert page.inner_text(".readout strong") == "EdgeMap (baseline)"
     cards = [text.replace("\u200b", "") for text in page.locator(".cards button").all_inner_texts()]
-    assert cards == ["Rollout", "EdgeMap (baseline)"]
+    assert cards == ["Rollout", "EdgeMap (baseline)", "LeGrad", "passed"]
+    assert page.locator(".cards .badge").get_attribute("title") == "Passed."
 
 
 def test_what_is_hidden_is_drawn_once_it_is_seen(show):

@@ -15,7 +15,7 @@ from torch import nn
 
 from vision_attn.data import Preprocess
 from vision_attn.evaluate import BlurFill, Deletion, FilledCells, Insertion, MeanFill
-from vision_attn.methods import GradCAM, QueryKey, Rollout
+from vision_attn.methods import GradCAM, LeGrad, QueryKey, Rollout
 from vision_attn.models import SEResNet, ViT
 from vision_attn.pages.live.report import live
 from vision_attn.types import Calibration, Model, Trust
@@ -258,15 +258,82 @@ def test_a_cnn_with_its_map_and_gates(show):
     ("trust", "said"),
     [
         (None, "Not scored on this network."),
-        (Trust(("LeGrad", "Rollout"), 32, "photos"), "Passed on this network (32 images)."),
-        (Trust(("LeGrad",), 31, "photos"), "Did not pass on this network (31 images): LeGrad did."),
-        (Trust((), 30, "photos"), "Did not pass on this network (30 images)."),
+        (Trust(("Rollout",), 32, "photos"), "Passed on this network (32 images of photos)."),
+        (
+            Trust(("LeGrad",), 31, ".data/birds/val"),
+            "Did not pass on this network (31 images of birds/val): LeGrad did.",
+        ),
+        (Trust((), 1030), "Did not pass on this network (1,030 images)."),
     ],
 )
 def test_a_map_says_whether_its_method_passed(show, trust, said):
-    page = opened(show, replace(vit(), trust=trust), [PHOTO], "tab=methods")
+    page = opened(show, replace(vit(), trust=trust), [PHOTO], "tab=methods&method=Rollout")
     about = page.inner_text(".methods .about")
+    assert about.startswith("How tokens mix")
     assert about.endswith(f"It is the same for every class. {said}")
+    passed = trust is not None and trust.methods == ("Rollout",)
+    badges = page.locator(".cards button", has_text="Rollout").locator(".badge")
+    assert badges.all_inner_texts() == ["passed"] * passed
+
+
+def test_it_opens_at_a_map_that_can_be_trusted(show):
+    """Which the page cannot compute: Python recorded it, for the photos that it has."""
+    model = replace(vit(), trust=Trust(("LeGrad",), 31, "photos"))
+    page = opened(show, model, [PHOTO])
+    image = model.preprocess(PHOTO)
+    target = int(logits_of(model, image).argmax())
+    wanted = LeGrad()(model.network, image[None], target).values[0].numpy()
+    assert page.get_by_role("tab", selected=True).inner_text() == "Methods"
+    np.testing.assert_allclose(shown_map(page), wanted, rtol=1e-5, atol=1e-7)
+    cards = page.locator(".cards button").all_inner_texts()
+    assert [card.split() for card in cards] == [["Le\u200bGrad", "passed"], ["Rollout"]]
+    about = page.inner_text(".methods .about")
+    assert "Passed on this network (31 images of photos). It was computed in Python" in about
+    page.get_by_role("button", name="Cover", exact=True).click()
+    stroke(page, (1, 1), (1, 2))
+    np.testing.assert_allclose(shown_map(page), wanted, rtol=1e-5, atol=1e-7)
+    page.get_by_role("button", name="Ask").click()
+    stroke(page, (2, 2))
+    assert page.get_by_role("tab", selected=True).inner_text() == "Attention"
+    file = io.BytesIO()
+    OTHER.save(file, "PNG")
+    picture = {"name": "other.png", "mimeType": "image/png", "buffer": file.getvalue()}
+    page.set_input_files("[name=files]", [picture])
+    until(page, "views[0]?.item.image === 'other.png'")
+    page.get_by_role("tab", name="Methods").click()
+    settle(page)
+    assert page.locator(".cards button").all_inner_texts() == ["Rollout"]
+
+
+@pytest.mark.parametrize("make", [vit, senet])
+def test_all_of_a_photo_can_be_shown_to_the_network(show, make):
+    model = make()
+    page = opened(show, model, [PHOTO])
+    page.get_by_label("Whole photo").check()
+    settle(page)
+    whole = replace(model, preprocess=model.preprocess.whole())
+    image = whole.preprocess(PHOTO)
+    assert_chances(page, whole, logits_of(whole, image))
+    assert float((image - model.preprocess(PHOTO)).abs().max()) > 0.5
+    assert page.evaluate("views[0].item.box") == [0, 0, 1, 1]
+    page.get_by_label("Whole photo").uncheck()
+    settle(page)
+    assert_chances(page, model, logits_of(model, model.preprocess(PHOTO)))
+
+
+def test_a_brush_does_not_ask_and_changes_are_in_points(show):
+    page = opened(show, vit(), [PHOTO])
+    assert page.inner_text(".hint").startswith("Click the photo")
+    page.get_by_role("button", name="Cover", exact=True).click()
+    assert not page.locator(".hint").is_visible()
+    assert "Click" not in page.get_attribute(".stage", "aria-label")
+    stroke(page, (1, 1), (1, 2), (2, 2))
+    changes = [text for text in page.locator(".change").all_inner_texts() if text]
+    assert changes
+    now = page.evaluate("views[0].item.predictions.map((p) => 100 * (p.probability - p.before))")
+    shown = [float(text.replace("\u2212", "-").removesuffix("\u00a0points")) for text in changes]
+    wanted = [change for change in now if abs(change) >= 0.05]
+    np.testing.assert_allclose(shown, wanted, atol=0.51)
 
 
 def test_photos_are_dropped_and_compared(show):
@@ -325,7 +392,7 @@ def test_probabilities_are_calibrated(show):
     model = replace(vit(), calibration=Calibration(temperature=3.0, threshold=0.99))
     page = opened(show, model, [PHOTO], "tab=methods")
     assert_chances(page, model, logits_of(model, model.preprocess(PHOTO)) / 3)
-    assert "Unlike the images that the network knows" in page.inner_text(".notes")
+    assert "Unlike the images that the network knows" in page.inner_text(".unlike")
 
 
 def test_classes_that_are_there_or_not_by_themselves(show):
@@ -340,7 +407,7 @@ def test_classes_that_are_there_or_not_by_themselves(show):
         assert chance == pytest.approx(float(wanted[model.classes.index(name)]), abs=2e-3)
     assert sum(shown.values()) > 1.1
     surest = page.evaluate(f"percent({float(wanted.max())})")
-    assert f"the most probable class has {surest}" in page.inner_text(".notes")
+    assert f"the most probable class has {surest}" in page.inner_text(".unlike")
     page.get_by_role("button", name="Deletion and insertion").click()
     until(page, "document.querySelectorAll('.curves .point').length === 34")
     first = page.evaluate("views[0].curves.points[0].deletion")

@@ -18,7 +18,7 @@ from vision_attn.pages.inspect.coding import softmax
 from vision_attn.pages.inspect.encoding import with_components
 from vision_attn.pages.inspect.inspection import Look, prefix_names
 from vision_attn.runs.patches import patch_components, patch_features
-from vision_attn.types import TokenLayout
+from vision_attn.types import Calibration, TokenLayout, Trust
 
 
 def run(*words: object) -> int:
@@ -169,3 +169,19 @@ def test_features_are_those_of_every_layer(models, photos, name, last):
         for each, colors, foreground in zip(shown, found.colors(), found.foreground, strict=True):
             np.testing.assert_allclose(each.features[at].colors, 255 * colors, atol=1)
             np.testing.assert_array_equal(each.features[at].foreground, foreground)
+
+
+def test_methods_that_passed_come_first_and_each_says_whether_it_did(models, photos):
+    model = replace(load_model(models("vit")), trust=Trust(("LeGrad(smooth=1.0)",), 31, "photos"))
+    known = replace(model, calibration=Calibration(threshold=0.9999))
+    seen = Look("vit", known).at(photos / "cat.png")
+    first, *others = seen.maps
+    assert (first.method, first.passed) == ("LeGrad(smooth=1.0)", True)
+    assert first.about.endswith(" Passed on this network (31 images of photos).")
+    assert others
+    for one in others:
+        assert one.passed == (one.method == "LeGrad(smooth=1.0)")
+        if not one.passed:
+            assert one.about.endswith("(31 images of photos): LeGrad(smooth=1.0) did.")
+    assert seen.unlike.startswith("Unlike the images that the network knows")
+    assert not Look("vit", model).at(photos / "cat.png").unlike

@@ -3,12 +3,14 @@
 import argparse
 import re
 from collections import defaultdict
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
 
 from vision_attn.cli import COMMANDS, Parser, main
 from vision_attn.commands import options
+from vision_attn.types import Model
 
 # Where a flag differs among commands, and why.
 EXCEPTIONS = {
@@ -164,3 +166,18 @@ def test_explain_keeps_what_is_there(models, photos, tmp_path, capsys):
         "vision-attn: error: gone.png: no such file or folder: check the path\n"
     )
     assert captured.out == f"3 of 3 images explained: {tmp_path / 'out'}\n"
+
+
+def test_the_whole_photo_is_seen_where_that_is_asked(models, photos, tmp_path):
+    def seen(*more: str) -> tuple[Model, list[float]]:
+        words = [models("vit"), str(photos / "cat.png"), "--device", "cpu", *more]
+        args = parser_of("inspect").parse_args(words)
+        model = options.load(args)
+        return model, list(model.preprocess.box((90, 20)))
+
+    usual, box = seen()
+    assert box[0] > 20
+    assert box[2] < 70
+    whole, box = seen("--whole-photo")
+    assert box == [0, 0, 90, 20]
+    assert whole.preprocess == replace(usual.preprocess, fit="squash", crop_pct=1.0)

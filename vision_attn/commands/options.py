@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -62,6 +63,11 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="TEXT",
         help="texts that the classes are put into, averaged, such as 'a photo of a {}'",
+    )
+    group.add_argument(
+        "--whole-photo",
+        action="store_true",
+        help="show the network all of a photo, squeezed into its shape, instead of the middle",
     )
     group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps (default: auto)")
 
@@ -335,7 +341,7 @@ def load(args: argparse.Namespace, spec: str | None = None) -> "Model":
     with _loading(args) as (device, how):
         model = load_model(spec or args.model, **how)
         model.network.to(device)
-    return model
+    return _fitted(model, args)
 
 
 def load_any(args: argparse.Namespace) -> "Model | LoadedSequences":
@@ -346,7 +352,20 @@ def load_any(args: argparse.Namespace) -> "Model | LoadedSequences":
         model = hub.load(args.model, **how)
         if isinstance(model, types.Model):
             model.network.to(device)
+            return _fitted(model, args)
     return model
+
+
+def _fitted(model: "Model", args: argparse.Namespace) -> "Model":
+    """The model as --whole-photo wants it: what it sees of a photo."""
+    if not args.whole_photo:
+        return model
+    whole = getattr(model.preprocess, "whole", None)
+    if whole is None:
+        raise ValueError(
+            f"--whole-photo: {model.name} has a transform of its own, which decides what is seen"
+        )
+    return replace(model, preprocess=whole())
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 Axes: h, w the network's input; H, W the photo.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor, isfinite
 from os import PathLike
 from typing import Any
@@ -80,6 +80,17 @@ class Preprocess:
         for name, choices in (("interpolation", INTERPOLATIONS), ("fit", FITS)):
             if (given := getattr(self, name)) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {quoted(given)}")
+
+    def whole(self) -> "Preprocess":
+        """The same for the whole photo, squeezed into the input's shape, instead of its middle.
+
+        Examples:
+            >>> from vision_attn.data import Preprocess
+            >>> middle = Preprocess((16, 16), (0.5,) * 3, (0.5,) * 3, crop_pct=0.875)
+            >>> middle.whole().box((30, 20))
+            (0.0, 0.0, 30.0, 20.0)
+        """
+        return replace(self, fit="squash", crop_pct=1.0)
 
     def read(self, path: str | PathLike[str]) -> Image.Image:
         """The file as an upright RGB image; raises ImageError naming the file."""

@@ -139,9 +139,10 @@ def choose_methods(
 ) -> list[Explainer]:
     """Make explainers of methods, given by name or as explainers, each once, baselines last.
 
-    None takes the usual one (`usual_method`), the word "all" every method that fits. Raises
-    ValueError for a method that is unknown, and MisfitError, which is one too, for one that does
-    not fit the network.
+    None takes the usual one (`usual_method`), the word "all" every method that fits, first those
+    that scores have shown to be trusted (`Model.trust`), with their options. Raises ValueError
+    for a method that is unknown, and MisfitError, which is one too, for one that does not fit the
+    network.
 
     Examples:
         >>> from torch import nn
@@ -157,7 +158,8 @@ def choose_methods(
         if isinstance(method, Explainer):
             chosen.append(method.named_in(network))
         elif method.strip().lower() == "all":
-            chosen += _some_fitting(network)
+            fitting = [*_trusted(network), *_some_fitting(network)]
+            chosen += sorted(fitting, key=lambda one: not is_trusted(one, network))
         else:
             chosen.append(parse_method(method))
     for explainer in chosen:

@@ -60,10 +60,12 @@ const orders = {
   most: (a, b) => sureness(b, -1) - sureness(a, -1),
 };
 
+const named = (figure) => figure.querySelector("figcaption").firstChild.data; // without its badge
+
 // Put the map of that caption beside the photo, in the place of the one that stands there.
 function bring(row, caption) {
   const figures = [...row.querySelectorAll("figure")];
-  const wanted = figures.slice(2).find((figure) => figure.textContent === caption);
+  const wanted = figures.slice(2).find((figure) => named(figure) === caption);
   if (!wanted) return;
   const place = document.createComment("");
   wanted.replaceWith(place);

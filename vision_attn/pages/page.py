@@ -42,7 +42,8 @@ class Shot:
     """Picture on the page, with a caption and an alternative text.
 
     thumb and full: files, relative to the page. size: of thumb, (w, h) in pixels. `shot` makes one
-    with a thumbnail; for `Figures` thumb and full may be the same file.
+    with a thumbnail; for `Figures` thumb and full may be the same file. passed: on what scores have
+    shown that the method's maps can be trusted, which gives the picture a badge; or empty.
 
     Examples:
         >>> from vision_attn.pages import Shot
@@ -56,6 +57,7 @@ class Shot:
     size: tuple[int, int]
     caption: str
     alt: str
+    passed: str = ""
 
     def html(self, enlarged_caption: str) -> str:
         """Write the picture's HTML; enlarged_caption stands below it once it is enlarged."""
@@ -65,8 +67,13 @@ class Shot:
             f'<a href="{_link(self.full)}" data-caption="{_text(enlarged_caption)}">'
             f'<img src="{_link(self.thumb)}" width="{width}" height="{height}" loading="lazy" '
             f'decoding="async" alt="{_text(self.alt)}"></a>'
-            f"<figcaption>{_text(self.caption)}</figcaption></figure>"
+            f"<figcaption>{_text(self.caption)}{self._badge()}</figcaption></figure>"
         )
+
+    def _badge(self) -> str:
+        if not self.passed:
+            return ""
+        return f'<span class="badge" title="{_text(self.passed)}">passed</span>'
 
 
 def shot(

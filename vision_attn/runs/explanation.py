@@ -51,6 +51,7 @@ __all__ = ["Explanation", "Explanations", "Pictures"]
 
 PAGE_BYTES = 58_000  # of a photo on the page: all its pictures, and HTML_BYTES of text for each
 HTML_BYTES = 600
+LEAST_BYTES = 4_400  # of a picture, where there are so many that each would be a blur
 
 
 @dataclass(frozen=True, eq=False)
@@ -430,6 +431,8 @@ class Pictures:
                     panels, names, links, page_bytes(links), strict=True
                 )
             ]
+            for found, shown in zip(explanation.maps, shots[1:], strict=False):
+                shown["passed"] = found.passed(explanation.model)
             predicted, true, probability = explanation.facts
             row = {
                 **{"name": title, "note": panels[0].note, "shots": shots, "predicted": predicted},
@@ -466,8 +469,8 @@ def page_bytes(links: Sequence[str | None]) -> list[int]:
     """Divide what the page may take for one photo among its pictures.
 
     links: what each picture enlarges to; one without a link is all that there is of it and gets
-    twice as much.
+    twice as much. None gets less than LEAST_BYTES.
     """
     parts = [1 if link else 2 for link in links]
     whole = PAGE_BYTES - HTML_BYTES * len(parts)
-    return [part * whole // sum(parts) for part in parts]
+    return [max(part * whole // sum(parts), part * LEAST_BYTES) for part in parts]

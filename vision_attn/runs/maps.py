@@ -10,9 +10,9 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
-from vision_attn.methods import Baseline, Explainer
+from vision_attn.methods import Baseline, Explainer, is_trusted
 from vision_attn.render import Scale
-from vision_attn.types import Heatmaps
+from vision_attn.types import Heatmaps, Model
 
 __all__ = ["Map"]
 
@@ -74,6 +74,11 @@ class Map:
     def caution(self) -> str:
         """A sentence where the map is unproven; empty otherwise."""
         return NOT_SHOWN if self.unproven else ""
+
+    def passed(self, model: Model) -> str:
+        """Say on how many images of what the method passed for the model; empty if it did not."""
+        trusted = model.trust is not None and is_trusted(self.explainer, model)
+        return model.trust.verdict(self.method) if model.trust and trusted else ""
 
     @property
     def title(self) -> str:

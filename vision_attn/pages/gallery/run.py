@@ -5,7 +5,8 @@
     NAME.METHOD.mp4    a video under its heatmap; its .npy is (frames, h, w)
     NAME.grid.png      all methods side by side, where there are several
     NAME.channels.png  how far each channel's gate is open, for ChannelGates
-    index.html, page/  the gallery and its pictures, JPEG: less than 60 KB a photo
+    index.html, page/  the gallery and its pictures, JPEG: less than 60 KB a photo,
+                       or 5 KB a picture where there are many methods
     store/, maps/      what a run that goes on reads, and raw maps: see `store`
     results.jsonl      an export: a line for each photo (or frame) and method
 
@@ -29,7 +30,7 @@ from vision_attn.arguments import checked
 from vision_attn.data.faults import fault_line
 from vision_attn.data.video import Video, clips, is_video
 from vision_attn.files import claimed
-from vision_attn.methods import choose_methods
+from vision_attn.methods import choose_methods, is_trusted
 from vision_attn.methods.by_name import method_list
 from vision_attn.methods.targets import TargetLike
 from vision_attn.pages.gallery.browsing import write_browser
@@ -407,6 +408,9 @@ class GalleryRun:
             elif self.page:
                 meaning = self.pictures.style.meaning
                 lead = f"{meaning} What the network did not see is grey. Click to enlarge."
+                trusted = [one for one in self.request.explainers if is_trusted(one, model)]
+                if model.trust and trusted:
+                    lead += f" Passed: scores trust such maps, by {model.trust.rests_on}."
                 shown = Gallery("Photos", list(map(page_row, results.drawn())), self.first)
                 write_page(folder, title, [shown], lead, model.warning)
 

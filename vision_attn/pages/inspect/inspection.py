@@ -41,6 +41,7 @@ from vision_attn.methods import (
     choose_methods,
     fitting_methods,
     gate_values,
+    is_trusted,
     usual_method,
 )
 from vision_attn.methods.gates import find_gates
@@ -215,7 +216,7 @@ class Look:
         left, top, right, bottom = self.model.preprocess.box(image.size)
         width, height = image.size
         known = bool(self.model.classes)
-        notes = list(filter(None, [self.model.calibration.unlike(surest)])) if known else []
+        notes: list[str] = []
         layers: list[parts.Layer] = []
         no_click = ""
         try:
@@ -235,6 +236,7 @@ class Look:
             gates=list(self.gates(images)),
             features=self.features(images),
             notes=notes,
+            unlike=self.model.calibration.unlike(surest) if known else "",
             warning=self.model.warning,
             no_click=no_click,
         )
@@ -303,6 +305,8 @@ class Look:
         quick.sort(key=lambda one: (not isinstance(one, Rollout), not isinstance(one, GradCAM)))
         if quick:
             quick.insert(0, usual_method(self.model, class_blind=not explained))
+            trusted = [one for one in choose_methods("all", self.model) if self._passed(one)]
+            quick = [one for one in trusted if not isinstance(one, LEFT_OUT)] + quick
         quick = list(dict.fromkeys(quick))
         usual = [variant for explainer in quick for variant in variants(explainer)]
         for explainer in usual if self.chosen is None else self.chosen:
@@ -321,6 +325,7 @@ class Look:
                 notes.append(f"{explainer}: {error}")
                 continue
             about = (type(explainer).__doc__ or "").split("\n\n")[0]
+            about = f"{' '.join(about.split())} {verdict_on(explainer, self.model)}"
             scores = self.scores(images, maps, list(explained.values()))
             numbers = list(explained) if explainer.class_specific else [None]
             for at, found in enumerate(maps):
@@ -329,13 +334,17 @@ class Look:
                     method=found.method,
                     baseline=isinstance(explainer, Baseline),
                     values=found.values,
-                    about=" ".join(about.split()),
+                    about=about,
+                    passed=self._passed(explainer),
                     target=numbers[at],
                     unit=found.scale.unit,
                     factor=found.scale.factor,
                     prefix_mass=None if mass is None or not isfinite(mass) else mass,
                     scores={name: float(each[at]) for name, each in scores.items()},
                 )
+
+    def _passed(self, explainer: Explainer) -> bool:
+        return is_trusted(explainer, self.model)
 
     def explained(self, predictions: Sequence[parts.Prediction]) -> dict[int, Target]:
         """List the targets of the methods that take one, by their numbers on the page."""
@@ -401,6 +410,15 @@ class Look:
                 yield parts.ShownChannelGate(name, array(values[0]), array(found))
             else:
                 yield parts.ShownSpatialGate(name, array(values[0]))
+
+
+def verdict_on(explainer: Explainer, model: Model) -> str:
+    """Say whether scores of the model let a method pass; a baseline is what methods must beat."""
+    if isinstance(explainer, Baseline):
+        return "A baseline: it knows nothing of the network."
+    if model.trust is None:
+        return "Not scored on this network."
+    return model.trust.verdict(str(explainer))
 
 
 def variants(explainer: Explainer) -> Iterator[Explainer]:

@@ -213,6 +213,7 @@ def _item(inspection: Inspection) -> dict[str, Any]:
         "gates": [_gate(gate, numbers) for gate in inspection.gates],
         "features": [_features(one, numbers) for one in inspection.features],
         "notes": list(inspection.notes),
+        "unlike": inspection.unlike,
         "noClick": inspection.no_click,
         "bytes": numbers.text(),
     }

@@ -130,6 +130,7 @@ class ShownMap:
     line. target: the index of the class it explains, None for methods without one. prefix_mass: the
     share that fell on tokens that are not on the photo. scores: how faithful the map is, by the
     name of the measure. baseline: whether it knows nothing of the network, and is marked so.
+    passed: whether scores have shown that the method's maps can be trusted, which is marked, too.
 
     Examples:
         >>> import numpy as np
@@ -147,6 +148,7 @@ class ShownMap:
     prefix_mass: float | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
     baseline: bool = False
+    passed: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,9 +241,10 @@ class Inspection:
     box: the part of the photo that the model sees, (left, top, right, bottom) in 0..1 of it. grid,
     prefix: how tokens lie on the photo, and what the tokens before them are called; only needed
     where there are layers. warning: a line for the page's title and the saved picture, such as that
-    the weights are random. notes: what else is to know, a line each. no_click: why a
-    click on the photo shows no attention, where there are no layers. ValueError without layers,
-    maps, gates and features, for layers of another number of tokens and for a box beyond 0..1.
+    the weights are random. notes: what else is to know, a line each. unlike: a line where the photo
+    is unlike what the model knows. no_click: why a click on the photo shows no attention, where
+    there are no layers. ValueError without layers, maps, gates and features, for layers of another
+    number of tokens and for a box beyond 0..1.
 
     Examples:
         >>> import numpy as np
@@ -267,6 +270,7 @@ class Inspection:
     gates: Sequence[Gate] = ()
     features: Sequence[Features] = ()
     notes: Sequence[str] = ()
+    unlike: str = ""
     warning: str = ""
     no_click: str = ""
 

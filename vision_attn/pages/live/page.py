@@ -8,17 +8,18 @@ import base64
 import html
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
-from vision_attn.pages.inspect import Page
+from vision_attn.pages.inspect import Page, ShownMap
 from vision_attn.pages.inspect.page import Additions, asset, document
 from vision_attn.pages.live.program import Program
 from vision_attn.types import Calibration, Trust
 
 __all__ = ["LiveNetwork", "LivePhoto", "live_page"]
 
+COMPUTED = "Rollout", "GradCAM"  # methods, in the page
 PAGE_SCRIPTS = ("chances", "live")
 LAST_SCRIPTS = ("curves", "controls", "tour")
 WORKER_SCRIPTS = ("chances", "kernels", "network", "photo", "worker")
@@ -54,10 +55,17 @@ class LiveNetwork:
     asked: Sequence[int] = ()
     trust: Trust | None = None
 
+    def verdict(self, method: str) -> str:
+        """Say whether scores have shown that a method's maps can be trusted."""
+        return self.trust.verdict(method) if self.trust else "Not scored on this network."
+
 
 @dataclass(frozen=True, eq=False)
 class LivePhoto:
     """Photo that comes with a page: an image file's bytes, of a kind that browsers read.
+
+    maps: one for each network, of a method that passed on it and that the page cannot compute; None
+    where there is none.
 
     Examples:
         >>> from vision_attn.pages.live import LivePhoto
@@ -68,6 +76,7 @@ class LivePhoto:
     name: str
     file: bytes
     type: str
+    maps: Sequence[ShownMap | None] = ()
 
 
 def live_page(networks: Sequence[LiveNetwork], photos: Sequence[LivePhoto]) -> Page:
@@ -126,7 +135,8 @@ def _network(network: LiveNetwork) -> dict[str, Any]:
         "drops": network.drops,
         "warning": network.warning,
         "asked": list(network.asked),
-        "trust": None if network.trust is None else asdict(network.trust),
+        "verdicts": {name: network.verdict(name) for name in COMPUTED},
+        "passed": list(network.trust.methods) if network.trust else [],
         "temperature": network.calibration.temperature,
         "threshold": network.calibration.threshold,
         "activation": network.calibration.activation or "softmax",
@@ -135,7 +145,15 @@ def _network(network: LiveNetwork) -> dict[str, Any]:
 
 def _photo(photo: LivePhoto) -> dict[str, Any]:
     text = base64.b64encode(photo.file).decode()
-    return {"name": photo.name, "file": {"type": photo.type, "text": text}}
+    maps = [None if one is None else _map(one) for one in photo.maps]
+    return {"name": photo.name, "file": {"type": photo.type, "text": text}, "maps": maps}
+
+
+def _map(recorded: ShownMap) -> dict[str, Any]:
+    """Describe a recorded map as js/live.js reads it: float32, nine digits each."""
+    values = [float(f"{value:.9g}") for value in recorded.values.ravel().tolist()]
+    found = {**vars(recorded), "values": values, "grid": recorded.values.shape}
+    return found | {"scores": dict(recorded.scores)}
 
 
 def _scripts(names: Sequence[str]) -> str:

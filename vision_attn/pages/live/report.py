@@ -5,6 +5,7 @@ Axes: none; photos are files, or images (H W 3).
 
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
@@ -19,14 +20,23 @@ from vision_attn.data.example_photos import example_photos
 from vision_attn.data.faults import ImageError, sample_errors
 from vision_attn.data.images import open_image
 from vision_attn.errors import ModelError, cut
-from vision_attn.methods import Class, as_target
+from vision_attn.methods import Class, as_target, is_trusted, usual_method
 from vision_attn.methods.by_name import method_list
 from vision_attn.methods.targets import TargetLike, model_output
-from vision_attn.pages.inspect import Page
+from vision_attn.pages.inspect import Page, ShownMap
 from vision_attn.pages.inspect.inspection import CELLS, named_models, prefix_names
 from vision_attn.pages.live import LiveNetwork, LivePhoto, live_page
+from vision_attn.pages.live.page import COMPUTED
 from vision_attn.pages.live.translation import translate
-from vision_attn.runs.explain import Methods, Photo, read, several_photos
+from vision_attn.runs.explain import (
+    Methods,
+    Photo,
+    Request,
+    predict,
+    prepare,
+    read,
+    several_photos,
+)
 from vision_attn.runs.inputs import check_file
 from vision_attn.runs.progress import Bar, Silent
 from vision_attn.tokens.activation import settled
@@ -85,13 +95,16 @@ def live(
     photos: list[LivePhoto] = []
     first = next(iter(models.values()))
     with Bar() if progress is None else progress as shown:
+        recorders = [MapRecorder(one) for one in models.values()]
         shown.start("photos", len(given))
         for image in given:
             try:
                 with sample_errors(
                     "image" if isinstance(image, Image | ndarray | Tensor) else image
                 ):
-                    photos.append(photo_of(image, first.preprocess))
+                    photo = photo_of(image, first.preprocess)
+                    maps = [one.map_of(image) for one in recorders]
+                    photos.append(replace(photo, maps=maps))
             except ImageError as error:
                 shown.problem(str(error))
             shown.advance()
@@ -101,6 +114,44 @@ def live(
     if output is not None:
         page.save(output)
     return page
+
+
+class MapRecorder:
+    """The map of a method that passed on a model and that the page cannot compute itself.
+
+    Examples:
+        >>> from PIL import Image
+        >>> import vision_attn
+        >>> from vision_attn.pages.live.report import MapRecorder
+        >>> recorder = MapRecorder(vision_attn.load_model("vision_attn:compact_vit_imagenette"))
+        >>> recorder.map_of(vision_attn.sample("church")).method
+        'LibraGradient(smooth=1.0)'
+    """
+
+    def __init__(self, model: Model):
+        self.model = model = settled(model)
+        usual = usual_method(model)
+        passed = is_trusted(usual, model) and str(usual) not in COMPUTED
+        self.explainer = usual if passed else None
+        self.request = Request(model, [usual])
+
+    def map_of(self, image: Photo) -> ShownMap | None:
+        """The map for the predicted class; None without such a method. Raises ImageError."""
+        if self.explainer is None or self.model.trust is None:
+            return None
+        batch = prepare(self.model, [read(image, self.model.preprocess)[1]])
+        target = int(predict(self.model, batch)[0].argmax())
+        (found,) = self.request.maps(self.explainer, batch, Class.of(self.model, target))
+        about = (type(self.explainer).__doc__ or "").split("\n\n")[0]
+        return ShownMap(
+            method=found.method,
+            values=found.values,
+            about=f"{' '.join(about.split())} {self.model.trust.verdict(found.method)}",
+            target=target if self.explainer.class_specific else None,
+            unit=found.scale.unit,
+            factor=found.scale.factor,
+            passed=True,
+        )
 
 
 def check_methods(methods: Methods | None, networks: Sequence[LiveNetwork]) -> None:

@@ -8,10 +8,10 @@ const USUAL = {
 
 /** One view as the page opens: deep in the network, all heads. */
 function viewOf(item) {
-  const { layers, maps } = source.items[item];
+  const { layers, maps, tab = "attention" } = source.items[item];
   return {
     item,
-    tab: "attention",
+    tab,
     layer: Math.max(0, Math.ceil(layers.length * 0.6) - 1),
     head: MEAN,
     method: maps[0]?.method ?? "",

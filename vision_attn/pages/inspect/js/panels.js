@@ -174,8 +174,8 @@ class Methods {
         const map = mapFor(method);
         const canvas = drawSeen({ item, map, scale: scaleFor(map), look }, 192);
         const words = name.replace(/([a-z])([A-Z])/g, "$1\u200b$2"); // may break there
-        const text = words + baselineMark(map);
-        return this.button(method, pressed, canvas, make("span", { textContent: text }));
+        const text = make("span", { textContent: words + baselineMark(map) });
+        return this.button(method, pressed, canvas, text, ...badgeOf(map));
       }),
     );
     const same = variants.filter((method) => nameOf(method) === nameOf(chosen.method));

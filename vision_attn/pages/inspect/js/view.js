@@ -41,6 +41,7 @@ class View {
     const onProbe = (point) => this.bar.probe(point);
     const ask = (...query) => {
       if (this.tab === "pair" && !this.view.row) onChange({ row: 1 });
+      if (this.tab === "methods") onChange({ tab: "attention" });
       onQuery(...query);
     };
     this.stage = new Stage(this.find(".stage"), { onQuery: ask, onProbe });
@@ -297,7 +298,10 @@ class View {
     this.find(".notes").replaceChildren(
       ...item.notes.map((textContent) => make("li", { textContent })),
     );
-    return { map, title: map.method + baselineMark(map), facts: methodFacts(item, map) };
+    const shown = { map, title: map.method + baselineMark(map), facts: methodFacts(item, map) };
+    const layer = item.cells && item.layers[Math.min(view.layer, item.layers.length - 1)];
+    if (!layer) return shown;
+    return { ...shown, layer, hint: this.shared.query.asked ? "" : layer.hint }; // a click asks it
   }
 
   showGates() {
@@ -330,7 +334,7 @@ class View {
     scene.scale = scene.map && this.scaleFor(scene.map);
     const sentence = scene.facts.map((fact) => fact.filter(Boolean).join(", ")).join("; ");
     this.sentence = `${scene.title}: ${sentence}`;
-    const how = scene.layer ? ". Click, drag or use the arrow keys to move the query." : "";
+    const how = scene.layer && !scene.brush ? ". Click, drag or use the arrow keys to move the query." : "";
     this.find(".stage").setAttribute("aria-label", `${item.image}, ${scene.title}${how}`);
     this.stage.show(scene);
     const facts = scene.facts.map(([name, ...values]) => {
@@ -343,7 +347,7 @@ class View {
       title: "the same for vision-attn explain",
     });
     this.find(".readout").replaceChildren(title, ...facts, method);
-    const hint = hintOf(item, scene);
+    const hint = scene.brush ? "" : hintOf(item, scene);
     this.find(".hint").textContent = hint;
     this.find(".hint").hidden = !hint;
     this.bar.show(scene);
@@ -377,6 +381,8 @@ class View {
     const verdict = verdictOf(item.predictions);
     this.find(".predictions").hidden = !item.predictions.length;
     this.find(".predictions").classList.toggle("turned", verdict.turned);
+    this.find(".unlike").textContent = item.unlike;
+    this.find(".unlike").hidden = !item.unlike;
     this.find(".predictions h2").textContent = verdict.text;
     if (item.predictions[0]?.before !== undefined) this.sentence += `. ${verdict.text}`;
     fill(

@@ -35,10 +35,11 @@ const number = (value) => `${Number(value.toPrecision(3))}`.replace("-", "\u2212
 // Without a "-0.0", and with a space that does not break.
 const percent = (share) =>
   `${(100 * share).toFixed(share < 0.0995 ? 1 : 0).replace(/^-(?=[0.]*$)/, "")}\u00a0%`;
-/** How much more or less, in percent. */
+/** How much more or less, in points: of 40 % and 30 %, 10 points. */
 function changeOf(change) {
-  const words = `${change < 0 ? "\u2212" : "+"}${percent(Math.abs(change))}`;
-  const textContent = Math.abs(change) < 5e-4 ? "" : words; // which would say 0.0 %
+  const size = percent(Math.abs(change)).replace("%", "points");
+  const words = `${change < 0 ? "\u2212" : "+"}${size}`;
+  const textContent = Math.abs(change) < 5e-4 ? "" : words; // which would say 0.0 points
   return make("span", { className: change < 0 ? "change less" : "change", textContent });
 }
 /** The most probable class, beside the one before where something was changed: {text, turned}. */
@@ -53,6 +54,8 @@ function verdictOf([now, ...others]) {
 const headName = (head) => (head === MEAN ? "mean of heads" : `head ${head}`);
 const nameOf = (method) => method.split("(", 1)[0];
 const baselineMark = (map) => (map.baseline ? " (baseline)" : "");
+const badgeOf = ({ passed, about }) =>
+  passed ? [make("span", { className: "badge", textContent: "passed", title: about })] : [];
 const optionsOf = (method) => method.slice(nameOf(method).length + 1, -1) || "default";
 
 /** What an item is called: only what tells it from the others. */

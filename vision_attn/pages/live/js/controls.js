@@ -31,7 +31,9 @@ async function addFiles(files) {
     const name = file.name || "pasted";
     try {
       const loaded = await live.load(file);
-      showPhoto(live.show(name, () => Promise.resolve(loaded)));
+      const photo = live.show(name, () => live.load(file));
+      live.photos[photo].loading = Promise.resolve(loaded);
+      showPhoto(photo);
       showStrip();
     } catch {
       live.say(
@@ -269,6 +271,13 @@ part("fill").onchange = ({ target }) => {
   changed();
 };
 part("size").oninput = ({ target }) => (live.brushSize = Number(target.value));
+part("whole").onchange = ({ target }) => {
+  live.see(target.checked);
+  changed();
+};
+part("whole").closest("label").hidden = live.networks.every(
+  ({ how: { fit, crop } }) => fit === "squash" && crop === 1,
+);
 part("undo").onclick = undo;
 part("clear").onclick = clear;
 part("ablate").onclick = ablate;

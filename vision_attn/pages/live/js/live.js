@@ -1,8 +1,9 @@
 // Where the page's items come from: a worker runs the networks on photos, as they are or covered.
 
 const ROLLOUT =
-  "How much of each patch reaches the output: attention of all layers, one after the other. It is the same for every class.";
+  "How tokens mix: attention of all layers, one after the other. It is the same for every class.";
 const CAM = "Channels of the last features, weighted by what they add to the class.";
+const RECORDED = "It was computed in Python when the page was made, of the photo as it is.";
 const PLAIN = { target: null, unit: "", factor: 1, prefix_mass: null, scores: {} }; // a map
 
 /** The worker, by questions and answers. */
@@ -101,13 +102,19 @@ class LivePhoto {
   cover = new Cover();
   pristine = [];
 
-  /** load: gives a promise of {id, shown, boxes}. */
-  constructor(name, load) {
-    Object.assign(this, { name, load });
+  /** load: gives a promise of {id, shown, boxes}. maps: recorded ones, for each network. */
+  constructor(name, load, maps) {
+    Object.assign(this, { name, load, maps });
   }
 
   get loaded() {
     return (this.loading ??= this.load());
+  }
+
+  /** Forgets how it was seen. */
+  again() {
+    this.loading = null;
+    this.pristine = [];
   }
 }
 
@@ -130,7 +137,11 @@ class Live {
     this.fill = "grey";
     this.brushSize = 0;
     this.shown = []; // by item: what its answer was for
-    for (const { name, file } of photos) this.show(name, () => this.load(blobOf(file)));
+    this.whole = false; // whether networks get all of a photo, squeezed, instead of its middle
+    for (const { name, file, maps } of photos) {
+      const blob = blobOf(file);
+      this.show(name, () => this.load(blob), maps);
+    }
     this.opened.then(
       (kind) => this.say(kind === "PlainKernels" ? SLOW : ""),
       (error) => this.say(`The network cannot run here: ${error.message}`),
@@ -141,19 +152,24 @@ class Live {
   async load(file) {
     await this.opened;
     const id = ++this.count;
-    return { id, ...(await this.engine.ask("photo", { photo: id, file })) };
+    const { whole } = this;
+    return { id, ...(await this.engine.ask("photo", { photo: id, file, whole })) };
   }
 
   /** A photo among those to choose from, loaded once it is needed; gives its number. */
-  show(name, load) {
+  show(name, load, maps = []) {
     const photo = this.photos.length;
-    this.photos.push(new LivePhoto(name, load));
-    for (const { model, warning, program, prefix, grid } of this.networks) {
+    this.photos.push(new LivePhoto(name, load, maps));
+    for (const [at, { model, warning, program, prefix, grid }] of this.networks.entries()) {
       const layers = program.ops
         .filter(([kind]) => kind === "attention")
         .map(() => ({ heads: [] }));
-      const maps = [{ method: layers.length ? "Rollout" : "GradCAM" }];
-      this.items.push({ image: name, model, warning, prefix, grid, layers, maps });
+      const own = { method: layers.length ? "Rollout" : "GradCAM" };
+      const tab = maps[at] && "methods"; // which opens at a map that can be trusted
+      this.items.push({
+        ...{ image: name, model, warning, prefix, grid, layers, tab },
+        maps: [maps[at], own].filter(Boolean),
+      });
     }
     return photo;
   }
@@ -167,7 +183,14 @@ class Live {
   wanted(at) {
     const { photo, model } = this.numbersOf(at);
     const cells = [...this.photos[photo].cover.cells].sort((a, b) => a - b);
-    return `${cells.length ? this.fillOf(model) : ""} ${cells} ${[...this.off[model]]}`;
+    const fill = cells.length ? this.fillOf(model) : "";
+    return `${this.whole} ${fill} ${cells} ${[...this.off[model]]}`;
+  }
+
+  /** Shows networks all of each photo, or its middle again. */
+  see(whole) {
+    this.whole = whole;
+    for (const photo of this.photos) photo.again();
   }
 
   /** Tokens are dropped where there are some; other networks see grey. */
@@ -178,6 +201,7 @@ class Live {
   async open(at) {
     const { photo, model } = this.numbersOf(at);
     const known = this.photos[photo];
+    const word = this.wanted(at);
     const { id, shown, boxes } = await known.loaded;
     const nothing = { cells: [], fill: "grey" };
     const { asked } = this.networks[model];
@@ -187,7 +211,6 @@ class Live {
       known.pristine[model] = { answer, chances: this.chancesOf(model, answer.logits) };
     }
     const { answer: before, chances } = known.pristine[model];
-    const word = this.wanted(at);
     const board = { grid: this.networks[model].grid, box: boxes[model] };
     const cover = { cells: [...known.cover.on(board)], fill: this.fillOf(model) };
     const off = [...this.off[model]];
@@ -208,12 +231,15 @@ class Live {
 
   /** An item as a view shows it. */
   item(at, { answer, before, cover, shown, box }) {
-    const { model } = this.numbersOf(at);
-    const { classes, program, grid, how, asked } = this.networks[model];
+    const { photo, model } = this.numbersOf(at);
+    const { classes, program, grid, how, asked, verdicts, passed } = this.networks[model];
     const { logits, keep, gates, rollout, cams } = answer;
     const item = { ...this.items[at], box, notes: [], noClick: "" };
+    const about = (method, words) => ({
+      ...{ method, about: `${words} ${verdicts[method]}`, passed: passed.includes(method) },
+    });
     const chances = this.chancesOf(model, logits);
-    item.notes = unlike(Math.max(...chances), this.networks[model].threshold);
+    item.unlike = unlike(Math.max(...chances), this.networks[model].threshold);
     const listed = [...likeliest(chances), ...asked, ...(before ? likeliest(before) : [])];
     const targets = [...new Set(listed)];
     item.predictions = targets.map((target) => ({
@@ -225,14 +251,10 @@ class Live {
     const exists =
       keep && Uint8Array.from({ length: grid[0] * grid[1] }, (_, at) => Number(keep.includes(at)));
     item.layers = answer.layers.map((layer) => layerOf(layer, item, keep, exists));
-    const { trust } = this.networks[model];
-    const cam = { method: "GradCAM", about: `${CAM} ${provenOf("GradCAM", trust)}` };
-    item.maps = cams.map((one) => ({ ...PLAIN, ...cam, ...one }));
+    item.maps = cams.map((one) => ({ ...PLAIN, ...about("GradCAM", CAM), ...one }));
     if (rollout)
       item.maps.unshift({
-        ...PLAIN,
-        method: "Rollout",
-        about: `${ROLLOUT} ${provenOf("Rollout", trust)}`,
+        ...{ ...PLAIN, ...about("Rollout", ROLLOUT) },
         unit: UNIFORM,
         factor: keep ? keep.length : grid[0] * grid[1],
         values: rollout.values,
@@ -240,6 +262,9 @@ class Live {
         inside: exists,
         prefix_mass: program.layout.prefix ? rollout.prefixMass : null,
       });
+    const recorded = this.whole ? null : this.photos[photo].maps[model];
+    if (recorded)
+      item.maps.unshift({ ...PLAIN, ...recorded, about: `${recorded.about} ${RECORDED}` });
     item.gates = gates.map((gate) => ({ ...gate, map: mapOfGate(gate, gate.where) }));
     item.photo = cover.cells.length ? drawCovered(shown, { box, grid, how, cover }) : shown;
     item.cells = { grid, box, seen: box };
@@ -272,23 +297,12 @@ class Live {
   }
 }
 
-/** Whether scores of this network have shown that the maps of a method can be trusted. */
-const provenOf = (method, trust) => {
-  if (!trust) return "Not scored on this network.";
-  const images = `on this network (${trust.images} images)`;
-  if (trust.methods.includes(method)) return `Passed ${images}.`;
-  const others = trust.methods.length ? `: ${trust.methods.join(", ")} did` : "";
-  return `Did not pass ${images}${others}.`;
-};
-
 /** What to say of a photo whose surest class is less sure than 95 % of held-out photos' are. */
 const unlike = (surest, threshold) =>
   threshold === null || surest >= threshold
-    ? []
-    : [
-        `Unlike the images that the network knows: the most probable class has ${percent(surest)}, ` +
-          `where 95% of held-out images have at least ${percent(threshold)}`,
-      ];
+    ? ""
+    : `Unlike the images that the network knows: the most probable class has ${percent(surest)}, ` +
+      `where 95% of held-out images have at least ${percent(threshold)}`;
 
 const SLOW =
   "This browser has no WebAssembly with SIMD: networks run in plain JavaScript, several times slower.";

@@ -26,8 +26,11 @@ const HANDLERS = {
     return kind;
   },
 
-  /** Decodes a file, upright, transparent parts white; answers with the picture to show. */
-  async photo({ photo, file }) {
+  /**
+   * Decodes a file, upright, transparent parts white; answers with the picture to show. whole:
+   * networks get all of it, squeezed into their shape, instead of its middle.
+   */
+  async photo({ photo, file, whole }) {
     const bitmap = await createImageBitmap(file, { colorSpaceConversion: "none" });
     const { width, height } = bitmap;
     const canvas = new OffscreenCanvas(width, height);
@@ -37,10 +40,11 @@ const HANDLERS = {
     context.drawImage(bitmap, 0, 0);
     const { data } = context.getImageData(0, 0, width, height);
     const size = [width, height];
-    const inputs = networks.map(({ how }) => ({
-      image: prepare(data, size, how),
-      box: seenBox(size, how).map((at, axis) => at / size[axis % 2]),
-    }));
+    const inputs = networks.map(({ how: usual }) => {
+      const how = whole ? { ...usual, fit: "squash", crop: 1 } : usual;
+      const box = seenBox(size, how).map((at, axis) => at / size[axis % 2]);
+      return { image: prepare(data, size, how), box };
+    });
     photos.set(photo, { inputs });
     const share = Math.min(1, LARGEST_SHOWN / Math.max(width, height));
     const [resizeWidth, resizeHeight] = size.map((side) => Math.max(1, Math.round(side * share)));
