@@ -25,6 +25,7 @@ import pytorch_grad_cam
 import pytorch_grad_cam.metrics
 import torch
 import yaml
+from PIL import Image
 
 import vision_attn
 from vision_attn import attention, evaluate
@@ -422,6 +423,17 @@ def test_the_lines_at_the_top_of_the_front_page_run_as_they_stand(tmp_path, monk
     assert block.count("\n") == 4
     exec(compile(block, "README.md", "exec"), {})
     assert list((tmp_path / "outputs/look").glob("*.png"))
+
+
+def test_the_moving_picture_of_the_front_page_is_small_and_the_same_in_all_languages():
+    (shown,) = {
+        re.search(r"\]\((docs/pictures/\S+\.webp)\)", page.read_text("utf-8"))[1]
+        for page in READMES
+    }
+    assert (ROOT / shown).stat().st_size < 400_000
+    with Image.open(ROOT / shown) as picture:
+        assert picture.size == (800, 480)  # letters of 25 pixels: 12 of 400
+        assert picture.n_frames >= 6
 
 
 def test_the_front_page_is_short_and_its_numbers_are_those_of_the_package():

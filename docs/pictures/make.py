@@ -16,7 +16,7 @@ inspect.webp   the same page, asked patch by patch
 
 with `python docs/pictures/make.py live`, ten seconds of the page that runs a network:
 
-live.webp      its map's brightest places are covered until it changes its mind, and uncovered
+live.webp      a map that passed; its brightest places are covered until the network changes its mind
 
 and, with `python docs/pictures/make.py cifar10`, from the newest runs of three of the configs:
 
@@ -51,10 +51,10 @@ DEMO = OUTPUTS / "demo"
 SHOWN = (0, 6, 13)  # test images
 MOVING = "vision_attn:vit_planted"  # the network of inspect.webp
 MOVING_PHOTO: str | None = None  # the name of an example photo; None takes a planted image
-LIVE = "vision_attn:senet_imagenette"  # the network of live.webp
-LIVE_PHOTO = "springer_and_milk"
-LIVE_BYTES = 1_500_000  # of live.webp, at most
-DABS = 16  # of the brush, at most
+LIVE = "vision_attn:compact_vit_imagenette"  # the network of live.webp
+LIVE_PHOTO = "church"
+LIVE_BYTES = 400_000  # of live.webp, at most
+DABS = 24  # of the brush, at most
 WALK = [(0.3 + 0.4 * (i % 4) / 3, 0.3 + 0.4 * (i // 4) / 2) for i in range(12)]  # patches asked
 CIFAR10 = ("compact_vit_cifar10", "senet_cifar10_fast", "spatial_cnn_cifar10")
 NAMED = {  # of work.png
@@ -173,6 +173,55 @@ SETTLED = "!live.busy && live.shown[state.views[0].item] === live.wanted(state.v
 TURNED = "Boolean(document.querySelector('.predictions.turned'))"
 
 
+# What the picture shows of the page, large enough to be read at 400 pixels: photo, answer, map.
+LARGE = """
+:root { color-scheme: light; --tint: #b6c9f8 !important; }
+body { overflow: hidden; background: white; }
+.toolbar, .live, .view > select, .hint, .bar, .tokens, .readout, .tabs, .attention, .options,
+.methods .about, .notes, .curves, .predictions li:nth-child(n + 4) {
+  display: none !important;
+}
+main { padding: 16px !important; margin: 0 !important; max-width: none !important; }
+.view {
+  display: grid !important;
+  grid-template-columns: 448px 304px !important;
+  gap: 16px !important;
+}
+.picture, .choices { display: block !important; margin: 0 !important; padding: 0 !important; }
+.stage { width: 448px !important; height: 448px !important; }
+.predictions { margin: 0 !important; }
+.predictions h2 {
+  min-height: 3.6em;
+  margin: 0 0 8px !important;
+  font-size: 27px !important;
+  line-height: 1.2 !important;
+}
+.predictions li { margin: 0 0 8px !important; }
+.predictions button {
+  padding: 8px 10px !important;
+  font-size: 25px !important;
+  border-color: transparent !important;
+}
+.predictions .change { display: none; }
+.cards { display: block !important; margin: 20px 0 0 !important; }
+.cards canvas, .cards button[aria-pressed=false] { display: none !important; }
+.cards button {
+  display: flex !important;
+  gap: 10px;
+  align-items: center;
+  padding: 0 !important;
+  border: 0 !important;
+  background: none !important;
+  font-size: 25px !important;
+}
+.cards .badge {
+  padding: 2px 12px !important;
+  font-size: 22px !important;
+  line-height: 30px !important;
+}
+"""
+
+
 def recorded() -> list[tuple[Image.Image, int]]:
     """The page of a network: frames and their milliseconds, as the evidence is covered."""
     from playwright.sync_api import sync_playwright
@@ -183,35 +232,36 @@ def recorded() -> list[tuple[Image.Image, int]]:
         browser = browsers.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
-        tab = browser.new_page(viewport={"width": 1200, "height": 800})
+        size = {"width": 800, "height": 480}
+        tab = browser.new_context(viewport=size, bypass_csp=True).new_page()
 
-        def shoot(milliseconds: int) -> None:
+        def shoot(milliseconds: int, opacity: float = 0.3) -> None:
+            tab.evaluate(f"changeLook({{ opacity: {opacity} }})")
             while not tab.evaluate(SETTLED):
                 tab.wait_for_timeout(20)
-            tab.wait_for_timeout(100)  # until it is drawn
+            tab.wait_for_timeout(150)  # until it is drawn
             with Image.open(io.BytesIO(tab.screenshot())) as shot:
-                small = shot.convert("RGB").resize((900, 600), Image.Resampling.LANCZOS)
-                frames.append((small, milliseconds))
+                frames.append((shot.convert("RGB"), milliseconds))
 
         tab.goto(f"{file.as_uri()}#tab=methods")
         tab.wait_for_selector("html[data-ready]")
-        tab.locator("[name=cover]").click()
-        tab.locator("[name=size]").fill("1")
+        tab.evaluate("setTool('cover')")
+        tab.evaluate("live.brushSize = 1")
+        tab.add_style_tag(content=LARGE)
+        shoot(1200, 0)
+        shoot(2200, 0.9)
         size = tab.locator(".stage").first.bounding_box()
-        shoot(2000)
-        for stroke in range(DABS):
+        for _ in range(DABS):
             x, y = tab.evaluate(BRIGHTEST)
             tab.mouse.move(size["x"] + x * size["width"], size["y"] + y * size["height"])
+            shoot(250)
             tab.mouse.down()
             tab.mouse.up()
-            shoot(max(400, 1100 - 100 * stroke))
+            shoot(650)
             if tab.evaluate(TURNED):
                 break
         print(tab.locator(".predictions h2").inner_text())
         frames[-1] = (frames[-1][0], 3500)
-        while tab.locator("[name=undo]").is_enabled():
-            tab.locator("[name=undo]").click()
-            shoot(700)
         browser.close()
     return frames
 
