@@ -116,7 +116,9 @@ def test_a_classifier_of_other_classes_than_the_weights_is_random(classes, weigh
 
     create = libraries.create_timm  # what timm would download is not what is asked here
     monkeypatch.setattr(
-        libraries, "create_timm", lambda name, pretrained, **args: create(name, pretrained=False, **args)
+        libraries,
+        "create_timm",
+        lambda name, pretrained, **args: create(name, pretrained=False, **args),
     )
     model = load_model("timm:test_vit", num_classes=classes)
     assert model.weights == weights

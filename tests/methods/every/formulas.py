@@ -195,7 +195,7 @@ def attention_grad_cam(chain, maps, layer, images):
     link = next(one for one in chain.links if isinstance(one, Attention) and one.layer == layer)
     slots = read(chain, of_one_call(chain, layer, means[layer], means, images, slots=True))
     seen = slots.view(len(A), -1)  # of each window's queries
-    keys = dA if link.patches is None else dA[..., list(link.patches)]
+    keys = dA[..., list(link.patches)] if link.patches else dA
     weight = torch.einsum("bi,bhij->bh", seen, keys) / keys.shape[-1]
     weight = weight.view(images, -1, A.shape[1]).mean(1)
     weight = weight.repeat_interleave(len(A) // images, 0)
