@@ -1,7 +1,7 @@
 """The path of a network's tokens, proven by a run: which call attends over what, to the logits.
 
-A run on two copies of an image is followed value by value (`tokens/trace/origins.py`). What comes out
-says which tokens each attention call's queries and keys are, where windows and merged patches lie,
+A run on two copies of an image is followed value by value (`tokens/trace/origins.py`). What comes
+out says which tokens each attention call's queries and keys are, where windows and merged patches lie,
 what the classifier reads, and where each token lies on the image; names of modules and layers play
 no part. It is done once for a network and a size of image, and remembered.
 
