@@ -188,14 +188,16 @@ class Parts:
     @property
     def places(self) -> list[int]:
         """Where each row stands among the members of all parts."""
-        return [self.longest * part + at for part, n in enumerate(self.sizes) for at in range(n)]
+        return [
+            self.longest * part + offset for part, n in enumerate(self.sizes) for offset in range(n)
+        ]
 
     @property
     def members(self) -> list[int]:
         """The row of each member, part by part; `length` where a part has no more."""
         members = [self.length] * (self.longest * self.count)
-        for row, place in enumerate(self.places):
-            members[place] = row
+        for row, index in enumerate(self.places):
+            members[index] = row
         return members
 
 

@@ -175,8 +175,8 @@ def tiled(
 
     visible = F.pad(grid.near_in_tiles(q.device), (prefix, 0), value=True)[None]  # b t 1 m s
     if mask is not None:
-        places = torch.arange(k.size(2), device=k.device)[None, None, :, None]
-        visible = visible & mask_in_tiles(grid, prefix, mask, seen(places)[:, 0, :, 0])
+        positions = torch.arange(k.size(2), device=k.device)[None, None, :, None]
+        visible = visible & mask_in_tiles(grid, prefix, mask, seen(positions)[:, 0, :, 0])
     visible = visible.expand(q.size(0), -1, -1, -1, -1).flatten(0, 1)
     context = grid.join(dense(grid.split(q[:, :, prefix:]), seen(k), seen(v), visible, None))
     if not prefix:

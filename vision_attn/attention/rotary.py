@@ -82,8 +82,8 @@ class RotaryAttention(MultiHeadAttention):
         options: Any = {"dtype": dtype, "device": device}
         frequencies = self.base ** (-torch.arange(0, self.width, 4, **options) / self.width)
         rows, columns = (torch.arange(side, **options) for side in layout.grid)
-        places = torch.cartesian_prod(rows, columns)
-        angles = (places[:, :, None] * frequencies).flatten(1)
+        positions = torch.cartesian_prod(rows, columns)
+        angles = (positions[:, :, None] * frequencies).flatten(1)
         return torch.cat([angles.new_zeros(layout.prefix, angles.shape[1]), angles])
 
 

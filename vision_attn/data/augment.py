@@ -300,9 +300,9 @@ def random_crops(
     widest = (height * ratio[1]).round().long().clamp(min=1)
     highest = (width / ratio[0]).round().long().clamp(min=1)
     central = torch.stack([height.minimum(highest), width.minimum(widest)], 1)
-    found = extent.any(dim=1, keepdim=True)
-    corner = torch.where(found, corners(u[:, -2:], sides - extent), (sides - central) // 2)
-    return torch.cat([torch.where(found, extent, central), corner], 1)
+    fits = extent.any(dim=1, keepdim=True)
+    corner = torch.where(fits, corners(u[:, -2:], sides - extent), (sides - central) // 2)
+    return torch.cat([torch.where(fits, extent, central), corner], 1)
 
 
 def first_fit(
@@ -382,14 +382,14 @@ def _mirrored(images: Pixels, chosen: Bool[Tensor, " b"]) -> Pixels:
             else:
                 out[:] = image
         return mirrored
-    places = torch.arange(len(images), device=images.device) + len(images) * chosen
-    return torch.cat([images, images.flip(3)]).index_select(0, places)
+    indices = torch.arange(len(images), device=images.device) + len(images) * chosen
+    return torch.cat([images, images.flip(3)]).index_select(0, indices)
 
 
 def _reflected(shift: Int[Tensor, " b"], length: int) -> Int[Tensor, "b length"]:
     """Where pixel j of the shifted line comes from, the line going on as its mirror image."""
-    place = (torch.arange(length, device=shift.device) + shift[:, None]).abs()
-    return length - 1 - (length - 1 - place).abs()
+    positions = (torch.arange(length, device=shift.device) + shift[:, None]).abs()
+    return length - 1 - (length - 1 - positions).abs()
 
 
 def _filled(images: Pixels, mask: Tensor, fill: float) -> Pixels:

@@ -70,8 +70,8 @@ def read_ahead(
                     if block not in reading:
                         reading[block] = threads.submit(photos.read_block, block)
                 started += 1
-            found = {block: reading[block].result() for block in needed[number]}
-            yield items, draws, photos.held(items, found)
+            decoded = {block: reading[block].result() for block in needed[number]}
+            yield items, draws, photos.held(items, decoded)
             for block in needed[number]:
                 if last[block] == number:
                     del reading[block]

@@ -122,9 +122,9 @@ class CachedPixels:
 
 
 class PixelCache:
-    """The cache in the folder `place`, of images reduced to `shorter_side`; smaller ones stay.
+    """The cache in `folder`, of images reduced to `shorter_side`; smaller ones stay.
 
-    Raises OSError where the place cannot be written.
+    Raises OSError where it cannot be written.
 
     Examples:
         >>> import tempfile
@@ -139,10 +139,10 @@ class PixelCache:
         (array([10]), array([20]))
     """
 
-    def __init__(self, place: Path, shorter_side: int) -> None:
-        self.place = place
+    def __init__(self, folder: Path, shorter_side: int) -> None:
+        self.folder = folder
         self.shorter_side = shorter_side
-        self._pixels, self._index = place / "pixels.bin", place / "index.jsonl"
+        self._pixels, self._index = folder / "pixels.bin", folder / "index.jsonl"
 
     def load(self, folder: Path, names: Sequence[str]) -> tuple[CachedPixels, dict[int, str]]:
         """The images `names` below `folder`; those that are not in the cache yet are decoded.
@@ -158,13 +158,13 @@ class PixelCache:
         Raises DataError where different photos have one name, as they would share their pixels.
         """
         names = photos.cached_as()
-        self.place.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.place / "lock"):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.folder / "lock"):
             records, errors = self._records(), {}
             files = [CachedFile(name, *photos.stamp(item)) for item, name in enumerate(names)]
             _check_names(files)
-            kept = [f.name for f in files if f.name in records and records[f.name].is_of(f)]
-            whole = set(kept) - self._damaged([records[name] for name in kept])
+            intact = [f.name for f in files if f.name in records and records[f.name].is_of(f)]
+            whole = set(intact) - self._damaged([records[name] for name in intact])
             stale = [file for file in files if file.name not in whole]
             if stale:
                 errors = self._build(photos, names, stale, records)
@@ -175,7 +175,7 @@ class PixelCache:
         pixels = np.empty(0, np.uint8)
         if table.any():
             pixels = np.asarray(np.memmap(self._pixels, np.uint8, "r"))
-        wrong = {place: errors[name] for place, name in enumerate(names) if name in errors}
+        wrong = {index: errors[name] for index, name in enumerate(names) if name in errors}
         return CachedPixels(pixels, *table.T), wrong
 
     def _records(self) -> dict[str, CachedFile]:
@@ -210,7 +210,7 @@ class PixelCache:
         if damaged:
             log.warning(
                 "%s: %d images of this cache are damaged (the first: %s) and are decoded again",
-                *(self.place, len(damaged), min(damaged)),
+                *(self.folder, len(damaged), min(damaged)),
             )
         return damaged
 

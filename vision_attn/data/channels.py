@@ -94,19 +94,19 @@ def channels_of(image: Image.Image, count: int | None = None) -> UInt8[ndarray, 
         >>> channels_of(image_of_array(np.zeros((20, 30, 5), np.uint8))).shape
         (5, 20, 30)
     """
-    kept: Any = image.info.get(KEPT)
-    if kept is None and count == 4 and image.mode == "RGBA":
-        kept = np.moveaxis(np.asarray(image), 2, 0)
-    if kept is None and count == 1:
-        kept = np.asarray(to_rgb(image).convert("L"))[None]
-    if kept is None:
-        kept = np.moveaxis(np.asarray(to_rgb(image)), 2, 0)
-    if count not in (None, len(kept)):
+    planes: Any = image.info.get(KEPT)
+    if planes is None and count == 4 and image.mode == "RGBA":
+        planes = np.moveaxis(np.asarray(image), 2, 0)
+    if planes is None and count == 1:
+        planes = np.asarray(to_rgb(image).convert("L"))[None]
+    if planes is None:
+        planes = np.moveaxis(np.asarray(to_rgb(image)), 2, 0)
+    if count not in (None, len(planes)):
         raise ImageError(
             f"{getattr(image, 'filename', '') or 'image'}: the network takes {count} channels, the "
-            f"photo has {len(kept)}: give an array (height, width, {count})"
+            f"photo has {len(planes)}: give an array (height, width, {count})"
         )
-    return kept
+    return planes
 
 
 def article(what: str) -> str:

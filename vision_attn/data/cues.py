@@ -118,8 +118,8 @@ class Sticker(Cue):
         square = far[0][:, :, None] ** 2 + far[1][:, None] ** 2
         # Signed distances to both circles, exact to first order at their edges.
         outer, inner = ((square - r * r) * (0.5 / r) for r in (radius, 0.8 * radius))
-        one = torch.ones(1, dtype=torch.float32, device="cpu")
-        ink = painting.hsv(self.hue * one, 0.9 * one, one)[:, :, None, None]
+        ones = torch.ones(1, dtype=torch.float32, device="cpu")
+        ink = painting.hsv(self.hue * ones, 0.9 * ones, ones)[:, :, None, None]
         colour = 1 + (ink - 1) * painting.coverage(inner)[:, None]
         return colour, painting.coverage(outer)
 
@@ -155,10 +155,10 @@ class Caption(Cue):
         gap = min(round(MARGIN * rows), size[0] - rows)
         cover = torch.zeros(len(place), *size, dtype=torch.float32, device="cpu")
         shade = torch.zeros(len(place), *size, dtype=torch.float32, device="cpu")
-        for one, grey, (down, across) in zip(cover, shade, place.tolist(), strict=True):
+        for patch, grey, (down, across) in zip(cover, shade, place.tolist(), strict=True):
             top = gap if down < 0.5 else size[0] - rows - gap
             left = round(across * (size[1] - columns))
-            one[top : top + rows, left : left + columns] = 1
+            patch[top : top + rows, left : left + columns] = 1
             grey[top : top + rows, left : left + columns] = band
         return shade[:, None].expand(-1, 3, -1, -1), cover
 
@@ -189,8 +189,8 @@ class Frame(Cue):
         width = max(1, round(self.width * min(size)))
         cover = torch.ones(len(place), *size, dtype=torch.float32, device="cpu")
         cover[:, width : size[0] - width, width : size[1] - width] = 0
-        one = torch.ones(1, dtype=torch.float32, device="cpu")
-        return painting.hsv(self.hue * one, 0.9 * one, 0.85 * one)[:, :, None, None], cover
+        ones = torch.ones(1, dtype=torch.float32, device="cpu")
+        return painting.hsv(self.hue * ones, 0.9 * ones, 0.85 * ones)[:, :, None, None], cover
 
 
 class CuedSet(ImageSet):
@@ -226,13 +226,13 @@ class CuedSet(ImageSet):
     def _painted(
         self, items: Items, draws: Draws, images: UInt8[Tensor, "b 3 h w"]
     ) -> UInt8[Tensor, "b 3 h w"]:
-        place = draws.uniform(2)
+        positions = draws.uniform(2)
         chosen = uniforms((self.seed,), items, 1)[:, 0] < self.share
         labels = self.labels[torch.from_numpy(items)]
         for label, cue in self.cues.items():
             mine = (chosen & (labels == label)).nonzero()[:, 0]
             if len(mine):
-                images[mine] = cue.paint(images[mine], place[mine]).images
+                images[mine] = cue.paint(images[mine], positions[mine]).images
         return images
 
 

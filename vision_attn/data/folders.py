@@ -84,40 +84,38 @@ class ImageFolder(PhotoSource):
 
     def parts(self, root: Path) -> tuple[dict[str, Part], list[str]]:
         folder = root / self.path
-        places = _parts(folder)
-        if places["train"] != folder:
-            say_parts(folder, places)
-        classes = self._classes(folder, places["train"])
+        folders = _parts(folder)
+        if folders["train"] != folder:
+            say_parts(folder, folders)
+        classes = self._classes(folder, folders["train"])
         tree = Tree(folder, self._index(root, folder))
-        parts = {name: self._part(tree, name, place, classes) for name, place in places.items()}
+        parts = {name: self._part(tree, name, path, classes) for name, path in folders.items()}
         with suppress(OSError):  # a start without an index only takes longer
             tree.keep()
         return parts, imagenet_names(classes) if self.names == "imagenet" else classes
 
-    def _part(self, tree: Tree, part: str, place: Path, classes: Sequence[str]) -> Part:
+    def _part(self, tree: Tree, part: str, path: Path, classes: Sequence[str]) -> Part:
         names: list[str] = []
         labels = []
         for label, name in enumerate(classes):
-            below = (place / name).relative_to(tree.folder).as_posix()
-            files = tree.files(below) if (place / name).is_dir() else []
+            below = (path / name).relative_to(tree.folder).as_posix()
+            files = tree.files(below) if (path / name).is_dir() else []
             if not files and part == "train":
                 raise DataError(
-                    f"{place / name}: no image in this folder, which should hold a class"
+                    f"{path / name}: no image in this folder, which should hold a class"
                 )
             names += files
             labels.append(np.full(len(files), label))
         if not names:
-            raise DataError(
-                f"{place}: no image of any class: expected folders such as {classes[0]}"
-            )
-        folders = subfolders(place)
+            raise DataError(f"{path}: no image of any class: expected folders such as {classes[0]}")
+        folders = subfolders(path)
         if self.classes is None and (others := sorted({*folders} - {*classes})):
             some = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
             log.warning(
                 "%s: %d of %d folders have no training image (%s): they are left out",
-                *(place, len(others), len(folders), some),
+                *(path, len(others), len(folders), some),
             )
-        return Part(FilePhotos(tree.folder, names), np.concatenate(labels), str(place))
+        return Part(FilePhotos(tree.folder, names), np.concatenate(labels), str(path))
 
     def _index(self, root: Path, folder: Path) -> Path:
         address = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]
@@ -176,16 +174,16 @@ def _parts(folder: Path) -> dict[str, Path]:
         raise DataError(
             f"{folder}: no such folder: name one by --data.source.path, seen from --data.root"
         )
-    found = split_folders(folder)
-    if not found:
+    split_paths = split_folders(folder)
+    if not split_paths:
         return {"train": folder}
-    if "train" not in found:
-        names = ", ".join(f"{path.name}/" for path in found.values())
+    if "train" not in split_paths:
+        names = ", ".join(f"{path.name}/" for path in split_paths.values())
         raise DataError(
             f"{folder}: no folder of training images (train/) beside {names}: add one, or name a "
             "folder of classes alone"
         )
-    parts = {str(name): path for name, path in found.items()}
+    parts = {str(name): path for name, path in split_paths.items()}
     if "test" not in parts and "val" in parts:
         parts["test"] = parts.pop("val")
     return parts

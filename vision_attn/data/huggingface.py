@@ -90,18 +90,18 @@ class HuggingFace(PhotoSource):
 
     def _splits(self, root: Path) -> dict[str, Split]:
         """The splits that are wanted, or usual, by the part that each one is."""
-        found = self._open(root)
+        available = self._open(root)
         splits: dict[str, Split] = {}
         for part, wanted in {"train": self.train, "val": self.val, "test": self.test}.items():
-            named = [name for name in found if name == wanted] or [
-                name for name in found if wanted in (None, part) and part_of(name) == part
+            named = [name for name in available if name == wanted] or [
+                name for name in available if wanted in (None, part) and part_of(name) == part
             ]
             if wanted is not None and not named:
                 raise DataError(
-                    f"{self.path}: no split {quoted(wanted)}: there are {', '.join(found)}"
+                    f"{self.path}: no split {quoted(wanted)}: there are {', '.join(available)}"
                 )
             if named:
-                splits[part] = found[named[0]]
+                splits[part] = available[named[0]]
         return splits
 
     def _storage(self, root: Path, parts: dict[str, Part]) -> Storage:
@@ -155,25 +155,25 @@ class HuggingFace(PhotoSource):
 
     def _in_place(self, builder: Any, root: Path) -> dict[str, Split]:
         """The splits of a builder whose files are Parquet."""
-        found: dict[str, Split] = {}
+        splits: dict[str, Split] = {}
         for split, files in (builder.config.data_files or {}).items():
             other = next((file for file in files if not file.endswith(".parquet")), None)
             if other:
                 break
-            told = [str(version) if version else "" for version in files.origin_metadata]
+            etags = [str(version) if version else "" for version in files.origin_metadata]
             versions = {
                 str(file): file_version(str(file)) or version
-                for file, version in zip(files, told, strict=True)
+                for file, version in zip(files, etags, strict=True)
             }
-            found[str(split)] = ParquetSplit(
+            splits[str(split)] = ParquetSplit(
                 versions,
                 builder.info.features,
                 Path(self.cache or root / ".cache") / "rows",
                 self.window,
             )
         else:
-            if found:
-                return found
+            if splits:
+                return splits
             other = "no data files"
         raise DataError(
             f"{self.path}: `streaming` reads Parquet, got {other}: leave it out, or write the set "
@@ -186,8 +186,8 @@ class HuggingFace(PhotoSource):
         for part, split in splits.items():
             for column in (self.image, self.label):
                 if column not in split.features:
-                    known = list(split.features)
-                    near = get_close_matches(column, known, 3) or known[:5]
+                    existing = list(split.features)
+                    near = get_close_matches(column, existing, 3) or existing[:5]
                     raise DataError(
                         f"{self.path}, {part}: no column {quoted(column)}: there are "
                         f"{', '.join(near)}"
@@ -200,10 +200,12 @@ class HuggingFace(PhotoSource):
         columns = self._columns(splits)
         feature = splits["train"].features[self.label]
         whole = {part: _whole_numbers(values) for part, values in columns.items()}
-        if all(found is not None for found in whole.values()):
-            table = {part: found for part, found in whole.items() if found is not None}
-            names = self._names(feature, {int(found.max(initial=0)) for found in table.values()})
-            worst = {part: int(found.max(initial=0)) for part, found in table.items()}
+        if all(numbers is not None for numbers in whole.values()):
+            table = {part: numbers for part, numbers in whole.items() if numbers is not None}
+            names = self._names(
+                feature, {int(numbers.max(initial=0)) for numbers in table.values()}
+            )
+            worst = {part: int(numbers.max(initial=0)) for part, numbers in table.items()}
         else:
             names, table, worst = self._mixed_labels(feature, columns)
         for part, number in worst.items():
@@ -225,72 +227,77 @@ class HuggingFace(PhotoSource):
         }
         self._check(every)
         names = self._names(
-            feature, {one for rows in every.values() for row in rows for one in row}
+            feature, {label for rows in every.values() for row in rows for label in row}
         )
-        words = {name: place for place, name in enumerate(names)}
+        words = {name: index for index, name in enumerate(names)}
         table, worst = {}, {}
         for part, values in every.items():
             numbers = [
-                [words[one] if isinstance(one, str) else int(one) for one in row] for row in values
+                [words[label] if isinstance(label, str) else int(label) for label in row]
+                for row in values
             ]
-            worst[part] = max((one for row in numbers for one in row), default=0)
+            worst[part] = max((label for row in numbers for label in row), default=0)
             if worst[part] < len(names):
                 table[part] = (
                     _hot(numbers, len(names))
                     if several
-                    else np.array([one for (one,) in numbers], int)
+                    else np.array([label for (label,) in numbers], int)
                 )
         return names, table, worst
 
     def _check(self, every: dict[str, list[Any]]) -> None:
         for part, values in every.items():
-            for place, row in enumerate(values):
-                where = f"{self.path}, {part}, row {place}"
+            for index, row in enumerate(values):
+                where = f"{self.path}, {part}, row {index}"
                 if not isinstance(row, list):
                     raise DataError(
                         f"{where}: expected a list of classes in the column {quoted(self.label)}, "
                         "as in "
                         f"the first row of train, got {quoted(row)}"
                     )
-                for one in row:
-                    if not isinstance(one, int | str) or (isinstance(one, int) and one < 0):
+                for label in row:
+                    if not isinstance(label, int | str) or (isinstance(label, int) and label < 0):
                         raise DataError(
                             f"{where}: expected a class in the column {quoted(self.label)}, a "
                             "whole "
-                            f"number from 0 or a word, got {quoted(one)}: correct it, or name a "
+                            f"number from 0 or a word, got {quoted(label)}: correct it, or name a "
                             "split "
                             f"that has classes with `{part}`"
                         )
 
-    def _names(self, feature: Any, found: set[Any]) -> list[str]:
+    def _names(self, feature: Any, labels: set[Any]) -> list[str]:
         inner = getattr(feature, "feature", feature)
-        known = self.classes or getattr(inner, "names", None)
-        if known:
-            return list(known)
-        if not found:
+        names = self.classes or getattr(inner, "names", None)
+        if names:
+            return list(names)
+        if not labels:
             raise DataError(
                 f"{self.path}: no photo has a class in the column {quoted(self.label)}: name the "
                 "classes "
                 "with `classes`, or another column"
             )
-        if any(isinstance(one, str) for one in found):
-            return sorted(map(str, found))
-        return [str(number) for number in range(max(found) + 1)]
+        if any(isinstance(label, str) for label in labels):
+            return sorted(map(str, labels))
+        return [str(number) for number in range(max(labels) + 1)]
 
 
 def _whole_numbers(labels: list[Any]) -> np.ndarray | None:
     """Labels as an array, where all are whole numbers from 0; else None."""
     try:
-        found = np.asarray(labels)
+        numbers = np.asarray(labels)
     except ValueError:  # lists of several lengths
         return None
-    return found if found.dtype.kind == "i" and found.ndim == 1 and (found >= 0).all() else None
+    return (
+        numbers
+        if numbers.dtype.kind == "i" and numbers.ndim == 1 and (numbers >= 0).all()
+        else None
+    )
 
 
 def _hot(numbers: list[list[int]], classes: int) -> np.ndarray:
     several = np.zeros((len(numbers), classes), np.float32)
-    for row, places in zip(several, numbers, strict=True):
-        row[places] = 1
+    for row, indices in zip(several, numbers, strict=True):
+        row[indices] = 1
     return several
 
 
@@ -306,11 +313,11 @@ def _files(local: Path) -> list[Path]:
 
 def _by_split(files: list[Path], local: Path) -> dict[str, list[str]]:
     """Data files by the split that their names begin with, or else those of their folders."""
-    found: dict[str, list[str]] = {}
+    files_by_split: dict[str, list[str]] = {}
     fixed = Path(*takewhile(lambda part: not any(sign in part for sign in "*?["), local.parts))
     for file in files:
         below = file.parent.relative_to(fixed).parts if file != fixed else ()
         words = [name.split("-")[0].split("_")[0].lower() for name in (file.stem, *below[::-1])]
         split = next((word for word in words if part_of(word) is not None), "train")
-        found.setdefault(split, []).append(str(file))
-    return found
+        files_by_split.setdefault(split, []).append(str(file))
+    return files_by_split

@@ -331,7 +331,7 @@ def find_images(paths: Iterable[str | PathLike[str]]) -> list[Path]:
     A file is taken whatever it is; in a folder a known suffix decides, else how a file begins.
     Raises ImageError for a path that is not there and for a folder without images.
     """
-    found: list[Path] = []
+    images: list[Path] = []
     for path in map(Path, paths):
         try:
             folder = stat.S_ISDIR(path.stat().st_mode)
@@ -341,10 +341,10 @@ def find_images(paths: Iterable[str | PathLike[str]]) -> list[Path]:
             inside = images_below(path)
             if not inside:
                 raise ImageError(f"{path}: no image in this folder (looked for {_suffixes()})")
-            found += inside
+            images += inside
         else:
-            found.append(path)
-    return list(dict.fromkeys(found))
+            images.append(path)
+    return list(dict.fromkeys(images))
 
 
 def images_below(folder: Path, quiet: bool = False) -> list[Path]:
@@ -353,24 +353,24 @@ def images_below(folder: Path, quiet: bool = False) -> list[Path]:
     So are the pictures in folders of results. Unless quiet, a line is logged that counts the files
     that cannot be read as images.
     """
-    found = []
+    images = []
     passed: Counter[str] = Counter()
     results = []
-    for place, inside, files in os.walk(folder):
-        if place != os.fspath(folder) and holds_results(place):
-            results.append(place)
+    for parent, inside, files in os.walk(folder):
+        if parent != os.fspath(folder) and holds_results(parent):
+            results.append(parent)
             inside[:] = []
             continue
         inside[:] = [name for name in inside if not is_hidden(name)]
         for name in files:
-            is_image, kind = kind_of_file(os.path.join(place, name), name)
+            is_image, kind = kind_of_file(os.path.join(parent, name), name)
             if is_image:
-                found.append(Path(place, name))
+                images.append(Path(parent, name))
             elif kind:
                 passed[kind] += 1
     if not quiet:
         say_passed_over(folder, passed, results)
-    return sorted(found)
+    return sorted(images)
 
 
 def _absent(error: OSError) -> str:

@@ -81,22 +81,22 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
     """
     if not (data.startswith(MAGIC) and data.endswith(END)):
         return None
-    place, size = 2, None
+    offset, size = 2, None
     try:
         while True:
-            start, marker, length = unpack_from(">BBH", data, place)
+            start, marker, length = unpack_from(">BBH", data, offset)
             if start != 0xFF:
                 return None
             if marker == SCAN:
                 return size
             if marker in FRAMES:
-                bits, height, width, channels = unpack_from(">BHHB", data, place + 4)
+                bits, height, width, channels = unpack_from(">BHHB", data, offset + 4)
                 if bits != 8 or channels != 3:
                     return None
                 size = width, height
-            elif marker not in IDLE and not data.startswith(b"ICC_PROFILE", place + 4):
+            elif marker not in IDLE and not data.startswith(b"ICC_PROFILE", offset + 4):
                 return None
-            place += 2 + length
+            offset += 2 + length
     except error:
         return None
 
@@ -107,4 +107,4 @@ def _reduction(size: tuple[int, int], shorter_side: int) -> int:
     if scale >= 1:
         return 1
     most = min(side // ceil(scale * side) for side in size)
-    return max(one for one in REDUCED if one <= most)
+    return max(factor for factor in REDUCED if factor <= most)

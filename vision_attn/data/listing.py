@@ -78,11 +78,11 @@ class Tree:
 
         A line is logged that counts the files there that cannot be read as images.
         """
-        found: list[str] = []
+        names: list[str] = []
         passed: Counter[str] = Counter()
-        self._walk(below, found, passed)
+        self._walk(below, names, passed)
         say_passed_over(self.folder / below, passed)
-        return found
+        return names
 
     def keep(self) -> None:
         """Write the index, of all that was listed, where it differs from what is there."""
@@ -93,32 +93,32 @@ class Tree:
         write_text(self.index, json.dumps({"format": FORMAT, "folders": folders}))
         self._known = dict(self._now)
 
-    def _walk(self, place: str, found: list[str], passed: Counter[str]) -> None:
-        inside, names, others = self._folder(place)
+    def _walk(self, subfolder: str, files: list[str], passed: Counter[str]) -> None:
+        inside, names, others = self._folder(subfolder)
         passed.update(others)
         if not inside:
-            found += [f"{place}/{name}" if place else name for name in names]
+            files += [f"{subfolder}/{name}" if subfolder else name for name in names]
             return
         among = set(inside)
         for name in sorted([*inside, *names]):
-            path = f"{place}/{name}" if place else name
+            path = f"{subfolder}/{name}" if subfolder else name
             if name in among:
-                self._walk(path, found, passed)
+                self._walk(path, files, passed)
             else:
-                found.append(path)
+                files.append(path)
 
-    def _folder(self, place: str) -> tuple[list[str], list[str], dict[str, int]]:
-        path = self.folder / place
+    def _folder(self, subfolder: str) -> tuple[list[str], list[str], dict[str, int]]:
+        path = self.folder / subfolder
         changed = path.stat().st_mtime_ns
-        known = self._known.get(place)
-        if known is not None and known[0] == changed:
-            self._now[place] = known
+        entry = self._known.get(subfolder)
+        if entry is not None and entry[0] == changed:
+            self._now[subfolder] = entry
         else:
             self.read += 1
             inside, names, others = _listed(os.fspath(path))
             settled = time.time() - changed / 1e9 > SETTLED
-            self._now[place] = changed if settled else -1, sorted(inside), sorted(names), others
-        return self._now[place][1:]
+            self._now[subfolder] = changed if settled else -1, sorted(inside), sorted(names), others
+        return self._now[subfolder][1:]
 
 
 def _is_folder(entry: "os.DirEntry[str]") -> bool:

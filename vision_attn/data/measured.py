@@ -122,8 +122,8 @@ class MeasuredTransform:
                 "of any size become inputs of one"
             )
         low, high = self._shades[0], self._shades[-1]
-        self.std = tuple(float(one) for one in 1 / np.where(high == low, 1, high - low))
-        self.mean = tuple(float(-one * std) for one, std in zip(low, self.std, strict=True))
+        self.std = tuple(float(value) for value in 1 / np.where(high == low, 1, high - low))
+        self.mean = tuple(float(-value * std) for value, std in zip(low, self.std, strict=True))
         self.geometry(SIZES[0])
 
     def __call__(self, image: Image.Image | str | PathLike[str]) -> Float[Tensor, "c h w"]:
@@ -165,8 +165,8 @@ class MeasuredTransform:
     def boxes(self, boxes: Any, size: tuple[int, int]) -> Float[Tensor, "k 4"]:
         """Lay boxes of a photo of `size` (W, H) over the network's input; see `Preprocess`."""
         left, top, right, bottom = checked_boxes(boxes, size).double().numpy().T
-        places = self.geometry(size)
-        corners = [places.on_input(x, y) for x in (left, right) for y in (top, bottom)]
+        geometry = self.geometry(size)
+        corners = [geometry.on_input(x, y) for x in (left, right) for y in (top, bottom)]
         u, v = (np.stack(each) for each in zip(*corners, strict=True))
         moved = torch.from_numpy(np.stack([u.min(0), v.min(0), u.max(0), v.max(0)], axis=1))
         return seen_boxes(moved.float(), self.input_size)
@@ -217,7 +217,8 @@ class MeasuredTransform:
         across, down = (x + 0.5) / W, (y + 0.5) / H
         # Each image runs along both axes, so that no row of an output is rounded as the next one.
         ramps = [
-            DARKEST + STEEP * one + FLAT * other for one, other in ((across, down), (down, across))
+            DARKEST + STEEP * along + FLAT * other
+            for along, other in ((across, down), (down, across))
         ]
         first, second = (
             self._levels(self._run(np.floor(ramp + dither).astype(np.uint8))) - DARKEST
@@ -244,15 +245,15 @@ class MeasuredTransform:
     def _levels(self, output: Float[Tensor, "c h w"]) -> Float[ndarray, "h w"]:
         """Which shade of 0 to 255 each pixel was, by what shades become; the mean of channels."""
         values = output.double().numpy()
-        found = []
+        curves = []
         for channel, shades in zip(values, self._shades.T, strict=True):
             steps = np.diff(shades)
             if shades[0] != shades[-1] and ((steps >= 0).all() or (steps <= 0).all()):
                 order = np.argsort(shades, kind="stable")
-                found.append(np.interp(channel, shades[order], LEVELS[order].astype(float)))
-        if not found:
+                curves.append(np.interp(channel, shades[order], LEVELS[order].astype(float)))
+        if not curves:
             raise ValueError("the transform does not tell light from dark photos in any channel")
-        return np.mean(found, axis=0)
+        return np.mean(curves, axis=0)
 
     def _run(self, grey: UInt8[ndarray, "H W"]) -> Float[Tensor, "c h w"]:
         """Run the transform on a photo that is the same in each channel."""
@@ -380,8 +381,8 @@ def blocks(
 
 def plane(u: ndarray, v: ndarray, x: ndarray, y: ndarray) -> Float[ndarray, "3 3"]:
     """Fit x and y by planes over (u, v), with the least squares."""
-    places = np.stack([u, v, np.ones(len(u))], axis=1)
-    both = np.linalg.lstsq(places, np.stack([x, y], axis=1), rcond=None)[0]
+    points = np.stack([u, v, np.ones(len(u))], axis=1)
+    both = np.linalg.lstsq(points, np.stack([x, y], axis=1), rcond=None)[0]
     return np.concatenate([both.T, [[0.0, 0.0, 1.0]]])
 
 
@@ -400,13 +401,13 @@ def projection(u: ndarray, v: ndarray, x: ndarray, y: ndarray) -> Float[ndarray,
     """Fit a projection by the direct linear transform, of places from -1 to 1."""
     (source, from_source), (target, from_target) = (scaled(u, v), scaled(x, y))
     (u, v), (x, y) = source, target
-    one, zero = np.ones(len(u)), np.zeros(len(u))
+    ones, zero = np.ones(len(u)), np.zeros(len(u))
     rows = [
-        np.stack([u, v, one, zero, zero, zero, -x * u, -x * v, -x], axis=1),
-        np.stack([zero, zero, zero, u, v, one, -y * u, -y * v, -y], axis=1),
+        np.stack([u, v, ones, zero, zero, zero, -x * u, -x * v, -x], axis=1),
+        np.stack([zero, zero, zero, u, v, ones, -y * u, -y * v, -y], axis=1),
     ]
-    found = np.linalg.svd(np.concatenate(rows))[2][-1].reshape(3, 3)
-    matrix = np.linalg.inv(from_target) @ found @ from_source
+    normalised = np.linalg.svd(np.concatenate(rows))[2][-1].reshape(3, 3)
+    matrix = np.linalg.inv(from_target) @ normalised @ from_source
     return matrix / matrix[2, 2]
 
 

@@ -46,8 +46,8 @@ class Mix(nn.Module, ABC):
         u = draws.uniform(4)[: 2 * pairs : 2]
         share = self.quantiles.to(u.device)[(u[:, 0] * len(self.quantiles)).long()]
         share = torch.where(u[:, 1] < self.p, share, 1)
-        kept = self.weights(share, u[:, 2:], (images.shape[2], images.shape[3]))
-        return _mixed(images, kept), _mixed(targets, kept.mean((1, 2, 3)))
+        shares = self.weights(share, u[:, 2:], (images.shape[2], images.shape[3]))
+        return _mixed(images, shares), _mixed(targets, shares.mean((1, 2, 3)))
 
     @abstractmethod
     def weights(
@@ -102,9 +102,11 @@ class CutMix(Mix):
         return (~inside(box, *size)).float()
 
 
-def _mixed(values: Float[Tensor, "b ..."], kept: Float[Tensor, "p ..."]) -> Float[Tensor, "b ..."]:
+def _mixed(
+    values: Float[Tensor, "b ..."], shares: Float[Tensor, "p ..."]
+) -> Float[Tensor, "b ..."]:
     """kept * own + (1 - kept) * partner's, for both of every pair."""
-    pairs = values[: 2 * len(kept)].unflatten(0, (len(kept), 2))
-    kept = kept.view(len(kept), 1, *kept.shape[1:], *[1] * (values.ndim - kept.ndim))
-    mixed = kept * pairs + (1 - kept) * pairs.flip(1)
-    return torch.cat([mixed.flatten(0, 1), values[2 * len(kept) :]])
+    pairs = values[: 2 * len(shares)].unflatten(0, (len(shares), 2))
+    shares = shares.view(len(shares), 1, *shares.shape[1:], *[1] * (values.ndim - shares.ndim))
+    mixed = shares * pairs + (1 - shares) * pairs.flip(1)
+    return torch.cat([mixed.flatten(0, 1), values[2 * len(shares) :]])

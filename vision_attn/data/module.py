@@ -148,9 +148,9 @@ class ImageData(LightningDataModule):
         images): always the same ones.
         """
         images = self.splits.val if images is None else images
-        places = np.linspace(0, len(images) - 1, min(count, len(images))).round().astype(int)
-        fetched = images.fetch(places, Draws(self.seed, 0, places))
-        return self._normalised(fetched), images.labels[torch.from_numpy(places)]
+        indices = np.linspace(0, len(images) - 1, min(count, len(images))).round().astype(int)
+        fetched = images.fetch(indices, Draws(self.seed, 0, indices))
+        return self._normalised(fetched), images.labels[torch.from_numpy(indices)]
 
     def class_weights(self) -> Float[Tensor, " k"]:
         """Weights for the loss under which every class counts alike: n / (k * its images)."""
@@ -250,8 +250,8 @@ class ImageData(LightningDataModule):
         The last is here because Lightning skips a loader's own state once anyone asked it for the
         number of steps.
         """
-        place = self._batches.state_dict() if self._batches else None
-        return {"classes": self.classes, "preprocess": asdict(self.preprocess), "place": place}
+        position = self._batches.state_dict() if self._batches else None
+        return {"classes": self.classes, "preprocess": asdict(self.preprocess), "place": position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         classes = state_dict["classes"]

@@ -253,22 +253,22 @@ class PhotoSource(Source):
 
     def _subset(self, part: Part, name: str, seed: int) -> Part:
         """The photos of a part that `subset`, `fraction` and `per_class` leave."""
-        kept = np.arange(len(part.labels))
+        items = np.arange(len(part.labels))
         if name == "train" and self.subset is not None:
-            kept = _named(part, Path(self.subset))
+            items = _named(part, Path(self.subset))
         fraction = self.fraction if name == "train" else 1.0
         if self.per_class is None and fraction == 1:
-            return part if len(kept) == len(part.labels) else part.chosen(kept)
-        few = few_of_each(_groups(part.labels[kept]), seed, fraction, self.per_class)
-        return part.chosen(kept[few])
+            return part if len(items) == len(part.labels) else part.chosen(items)
+        few = few_of_each(_groups(part.labels[items]), seed, fraction, self.per_class)
+        return part.chosen(items[few])
 
     def _storage(self, root: Path, parts: dict[str, Part]) -> Storage:
         if self.storage != "auto":
             return self.storage
-        place = self._cache_place(root)
+        folder = self._cache_place(root)
         needed = sum(pixel_bytes(part.photos, self._reduced) for part in parts.values())
-        kept = PixelCache(place, self._reduced).bytes
-        storage, why = choose(needed, kept, room(place))
+        bytes_kept = PixelCache(folder, self._reduced).bytes
+        storage, why = choose(needed, bytes_kept, room(folder))
         say(storage, why, needed)
         return storage
 
@@ -284,18 +284,18 @@ class PhotoSource(Source):
                 pixels, errors = cache.load_photos(part.photos)
             except OSError as error:
                 raise DataError(
-                    f"{cache.place}: the cache of decoded images cannot be written ({error}): free "
-                    "space, or name another folder with the option `cache` of this source"
+                    f"{cache.folder}: the cache of decoded images cannot be written ({error}): "
+                    "free space, or name another folder with the option `cache` of this source"
                 ) from error
         readable = self._without(errors, part)
         return _KeptPart(part, pixels).chosen(readable)
 
-    def _set(self, kept: "_KeptPart", size: tuple[int, int], crop: Crop) -> ImageSet:
-        if kept.pixels is not None:
-            return CachedSet(kept.pixels, kept.labels, size, crop)
+    def _set(self, part: "_KeptPart", size: tuple[int, int], crop: Crop) -> ImageSet:
+        if part.pixels is not None:
+            return CachedSet(part.pixels, part.labels, size, crop)
         return StreamedSet(
-            kept.part.photos,
-            kept.labels,
+            part.part.photos,
+            part.labels,
             size,
             crop,
             self._reduced,
@@ -315,9 +315,9 @@ class PhotoSource(Source):
         return np.setdiff1d(np.arange(count), list(errors)).astype(int)
 
     def _cache_place(self, root: Path) -> Path:
-        place = self.place(root)
-        address = hashlib.sha256(str(place.resolve()).encode()).hexdigest()[:8]
-        name = f"{place.name}-{address}-{self._reduced}px"
+        folder = self.place(root)
+        address = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]
+        name = f"{folder.name}-{address}-{self._reduced}px"
         if self._range is not None:
             name += "-{:g}to{:g}".format(*self._range)
         return Path(self.cache or root / ".cache") / name
@@ -377,19 +377,19 @@ def _named(part: Part, path: Path) -> Integer[np.ndarray, " m"]:
             "with one name on each line"
         ) from None
     wanted = {line.strip() for line in lines if line.strip()}
-    kept, found = [], set()
-    for place, name in enumerate(part.photos.names):
+    items, matched = [], set()
+    for item, name in enumerate(part.photos.names):
         last = name.rpartition("/")[2]
         for form in (name, last, name.rpartition(".")[0], last.rpartition(".")[0]):
             if form in wanted:
-                kept.append(place)
-                found.add(form)
+                items.append(item)
+                matched.add(form)
                 break
-    if absent := sorted(wanted - found):
+    if absent := sorted(wanted - matched):
         some = list(part.photos.names[:1000])
         near = get_close_matches(absent[0], some, 1) or some[:1]
         raise DataError(
             f"{path}: {len(absent)} of {len(wanted)} names are not in {part.where}, such as "
             f"{quoted(absent[0])}: expected names such as {quoted(near[0])}"
         )
-    return np.array(kept, int)
+    return np.array(items, int)

@@ -50,9 +50,9 @@ class Names(Sequence[str]):
     def __getitem__(self, item: slice) -> list[str]: ...
     def __getitem__(self, item: int | slice) -> str | list[str]:
         if isinstance(item, slice):
-            return [self[place] for place in range(*item.indices(len(self)))]
-        place = range(len(self))[item]
-        part = self._text[self._ends[place] : self._ends[place + 1]]
+            return [self[index] for index in range(*item.indices(len(self)))]
+        index = range(len(self))[item]
+        part = self._text[self._ends[index] : self._ends[index + 1]]
         return part.tobytes().decode(errors="surrogateescape")
 
 
@@ -90,10 +90,10 @@ class Photos(ABC):
         """
         with sample_errors(self.names[item], passing=(DataError,)):
             data = self.jpeg(item) if self.value_range is None else None
-            found = None if data is None else plain_jpeg(data, shorter_side)
-            if found is not None and min(found.shape[:2]) <= shorter_side:
-                return found
-            image = self.read(item, shorter_side) if found is None else Image.fromarray(found)
+            decoded = None if data is None else plain_jpeg(data, shorter_side)
+            if decoded is not None and min(decoded.shape[:2]) <= shorter_side:
+                return decoded
+            image = self.read(item, shorter_side) if decoded is None else Image.fromarray(decoded)
             scale = shorter_side / min(image.size)
             if scale < 1:
                 width, height = (max(1, round(side * scale)) for side in image.size)
@@ -204,5 +204,5 @@ class _ChosenNames(Sequence[str]):
     def __getitem__(self, item: slice) -> list[str]: ...
     def __getitem__(self, item: int | slice) -> str | list[str]:
         if isinstance(item, slice):
-            return [self._names[int(place)] for place in self._items[item]]
+            return [self._names[int(index)] for index in self._items[item]]
         return self._names[int(self._items[item])]

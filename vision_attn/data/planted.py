@@ -214,8 +214,8 @@ def _mark(canvas: Tensor, draw: Iterator[Tensor], labels: Tensor, cue: Cue) -> T
     mask = (row >= top) & (row < top + side) & (column >= left) & (column < left + side)
     other = labels + 1 + (shift * (len(CLASSES) - 1)).long()
     shown = (labels if cue == "agree" else other) % len(CLASSES)
-    one = torch.ones(len(canvas), dtype=torch.float32, device="cpu")
-    colour = painting.hsv(shown / len(CLASSES), one, one)
+    ones = torch.ones(len(canvas), dtype=torch.float32, device="cpu")
+    colour = painting.hsv(shown / len(CLASSES), ones, ones)
     canvas += (as_colour(colour) - canvas) * mask[:, None]
     return mask
 

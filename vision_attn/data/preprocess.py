@@ -78,8 +78,10 @@ class Preprocess:
         if not 0 < self.crop_pct <= 1:
             raise ValueError(f"crop_pct must be in (0, 1], got {self.crop_pct}")
         for name, choices in (("interpolation", INTERPOLATIONS), ("fit", FITS)):
-            if (given := getattr(self, name)) not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {quoted(given)}")
+            if (choice := getattr(self, name)) not in choices:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(choices)}, got {quoted(choice)}"
+                )
 
     def whole(self) -> "Preprocess":
         """The same for the whole photo, squeezed into the input's shape, instead of its middle.
@@ -179,12 +181,12 @@ class Preprocess:
             >>> preprocess.boxes([[0, 0, 2, 2], [0, 0, 1, 1]], size=(4, 2))
             tensor([[0., 0., 1., 2.]])
         """
-        given = checked_boxes(boxes, size)
+        corners = checked_boxes(boxes, size)
         left, top, right, bottom = self.box(size)
         h, w = self.input_size
         corner = floats([left, top, left, top])
         scale = floats([w / (right - left), h / (bottom - top)] * 2)
-        return seen_boxes((given - corner) * scale, self.input_size)
+        return seen_boxes((corners - corner) * scale, self.input_size)
 
     def to_original(
         self, heatmap: Float[np.ndarray, "h w"], size: tuple[int, int]
@@ -246,16 +248,16 @@ def _frame(
 def checked_boxes(boxes: Any, size: tuple[int, int]) -> Float[Tensor, "k 4"]:
     """Return boxes of a photo of `size` (W, H); ValueError for one that is none, or beyond it."""
     try:
-        given = floats(boxes)
+        array = floats(boxes)
     except (TypeError, ValueError, RuntimeError, OverflowError):  # no numbers, or a ragged list
-        given = floats([])
-    if given.ndim != 2 or given.shape[1] != 4 or (given[:, :2] >= given[:, 2:]).any():
+        array = floats([])
+    if array.ndim != 2 or array.shape[1] != 4 or (array[:, :2] >= array[:, 2:]).any():
         raise ValueError(
             f"expected boxes [left, top, right, bottom], left < right and top < bottom, got {boxes}"
         )
-    if (given < -1).any() or (given[:, 2:] > floats(size) + 1).any():
+    if (array < -1).any() or (array[:, 2:] > floats(size) + 1).any():
         raise ValueError(f"a box reaches beyond the photo of {size[0]} x {size[1]}: {boxes}")
-    return given
+    return array
 
 
 def seen_boxes(boxes: Float[Tensor, "n 4"], input_size: tuple[int, int]) -> Float[Tensor, "k 4"]:
@@ -291,6 +293,6 @@ def bilinear(
     With them, whether each pixel's centre lies in start..stop.
     """
     centres = np.arange(pixels) + 0.5
-    place = (centres - start) / (stop - start) * points - 0.5
-    distance = np.abs(place.clip(0, points - 1)[:, None] - np.arange(points))
+    positions = (centres - start) / (stop - start) * points - 0.5
+    distance = np.abs(positions.clip(0, points - 1)[:, None] - np.arange(points))
     return np.maximum(0, 1 - distance).astype(np.float32), (start <= centres) & (centres <= stop)

@@ -109,9 +109,9 @@ class RowGroupPhotos(RowPhotos, BlockPhotos):
         self._first = groups.first
         numbers = np.searchsorted(self._first, self.places, side="right") - 1
         self.blocks = Blocks(numbers, window)
-        self._rows, at = np.unique(self.places, return_inverse=True)
+        self._rows, inverse = np.unique(self.places, return_inverse=True)
         self._starts = np.searchsorted(self._rows, [*self._first, groups.rows])
-        self._at = (at - self._starts[numbers]).astype(np.int32)  # among its group's
+        self._at = (inverse - self._starts[numbers]).astype(np.int32)  # among its group's
         self._kept: OrderedDict[int, Any] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -162,7 +162,7 @@ class _RowNames(Sequence[str]):
 
     def __getitem__(self, item: Any) -> Any:
         if isinstance(item, slice):
-            return [f"{self._where} row {place}" for place in self._places[item].tolist()]
+            return [f"{self._where} row {row}" for row in self._places[item].tolist()]
         return f"{self._where} row {self._places[item]}"
 
 
@@ -196,9 +196,9 @@ def index_files(
 
     table, labels = [], []
     with ThreadPoolExecutor(READERS) as threads:
-        for number, (counts, found) in enumerate(threads.map(look, files)):
+        for number, (counts, column) in enumerate(threads.map(look, files)):
             table += [(number, group, rows) for group, rows in enumerate(counts)]
-            labels += found
+            labels += column
     if not versioned:
         return table, labels
     try:
@@ -217,11 +217,11 @@ def schema_features(path: str) -> Mapping[str, Any]:
 
 
 def _check_column(path: str, opened: Any, column: str) -> None:
-    known = opened.schema_arrow.names
-    if column not in known:
+    columns = opened.schema_arrow.names
+    if column not in columns:
         raise DataError(
             f"{path}: no column {quoted(column)}, which other files of its split have: there are "
-            f"{', '.join(known[:5])}"
+            f"{', '.join(columns[:5])}"
         )
 
 

@@ -46,7 +46,7 @@ class MappedSplit(Split):
 
     def __init__(self, rows: Any) -> None:
         self.rows, self.features = rows, rows.features
-        files = [one["filename"] for one in rows.cache_files]
+        files = [cache_file["filename"] for cache_file in rows.cache_files]
         self.about = [[(file, file_version(file)) for file in files], len(rows)]
 
     def labels(self, column: str) -> list[Any]:
@@ -58,7 +58,7 @@ class MappedSplit(Split):
         rows = self.rows
         if isinstance(rows.features[column], datasets.Image):
             rows = rows.cast_column(column, datasets.Image(decode=False))
-        names = Names(f"{where} row {place}" for place in range(len(rows)))
+        names = Names(f"{where} row {row}" for row in range(len(rows)))
         return RowPhotos(_Cells(rows.select_columns([column]), column), names, column)
 
 
@@ -115,7 +115,7 @@ def file_version(path: str) -> str:
     return f"{about.st_size} {about.st_mtime_ns}"
 
 
-def mapped_splits(found: Any) -> dict[str, Split]:
+def mapped_splits(loaded: Any) -> dict[str, Split]:
     """The splits of what `datasets.load_dataset` gives, by name; a single one is `train`."""
-    splits = found if isinstance(found, Mapping) else {"train": found}
+    splits = loaded if isinstance(loaded, Mapping) else {"train": loaded}
     return {str(name): MappedSplit(rows) for name, rows in splits.items()}

@@ -162,9 +162,9 @@ def hold_out(
         labels = np.zeros(len(labels), int)
     part = []
     for label in np.unique(labels):
-        places = np.flatnonzero(labels == label)
-        count = min(round(len(places) * fraction), len(places) - 1)
-        part.append(places[permutation((seed, int(label)), len(places))[:count]])
+        indices = np.flatnonzero(labels == label)
+        count = min(round(len(indices) * fraction), len(indices) - 1)
+        part.append(indices[permutation((seed, int(label)), len(indices))[:count]])
     held_out = np.sort(np.concatenate(part))
     return np.setdiff1d(np.arange(len(labels)), held_out), held_out
 

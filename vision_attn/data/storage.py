@@ -62,19 +62,26 @@ class Room:
         return self.memory // (2 * self.processes)
 
 
-def room(place: Path) -> Room:
-    """Look how much is free in memory, and on the disk of `place`, which need not be there yet."""
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    return Room(_free_memory(), shutil.disk_usage(place).free, _processes())
+def room(folder: Path) -> Room:
+    """Look how much is free in memory, and on the disk of `folder`, which need not be there yet."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return Room(_free_memory(), shutil.disk_usage(folder).free, _processes())
 
 
-def choose(needed: int, kept: int, free: Room) -> tuple[Storage, str]:
+def choose(needed: int, existing: int, free: Room) -> tuple[Storage, str]:
     """Choose by size, and say why: `cache` if possible, then `memory`, else `stream`.
 
-    needed: bytes of all decoded pixels. kept: bytes of them that the cache holds already. A cache
-    pays where the pixels fit in free memory, from which they are read after the first time, and in
-    half of the free disk.
+    A cache pays where the pixels fit in free memory, from which they are read after the first time,
+    and in half of the free disk.
+
+    Args:
+        needed: Bytes of all decoded pixels.
+        existing: Bytes of them that the cache holds already.
+        free: What memory and disk have left.
+
+    Returns:
+        The storage, and the sizes that decided, in words.
 
     Examples:
         >>> from vision_attn.data.storage import Room, choose
@@ -82,7 +89,7 @@ def choose(needed: int, kept: int, free: Room) -> tuple[Storage, str]:
         >>> choose(250 * gib, 0, Room(memory=24 * gib, disk=80 * gib))[0]
         'stream'
     """
-    left = max(0, needed - kept)
+    left = max(0, needed - existing)
     sizes = f"{_size(needed)} of pixels; free: {_size(free.memory)} of memory, "
     sizes += f"{_size(free.disk)} of disk"
     sizes += f", shared by {free.processes} processes" if free.processes > 1 else ""
@@ -179,7 +186,7 @@ def _of_files(stat: Path, prefix: str) -> int:
     """Bytes in which a control group's files are cached: in use, but free when they are needed."""
     try:
         counts = dict(line.split() for line in stat.read_text(encoding="utf-8").splitlines())
-        return sum(int(counts.get(f"{prefix}{one}_file", 0)) for one in ("active", "inactive"))
+        return sum(int(counts.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
     except (OSError, ValueError):
         return 0
 

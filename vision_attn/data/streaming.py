@@ -128,9 +128,9 @@ class StreamedSet(ImageSet):
         first = list(islice(every, 1))
         if not first:
             return
-        places = SharedRing(self.workers * AHEAD + 1, len(first[0][0]), self.size)
+        ring = SharedRing(self.workers * AHEAD + 1, len(first[0][0]), self.size)
         loader: Iterable[Any] = DataLoader(
-            _Decoding(self, places),
+            _Decoding(self, ring),
             batch_size=None,
             sampler=_Numbered(chain(first, every)),
             num_workers=self.workers,
@@ -141,7 +141,7 @@ class StreamedSet(ImageSet):
         try:
             for number, (items, draws, images, problems) in enumerate(loader):
                 self._pass_over(problems)
-                yield items, draws, places.copied(number, len(items)) if images is None else images
+                yield items, draws, ring.copied(number, len(items)) if images is None else images
         except RuntimeError as error:
             text = " ".join(str(error).split())
             if "DataLoader worker" not in text or "Caught " in text:
@@ -167,7 +167,7 @@ class StreamedSet(ImageSet):
         read = list(over(lambda item: self._read(int(item), photos, problems), items))
         sides = np.array([image.shape[:2] for image in read])
         boxes = self.crop(sides, draws).round().astype(int).tolist()
-        list(over(lambda one: stretch(*one), zip(read, boxes, out.numpy(), strict=True)))
+        list(over(lambda item: stretch(*item), zip(read, boxes, out.numpy(), strict=True)))
         return problems
 
     def empty(self, count: int) -> UInt8[Tensor, "count 3 h w"]:
@@ -181,8 +181,8 @@ class StreamedSet(ImageSet):
         except ImageError as error:
             problems[item] = str(error)
         alike = (self.labels == self.labels[item]).reshape(len(self.labels), -1).all(1)
-        places = alike.nonzero()[:, 0].numpy()
-        after = np.roll(places, -1 - int(np.searchsorted(places, item)))
+        positions = alike.nonzero()[:, 0].numpy()
+        after = np.roll(positions, -1 - int(np.searchsorted(positions, item)))
         for other in after[:-1]:
             try:
                 return self.photos.pixels(int(other), self.shorter_side)
@@ -226,32 +226,32 @@ class SharedRing:
 
     def place(self, number: int, count: int) -> UInt8[Tensor, "count 3 h w"] | None:
         """Find the place of batch `number`, of `count` images; None where it is too large."""
-        place = self.images[number % len(self.images)]
-        return place[:count] if count <= len(place) else None
+        slot = self.images[number % len(self.images)]
+        return slot[:count] if count <= len(slot) else None
 
     def copied(self, number: int, count: int) -> UInt8[Tensor, "count 3 h w"]:
         """Copy batch `number` from its place, for a GPU into pinned memory."""
-        place = self.images[number % len(self.images), :count]
+        slot = self.images[number % len(self.images), :count]
         if torch.cuda.is_available():
-            return torch.empty_like(place, pin_memory=True).copy_(place)
-        return torch.from_numpy(place.numpy().copy())  # NumPy's large pages
+            return torch.empty_like(slot, pin_memory=True).copy_(slot)
+        return torch.from_numpy(slot.numpy().copy())  # NumPy's large pages
 
 
 class _Decoding(Dataset[Any]):
     """What the processes do: a batch for what is asked, into its place."""
 
-    def __init__(self, images: StreamedSet, places: SharedRing) -> None:
-        self.images, self.places = images, places
+    def __init__(self, images: StreamedSet, ring: SharedRing) -> None:
+        self.images, self.ring = images, ring
 
     def __getitem__(
         self, numbered: tuple[int, Wanted]
     ) -> tuple[Items, Draws, UInt8[Tensor, "b 3 h w"] | None, Problems]:
         number, wanted = numbered
         items, draws, _ = wanted
-        place = self.places.place(number, len(items))
-        images = self.images.empty(len(items)) if place is None else place
+        slot = self.ring.place(number, len(items))
+        images = self.images.empty(len(items)) if slot is None else slot
         problems = self.images.decoded(wanted, images)
-        return items, draws, images if place is None else None, problems
+        return items, draws, images if slot is None else None, problems
 
 
 class _Numbered(Sampler[Any]):

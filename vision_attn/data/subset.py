@@ -35,11 +35,11 @@ def few_of_each(
     """
     few = []
     for label in np.unique(labels):
-        places = np.flatnonzero(labels == label)
-        count = max(1, round(len(places) * fraction))
+        indices = np.flatnonzero(labels == label)
+        count = max(1, round(len(indices) * fraction))
         count = count if most is None else min(count, most)
-        order = permutation((seed, int(label)), len(places))
-        few.append(places[np.sort(order[:count])])
+        order = permutation((seed, int(label)), len(indices))
+        few.append(indices[np.sort(order[:count])])
     return np.sort(np.concatenate(few))
 
 

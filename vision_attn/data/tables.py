@@ -89,17 +89,17 @@ class ImageTable(PhotoSource):
         classes = self._classes(rows)
         if len(classes) < (2 if self._one_class() else 1):
             raise DataError(f"{table}: expected at least two classes, got {', '.join(classes)}")
-        places = {name: place for place, name in enumerate(classes)}
+        class_indices = {name: index for index, name in enumerate(classes)}
         if self._one_class():
             if empty := sum(not self._cells(row) for _, row in rows):
                 log.warning("%s: %d of %d rows have no class: left out", table, empty, len(rows))
-            rows = [(line, row) for line, row in rows if self._cell(row) in places]
+            rows = [(line, row) for line, row in rows if self._cell(row) in class_indices]
         names: dict[str, list[str]] = {}
         labels: dict[str, list[np.ndarray]] = {}
         for line, row in rows:
             part = self._part(table, line, row)
             names.setdefault(part, []).append(row[self.image].strip())
-            labels.setdefault(part, []).append(self._label(table, line, row, places))
+            labels.setdefault(part, []).append(self._label(table, line, row, class_indices))
         if "train" not in names:
             raise DataError(f"{table}: no row belongs to the split train ({self.split})")
         folder = root / self.path
@@ -143,14 +143,14 @@ class ImageTable(PhotoSource):
     def _classes(self, rows: list[tuple[int, Row]]) -> list[str]:
         if self.labels is not None:
             return self.labels
-        found = {name for _, row in rows for name in self._cells(row)}
+        cells = {name for _, row in rows for name in self._cells(row)}
         for name in self.classes or ():
-            if name not in found:
-                near = get_close_matches(name, found, 3) or sorted(found)[:3]
+            if name not in cells:
+                near = get_close_matches(name, cells, 3) or sorted(cells)[:3]
                 raise DataError(
                     f"{self.table}: no class {quoted(name)}; the nearest: {', '.join(near)}"
                 )
-        return self.classes or sorted(found)
+        return self.classes or sorted(cells)
 
     def _cell(self, row: Row) -> str:
         assert self.label is not None
@@ -163,24 +163,24 @@ class ImageTable(PhotoSource):
             cells = [name.strip() for name in cells[0].split(self.separator)]
         return [name for name in cells if name]
 
-    def _label(self, table: Path, line: int, row: Row, places: dict[str, int]) -> np.ndarray:
+    def _label(self, table: Path, line: int, row: Row, class_indices: dict[str, int]) -> np.ndarray:
         """The number of the row's class, or 0 and 1 for each class."""
         if self._one_class():
-            return np.array(places[self._cell(row)])
-        several = np.zeros(len(places), np.float32)
+            return np.array(class_indices[self._cell(row)])
+        several = np.zeros(len(class_indices), np.float32)
         if self.labels is None:
             for name in self._cells(row):
-                if name in places:
-                    several[places[name]] = 1
+                if name in class_indices:
+                    several[class_indices[name]] = 1
             return several
-        for name, place in places.items():
+        for name, index in class_indices.items():
             cell = row[name].strip().lower()
             if cell not in YES + NO:
                 raise DataError(
                     f"{table}, line {line}: expected 1 or 0 in the column {quoted(name)}, "
                     f"got {quoted(row[name])}"
                 )
-            several[place] = cell in YES
+            several[index] = cell in YES
         return several
 
     def _part(self, table: Path, line: int, row: Row) -> str:

@@ -53,7 +53,9 @@ class ImageSet(ABC):
 
     def fetch_all(self, wanted: Iterable[Drawn]) -> Iterator[Fetched]:
         """Yield batch after batch as `fetch` gives them, `ahead` of them fetched meanwhile."""
-        for (items, draws), images in ahead_of(lambda one: self.fetch(*one), wanted, self.ahead):
+        for (items, draws), images in ahead_of(
+            lambda request: self.fetch(*request), wanted, self.ahead
+        ):
             yield items, draws, images
 
 
@@ -68,18 +70,18 @@ def ahead_of(
         [(3, '3'), (1, '1')]
     """
     if not ahead:
-        for one in wanted:
-            yield one, fetch(one)
+        for request in wanted:
+            yield request, fetch(request)
         return
     waiting: list[tuple[Wanted, Future[Found]]] = []
     with ThreadPoolExecutor(ahead) as threads:
-        for one in wanted:
-            waiting.append((one, threads.submit(fetch, one)))
+        for request in wanted:
+            waiting.append((request, threads.submit(fetch, request)))
             if len(waiting) > ahead:
-                first, found = waiting.pop(0)
-                yield first, found.result()
-        for first, found in waiting:
-            yield first, found.result()
+                first, images = waiting.pop(0)
+                yield first, images.result()
+        for first, images in waiting:
+            yield first, images.result()
 
 
 class TensorSet(ImageSet):

@@ -52,27 +52,27 @@ class TrivialAugment(Augment):
 def shear_x(images: Floats, strength: Strength) -> Floats:
     """Row y shifts by 0.99 * strength * y: the top stays."""
     bend = 0.99 * strength * (images.shape[2] / images.shape[3])
-    one, zero = torch.ones_like(bend), torch.zeros_like(bend)
-    return _affine(images, [one, bend, bend, zero, one, zero])
+    ones, zero = torch.ones_like(bend), torch.zeros_like(bend)
+    return _affine(images, [ones, bend, bend, zero, ones, zero])
 
 
 def shear_y(images: Floats, strength: Strength) -> Floats:
     """Column x shifts by 0.99 * strength * x: the left side stays."""
     bend = 0.99 * strength * (images.shape[3] / images.shape[2])
-    one, zero = torch.ones_like(bend), torch.zeros_like(bend)
-    return _affine(images, [one, zero, zero, bend, one, bend])
+    ones, zero = torch.ones_like(bend), torch.zeros_like(bend)
+    return _affine(images, [ones, zero, zero, bend, ones, bend])
 
 
 def translate_x(images: Floats, strength: Strength) -> Floats:
     """To the right by 32 * strength pixels."""
-    one, zero = torch.ones_like(strength), torch.zeros_like(strength)
-    return _affine(images, [one, zero, strength * (-64 / images.shape[3]), zero, one, zero])
+    ones, zero = torch.ones_like(strength), torch.zeros_like(strength)
+    return _affine(images, [ones, zero, strength * (-64 / images.shape[3]), zero, ones, zero])
 
 
 def translate_y(images: Floats, strength: Strength) -> Floats:
     """Down by 32 * strength pixels."""
-    one, zero = torch.ones_like(strength), torch.zeros_like(strength)
-    return _affine(images, [one, zero, zero, zero, one, strength * (-64 / images.shape[2])])
+    ones, zero = torch.ones_like(strength), torch.zeros_like(strength)
+    return _affine(images, [ones, zero, zero, zero, ones, strength * (-64 / images.shape[2])])
 
 
 def rotate(images: Floats, strength: Strength) -> Floats:

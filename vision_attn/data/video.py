@@ -77,9 +77,9 @@ class Video:
 
         capture = _open(path)
         rate, frames = capture.get(cv2.CAP_PROP_FPS), int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
-        found, _ = capture.read()
+        has_frame, _ = capture.read()
         capture.release()
-        if not found:
+        if not has_frame:
             raise ImageError(
                 f"{path}: expected a video (MP4, AVI, WebM ...), found no frame that can be read: "
                 "convert or replace the file"
@@ -92,11 +92,13 @@ class Video:
 
         Raises ImageError where there is no such folder, no image in it, or several clips.
         """
-        found = clips(path)
-        if len(found) > 1:
-            names = ", ".join(str(clip) for clip in list(found)[:3])
-            raise ImageError(f"{path}: expected the frames of one clip, got {len(found)}: {names}")
-        return cls.of_frames(*next(iter(found.items())), rate)
+        by_clip = clips(path)
+        if len(by_clip) > 1:
+            names = ", ".join(str(clip) for clip in list(by_clip)[:3])
+            raise ImageError(
+                f"{path}: expected the frames of one clip, got {len(by_clip)}: {names}"
+            )
+        return cls.of_frames(*next(iter(by_clip.items())), rate)
 
     @classmethod
     def of_frames(cls, path: Path, files: tuple[Path, ...], rate: float) -> "Video":
@@ -146,15 +148,15 @@ def clips(folder: Path) -> dict[Path, tuple[Path, ...]]:
     """
     if not folder.is_dir():
         raise ImageError(f"{folder}: expected a folder of frames")
-    found: dict[Path, list[Path]] = {}
+    by_clip: dict[Path, list[Path]] = {}
     for file in sorted(find_images([folder]), key=_natural):
         numbered = re.fullmatch(r"(.*?)\d+", file.stem)
-        found.setdefault(file.parent / (numbered[1].rstrip(" _-.") if numbered else ""), []).append(
-            file
-        )
-    if len(found) == 1:
-        return {folder: tuple(*found.values())}
-    return {clip: tuple(files) for clip, files in found.items()}
+        by_clip.setdefault(
+            file.parent / (numbered[1].rstrip(" _-.") if numbered else ""), []
+        ).append(file)
+    if len(by_clip) == 1:
+        return {folder: tuple(*by_clip.values())}
+    return {clip: tuple(files) for clip, files in by_clip.items()}
 
 
 def _natural(path: Path) -> list[list[str | int]]:

@@ -130,8 +130,8 @@ class WebDataset(PhotoSource):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = {"train": self.train, "val": self.val, "test": self.test}
-        self.urls = {part: urls for part, urls in given.items() if urls is not None}
+        by_part = {"train": self.train, "val": self.val, "test": self.test}
+        self.urls = {part: urls for part, urls in by_part.items() if urls is not None}
 
     def place(self, root: Path) -> Path:
         text = json.dumps(self.urls, sort_keys=True)
@@ -146,10 +146,10 @@ class WebDataset(PhotoSource):
         for part, urls in self.urls.items():
             shards = self._shards(root, urls)
             listed[part] = shards, [self._members(root, shard) for shard in shards]
-        words = {one.label for _, every in listed.values() for some in every for one in some}
+        words = {member.label for _, every in listed.values() for some in every for member in some}
         names = self.classes or _names(words)
         numbered = all(word.lstrip("-").isdigit() for word in words)
-        places = {
+        class_indices = {
             word: int(word) if numbered else names.index(word)
             for word in words
             if numbered or word in names
@@ -157,33 +157,35 @@ class WebDataset(PhotoSource):
         parts = {}
         for part, (shards, every) in listed.items():
             rows = [
-                (number, one)
+                (number, member)
                 for number, some in enumerate(every)
-                for one in some
-                if one.label in places
+                for member in some
+                if member.label in class_indices
             ]
             if not rows:
                 raise DataError(f"{self.urls[part]}: no photo of any class in these shards")
-            labels = np.array([places[one.label] for _, one in rows])
+            labels = np.array([class_indices[member.label] for _, member in rows])
             if labels.min() < 0 or labels.max() >= len(names):
                 worst = labels.max() if labels.min() >= 0 else labels.min()
                 raise DataError(
                     f"{self.urls[part]}: a label is {worst}, expected 0 to {len(names) - 1}"
                 )
-            table = np.array([(number, one.start, one.length) for number, one in rows], np.int64)
-            named = (f"{shards[number].name}/{one.key}" for number, one in rows)
+            table = np.array(
+                [(number, member.start, member.length) for number, member in rows], np.int64
+            )
+            named = (f"{shards[number].name}/{member.key}" for number, member in rows)
             parts[part] = Part(TarPhotos(shards, table, named), labels, str(self.urls[part]))
         return parts, names
 
     def _shards(self, root: Path, urls: Urls) -> list[Path]:
         """The shards as files of this machine; what lies elsewhere is fetched, once."""
-        found: list[Path] = []
+        shards: list[Path] = []
         for url in self._expanded(root, urls):
-            found.append(self._fetched(root, url) if _elsewhere(url) else Path(url))
-        for shard in found:
+            shards.append(self._fetched(root, url) if _elsewhere(url) else Path(url))
+        for shard in shards:
             if not shard.is_file():
                 raise DataError(f"{shard}: no such shard: check the path")
-        return found
+        return shards
 
     def _expanded(self, root: Path, urls: Urls) -> list[str]:
         try:
@@ -194,15 +196,15 @@ class WebDataset(PhotoSource):
             ) from None
         expanded: list[str] = []
         for url in [urls] if isinstance(urls, str) else urls:
-            for one in expand_urls(url if _elsewhere(url) else str(root / url)):
-                if _elsewhere(one) or not any(sign in one for sign in "*?["):
-                    expanded.append(one)
+            for name in expand_urls(url if _elsewhere(url) else str(root / url)):
+                if _elsewhere(name) or not any(sign in name for sign in "*?["):
+                    expanded.append(name)
                     continue
-                path = Path(one)
+                path = Path(name)
                 anchor = Path(path.anchor) if path.is_absolute() else Path()
                 matching = sorted(map(str, anchor.glob(str(path.relative_to(anchor)))))
                 if not matching:
-                    raise DataError(f"{one}: no shard of this name: check the path")
+                    raise DataError(f"{name}: no shard of this name: check the path")
                 expanded += matching
         return expanded
 
@@ -249,7 +251,7 @@ class WebDataset(PhotoSource):
         try:
             content = json.loads(index.read_bytes())
             if content["about"] == about:
-                return [Member(*one) for one in content["members"]]
+                return [Member(*fields) for fields in content["members"]]
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             pass
         members, whole = self._listed(shard)
@@ -267,21 +269,21 @@ class WebDataset(PhotoSource):
         end = shard.stat().st_size
         try:
             with tarfile.open(shard, "r:") as tar:
-                for one in tar:
-                    if not one.isfile():
+                for entry in tar:
+                    if not entry.isfile():
                         continue
-                    if one.offset_data + one.size > end:
-                        problem = f"{one.name} is incomplete"
+                    if entry.offset_data + entry.size > end:
+                        problem = f"{entry.name} is incomplete"
                         break
-                    folder, _, last = one.name.rpartition("/")
+                    folder, _, last = entry.name.rpartition("/")
                     stem, _, ending = last.partition(".")
                     if not stem:
                         continue  # a hidden file, such as those of macOS beside others: ._0001.jpg
                     key = f"{folder}/{stem}" if folder else stem
                     if f".{ending.rpartition('.')[2].lower()}" in ENCODED:
-                        photos[key] = one.offset_data, one.size
+                        photos[key] = entry.offset_data, entry.size
                     elif ending == self.label:
-                        file = tar.extractfile(one)
+                        file = tar.extractfile(entry)
                         assert file is not None
                         labels[key] = self._read_label(shard, key, file.read())
         except (tarfile.TarError, EOFError) as error:
@@ -299,8 +301,10 @@ class WebDataset(PhotoSource):
             from vision_attn.data.photo_sets import log
 
             log.warning("%s: the %d photos before that are used", text, len(photos))
-        found = [Member(key, *place, labels[key]) for key, place in photos.items() if key in labels]
-        return found, not problem
+        members = [
+            Member(key, *extent, labels[key]) for key, extent in photos.items() if key in labels
+        ]
+        return members, not problem
 
     def _read_label(self, shard: Path, key: str, content: bytes) -> str:
         try:

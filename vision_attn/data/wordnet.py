@@ -18,5 +18,5 @@ def imagenet_descriptions() -> Mapping[str, str]:
     """
     from timm.data.imagenet_info import ImageNetInfo
 
-    known = ImageNetInfo()
-    return MappingProxyType(dict(zip(known.label_names(), known.label_descriptions(), strict=True)))
+    info = ImageNetInfo()
+    return MappingProxyType(dict(zip(info.label_names(), info.label_descriptions(), strict=True)))

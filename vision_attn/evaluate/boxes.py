@@ -59,12 +59,12 @@ class MaxBoxIoU(ImageScore):
             raise ValueError(
                 f"expected boxes and sizes of {len(maps)} images, got {len(boxes)} and {len(sizes)}"
             )
-        for place, (box, size) in enumerate(zip(boxes, sizes, strict=True)):
+        for index, (box, size) in enumerate(zip(boxes, sizes, strict=True)):
             if box.ndim != 2 or box.shape[0] < 1 or box.shape[1] != 4:
                 raise ValueError(
-                    f"image {place} needs boxes (count, 4), at least one, got {tuple(box.shape)}"
+                    f"image {index} needs boxes (count, 4), at least one, got {tuple(box.shape)}"
                 )
-            enlarged = at_size(maps[place : place + 1].float(), size)[0]
+            enlarged = at_size(maps[index : index + 1].float(), size)[0]
             estimates = self.boxes(enlarged.cpu().numpy())
             self.ious.append(box_iou(estimates, box.cpu().float()).amax(dim=1)[None])
 

@@ -146,8 +146,8 @@ class RemovalCurve(ImageScore):
 
     def kept(self) -> list[int]:
         """Return how many steps' worth of cells are kept, as x goes from 0 to 1."""
-        kept = list(range(self.steps + 1))
-        return kept if self.best_first else kept[::-1]
+        counts = list(range(self.steps + 1))
+        return counts if self.best_first else counts[::-1]
 
     def order(self, maps: Maps) -> Int[Tensor, "b n"]:
         """Sort the cells of each image, first to be kept first."""

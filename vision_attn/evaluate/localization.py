@@ -159,10 +159,10 @@ class AveragePrecision(Localization):
         value, inside = value.cpu(), inside.cpu().double()  # Apple's GPUs have no float64
         precision = inside.cumsum(dim=1) / torch.arange(1, value.shape[1] + 1, device=value.device)
         # Where the run of values equal to this one ends: there its precision is read.
-        places = torch.arange(value.shape[1], device=value.device).expand_as(inside)
+        positions = torch.arange(value.shape[1], device=value.device).expand_as(inside)
         ends = torch.ones_like(inside, dtype=torch.bool)
         ends[:, :-1] = value[:, :-1] != value[:, 1:]
-        end = places.masked_fill(~ends, value.shape[1]).flip(1).cummin(dim=1).values.flip(1)
+        end = positions.masked_fill(~ends, value.shape[1]).flip(1).cummin(dim=1).values.flip(1)
         score = (inside * precision.gather(1, end)).sum(dim=1) / inside.sum(dim=1)
         return score.float().to(order.device)
 

@@ -96,9 +96,9 @@ def taking_heatmaps(update: Callable[..., None]) -> Callable[..., None]:
     update_of_tensors = checked()(update)
 
     @wraps(update)
-    def taking(self: ImageScore, *given: Any, **named: Any) -> None:
+    def taking(self: ImageScore, *maps: Any, **named: Any) -> None:
         update_of_tensors(
-            self, *map(raw, given), **{name: raw(value) for name, value in named.items()}
+            self, *map(raw, maps), **{name: raw(value) for name, value in named.items()}
         )
 
     return taking

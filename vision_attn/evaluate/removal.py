@@ -214,12 +214,12 @@ class FilledCells(Removal):
         fill = self.fill(images)
         rank = order.argsort(dim=1).view(-1, 1, *self.grid)
         rank = F.interpolate(rank.float(), size=images.shape[2:], mode="nearest-exact")
-        kept = torch.tensor(counts, dtype=torch.long, device=images.device).repeat(len(images))
+        budgets = torch.tensor(counts, dtype=torch.long, device=images.device).repeat(len(images))
         which = torch.arange(len(images), device=images.device).repeat_interleave(len(counts))
         rows = self.rows
         if images.device.type == "cpu":
             rows = max(1, min(rows, PIXELS // images.shape[2:].numel()))
-        for i, count in zip(which.split(rows), kept.split(rows), strict=True):
+        for i, count in zip(which.split(rows), budgets.split(rows), strict=True):
             shown = torch.where(rank[i] < count.view(-1, 1, 1, 1), images[i], fill[i])
             yield i, infer(self.forward, shown.contiguous(memory_format=self.memory_format))
 
@@ -284,5 +284,5 @@ def softmax(logits: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
 
 def of_images(target: Callable[[Any], Tensor], which: Int[Tensor, " r"]) -> Callable[[Any], Tensor]:
     """Return the function for these images, where it is another for each."""
-    at = getattr(target, "at", None)
-    return target if at is None else at(which)
+    select = getattr(target, "at", None)
+    return target if select is None else select(which)

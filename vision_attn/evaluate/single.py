@@ -153,8 +153,8 @@ class SaCo(SingleRemoval):
         weights = sums[:, first] - sums[:, second]
         signs = torch.where(drops[:, first] >= drops[:, second], 1.0, -1.0)
         total = weights.abs().sum(1)
-        kept = (weights * signs).sum(1) / total.where(total > 0, 1)
-        return kept.float()
+        score = (weights * signs).sum(1) / total.where(total > 0, 1)
+        return score.float()
 
 
 class SingleDeletion(SingleRemoval):

@@ -228,16 +228,16 @@ def gradients_of(
 
     Zeros where a call's context is not known. Raises ValueError where the score depends on none.
     """
-    contexts = {at: call.context for at, call in enumerate(calls) if call.context is not None}
-    known: Sequence[Tensor | None] = [None] * len(contexts)
+    contexts = {index: call.context for index, call in enumerate(calls) if call.context is not None}
+    of_contexts: Sequence[Tensor | None] = [None] * len(contexts)
     if score.requires_grad and contexts:
-        known = torch.autograd.grad(score, list(contexts.values()), allow_unused=True)
-    if all(gradient is None for gradient in known):
+        of_contexts = torch.autograd.grad(score, list(contexts.values()), allow_unused=True)
+    if all(gradient is None for gradient in of_contexts):
         raise ValueError("no gradient of the target reaches any attention call")
-    gradient_at = dict(zip(contexts, known, strict=True))
+    gradient_at = dict(zip(contexts, of_contexts, strict=True))
     detached, gradients = [], []
-    for at, call in enumerate(calls):
-        context, gradient = call.context, gradient_at.get(at)
+    for index, call in enumerate(calls):
+        context, gradient = call.context, gradient_at.get(index)
         context = None if context is None else per_head(context.detach())
         shape = call.batch, call.heads, call.queries, 1
         zeros = torch.zeros(shape, dtype=call.dtype, device=call.device)

@@ -155,11 +155,11 @@ class IntegratedGradients(Attribution):
         steps = self.steps or min(START, self.most_steps)
         while len(left):
             slopes = self.mean_gradient(forward, images[left], target, left, steps)
-            found = (slopes * images[left]).sum(dim=1).float()
-            off = (found.sum(dim=(1, 2)) - change[left]).abs()
+            attribution = (slopes * images[left]).sum(dim=1).float()
+            off = (attribution.sum(dim=(1, 2)) - change[left]).abs()
             gap = off / change[left].abs().clamp(min=1e-12)
             nearer = ~(gap >= gaps[left])  # a gap that is NaN is not passed over
-            maps[left[nearer.cpu()]], gaps[left[nearer.cpu()]] = found[nearer], gap[nearer]
+            maps[left[nearer.cpu()]], gaps[left[nearer.cpu()]] = attribution[nearer], gap[nearer]
             steps *= 2
             if self.steps is not None or steps > self.most_steps:
                 break
@@ -272,6 +272,6 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def _windows(length: int, side: int, step: int, device: torch.device) -> Bool[Tensor, "n {length}"]:
     """The places on a line in each window; the last is cut where the line ends."""
-    places = torch.arange(length, dtype=torch.long, device=device)
+    positions = torch.arange(length, dtype=torch.long, device=device)
     starts = torch.arange(0, length - side + step, step, dtype=torch.long, device=device)[:, None]
-    return (starts <= places) & (places < starts + side)
+    return (starts <= positions) & (positions < starts + side)

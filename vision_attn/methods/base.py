@@ -140,24 +140,24 @@ class Explainer(ABC):
                 return tuple(map(name, value))
             if not isinstance(value, nn.Module):
                 return value
-            found = module_name(network_of(network), value)
-            if not found:
-                what = "is the network itself" if found == "" else "is no part of this network"
+            path = module_name(network_of(network), value)
+            if not path:
+                what = "is the network itself" if path == "" else "is no part of this network"
                 raise ValueError(
                     f"{self}: the {type(value).__name__} that is given as a layer {what}: give one "
                     "of its modules, or the name of one"
                 )
-            return found.removeprefix("_orig_mod.")
+            return path.removeprefix("_orig_mod.")
 
-        given = {option: getattr(self, option) for option in self.options()}
-        named = {option: name(value) for option, value in given.items()}
-        return self if named == given else replace(self, **named)
+        options = {option: getattr(self, option) for option in self.options()}
+        named = {option: name(value) for option, value in options.items()}
+        return self if named == options else replace(self, **named)
 
     def of_each_layer(self) -> "Sequence[Explainer]":
         """Return the method for each of the layers that its option `layer` lists."""
         layer = getattr(self, "layer", None)
         return (
-            [replace(self, **{"layer": one}) for one in layer]
+            [replace(self, **{"layer": each}) for each in layer]
             if isinstance(layer, tuple)
             else [self]
         )
@@ -242,7 +242,9 @@ class Explainer(ABC):
         method = self.named_in(network)
         with method.prepared(network, images, target, layout, head) as arguments:
             network, images, *_ = arguments
-            maps = mean_of([one.explain(*arguments) for one in method.of_each_layer()], str(method))
+            maps = mean_of(
+                [explainer.explain(*arguments) for explainer in method.of_each_layer()], str(method)
+            )
             if self.smooth:
                 maps = replace(maps, values=smoothed(maps.values, self.smooth))
             check_finite(maps.values, f"the map of {method}", network, images)
@@ -318,14 +320,16 @@ def mean_of(maps: Sequence[Heatmaps], method: str) -> Heatmaps:
     first = maps[0]
     if len(maps) == 1:
         return first
-    height, width = max((one.values.shape[1:] for one in maps), key=lambda grid: grid.numel())
+    height, width = max(
+        (heatmaps.values.shape[1:] for heatmaps in maps), key=lambda grid: grid.numel()
+    )
 
     def mean(name: str) -> Tensor | None:
-        parts = [part for one in maps if (part := getattr(one, name)) is not None]
+        parts = [part for heatmaps in maps if (part := getattr(heatmaps, name)) is not None]
         return torch.stack(parts).mean(0) if len(parts) == len(maps) else None
 
     return Heatmaps(
-        torch.stack([one.resized(height, width).values for one in maps]).mean(0),
+        torch.stack([heatmaps.resized(height, width).values for heatmaps in maps]).mean(0),
         method,
         first.targets,
         prefix_mass=mean("prefix_mass"),

@@ -121,8 +121,10 @@ def method_list(methods: Any) -> list[str | Explainer]:
     """
     if methods is None:
         return []
-    one = isinstance(methods, str | bytes | type | nn.Module) or not isinstance(methods, Iterable)
-    several = [methods] if one else list(methods)
+    is_single = isinstance(methods, str | bytes | type | nn.Module) or not isinstance(
+        methods, Iterable
+    )
+    several = [methods] if is_single else list(methods)
     for method in several:
         if not isinstance(method, str | Explainer):
             is_class = isinstance(method, type) and issubclass(method, Explainer)
@@ -167,7 +169,10 @@ def choose_methods(
             misfit = f"{cut(str(explainer))} does not fit this model: {reason}; these methods do: "
             most = max(LONGEST, LONGEST_LINE - len(misfit))
             raise MisfitError(misfit + listed(_some_fitting(network), most=most))
-    return sorted(dict.fromkeys(chosen), key=lambda one: isinstance(one, Baseline))
+    return sorted(
+        dict.fromkeys(chosen),
+        key=lambda method: isinstance(method, Baseline),
+    )
 
 
 def _some_fitting(network: nn.Module | Model) -> list[Explainer]:
@@ -200,11 +205,16 @@ def usual_method(network: nn.Module | Model, class_blind: bool = False) -> Expla
     """
     usual = [LibraGradient(), GradCAM()] if _has_tokens(network) else [GradCAM(), LibraGradient()]
     usual = [*_trusted(network), *usual, Rollout()]
-    for explainer in (one for one in usual if not (class_blind and one.class_specific)):
+    for explainer in (
+        candidate for candidate in usual if not (class_blind and candidate.class_specific)
+    ):
         if refusal(explainer, network) is None:
             return explainer
     fitting = _some_fitting(network)
-    return next((one for one in fitting if not (class_blind and one.class_specific)), fitting[0])
+    return next(
+        (candidate for candidate in fitting if not (class_blind and candidate.class_specific)),
+        fitting[0],
+    )
 
 
 @checked()
@@ -229,7 +239,7 @@ def _trusted(network: nn.Module | Model) -> list[Explainer]:
     for name in network.trust.methods:
         with suppress(ValueError):  # of another version
             trusted.append(parse_method(name))
-    return [one for one in trusted if not isinstance(one, Attribution)]
+    return [explainer for explainer in trusted if not isinstance(explainer, Attribution)]
 
 
 def _has_tokens(network: nn.Module | Model) -> bool:
@@ -262,13 +272,13 @@ def parse_method(text: str) -> Explainer:
         raise ValueError(
             f"expected a method as Name or Name(option=value, ...), got {quoted(text)}"
         )
-    known = methods()
+    classes = methods()
     name = call["name"]
-    if name not in known:
+    if name not in classes:
         raise ValueError(
-            f"unknown method {quoted(name)}{hint(name, known)}; known: {listed(known)}"
+            f"unknown method {quoted(name)}{hint(name, classes)}; known: {listed(classes)}"
         )
-    method = known[name]
+    method = classes[name]
     options = _options(call["options"] or "", text)
     for option in options:
         if option not in method.options():

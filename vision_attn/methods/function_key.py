@@ -53,7 +53,7 @@ def _text(value: Any, seen: dict[int, Any]) -> str:
     if isinstance(value, nn.Module):
         return f"{_name(type(value))} {_text(dict(value.state_dict()), seen)}"
     if isinstance(value, Mapping):
-        return _all([(str(key), one) for key, one in value.items()], seen)
+        return _all([(str(key), item) for key, item in value.items()], seen)
     if isinstance(value, list | tuple):
         return _all(value, seen)
     if isinstance(value, set | frozenset):
@@ -65,10 +65,10 @@ def _text(value: Any, seen: dict[int, Any]) -> str:
 
 def _of_function(function: FunctionType, seen: dict[int, Any]) -> str:
     cells = [cell.cell_contents for cell in function.__closure__ or () if _filled(cell)]
-    known = function.__globals__
+    namespace = function.__globals__
     library = str(function.__module__).split(".")[0] in ("torch", "numpy", "vision_attn")
-    names = [] if library else [name for name in _names(function.__code__) if name in known]
-    values = [known[name] for name in names]
+    names = [] if library else [name for name in _names(function.__code__) if name in namespace]
+    values = [namespace[name] for name in names]
     return _all(
         (function.__code__, function.__defaults__, function.__kwdefaults__, cells, values), seen
     )
@@ -76,7 +76,12 @@ def _of_function(function: FunctionType, seen: dict[int, Any]) -> str:
 
 def _names(code: CodeType) -> list[str]:
     """The names that a function looks up, those of functions within it too."""
-    inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in _names(one)]
+    inner = [
+        name
+        for constant in code.co_consts
+        if isinstance(constant, CodeType)
+        for name in _names(constant)
+    ]
     return [*code.co_names, *inner]
 
 
@@ -88,7 +93,7 @@ def _filled(cell: CellType) -> bool:
 
 
 def _all(values: Iterable[Any], seen: dict[int, Any]) -> str:
-    return f"({', '.join(_text(one, seen) for one in values)})"
+    return f"({', '.join(_text(value, seen) for value in values)})"
 
 
 def _name(kind: Any) -> str:

@@ -186,12 +186,12 @@ def find_gates(network: nn.Module, images: Images) -> list[GateCall]:
         ['layer1.0.se', 'layer2.0.se', 'layer3.0.se', 'layer4.0.se']
     """
     key = tuple(images.shape[1:]), images.dtype, images.device
-    known = asked_once(network, _gates)
-    if key not in known:
+    calls = asked_once(network, _gates)
+    if key not in calls:
         with apart(), Gating(network, lambda x, g: g.new_zeros(0)) as gating:
             infer(network, images[:1])
-        known[key] = gating.calls
-    return known[key]
+        calls[key] = gating.calls
+    return calls[key]
 
 
 def _read(network: nn.Module, images: Images, read: Read) -> list[GateCall]:
@@ -213,9 +213,9 @@ def _refusal(network: nn.Module, images: Images | None, spatial: bool, layer: An
     if not names:
         return f"it has no {kind} gates"
     try:
-        for one in layer if isinstance(layer, tuple) else [layer]:
-            if one not in TOGETHER:
-                _index(network, names, kind, one)
+        for name in layer if isinstance(layer, tuple) else [layer]:
+            if name not in TOGETHER:
+                _index(network, names, kind, name)
     except ValueError as error:
         return str(error)
     return None
@@ -231,18 +231,20 @@ def _index(network: nn.Module, names: Sequence[str], kind: str, layer: Any) -> i
             )
         return layer % count
     path = module_name(network, layer)
-    found = [at for at, name in enumerate(names) if name == layer]
-    if not found and path is not None:
-        found = [
-            at for at, name in enumerate(names) if re.match(rf"{re.escape(path)}([.:]|$)", name)
+    indices = [index for index, name in enumerate(names) if name == layer]
+    if not indices and path is not None:
+        indices = [
+            index
+            for index, name in enumerate(names)
+            if re.match(rf"{re.escape(path)}([.:]|$)", name)
         ]
-    if len(found) != 1:
+    if len(indices) != 1:
         what = layer if isinstance(layer, str) else path or type(layer).__name__
         raise ValueError(
-            f"layer {quoted(what)} has {len(found)} {kind} gates: expected one, such as "
+            f"layer {quoted(what)} has {len(indices)} {kind} gates: expected one, such as "
             f"{quoted(names[-1])}{hint(what, names)}"
         )
-    return found[0]
+    return indices[0]
 
 
 def _resized(maps: Float[Tensor, "b h w"], size: torch.Size) -> Float[Tensor, "b H W"]:

@@ -116,9 +116,9 @@ class ClassActivationMap(Explainer):
                 f"{self}: the last convolutional stage gives no map larger than 1x1 for images of "
                 f"{images.shape[2]}x{images.shape[3]}: use larger images or name an earlier layer"
             )
-        leaf, given = leaves
+        leaf, tokens_or_map = leaves
         # A ReLU that is no module may write into the last map: it is a part of it (DenseNet).
-        features = given if self.layer is None and given.ndim == 4 else leaf
+        features = tokens_or_map if self.layer is None and tokens_or_map.ndim == 4 else leaf
         score = target(output).sum()
         gradient = None
         if score.requires_grad:
@@ -126,11 +126,11 @@ class ClassActivationMap(Explainer):
         if gradient is None:
             raise ValueError(f"{self}: {target} does not depend on this layer's output")
         size = images.shape[2], images.shape[3]
-        places: TokenLayout | Places | None = layout
+        geometry: TokenLayout | Places | None = layout
         if features.ndim == 3 and layout is None:
-            places = places_of_tokens(network, images, features, layers[0])
+            geometry = places_of_tokens(network, images, features, layers[0])
         if len(features) != len(images) and not (
-            isinstance(places, Places) and features.shape[places.batch_axis] == len(images)
+            isinstance(geometry, Places) and features.shape[geometry.batch_axis] == len(images)
         ):
             raise ValueError(
                 f"{self}: the layer gives {len(features)} rows for {len(images)} images: "
@@ -138,9 +138,9 @@ class ClassActivationMap(Explainer):
             )
         with torch.no_grad():
             features, gradient = (
-                places.to_map(x.float())
-                if isinstance(places, Places)
-                else on_grid(x.float(), size, places)
+                geometry.to_map(x.float())
+                if isinstance(geometry, Places)
+                else on_grid(x.float(), size, geometry)
                 for x in (features, gradient)
             )
             contribution = self.contribution(features, gradient)
@@ -313,7 +313,9 @@ def find_layers(
     if last in norms:
         block = last.rpartition(".")[0] + "."
         later = [path for path in later if not path.startswith(block)]
-        return around + [modules[at] for at in later if isinstance(modules[at], nn.BatchNorm2d)]
+        return around + [
+            modules[index] for index in later if isinstance(modules[index], nn.BatchNorm2d)
+        ]
     return around + [modules[path] for path in later if not _pools(modules[path])]
 
 
@@ -355,17 +357,17 @@ def linear_by_convolution(module: nn.Module) -> Iterator[list[bool]]:
 
     Yields a list that holds True once it has run as such: a linear layer, as in VGG's classifier.
     """
-    found: list[bool] = []
+    has_run: list[bool] = []
 
     def note(module: nn.Module, inputs: tuple[Any, ...], output: object) -> None:
         if isinstance(module, nn.Conv2d) and not any(module.padding):
             size = tuple(inputs[0].shape[-2:])
             if size == tuple(module.kernel_size) and max(size) > 1:
-                found.append(True)
+                has_run.append(True)
 
     with Hooks() as hooks:
         hooks.after(module, note)
-        yield found
+        yield has_run
 
 
 def _pools(module: nn.Module) -> bool:

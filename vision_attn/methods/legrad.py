@@ -172,16 +172,16 @@ def blocks_of(network: nn.Module) -> list[nn.Module]:
             [each for each in around if isinstance(modules[each[0]], nn.ModuleList | nn.Sequential)]
         )
     in_lists = [each for each in elements if each]
-    found: list[nn.Module] = []
+    outermost: list[nn.Module] = []
     for level in range(min(map(len, in_lists), default=0)):
         paths = dict.fromkeys(each[level][1] for each in in_lists)
         blocks = [modules[path] for path in paths]
         run = not any(isinstance(block, nn.ModuleList | nn.ModuleDict) for block in blocks)
         if len({each[level][0] for each in in_lists}) == 1 and run:
-            found = found or blocks
+            outermost = outermost or blocks
             if not any(attends(block) for block in blocks):
                 return blocks
-    return found
+    return outermost
 
 
 def refusal_of_calls(path: Path, blocks: list[nn.Module]) -> str | None:

@@ -84,19 +84,19 @@ class LibraGradient(Explainer):
     def explain(
         self, network: nn.Module, images: Images, target: Target, layout: TokenLayout | None
     ) -> Heatmaps:
-        found = find_levels(network, images, layout)
-        levels = found.levels
+        search = find_levels(network, images, layout)
+        levels = search.levels
         mode, output = self._run(network, images, levels)
         target = target.fixed(output)
         shares = self._shares(levels, mode, target(output))
         values = torch.stack([on_grid for on_grid, _ in shares]).mean(0)
         gaps = None
-        if self.check or found.unknown:
+        if self.check or search.unknown:
             gaps = self._gaps(network, images, target, levels)
-            if found.unknown and float(gaps.max()) > MISSED:
+            if search.unknown and float(gaps.max()) > MISSED:
                 warnings.warn(
                     f"{self}: {type(network).__name__} has no rule for "
-                    f"{', '.join(found.unknown)}: up to {float(gaps.max()):.1%} of what is "
+                    f"{', '.join(search.unknown)}: up to {float(gaps.max()):.1%} of what is "
                     "explained is in no share (completeness_gap)",
                     stacklevel=2,
                 )
@@ -128,7 +128,7 @@ class LibraGradient(Explainer):
         self, levels: Sequence[Level], mode: HeldGradients, scores: Float[Tensor, " b"]
     ) -> list[tuple[Tensor, Tensor]]:
         """The shares of each level's tokens, on its grid and beside it."""
-        values = [mode.kept[at] for at in range(len(levels))]
+        values = [mode.kept[index] for index in range(len(levels))]
         if not scores.requires_grad:
             raise ValueError(f"{self}: what is explained does not depend on the network's tokens")
         try:
@@ -151,10 +151,10 @@ class LibraGradient(Explainer):
     ) -> Float[Tensor, " b"]:
         """The completeness gap of each image, by a run of its own."""
         gaps = []
-        for at, image in enumerate(images):
+        for index, image in enumerate(images):
             mode, output = self._run(network, image[None], levels, counted=True)
             assert isinstance(mode, CountedGradients)
-            scores = target.at(one_row(at))(output)
+            scores = target.at(one_row(index))(output)
             gaps.append(account_of(scores[0], mode.kept[0], levels[0].channels, mode).gap)
         return torch.tensor(gaps, dtype=torch.float32, device=images.device)
 

@@ -93,5 +93,5 @@ def _nearness(
     image: Float[Tensor, "1 c h w"], samples: Float[Tensor, "s c h w"]
 ) -> Float[Tensor, " s"]:
     """Weigh samples by their cosine distance d from the image: exp(-d^2 / 2)."""
-    one, others = image.flatten(1).float(), samples.flatten(1).float()
-    return (-((1 - F.cosine_similarity(one, others)) ** 2) / 2).exp()
+    original, others = image.flatten(1).float(), samples.flatten(1).float()
+    return (-((1 - F.cosine_similarity(original, others)) ** 2) / 2).exp()

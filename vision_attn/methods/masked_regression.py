@@ -120,8 +120,8 @@ class MaskedRegression(Attribution):
 
 def alike(side: int, length: float) -> Float[Tensor, "side side"]:
     """How alike the numbers in two places of a line are expected to be: exp(-d^2 / 2 length^2)."""
-    places = torch.arange(side, dtype=torch.float64, device="cpu")
-    return torch.exp(-((places[:, None] - places) ** 2) / (2 * length**2))
+    positions = torch.arange(side, dtype=torch.float64, device="cpu")
+    return torch.exp(-((positions[:, None] - positions) ** 2) / (2 * length**2))
 
 
 def weights(

@@ -133,13 +133,13 @@ class QueryKey(AttentionExplainer):
             if not scores:
                 shares = one_layer(chain, seed, index, self.head)
                 return traced.heatmaps(shares[:, 0], self, total=1.0)
-            found = row_of(chain, seed[0, 0], index)
-            if found is None:
+            readout = row_of(chain, seed[0, 0], index)
+            if readout is None:
                 raise ValueError(
                     f"{self}: in layer {self.layer} the query meets only some of the tokens "
                     "(a window, say), so most have no score: kind='weights' shows them as 0"
                 )
-            call, row, tokens = found
+            call, row, tokens = readout
             scored = call.scores(heads=one_head(call, self.head), rows=row)[:, :, 0].mean(1)
             return Heatmaps(traced.layout.to_map(scored[:, tokens]).float(), str(self))
 
@@ -149,8 +149,8 @@ def one_layer(
 ) -> Float[Tensor, "b s n"]:
     """Carry the seed through this layer; the others pass its shares on unchanged."""
 
-    def step(at: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches) -> Tensor:
-        if at != layer:
+    def step(index: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches) -> Tensor:
+        if index != layer:
             return apply_transpose(call, r)
         share = torch.zeros(call.batch, call.heads, device=r.device, dtype=r.dtype)
         heads = one_head(call, head)
@@ -167,28 +167,28 @@ def row_of(
 
     seed: of the token, after the last layer. None where the layer has no such row.
     """
-    at = next(
-        at
-        for at, link in enumerate(chain.links)
+    index = next(
+        index
+        for index, link in enumerate(chain.links)
         if isinstance(link, Attention) and link.layer == layer
     )
-    link, rule = chain.links[at], PropagationRule(_nothing, residual=1.0, attention=0.0)
+    link, rule = chain.links[index], PropagationRule(_nothing, residual=1.0, attention=0.0)
     assert isinstance(link, Attention)
     after, before = (
-        replace(chain, links=links) for links in (chain.links[at + 1 :], chain.links[:at])
+        replace(chain, links=links) for links in (chain.links[index + 1 :], chain.links[:index])
     )
     if len(link.queries) > 1 or link.new is not None or link.call is None:
         return None
-    places = after.back(seed[None, None], rule, ())[0, 0].nonzero()[:, 0]
-    row = (link.queries[0].to(places.device)[:, None] == places).nonzero()[:, 0]
+    token_indices = after.back(seed[None, None], rule, ())[0, 0].nonzero()[:, 0]
+    row = (link.queries[0].to(token_indices.device)[:, None] == token_indices).nonzero()[:, 0]
     keys = link.keys[0]
-    if len(places) != 1 or len(row) != 1 or bool((keys >= link.before).any()):
+    if len(token_indices) != 1 or len(row) != 1 or bool((keys >= link.before).any()):
         return None
     every = torch.eye(link.before, dtype=torch.float32, device="cpu")
     tokens = before.back(every[None, keys], rule, ())[0]
     if tokens.shape[0] != tokens.shape[1] or not _is_permutation(tokens):
         return None
-    return link.call, row, tokens.argmax(0).to(places.device)
+    return link.call, row, tokens.argmax(0).to(token_indices.device)
 
 
 def _is_permutation(rows: Float[Tensor, "n n"]) -> bool:
@@ -209,13 +209,13 @@ def layer_index(chain: Chain, layer: AttentionLayer, network: nn.Module) -> int:
         if isinstance(link, Attention) and link.call is not None:
             callers[link.layer] = link.call.module
     assert not isinstance(layer, tuple | list)  # one of them at a time
-    found = calls_of_layer(network, callers, layer)
-    if len(found) > 1:
+    calls = calls_of_layer(network, callers, layer)
+    if len(calls) > 1:
         raise ValueError(
-            f"layer {quoted(layer)}: it makes {len(found)} attention calls; expected one of "
-            f"{', '.join(callers[at] for at in found)}"
+            f"layer {quoted(layer)}: it makes {len(calls)} attention calls; expected one of "
+            f"{', '.join(callers[index] for index in calls)}"
         )
-    return found[0]
+    return calls[0]
 
 
 def one_head(call: AttentionCall, head: int | None) -> slice:

@@ -40,10 +40,10 @@ def smoothed(values: Float[Tensor, "b h w"], cells: float) -> Float[Tensor, "b h
 
 def mirrored_gaussian(size: int, cells: float) -> Float[Tensor, "size size"]:
     """The weight of each place of a line for each other place: rows and columns sum to 1."""
-    places = torch.arange(size, dtype=torch.float64, device="cpu")
+    positions = torch.arange(size, dtype=torch.float64, device="cpu")
     mirrors = ceil(REACH * cells / (2 * size)) + 1
     turns = 2 * size * torch.arange(-mirrors, mirrors + 1, dtype=torch.long, device="cpu")
-    straight, mirrored = places[:, None] - places, places[:, None] + places + 1
+    straight, mirrored = positions[:, None] - positions, positions[:, None] + positions + 1
     apart = torch.stack([straight, mirrored])[..., None] + turns
     weights = torch.exp(-apart.square() / (2 * cells**2)).sum((0, -1))
     return weights / weights.sum(1, keepdim=True)

@@ -61,7 +61,7 @@ class Adapter:
                 f"hf:{name}: a PEFT adapter that names no network: write the folder or repository "
                 f"of its base model into {CONFIG}, as base_model_name_or_path"
             )
-        file = next((folder / one for one in WEIGHTS if (folder / one).is_file()), None)
+        file = next((folder / weights for weights in WEIGHTS if (folder / weights).is_file()), None)
         if file is None:
             raise ModelError(
                 f"hf:{name}: a PEFT adapter of {base} without weights: expected {WEIGHTS[0]}"

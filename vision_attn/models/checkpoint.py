@@ -146,8 +146,8 @@ def _with_tuples(value: Any) -> Any:
 
 
 def _check_format(about: Mapping[str, Any], path: str | Path) -> None:
-    given = about.get("format")
-    if not isinstance(given, int) or given != FORMAT:
+    version = about.get("format")
+    if not isinstance(version, int) or version != FORMAT:
         raise ModelError(
             f"{path}: its network cannot be rebuilt: made by vision-attn "
             f"{about.get('version', 'of an unknown version')}, in the format of another version"
@@ -272,13 +272,13 @@ def _plain(name: str, value: Any) -> Any:
 def _described_partial(name: str, factory: functools.partial[object]) -> dict[str, Any]:
     """A partial of a class, or jsonargparse's partial of a function that is handed the class."""
     parts = (factory.func, *factory.args)
-    at = next((i for i, part in enumerate(parts) if isinstance(part, type)), None)
-    if at is None:
+    index = next((i for i, part in enumerate(parts) if isinstance(part, type)), None)
+    if index is None:
         raise ValueError(
             f"cannot describe {name}={quoted(factory)}: it is not a partial of a class"
         )
-    cls: Any = parts[at]
-    bound = inspect.signature(cls).bind_partial(*parts[at + 1 :], **factory.keywords)
+    cls: Any = parts[index]
+    bound = inspect.signature(cls).bind_partial(*parts[index + 1 :], **factory.keywords)
     return _described(cls, bound.arguments)
 
 
@@ -315,25 +315,25 @@ def _value(value: Any) -> Any:
 
 def _find(path: str) -> type[nn.Module]:
     """The class of that public name; ValueError where it is none that may be built."""
-    found = _public(path)
-    if found is None:
+    cls = _public(path)
+    if cls is None:
         raise ValueError(
             f"refused to build {quoted(path)}: expected an nn.Module of {' or '.join(PACKAGES)}"
         )
-    return found
+    return cls
 
 
 def _public(path: str) -> type[nn.Module] | None:
     """The class of that name. It must be our own, or an activation: a package also holds what it
     imports."""
     package, _, name = path.rpartition(".")
-    known = package in (*PACKAGES, "torch.nn")
-    found = getattr(importlib.import_module(package), name, None) if known else None
-    if not isinstance(found, type) or not issubclass(found, nn.Module):
+    is_listed = package in (*PACKAGES, "torch.nn")
+    value = getattr(importlib.import_module(package), name, None) if is_listed else None
+    if not isinstance(value, type) or not issubclass(value, nn.Module):
         return None
-    home = found.__module__
+    home = value.__module__
     own = home.startswith(tuple(f"{package}." for package in PACKAGES))
-    return found if own or home == ACTIVATIONS else None
+    return value if own or home == ACTIVATIONS else None
 
 
 def _path(cls: type) -> str:

@@ -88,8 +88,8 @@ def _write_onnx(network: nn.Module, images: Tensor, path: Path) -> float:
     _write(program.model_proto.SerializeToString(), path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     more = torch.cat([images, images[:1]])
-    found = torch.from_numpy(session.run(None, {"images": more.cpu().numpy()})[0])
-    return relative_difference(found[:2], expected)
+    outputs = torch.from_numpy(session.run(None, {"images": more.cpu().numpy()})[0])
+    return relative_difference(outputs[:2], expected)
 
 
 def _write_pt2(network: nn.Module, images: Tensor, path: Path) -> float:
@@ -114,9 +114,9 @@ def _write(content: bytes | memoryview, path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def relative_difference(found: Tensor, expected: Tensor) -> float:
+def relative_difference(actual: Tensor, expected: Tensor) -> float:
     """Compute max |found - expected| / max |expected|."""
-    return float((found.cpu() - expected.cpu()).abs().max() / expected.abs().max().cpu())
+    return float((actual.cpu() - expected.cpu()).abs().max() / expected.abs().max().cpu())
 
 
 WRITERS = {".onnx": _write_onnx, ".pt2": _write_pt2}

@@ -74,9 +74,9 @@ class WideBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(c_out, momentum=1 - memory)
         self.conv2 = nn.Conv2d(c_out, c_out, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(c_out, momentum=1 - memory)
-        made: Any = gate(channels=c_out)
-        made.orthogonal = False  # Muon's steps are too large where no norm follows
-        self.gate = made
+        module: Any = gate(channels=c_out)
+        module.orthogonal = False  # Muon's steps are too large where no norm follows
+        self.gate = module
         for convolution in (self.conv1, self.conv2):
             nn.init.dirac_(convolution.weight[: convolution.in_channels])
         for norm in (self.bn1, self.bn2):

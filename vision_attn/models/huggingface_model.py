@@ -97,7 +97,9 @@ class HuggingFaceModel(nn.Module):
                 with_texts = config.model_type in KINDS_WITH_TEXTS and "num_labels" not in (
                     model_args or {}
                 )
-                if with_texts and not any("ForImage" in one for one in config.architectures or ()):
+                if with_texts and not any(
+                    "ForImage" in architecture for architecture in config.architectures or ()
+                ):
                     raise ModelError(no_classes(f"hf:{name}"))
             kernel = str(attention_of(config))
             if "/" in kernel:
@@ -106,16 +108,16 @@ class HuggingFaceModel(nn.Module):
                     "code, which is not run: expected eager, sdpa or another of transformers' own"
                 )
             if pretrained and weights is None:
-                self.network, found = Auto.from_pretrained(
+                self.network, report = Auto.from_pretrained(
                     name,
                     config=config,
                     output_loading_info=True,
                     ignore_mismatched_sizes=adapter is not None,
                     **NO_CODE,
                 )
-                self.missing = list(found["missing_keys"])
+                self.missing = list(report["missing_keys"])
                 if adapter is not None:
-                    others = [each[0] for each in found["mismatched_keys"]]
+                    others = [each[0] for each in report["mismatched_keys"]]
                     self.missing = [x for x in self.missing + others if not adapter.supplies(x)]
             else:
                 self.network = Auto.from_config(config, **NO_CODE)

@@ -72,11 +72,11 @@ class Texts(ABC):
         every = [text for texts in prompts.values() for text in texts]
         with torch.no_grad():
             parts = [
-                F.normalize(self.encode(self.tokenize(every[at : at + AT_ONCE])), dim=-1)
-                for at in range(0, len(every), AT_ONCE)
+                F.normalize(self.encode(self.tokenize(every[start : start + AT_ONCE])), dim=-1)
+                for start in range(0, len(every), AT_ONCE)
             ]
         each = torch.cat(parts).split([len(texts) for texts in prompts.values()])
-        return F.normalize(torch.stack([one.mean(0) for one in each]), dim=-1)
+        return F.normalize(torch.stack([embeddings.mean(0) for embeddings in each]), dim=-1)
 
 
 class ImageTextModel(nn.Module):
@@ -157,14 +157,14 @@ def prompts_of(classes: Classes, templates: Sequence[str] | None = None) -> dict
         raise ModelError(f"classes: expected a list of texts, got {quoted(classes)}")
     if isinstance(templates, str):
         raise ModelError(f"templates: expected a list of texts with {{}}, got {quoted(templates)}")
-    given = classes if isinstance(classes, Mapping) else {name: name for name in classes}
+    texts_by_name = classes if isinstance(classes, Mapping) else {name: name for name in classes}
     prompts: dict[str, list[str]] = {}
-    for name, texts in given.items():
+    for name, texts in texts_by_name.items():
         each = [texts] if isinstance(texts, str) else list(texts)
         if not each or not all(isinstance(text, str) and text.strip() for text in (name, *each)):
             raise ModelError(f"classes: expected texts, got {quoted(name)}: {quoted(texts)}")
         prompts[name] = [put.replace("{}", text) for text in each for put in templates or ["{}"]]
-    if len(given) != len(classes) or not given:
+    if len(texts_by_name) != len(classes) or not texts_by_name:
         raise ModelError(f"classes: expected one or more, each once, got {quoted(list(classes))}")
     for put in templates or ():
         if "{}" not in put:
@@ -195,35 +195,38 @@ class _HuggingFaceTexts(Texts):
         self.model, self.tokenizer, self.longest, self.fills = model, tokenizer, longest, fills
 
     def tokenize(self, texts: Sequence[str]) -> dict[str, Tensor]:
-        found = self.tokenizer(
+        tokens = self.tokenizer(
             list(texts),
             padding="max_length" if self.fills else True,
             truncation=True,
             max_length=self.longest,
             return_tensors="pt",
         )
-        kept = {"attention_mask": found["attention_mask"]} if "attention_mask" in found else {}
-        return {"ids": found["input_ids"]} | kept
+        mask = {"attention_mask": tokens["attention_mask"]} if "attention_mask" in tokens else {}
+        return {"ids": tokens["input_ids"]} | mask
 
     def encode(self, inputs: dict[str, Tensor]) -> Float[Tensor, "n d"]:
         device = next(self.embedding.parameters()).device
-        given = {"input_ids" if name == "ids" else name: x for name, x in inputs.items()}
-        out = self.model.get_text_features(**{name: x.to(device) for name, x in given.items()})
+        arguments = {"input_ids" if name == "ids" else name: x for name, x in inputs.items()}
+        out = self.model.get_text_features(**{name: x.to(device) for name, x in arguments.items()})
         return getattr(out, "pooler_output", out)
 
     def pieces(self, inputs: dict[str, Tensor]) -> list[list[str]]:
         ids = inputs["ids"]
         seen = inputs.get("attention_mask", ids != self.tokenizer.pad_token_id).bool()
         return [
-            [self.tokenizer.decode([one]) if real else "" for one, real in zip(*row, strict=True)]
+            [
+                self.tokenizer.decode([token]) if real else ""
+                for token, real in zip(*row, strict=True)
+            ]
             for row in zip(ids.tolist(), seen.tolist(), strict=True)
         ]
 
     @property
     def embedding(self) -> nn.Module:
         tower, words = self.model.text_model, self.model.config.text_config.vocab_size
-        embeddings = [one for one in tower.modules() if isinstance(one, nn.Embedding)]
-        return next(one for one in embeddings if one.num_embeddings == words)
+        embeddings = [module for module in tower.modules() if isinstance(module, nn.Embedding)]
+        return next(module for module in embeddings if module.num_embeddings == words)
 
 
 class _PatchedImages(nn.Module):
@@ -298,10 +301,10 @@ def huggingface_with_texts(
                 ) from error
             raise
         if pretrained and weights is None:
-            model, found = Auto.from_pretrained(
+            model, report = Auto.from_pretrained(
                 name, config=config, output_loading_info=True, **NO_CODE
             )
-            missing = list(found["missing_keys"])
+            missing = list(report["missing_keys"])
         else:
             model = Auto.from_config(config, **NO_CODE)
     if weights is not None:
@@ -327,15 +330,15 @@ def huggingface_with_texts(
 
 def _longest(model: Any) -> int:
     """Count the tokens that a text may have: where padding has a place, those behind it."""
-    places = model.config.text_config.max_position_embeddings
+    positions = model.config.text_config.max_position_embeddings
     counted = (
-        places - one.padding_idx - 1
-        for one in model.text_model.modules()
-        if isinstance(one, nn.Embedding)
-        and one.num_embeddings == places
-        and one.padding_idx is not None
+        positions - module.padding_idx - 1
+        for module in model.text_model.modules()
+        if isinstance(module, nn.Embedding)
+        and module.num_embeddings == positions
+        and module.padding_idx is not None
     )
-    return next(counted, places)
+    return next(counted, positions)
 
 
 class _OpenClipTexts(Texts):
@@ -352,14 +355,14 @@ class _OpenClipTexts(Texts):
     def pieces(self, inputs: dict[str, Tensor]) -> list[list[str]]:
         real = inputs["ids"].flip(1).cumsum(1).flip(1) > 0  # 0 pads, after the end alone
         return [
-            [self.tokenizer.decode([one]).strip() if kept else "" for one, kept in pairs]
+            [self.tokenizer.decode([token]).strip() if is_real else "" for token, is_real in pairs]
             for pairs in map(zip, inputs["ids"].tolist(), real.tolist())
         ]
 
     @property
     def embedding(self) -> nn.Module:
         tower = getattr(self.model, "text", self.model)
-        return next(one for one in tower.modules() if isinstance(one, nn.Embedding))
+        return next(module for module in tower.modules() if isinstance(module, nn.Embedding))
 
 
 def create_open_clip(
@@ -380,9 +383,9 @@ def create_open_clip(
         raise ModelError("open_clip: needs open_clip_torch: pip install open_clip_torch") from error
     elsewhere = name.startswith(("hf-hub:", "local-dir:"))
     own, _, tag = (name, "", "") if elsewhere else name.partition(":")
-    known, tags = open_clip.list_models(), open_clip.list_pretrained_tags_by_model(own)
-    if own not in known and not elsewhere:
-        raise ModelError(f"open_clip has no network {quoted(own)}{did_you_mean(own, known)}")
+    names, tags = open_clip.list_models(), open_clip.list_pretrained_tags_by_model(own)
+    if own not in names and not elsewhere:
+        raise ModelError(f"open_clip has no network {quoted(own)}{did_you_mean(own, names)}")
     if tag and tag not in tags:
         raise ModelError(
             f"open_clip:{own} has no weights {quoted(tag)}; it has {', '.join(tags) or 'none'}"

@@ -70,9 +70,9 @@ class DropPath(nn.Module):
     def forward(self, x: Tokens) -> Tokens:
         if self.drop_prob == 0 or not self.training:
             return x
-        kept = 1 - self.drop_prob
-        mask = x.new_empty((len(x), *[1] * (x.ndim - 1))).bernoulli_(kept)
-        return x * (mask.div_(kept) if kept > 0 else mask)
+        keep_prob = 1 - self.drop_prob
+        mask = x.new_empty((len(x), *[1] * (x.ndim - 1))).bernoulli_(keep_prob)
+        return x * (mask.div_(keep_prob) if keep_prob > 0 else mask)
 
     def extra_repr(self) -> str:
         return f"{self.drop_prob:g}"

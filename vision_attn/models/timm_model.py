@@ -100,9 +100,9 @@ def create_timm(
     """
     import timm
 
-    known = timm.list_models() + timm.list_models(include_tags=True)
+    names = timm.list_models() + timm.list_models(include_tags=True)
     if ":" in name or "/" in name or not timm.is_model(name):
-        raise ModelError(f"timm has no network named {quoted(name)}{did_you_mean(name, known)}")
+        raise ModelError(f"timm has no network named {quoted(name)}{did_you_mean(name, names)}")
     for reserved in NOT_MODEL_ARGS:
         if reserved in model_args:
             raise ModelError(
@@ -112,7 +112,7 @@ def create_timm(
     about = timm.models.get_pretrained_cfg(name.split(".")[0])
     if image_size is not None and about is not None and about.fixed_input_size:
         model_args["img_size"] = image_size
-    with library_errors(f"timm:{name}", "" if name in known else did_you_mean(name, known)):
+    with library_errors(f"timm:{name}", "" if name in names else did_you_mean(name, names)):
         if not pretrained:
             return timm.create_model(name, **model_args)
         with hub_reached_or_left():

@@ -27,9 +27,9 @@ def create_torchvision(
     from torchvision import models
     from torchvision.models.vision_transformer import interpolate_embeddings
 
-    known = models.list_models(module=models)
-    if name not in known:
-        raise ModelError(f"torchvision has no classifier {quoted(name)}{did_you_mean(name, known)}")
+    names = models.list_models(module=models)
+    if name not in names:
+        raise ModelError(f"torchvision has no classifier {quoted(name)}{did_you_mean(name, names)}")
     is_vit = name.startswith("vit_")
     if image_size is not None and is_vit:
         if image_size[0] != image_size[1]:

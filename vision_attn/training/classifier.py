@@ -159,8 +159,8 @@ class ImageClassifier(TrainingModule):
         labels = labels.to(logits) if labels.is_floating_point() else labels
         loss = self.finite(self.loss(logits, labels), f"{stage} loss")
         if stage not in self.metrics:
-            made = multilabel_metrics if self.multilabel else metrics
-            self.metrics[stage] = made(logits.shape[1], prefix=f"{stage}/").to(self.device)
+            factory = multilabel_metrics if self.multilabel else metrics
+            self.metrics[stage] = factory(logits.shape[1], prefix=f"{stage}/").to(self.device)
         measured: Any = self.metrics[stage]
         truth = labels.int() if self.multilabel else labels
         measured.update(self.calibration.probabilities(logits), truth)

@@ -64,17 +64,17 @@ def start_from(network: nn.Module, weights: str) -> str:
         'start: 50 of 51 tensors from FILE; new: fc.weight, for 3 classes instead of 10'
     """
     expected = network.state_dict()
-    found = without_prefix(read_weights(weights), expected)
+    state = without_prefix(read_weights(weights), expected)
     last = last_layer(network)
     prefix = next(f"{name}." for name, module in network.named_modules() if module is last)
     new = [
         name
         for name, tensor in expected.items()
-        if name.startswith(prefix) and name in found and found[name].shape != tensor.shape
+        if name.startswith(prefix) and name in state and state[name].shape != tensor.shape
     ]
     line = f"start: {len(expected) - len(new)} of {len(expected)} tensors from {weights}"
     if new:
-        classes = f"{len(expected[new[0]])} classes instead of {len(found[new[0]])}"
+        classes = f"{len(expected[new[0]])} classes instead of {len(state[new[0]])}"
         line += f"; new: {', '.join(new)}, for {classes}"
-    load_weights(network, found | {name: expected[name] for name in new}, weights)
+    load_weights(network, state | {name: expected[name] for name in new}, weights)
     return line

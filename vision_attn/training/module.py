@@ -142,10 +142,14 @@ class TrainingModule(LightningModule):
                 "that are not finite; --trainer.precision 32-true has the widest range"
             )
         savers = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
-        kept = [saver.best_model_path for saver in savers if saver.best_model_path]
+        checkpoints = [saver.best_model_path for saver in savers if saver.best_model_path]
         raise NonFiniteLoss(
             f"{name} is {loss.item()} at step {self.global_step}, epoch {self.current_epoch}; "
-            + (f"the last good checkpoint is {kept[-1]}" if kept else "no checkpoint was made yet")
+            + (
+                f"the last good checkpoint is {checkpoints[-1]}"
+                if checkpoints
+                else "no checkpoint was made yet"
+            )
             + ". Lower the learning rate, warm up for longer, or clip gradients "
             "(--trainer.gradient_clip_val 1)"
         )

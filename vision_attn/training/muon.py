@@ -167,11 +167,11 @@ def alike(weights: Iterable[Tensor]) -> list[list[Tensor]]:
     Large ones keep the cores busy alone, and their products would leave the cache.
     """
     groups: dict[object, list[Tensor]] = {}
-    for at, weight in enumerate(weights):
+    for index, weight in enumerate(weights):
         if weight.grad is None:
             continue
         kind = weight.shape[0], weight.numel(), weight.dtype, weight.device, type(weight)
-        groups.setdefault(kind if weight.numel() <= SMALL else at, []).append(weight)
+        groups.setdefault(kind if weight.numel() <= SMALL else index, []).append(weight)
     return list(groups.values())
 
 
@@ -179,12 +179,12 @@ def _orthogonal(matrices: Sequence[Tensor]) -> Sequence[Tensor]:
     """Of matrices of one shape. Of those in shares, each process works all of them out, and keeps
     its own share."""
     whole = [m.full_tensor() if isinstance(m, DTensor) else m for m in matrices]
-    found = orthogonal(torch.stack(whole)).unbind() if len(whole) > 1 else [orthogonal(whole[0])]
+    updates = orthogonal(torch.stack(whole)).unbind() if len(whole) > 1 else [orthogonal(whole[0])]
     return [
-        distribute_tensor(one, m.device_mesh, m.placements, src_data_rank=None)
+        distribute_tensor(update, m.device_mesh, m.placements, src_data_rank=None)
         if isinstance(m, DTensor)
-        else one
-        for one, m in zip(found, matrices, strict=True)
+        else update
+        for update, m in zip(updates, matrices, strict=True)
     ]
 
 
@@ -215,12 +215,12 @@ def orthogonal(matrix: Matrix) -> Matrix:
         for _ in range(STEPS):
             x = plus_product(x, polynomial(x @ x.mT), x, beta=a)
     else:
-        one = a * torch.eye(x.shape[-2], device=x.device)
+        identity = a * torch.eye(x.shape[-2], device=x.device)
         gram = x @ x.mT
-        factor = product = polynomial(gram) + one
+        factor = product = polynomial(gram) + identity
         for _ in range(STEPS - 1):
             gram = factor @ gram @ factor
-            factor = polynomial(gram) + one
+            factor = polynomial(gram) + identity
             product = factor @ product
         x = product @ x
     return (x.mT if tall else x).to(matrix.dtype)

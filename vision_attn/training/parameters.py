@@ -43,8 +43,8 @@ def parameter_groups(network: nn.Module, layer_decay: float = 1.0) -> list[dict[
     weights = [n for n, p in named.items() if p.ndim >= 2 and n.split(".")[-1] == "weight"]
     ends = {*weights[:1], *weights[-1:]}
     apart = {
-        f"{place}.{name}"
-        for place, module in network.named_modules()
+        f"{path}.{name}"
+        for path, module in network.named_modules()
         if getattr(module, "orthogonal", True) is False
         for name, _ in module.named_parameters()
     }
@@ -84,10 +84,10 @@ def layer_numbers(names: Sequence[str]) -> list[int]:
         [0, 1, 2, 3]
     """
     blocks: dict[str, int] = {}
-    found = []
+    numbers = []
     for name in names:
         if block := re.match(r"((?:[^.]+\.)*?\d+)\.", name):
-            found.append(blocks.setdefault(block[1], len(blocks) + 1))
+            numbers.append(blocks.setdefault(block[1], len(blocks) + 1))
         else:
-            found.append(0 if not blocks else -1)
-    return [len(blocks) + 1 if layer < 0 else layer for layer in found]
+            numbers.append(0 if not blocks else -1)
+    return [len(blocks) + 1 if layer < 0 else layer for layer in numbers]

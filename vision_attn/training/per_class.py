@@ -56,8 +56,8 @@ class PerClass(Callback):
         labels, classes = batch[1], outputs.shape[1]
         several = labels.ndim == 2
         if self.counts is None:
-            made = MultilabelStatScores if several else MulticlassStatScores
-            self.counts = made(classes, average=None).to(outputs.device)
+            metric = MultilabelStatScores if several else MulticlassStatScores
+            self.counts = metric(classes, average=None).to(outputs.device)
             if several:
                 self.ranking = MultilabelAveragePrecision(classes, average=None)
                 self.ranking.to(outputs.device)

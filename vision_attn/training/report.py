@@ -335,7 +335,7 @@ class Predictions(Callback):
             shares: list[Any] = [None] * trainer.world_size
             distributed.all_gather_object(shares, self.rows)
             files: Any = trainer.predict_dataloaders
-            order = {str(path): place for place, path in enumerate(files.paths)}
+            order = {str(path): index for index, path in enumerate(files.paths)}
             rows = [row for share in shares for row in share]
             self.rows = sorted(rows, key=lambda row: order[row[0]])
         if not trainer.is_global_zero:
@@ -387,26 +387,26 @@ class EpochLines(Callback):
         self._epoch = None
 
 
-def faster(given: Sequence[Callback] = ()) -> list[Callback]:
-    """List the callbacks that make a run faster and change nothing else, but for kinds given."""
-    return _but_for(given, [LeanLoop(), KeepMemory(), ThreadParallel()])
+def faster(callbacks: Sequence[Callback] = ()) -> list[Callback]:
+    """List the callbacks that make a run faster and change nothing else, of kinds not given."""
+    return _but_for(callbacks, [LeanLoop(), KeepMemory(), ThreadParallel()])
 
 
 def run_callbacks(
     folder: str | Path,
     monitor: str = "val/top1",
     summary: Summary | None = None,
-    given: Sequence[Callback] = (),
+    callbacks: Sequence[Callback] = (),
 ) -> list[Callback]:
     """List what `vision-attn fit` adds to a trainer: checkpoints, pictures, summary in `folder`.
 
     monitor: the metric by which the best checkpoint is chosen. summary: another than the usual.
-    given: the trainer's other callbacks; of a kind that is among them none is added.
+    callbacks: the trainer's other callbacks; of a kind that is among them none is added.
     """
     return [
-        *faster(given),
+        *faster(callbacks),
         *_but_for(
-            given,
+            callbacks,
             [
                 summary or Summary(folder),
                 LearningCurves(folder),
@@ -420,6 +420,6 @@ def run_callbacks(
     ]
 
 
-def _but_for(given: Sequence[Callback], usual: list[Callback]) -> list[Callback]:
-    kinds = {type(callback) for callback in given}
+def _but_for(callbacks: Sequence[Callback], usual: list[Callback]) -> list[Callback]:
+    kinds = {type(callback) for callback in callbacks}
     return [callback for callback in usual if type(callback) not in kinds]

@@ -58,7 +58,10 @@ class TestTimeAugmentation(Callback):
             return unmoved
         height, width = images.shape[2:]
         framed = F.pad(images, [self.shift] * 4, mode="reflect")
-        moved = [framed[:, :, at : at + height, at : at + width] for at in (0, 2 * self.shift)]
+        moved = [
+            framed[:, :, offset : offset + height, offset : offset + width]
+            for offset in (0, 2 * self.shift)
+        ]
         every = [view for image in moved for view in (image, image.flip(3))]
         return (
             unmoved + torch.stack([at_least_float32(network(view)) for view in every]).mean(0)

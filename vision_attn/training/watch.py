@@ -84,8 +84,8 @@ class WatchHeatmaps(Callback):
 
     def _look(self, trainer: Trainer, pl_module: Any, epochs: int) -> None:
         """After so many epochs. Every process looks, so that none waits for another; one draws."""
-        found = self.explainer(pl_module.network, self.images, self.labels)
-        self.found[epochs] = replace(found, values=found.values.cpu())
+        heatmaps = self.explainer(pl_module.network, self.images, self.labels)
+        self.found[epochs] = replace(heatmaps, values=heatmaps.values.cpu())
         folder = Path(trainer.log_dir or trainer.default_root_dir)  # the first process tells all
         if not trainer.is_global_zero:
             return
@@ -106,8 +106,8 @@ class WatchHeatmaps(Callback):
     def _strip(self) -> Picture:
         """A row a photo, a column an epoch; the maps of a row share their scale."""
         every = list(self.found)
-        at = np.linspace(0, len(every) - 1, min(len(every), COLUMNS)).round().astype(int)
-        epochs = [every[i] for i in at]
+        indices = np.linspace(0, len(every) - 1, min(len(every), COLUMNS)).round().astype(int)
+        epochs = [every[i] for i in indices]
         panels = []
         for i, (name, photo) in enumerate(zip(self.names, self.photos, strict=True)):
             panels.append(Panel(name, photo))
@@ -118,8 +118,8 @@ class WatchHeatmaps(Callback):
     def _panel(self, image: int, epochs: int, scaled_with: list[int], title: str) -> Panel:
         values = np.stack([self.found[each].values[image].numpy() for each in scaled_with])
         masses = [self.found[each].prefix_mass for each in scaled_with]
-        known = [float(mass[image]) for mass in masses if mass is not None]
-        scale = natural(values, np.array(known) if known else None)
+        masses_of_image = [float(mass[image]) for mass in masses if mass is not None]
+        scale = natural(values, np.array(masses_of_image) if masses_of_image else None)
         shown = self.found[epochs].values[image].numpy()
         style = ColorMap()
         painted = overlay(self.photos[image], shown, style=style, scale=scale)

@@ -59,8 +59,8 @@ class Box(Target):
         images = self._images(output)
         if not self.objects:
             return torch.stack([self._detection(image)[2] for image in images])
-        found = zip(images, self.objects, strict=True)
-        return torch.stack([nearest_score(image, box, label) for image, (box, label) in found])
+        pairs = zip(images, self.objects, strict=True)
+        return torch.stack([nearest_score(image, box, label) for image, (box, label) in pairs])
 
     def fixed(self, output: Any) -> "Box":
         if self.objects or self.labels:
@@ -68,8 +68,8 @@ class Box(Target):
         parts = parts_of(output)
         if "pred_boxes" in parts:
             return Box(self.index, labels=self._labels(self._query(parts)))
-        found = [self._detection(image) for image in self._images(output)]
-        return Box(self.index, tuple((box.detach(), int(label)) for box, label, _ in found))
+        detections = [self._detection(image) for image in self._images(output)]
+        return Box(self.index, tuple((box.detach(), int(label)) for box, label, _ in detections))
 
     def at(self, images: Int[Tensor, " r"]) -> "Box":
         rows = images.tolist()

@@ -116,7 +116,7 @@ class Class(Target):
 
     def classes(self, images: Tensor) -> Int[Tensor, " b"] | None:
         index = self.index if isinstance(self.index, tuple) else (self.index,) * len(images)
-        if not all(isinstance(one, int) for one in index):
+        if not all(isinstance(item, int) for item in index):
             return None
         return torch.tensor(index, dtype=torch.long, device=images.device)
 

@@ -45,8 +45,8 @@ def as_target(target: TargetLike, model: Model | None = None) -> Target:
         raise ValueError(
             f"target: got the class {target.__name__} itself: make one, {target.__name__}(...)"
         )
-    made = _made(target)
-    return made if model is None else made.named(model)
+    converted = _made(target)
+    return converted if model is None else converted.named(model)
 
 
 def _made(target: Any) -> Target:
@@ -87,11 +87,11 @@ def _of_numbers(numbers: Tensor) -> Target:
 def _of_list(targets: Sequence[Any]) -> Target:
     if not targets:
         raise ValueError("target: expected one for all or one an image, got an empty list")
-    if all(isinstance(one, Real) and not isinstance(one, Integral) for one in targets):
+    if all(isinstance(item, Real) and not isinstance(item, Integral) for item in targets):
         return Direction(
-            torch.tensor([float(one) for one in targets], dtype=torch.float32, device="cpu")
+            torch.tensor([float(item) for item in targets], dtype=torch.float32, device="cpu")
         )
     every = tuple(map(_made, targets))
-    if all(isinstance(one, Class) and not isinstance(one.index, tuple) for one in every):
-        return Class(tuple(one.index for one in every))  # type: ignore[attr-defined]
+    if all(isinstance(item, Class) and not isinstance(item.index, tuple) for item in every):
+        return Class(tuple(item.index for item in every))  # type: ignore[attr-defined]
     return PerImage(every)

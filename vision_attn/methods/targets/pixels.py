@@ -68,9 +68,9 @@ class PixelsOf(Target):
     def _logits(self, output: Any) -> Float[Tensor, "b k h w"]:
         logits = only_tensor(output)
         if logits is None or logits.ndim != 4:
-            found = "several parts" if logits is None else tuple(logits.shape)
+            shape = "several parts" if logits is None else tuple(logits.shape)
             raise ValueError(
-                f"PixelsOf: expected a segmentation (b, classes, h, w) of the network, got {found}"
+                f"PixelsOf: expected a segmentation (b, classes, h, w) of the network, got {shape}"
                 f"{': give head=' if logits is None else ''}"
             )
         if not isinstance(self.index, int) or not 0 <= self.index < logits.shape[1]:

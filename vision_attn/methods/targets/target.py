@@ -127,18 +127,18 @@ def numbers_by(function: Callable[[Any], Any], output: Any, name: str) -> Float[
     except Exception as error:  # its own code
         cause = error
         text = next(iter(str(error).splitlines()), "")
-        found = cut(f"raised {type(error).__name__}{': ' if text else ''}{text}", 160)
+        outcome = cut(f"raised {type(error).__name__}{': ' if text else ''}{text}", 160)
     else:
         if not isinstance(numbers, Tensor) or numbers.ndim != 1 or len(numbers) != count:
             tensor = isinstance(numbers, Tensor)
-            found = f"gave {described(numbers) if tensor else quoted(numbers)}"
+            outcome = f"gave {described(numbers) if tensor else quoted(numbers)}"
         elif not numbers.is_floating_point():
-            found = f"gave {numbers.dtype}"
+            outcome = f"gave {numbers.dtype}"
         elif not numbers.isfinite().all():
-            found = "gave NaN or infinity"
+            outcome = "gave NaN or infinity"
         else:
             return numbers
     got = described(output).partition(": give head=")[0]
     shape = "b" if count is None else count
     expected = f"expected one float an image, a tensor ({shape},), of {cut(got, 160)}"
-    raise ValueError(f"{cut(name)}: {expected}; it {found}") from cause
+    raise ValueError(f"{cut(name)}: {expected}; it {outcome}") from cause

@@ -19,7 +19,7 @@ __all__ = ["checksum", "tensor_of"]
 def tensor_of(values: Any, name: str, expected: str) -> Tensor:
     """Make a tensor of numbers, where they are; ValueError, in the words given, of what is none."""
     try:
-        if isinstance(values, list | tuple) and any(isinstance(one, ndarray) for one in values):
+        if isinstance(values, list | tuple) and any(isinstance(item, ndarray) for item in values):
             values = np.asarray(values)
         return torch.as_tensor(values, device=getattr(values, "device", "cpu"))
     except (TypeError, ValueError, RuntimeError, OverflowError):

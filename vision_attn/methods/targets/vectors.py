@@ -140,13 +140,13 @@ class Channel(Target):
         channel = features[:, self.index]
         if self.place is None:
             return channel.flatten(1).mean(dim=1) if channel.ndim > 1 else channel
-        place = self.place if isinstance(self.place, tuple) else (self.place,)
+        indices = self.place if isinstance(self.place, tuple) else (self.place,)
         sides = tuple(channel.shape[1:])
-        if len(place) != len(sides) or not all(
-            0 <= i < n for i, n in zip(place, sides, strict=True)
+        if len(indices) != len(sides) or not all(
+            0 <= i < n for i, n in zip(indices, sides, strict=True)
         ):
             raise ValueError(f"{self}: the output's places are {' x '.join(map(str, sides)) or 1}")
-        return channel[(slice(None), *place)]
+        return channel[(slice(None), *indices)]
 
     def label(self, classes: Sequence[str] = ()) -> str:
         where = "" if self.place is None else f" at {self.place}"

@@ -88,10 +88,10 @@ class Card:
                 f"{self.weights}: no such file; expected the weights with the SHA-256 checksum "
                 f"{expected[:12]}...: {REPAIR}"
             )
-        found = hashlib.sha256(self.weights.read_bytes()).hexdigest()
-        if found != expected:
+        checksum = hashlib.sha256(self.weights.read_bytes()).hexdigest()
+        if checksum != expected:
             raise ModelError(
-                f"{self.weights}: damaged: its SHA-256 checksum is {found[:12]}..., "
+                f"{self.weights}: damaged: its SHA-256 checksum is {checksum[:12]}..., "
                 f"the card says {expected[:12]}...: {REPAIR}"
             )
 

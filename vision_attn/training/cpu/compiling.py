@@ -30,8 +30,8 @@ class Compile(Callback):
     """
 
     def __init__(self, backend: str = "inductor", mode: str | None = None) -> None:
-        if backend not in (known := torch.compiler.list_backends(exclude_tags=())):
-            raise ValueError(f"backend must be one of {', '.join(known)}, got {quoted(backend)}")
+        if backend not in (backends := torch.compiler.list_backends(exclude_tags=())):
+            raise ValueError(f"backend must be one of {', '.join(backends)}, got {quoted(backend)}")
         if mode not in (None, *MODES):
             raise ValueError(f"mode must be one of {', '.join(MODES)}, got {quoted(mode)}")
         self.backend, self.mode = backend, mode

@@ -46,8 +46,8 @@ def align_moments(optimizer: Optimizer) -> None:
     """
     for group in optimizer.param_groups:
         for parameter in group["params"] if group.get("fused") else ():
-            kept = optimizer.state.get(parameter, {})
-            for name, value in kept.items():
+            moments = optimizer.state.get(parameter, {})
+            for name, value in moments.items():
                 same = isinstance(value, Tensor) and value.shape == parameter.shape
                 if same and value.stride() != parameter.stride():
-                    kept[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+                    moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

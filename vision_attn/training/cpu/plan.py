@@ -99,7 +99,7 @@ def candidates(
         memory_formats = memory_formats[:1]
     if any(isinstance(module, BATCH_NORMS) for module in network.modules()):
         parts = (1,)
-    return [ExecutionPlan(*one) for one in product(precisions, memory_formats, parts)]
+    return [ExecutionPlan(*choice) for choice in product(precisions, memory_formats, parts)]
 
 
 def fastest(
@@ -130,7 +130,10 @@ def fastest(
     devices = [images.device] if images.is_cuda else []
     times: dict[ExecutionPlan, list[float]] = {plan: [] for plan in plans}
     with torch.random.fork_rng(devices), torch.enable_grad(), ExitStack() as ends:
-        copies = {one: _copy(network, one) for one in {plan.memory_format for plan in plans}}
+        copies = {
+            memory_format: _copy(network, memory_format)
+            for memory_format in {plan.memory_format for plan in plans}
+        }
         steps = {
             plan: ends.enter_context(TimedPass(copies[plan.memory_format], images, plan, in_parts))
             for plan in plans
@@ -256,10 +259,10 @@ def recall(file: Path) -> ExecutionPlan | None:
 
 def remember(file: Path, plan: ExecutionPlan, speeds: dict[ExecutionPlan, float]) -> None:
     """Keep a measurement; where the folder cannot be written, the next run measures again."""
-    measured = {str(one): round(speed, 1) for one, speed in speeds.items()}
-    kept: dict[str, Any] = {"plan": asdict(plan), "images/s": measured, "machine": machine()}
+    measured = {str(timed): round(speed, 1) for timed, speed in speeds.items()}
+    content: dict[str, Any] = {"plan": asdict(plan), "images/s": measured, "machine": machine()}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps(kept, indent=2) + "\n")
+        write_text(file, json.dumps(content, indent=2) + "\n")
     except OSError:
         pass

@@ -226,9 +226,11 @@ class _Run:
         self.outputs = []
         total = list(first)
         for other in others:
-            for at, one in enumerate(other):
-                if one is not None:  # not in place: two parameters may have one gradient
-                    total[at] = one if (so_far := total[at]) is None else so_far + one
+            for index, from_part in enumerate(other):
+                if from_part is not None:  # not in place: two parameters may have one gradient
+                    total[index] = (
+                        from_part if (so_far := total[index]) is None else so_far + from_part
+                    )
         return total
 
 
