@@ -6,7 +6,7 @@ import importlib
 import inspect
 import re
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 import pytest
 
@@ -121,6 +121,58 @@ def test_public_names_are_listed_and_described(path: Path):
     assert inspect.getdoc(module), "the module needs a docstring"
     wrong = faults(path.read_text(), public or [])
     assert not wrong, "\n".join(wrong)
+
+
+# What a person calls: the functions of the package itself, and those that its parts export.
+UNTOLD = {"probe"}  # whose docstring has no sections yet
+
+
+def exported_functions() -> dict[str, FunctionType]:
+    modules = ["", ".fitting.fit", ".hub", *(f".{part}" for part in PARTS)]
+    functions = {}
+    for module in modules:
+        part = importlib.import_module(f"vision_attn{module}")
+        for name in getattr(part, "__all__", ()):
+            function = inspect.unwrap(getattr(part, name))
+            if inspect.isfunction(function) and function.__module__.startswith("vision_attn."):
+                functions[name] = function
+    return functions
+
+
+def missing_sections(function: FunctionType) -> list[str]:
+    """The parameters that `Args:` leaves out, and "Returns" where it returns what no line tells."""
+    text, signature = inspect.getdoc(function) or "", inspect.signature(function)
+    section = re.search(r"\nArgs:\n((?:    .*\n?|\n)+)", text)
+    told = re.findall(r"^    (\w+):", section[1], re.MULTILINE) if section else []
+    missing = [name for name in signature.parameters if name not in told]
+    returns = signature.return_annotation not in (None, "None", inspect.Signature.empty)
+    if (
+        signature.parameters
+        and returns
+        and not re.search(r"^(Returns|Yields):$", text, re.MULTILINE)
+    ):
+        missing.append("Returns")
+    return missing
+
+
+def test_what_people_call_has_its_arguments_and_results_told():
+    functions = exported_functions()
+    assert {"explain", "score", "fit", "load_model", "overlay"} <= set(functions)
+    missing = {name: missing_sections(function) for name, function in functions.items()}
+    missing = {name: what for name, what in missing.items() if what and name not in UNTOLD}
+    assert not missing
+
+
+def test_missing_sections_are_seen():
+    def area(width: float, height: float) -> float:
+        """Multiply.
+
+        Args:
+            width: In metres.
+        """
+        return width * height
+
+    assert missing_sections(area) == ["height", "Returns"]
 
 
 def test_faults_are_seen():

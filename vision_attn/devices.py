@@ -17,10 +17,15 @@ Precision = Literal["bf16-mixed", "32-true"]
 
 
 def native_precision(accelerator: str = "auto") -> Precision:
-    """`bf16-mixed` where the device multiplies bfloat16 in hardware, else `32-true`.
+    """Choose Lightning's precision by what the device multiplies in hardware.
 
     Emulated bfloat16 is slower than float32, so software support does not count.
-    `accelerator` is Lightning's: auto, cpu, gpu, cuda, mps.
+
+    Args:
+        accelerator: Lightning's: auto, cpu, gpu, cuda, mps.
+
+    Returns:
+        `bf16-mixed` where the device has bfloat16 in hardware, else `32-true`.
     """
     if accelerator == "mps":
         return "32-true"

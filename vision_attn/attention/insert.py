@@ -26,12 +26,22 @@ def add_gates(
     """Put a gate after every block of a CNN, in place, and return the network.
 
     A block is the smallest module that holds a spatial convolution and another layer: a residual
-    block, an inception block, ... Where there are none, as in VGG, each convolution is one.
-    gate: called as `gate(channels=c)`. It becomes the child `attention_gate` of its block, so all
-    other parameters keep their names. A gate with `neutralize` starts as the identity, so the
-    network's outputs stay as they were until training changes them. image_size: (height, width) of
-    the images that the network takes; one pass over an empty image, in eval mode, counts the
-    channels of each block. ValueError where the network has no convolution, or has gates already.
+    block, an inception block, ... Where there are none, as in VGG, each convolution is one. A
+    gate becomes the child `attention_gate` of its block, so all other parameters keep their names.
+    A gate with `neutralize` starts as the identity, so the network's outputs stay as they were
+    until training changes them.
+
+    Args:
+        network: A CNN without gates.
+        gate: Called as `gate(channels=c)`.
+        image_size: (height, width) in pixels of the images that the network takes; one pass over an
+            empty image, in eval mode, counts the channels of each block.
+
+    Returns:
+        The network itself.
+
+    Raises:
+        ValueError: It has no convolution, or has gates already.
 
     Examples:
         >>> from torch import nn

@@ -15,7 +15,12 @@ __all__ = ["both", "causal_mask", "check_exists", "check_mask", "padding_mask"]
 def causal_mask(queries: int, keys: int | None = None) -> Bool[Tensor, "i j"]:
     """Let each query see the keys up to its own position.
 
-    keys: as many as queries if None.
+    Args:
+        queries: How many queries.
+        keys: How many keys; None for as many as queries.
+
+    Returns:
+        Bool (queries, keys), True where a key is seen.
 
     Examples:
         >>> from vision_attn.attention import causal_mask
@@ -28,6 +33,13 @@ def causal_mask(queries: int, keys: int | None = None) -> Bool[Tensor, "i j"]:
 
 def padding_mask(lengths: Int[Tensor, " b"], keys: int) -> Bool[Tensor, "b 1 1 j"]:
     """Hide the padding of each sequence, whose first `lengths` keys are true ones.
+
+    Args:
+        lengths: Of each sequence of the batch, (b).
+        keys: How many keys the longest has.
+
+    Returns:
+        Bool, True where a key is seen.
 
     Examples:
         >>> import torch

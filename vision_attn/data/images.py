@@ -174,6 +174,9 @@ def read_image(
             bool by their type; 16 bits whose maximum exceeds 16,383 by the upper 8; floats within
             0 to 1 as they are. Of other numbers the range has to be given.
 
+    Returns:
+        A PIL image in mode RGB.
+
     Raises:
         ImageError: As `open_image` does, and where the range of numbers is not certain.
     """
@@ -329,7 +332,15 @@ def find_images(paths: Iterable[str | PathLike[str]]) -> list[Path]:
     """Find the files among `paths`, and the images below the folders among them, in order.
 
     A file is taken whatever it is; in a folder a known suffix decides, else how a file begins.
-    Raises ImageError for a path that is not there and for a folder without images.
+
+    Args:
+        paths: Files and folders.
+
+    Returns:
+        The files, each once.
+
+    Raises:
+        ImageError: A path is not there, or a folder has no images.
     """
     images: list[Path] = []
     for path in map(Path, paths):

@@ -72,13 +72,23 @@ def paired_bootstrap(
 ) -> PairedDifference:
     """Estimate the mean of a - b with a confidence interval.
 
-    a, b: two scores (n) of the same n images, at least 2. level: the interval's confidence, between
-    0 and 1. resamples: how often n images are drawn with replacement. The same images are drawn for
-    both scores, so what is hard for both cancels. The interval is `bca`; where all scores are hits
-    and misses (1 and 0) it is `paired_wilson`, without resampling. In a simulation the 95 %
-    intervals of 100 images held the true mean in 94.7 to 95.8 % of 4000 cases: of uniform and
-    exponential differences, and of hits in shares of 0.2 to 0.8. ValueError for other shapes or
-    levels.
+    The same images are drawn for both scores, so what is hard for both cancels. The interval is
+    `bca`; where all scores are hits and misses (1 and 0) it is `paired_wilson`, without resampling.
+    In a simulation the 95 % intervals of 100 images held the true mean in 94.7 to 95.8 % of 4000
+    cases: of uniform and exponential differences, and of hits in shares of 0.2 to 0.8.
+
+    Args:
+        a: A score (n) of n images, at least 2.
+        b: Another score (n) of the same images.
+        level: The interval's confidence, between 0 and 1.
+        resamples: How often n images are drawn with replacement.
+        seed: Of the draws.
+
+    Returns:
+        The mean difference, and the interval's ends.
+
+    Raises:
+        ValueError: The shapes or the level are others.
 
     Examples:
         >>> import torch
@@ -131,7 +141,15 @@ def bca(
 
 @checked()
 def wilson(hits: Tensor, level: float = 0.95) -> Interval:
-    """Compute the score interval of the share of hits, (n) of 1 and 0, Wilson 1927."""
+    """Compute the score interval of a share of hits, Wilson 1927.
+
+    Args:
+        hits: (n) of 1 and 0.
+        level: The interval's confidence, between 0 and 1.
+
+    Returns:
+        The interval's ends, from 0 to 1.
+    """
     _check(level)
     n, share = len(hits), float(hits.cpu().double().mean())
     z = NORMAL.inv_cdf((1 + level) / 2)
@@ -164,8 +182,12 @@ def paired_wilson(a: Tensor, b: Tensor, level: float = 0.95) -> Interval:
 def auc(a: Tensor, b: Tensor) -> float:
     """Compute the area under the ROC curve: the share of pairs with a above b, ties counting half.
 
-    a, b: scores of two kinds (n), (m); 1 separates them, 1/2 does not, 0 separates them with the
-    sign reversed.
+    Args:
+        a: Scores (n) of one kind.
+        b: Scores (m) of the other.
+
+    Returns:
+        1 where the scores separate the kinds, 1/2 where they do not, 0 with the sign reversed.
 
     Examples:
         >>> import torch
@@ -182,8 +204,18 @@ def auc_interval(
 ) -> Interval:
     """Estimate a confidence interval of `auc`, by the percentiles of a paired bootstrap.
 
-    a, b: two scores (n) of the same n images, at least 2; the same images are drawn for both. Where
-    every a is above every b the interval is that point. ValueError for other shapes or levels.
+    Args:
+        a: A score (n) of n images, at least 2.
+        b: Another score (n) of the same images, which are drawn for both.
+        level: The interval's confidence, between 0 and 1.
+        resamples: How often n images are drawn with replacement.
+        seed: Of the draws.
+
+    Returns:
+        The interval; a point where every a is above every b.
+
+    Raises:
+        ValueError: The shapes or the level are others.
 
     Examples:
         >>> import torch

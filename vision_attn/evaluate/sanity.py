@@ -155,6 +155,13 @@ def cascading_randomisation(network: nn.Module, seed: int = 0) -> Iterator[tuple
 
     The copy is one and the same copy, changed between steps; the network itself is left alone.
 
+    Args:
+        network: A network with layers that can be drawn anew.
+        seed: Of the weights that are drawn.
+
+    Yields:
+        The layer's name, and the copy.
+
     Examples:
         >>> from torch import nn
         >>> from vision_attn.evaluate import cascading_randomisation

@@ -74,16 +74,28 @@ def fit(
 ) -> FittedRun:
     """Train a network, test its best weights once at the end, and return the run.
 
-    config: a YAML file, or the name of a config of the package (`vision-attn configs` lists them).
-    overrides: values by the command line's dotted names, {"data.batch_size": 64}. The rest are the
-    ones changed most: max_epochs, or minutes (how many epochs fit into them is measured), data_root
-    (data.root), output (trainer.default_root_dir, where runs land), name (of the run's folder
-    there), seed (seed_everything), resume (ckpt_path, a last.ckpt to go on from). allow: packages
-    beside vision_attn, torch, torchvision, timm and lightning whose classes the config may name;
-    their code runs.
+    All but `config`, `overrides` and `allow` are short names of the values that are changed most.
 
-    Raises ValueError, one line, for a config or a value that does not fit; OSError where a file
-    cannot be written.
+    Args:
+        config: A YAML file, or the name of a config of the package (`vision-attn configs` lists
+            them).
+        overrides: Values by the command line's dotted names, {"data.batch_size": 64}.
+        max_epochs: trainer.max_epochs.
+        minutes: In the place of max_epochs: how many epochs fit into them is measured.
+        data_root: data.root, the folder of the data.
+        output: trainer.default_root_dir, where runs land.
+        name: Of the run's folder there.
+        seed: seed_everything.
+        resume: ckpt_path, a last.ckpt to go on from.
+        allow: Packages beside vision_attn, torch, torchvision, timm and lightning whose classes the
+            config may name; their code runs.
+
+    Returns:
+        The run's folder, and what it holds: metrics, summary and the network with its best weights.
+
+    Raises:
+        ValueError: The config or a value does not fit; in one line.
+        OSError: A file cannot be written.
 
     Examples:
         >>> import tempfile, vision_attn

@@ -43,6 +43,9 @@ def load(spec: str | Path, **options: Any) -> Model | LoadedSequences:
         options: Those of `load_model`; a checkpoint of sequences or questions takes `value_range`
             of them alone.
 
+    Returns:
+        The model, in eval mode, on the CPU.
+
     Raises:
         ModelError: There is no such model, or its weights do not fit; in one line.
     """
@@ -125,6 +128,9 @@ def load_sequences(path: str | Path) -> LoadedSequences:
 
     Args:
         path: The file.
+
+    Returns:
+        The network in eval mode, its vocabularies and preprocessing.
 
     Raises:
         ModelError: It is a checkpoint of another kind, or damaged; in one line.

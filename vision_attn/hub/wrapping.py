@@ -67,6 +67,9 @@ def wrap(
         name: What titles call it.
         weights: Where its weights come from; titles warn of random ones.
 
+    Returns:
+        The model.
+
     Raises:
         ModelError: The transform, the network, the classes and the layout do not fit, in one line.
         ValueError: An argument is of another kind.

@@ -85,7 +85,11 @@ def methods() -> dict[str, type[Explainer]]:
 def fitting_methods(network: nn.Module | Model) -> list[Explainer]:
     """List every method, with its default options, that can explain this network, kind by kind.
 
-    For a model this is decided at its input size, as in a call.
+    Args:
+        network: A network or a model; for a model this is decided at its input size, as in a call.
+
+    Returns:
+        The explainers.
 
     Examples:
         >>> from torch import nn
@@ -141,10 +145,18 @@ def choose_methods(
 ) -> list[Explainer]:
     """Make explainers of methods, given by name or as explainers, each once, baselines last.
 
-    None takes the usual one (`usual_method`), the word "all" every method that fits, first those
-    that scores have shown to be trusted (`Model.trust`), with their options. Raises ValueError
-    for a method that is unknown, and MisfitError, which is one too, for one that does not fit the
-    network.
+    Args:
+        methods: Names, explainers, or a list of these. None: the usual one (`usual_method`); "all":
+            every method that fits, first those that scores have shown to be trusted
+            (`Model.trust`), with their options.
+        network: The network or model that they are to explain.
+
+    Returns:
+        The explainers.
+
+    Raises:
+        ValueError: A method is unknown.
+        MisfitError: One does not fit the network; it is a ValueError too.
 
     Examples:
         >>> from torch import nn
@@ -194,6 +206,9 @@ def usual_method(network: nn.Module | Model, class_blind: bool = False) -> Expla
         network: A network or a model.
         class_blind: Whether it must be a method whose map is of no class.
 
+    Returns:
+        The explainer.
+
     Raises:
         ValueError: No method fits the network.
 
@@ -220,6 +235,13 @@ def usual_method(network: nn.Module | Model, class_blind: bool = False) -> Expla
 @checked()
 def is_trusted(explainer: Explainer, network: nn.Module | Model) -> bool:
     """Whether scores have shown that this method's maps can be trusted for this model.
+
+    Args:
+        explainer: The method with its options.
+        network: A model, whose `trust` tells; of a bare network nothing is known.
+
+    Returns:
+        True where it is among the trusted.
 
     Examples:
         >>> from torch import nn
@@ -258,9 +280,16 @@ def _has_tokens(network: nn.Module | Model) -> bool:
 def parse_method(text: str) -> Explainer:
     """Make an explainer of a text: `Rollout`, `Rollout(fusion=max, discard=0.9)`.
 
-    Values are Python literals, true / false / none, or bare words (`layer=layer4.2`); nothing is
-    evaluated. Raises ValueError for an unknown name or option, with the nearest, and for a value
-    that the option does not take.
+    Args:
+        text: A name, with options or without. Values are Python literals, true / false / none, or
+            bare words (`layer=layer4.2`); nothing is evaluated.
+
+    Returns:
+        The explainer.
+
+    Raises:
+        ValueError: The name or an option is unknown, and the nearest is told; or a value is one
+            that the option does not take.
 
     Examples:
         >>> from vision_attn.methods import parse_method

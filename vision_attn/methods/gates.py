@@ -146,8 +146,16 @@ class SpatialGates(Explainer):
 def gate_values(network: nn.Module | Model, images: Images) -> dict[str, Float[Tensor, "b ..."]]:
     """Run a network and read its gates, by the module's name, in the order they run.
 
-    (b c) for a channel gate, (b c h w) for one of each channel in each place, (b h w) for a spatial
-    one. Raises ValueError where there is no gate.
+    Args:
+        network: A network or model with gates.
+        images: (b c h w), as the network takes them.
+
+    Returns:
+        By module: (b c) for a channel gate, (b c h w) for one of each channel in each place,
+        (b h w) for a spatial one.
+
+    Raises:
+        ValueError: There is no gate.
 
     Examples:
         >>> import torch

@@ -197,8 +197,15 @@ class Rebuildable(nn.Module):
 def describe(network: nn.Module) -> dict[str, Any]:
     """Describe a network by its class and arguments as plain values, without its weights.
 
-    Raises ValueError for a network that `build` would refuse: a class from elsewhere, or an
-    argument that is neither a plain value nor a factory of vision_attn.
+    Args:
+        network: A network of `vision_attn.models`.
+
+    Returns:
+        Its `class_path` and `init_args`.
+
+    Raises:
+        ValueError: `build` would refuse it: a class from elsewhere, or an argument that is neither
+            a plain value nor a factory of vision_attn.
     """
     if not isinstance(network, Rebuildable):
         raise ValueError(
@@ -211,8 +218,15 @@ def describe(network: nn.Module) -> dict[str, Any]:
 def build(description: Any) -> nn.Module:
     """Build the network of a description, with fresh weights; the opposite of `describe`.
 
-    Raises ValueError where the description asks for anything but classes of vision_attn that are
-    `nn.Module`s, and plain values.
+    Args:
+        description: Plain values, as `describe` gives them.
+
+    Returns:
+        The network.
+
+    Raises:
+        ValueError: The description asks for anything but classes of vision_attn that are
+            `nn.Module`s, and plain values.
     """
     factory = _factory(description)
     cls: Any = factory.func

@@ -45,11 +45,21 @@ def export(model: Model, path: str | Path) -> Exported:
 
     The file takes any number of images (b 3 h w) of the model's input size, normalised as its
     `preprocess` does, and gives logits (b k). It appears under its name when it is whole and right.
-    Raises ValueError for another kind of name, where onnxruntime is missing, and where the logits
-    differ from the network's by more than 1e-4 of the largest; OSError where it cannot be written.
 
         exported = vision_attn.export(vision_attn.load_model("timm:resnet18"), "resnet18.onnx")
         exported.path, exported.difference
+
+    Args:
+        model: A model of `load_model` or `wrap`.
+        path: The file, in .onnx or .pt2.
+
+    Returns:
+        The file, and how far its logits are from the network's.
+
+    Raises:
+        ValueError: The name is of another kind, onnxruntime is missing, or the logits differ from
+            the network's by more than 1e-4 of the largest.
+        OSError: It cannot be written.
     """
     path = Path(path)
     if path.suffix not in WRITERS:

@@ -194,25 +194,65 @@ class SEResNet(Rebuildable):
 
 
 def seresnet18(num_classes: int = 1000, gate: GateFactory = TIMM_GATE) -> SEResNet:
-    """SE-ResNet-18 for 224x224: timm's `seresnet18` weights load strictly."""
+    """SE-ResNet-18 for 224x224: timm's `seresnet18` weights load strictly.
+
+    Args:
+        num_classes: How many logits.
+        gate: Called as `gate(channels=c)`, once for each block.
+
+    Returns:
+        The network, with weights as they are drawn.
+    """
     return SEResNet(num_classes, BasicBlock, (2, 2, 2, 2), stem="7x7", gate=gate)
 
 
 def seresnet34(num_classes: int = 1000, gate: GateFactory = TIMM_GATE) -> SEResNet:
-    """SE-ResNet-34 for 224x224: timm's `seresnet34` weights load strictly."""
+    """SE-ResNet-34 for 224x224: timm's `seresnet34` weights load strictly.
+
+    Args:
+        num_classes: How many logits.
+        gate: Called as `gate(channels=c)`, once for each block.
+
+    Returns:
+        The network, with weights as they are drawn.
+    """
     return SEResNet(num_classes, BasicBlock, (3, 4, 6, 3), stem="7x7", gate=gate)
 
 
 def seresnet50(num_classes: int = 1000, gate: GateFactory = TIMM_GATE) -> SEResNet:
-    """SE-ResNet-50 for 224x224: timm's `seresnet50` weights load strictly."""
+    """SE-ResNet-50 for 224x224: timm's `seresnet50` weights load strictly.
+
+    Args:
+        num_classes: How many logits.
+        gate: Called as `gate(channels=c)`, once for each block.
+
+    Returns:
+        The network, with weights as they are drawn.
+    """
     return SEResNet(num_classes, Bottleneck, (3, 4, 6, 3), stem="7x7", gate=gate)
 
 
 def seresnet101(num_classes: int = 1000, gate: GateFactory = TIMM_GATE) -> SEResNet:
-    """SE-ResNet-101 for 224x224: timm's `seresnet101` weights load strictly."""
+    """SE-ResNet-101 for 224x224: timm's `seresnet101` weights load strictly.
+
+    Args:
+        num_classes: How many logits.
+        gate: Called as `gate(channels=c)`, once for each block.
+
+    Returns:
+        The network, with weights as they are drawn.
+    """
     return SEResNet(num_classes, Bottleneck, (3, 4, 23, 3), stem="7x7", gate=gate)
 
 
 def seresnet152(num_classes: int = 1000, gate: GateFactory = TIMM_GATE) -> SEResNet:
-    """SE-ResNet-152 for 224x224: timm's `seresnet152` weights load strictly."""
+    """SE-ResNet-152 for 224x224: timm's `seresnet152` weights load strictly.
+
+    Args:
+        num_classes: How many logits.
+        gate: Called as `gate(channels=c)`, once for each block.
+
+    Returns:
+        The network, with weights as they are drawn.
+    """
     return SEResNet(num_classes, Bottleneck, (3, 8, 36, 3), stem="7x7", gate=gate)

@@ -173,8 +173,15 @@ def is_timm_vit(network: nn.Module) -> bool:
 def vit_from_timm(network: nn.Module) -> ViT:
     """Make our ViT of timm's: the same arguments and weights, and so the same logits.
 
-    Raises ModelError for a ViT of timm that ours does not cover (pre-norm as in CLIP, attention
-    pooling, query norm, gated MLPs, other activations).
+    Args:
+        network: A `VisionTransformer` of timm.
+
+    Returns:
+        A network of ours.
+
+    Raises:
+        ModelError: It is a ViT that ours does not cover (pre-norm as in CLIP, attention pooling,
+            query norm, gated MLPs, other activations).
     """
     block: Any = _plain_block(network)
     vit: Any = network

@@ -87,8 +87,18 @@ def shot(
 ) -> Shot:
     """Save what the page shows of a picture as folder/page/NAME.jpg.
 
-    full: the file that opens on a click, relative to the folder. None: the same, which is then
-    saved somewhat larger. most: how many bytes the picture may take; it is shrunk until it does.
+    Args:
+        picture: Uint8 (h w 3).
+        folder: The page's.
+        name: Of the file, without its ending.
+        caption: The line below it.
+        alt: What a reader hears who does not see it.
+        full: The file that opens on a click, relative to the folder. None: the same, which is then
+            saved somewhat larger.
+        most: How many bytes the picture may take; it is shrunk until it does.
+
+    Returns:
+        The shot, for a row or figures of the page.
 
     Examples:
         >>> from pathlib import Path
@@ -406,9 +416,17 @@ class Gallery(Section):
 def write_page(
     folder: Path, title: str, sections: Sequence[Section], lead: str = "", warning: str = ""
 ) -> Path:
-    """Write folder/index.html and return its path.
+    """Write folder/index.html.
 
-    lead: a line below the title. warning: added to the title, in another colour.
+    Args:
+        folder: The page's.
+        title: Of the page.
+        sections: What it shows, from top to bottom.
+        lead: A line below the title.
+        warning: Added to the title, in another colour.
+
+    Returns:
+        The file.
 
     Examples:
         >>> from pathlib import Path

@@ -33,9 +33,20 @@ def number_grid(
 ) -> Picture:
     """Draw numbers as a grid of colours, each with its number where there is room; NaN stays empty.
 
-    low, high: the values of the first and last colour; None takes the least and the largest. ends:
-    of each number's interval, written below it; then 0 is white, what is above it red, and what is
-    below it blue, the colour is full for the largest twentieth, and low and high do not count.
+    Args:
+        values: (l head), or other rows and columns.
+        title: Above the picture.
+        x: Name of the columns.
+        y: Name of the rows.
+        unit: Of the numbers, beside the colour bar.
+        low: The value of the first colour; None takes the least.
+        high: The value of the last colour; None takes the largest.
+        ends: Of each number's interval, written below it. Then 0 is white, what is above it red
+            and what is below it blue, the colour is full for the largest twentieth, and low and
+            high do not count.
+
+    Returns:
+        The picture, uint8 (h w 3).
 
     Examples:
         >>> import numpy as np
@@ -112,8 +123,15 @@ def block_curves(
 ) -> Picture:
     """Draw numbers of each block as lines over the blocks; None leaves a gap.
 
-    low: where the axis begins; None leaves it to the numbers. x: what the blocks are called.
-    places: their numbers; None: from 0.
+    Args:
+        lines: The numbers by the line's name.
+        title: Above the picture.
+        low: Where the axis begins; None leaves it to the numbers.
+        x: What the blocks are called.
+        places: Their numbers; None: from 0.
+
+    Returns:
+        The picture, uint8 (h w 3).
 
     Examples:
         >>> from vision_attn import render

@@ -39,10 +39,19 @@ NAMES = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "ece": "calibration
 
 
 def learning_curves(metrics: str | PathLike[str]) -> Picture:
-    r"""Draw what a run logged (Lightning's metrics.csv), a panel a metric, train against val.
+    r"""Draw what a run logged, a panel a metric, train against val.
 
     Columns are `train/loss`, `val/top1` and the like; of a metric logged by step and by epoch the
-    epochs are shown. ValueError where the file holds no such column.
+    epochs are shown.
+
+    Args:
+        metrics: Lightning's metrics.csv.
+
+    Returns:
+        The picture, uint8 (h w 3).
+
+    Raises:
+        ValueError: The file holds no such column.
 
     Examples:
         >>> from pathlib import Path
@@ -64,9 +73,15 @@ def learning_curves(metrics: str | PathLike[str]) -> Picture:
 
 
 def learning_curve_panels(metrics: str | PathLike[str]) -> dict[str, Picture]:
-    r"""Draw the panels of `learning_curves` as a picture each, by the metric's name.
+    r"""Draw the panels of `learning_curves` as a picture each.
 
     Side by side they fill a wide page, one below the other a narrow one.
+
+    Args:
+        metrics: As of `learning_curves`.
+
+    Returns:
+        The pictures by the metric's name.
 
     Examples:
         >>> from pathlib import Path
@@ -123,8 +138,17 @@ def _read_curves(path: str | PathLike[str]) -> dict[str, dict[str, dict[int, flo
 def confusion_matrix(counts: Shaped[ndarray, "k k"], classes: Sequence[str]) -> Picture:
     """Draw a confusion matrix, coloured by each row's shares.
 
-    counts[i, j]: images of class i predicted as j. Up to 20 classes the counts are written in, up
-    to 40 the classes named. ValueError unless the counts are square, a row for each class.
+    Up to 20 classes the counts are written in, up to 40 the classes named.
+
+    Args:
+        counts: [i, j]: images of class i predicted as j.
+        classes: Their names.
+
+    Returns:
+        The picture, uint8 (h w 3).
+
+    Raises:
+        ValueError: The counts are not square, a row for each class.
 
     Examples:
         >>> import numpy as np
@@ -161,7 +185,15 @@ def confusion_matrix(counts: Shaped[ndarray, "k k"], classes: Sequence[str]) -> 
 def channel_gates(gates: Mapping[str, Float[ndarray, " _"]], title: str = "") -> Picture:
     """Draw how far each channel's gate is open, 0 to 1: a row of bars a layer, and their mean.
 
-    gates: a layer's name -> its gates. ValueError without a layer.
+    Args:
+        gates: By the layer's name its gates.
+        title: Above the picture.
+
+    Returns:
+        The picture, uint8 (h w 3).
+
+    Raises:
+        ValueError: There is no layer.
 
     Examples:
         >>> import numpy as np
@@ -235,7 +267,12 @@ def _look() -> AbstractContextManager[None]:
 def show(picture: Picture, dpi: float = 100.0) -> "Figure":
     """Show a picture as a matplotlib figure: in a window where the backend has windows.
 
-    Returns the figure, which a notebook shows as the last line of a cell and `savefig` writes.
+    Args:
+        picture: Uint8 (h w 3).
+        dpi: Pixels an inch.
+
+    Returns:
+        The figure, which a notebook shows as the last line of a cell and `savefig` writes.
 
     Examples:
         >>> import numpy as np

@@ -6,7 +6,14 @@ __all__ = ["markdown_table"]
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown, a line each for the header, the rule and the rows.
+    """Write a table in Markdown, a line each for the header, the rule and the rows.
+
+    Args:
+        header: The names of the columns.
+        rows: Cells, as many a row as there are columns.
+
+    Returns:
+        The lines.
 
     Examples:
         >>> from vision_attn.render import markdown_table

@@ -142,11 +142,18 @@ def overlay(
 ) -> UInt8[ndarray, "H W 3"]:
     """Draw a heatmap over its photo: the same pixels, the same size.
 
-    heatmap: raw values at any size, brought to the photo's bilinearly; a map over a crop must
-    first be laid on the photo (`Preprocess.to_original`). Where they are NaN (outside the model's
-    crop) or infinite the photo turns grey. scale: what full colour stands for; `natural(heatmap,
-    prefix_mass)` is the map's own, one scale for several maps makes them comparable. style:
-    `ColorMap()` unless given.
+    Where the map is NaN (outside the model's crop) or infinite the photo turns grey.
+
+    Args:
+        image: The photo, a PIL image or uint8 (H W 3).
+        heatmap: Raw values (h w) at any size, brought to the photo's bilinearly; a map over a
+            crop must first be laid on the photo (`Preprocess.to_original`).
+        scale: What full colour stands for; `natural(heatmap, prefix_mass)` is the map's own, one
+            scale for several maps makes them comparable.
+        style: `ColorMap()` unless given.
+
+    Returns:
+        Uint8 (H W 3).
     """
     photo = np.asarray(image.convert("RGB") if isinstance(image, Image) else image)
     values = to_array(heatmap)
@@ -164,7 +171,14 @@ def overlay(
 def colored(
     photo: UInt8[ndarray, "H W 3"], colors: Float[ndarray, "H W 3"]
 ) -> UInt8[ndarray, "H W 3"]:
-    """Lay colours of their own over a photo: red, green and blue from 0 to 1; grey where NaN.
+    """Lay colours of their own over a photo.
+
+    Args:
+        photo: Uint8 (h w 3).
+        colors: Red, green and blue from 0 to 1; grey where NaN.
+
+    Returns:
+        Uint8 (h w 3).
 
     Examples:
         >>> import numpy as np

@@ -44,13 +44,28 @@ WARNING = (180, 60, 9)  # dark orange: 5 to 1 on white
 
 
 def enlarged(photo: Picture) -> Picture:
-    """Enlarge a small photo by a whole factor, each pixel a square; leave others as they are."""
+    """Enlarge a small photo by a whole factor, each pixel a square; leave others as they are.
+
+    Args:
+        photo: Uint8 (h w 3).
+
+    Returns:
+        Uint8, of the same shape or a multiple.
+    """
     factor = max(1, LEGIBLE // max(photo.shape[:2]))
     return photo.repeat(factor, axis=0).repeat(factor, axis=1)
 
 
 def shrunk(picture: Picture, longest: int) -> Picture:
-    """Shrink the picture until neither side is longer than `longest` pixels."""
+    """Shrink the picture until neither side is longer than `longest` pixels.
+
+    Args:
+        picture: Uint8 (h w 3).
+        longest: Pixels.
+
+    Returns:
+        The picture, or the same where it is small.
+    """
     factor = longest / max(picture.shape[:2])
     height, width = (max(1, round(side * factor)) for side in picture.shape[:2])
     return resize(picture, height, width) if factor < 1 else picture
@@ -59,7 +74,10 @@ def shrunk(picture: Picture, longest: int) -> Picture:
 def save(picture: Picture, path: str | PathLike[str], quality: int = 88) -> None:
     """Save as PNG or JPEG, by the path's ending; a PNG quickly rather than as small as can be.
 
-    quality: of a JPEG, 1 to 95; below 85 its colours have half the resolution.
+    Args:
+        picture: Uint8 (h w 3).
+        path: The file.
+        quality: Of a JPEG, 1 to 95; below 85 its colours have half the resolution.
     """
     subsampling = 0 if quality >= 85 else 2  # 4:4:4, 4:2:0
     with replacing(path) as file:
@@ -69,9 +87,17 @@ def save(picture: Picture, path: str | PathLike[str], quality: int = 88) -> None
 
 
 def save_within(picture: Picture, path: str | PathLike[str], most: int) -> Picture:
-    """Save as the largest JPEG of at most `most` bytes; return the picture at that size.
+    """Save as the largest JPEG of at most `most` bytes.
 
     A picture that is too large even at 80 pixels is saved at 80.
+
+    Args:
+        picture: Uint8 (h w 3).
+        path: The file.
+        most: Bytes.
+
+    Returns:
+        The picture at the size that was saved.
 
     Examples:
         >>> from pathlib import Path
@@ -97,10 +123,16 @@ def save_within(picture: Picture, path: str | PathLike[str], most: int) -> Pictu
 def thumbnail(
     picture: Picture, path: str | PathLike[str], most: int | None = None, *, alone: bool = False
 ) -> Picture:
-    """Save what a page shows of a picture as a JPEG of 400 pixels; return it at its size.
+    """Save what a page shows of a picture as a JPEG of 400 pixels.
 
-    most: how many bytes it may take; it is shrunk until it does. alone: it is all that there is of
-    the picture, and so it is saved somewhat larger.
+    Args:
+        picture: Uint8 (h w 3).
+        path: The file.
+        most: How many bytes it may take; it is shrunk until it does.
+        alone: It is all that there is of the picture, and so it is saved somewhat larger.
+
+    Returns:
+        The picture at the size that was saved.
 
     Examples:
         >>> from pathlib import Path
@@ -119,7 +151,15 @@ def thumbnail(
 
 
 def mark(picture: Picture, x: float, y: float) -> Picture:
-    """Draw a ring around the point (x, y), both in 0..1 of the picture, to mark a query.
+    """Draw a ring around a point, to mark a query.
+
+    Args:
+        picture: Uint8 (h w 3).
+        x: From 0 to 1 of the width.
+        y: From 0 to 1 of the height.
+
+    Returns:
+        A picture of the same size.
 
     Examples:
         >>> import numpy as np
@@ -140,6 +180,14 @@ def mark(picture: Picture, x: float, y: float) -> Picture:
 
 def with_colorbar(picture: Picture, style: Style, scale: Scale) -> Picture:
     """Put the picture's colour bar in a white strip to the right; the picture itself is untouched.
+
+    Args:
+        picture: Uint8 (h w 3).
+        style: How the map was painted.
+        scale: What its full colour stands for.
+
+    Returns:
+        A picture as high, and wider.
 
     Examples:
         >>> import numpy as np
@@ -175,8 +223,15 @@ def with_colorbar(picture: Picture, style: Style, scale: Scale) -> Picture:
 def with_caption(picture: Picture, text: str, size: int | None = None) -> Picture:
     """Put a line of text in a white strip below the picture, on several lines where it is narrow.
 
-    The picture itself is untouched; without text nothing is added. size: of the letters, in pixels;
-    None takes that of `with_colorbar`.
+    The picture itself is untouched; without text nothing is added.
+
+    Args:
+        picture: Uint8 (h w 3).
+        text: The line.
+        size: Of the letters, in pixels; None takes that of `with_colorbar`.
+
+    Returns:
+        A picture as wide, and higher.
 
     Examples:
         >>> import numpy as np

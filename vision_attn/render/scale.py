@@ -55,6 +55,12 @@ class Scale:
 def fit(values: Float[ndarray, "*shape"]) -> Scale:
     """Fit a scale to one map, or to several that share it: up to the 99th percentile of |values|.
 
+    Args:
+        values: One map (h w), or several (... h w).
+
+    Returns:
+        The scale.
+
     Examples:
         >>> import numpy as np
         >>> from vision_attn import render
@@ -72,7 +78,13 @@ def fit(values: Float[ndarray, "*shape"]) -> Scale:
 def times_uniform(values: Float[ndarray, "*lead h w"], least: float = 3.0) -> Scale:
     """Scale attention so that 1 is the share of a position where all get the same.
 
-    Full colour is at least `least` times that, so that attention that is nearly even looks it.
+    Args:
+        values: One map (h w), or several (... h w).
+        least: Full colour is at least so many times that, so that attention that is nearly even
+            looks it.
+
+    Returns:
+        The scale.
 
     Examples:
         >>> import numpy as np
@@ -91,7 +103,13 @@ def natural(
 ) -> Scale:
     """Choose `times_uniform` for shares of one whole, else `fit`; several maps share the scale.
 
-    prefix_mass: the share of the whole that fell on prefix tokens.
+    Args:
+        values: One map (h w), or several (... h w).
+        prefix_mass: The share of the whole that fell on prefix tokens, one number or one a map;
+            None for maps that are no shares.
+
+    Returns:
+        The scale.
 
     Examples:
         >>> import numpy as np

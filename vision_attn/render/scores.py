@@ -192,7 +192,13 @@ def outlined(
 ) -> Picture:
     """Draw the outline of each mask on the picture, dark under its colour to show on any ground.
 
-    colours: white for the first mask and yellow for the second; others go round.
+    Args:
+        picture: Uint8 (h w 3).
+        masks: Bool (h w) each.
+        colours: White for the first mask and yellow for the second; others go round.
+
+    Returns:
+        A picture of the same size.
 
     Examples:
         >>> import numpy as np

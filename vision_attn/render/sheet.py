@@ -46,9 +46,17 @@ def heatmap_grid(
 ) -> Picture:
     """Draw a photo and its maps (and masks) side by side, all of one size, each with its name.
 
-    columns: at most this many a row. warning: text below the title, in another colour, on
-    several lines where the grid is narrow.
-    ValueError without a panel.
+    Args:
+        panels: The photo, its maps and masks.
+        title: Above the picture.
+        columns: At most this many a row.
+        warning: Text below the title, in another colour, on several lines where the grid is narrow.
+
+    Returns:
+        The picture, uint8 (h w 3).
+
+    Raises:
+        ValueError: There is no panel.
 
     Examples:
         >>> import numpy as np
@@ -97,7 +105,14 @@ def heads_overview(
 ) -> Picture:
     """Draw the attention of every head over the photo: a row a layer, a column a head, one scale.
 
-    side: the longer side of each small picture, in pixels.
+    Args:
+        maps: (layer head h w).
+        photo: Uint8 (h w 3); None for the maps alone.
+        title: Above the picture.
+        side: The longer side of each small picture, in pixels.
+
+    Returns:
+        The picture, uint8 (h w 3).
 
     Examples:
         >>> import numpy as np

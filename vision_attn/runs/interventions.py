@@ -70,6 +70,9 @@ def intervene(
         patch_from: Another photo as `explain` takes it, or its tensor (c h w) or (1 c h w), ready
             for the network, where that is given instead of a model. It is run once, as this opens.
 
+    Yields:
+        None: what it changes holds while the `with` is open.
+
     Raises:
         ValueError: The network's attention cannot be recorded; there is no such layer, head or
             token; a branch of it is not added to one stream; or `patch_from` does not fit.

@@ -311,6 +311,9 @@ def patch_components(
             each photo's patches is cut in two by Otsu's threshold, and the side that more of the
             patches along the photo's edges are on is its background.
 
+    Returns:
+        Each patch along each component, and the share of the variance that the components hold.
+
     Raises:
         ValueError: There are fewer features or patches than components, or the layer gives no
             vector for each place.

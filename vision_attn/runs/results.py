@@ -34,8 +34,12 @@ __all__ = ["SavedMaps", "SavedResults", "export_lines", "open_results", "unfinis
 def open_results(folder: str | PathLike[str]) -> "SavedResults":
     """Open what `explain` or `score` left in a folder, without reading it.
 
-    Gives a sequence of rows: of `explain`, one for each photo (or frame) and method, as in
-    results.jsonl; of `score`, one for each method and image.
+    Args:
+        folder: The folder of the run.
+
+    Returns:
+        A sequence of rows: of `explain`, one for each photo (or frame) and method, as in
+        results.jsonl; of `score`, one for each method and image.
 
     Raises:
         ValueError: There are no results, they are not finished, or their files are damaged.

@@ -125,6 +125,9 @@ def photo_similarity(
         other: The photo that it is compared with.
         layer: As of `patch_features`.
 
+    Returns:
+        The cosine, and a map of each photo of what its patches add to it.
+
     Raises:
         ValueError: The layer gives no vector for each place.
     """

@@ -73,6 +73,9 @@ def token_attribution(
         image: A path, PIL image, array or tensor, as `explain` takes it.
         target: The class, by its index or name; None: the predicted one.
 
+    Returns:
+        The tokens, and the share of each.
+
     Raises:
         ValueError: The model compares no texts, or has no such class.
 

@@ -20,8 +20,18 @@ def alignment(
 ) -> Picture:
     """Draw how much each symbol of the source counted when each symbol was written.
 
-    weights: from 0, white, to 1, black; a row for each written symbol, a column for each of the
-    source; ValueError where the names are not as many.
+    Args:
+        weights: From 0, white, to 1, black; a row for each written symbol, a column for each of the
+            source.
+        written: Names of the rows.
+        source: Names of the columns.
+        title: Above the picture.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ValueError: The names are not as many.
 
     Examples:
         >>> import numpy as np
@@ -54,8 +64,16 @@ def word_weights(
 ) -> Picture:
     """Draw the words once for each set of weights, on a ground as dark as the weight is large.
 
-    weights: from 0 to 1, a row for each set, a column for each word; ValueError where `names` and
-    `words` are not as many.
+    Args:
+        weights: From 0 to 1, a row for each set, a column for each word.
+        words: Names of the columns.
+        names: Names of the rows.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ValueError: `names` and `words` are not as many.
 
     Examples:
         >>> import numpy as np

@@ -37,11 +37,20 @@ HUGGING_FACE: dict[str, tuple[int, Pool]] = {
 
 @checked()
 def layout_of(network: nn.Module | Model, image_size: tuple[int, int]) -> TokenLayout:
-    """Find how the tokens of an image of (height, width) lie on it in this network.
+    """Find how the tokens of an image lie on it in this network.
 
     Looks through wrappers: the outermost module that says how its tokens lie is taken. For networks
-    that merge patches as they go (Swin, LeViT) it is the layout of the first layer. Raises
-    ValueError where no module is of a known kind; then give the explainer `layout=`.
+    that merge patches as they go (Swin, LeViT) it is the layout of the first layer.
+
+    Args:
+        network: A network of a known kind, or one that holds one.
+        image_size: (height, width) of the input in pixels.
+
+    Returns:
+        The layout.
+
+    Raises:
+        ValueError: No module is of a known kind; then give the explainer `layout=`.
 
     Examples:
         >>> from vision_attn.tokens import layout_of

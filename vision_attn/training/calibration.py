@@ -22,11 +22,20 @@ FEWEST = 20  # photos of which 5 % are one
 def calibrate(logits: Logits, labels: Int[Tensor, " b"], below: float = 0.05) -> Calibration:
     """Fit the temperature with the least cross-entropy, and the threshold for photos apart.
 
-    logits and labels: of images that the network did not learn from. below: the share of them whose
-    surest class has less than the threshold, after the temperature.
-
     The cross-entropy of z / T is convex in 1 / T, so that its minimum is found by halving: Guo et
-    al. 2017 (arXiv:1706.04599). Raises ValueError for fewer than 20 images.
+    al. 2017 (arXiv:1706.04599).
+
+    Args:
+        logits: (b k), of images that the network did not learn from.
+        labels: (b), their classes.
+        below: The share of them whose surest class has less than the threshold, after the
+            temperature.
+
+    Returns:
+        The calibration.
+
+    Raises:
+        ValueError: There are fewer than 20 images.
 
     Examples:
         >>> import torch

@@ -117,7 +117,14 @@ class BestCheckpoint(ModelCheckpoint):
 
 
 def best_checkpoint(trainer: Trainer) -> Path | None:
-    """Find the file with the best weights of this run; None before there is one."""
+    """Find the file with the best weights of this run.
+
+    Args:
+        trainer: Lightning's.
+
+    Returns:
+        The file; None before there is one.
+    """
     paths = [
         c.best_model_path for c in trainer.checkpoint_callbacks if isinstance(c, BestCheckpoint)
     ]

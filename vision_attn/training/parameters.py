@@ -17,12 +17,19 @@ def parameter_groups(network: nn.Module, layer_decay: float = 1.0) -> list[dict[
     embeddings. Tokens and position tables are bare parameters, norms have one axis. The first and
     the last of these weights (stem and head) have a group apart, since optimisers for hidden
     matrices such as Muon leave these out: `hidden` says which group is which. A module with
-    `orthogonal = False` has groups of its own, marked `apart`.
+    `orthogonal = False` has groups of its own, marked `apart`. Frozen parameters are left out.
 
-    With layer_decay below 1 each layer has groups of its own, whose `lr_scale` is layer_decay to
-    the power of the layers above it: 1 at the head (Bao et al. 2022, BEiT, for fine-tuning).
+    Args:
+        network: The network to train.
+        layer_decay: Below 1 each layer has groups of its own, whose `lr_scale` is layer_decay to
+            the power of the layers above it: 1 at the head (Bao et al. 2022, BEiT, for
+            fine-tuning).
 
-    Frozen parameters are left out. Raises ValueError where nothing is left to train.
+    Returns:
+        Groups as optimisers of torch take them.
+
+    Raises:
+        ValueError: Nothing is left to train.
 
     Examples:
         >>> from vision_attn.models import ViT

@@ -388,7 +388,14 @@ class EpochLines(Callback):
 
 
 def faster(callbacks: Sequence[Callback] = ()) -> list[Callback]:
-    """List the callbacks that make a run faster and change nothing else, of kinds not given."""
+    """List the callbacks that make a run faster and change nothing else.
+
+    Args:
+        callbacks: The trainer's own; of a kind that is among them none is added.
+
+    Returns:
+        Those to add.
+    """
     return _but_for(callbacks, [LeanLoop(), KeepMemory(), ThreadParallel()])
 
 
@@ -400,8 +407,14 @@ def run_callbacks(
 ) -> list[Callback]:
     """List what `vision-attn fit` adds to a trainer: checkpoints, pictures, summary in `folder`.
 
-    monitor: the metric by which the best checkpoint is chosen. summary: another than the usual.
-    callbacks: the trainer's other callbacks; of a kind that is among them none is added.
+    Args:
+        folder: The run's.
+        monitor: The metric by which the best checkpoint is chosen.
+        summary: Another than the usual.
+        callbacks: The trainer's other callbacks; of a kind that is among them none is added.
+
+    Returns:
+        Those to add.
     """
     return [
         *faster(callbacks),

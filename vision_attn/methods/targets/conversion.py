@@ -32,6 +32,9 @@ def as_target(target: TargetLike, model: Model | None = None) -> Target:
             direction in the output; or a function of the output that gives one number an image.
         model: Whose classes the names are.
 
+    Returns:
+        The target.
+
     Raises:
         ValueError: It is none of these, or the model has no such class.
 

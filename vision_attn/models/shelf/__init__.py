@@ -159,8 +159,12 @@ def shelved(spec: str | PathLike[str]) -> Card:
 def list_models(folder: str | PathLike[str] | None = None) -> list[dict[str, Any]]:
     """List the pretrained networks of the package, as rows of plain values.
 
-    Each has a name (`load_model("vision_attn:NAME")`), network, data, accuracy (top-1, a share of
-    the test images), parameters, and size (of the file, in bytes). folder: another shelf.
+    Args:
+        folder: Another shelf.
+
+    Returns:
+        Of each its name (`load_model("vision_attn:NAME")`), network, data, accuracy (top-1, a share
+        of the test images), parameters, and size (of the file, in bytes).
 
     Examples:
         >>> import vision_attn

@@ -57,6 +57,9 @@ def ablate(
         root: The folder of cifar10 and cifar100.
         progress: None shows a bar where there is a terminal.
 
+    Returns:
+        What each unit is worth.
+
     Raises:
         ValueError: The network's attention cannot be recorded, no branches of it can be told apart,
             or fewer than two images could be read.

@@ -65,6 +65,9 @@ def compare(
         batch_size: Photos at once.
         progress: None shows a bar where there is a terminal.
 
+    Returns:
+        The photos, those whose maps differ most first, and the problems.
+
     Raises:
         ValueError: The classes differ, a method does not fit both models, or no photo could be
             compared.

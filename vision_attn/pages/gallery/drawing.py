@@ -59,14 +59,24 @@ def draw_pictures(
 ) -> DrawnPictures:
     """Draw pictures from the maps that `explain --save maps` left in a folder.
 
-    classes: those to draw, by name or index, each into a folder of its own with a page; a photo is
-    of its true class where that is known, else of the predicted one. None at all: the first photos.
-    A folder is named by its class, with the index where two classes share a name (crane-134).
-    methods: all that were kept unless given. limit: photos of each class at most. output:
-    FOLDER/pictures unless given.
+    A photo is of its true class where that is known, else of the predicted one. A folder is named
+    by its class, with the index where two classes share a name (crane-134).
 
-    Raises ValueError where there are no maps, and for an unknown class or method. A photo that is
-    gone is a line of the problems.
+    Args:
+        folder: The folder of maps.
+        classes: Those to draw, by name or index, each into a folder of its own with a page. None:
+            the first photos.
+        methods: Names as on the command line. None: all that were kept.
+        limit: Photos of each class at most.
+        output: Where to; None: FOLDER/pictures.
+        style: How maps are painted; None: `ColorMap()`.
+        progress: None shows a bar where there is a terminal.
+
+    Returns:
+        What was written; a photo that is gone is a line of the problems.
+
+    Raises:
+        ValueError: There are no maps, or no such class or method.
     """
     results = open_results(folder)
     model = saved_model(results)

@@ -123,21 +123,39 @@ def gallery(
 ) -> GallerySummary:
     """Explain photos and videos into a folder, with a page to look through.
 
-    images: files, folders of images, and videos. methods, target, contrast and head: as `explain`
-    takes them, one target for all. limit: at most so many photos, and frames of each video. output:
-    the folder; None takes outputs/explain. style: `ColorMap()` unless given. masks: a folder of
-    masks of the images' stems, shown beside the maps. page: the gallery; where a photo's folder is
-    named for a class, that is its true class there. save: `pictures`, with a raw map (.npy) beside
-    each; `maps`, all raw maps in one file a method, for very many photos (`open_results` reads
-    them, `draw_pictures` draws them); `both`; or `none`, the records alone. A run that was stopped
-    goes on: only what is missing, or whose photo, weights or options are others, is explained.
-    frames: each folder is a video, its images the frames, so many a second. processes: at once on
-    this machine. shard: (number, of how many), only every N-th image; the last shard to finish
-    merges the results. progress: `Bar()` unless given.
+    A run that was stopped goes on: only what is missing, or whose photo, weights or options are
+    others, is explained. An image that cannot be read or explained is a line of the summary's
+    problems, and the rest is done. Ctrl-C keeps what is done.
 
-    An image that cannot be read or explained is a line of the summary's problems, and the rest is
-    done. Raises ValueError for an unknown method, class, path of masks, or an output that cannot
-    be written, or that another job writes to. Ctrl-C keeps what is done.
+    Args:
+        model: A model of `load_model` or `wrap`.
+        images: Files, folders of images, and videos.
+        methods: As `explain` takes them.
+        target: As `explain` takes it, one for all.
+        contrast: The same.
+        limit: At most so many photos, and frames of each video.
+        output: The folder; None takes outputs/explain.
+        head: Which part of the network's output is meant.
+        style: `ColorMap()` unless given.
+        masks: A folder of masks of the images' stems, shown beside the maps.
+        page: Whether to write the gallery; where a photo's folder is named for a class, that is its
+            true class there.
+        save: `pictures`, with a raw map (.npy) beside each; `maps`, all raw maps in one file a
+            method, for very many photos (`open_results` reads them, `draw_pictures` draws them);
+            `both`; or `none`, the records alone.
+        frames: Each folder is a video, its images the frames, so many a second.
+        batch_size: Photos at once.
+        processes: At once on this machine.
+        shard: (number, of how many): only every N-th image; the last shard to finish merges the
+            results.
+        progress: `Bar()` unless given.
+
+    Returns:
+        The folder, and what it holds in short.
+
+    Raises:
+        ValueError: There is no such method or class, a path of masks is none, or the output cannot
+            be written, or another job writes to it.
     """
     check_shard(shard)
     if frames is not None and not 0 < frames < float("inf"):
@@ -489,11 +507,26 @@ def film(
 ) -> GallerySummary:
     """Explain a video: write it once for each method, under its heatmap, in one scale throughout.
 
-    images: a video file, or a folder of images with `frames`, how many are a second. limit: at
-    most so many frames. The other arguments are those of `gallery`.
+    Args:
+        model: A model of `load_model` or `wrap`.
+        images: A video file, or a folder of images with `frames`.
+        methods: As `gallery` takes them.
+        target: The same.
+        contrast: The same.
+        limit: At most so many frames.
+        output: The folder; None takes outputs/explain.
+        head: As of `gallery`.
+        style: `ColorMap()` unless given.
+        frames: How many images of a folder are a second.
+        batch_size: Frames at once.
+        progress: None shows a bar where there is a terminal.
 
-    Raises ValueError where the path is no video, for a method that does not fit the model, and
-    for an unknown class.
+    Returns:
+        What was written, and the problems.
+
+    Raises:
+        ValueError: The path is no video, a method does not fit the model, or there is no such
+            class.
     """
     path = Path(images)
     if path.is_dir() and not frames:

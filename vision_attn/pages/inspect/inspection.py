@@ -117,6 +117,9 @@ def inspect(
             map.
         progress: `Bar()` unless given.
 
+    Returns:
+        The page, which shows itself in a notebook.
+
     Raises:
         ValueError: A method does not fit, there is no such class, or no image can be read.
     """

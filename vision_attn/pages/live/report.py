@@ -79,6 +79,9 @@ def live(
         output: The file to write; None writes none.
         progress: `Bar()` unless given.
 
+    Returns:
+        The page, which shows itself in a notebook.
+
     Raises:
         ModelError: A page cannot run the network exactly.
         ValueError: No image can be read, or the page does not offer what is asked.

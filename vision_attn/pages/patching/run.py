@@ -64,6 +64,9 @@ def patch_states(
         batch_size: Tokens at once.
         progress: None shows a bar where there is a terminal.
 
+    Returns:
+        What each (layer, token) recovers of the number, from 0 to 1, and the number of both photos.
+
     Raises:
         ValueError: The stream's tokens cannot be told (windows), or the target's number is the same
             for both photos.

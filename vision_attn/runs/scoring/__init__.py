@@ -182,29 +182,47 @@ def score(
 ) -> Scores:
     """Measure which heatmaps of a model to trust, beside three maps that know nothing of it.
 
-    images: planted (with masks), planted:shortcut, planted:contradict, cifar10 or cifar100 (below
-    `root`), a folder of images, one with boxes.json, or one with images/ and masks/; or a list of
-    image files and PIL images. methods: names or explainers; None takes those that fit and are
-    quick, "all" the slow ones too. target: what is explained, as `explain` takes it, the same for
-    all images; None takes the class that an image shows where that is known ("label"), else the
-    predicted one ("predicted"). contrast: what is subtracted from it. Of a target that is no class,
-    deletion and insertion follow its number, in units of its mean change from whole images to none
-    of them. limit: at most so many images, drawn evenly (None: 96 of the planted ones,
-    else 1000, with "all" 500). output: a
-    folder in which the work is kept as it is done, so that a stopped call, or shards, can be
-    continued by the same call; it also receives the files of `Scores.save`. head: which part of the
-    network's output is meant. steps: of deletion and insertion. removal: see `vision_attn.removal`.
-    sanity: on how many images the weights are randomised and noise is added (None: 32 with "all",
-    else 0). mosaic: photos a side, 2 to 4, one number or several, of mosaics in which each method
-    explains the class of each photo; needs images with labels; at most `limit` (with "all" 32) of
-    each side, and no more than 400 photos fill.
+    Of a target that is no class, deletion and insertion follow its number, in units of its mean
+    change from whole images to none of them.
 
-    processes: how many at once; None takes as many as pay. Above one, a script needs its
-    `if __name__ == "__main__":`. shard: (number, of how many) measures that part of the images.
-    name: what the tables call the model. progress: None shows a bar where there is a terminal.
+    Args:
+        model: A model of `load_model` or `wrap`.
+        images: planted (with masks), planted:shortcut, planted:contradict, cifar10 or cifar100
+            (below `root`), a folder of images, one with boxes.json, or one with images/ and masks/;
+            or a list of image files and PIL images.
+        methods: Names or explainers; None takes those that fit and are quick, "all" the slow ones
+            too.
+        target: What is explained, as `explain` takes it, the same for all images; None takes the
+            class that an image shows where that is known ("label"), else the predicted one
+            ("predicted").
+        contrast: What is subtracted from it.
+        limit: At most so many images, drawn evenly (None: 96 of the planted ones, else 1000, with
+            "all" 500).
+        output: A folder in which the work is kept as it is done, so that a stopped call, or shards,
+            can be continued by the same call; it also receives the files of `Scores.save`.
+        head: Which part of the network's output is meant.
+        steps: Of deletion and insertion.
+        removal: See `vision_attn.removal`.
+        sanity: On how many images the weights are randomised and noise is added (None: 32 with
+            "all", else 0).
+        mosaic: Photos a side, 2 to 4, one number or several, of mosaics in which each method
+            explains the class of each photo; needs images with labels; at most `limit` (with "all"
+            32) of each side, and no more than 400 photos fill.
+        processes: How many at once; None takes as many as pay. Above one, a script needs its
+            `if __name__ == "__main__":`.
+        shard: (number, of how many) measures that part of the images.
+        batch_size: Images at once.
+        seed: Of what is drawn.
+        root: The folder of CIFAR.
+        name: What the tables call the model.
+        progress: None shows a bar where there is a terminal.
 
-    Raises ValueError for a method, data or setting that does not fit, and where nothing could be
-    scored; what goes wrong with single images is in `Scores.problems`.
+    Returns:
+        The scores of each method, and a verdict; what goes wrong with single images is in
+        `Scores.problems`.
+
+    Raises:
+        ValueError: A method, data or setting does not fit, or nothing could be scored.
 
     Examples:
         >>> import vision_attn

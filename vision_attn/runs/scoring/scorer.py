@@ -434,12 +434,22 @@ def plain(count: int, scores: dict[str, Tensor], curves: dict[str, Tensor]) -> l
 
 @checked()
 def removal(model: Model, how: str = "auto", seed: int = 0) -> Removal:
-    """A way to take evidence away from the model, for `evaluate.Deletion` and its kin.
+    """Make a way to take evidence away from the model, for `evaluate.Deletion` and its kin.
 
-    how: as `tokens` of a ViT, filled with the `mean` colour, a `blur` or `noise` (drawn from
-    `seed`), or `auto`: tokens where the network is a ViT that does without them, else the mean
-    colour. Filled cells are the patches of a ViT, else 1/14 of the sides, or 1/8 of an image of
-    less than 112 pixels. Raises ValueError where the network's tokens cannot be dropped.
+    Filled cells are the patches of a ViT, else 1/14 of the sides, or 1/8 of an image of less than
+    112 pixels.
+
+    Args:
+        model: A model of `load_model` or `wrap`.
+        how: As `tokens` of a ViT, filled with the `mean` colour, a `blur` or `noise`, or `auto`:
+            tokens where the network is a ViT that does without them, else the mean colour.
+        seed: Of the noise.
+
+    Returns:
+        The removal.
+
+    Raises:
+        ValueError: The network's tokens cannot be dropped.
 
     Examples:
         >>> import torch, vision_attn

@@ -79,9 +79,16 @@ class SequenceModel(Rebuildable, ABC):
 
 
 def greedy(network: SequenceModel, source: Tensor) -> Target:
-    """The most probable symbol at every step, up to STOP, or to the longest target; then PAD.
+    """Take the most probable symbol at every step, up to STOP, or to the longest target; then PAD.
 
     In eval mode, and without gradients.
+
+    Args:
+        network: A network of sequences.
+        source: As the network takes it, of b examples.
+
+    Returns:
+        Symbols of each example.
     """
     return infer(partial(_greedy, network), source)
 
@@ -101,9 +108,17 @@ def _greedy(network: SequenceModel, source: Tensor) -> Target:
 
 
 def beam(network: SequenceModel, source: Tensor, width: int = 4) -> Target:
-    """The most probable of the targets found when `width` beginnings are kept at every step.
+    """Search the most probable of the targets when `width` beginnings are kept at every step.
 
     Probabilities are those of the whole target, its STOP included. A width of 1 is `greedy`.
+
+    Args:
+        network: A network of sequences.
+        source: As the network takes it, of b examples.
+        width: How many beginnings are kept.
+
+    Returns:
+        Symbols of each example, up to STOP; then PAD.
     """
     if width < 1:
         raise ValueError(f"width must be at least 1, got {width}")

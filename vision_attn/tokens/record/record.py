@@ -38,18 +38,25 @@ def record_attention(
 ) -> Iterator[Record]:
     """Record the attention calls of every run of `network` in this thread, while this is open.
 
-    network: a network, or a model for its network. keep: parts wanted besides q and k, or the
-    weights where the network itself computes them; by default "v", "context" and "scores". fusion:
-    how to fuse the heads where nothing else is wanted: short sequences are then recorded with one
-    head if that is less work (`short_attention`). detach: whether what is recorded is off the
-    autograd graph; False leaves queries, keys, values, masks and weights on it, so that a loss may
-    be made of `call.weights()`, whose gradient is that of the weights before the dropout of a fused
-    kernel. A run that ends in an exception leaves no calls.
+    Never gives a partial record in silence. A run that ends in an exception leaves no calls.
 
-    Never gives a partial record in silence: raises ValueError where a module that has query and key
-    projections ran without exactly one call seen and, on leaving without an error, where there was
-    no call at all; also for a network that hides its modules, and for a fusion with parts to keep
-    or without detaching.
+    Args:
+        network: A network, or a model for its network.
+        keep: Parts wanted besides q and k, or the weights where the network itself computes them;
+            by default "v", "context" and "scores".
+        fusion: How to fuse the heads where nothing else is wanted: short sequences are then
+            recorded with one head if that is less work (`short_attention`).
+        detach: Whether what is recorded is off the autograd graph; False leaves queries, keys,
+            values, masks and weights on it, so that a loss may be made of `call.weights()`, whose
+            gradient is that of the weights before the dropout of a fused kernel.
+
+    Yields:
+        The record, which receives each call as it runs.
+
+    Raises:
+        ValueError: A module that has query and key projections ran without exactly one call seen;
+            on leaving without an error, there was no call at all; the network hides its modules; or
+            a fusion comes with parts to keep or without detaching.
 
     Examples:
         >>> import torch
