@@ -14,8 +14,8 @@ WALKS = Path(__file__).parent / "walks.py"
     ("walk", "most"),
     [
         ("Rollout", 38),
-        pytest.param("score", 103, marks=pytest.mark.slow),
-        pytest.param("fit", 103, marks=pytest.mark.slow),
+        pytest.param("score", 106, marks=pytest.mark.slow),
+        pytest.param("fit", 106, marks=pytest.mark.slow),
     ],
 )
 def test_a_walk_crosses_no_more_files(walk, most, tmp_path):

@@ -178,7 +178,7 @@ def test_any_parts_go_together(
 
 
 @pytest.mark.parametrize("make", [ScaledDot, Additive])
-def test_nan_in_nan_out(make: Callable[..., Score]) -> None:
+def test_nan_goes_in_and_comes_out(make: Callable[..., Score]) -> None:
     score = make(D)
     q, k, v = qkv()
     k[0, 0, 0, 0] = torch.nan
@@ -197,7 +197,7 @@ def test_dropout_drops_weights_in_training_only() -> None:
         torch.testing.assert_close(attend(q, k, v), attend.weights(q, k) @ v)
 
 
-def test_bad_input() -> None:
+def test_bad_input_is_refused() -> None:
     attend = Attend(ScaledDot(D))
     q, k, v = qkv()
     with pytest.raises(ValueError, match=r"11 wide \(the score's head_dim\), got 13 and 13"):

@@ -255,7 +255,7 @@ def test_co_attention_gradients(make) -> None:
     assert torch.autograd.gradcheck(attention, inputs)
 
 
-def test_bad_input() -> None:
+def test_bad_input_is_refused() -> None:
     with pytest.raises(ValueError, match="hops must be at least 1, got 0"):
         MemoryHops(D, hops=0)
     with pytest.raises(ValueError, match="dim must be at least 1, got 0"):

@@ -208,7 +208,7 @@ def test_gates_that_cannot_be_neutral_are_put_in_as_they_are() -> None:
     torch.testing.assert_close(add_gates(network, Half, image_size=(8, 8))(image), before / 2)
 
 
-def test_bad_input() -> None:
+def test_bad_input_is_refused() -> None:
     for make in GATES:
         with pytest.raises(ValueError, match="channels must be at least 1, got 0"):
             make(channels=0)

@@ -40,7 +40,7 @@ def randomized(module: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("cross", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_it_is_torchs_multihead_attention(cross: bool, masked: bool) -> None:
+def test_multihead_attention_is_torchs(cross: bool, masked: bool) -> None:
     ours = randomized(MultiHeadAttention(DIM, HEADS))
     theirs = torchs_own(ours)
     x = torch.randn(B, N, DIM, requires_grad=True)
@@ -142,7 +142,7 @@ def test_multidim_attention_takes_bilinear_and_sigmoid_forms() -> None:
     assert stack.shape[-1] == 5
 
 
-def test_bad_input() -> None:
+def test_bad_input_is_refused() -> None:
     for make in (MultiHeadAttention, MultiDimAttention):
         for dim, heads in ((15, 4), (0, 3), (15, 0)):
             message = f"dim must be a multiple of heads, got dim={dim} and heads={heads}"

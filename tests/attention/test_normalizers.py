@@ -176,7 +176,7 @@ def test_rows_may_come_alone_and_in_any_order_of_memory(normalizer: Normalizer) 
 
 
 @pytest.mark.parametrize("normalizer", ALL, ids=str)
-def test_nan_in_nan_out(normalizer: Normalizer) -> None:
+def test_nan_goes_in_and_comes_out(normalizer: Normalizer) -> None:
     scores = torch.randn(SHAPE)
     scores[1, 2, 3, 4] = torch.nan
     weights = normalizer(scores)
@@ -185,7 +185,7 @@ def test_nan_in_nan_out(normalizer: Normalizer) -> None:
     assert normalizer(scores, torch.ones(7, dtype=torch.bool))[1, 2, 3, 4].isnan()
 
 
-def test_bad_input() -> None:
+def test_bad_input_is_refused() -> None:
     for make in (Softmax, Hard, SampledHard):
         for temperature in (0, -1.5, float("nan")):
             with pytest.raises(ValueError, match=f"temperature must be above 0, got {temperature}"):

@@ -175,7 +175,7 @@ def test_hierarchical_pool_refuses_regions_without_patches() -> None:
             HierarchicalPool(DIM, regions)(torch.randn(B, N, DIM), LAYOUT)
 
 
-def test_bad_input() -> None:
+def test_bad_input_is_refused() -> None:
     with pytest.raises(ValueError, match="dim must be a multiple of heads, got dim=6 and heads=4"):
         AttentionPool(DIM, heads=4)
     with pytest.raises(ValueError, match="views must be at least 1, got 0"):

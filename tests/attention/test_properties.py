@@ -79,7 +79,7 @@ def test_weights_sum_to_one(normalizer, seed: int, n: int, spread: float, data) 
 @pytest.mark.parametrize("score", RELATIVE)
 @few
 @given(seed=seeds, n=st.integers(2, 12), data=st.data())
-def test_the_score_of_a_key_is_its_own_affair(score, seed: int, n: int, data) -> None:
+def test_the_score_of_a_key_depends_on_no_other_key(score, seed: int, n: int, data) -> None:
     i = data.draw(st.integers(0, n - 1))
     score, q, k = score(D), tokens(seed, 5), tokens(seed + 1, n)
     other = tokens(seed + 2, n + 3)

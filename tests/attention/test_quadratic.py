@@ -8,7 +8,7 @@ from vision_attn.attention import QuadraticAttention
 
 
 @pytest.mark.parametrize(("kernel", "bias"), [(3, True), (3, False), (5, True), (1, True)])
-def test_it_is_the_convolution(kernel: int, bias: bool):
+def test_quadratic_attention_is_the_convolution(kernel: int, bias: bool):
     conv = nn.Conv2d(5, 7, kernel, padding=kernel // 2, bias=bias)
     images = torch.randn(2, 5, 11, 13)
     attention = QuadraticAttention.from_conv(conv)
@@ -69,7 +69,7 @@ def test_other_convolutions_are_refused(conv: nn.Conv2d):
         QuadraticAttention.from_conv(conv)
 
 
-def test_bad_sizes():
+def test_bad_sizes_are_refused():
     with pytest.raises(ValueError, match="heads must be at least 1, got 0"):
         QuadraticAttention(2, 3, heads=0)
     with pytest.raises(ValueError, match="margin must be at least 0, got -1"):

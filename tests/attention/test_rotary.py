@@ -85,7 +85,7 @@ def test_a_vit_with_rotary_positions_is_rebuilt_and_its_rollout_is_exact() -> No
     torch.testing.assert_close(found * scale, expected, rtol=1e-4, atol=1e-7)
 
 
-def test_bad_input() -> None:
+def test_bad_input_is_refused() -> None:
     with pytest.raises(ValueError, match=r"dim / heads to be a multiple of 4, got 18 / 3"):
         RotaryAttention(18, 3)
     with pytest.raises(ValueError, match=r"base must be above 1, got 1\.0"):

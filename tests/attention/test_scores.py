@@ -184,7 +184,7 @@ def test_similarity_takes_a_whole_beta() -> None:
     )
 
 
-def test_bad_sizes() -> None:
+def test_bad_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="head_dim must be at least 1, got 0"):
         Dot(0)
     with pytest.raises(ValueError, match="heads must be at least 1, got -2"):

@@ -273,7 +273,7 @@ def test_tiles_cover_the_axis() -> None:
             assert axis.tiles == ceil(size / axis.tile)
 
 
-def test_bad_input() -> None:
+def test_bad_input_is_refused() -> None:
     for make in (Local2d, LocalMonotonic):
         for radius in (-1, 1.5, float("nan")):
             message = f"radius must be a whole number of at least 0, or inf, got {radius}"

@@ -127,7 +127,7 @@ def test_few_and_equal_values():
             assert values.min() - 1e-9 <= low <= values.mean() <= high <= values.max() + 1e-9
 
 
-def test_errors():
+def test_wrong_arguments_are_refused():
     a, b = torch.rand(5), torch.rand(5)
     with pytest.raises(ValueError, match="two scores of the same images, at least 2"):
         paired_bootstrap(a, b[:3])

@@ -211,7 +211,7 @@ def test_a_network_of_half_precision_takes_maps_of_float32(network, dtype):
             torch.testing.assert_close(one, other, rtol=0, atol=0.02)
 
 
-def test_errors():
+def test_wrong_arguments_are_refused():
     maps = torch.rand(6, 10, 10)
     maps[4, 2, 2] = torch.nan
     with pytest.raises(ValueError, match="1 of 6 maps hold NaN or infinity, first map 4"):
