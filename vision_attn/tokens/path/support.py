@@ -1,4 +1,4 @@
-"""Which networks attend from token to token, and why the others do not."""
+"""The path of a network's tokens, for who asks for it, and why another network has none."""
 
 from typing import Any
 
@@ -13,43 +13,82 @@ from vision_attn.tokens.modules import network_of, why_opaque
 from vision_attn.tokens.path.path import Path, find_path
 from vision_attn.types import Images, Model, TokenLayout
 
-__all__ = ["blank_image", "probe", "refusal_of"]
+__all__ = ["blank_image", "probe", "refusal_of", "trace_tokens"]
 
 USUAL = 224  # height and width of images where a network tells nothing
 
 
 @checked()
-def probe(network: nn.Module | Model, image_size: tuple[int, int] | None = None) -> Path:
-    """Find the path of a network's tokens to its logits, by a run on a blank image.
+def trace_tokens(network: nn.Module | Model, images: Images | None = None) -> Path:
+    """Trace every token of a network from the image, through its attention calls, to its logits.
 
-    image_size: (height, width); None takes the model's, or what the network says it takes. Printed,
-    the path is a table: every attention call with its heads, queries and keys, windows, what is
-    merged or left out between calls, and what the logits read; or why there is no map. Its `layout`
-    says how the tokens lie on the image. Raises ValueError for a network that hides its modules.
+    One run on two copies of an image proves it, mostly without computing a value; names of modules
+    play no part. The path is remembered for the network as it is and for the size of the images.
+
+    Args:
+        network: A network, or a model for its network.
+        images: Images (b, channels, height, width) of the size in question, of which the first is
+            run. None: a blank image of the size that the model or the network says it takes.
+
+    Returns:
+        The `Path`. Its `steps` are the attention calls, its `layout` says how the tokens lie on the
+        image, its `chain` carries a map from the logits back to them, and its `refusal` says why
+        there is no map, or is None. Printed, it is a table.
+
+    Raises:
+        ValueError: The network hides its modules, or does not take such images.
+
+    Examples:
+        >>> import torch
+        >>> from vision_attn.tokens import trace_tokens
+        >>> from vision_attn.models import ViT
+        >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=1, heads=3)
+        >>> path = trace_tokens(network, torch.rand(1, 3, 16, 24))
+        >>> path.layout.grid, path.refusal
+        ((2, 3), None)
+    """
+    size = network.preprocess.input_size if isinstance(network, Model) else None
+    network = network_of(network)
+    if reason := why_opaque(network):
+        raise ValueError(f"the tokens of {type(network).__name__} cannot be traced: {reason}")
+    if images is None:
+        images = blank_image(network, size)
+    with images_in_words(network, images):
+        return find_path(network, images)
+
+
+@checked()
+def probe(network: nn.Module | Model, image_size: tuple[int, int] | None = None) -> Path:
+    """Trace the tokens of a network on a blank image, to print the path.
+
+    It is a table: every attention call with its heads, queries and keys, windows, what is merged or
+    left out between calls, and what the logits read; or why there is no map.
+
+    Args:
+        network: A network, or a model for its network.
+        image_size: (height, width) in pixels. None: what the model or the network says it takes.
+
+    Returns:
+        The `Path` of `trace_tokens`.
+
+    Raises:
+        ValueError: The network hides its modules, or does not take images of this size.
 
     Examples:
         >>> from vision_attn.tokens import probe
         >>> from vision_attn.models import ViT
         >>> network = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=1, heads=3)
-        >>> path = probe(network, (16, 24))
-        >>> path.layout.grid, path.refusal
-        ((2, 3), None)
-        >>> print(path)
+        >>> print(probe(network, (16, 24)))
         7 tokens: 1 beside the image, 2x3 patches of 8x8 pixels
           call  module                heads  queries  keys
              0  blocks.0.attn.attend      3        7     7
         the logits read: the class token
     """
-    if image_size is None and isinstance(network, Model):
-        image_size = network.preprocess.input_size
-    network = network_of(network)
-    if reason := why_opaque(network):
-        raise ValueError(f"{type(network).__name__} cannot be probed: {reason}")
-    if image_size is not None and min(image_size) < 1:
+    if image_size is None:
+        return trace_tokens(network)
+    if min(image_size) < 1:
         raise ValueError(f"image_size must be at least 1 x 1, got {image_size}")
-    image = blank_image(network, image_size)
-    with images_in_words(network, image):
-        return find_path(network, image)
+    return trace_tokens(network, blank_image(network_of(network), image_size))
 
 
 def refusal_of(

@@ -38,25 +38,26 @@ def record_attention(
 ) -> Iterator[Record]:
     """Record the attention calls of every run of `network` in this thread, while this is open.
 
-    Never gives a partial record in silence. A run that ends in an exception leaves no calls.
+    It never gives a partial record in silence; a run that ends in an exception leaves no calls.
 
     Args:
         network: A network, or a model for its network.
-        keep: Parts wanted besides q and k, or the weights where the network itself computes them;
-            by default "v", "context" and "scores".
+        keep: Parts wanted besides q and k, or the weights where the network itself computes them.
+            None: "v", "context" and "scores"; with `fusion`, nothing.
         fusion: How to fuse the heads where nothing else is wanted: short sequences are then
-            recorded with one head if that is less work (`short_attention`).
-        detach: Whether what is recorded is off the autograd graph; False leaves queries, keys,
+            recorded with one head if that is less work.
+        detach: Whether what is recorded is off the autograd graph. False leaves queries, keys,
             values, masks and weights on it, so that a loss may be made of `call.weights()`, whose
             gradient is that of the weights before the dropout of a fused kernel.
 
     Yields:
-        The record, which receives each call as it runs.
+        A `Record`. Its `calls` are those of the last run in their order, an `AttentionCall` each: q
+        (b, heads, queries, width), k (b, heads, keys, width), where windows count as batch.
 
     Raises:
-        ValueError: A module that has query and key projections ran without exactly one call seen;
-            on leaving without an error, there was no call at all; the network hides its modules; or
-            a fusion comes with parts to keep or without detaching.
+        ValueError: The network hides its modules; a fusion with parts to keep, or without
+            detaching; a module that has query and key projections ran without exactly one call
+            seen; or, on leaving without an error, there was no call at all.
 
     Examples:
         >>> import torch

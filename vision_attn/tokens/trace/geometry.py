@@ -45,7 +45,7 @@ class ViewGeometry(NamedTuple):
 Found = tuple[ViewGeometry, ...] | None
 
 
-def geometry_of(func: Any, args: tuple, kwargs: dict) -> ViewGeometry | Found:
+def geometry_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewGeometry | Found:
     """Find what an operation gives: a tensor or a tuple; None where it has to run to tell.
 
     Examples:
@@ -56,7 +56,8 @@ def geometry_of(func: Any, args: tuple, kwargs: dict) -> ViewGeometry | Found:
     """
     name = func.name().partition(".")[0]
     if name in RULES:
-        return RULES[name](*args, **kwargs)
+        found: ViewGeometry | Found = RULES[name](*args, **kwargs)
+        return found
     if torch.Tag.pointwise in func.tags or name in POINTWISE:
         return pointwise(args)
     return None
@@ -81,7 +82,7 @@ def whole(shape: Sequence[int], dtype: torch.dtype) -> ViewGeometry:
     return ViewGeometry(tuple(shape), row_major(shape), dtype)
 
 
-def pointwise(args: tuple) -> ViewGeometry | None:
+def pointwise(args: tuple[Any, ...]) -> ViewGeometry | None:
     """One tensor of a floating type, with others of that type that broadcast to its shape."""
     given = [x for x in args if isinstance(x, Tensor)]
     if any(isinstance(x, list | tuple) for x in args) or not given:
@@ -104,11 +105,15 @@ def is_dense(x: Tensor) -> bool:
     return x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=CHANNELS_LAST))
 
 
-def product(left: Tensor, right: Tensor, *_: Any, **__: Any) -> ViewGeometry:
+def product(left: Tensor, right: Tensor, *_: Any, **__: Any) -> ViewGeometry | None:
+    if left.shape[-1] != right.shape[-2]:
+        return None  # torch says what is wrong with them
     return whole((*left.shape[:-1], right.shape[-1]), left.dtype)
 
 
-def sum_and_product(_: Tensor, left: Tensor, right: Tensor, *__: Any, **___: Any) -> ViewGeometry:
+def sum_and_product(
+    _: Tensor, left: Tensor, right: Tensor, *__: Any, **___: Any
+) -> ViewGeometry | None:
     return product(left, right)
 
 
@@ -122,9 +127,9 @@ def layer_norm(x: Tensor, axes: Sequence[int], *_: Any, **__: Any) -> Found:
 
 def convolution(
     x: Tensor, weight: Tensor, bias: Any, stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], transposed: bool, *_: Any,
+    dilation: Sequence[int], transposed: bool, _: Any, groups: int,
 ) -> ViewGeometry | None:  # fmt: skip
-    if transposed or x.ndim != 4:
+    if transposed or x.ndim != 4 or x.shape[1] != groups * weight.shape[1]:
         return None
     stride, padding, dilation = (
         list(each) * (2 if len(each) == 1 else 1) for each in (stride, padding, dilation)
