@@ -87,8 +87,10 @@ def find_blocks(network: nn.Module, images: Images) -> list[TokenBlock]:
     linear: dict[str, list[tuple[nn.Linear, Tensor]]] = {}
     runs: list[str] = []
 
-    def took(name: str) -> Callable:
-        def hook(module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:
+    def took(name: str) -> Callable[..., Any]:
+        def hook(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+        ) -> None:
             x, y = first_tensor(args, kwargs), first_tensor((out,), {})
             fits = x is not None and y is not None and x.shape == y.shape and x.ndim in (3, 4)
             shapes.setdefault(name, []).append(fits)
@@ -133,7 +135,9 @@ def find_blocks(network: nn.Module, images: Images) -> list[TokenBlock]:
                 modules[name],
                 call.module,
                 branch,
-                _projection(modules[call.module], call.context, [x for _, *x in below]),
+                _projection(
+                    modules[call.module], call.context, [(layer, x) for _, layer, x in below]
+                ),
                 outs[-1] if outs else None,
             )
         )
@@ -146,7 +150,7 @@ def _width(module: nn.Module, below: Sequence[tuple[str, nn.Linear, Tensor]]) ->
 
 
 def _projection(
-    caller: nn.Module, context: Tensor | None, below: Sequence[Sequence[Any]]
+    caller: nn.Module, context: Tensor | None, below: Sequence[tuple[nn.Linear, Tensor]]
 ) -> nn.Linear | None:
     """The linear layer that takes the heads' outputs side by side, by the numbers that it took."""
     if isinstance(caller, nn.MultiheadAttention):
@@ -170,17 +174,17 @@ def watch_blocks(blocks: Sequence[TokenBlock]) -> Iterator[list[BlockRun]]:
     done: list[BlockRun] = []
     state: dict[str, Any] = {}
 
-    def start(_module: nn.Module, args: tuple, kwargs: dict) -> None:
+    def start(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = first_tensor(args, kwargs)
         assert x is not None
         state.update(
             run=BlockRun(x.detach().flatten(1, -2).clone()), x=x, first=None, attended=False
         )
 
-    def attended(_module: nn.Module, _args: tuple, _out: Any) -> None:
+    def attended(_module: nn.Module, _args: tuple[Any, ...], _out: Any) -> None:
         state["attended"] = True
 
-    def normalises(_module: nn.Module, args: tuple, kwargs: dict) -> None:
+    def normalises(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x, run = first_tensor(args, kwargs), state.get("run")
         if x is None or run is None:
             return
@@ -190,7 +194,7 @@ def watch_blocks(blocks: Sequence[TokenBlock]) -> Iterator[list[BlockRun]]:
             same = x.shape == state["x"].shape
             run.middle = x.detach().flatten(1, -2).clone() if same else None
 
-    def end(_module: nn.Module, _args: tuple, out: Any) -> None:
+    def end(_module: nn.Module, _args: tuple[Any, ...], out: Any) -> None:
         run, y = state.pop("run"), first_tensor((out,), {})
         assert y is not None
         run.after = y.detach().flatten(1, -2).clone()
@@ -236,5 +240,6 @@ def first_tensor(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
         if isinstance(value, tuple | list) and value:
             return first_tensor(value, {})
         if hasattr(value, "last_hidden_state"):
-            return value.last_hidden_state
+            state: Tensor | None = value.last_hidden_state
+            return state
     return None

@@ -77,7 +77,7 @@ class GateCall:
 class _Running:
     name: str
     module: nn.Module
-    inputs: tuple
+    inputs: tuple[Any, ...]
     pending: "list[_Product]" = field(default_factory=list)
 
 
@@ -150,21 +150,21 @@ class Gating(TorchFunctionMode):
         for module, name in modules_of(self._network).items():
             self._hooks.before(module, self._enter(name))
             self._hooks.after(module, self._leave(name), always_call=True)
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch's own has no types
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's own has no types
         self._hooks.__exit__(*error)
 
-    def _enter(self, name: str) -> Callable:
-        def hook(module: nn.Module, inputs: tuple) -> None:
+    def _enter(self, name: str) -> Callable[..., Any]:
+        def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
             self._running.append(_Running(name, module, inputs))
 
         return hook
 
-    def _leave(self, name: str) -> Callable:
-        def hook(module: nn.Module, inputs: tuple, out: Any) -> None:
+    def _leave(self, name: str) -> Callable[..., Any]:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], out: Any) -> None:
             if not self._running or self._running[-1].name != name:
                 return
             run = self._running.pop()
@@ -185,7 +185,11 @@ class Gating(TorchFunctionMode):
         return hook
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if self._scope is not current_scope() or any(
@@ -205,7 +209,9 @@ class Gating(TorchFunctionMode):
             self._follow(func, args, kwargs, out)
         return out
 
-    def _factors(self, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor, Bounded] | None:
+    def _factors(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Tensor, Tensor, Bounded] | None:
         """The features, the gate and what it is; None for any other product."""
         if kwargs or len(args) != 2 or not all(isinstance(x, Tensor) for x in args):
             return None
@@ -251,7 +257,7 @@ class Gating(TorchFunctionMode):
         product.spatial = gate.shape[1] == 1 and (gate.shape[2:].numel() > 1 or x.shape[1] > 1)
         product.value = self._read(x.detach(), gate.detach())
 
-    def _follow(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
+    def _follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Note what a function gives: a bounded value, one that was moved, a constant."""
         given, made = list(tensors_in([*args, *kwargs.values()])), list(tensors_in([out]))
         if not given or not made:
@@ -282,10 +288,11 @@ class Gating(TorchFunctionMode):
 
     def _root(self, x: Tensor) -> Tensor:
         """The features that a value is a function of, place by place."""
-        return self._roots.get(x, x)
+        root: Tensor = self._roots.get(x, x)
+        return root
 
 
-def _largest(func: Any, args: tuple, kwargs: dict) -> float | None:
+def _largest(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
     """What a function bounds its result by, from 0 on, if it is 1 or 6."""
     if func in SIGMOID or func in SOFTMAX:
         return 1.0
@@ -299,7 +306,7 @@ def _largest(func: Any, args: tuple, kwargs: dict) -> float | None:
     return float(high) if low == 0 and high in (1, 6) else None
 
 
-def _is_sixth(func: Any, args: tuple) -> bool:
+def _is_sixth(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether a product or quotient is with 1/6: the last step of a hard sigmoid by hand."""
     scale = next((one for one in args if isinstance(one, int | float)), 0.0)
     return abs(scale - (6 if func in OVER else 1 / 6)) < 1e-3

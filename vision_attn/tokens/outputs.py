@@ -145,7 +145,7 @@ def giving(network: nn.Module, head: Head | None) -> Iterator[None]:
         yield
         return
 
-    def take(_module: nn.Module, _inputs: tuple, output: Any) -> Any:
+    def take(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> Any:
         return part_of(output, head)
 
     before = _HEAD.set(head)

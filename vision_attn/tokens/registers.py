@@ -90,10 +90,10 @@ class TestTimeRegisters(nn.Module):
             hooks.after(modules[self.last], _leave)
             return self.network(images)
 
-    def _move(self, neurons: Sequence[int]) -> Callable:
+    def _move(self, neurons: Sequence[int]) -> Callable[..., Any]:
         patches = self.own_layout.patches
 
-        def hook(_module: nn.Module, args: tuple) -> tuple:
+        def hook(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             x = args[0]
             at = torch.tensor(neurons, dtype=torch.long, device=x.device)
             largest = x[:, patches].index_select(2, at).amax(1, keepdim=True)
@@ -109,7 +109,9 @@ class TestTimeRegisters(nn.Module):
         return hook
 
 
-def _join(_module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+def _join(
+    _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Put a token of zeros after the others."""
 
     def longer(x: Tensor) -> Tensor:
@@ -121,7 +123,7 @@ def _join(_module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     return args, {**kwargs, name: longer(kwargs[name])}
 
 
-def _leave(_module: nn.Module, _args: tuple, out: Any) -> Any:
+def _leave(_module: nn.Module, _args: tuple[Any, ...], out: Any) -> Any:
     """Take the last token off."""
     if isinstance(out, tuple):
         return (out[0][:, :-1], *out[1:])
@@ -133,8 +135,8 @@ def watch_neurons(blocks: Sequence[TokenBlock]) -> Iterator[dict[str, Tensor]]:
     """Keep the neurons (b n a) of each block's MLP while this is open, by the block's name."""
     kept: dict[str, Tensor] = {}
 
-    def keep(name: str) -> Callable:
-        def hook(_module: nn.Module, args: tuple, kwargs: dict) -> None:
+    def keep(name: str) -> Callable[..., Any]:
+        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             x = first_tensor(args, kwargs)
             if x is not None:
                 kept[name] = x.detach()

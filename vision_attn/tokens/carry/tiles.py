@@ -90,7 +90,8 @@ def sum_tiles(
 
     parts = share_tiles(part, tiles, threads)
     if len(parts) == 1:
-        return parts[0][1]
+        alone: Tensor = parts[0][1]
+        return alone
     total = r.new_zeros(call.batch, r.shape[1], call.keys)
     for images, out in parts:
         total[images] += out

@@ -18,7 +18,7 @@ __all__ = ["Account", "CountedGradients", "account_of"]
 
 SUMS = functions("add sub subtract rsub radd iadd isub")  # which take numbers, too
 # Where a constant may join values: at these places among the arguments, None at all of them.
-JOINS: dict[Callable, tuple[int, ...] | None] = {
+JOINS: dict[Callable[..., Any], tuple[int, ...] | None] = {
     **dict.fromkeys(
         SUMS
         | functions(
@@ -64,7 +64,7 @@ class CountedGradients(HeldGradients):
         if not image.requires_grad:
             self._holder[image] = "what goes past the first level"
 
-    def run(self, func: Callable, args: tuple, kwargs: dict) -> Any:
+    def run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function by its rule, with leaves for the constants that it adds."""
         given = [*tensors_in(args), *tensors_in(kwargs)]
         flowing = [x for x in given if flows(x)]
@@ -101,8 +101,12 @@ class CountedGradients(HeldGradients):
         return leaf
 
     def _with_leaves(
-        self, func: Callable, args: tuple, kwargs: dict, dtype: torch.dtype
-    ) -> tuple[tuple, dict]:
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        dtype: torch.dtype,
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         places = JOINS[func]
 
         def leaf(x: Any) -> Any:

@@ -78,7 +78,11 @@ class GraphMode(HeldGradients):
         self._before: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
     def __torch_function__(
-        self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         out = super().__torch_function__(func, types, args, kwargs)
         if not self._depth:
@@ -92,7 +96,9 @@ class GraphMode(HeldGradients):
         self._weights[weights] = True
         return weights
 
-    def _note(self, func: Callable, args: tuple, kwargs: dict, out: Any) -> None:
+    def _note(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
         given = [*tensors_in(args), *tensors_in(kwargs)]
         weighs = any(x in self._weights for x in given)
         weighted_sum = func in WEIGHTED_SUMS and weighs and any(map(flows, given))
@@ -115,7 +121,7 @@ class GraphMode(HeldGradients):
             elif x.is_floating_point() and (weighs or func in HELD["softmax weights"]):
                 self._weights[x] = True
 
-    def _mark_of(self, func: Callable, x: Tensor) -> Mark:
+    def _mark_of(self, func: Callable[..., Any], x: Tensor) -> Mark:
         name, shape = func.__name__, tuple(x.shape)
         before = sum(
             count

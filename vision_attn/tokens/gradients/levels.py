@@ -69,7 +69,8 @@ class Level:
         """Lay a value of the level's shape out on the grid."""
         rows = x.movedim((self.batch, self.channels), (0, 1)).flatten(2)
         rows = rows if self.order is None else rows[:, :, list(self.order)]
-        return rows.unflatten(2, self.grid)
+        grid: Tensor = rows.unflatten(2, self.grid)
+        return grid
 
     def shares(self, product: Tensor) -> tuple[Float[Tensor, "b h w"], Float[Tensor, "b beside"]]:
         """Sum a product of the level's shape over its channels: on the grid, and beside it."""
@@ -315,7 +316,11 @@ class WatchedCalls(TorchFunctionMode):
         self.counter, self.tracer, self.kept = CallCounter(marks), tracer, kept
 
     def __torch_function__(
-        self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         index = self.counter.index(func.__name__, out)

@@ -96,7 +96,7 @@ class HeldGradients(TorchFunctionMode, Tracking):
     def __init__(
         self,
         levels: Sequence[tuple[Mark, bool]] = (),
-        rules: Mapping[Callable, Rule] | None = None,
+        rules: Mapping[Callable[..., Any], Rule] | None = None,
     ):
         super().__init__()
         self.kept: dict[int, Tensor] = {}
@@ -108,7 +108,11 @@ class HeldGradients(TorchFunctionMode, Tracking):
         self._strengths: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def __torch_function__(
-        self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         out = self.run(func, args, {} if kwargs is None else kwargs)
         if self.closed or self._depth:
@@ -116,7 +120,7 @@ class HeldGradients(TorchFunctionMode, Tracking):
         level = self._counter.index(func.__name__, out)
         return out if level is None else self._keep(level, out, args)
 
-    def run(self, func: Callable, args: tuple, kwargs: dict) -> Any:
+    def run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function by its rule, or as it is."""
         rule = self._rules.get(func)
         if rule is not None:
@@ -153,13 +157,13 @@ class HeldGradients(TorchFunctionMode, Tracking):
         finally:
             self._depth -= 1
 
-    def _pass_on(self, args: tuple, out: Any) -> None:
+    def _pass_on(self, args: tuple[Any, ...], out: Any) -> None:
         flowing = [x for x in args if flows(x)]
         if len(flowing) == 1 and (strength := self.strength(flowing[0])):
             for x in out if isinstance(out, tuple | list) else [out]:
                 self.mark(x, strength)
 
-    def _keep(self, level: int, out: Tensor, args: tuple) -> Tensor:
+    def _keep(self, level: int, out: Tensor, args: tuple[Any, ...]) -> Tensor:
         """Keep a value, so that what is done to it in place afterwards does not change it."""
         in_place = bool(args) and out is args[0]
         changed = self._changed[level]

@@ -54,7 +54,7 @@ class Tracking(ABC):
         """Run other functions of torch, which are no calls of the network's, under their rules."""
 
 
-Rule = Callable[[Callable, tuple, dict, Tracking], Any]
+Rule = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Tracking], Any]
 
 
 def flows(x: Any) -> bool:
@@ -66,7 +66,7 @@ def detached(x: Any) -> Any:
     return x.detach() if isinstance(x, Tensor) else x
 
 
-def functions(names: str) -> set[Callable]:
+def functions(names: str) -> set[Callable[..., Any]]:
     """Find torch's functions of these names: of torch, of tensors, in place, of `nn.functional`."""
     homes = (torch, Tensor, F, torch.special, torch.linalg)
     each = [form for name in names.split() for form in (name, f"{name}_", f"__{name}__")]
@@ -86,7 +86,12 @@ class HeldNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, run: Callable, view: Sequence[int], axes: int, weight: Tensor | None
+        ctx: Any,
+        x: Tensor,
+        run: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
+        view: Sequence[int],
+        axes: int,
+        weight: Tensor | None,
     ) -> Tensor:
         y, _, inverse = run(x)
         ctx.view, ctx.axes, ctx.weight = view, axes, weight
@@ -105,7 +110,9 @@ class HeldNorm(torch.autograd.Function):
         return gradient.reshape(shape), None, None, None, None
 
 
-def layer_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+def layer_norm(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
+) -> Any:
     """y = (x - mean) * const(1 / deviation) * weight + bias."""
 
     def run(
@@ -114,16 +121,19 @@ def layer_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) ->
     ) -> Tensor:  # fmt: skip
         shape = [normalized_shape] if isinstance(normalized_shape, int) else [*normalized_shape]
         if not flows(x):
-            return func(*args, **kwargs)
+            plain: Tensor = func(*args, **kwargs)
+            return plain
         own, bias = with_constant(bias, tracking)
         kernel = lambda x: torch.native_layer_norm(x, shape, weight, own, eps)  # noqa: E731
-        out = HeldNorm.apply(x, kernel, x.shape, len(shape), weight)
+        out: Tensor = HeldNorm.apply(x, kernel, x.shape, len(shape), weight)
         return out if bias is None else out + bias
 
     return run(*args, **kwargs)
 
 
-def group_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+def group_norm(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
+) -> Any:
     """y = (x - mean) * const(1 / deviation) * weight + bias, in each group of channels."""
 
     def run(
@@ -131,7 +141,8 @@ def group_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) ->
         eps: int | float = 1e-5, *_: Any, **__: Any,
     ) -> Tensor:  # fmt: skip
         if not flows(x):
-            return func(*args, **kwargs)
+            plain: Tensor = func(*args, **kwargs)
+            return plain
         b, c, *space = x.shape
         own, bias = with_constant(bias, tracking)
         kernel = lambda x: torch.native_group_norm(  # noqa: E731
@@ -139,7 +150,7 @@ def group_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) ->
         )
         view = (b, num_groups, c // num_groups * prod(space))
         scale = None if weight is None else weight.view(-1, *[1] * len(space))
-        out = HeldNorm.apply(x, kernel, view, 1, scale)
+        out: Tensor = HeldNorm.apply(x, kernel, view, 1, scale)
         return out if bias is None else out + bias.view(-1, *[1] * len(space))
 
     return run(*args, **kwargs)
@@ -152,7 +163,9 @@ def with_constant(bias: Tensor | None, tracking: Tracking) -> tuple[Tensor | Non
     return None, tracking.constant(bias)
 
 
-def instance_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+def instance_norm(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
+) -> Any:
     """y = (x - mean) * const(1 / deviation) * weight + bias, in each channel of each image."""
 
     def run(
@@ -161,7 +174,8 @@ def instance_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking)
         momentum: float = 0.1, eps: int | float = 1e-5, *_: Any,
     ) -> Tensor:  # fmt: skip
         if not flows(x):
-            return func(*args, **kwargs)
+            plain: Tensor = func(*args, **kwargs)
+            return plain
         if use_input_stats or running_mean is None:
             out = written_norm(x, range(2, x.ndim), eps)
             return affine(out, weight, bias, tracking)
@@ -170,7 +184,9 @@ def instance_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking)
     return run(*args, **kwargs)
 
 
-def batch_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+def batch_norm(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
+) -> Any:
     """y = (x - mean) / deviation * weight + bias: linear by what was learned, else a norm."""
 
     def run(
@@ -179,13 +195,15 @@ def batch_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) ->
         momentum: float = 0.1, eps: int | float = 1e-5, *_: Any,
     ) -> Tensor:  # fmt: skip
         if not flows(x):
-            return func(*args, **kwargs)
+            plain: Tensor = func(*args, **kwargs)
+            return plain
         if training or running_mean is None:
             out = written_norm(x, [axis for axis in range(x.ndim) if axis != 1], eps)
             return affine(out, weight, bias, tracking)
         if tracking.counts:
             return by_statistics(x, running_mean, running_var, weight, bias, eps, tracking)
-        return func(*args, **kwargs)
+        scaled: Tensor = func(*args, **kwargs)
+        return scaled
 
     return run(*args, **kwargs)
 
@@ -200,7 +218,8 @@ def by_statistics(
     shift = -mean * scale if bias is None else bias - mean * scale
     around = [1] * (x.ndim - 2)
     scale, shift = (each.to(x.dtype).view(-1, *around) for each in (scale, shift))
-    return x * scale + tracking.constant(shift)
+    scaled: Tensor = x * scale + tracking.constant(shift)
+    return scaled
 
 
 def written_norm(x: Tensor, dims: Sequence[int], eps: int | float) -> Tensor:
@@ -216,7 +235,9 @@ def affine(out: Tensor, weight: Tensor | None, bias: Tensor | None, tracking: Tr
     return out if bias is None else out + tracking.constant(bias).view(-1, *around)
 
 
-def rms_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+def rms_norm(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
+) -> Any:
     """y = x * const(1 / root mean square) * weight."""
 
     def run(
@@ -235,13 +256,16 @@ def rms_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> A
     return run(*args, **kwargs)
 
 
-def normalize(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+def normalize(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
+) -> Any:
     """y = x / const(max(norm, eps))."""
 
     def run(
         x: Tensor, p: int | float = 2.0, dim: int = 1, eps: int | float = 1e-12, out: Any = None
     ) -> Tensor:
-        return x / x.detach().norm(p, dim, keepdim=True).clamp_min(eps)
+        unit: Tensor = x / x.detach().norm(p, dim, keepdim=True).clamp_min(eps)
+        return unit
 
     return run(*args, **kwargs)
 
@@ -249,7 +273,9 @@ def normalize(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> 
 # ---- quotients: the divisor ----
 
 
-def quotient(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+def quotient(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
+) -> Any:
     """a / const(b)."""
     args = with_operands(args, kwargs)
     x, divisor, *rest = args
@@ -257,31 +283,43 @@ def quotient(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> A
     return tracking.mark(out, tracking.strength(x) if flows(x) and not flows(divisor) else 0)
 
 
-def added_quotient(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+def added_quotient(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
+) -> Any:
     """a + value b / const(c)."""
     args = with_operands(args, kwargs)
     return func(*args[:2], detached(args[2]), **kwargs)
 
 
-def local_response_norm(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+def local_response_norm(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
+) -> Any:
     """x / const((k + alpha mean x^2)^beta)."""
 
     def run(
         x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
     ) -> Tensor:
-        kernel = lambda x: func(x, size, alpha, beta, k)  # noqa: E731
-        return Gated.apply(x, kernel, 0.0, k**-beta) if flows(x) else kernel(x)
+        def kernel(x: Tensor) -> Tensor:
+            normed: Tensor = func(x, size, alpha, beta, k)
+            return normed
+
+        gated: Tensor = Gated.apply(x, kernel, 0.0, k**-beta) if flows(x) else kernel(x)
+        return gated
 
     return run(*args, **kwargs)
 
 
-def held(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+def held(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
+) -> Any:
     """A value that only weighs or divides others: weights of a softmax, an inverse, a variance."""
     with torch.no_grad():
         return func(*args, **kwargs)
 
 
-def variance_and_mean(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+def variance_and_mean(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
+) -> Any:
     """The variance is held, the mean is not."""
     variance, _ = held(func, args, kwargs, tracking)
     return variance, func(*args, **kwargs)[1]
@@ -294,7 +332,9 @@ class Gated(torch.autograd.Function):
     """f(x) whose gradient is the gate (f(x) - f(0)) / x, `slope` at x = 0."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, run: Callable, at_zero: float, slope: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, run: Callable[[Tensor], Tensor], at_zero: float, slope: float
+    ) -> Tensor:
         y = run(x)
         gate = y / x if at_zero == 0 else (y - at_zero) / x
         ctx.save_for_backward(gate.nan_to_num_(nan=slope, posinf=slope, neginf=slope))
@@ -355,12 +395,14 @@ IN_PLACE_WORDS = ("inplace", "out")
 def activation_rule(activation: Activation) -> Rule:
     """Make the rule of an activation: its gate is constant."""
 
-    def rule(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+    def rule(
+        func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
+    ) -> Any:
         name = func.__name__
         x, args, in_place = unplaced(func, args, kwargs)
         kwargs = {key: value for key, value in kwargs.items() if key not in ("input", "inplace")}
         free = OUT_OF_PLACE.get(func, func)
-        run = lambda x: free(x, *args, **kwargs)  # noqa: E731
+        run: Callable[[Tensor], Tensor] = lambda x: free(x, *args, **kwargs)  # noqa: E731
         at_zero = activation.at_zero
         if name.startswith(("pow", "__pow__")) and not _is_power(args, kwargs):
             return held(func, (x, *args), kwargs, tracking)
@@ -375,19 +417,25 @@ def activation_rule(activation: Activation) -> Rule:
             out = x.copy_(out)
         return tracking.mark(out, activation.strength)
 
-    def only_what_flows(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+    def only_what_flows(
+        func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
+    ) -> Any:
         x = args[0] if args else kwargs["input"]
         return (rule if flows(x) else native)(func, args, kwargs, tracking)
 
     return only_what_flows
 
 
-def native(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+def native(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
+) -> Any:
     """As torch has it."""
     return func(*args, **kwargs)
 
 
-def unplaced(func: Callable, args: tuple, kwargs: dict) -> tuple[Tensor, tuple, bool]:
+def unplaced(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensor, tuple[Any, ...], bool]:
     """The input of an activation, its other arguments, and whether it is written over."""
     x, *rest = args if args else (kwargs["input"],)
     in_place = kwargs.get("inplace", False) or func in OUT_OF_PLACE
@@ -405,7 +453,7 @@ INPLACE_AT = {  # where `inplace` stands among the arguments after the input
 }
 
 
-def _is_power(args: tuple, kwargs: dict) -> bool:
+def _is_power(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether an exponent is above 0; others make an inverse, which is held."""
     exponent = args[0] if args else kwargs.get("exponent")
     if isinstance(exponent, Tensor):
@@ -413,7 +461,7 @@ def _is_power(args: tuple, kwargs: dict) -> bool:
     return isinstance(exponent, int | float) and exponent > 0
 
 
-def is_relu(args: tuple, kwargs: dict, name: str) -> bool:
+def is_relu(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> bool:
     """Whether a clamp is a ReLU, which is homogeneous."""
     least, most = (*args, None, None)[:2]
     least, most = kwargs.get("min", least), kwargs.get("max", most)
@@ -428,7 +476,9 @@ def is_relu(args: tuple, kwargs: dict, name: str) -> bool:
 def product_rule(*factors: int) -> Rule:
     """Make the rule of a product whose factors are these arguments."""
 
-    def rule(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+    def rule(
+        func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
+    ) -> Any:
         args = with_operands(args, kwargs)
         values = [args[at] for at in factors if at < len(args)]
         if sum(map(flows, values)) < 2:
@@ -447,7 +497,7 @@ def product_rule(*factors: int) -> Rule:
     return rule
 
 
-def with_operands(args: tuple, kwargs: dict) -> tuple:
+def with_operands(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Move the factors of a product that are given by name to where they belong."""
     if "input" in kwargs:
         args = (kwargs.pop("input"), *args)
@@ -488,7 +538,9 @@ def part_of(x: Tensor, part: float) -> Tensor:
     return x
 
 
-def einsum(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+def einsum(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
+) -> Any:
     """A product of operands."""
     equation, *operands = args
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
@@ -498,7 +550,9 @@ def einsum(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any
     return func(equation, *shared_out(operands, tracking)[0], **kwargs)
 
 
-def gated_half(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+def gated_half(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
+) -> Any:
     """GLU: one half of the channels times const(sigmoid of the other)."""
 
     def run(x: Tensor, dim: int = -1) -> Tensor:
@@ -508,7 +562,9 @@ def gated_half(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) ->
     return run(*args, **kwargs)
 
 
-def interpolated(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+def interpolated(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
+) -> Any:
     """a + const(weight) (b - a)."""
     args = (*args, kwargs.pop("weight")) if "weight" in kwargs else args
     return func(*args[:2], detached(args[2]), **kwargs)
@@ -517,7 +573,9 @@ def interpolated(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) 
 # ---- attention: the weights ----
 
 
-def attention(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+def attention(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
+) -> Any:
     """const(softmax(scale q k' + mask)) v, by torch's fused kernels."""
     inputs = SDPAInputs(*args, **kwargs)
     inputs = inputs._replace(
@@ -526,7 +584,9 @@ def attention(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> 
     return func(**inputs._asdict())
 
 
-def multi_head(func: Callable, args: tuple, kwargs: dict, tracking: Tracking) -> Any:
+def multi_head(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracking: Tracking
+) -> Any:
     """`nn.MultiheadAttention`, by the parts that it is made of."""
     out = tracking.inside(lambda: multi_head_attention(*args, **kwargs))
     weights = None
@@ -546,7 +606,7 @@ MULTIPLY |= functions("conv_transpose1d conv_transpose2d conv_transpose3d")
 MULTIPLY_AND_ADD = functions("addmm addbmm addmv addr baddbmm addcmul")
 DIVIDE = functions("div divide true_divide truediv itruediv idiv")
 
-OUT_OF_PLACE: dict[Callable, Callable] = {
+OUT_OF_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
     getattr(home, name): getattr(home, name.rstrip("_"))
     for home in (Tensor, torch, F)
     for name in dir(home)
@@ -554,7 +614,7 @@ OUT_OF_PLACE: dict[Callable, Callable] = {
 }
 OUT_OF_PLACE[Tensor.__imul__] = Tensor.mul
 
-NORM_RULES: dict[Callable, Rule] = {
+NORM_RULES: dict[Callable[..., Any], Rule] = {
     **dict.fromkeys(functions("layer_norm"), layer_norm),
     **dict.fromkeys(functions("group_norm"), group_norm),
     **dict.fromkeys(functions("instance_norm"), instance_norm),
@@ -563,7 +623,7 @@ NORM_RULES: dict[Callable, Rule] = {
     F.normalize: normalize,
     F.local_response_norm: local_response_norm,
 }
-RULES: dict[Callable, Rule] = {
+RULES: dict[Callable[..., Any], Rule] = {
     **NORM_RULES,
     **{
         func: activation_rule(activation)

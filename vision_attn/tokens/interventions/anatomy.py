@@ -162,8 +162,8 @@ class Frames:
             hooks.before(module, self._before(names[module]))
             hooks.after(module, self._after(names[module]), always_call=True)
 
-    def _before(self, name: str) -> Callable:
-        def hook(_module: nn.Module, _args: tuple) -> None:
+    def _before(self, name: str) -> Callable[..., Any]:
+        def hook(_module: nn.Module, _args: tuple[Any, ...]) -> None:
             if not name:
                 self._around.append(self.turns)
                 self.turns = Counter()
@@ -172,8 +172,8 @@ class Frames:
 
         return hook
 
-    def _after(self, name: str) -> Callable:
-        def hook(_module: nn.Module, _args: tuple, _out: Any) -> None:
+    def _after(self, name: str) -> Callable[..., Any]:
+        def hook(_module: nn.Module, _args: tuple[Any, ...], _out: Any) -> None:
             if any(frame.name == name for frame in self.stack):
                 while self.stack.pop().name != name:  # what was cut short by an error
                     pass
@@ -203,7 +203,11 @@ class SpotMode(GraphMode):
         self.attending: list[tuple[int, list[str]]] = []
 
     def __torch_function__(
-        self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         terms = [x.grad_fn if isinstance(x, Tensor) else None for x in args[:2]]
         known = len(self.attention_calls)

@@ -171,7 +171,7 @@ class Editor(CallEditor):
     def next_edit(self) -> CallEdit | None:
         return None if self.in_own_attention else self._edit()
 
-    def _begin(self, _network: nn.Module, _args: tuple) -> None:
+    def _begin(self, _network: nn.Module, _args: tuple[Any, ...]) -> None:
         self._seen.clear()
 
     def _edit(self) -> "_Edit | None":
@@ -185,7 +185,9 @@ class Editor(CallEditor):
         changed = layer in self.changes.heads or layer in self.changes.values
         return _Edit(self, layer) if changed else None
 
-    def _before_attend(self, module: nn.Module, args: tuple, kwargs: dict) -> Any:
+    def _before_attend(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         edit = self._edit()
         self._own = edit
         if edit is None:
@@ -194,7 +196,9 @@ class Editor(CallEditor):
         given = dict(zip(names, args, strict=False)) | kwargs
         return (), {**given, "v": edit.values(given["v"])}
 
-    def _after_attend(self, module: Attend, _args: tuple, kwargs: dict, out: Tensor) -> Any:
+    def _after_attend(
+        self, module: Attend, _args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
+    ) -> Any:
         edit, self._own = self._own, None
         if edit is None:
             return None
@@ -207,7 +211,9 @@ class Editor(CallEditor):
 
         return edit.context(out, kwargs["v"], seen)
 
-    def stream(self, spot: Spot, func: Callable, args: tuple, kwargs: dict) -> Any:
+    def stream(
+        self, spot: Spot, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Run a call whose result, or one of whose arguments, is changed."""
         join = self.joins.get(spot)
         if join is not None:
@@ -228,7 +234,9 @@ class Editor(CallEditor):
             changed[:, tokens] = source[:, tokens].to(out)
         return out.copy_(changed) if args and out is args[0] else changed
 
-    def _joined(self, join: Join, func: Callable, args: tuple) -> tuple:
+    def _joined(
+        self, join: Join, func: Callable[..., Any], args: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
         branch = args[join.branch]
         if self.keeps:
             self.kept.spots[join.spot] = branch.detach().clone()
@@ -331,7 +339,11 @@ class _StreamMode(TorchFunctionMode):
         self.functions = {spot.function for spot in self.spots}
 
     def __torch_function__(
-        self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if func.__name__ in self.functions and (spot := self.frames.count(func.__name__)):

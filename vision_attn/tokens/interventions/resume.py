@@ -113,7 +113,7 @@ class Resumable:
         """The places of the modules that a module lies in."""
         return [at for at, part in enumerate(self._order) if f"{name}.".startswith(f"{part}.")]
 
-    def _step(self, name: str, forward: Callable) -> Callable:
+    def _step(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(forward)
         def step(*args: Any, **kwargs: Any) -> Any:
             if self._start is not None:

@@ -1,9 +1,9 @@
 """The path of a network's tokens, proven by a run: which call attends over what, to the logits.
 
-A run on two copies of an image is followed value by value (`tokens/trace/origins.py`). What comes
-out says which tokens each attention call's queries and keys are, where windows and merged patches lie,
-what the classifier reads, and where each token lies on the image; names of modules and layers play
-no part. It is done once for a network and a size of image, and remembered.
+A run on two copies of one image is followed value by value (`tokens/trace/origins.py`). What comes
+out says which tokens each attention call's queries and keys are, where windows and merged patches
+lie, what the classifier reads, and where each token lies on the image; names of modules and layers
+play no part. It is done once for a network and a size of image, and remembered.
 
 Axes: b images, n tokens, i queries, j keys, lead images times windows or heads.
 """
@@ -218,7 +218,8 @@ def arranged(one: Any, step: Step, images: int) -> Any:
         x = x.unflatten(0, (images, each) if step.images_first else (each, images))
         x = x if step.images_first else x.transpose(0, 1)
         x = x if step.order is None else x[:, list(step.order)]
-        return x.unflatten(1, (step.windows, step.heads)).flatten(2, 3).flatten(0, 1)
+        x = x.unflatten(1, (step.windows, step.heads)).flatten(2, 3)
+        return x.flatten(0, 1)
 
     if isinstance(one, Tensor):
         return move(one, has_heads=one.ndim == 4)
@@ -289,7 +290,7 @@ def _places(_network: nn.Module) -> dict[Any, Places | None]:
 def watching(module: nn.Module, kept: list[Tensor], tracer: Tracer) -> Iterator[None]:
     """Keep the origins of what a module gives while this is open."""
 
-    def keep(_module: nn.Module, _args: tuple, out: Any) -> None:
+    def keep(_module: nn.Module, _args: tuple[Any, ...], out: Any) -> None:
         if isinstance(out, Tensor):
             kept.append(tracer.origins_of(out))
 

@@ -44,7 +44,8 @@ class Places:
     def to_map(self, x: Tensor) -> Tensor:
         """Lay a layer's output out as (b d h w)."""
         x = x.transpose(0, self.batch_axis)[:, list(self.order)]
-        return x.mT.unflatten(-1, self.grid)
+        grid: Tensor = x.mT.unflatten(-1, self.grid)
+        return grid
 
 
 def places_of(origins: Origins, of_tokens: Tensor) -> Places | None:

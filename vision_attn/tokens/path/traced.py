@@ -234,7 +234,8 @@ def windows_of(rows: Tensor) -> Tensor:
     if len(counts.unique()) > 1:  # of padding alone, say
         return torch.arange(len(rows), device="cpu")[:, None]
     order = window.argsort(stable=True).view(len(counts), -1)
-    return order[order[:, 0].argsort()]
+    by_first: Tensor = order[order[:, 0].argsort()]
+    return by_first
 
 
 def first_heads(outputs: Tensor) -> dict[int, int]:

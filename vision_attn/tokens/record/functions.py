@@ -89,7 +89,11 @@ class CallMode(TorchFunctionMode):
         self.unsummed: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def __torch_function__(
-        self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if func is torch.einsum and len(args) == 2 and isinstance(args[1], list | tuple):
@@ -176,7 +180,9 @@ class CallMode(TorchFunctionMode):
             mask = mask.unsqueeze(-3)
         self.log.add_lazy(q, k, v, context, inputs.alpha, mask, inputs.is_causal)
 
-    def _multi_head(self, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor | None]:
+    def _multi_head(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Tensor, Tensor | None]:
         """Run `nn.MultiheadAttention` always through `_sdpa`."""
         log = self.log
         fusion, need_weights = log.fusion, kwargs.get("need_weights", True)
@@ -194,7 +200,7 @@ class CallMode(TorchFunctionMode):
             weights = weights.mean(1)
         return out, weights if args[0].ndim == 3 else weights.squeeze(0)
 
-    def _track(self, func: Callable, args: tuple, out: Tensor) -> bool:
+    def _track(self, func: Callable[..., Any], args: tuple[Any, ...], out: Tensor) -> bool:
         """Take weights that were only moved, scaled or mixed for weights still."""
         outputs = self.softmax_outputs
         for arg in args:
@@ -208,7 +214,9 @@ class CallMode(TorchFunctionMode):
                     return True
         return False
 
-    def _factors(self, func: Callable, args: tuple, kwargs: dict) -> Factors | None:
+    def _factors(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Factors | None:
         """The weights and values of weights @ v, (v' @ weights')' or an einsum; None for others."""
         if not self.softmax_outputs.data or not (func in PRODUCT or func is torch.einsum):
             return None
@@ -227,7 +235,7 @@ class CallMode(TorchFunctionMode):
                     return Factors(weights, v, contraction)
         return None
 
-    def _pooled(self, args: tuple) -> Tensor | None:
+    def _pooled(self, args: tuple[Any, ...]) -> Tensor | None:
         """Record a sequence's pool, weights (b j) of values (b j e); None where it is none."""
         if len(args) != 3 or not all(isinstance(x, Tensor) for x in args[1:]):
             return None
@@ -241,14 +249,16 @@ class CallMode(TorchFunctionMode):
         self.softmax_outputs.pop(weights)
         return self._weigh(Factors(weights.unsqueeze(1), v, order)).squeeze(1)
 
-    def _are_weights(self, factors: Factors, func: Callable) -> bool:
+    def _are_weights(self, factors: Factors, func: Callable[..., Any]) -> bool:
         """Whether they sum to 1 over the keys, as a softmax does over its last axis."""
         x, keys = factors.weights, factors.order.weights[-1]
         scores = self.softmax_outputs[x]
         softmax = scores is not UNTURNED and scores is not UNSUMMED
         return (softmax and (func in PRODUCT or keys == x.ndim - 1)) or _sums_to_one(x, keys)
 
-    def _finished(self, func: Callable, args: tuple, kwargs: dict) -> Tensor | None:
+    def _finished(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor | None:
         """The context, where this call ends an attention that others began; None where not."""
         if func in DIVISION - IN_PLACE and len(args) > 1 and isinstance(args[1], Tensor):
             factors = self.undivided.get(args[0])
@@ -340,7 +350,7 @@ def folded(inputs: SDPAInputs) -> SDPAInputs:
     return inputs._replace(query=query, key=key, value=value, attn_mask=mask, enable_gqa=False)
 
 
-def divides_rows(args: tuple, out: Any) -> bool:
+def divides_rows(args: tuple[Any, ...], out: Any) -> bool:
     """Whether a division has one divisor for each row of what it gives."""
     divisor = args[1] if len(args) > 1 else None
     if not isinstance(out, Tensor) or not isinstance(divisor, Tensor):
@@ -353,11 +363,11 @@ def _sums_to_one(weights: Tensor, axis: int) -> bool:
     return bool(((sums - 1).abs() < 1e-3).all())
 
 
-def operands(args: tuple, kwargs: dict) -> tuple:
+def operands(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """The tensors of a product, which may be given by their names."""
     named = (kwargs[name] for name in ("input", "other", "mat2") if name in kwargs)
     return (*args, *named)
 
 
-def _dim(args: tuple, kwargs: dict) -> int | None:
+def _dim(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
     return kwargs.get("dim", args[1] if len(args) > 1 else None)

@@ -53,31 +53,33 @@ class ModuleHooks:
                 hooks.after(module, self._after(name), with_kwargs=True, always_call=True)
             yield
 
-    def _before_network(self, _network: nn.Module, _args: tuple) -> None:
+    def _before_network(self, _network: nn.Module, _args: tuple[Any, ...]) -> None:
         self.runs.append(self.log.start_run(""))
         self.log.last_memory = (nothing, nothing)  # it may be given the same again
 
-    def _after_network(self, _network: nn.Module, _args: tuple, out: Any) -> None:
+    def _after_network(self, _network: nn.Module, _args: tuple[Any, ...], out: Any) -> None:
         if not self.runs:
             return
         record, run = self.log.record, self.runs.pop()
         if run.failed(out):
             del record.calls[run.calls :], record.expected[run.expected :]
 
-    def _before(self, name: str, module: nn.Module) -> Callable:
+    def _before(self, name: str, module: nn.Module) -> Callable[..., Any]:
         log, deferred = self.log, is_softmax_of_products(module)
 
-        def hook(_module: nn.Module, _args: tuple) -> None:
+        def hook(_module: nn.Module, _args: tuple[Any, ...]) -> None:
             log.running.append(log.start_run(name))
             log.deferred += deferred
             log.forget_kernel()  # a call that failed
 
         return hook
 
-    def _after(self, name: str) -> Callable:
+    def _after(self, name: str) -> Callable[..., Any]:
         log = self.log
 
-        def hook(module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:
+        def hook(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+        ) -> None:
             if not log.running or log.running[-1].name != name:
                 return  # another hook raised before it could enter
             run, calls = log.running[-1], log.record.calls

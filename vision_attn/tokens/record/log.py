@@ -132,7 +132,7 @@ class CallLog:
             context, self.lse = attention_and_lse(inputs)
         return context
 
-    def untraced(self) -> AbstractContextManager:
+    def untraced(self) -> AbstractContextManager[None]:
         """Run the product of an attention call untraced; the tracer gets it when it is recorded."""
         return nullcontext() if self.tracer is None else self.tracer.paused()
 
@@ -140,7 +140,7 @@ class CallLog:
         """Take a value off the graph, or leave it there if that is wanted."""
         return detached(x) if self.detach else x
 
-    def computing(self) -> AbstractContextManager:
+    def computing(self) -> AbstractContextManager[None]:
         """Compute what the network itself did not: with gradients if these are wanted."""
         return nullcontext() if not self.detach else torch.no_grad()
 

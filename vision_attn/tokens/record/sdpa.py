@@ -181,7 +181,8 @@ def multi_head_attention(
         q, k, v = map(F.linear, (query, key, value), weights, biases)
 
     def of_heads(x: Tensor) -> Tensor:
-        return x.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3)  # b head j d
+        heads: Tensor = x.unflatten(-1, (num_heads, -1))
+        return heads.permute(1, 2, 0, 3)  # b head j d
 
     batch, more = query.shape[1], 0
     if bias_k is not None and bias_v is not None:  # one more key and value, learned

@@ -26,7 +26,7 @@ class ByTensor(Generic[Value]):
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[ref, Value]] = {}
+        self._known: dict[int, tuple[ref[Tensor], Value]] = {}
 
     def get(self, x: Tensor) -> Value | None:
         found = self._known.get(id(x))
@@ -35,7 +35,7 @@ class ByTensor(Generic[Value]):
     def __setitem__(self, x: Tensor, value: Value) -> None:
         known, at = self._known, id(x)
 
-        def forget(gone: ref) -> None:
+        def forget(gone: ref[Tensor]) -> None:
             if at in known and known[at][0] is gone:
                 del known[at]
 

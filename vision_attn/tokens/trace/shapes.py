@@ -84,7 +84,7 @@ class Shapes:
             for module in modules
         )
 
-    def run(self, func: Any, args: tuple, kwargs: dict) -> Any:
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation, without values where it is given blank tensors.
 
         Raises NeedsValuesError where values would decide, or that is not known.
@@ -117,7 +117,7 @@ class Shapes:
         if self.is_blank(x):
             raise self._need(func.__name__)
 
-    def _with_values(self, func: Any, args: tuple, kwargs: dict) -> Any:
+    def _with_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = func(*args, **kwargs)
         if not func.is_view and not func.name().partition(".")[0].endswith("_"):
             for x in out if isinstance(out, tuple | list) else (out,):
@@ -127,7 +127,12 @@ class Shapes:
         return out
 
     def _without_values(
-        self, func: Any, args: tuple, kwargs: dict, given: Sequence[Tensor], key: Any
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        given: Sequence[Tensor],
+        key: Any,
     ) -> Any:
         known = self._known.get(key)
         if known is None:
@@ -136,7 +141,9 @@ class Shapes:
             return self._make(known)
         return tuple([None if one is None else self._make(one) for one in known])
 
-    def _geometry(self, func: Any, args: tuple, kwargs: dict, given: Sequence[Tensor]) -> Any:
+    def _geometry(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor]
+    ) -> Any:
         """What an operation gives: by a rule, or by running it once for each such arguments."""
         name = func.name().partition(".")[0]
         updates = name in BATCH_NORM and name not in FIXED_NORM and args[3] is not None and args[5]
@@ -160,9 +167,9 @@ class Shapes:
             return ViewGeometry.of(out)
         return tuple([None if x is None else ViewGeometry.of(x) for x in out])
 
-    def _write(self, func: Any, args: tuple, given: Sequence[Tensor]) -> Tensor:
+    def _write(self, func: Any, args: tuple[Any, ...], given: Sequence[Tensor]) -> Tensor:
         """Let a tensor that is written into be blank, if it is one of the run's own."""
-        into = args[0]
+        into: Tensor = args[0]
         address = into.untyped_storage().data_ptr()
         if address not in self._held:
             if address not in self._made or into.device != self.device or not is_plain(into):

@@ -60,7 +60,7 @@ class Label(NamedTuple):
         return Label(move(self.ids), None if self.columns is None else move(self.columns))
 
 
-class Tracer(DispatchMode):
+class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a private name alone
     """Label what every operation gives while this is on.
 
     Examples:
@@ -81,7 +81,7 @@ class Tracer(DispatchMode):
         self.origins = Origins()
         self.calls: dict[int, CallOrigins] = {}
         self._labels: ByTensor[Label | None] = ByTensor()
-        self._views: ByTensor[tuple] = ByTensor()  # what each is a view of, and how
+        self._views: ByTensor[tuple[Any, ...]] = ByTensor()  # what each is a view of, and how
         self._paused = False
         self._scope = current_scope()
         self._random = False  # whether the run has drawn numbers, which are others in the next
@@ -175,7 +175,11 @@ class Tracer(DispatchMode):
         return self._together([label.ids, label.columns], label.ids.shape, PRODUCTS)
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         shapes = self.shapes
@@ -209,7 +213,9 @@ class Tracer(DispatchMode):
             self._views[out] = (args[0], func, args[1:], kwargs)
         return out
 
-    def _label(self, func: Any, name: str, args: tuple, kwargs: dict, out: Any) -> Any:
+    def _label(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> Any:
         first = self._get(args[0]) if args and isinstance(args[0], Tensor) else None
         shape = (out if isinstance(out, Tensor) else tensors([out])[0]).shape
         if name == "aten::copy":
@@ -306,7 +312,7 @@ class Tracer(DispatchMode):
                 return Label(self._windows(ids, steps, steps, [0, 0], [1, 1], shape, True))
         return self._mixed(args, out, name)
 
-    def _moved(self, func: Any, label: Label, args: tuple, kwargs: dict) -> Any:
+    def _moved(self, func: Any, label: Label, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         def move(ids: Tensor) -> Any:
             try:
                 out = func(ids, *args, **kwargs)
@@ -349,7 +355,7 @@ class Tracer(DispatchMode):
             self._together([label.ids for label in known], shape), self._together(columns, shape)
         )
 
-    def _folded(self, func: Any, label: Label, args: tuple, out: Tensor) -> Label:
+    def _folded(self, func: Any, label: Label, args: tuple[Any, ...], out: Tensor) -> Label:
         """Put windows (b c*k n) back on a map (b c h w); where they overlap, an image mixes."""
         ids = self.one(label)
         if list(args[2]) == list(args[5]) and not any(args[4]):  # kernel, stride, padding
@@ -412,7 +418,9 @@ class Tracer(DispatchMode):
             merged = merged.unsqueeze(dim)
         return merged.expand(whole)
 
-    def _reduction(self, name: str, label: Label, args: tuple, kwargs: dict, out: Any) -> Label:
+    def _reduction(
+        self, name: str, label: Label, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> Label:
         at = 2 if "norm" in name else 1  # the axes follow the order of a norm
         dims = args[at] if len(args) > at else kwargs.get("dim")
         ndim = args[0].ndim
@@ -463,7 +471,9 @@ class Tracer(DispatchMode):
         rows = ids.reshape(kept.numel(), -1)
         return self.origins.merge(rows, equal).view(kept).expand(shape)
 
-    def _resized(self, func: Any, label: Label, args: tuple, shape: Sequence[int]) -> Tensor:
+    def _resized(
+        self, func: Any, label: Label, args: tuple[Any, ...], shape: Sequence[int]
+    ) -> Tensor:
         """Merge what each place of a map of another size comes of; a pixel is the nearest one."""
         size = args[0].shape[2:]
         ids = self._reduced(self.one(label), [1])[:, :1].expand(-1, 1, *size)
@@ -496,7 +506,7 @@ class Tracer(DispatchMode):
         merged = self.origins.merge(members.flatten(0, 2))
         return merged.view(len(ids), 1, *shape[2:]).expand(shape)
 
-    def _mixed(self, args: tuple, out: Any, operation: str) -> Any:
+    def _mixed(self, args: tuple[Any, ...], out: Any, operation: str) -> Any:
         known = [self.origins_of(x) for x in tensors(args) if self._get(x) is not None]
         whole = torch.cat([compact(ids).flatten() for ids in known])
         name = operation.removeprefix("aten::").strip("_")
