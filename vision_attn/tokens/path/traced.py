@@ -100,7 +100,8 @@ class TracedRun:
             if at < len(calls):
                 self.owner |= dict.fromkeys(call.outputs.flatten().tolist(), at)
         added = (self.origins.residual & ~self.origins.output).nonzero()[:, 0].tolist()
-        beside = [each for one in added for each in self.origins.branches(one)]
+        queries = self.origins.query.tolist() if added else []
+        beside = [each for one in added for each in self.origins.branches(one, queries)]
         self.origins.residual[beside] = True  # of branches side by side
         logits = only_tensor(out)
         self.read: list[int] | None = None

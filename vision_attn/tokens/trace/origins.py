@@ -138,18 +138,20 @@ class Origins:
         at = bisect_right(self._first, origin) - 1
         return origin if at < 0 or origin >= self._end[at] else self._first[at]
 
-    def branches(self, origin: int) -> list[int]:
+    def branches(self, origin: int, queries: Sequence[int] | None = None) -> list[int]:
         """List what an origin was made of, where branches were added in several steps all at once.
 
-        Branches side by side are outputs of calls at one query.
+        Branches side by side are outputs of calls at one query. queries: `query` as a list, for who
+        asks for many origins: to take numbers from a tensor one by one is slow.
         """
-        if not self.query[origin] > 0:
+        query = self.query if queries is None else queries
+        if not query[origin] > 0:
             return self.members(origin)
         found: list[int] = []
         stack = self.members(origin)[::-1]
         while stack:
             one = stack.pop()
-            beside = self.query[one] > 0 and self.query[one] == self.query[origin]
+            beside = query[one] > 0 and query[one] == query[origin]
             of = self.members(one) if beside else []
             stack += of[::-1]
             found += [] if of else [one]
