@@ -138,6 +138,12 @@ def test_temporary_hooks_are_none():
         hooks.after(network[0], lambda *_: None)
         before, _ = standing_of(network)
     assert standing_of(network)[0] is before
+    network[0].register_forward_hook(lambda *_: None)
+    before, _ = standing_of(network)
+    with Hooks() as hooks:
+        hooks.after(network[0], lambda *_: None)
+        hooks.before(network[1], lambda *_: None)
+        assert standing_of(network)[0] is before
 
 
 def test_a_module_at_the_place_in_memory_of_another_is_another():

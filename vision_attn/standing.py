@@ -70,7 +70,10 @@ class Standing:
             for module_ref, kind, count, select, known in self._modules:
                 module: Any = module_ref()
                 own = vars(module)
-                if type(module) is not kind or len(own) != count or known != select(own):
+                if type(module) is not kind or len(own) != count:
+                    return None
+                now = select(own)
+                if known != now and known != _without_temporary(now):
                     return None
                 found.append(module)
         except Exception:  # gone, or values that cannot be compared
@@ -114,11 +117,14 @@ def walk(network: nn.Module) -> dict[nn.Module, str]:
 def _kept(module: nn.Module) -> tuple[Any, ...]:
     """Keep of a module what `Standing.modules` compares; what is known comes first there."""
     own = vars(module)
+    if not own.keys() >= set(STATE):  # another torch: it never stands as it did
+        return ref(module), type(module), None, None, None
     names = [name for name in own if name not in TORCHS]
     select = itemgetter(*STATE, *names)
-    held = [_Held(name, own[name]) if own.get(name) else {} for name in STATE]
-    known = (*held, *(_attribute(own[name]) for name in names))
-    return ref(module), type(module), len(own), select, known
+    held = zip(STATE, _without_temporary(select(own)), strict=False)
+    known = [_Held(name, one) if one else {} for name, one in held]
+    known += [_attribute(own[name]) for name in names]
+    return ref(module), type(module), len(own), select, tuple(known)
 
 
 def _attribute(value: Any) -> Any:
@@ -161,8 +167,18 @@ def _is_of_kind(known: Any) -> bool:
     return isinstance(known, _OfKind)
 
 
+def _without_temporary(held: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Leave temporary hooks out of what a module holds, by the order of `STATE`."""
+    count = len(STATE) - len(FORWARD_HOOKS)
+    hooks = [
+        {key: hook for key, hook in list(one.items()) if not is_temporary(hook)}
+        for one in held[count : len(STATE)]
+    ]
+    return (*held[:count], *hooks, *held[len(STATE) :])
+
+
 class _Held:
-    """The names of what a module holds: children with who they are, hooks but temporary ones."""
+    """The names of what a module holds, children with who they are, hooks with their numbers."""
 
     def __init__(self, what: str, held: Mapping[Any, Any]) -> None:
         self._names = partial(_names, what)
@@ -177,8 +193,6 @@ class _Held:
 def _names(what: str, held: Any) -> list[Any]:
     if what == STATE[0]:
         return [*held, *map(id, held.values())]
-    if what in FORWARD_HOOKS:
-        return [key for key, hook in list(held.items()) if not is_temporary(hook)]
     return [name for name, value in held.items() if value is not None]
 
 

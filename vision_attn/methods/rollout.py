@@ -33,7 +33,7 @@ from vision_attn.methods.targets import Target
 from vision_attn.tokens.carry.tiles import FuseTile
 from vision_attn.tokens.carry.transpose import apply_fused_transpose, apply_transpose
 from vision_attn.tokens.path.chain import Patches, PropagationRule
-from vision_attn.tokens.record.calls import AttentionCall, Fusion, Tile, product
+from vision_attn.tokens.record.calls import AttentionCall, ExplicitWeights, Fusion, Tile, product
 from vision_attn.types import Images, TokenLayout
 
 __all__ = [
@@ -45,8 +45,21 @@ __all__ = [
     "weights_and_gradients",
 ]
 
+
+def mean_of_heads(weights: Float[Tensor, "b head i j"]) -> Float[Tensor, "b i j"]:
+    """Average the heads, few of them by sums of two, which take less than a reduction."""
+    heads = weights.unbind(1)
+    if not 1 < len(heads) <= FEW_HEADS:
+        return weights.mean(1)
+    total = heads[0] + heads[1]
+    for head in heads[2:]:
+        total += head
+    return total.mul_(1 / len(heads))
+
+
+FEW_HEADS = 4
 FUSIONS = {
-    "mean": Fusion(lambda weights: weights.mean(1), keeps_row_sums=True),
+    "mean": Fusion(mean_of_heads, keeps_row_sums=True),
     "max": Fusion(lambda weights: weights.amax(1)),
     "min": Fusion(lambda weights: weights.amin(1)),
 }
@@ -105,7 +118,9 @@ class Rollout(ChainExplainer):
         self, layer: int, call: AttentionCall, r: Tensor, windows: int, patches: Patches
     ) -> Tensor:
         if self.fusion == "mean" and not self.discard and call.sums_to_one:
-            return check_sums(apply_transpose(call, r), r, call)
+            rows = apply_transpose(call, r)
+            known = isinstance(call, ExplicitWeights) and call.normalized
+            return rows if known else check_sums(rows, r, call)
         return apply_fused_transpose(
             call, r, heads_fused(FUSIONS[self.fusion]), self.discard, windows, patches
         )

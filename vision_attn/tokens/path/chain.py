@@ -9,6 +9,7 @@ j keys.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -119,6 +120,13 @@ class Attention(Link):
             places.shape == every.shape and bool((places.cpu() == every).all())
             for places in (self.queries, self.keys)
         )
+
+    def called(self, call: AttentionCall) -> "Attention":
+        """Return this link with a run's call, and with what is known of its places."""
+        _ = self.whole
+        made = copy(self)
+        object.__setattr__(made, "call", call)
+        return made
 
     @property
     def always(self) -> bool:

@@ -167,7 +167,7 @@ class Path:
                 )
             chain = replace(chain, layout=layout, reads=None)
         links = [
-            replace(link, call=calls[link.layer]) if isinstance(link, Attention) else link
+            link.called(calls[link.layer]) if isinstance(link, Attention) else link
             for link in chain.links
         ]
         return replace(chain, links=links)

@@ -92,17 +92,21 @@ def short_attention(
     kept in its place, and the network computes without gradients on a CPU, in float32 or float64.
     Returns the context, with the strides that torch's would have, and the fused map.
     """
-    if not inputs.plain or inputs.dropout_p or torch.is_grad_enabled():
+    if torch.is_grad_enabled() or inputs.dropout_p or not inputs.plain:
         return None
     query, key, value = inputs[:3]
-    if not query.shape[:2] == key.shape[:2] == value.shape[:2]:
-        return None
     (batch, heads, queries, width), keys = query.shape, key.shape[2]
+    if not (batch, heads) == key.shape[:2] == value.shape[:2]:
+        return None
     if not batch * keys or queries * keys > (queries + keys) * heads * width:
         return None
     context = inputs.empty_context()
-    fused = query.new_empty(batch, queries, keys)
     limit = CPU_TILE * torch.get_num_threads()
+    if batch * heads * queries * keys <= limit:  # one tile: without cutting anything
+        scores = product(query, key.mT, "weights", workspace, inputs.alpha)
+        weights = torch.softmax(scores, -1, out=scores)
+        return context.copy_(weights @ value), fusion.fuse(weights)
+    fused = query.new_empty(batch, queries, keys)
     for tile in cut_tiles(batch, 1, queries, heads * keys, limit):
         image, row = tile.images, tile.rows
         scores = product(query[image, :, row], key[image].mT, "weights", workspace, inputs.alpha)
