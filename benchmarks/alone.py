@@ -38,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ways of these names, or whose names hold one of them",
     )
     parser.add_argument("--beside", metavar="WAY", help="what ratios are to (default: the first)")
+    parser.add_argument(
+        "--cpu", action="store_true", help="seconds of CPU time: of a busy machine, with one thread"
+    )
 
 
 def compare(make: Callable[..., Ways], made: tuple, args: argparse.Namespace, rounds: int) -> None:
@@ -55,7 +58,7 @@ def compare(make: Callable[..., Ways], made: tuple, args: argparse.Namespace, ro
     names = [name for name in names if name == one or wanted(name, names, args.only)]
     added = {name: alone(weighed, args, make, made, name) for name in names}
     fit = [name for name in names if not isinstance(added[name], str)]
-    seconds = alone(timed, args, make, made, fit, rounds)
+    seconds = alone(timed, args, make, made, fit, rounds, args.cpu)
     failed = isinstance(seconds, str)
     print(f"| way | seconds | x {one} | MiB added |\n|---|---|---|---|")
     for name in names:
@@ -116,19 +119,22 @@ def names_of(make: Callable[..., Ways], made: tuple) -> list[str]:
     return list(make(*made))
 
 
-def timed(make: Callable[..., Ways], made: tuple, names: list[str], rounds: int) -> dict:
+def timed(
+    make: Callable[..., Ways], made: tuple, names: list[str], rounds: int, cpu: bool = False
+) -> dict:
     """Seconds of each turn of each way, once their code and threads are loaded."""
+    clock = time.process_time if cpu else time.perf_counter
     small = make(64, *made[1:])
     for name in names:
         small[name]()
     ways, times = make(*made), {name: [] for name in names}
     for _ in range(rounds):
         for name in names:
-            start = time.perf_counter()
+            start = clock()
             ways[name]()
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(clock() - start)
     return times
 
 

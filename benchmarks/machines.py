@@ -2,11 +2,13 @@
 
     python benchmarks/machines.py [NAME ...] [--rounds 3] [--before COMMIT] [--photos 20]
     python benchmarks/machines.py demo tests --rounds 1          # the long ones, by name alone
+    python benchmarks/machines.py starts                         # one photo, beside `import torch`
 
 Each command runs in a process of its own, the ways in turns, and in folders of its own. A CPU with
 AVX512 or AMX is held to AVX2 by the environment: oneDNN, ATen and MKL then take the kernels that
 they take on a CPU without. `--before` also times an earlier commit, from a copy of it. The table
-gives least / median / most seconds, and the median's ratio to this CPU's own.
+gives least / median / most seconds, and the median's ratio to this CPU's own. `starts` gives CPU
+seconds, which other programs change little, and memory at most, with bytecode cached.
 """
 
 import argparse
@@ -48,6 +50,14 @@ COMMANDS = {
     "fit: spatial CNN, 6,400 drawn images": f"fit --config spatial_cnn_planted {PLANTED}",
 }
 LONG = {"demo": "demo -o out"}
+STARTS = {
+    "explain, the compact ViT": "explain vision_attn:compact_vit_imagenette {photo} -o out",
+    "explain, the SENet": "explain vision_attn:senet_imagenette {photo} -o out",
+    "explain --page, the compact ViT": "explain vision_attn:compact_vit_imagenette {photo} "
+    "-o out --page",
+    "inspect, the compact ViT": "inspect vision_attn:compact_vit_imagenette {photo} -o out",
+    "live, the compact ViT": "live vision_attn:compact_vit_imagenette -o out",
+}
 TESTS = ("-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "-p", "no:cacheprovider")
 LEFT_OUT = "not compiled and not slow"
 CODE = "{code}"  # where the way's code lies
@@ -89,6 +99,9 @@ def main() -> None:
     parser.add_argument("--before", metavar="COMMIT", help="time this commit too")
     parser.add_argument("--photos", type=int, default=20)
     args = parser.parse_args()
+    if args.names == ["starts"]:
+        starts(args.rounds)
+        return
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
         ways = ways_of(args.before, place)
@@ -98,6 +111,46 @@ def main() -> None:
         for name, words in chosen(args, photos_of(args.photos, place)).items():
             cells = measured(words, ways, args.rounds, place)
             print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+def starts(rounds: int) -> None:
+    """CPU seconds and memory of commands for one photo, and of `import torch`, in turns."""
+    from vision_attn.data import example_photos
+
+    photo = next(iter(example_photos().values()))
+    commands = {"import torch": ("-c", "import torch")}
+    commands |= {n: (*VISION_ATTN, *w.format(photo=photo).split()) for n, w in STARTS.items()}
+    used: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
+    with tempfile.TemporaryDirectory() as bytecode:
+        for turn in range(-1, rounds):  # the first one fills the caches
+            for name, words in commands.items():
+                cpu_and_memory = resources(words, bytecode)
+                if turn >= 0:
+                    used[name].append(cpu_and_memory)
+    torch_seconds, torch_memory = zip(*used["import torch"], strict=True)
+    print("| command | CPU seconds | beyond `import torch` | MB at most | beyond |")
+    print("|---|---|---|---|---|")
+    for name, turns in used.items():
+        seconds, memory = zip(*turns, strict=True)
+        more = [a - b for a, b in zip(seconds, torch_seconds, strict=True)]
+        beyond = max(memory) - max(torch_memory)
+        words = f"{spread(list(seconds))} | {spread(more)} | {max(memory):.0f} | {beyond:.0f}"
+        print(f"| {name} | {words} |", flush=True)
+
+
+def resources(words: Sequence[str], bytecode: str) -> tuple[float, float]:
+    """CPU seconds and MB at most of Python with these words, in a folder of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONPYCACHEPREFIX": bytecode}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            [sys.executable, *words], cwd=folder, env=environment, stdout=subprocess.DEVNULL
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(words)} failed")
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
 def ways_of(before: str | None, place: Path) -> list[Way]:

@@ -6,7 +6,8 @@
         exact    the largest error against dense float64 matrices, as a share of the map's maximum
         command  the memory of `vision-attn explain` at 1024 pixels, the whole process
 
-ViT-S/16, one image. Within a section the ways take turns in one process: least, median and most.
+ViT-S/16 or what `--model` names, one image. Within a section the ways take turns in one process:
+least, median and most.
 Memory is what each way adds to its process at its peak, measured in a fresh process of its own (on
 a GPU: by the allocator). The dense rollout is what public tools do: fused attention off, every
 n x n map kept, whole matrices multiplied. A way that does not fit into memory or its time says so.
@@ -53,12 +54,15 @@ def main() -> None:
     parser.add_argument(
         "--dtype", choices=["float32", "bfloat16"], help="default: float32, both on a GPU"
     )
+    parser.add_argument("--model", default=MODEL, help=f"of timm, 224 pixels (default: {MODEL})")
     add_arguments(parser)
     args = parser.parse_args()
     torch.set_num_threads(1)  # a process that forks must not have run threads
     usual = ["float32", "bfloat16"] if args.device == "cuda" else ["float32"]
     dtypes = [args.dtype] if args.dtype else usual
-    print(f"torch {torch.__version__}, {args.device}, {args.threads} threads, {MODEL}, one image")
+    print(
+        f"torch {torch.__version__}, {args.device}, {args.threads} threads, {args.model}, one image"
+    )
     for section in args.sections:
         if section == "command":
             print(f"\n## The command line at 1024 pixels\n\n{command(args)}")
@@ -94,7 +98,8 @@ def table(section: str, dtype: str, args: argparse.Namespace) -> None:
     if not section.isdecimal():
         sys.exit(f"unknown section {section!r}: a side in pixels, paths, exact or command")
     side = int(section)
-    compare(contenders, (side, args.device, dtype), args, turns(tokens_of(side), args.rounds))
+    made = side, args.device, dtype, args.model
+    compare(contenders, made, args, turns(tokens_of(side), args.rounds))
 
 
 def turns(tokens: int, rounds: int) -> int:
@@ -105,27 +110,30 @@ def turns(tokens: int, rounds: int) -> int:
 # ---- the whole network ----
 
 
-def network_and_image(side: int, device: str, scale: float = 1.0) -> tuple[nn.Module, Tensor]:
-    network = timm.create_model(MODEL, img_size=side).eval().to(device)
+def network_and_image(
+    side: int, device: str, scale: float = 1.0, model: str = MODEL
+) -> tuple[nn.Module, Tensor]:
+    network = timm.create_model(model, img_size=side).eval().to(device)
     nn.init.normal_(network.head.weight, std=0.2)
     for block in network.blocks:
         block.attn.qkv.weight.data *= scale
     return network, torch.randn(1, 3, side, side, device=device)
 
 
-def contenders(side: int, device: str, dtype: str) -> Ways:
-    network, image = network_and_image(side, device)
+def contenders(side: int, device: str, dtype: str, model: str) -> Ways:
+    network, image = network_and_image(side, device, model=model)
     tokens = network.patch_embed.num_patches + network.num_prefix_tokens
     many = torch.randint(0, tokens, (64,))
     methods: Ways = {
         "forward": lambda: without_gradients(network, image),
+        "forward and backward": lambda: to_first_tokens(network, image),
         "Rollout": lambda: Rollout()(network, image),
         "Rollout, 64 rows": lambda: Rollout().rows(network, image, many),
     }
     if tokens <= LONG:
         for text in (
             *("Rollout(fusion='max')", "Rollout(discard=0.9)", "WeightedRollout", "Relevance"),
-            *("GradientRollout", "AttentionGradCAM", "LeGrad", "GradCAM"),
+            *("GradientRollout", "AttentionGradCAM", "LeGrad", "GradCAM", "LibraGradient"),
         ):
             method = explain.parse_method(text)
             methods[text] = lambda method=method: method(network, image)
@@ -143,6 +151,20 @@ def contenders(side: int, device: str, dtype: str) -> Ways:
 def without_gradients(network: nn.Module, images: Tensor) -> Tensor:
     with torch.no_grad():
         return network(images)
+
+
+def to_first_tokens(network: nn.Module, images: Tensor) -> Tensor:
+    """Compute the gradient of the predicted logits by the tokens that enter the first block."""
+    leaves: list[Tensor] = []
+
+    def leaf(_module: nn.Module, args: tuple) -> tuple:
+        leaves.append(args[0].detach().requires_grad_())
+        return leaves[0], *args[1:]
+
+    network.requires_grad_(False)
+    with network.blocks[0].register_forward_pre_hook(leaf), torch.enable_grad():
+        score = network(images).amax(1).sum()
+    return torch.autograd.grad(score, leaves)[0]
 
 
 def dense_rollout(network: nn.Module, images: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar, cast
 
@@ -284,14 +285,26 @@ def _release(modules: Iterable[nn.Module], held: Iterable[nn.Module]) -> None:
         module.training = True
 
 
+def _hold_weights(network: nn.Module) -> list[bool]:
+    """Which modules have parameters or buffers of their own."""
+    return [
+        any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
+        for module in modules_of(network)
+    ]
+
+
 @contextmanager
 def frozen_parameters(network: nn.Module) -> Iterator[None]:
     """Turn gradients on, even inside no_grad or inference mode, with every parameter frozen.
 
     Raises ValueError for a network made in inference mode, whose weights no gradient can pass.
     """
-    for name, weight in [*network.named_parameters(), *network.named_buffers()]:
+    holders = list(compress(modules_of(network), asked_once(network, _hold_weights)))
+    own = [weight for module in holders for weight in module.parameters(recurse=False)]
+    for weight in [*own, *(weight for module in holders for weight in module.buffers(False))]:
         if weight.is_inference():
+            named = [*network.named_parameters(), *network.named_buffers()]
+            name = next((name for name, other in named if other is weight), "a weight")
             raise ValueError(
                 f"gradients cannot pass {quoted(name)}: the network was made in "
                 "torch.inference_mode(); "
@@ -300,7 +313,7 @@ def frozen_parameters(network: nn.Module) -> Iterator[None]:
     with _LOCK:
         held = [
             weight
-            for weight in network.parameters()
+            for weight in {id(weight): weight for weight in own}.values()
             if weight.requires_grad or id(weight) in _FROZEN
         ]
         for weight in held:

@@ -122,7 +122,7 @@ def _kept(module: nn.Module) -> tuple[Any, ...]:
     names = [name for name in own if name not in TORCHS]
     select = itemgetter(*STATE, *names)
     held = zip(STATE, _without_temporary(select(own)), strict=False)
-    known = [_Held(name, one) if one else {} for name, one in held]
+    known: list[Any] = [_Held(name, one) if one else {} for name, one in held]
     known += [_attribute(own[name]) for name in names]
     return ref(module), type(module), len(own), select, tuple(known)
 
@@ -230,7 +230,7 @@ class _Attributes(_OfKind):
     def __eq__(self, other: object) -> bool:
         return type(other) is self._kind and self._known == vars(other)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 def _shared_hooks() -> list[Any] | None:

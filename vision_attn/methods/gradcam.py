@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from vision_attn.arguments import hint
 from vision_attn.errors import quoted
 from vision_attn.hooks import Hooks
+from vision_attn.inference import asked_once, modules_of
 from vision_attn.methods.base import Explainer
 from vision_attn.methods.targets import Target
 from vision_attn.tokens.layout import layout_of
@@ -279,7 +280,9 @@ def find_layers(
     attention, the batch norms that follow its block. before: a module, before which to look. Raises
     ValueError where there is none.
     """
-    modules = dict(network.named_modules())
+    if layer is None and before is None:
+        return [network.get_submodule(name) for name in asked_once(network, _usual_layers)]
+    modules = {name: module for module, name in modules_of(network).items()}
     if layer is not None:
         name = module_name(network, layer)
         if name is None:
@@ -289,7 +292,14 @@ def find_layers(
                 else f"the {type(layer).__name__} that is given as a layer is no part of it"
             )
         return [network.get_submodule(name)]
+    return [modules[name] for name in _layers_before(modules, before)]
 
+
+def _usual_layers(network: nn.Module) -> list[str]:
+    return _layers_before({name: module for module, name in modules_of(network).items()}, None)
+
+
+def _layers_before(modules: dict[str, nn.Module], before: nn.Module | None) -> list[str]:
     order = list(modules)
     end = len(order) if before is None else list(modules.values()).index(before)
     norms = [f"{path}.{norm}" for path, block in modules.items() for norm in _norms(block)]
@@ -301,22 +311,21 @@ def find_layers(
     if norms:  # a convolution of queries or keys gives no map of the network's own
         inside = tuple(f"{path}." for path, module in modules.items() if path and attends(module))
         convs = [path for path in convs if not path.startswith(inside)]
-    spatial = [path for path in convs if max(modules[path].kernel_size) > 1] or convs
+    sides: dict[str, Any] = {path: modules[path].kernel_size for path in convs}
+    spatial = [path for path in convs if max(sides[path]) > 1] or convs
     last = max([*norms[-1:], *spatial[-1:]], key=order.index, default=None)
     if last is None:
         raise ValueError(
             "it has no convolution, and no norm before an attention was found: name a layer"
         )
     parts = last.split(".")
-    around = [modules[".".join(parts[:depth])] for depth in range(len(parts), -1, -1)]
+    around = [".".join(parts[:depth]) for depth in range(len(parts), -1, -1)]
     later = order[order.index(last) + 1 : end]
     if last in norms:
         block = last.rpartition(".")[0] + "."
         later = [path for path in later if not path.startswith(block)]
-        return around + [
-            modules[index] for index in later if isinstance(modules[index], nn.BatchNorm2d)
-        ]
-    return around + [modules[path] for path in later if not _pools(modules[path])]
+        return around + [path for path in later if isinstance(modules[path], nn.BatchNorm2d)]
+    return around + [path for path in later if not _pools(modules[path])]
 
 
 def _norms_by_projection(modules: dict[str, nn.Module]) -> list[str]:

@@ -198,6 +198,10 @@ def first_quantised(network: nn.Module) -> str | None:
         >>> first_quantised(nn.Sequential(nn.ReLU(), Quantize(0.1, 0, torch.quint8)))
         '1 (Quantize)'
     """
+    return asked_once(network, _first_quantised)
+
+
+def _first_quantised(network: nn.Module) -> str | None:
     for module, name in modules_of(network).items():
         kind = type(module)
         if (
