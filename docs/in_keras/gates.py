@@ -3,7 +3,6 @@
 Axes: b batch, h height, w width, c channels; Keras puts the channels last.
 """
 
-import keras
 from keras import layers, ops
 
 
@@ -27,17 +26,14 @@ class ChannelGate(layers.Layer):
     def __init__(self, channels, reduction=16):
         super().__init__()
         hidden = max(1, channels // reduction)
-        self.mlp = keras.Sequential(
-            [
-                layers.Dense(hidden, "relu", use_bias=False),
-                layers.Dense(channels, use_bias=False),
-            ]
-        )
+        self.squeeze = layers.Dense(hidden, "relu", use_bias=False)
+        self.excite = layers.Dense(channels, "sigmoid", use_bias=False)
 
     def call(self, x):
         mean = ops.mean(x, axis=(1, 2), keepdims=True)
         peak = ops.max(x, axis=(1, 2), keepdims=True)
-        return x * ops.sigmoid(self.mlp(mean) + self.mlp(peak))
+        # The second map is linear: it may come after the sum.
+        return x * self.excite(self.squeeze(mean) + self.squeeze(peak))
 
 
 class SpatialGate(layers.Layer):
@@ -46,7 +42,11 @@ class SpatialGate(layers.Layer):
     def __init__(self, size=7):
         super().__init__()
         self.conv = layers.Conv2D(
-            1, size, padding="same", activation="sigmoid", use_bias=False
+            1,
+            size,
+            padding="same",
+            activation="sigmoid",
+            use_bias=False,
         )
 
     def call(self, x):

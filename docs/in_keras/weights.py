@@ -49,7 +49,7 @@ def sparsemax(scores):
     """Scores (... j) -> weights (... j), some exactly 0."""
     z = ops.flip(ops.sort(scores, axis=-1), axis=-1)
     count = ops.arange(1, z.shape[-1] + 1, dtype=z.dtype)
-    above = ops.cumsum(z, axis=-1) - 1 < count * z  # weight above 0
+    above = ops.cumsum(z, axis=-1) - 1 < z * count  # weight above 0
     size = ops.sum(ops.cast(above, z.dtype), axis=-1, keepdims=True)
     total = ops.sum(ops.where(above, z, 0.0), axis=-1, keepdims=True)
     return ops.relu(scores - (total - 1) / size)

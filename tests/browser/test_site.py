@@ -87,3 +87,17 @@ def test_a_page_fits_its_screen_with_its_pictures_and_axe_finds_nothing_serious(
         if finding["impact"] in ("serious", "critical")
     ]
     assert found == []
+
+
+def test_keras_is_chosen_once_for_all_code_and_axe_finds_nothing_serious_in_it(visit):
+    page = visit("learn/02-scores.html", 400)
+    assert page.get_by_text("layers.Dense(dim, use_bias=False)").count() == 1
+    assert not page.get_by_text("def dot_product").is_visible()
+    page.locator("label", has_text="Keras 3").first.click()
+    page.locator("summary", has_text="Concat").click()  # of the second block: it has changed, too
+    assert page.get_by_text("def dot_product").is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    page.evaluate(AXE_SCRIPT)
+    report = page.evaluate("axe.run({preload: false, iframes: false, resultTypes: ['violations']})")
+    serious = [one for one in report["violations"] if one["impact"] in ("serious", "critical")]
+    assert serious == []

@@ -359,11 +359,11 @@ def cut(attention: MultiHeadAttention) -> dict[str, Tensor]:
 def gates() -> Iterator[Case]:
     given = {"x": random(B, I, J, 11)}
     squeeze = made(SqueezeExcite(11, reduction=3))
-    weights = gate_mlp(squeeze, "squeeze", "excite")
+    weights = gate_mlp(squeeze)
     options = {"channels": 11, "reduction": 3}
     yield Case("SqueezeExcite", channels_first(squeeze), given, weights, options)
     channel = made(ChannelGate(11, reduction=3))
-    weights = gate_mlp(channel, "mlp.layers.0", "mlp.layers.1")
+    weights = gate_mlp(channel)
     yield Case("ChannelGate", channels_first(channel), given, weights, options)
     spatial = made(SpatialGate(11))
     yield Case("SpatialGate", channels_first(spatial), given, kernels(conv=spatial.conv))
@@ -372,12 +372,10 @@ def gates() -> Iterator[Case]:
     yield Case("SpatialMask", channels_first(mask), given, weights, {"hidden": 3, "size": 5})
 
 
-def gate_mlp(gate: SqueezeExcite | ChannelGate, first: str, second: str) -> dict[str, Tensor]:
+def gate_mlp(gate: SqueezeExcite | ChannelGate) -> dict[str, Tensor]:
     """Return the weights of a gate's two 1x1 convolutions as those of linear maps."""
-    moved = {f"{first}.kernel": kernel(gate.fc1)[0, 0], f"{second}.kernel": kernel(gate.fc2)[0, 0]}
-    if gate.fc1.bias is not None:
-        moved |= {f"{first}.bias": gate.fc1.bias, f"{second}.bias": gate.fc2.bias}
-    return moved
+    weights = kernels(squeeze=gate.fc1, excite=gate.fc2)
+    return {name: x[0, 0] if name.endswith("kernel") else x for name, x in weights.items()}
 
 
 def vit() -> Iterator[Case]:
