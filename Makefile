@@ -65,7 +65,7 @@ $(VENV)/.installed-dev: $(BIN)/python$(EXE) pyproject.toml
 
 # Without TensorFlow: the tests run Keras on torch.
 $(VENV)/.installed-keras: $(VENV)/.installed-dev
-	$(INSTALL) keras
+	$(INSTALL) 'keras>=3.15'
 	@touch $@
 
 demo: $(VENV)/.installed

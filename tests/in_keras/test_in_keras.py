@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -62,6 +63,14 @@ def test_a_snippet_is_short_narrow_and_stands_alone(name):
         "keras"
     }
     assert "->" in (ast.get_docstring(node) or ""), "say the shapes that come and go"
+
+
+def test_make_installs_the_keras_that_the_extra_names():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    keras, _ = project["optional-dependencies"]["keras"]
+    recipe = (ROOT / "Makefile").read_text(encoding="utf-8").partition(".installed-keras:")[2]
+    assert recipe.splitlines()[1] == f"\t$(INSTALL) '{keras}'"
+    assert not any("keras" in line for line in project["optional-dependencies"]["dev"])
 
 
 @pytest.mark.xdist_group("site")
