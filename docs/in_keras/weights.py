@@ -63,10 +63,8 @@ def hard(scores, temperature=1.0, draw=False):
     soft = ops.softmax(scores / temperature)
     best = ops.argmax(soft, axis=-1)
     one = ops.one_hot(best, soft.shape[-1], dtype=soft.dtype)
-    gradient = soft - ops.stop_gradient(
-        soft
-    )  # 0, but not when it is derived
-    return one + gradient
+    # The bracket is 0; its gradient is that of the softmax.
+    return one + (soft - ops.stop_gradient(soft))
 
 
 class PhotoAttention(layers.Layer):
