@@ -1,14 +1,16 @@
 """The cost of `diagnose` beside plain forward passes of the same photos: ViT-S/16 at 224 pixels.
 
     python benchmarks/diagnose.py                  16 photos, random weights
-    python benchmarks/diagnose.py --photos 200
+    python benchmarks/diagnose.py --photos 200     its memory after 50 photos and after 200, too
 
 Batches take turns in one process: each is run plain and then diagnosed. Reading photos is left out,
-as both would do it. Two ratios: of wall time and of the process's CPU time, which a busy machine
-disturbs less. The aim is 1.6.
+as both would do it. CPU seconds of the process, summed over the turns of each, and two ratios: of
+wall time and of CPU time, which a busy machine disturbs less. The aim is 1.6. Memory: the largest
+that the process had after a quarter of the photos and after all; it should be the same.
 """
 
 import argparse
+import resource
 import time
 from statistics import median
 
@@ -38,8 +40,9 @@ def main() -> None:
     images = torch.randn(args.batch_size, 3, 224, 224)
     meter.add(images, [0] * len(images))  # finds the path and the blocks, once a network
     infer(network, images)
-    walls, cpus = [], []
-    for _ in range(max(1, args.photos // args.batch_size)):
+    walls, cpus, seconds, memory = [], [], [], {}
+    turns = max(1, args.photos // args.batch_size)
+    for turn in range(1, turns + 1):
         took = []
         for run in (lambda: infer(network, images), lambda: meter.add(images, [0] * len(images))):
             wall, cpu = time.perf_counter(), time.process_time()
@@ -48,9 +51,18 @@ def main() -> None:
         (plain, plain_cpu), (all_of_it, all_cpu) = took
         walls.append(all_of_it / plain)
         cpus.append(all_cpu / plain_cpu)
+        seconds.append((plain_cpu, all_cpu))
+        if turn in (max(1, turns // 4), turns):
+            memory[turn * args.batch_size] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(f"{args.name}, batches of {args.batch_size}, {torch.get_num_threads()} threads")
     print(f"diagnose / forward: wall {median(walls):.2f}, CPU {median(cpus):.2f} (median of "
           f"{len(walls)} batches, CPU {min(cpus):.2f} to {max(cpus):.2f})")  # fmt: skip
+    plain, whole = (sum(one) for one in zip(*seconds, strict=True))
+    print(f"CPU seconds of {turns * args.batch_size} photos, in turns: forward {plain:.2f}, "
+          f"diagnose {whole:.2f}, together {whole / plain:.2f} times")  # fmt: skip
+    kept = sum(value.numel() for value in meter.sums.totals())
+    largest = ", ".join(f"{size / 1024:.0f} MiB after {at} photos" for at, size in memory.items())
+    print(f"largest memory: {largest}; sums that are kept: {kept} numbers")
 
 
 if __name__ == "__main__":

@@ -69,6 +69,18 @@ NOT = {  # values that an argument of this kind does not take
     "shard": {**ANY, "int": 1, "three": (1, 2, 3), "0": (0, 1), "over": (3, 2), "text": ("1", "2")},
 }  # fmt: skip
 NOT["whole count"] = NOT["whole"] | NOT["count"]
+NOT["count or 0"] = {word: value for word, value in NOT["whole count"].items() if word != "0"}
+NOT["heads"] = {
+    **{word: value for word, value in ANY.items() if word != "a dict"},
+    "None": None, "int": 3, "text": "ab", "no layer": [(7, 0)], "-9": [(-9, 0)], "no head": [(0, 9)],
+    "true": [(True, 0)], "float": [(0.0, 1)], "three": [(0, 1, 2)], "nested": [[[0], 1]], "one": [[0]],
+    "huge": [(10**400, 0)], "kind": {(0, 0): "non"}, "no kind": {(0, 0): None}, "odd kind": {(0, 0): []},
+    "dict": {"a": 1}, "long": {(0, 0): LONG},
+}  # fmt: skip
+NOT["layers"] = {**ANY, "None": None, "int": 3, "text": "ab", "no layer": [9], "-9": [-9], "true": [True],
+                 "float": [0.0], "None in it": [None], "huge": [10**400], "nested": [[0]], "long": [LONG]}  # fmt: skip
+NOT["tokens"] = NOT["layers"] | {"no token": [(0, 99)], "no layer": [(9, 0)], "nested": [[[0], 1]],
+                                 "-9": [(0, -9)]}  # fmt: skip
 
 
 def a_line(call) -> None:
@@ -99,6 +111,14 @@ def cnn() -> Model:
 
 
 PHOTO = Image.new("RGB", (40, 30), (9, 99, 50))
+
+
+def entered(model, **changes) -> None:
+    """Open a change of a network."""
+    with vision_attn.intervene(model, **changes):
+        pass
+
+
 SHARED = {
     "model": "model",
     "methods": "methods",
@@ -126,6 +146,22 @@ FUNCTIONS = {  # of each argument, what it does not take
     "list_models": {"folder": "path"},
     "load_model": {"spec": "model", "weights": "path", "value_range": "shard"},
     "wrap": {"network": "layout", "transform": "layout", "layout": "layout", "head": "head"},
+    "diagnose": {"model": "model", "images": "paths", "limit": "optional", "output": "path", "seed": "whole",
+                 "root": "path", "batch_size": "whole count", "thresholds": "layout", "name": "layout",
+                 "progress": "layout"},
+    "add_registers": {"model": "model", "images": "paths", "neurons": "whole count", "block": "optional",
+                      "limit": "whole count", "batch_size": "whole count", "seed": "whole", "root": "path"},
+    "ablate": {**{k: v for k, v in SHARED.items() if k != "methods"}, "images": "paths", "parts": "methods",
+               "target": "target", "contrast": "target", "replacement": "path", "prune": "count or 0",
+               "batch_size": "whole count", "seed": "whole", "root": "path", "progress": "layout"},
+    "compare": {**{k: v for k, v in SHARED.items() if k != "model"}, "models": "shard", "images": "paths",
+                "target": "target", "contrast": "target", "shown": "whole count",
+                "batch_size": "whole count", "progress": "layout"},
+    "patch_states": {"model": "model", "photo": "photos", "other": "photos", "target": "target",
+                     "contrast": "target", "output": "path", "head": "head", "batch_size": "whole count",
+                     "progress": "layout"},
+    "intervene": {"model": "model", "heads": "heads", "tokens": "tokens", "mlps": "layers", "blocks": "layers",
+                  "patch_from": "photos"},
     "fit": {"config": "path", "overrides": "methods", "data_root": "path", "output": "path", "seed": "head"},
 }  # fmt: skip
 USUAL = {  # what is given for the other arguments
@@ -143,6 +179,16 @@ USUAL = {  # what is given for the other arguments
     "list_models": {},
     "load_model": {"spec": "timm:test_vit", "pretrained": False},
     "wrap": {"network": nn.Conv2d(3, 5, 3), "transform": None},
+    "diagnose": {"images": [PHOTO, PHOTO]},
+    "add_registers": {"images": [PHOTO, PHOTO]},
+    "ablate": {"images": [PHOTO, PHOTO]},
+    "compare": {"images": "a.png", "methods": "Rollout"},
+    "patch_states": {
+        "photo": PHOTO,
+        "other": Image.effect_noise((40, 30), 90).convert("RGB"),
+        "target": 1,
+    },
+    "intervene": {},
     "fit": {"config": "none.yaml"},
 }
 # Right for one argument, though wrong for others of its kind; and what only the run of it finds.
@@ -154,6 +200,9 @@ FITS = {
     ("probe", "image_size", "over"),
     ("score", "sanity", "None"),
     ("fit", "overrides", "a dict"),
+    ("add_registers", "block", "0"),
+    ("intervene", "patch_from", "None"),
+    *(("patch_states", name, "arrays") for name in ("photo", "other")),
 }  # fmt: skip
 
 
@@ -171,8 +220,13 @@ def test_public_functions_refuse_wrong_values_in_a_line(
     function, name, kind, vit, cnn, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
+    PHOTO.save("a.png")
     call = getattr(vision_attn, function)
     usual = dict(USUAL[function])
+    if function == "compare":
+        usual["models"] = (vit, vit)
+    if function == "intervene":
+        call = entered
     if "model" in inspect.signature(call).parameters:
         usual["model"] = cnn if function == "live" else vit
     for word, value in NOT[kind].items():

@@ -112,6 +112,6 @@ def test_faults_are_planted_in_a_copy_at_their_place(twins):
     norms = twins.enlarge([3, 60], 4.0)(y).norm(dim=-1)
     medians = y.norm(dim=-1).median(1).values
     torch.testing.assert_close(norms[:, [3, 60]], 4 * medians[:, None].expand(-1, 2))
-    assert len(list(twins.places_of(network, "outliers"))) == 2
-    assert len(list(twins.places_of(network, "dead head"))) == 6
+    assert list(twins.places_of(network, "outliers", 3)) == [(0,), (1,)]
+    assert list(twins.places_of(network, "dead head", 3)) == [(0, 1), (1, 2)]
     assert all(torch.equal(value, kept[name]) for name, value in network.state_dict().items())

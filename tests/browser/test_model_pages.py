@@ -145,7 +145,7 @@ def test_patched_states_are_shown_layer_by_layer(opened, photos):
     page = opened("patching")
     both = (photos / f"{name}/1.png" for name in ("cat", "dog"))
     found = vision_attn.patch_states(faulty(), *both, target=0, contrast=1, progress=Silent())
-    captions = page.locator("#part2 figcaption").all_inner_texts()
+    captions = page.locator("article").nth(1).locator("figcaption").all_inner_texts()
     patches = found.recovered[:, found.layout.patches]
     assert captions == [
         f"layer {at}: at most {float(row.max()):.0%}" for at, row in enumerate(patches)

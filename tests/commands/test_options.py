@@ -91,6 +91,9 @@ def no_model(monkeypatch):
         (["inspect", "MODEL", "nothere.jpg"], 1, "nothere.jpg: no such file or folder"),
         (["features", "MODEL", "nothere.jpg"], 1, "nothere.jpg: no such file or folder"),
         (["features", "MODEL", ".", "--nearest", "none"], 1, "none: no such file or folder"),
+        (["compare", "MODEL", "MODEL", "nothere.jpg"], 1, "nothere.jpg: no such file or folder"),
+        (["ablate", "MODEL", "nothere"], 2, "no data 'nothere': expected planted"),
+        (["diagnose", "MODEL", "nothere"], 2, "no data 'nothere': expected planted"),
         (["score", "MODEL", "nothere"], 2, "no data 'nothere': expected planted"),
         (["score", "MODEL", "planed"], 2, "no data 'planed': did you mean planted"),
         (["fit", "--config", "nothere"], 2, "no such config file: nothere"),
@@ -139,6 +142,45 @@ def test_what_no_machine_has_is_one_line(words, line, models, photos, tmp_path, 
     assert main(["explain", models("vit"), str(photos), *words, "-o", str(tmp_path / "o")]) == 2
     (complaint,) = capsys.readouterr().err.splitlines()
     assert line in complaint
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["diagnose", "MODEL", "none"], "none: no image in this folder"),
+        (["diagnose", "MODEL", "planted", "--limit", "0"], "--limit"),
+        (["diagnose", "MODEL", "planted", "--limit", "1.5"], "--limit"),
+        (["diagnose", "MODEL", "planted", "--batch-size", "-1"], "--batch-size"),
+        (["diagnose", "MODEL", "planted", "--registers", "0"], "--registers"),
+        (["diagnose", "MODEL", "planted", "--limit", "2", "--device", "meta"], "device"),
+        (["ablate", "MODEL", "none"], "none: no image in this folder"),
+        (["ablate", "MODEL", "planted", "--limit", "1"], "limit must be at least 2, got 1"),
+        (["ablate", "MODEL", "planted", "--prune", "-1"], "--prune"),
+        (["ablate", "MODEL", "planted", "--part", "tails"], "--part"),
+        (["ablate", "MODEL", "planted", "--replacement", "none"], "--replacement"),
+        (["ablate", "MODEL", "planted", "--target", "ant"], "ant"),
+        (["ablate", "CNN", "planted", "--limit", "2"], "no attention call was seen"),
+        (["compare", "MODEL", "MODEL", "none"], "none: no image in this folder"),
+        (["compare", "MODEL", "CNN", "photos", "--method", "Rollout"], "Rollout"),
+        (["compare", "MODEL", "MODEL", "photos", "--shown", "0"], "--shown"),
+        (["compare", "MODEL", "MODEL", "photos", "--method", "Rolout"], "Rolout"),
+        (["compare", "MODEL", "MODEL"], "no image given"),
+    ],
+)
+def test_wrong_values_and_empty_folders_are_one_line(
+    words, line, models, photos, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "none").mkdir()
+    places = {"MODEL": "vit", "CNN": "senet"}
+    words = [models(places[word]) if word in places else word for word in words]
+    words = [str(photos) if word == "photos" else word for word in words]
+    device = [] if "--device" in words else ["--device", "cpu"]
+    assert main([*words, *device]) in (1, 2)
+    (complaint,) = capsys.readouterr().err.splitlines()
+    assert complaint.startswith("vision-attn")
+    assert line in complaint
+    assert len(complaint) < 400
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,9 @@ def number_grid(
         unit: Of the numbers, beside the colour bar.
         low: The value of the first colour; None takes the least.
         high: The value of the last colour; None takes the largest.
-        ends: Of each number's interval, written below it. Then 0 is white, what is above it red
-            and what is below it blue, the colour is full for the largest twentieth, and low and
-            high do not count.
+        ends: Of each number's interval, written below it. Then what is above 0 is red, what
+            is below it blue, and what has 0 in its interval white; low and high do not count, and
+            the colour is full for the largest twentieth.
 
     Returns:
         The picture, uint8 (h w 3).
@@ -58,10 +58,12 @@ def number_grid(
     known = values[np.isfinite(values)]
     top = high if high is not None else float(known.max(initial=0.0))
     least = low if low is not None else float(known.min(initial=top))
-    beyond = "neither"
+    beyond, values_shown = "neither", values
     if ends is not None:
-        sizes = np.abs(known)
-        top = float(np.quantile(sizes, 0.95) or sizes.max()) if sizes.size else 0.0
+        values_shown = np.where((ends[0] <= 0) & (ends[1] >= 0), 0 * values, values)
+        sizes = np.abs(values_shown[values_shown != 0])
+        sizes = sizes[np.isfinite(sizes)]
+        top = float(np.quantile(sizes, 0.95)) if sizes.size else 1.0
         least, beyond = -top, "both" if (sizes > top).any() else "neither"
     top = top if top > least else least + 1.0
     across, down = (0.5, 0.36) if ends is None else (0.78, 0.46)
@@ -71,7 +73,7 @@ def number_grid(
         axes = figure.add_subplot()
         axes.set_title(_within(title, width - 1.1), size=11)
         colours = "viridis" if ends is None else "RdBu_r"
-        shown = axes.imshow(values, cmap=colours, vmin=least, vmax=top, aspect="auto")
+        shown = axes.imshow(values_shown, cmap=colours, vmin=least, vmax=top, aspect="auto")
         axes.set_xlabel(x)
         axes.set_ylabel(y)
         for count, axis in ((columns, axes.xaxis), (rows, axes.yaxis)):
@@ -80,7 +82,7 @@ def number_grid(
         if values.size <= MOST_NUMBERS:
             for (row, column), value in np.ndenumerate(values):
                 if np.isfinite(value):
-                    share = (value - least) / (top - least)
+                    share = (values_shown[row, column] - least) / (top - least)
                     light = share > 0.6 if ends is None else 0.2 < share < 0.8
                     ink, higher = INK if light else "white", 0.0 if ends is None else 0.14
                     axes.text(

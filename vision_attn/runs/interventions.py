@@ -88,8 +88,12 @@ def intervene(
         >>> changed.shape, bool((changed == network(images)).any())
         (torch.Size([2, 5]), False)
     """
-    if isinstance(heads, str) or not isinstance(heads, Mapping | Sequence):
+    if not isinstance(heads, Mapping) and not _is_list(heads):
         raise ValueError(f"heads: expected a list or a dict of (layer, head), got {quoted(heads)}")
+    named = {"tokens": (tokens, "tokens or (layer, token)"), "mlps": (mlps, "layers")}
+    for word, (given, what) in (named | {"blocks": (blocks, "layers")}).items():
+        if not _is_list(given):
+            raise ValueError(f"{word}: expected a list of {what}, got {quoted(given)}")
     network = network_of(model)
     if reason := why_opaque(network):
         raise ValueError(f"{type(network).__name__} cannot be changed: {reason}")
@@ -143,8 +147,8 @@ def changes_of(
     """
     changes = Changes()
     usual: Kind = "patch" if patch else "zero"
-    kinds = heads if isinstance(heads, Mapping) else dict.fromkeys(map(_hashable, heads), usual)
-    for place, kind in kinds.items():
+    kinds = heads.items() if isinstance(heads, Mapping) else [(one, usual) for one in heads]
+    for place, kind in kinds:
         at, head = _head(anatomy, place)
         if kind not in KINDS:
             raise ValueError(f"heads: expected {', '.join(KINDS)}, got {quoted(kind)}")
@@ -159,8 +163,8 @@ def changes_of(
     return changes
 
 
-def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _is_list(given: Any) -> bool:
+    return isinstance(given, Sequence) and not isinstance(given, str | bytes)
 
 
 def _is_index(value: object) -> bool:

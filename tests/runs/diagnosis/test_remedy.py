@@ -2,10 +2,23 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import vision_attn
-from vision_attn.methods import Rollout
+from vision_attn.methods import (
+    AttentionGradCAM,
+    GradCAM,
+    GradientRollout,
+    LeGrad,
+    LibraGradient,
+    Occlusion,
+    QueryKey,
+    RawAttention,
+    Relevance,
+    Rollout,
+    WeightedRollout,
+)
 from vision_attn.tokens.blocks import find_blocks
 from vision_attn.tokens.registers import TestTimeRegisters, neuron_scores
 
@@ -100,6 +113,62 @@ def test_the_planted_neuron_is_found_and_moved(tmp_path, images):
     torch.testing.assert_close(total, torch.ones(7))
     assert model.network.training is False
     assert not model.network.blocks[0]._forward_pre_hooks
+
+
+class Moving(nn.Module):
+    """GELU; then what chosen neurons of the patches hold goes to token 1, the register."""
+
+    def __init__(self, neurons):
+        super().__init__()
+        self.neurons = neurons
+
+    def forward(self, x):
+        x = F.gelu(x)
+        chosen = torch.zeros(x.shape[2], dtype=torch.bool)
+        chosen[self.neurons] = True
+        largest = x[:, 2:].amax(1, keepdim=True)
+        if not largest.requires_grad:  # else the patches would be followed into token 1
+            largest = torch.tensor(largest.tolist(), dtype=x.dtype)
+        moved = torch.where(chosen, largest, x[:, 1:2])
+        return torch.cat([x[:, :1], moved, x[:, 2:].masked_fill(chosen, 0)], 1)
+
+
+@torch.no_grad()
+def with_a_register_of_its_own(network, chosen):
+    """The same as timm's network with a register token: zeros, after the class token."""
+    own = vit(registers=1, no_embed_class=False)
+    state = network.state_dict()
+    place = state["pos_embed"]
+    state["pos_embed"] = torch.cat([place[:, :1], torch.zeros_like(place[:, :1]), place[:, 1:]], 1)
+    own.load_state_dict(state | {"reg_token": torch.zeros_like(own.reg_token)})
+    for at, block in enumerate(own.blocks):
+        block.mlp.act = Moving([neuron for where, neuron in chosen if where == at])
+    return own
+
+
+METHODS = [
+    *(RawAttention(), RawAttention(layer=0), QueryKey(), QueryKey(query=(0.7, 0.4))),
+    *(LeGrad(), LibraGradient(), GradCAM()),
+    *(Rollout(), WeightedRollout(), GradientRollout(), Relevance(), AttentionGradCAM()),
+    Occlusion(window=4),
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_every_method_takes_the_register_for_a_token_beside_the_patches(method, images):
+    """As on the same network with a register of its own, which every method knows as a prefix."""
+    network, chosen = vit(), [(0, 5), (1, 2), (1, 31)]
+    neurons = [(f"blocks.{at}.mlp.fc2", neuron) for at, neuron in chosen]
+    moved = TestTimeRegisters(network, "blocks.0", "blocks.2", neurons, model_of(network).layout)
+    own = with_a_register_of_its_own(network, chosen)
+    with torch.no_grad():
+        torch.testing.assert_close(moved(images), own(images), rtol=1e-12, atol=1e-12)
+    wanted = method(own, images[:2], target=3)
+    found = method(moved.eval(), images[:2], target=3)
+    assert wanted.values.abs().max() > 0
+    torch.testing.assert_close(found.values, wanted.values, rtol=1e-5, atol=1e-7)
+    if wanted.prefix_mass is not None:
+        torch.testing.assert_close(found.prefix_mass, wanted.prefix_mass, rtol=1e-5, atol=1e-7)
 
 
 def test_errors_of_registers(tmp_path, images):

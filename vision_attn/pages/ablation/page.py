@@ -24,7 +24,7 @@ WORDS = [
     "Worth: by how much the number falls without the part, in the mean over the images; below 0, "
     "it rises. One part is taken away at a time.",
     "Intervals are of 95 %, by a bootstrap over images, paired: each image is compared with "
-    "itself. Of many intervals, 1 in 20 misses by chance.",
+    "itself. Of many intervals, 1 in 20 misses by chance. Heads with 0 in theirs have no colour.",
     "The curve of heads that are gone: their order is found on every other image, the curve "
     "measured on the rest; intervals of 95 % (Wilson 1927).",
     "A head without worth by itself may be one of two that do the same: look at the curve before "

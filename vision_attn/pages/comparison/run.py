@@ -94,6 +94,8 @@ def compare(
     pair = PairOfModels.of(models, methods, target, contrast, head)
     paths = path_list(images)
     files, problems = list_images(paths, limit)
+    if not files and problems:
+        raise ValueError(f"no photo could be compared: {problems[0]}")
     folder = None if output is None else output_folder(output)
     if folder is not None:
         check_apart(folder, files, paths)

@@ -14,7 +14,17 @@ from PIL.Image import Image
 from vision_attn import render
 from vision_attn.arguments import checked
 from vision_attn.methods.targets import TargetLike
-from vision_attn.pages.page import Figures, Section, Shot, Text, figure_shot, shot, write_page
+from vision_attn.pages.page import (
+    Figures,
+    Gallery,
+    Row,
+    Section,
+    Shot,
+    Text,
+    figure_shot,
+    shot,
+    write_page,
+)
 from vision_attn.runs.diagnosis.measure import token_words
 from vision_attn.runs.explain import Photo, read
 from vision_attn.runs.inputs import output_folder
@@ -31,7 +41,7 @@ WORDS = [
     "the network runs as it is (Meng et al. 2022, causal tracing, with another photo in the place "
     "of noise). 0 %: the number is as for the photo; 100 %: as for the other. Below 0 % it moves "
     "away from it.",
-    "In the maps full colour is 100 %, or the largest share where that is more; blue is below 0 %.",
+    "All maps have one scale: full colour is the largest share of any patch; blue is below 0 %.",
 ]
 
 
@@ -104,14 +114,13 @@ def write(found: PatchedStates, folder: Path, model: Model, photos: tuple[Image,
             ("the photo", "the other"), (found.photo, found.other), photos, strict=True
         )
     ]
+    rows = [Row("Both photos", found.explained, shots)]
+    if found.layout is not None:
+        note = f"the share of the way that each patch brings; full colour: {largest(found):.0%}"
+        rows.append(Row("Over the photo", note, list(map_shots(found, folder, model, photos[0]))))
     made: list[Section] = [
         Text("What was found", list(sentences(found))),
-        Figures(f"Both photos: {found.explained}", shots),
-    ]
-    if found.layout is not None:
-        title = "Over the photo: the share that each patch brings, layer by layer"
-        made.append(Figures(title, list(map_shots(found, folder, model, photos[0]))))
-    made += [
+        Gallery("Photos", rows),
         Figures("Layer by layer", [curve_shot(found, folder)]),
         Text("What the numbers are", WORDS),
     ]
@@ -136,11 +145,17 @@ def sentences(found: PatchedStates) -> Iterator[str]:
     )
 
 
+def largest(found: PatchedStates) -> float:
+    """The largest share of a patch, either way."""
+    assert found.layout is not None
+    return max(float(found.recovered[:, found.layout.patches].abs().max()), 1e-6)
+
+
 def map_shots(found: PatchedStates, folder: Path, model: Model, photo: Image) -> Iterator[Shot]:
     """Lay the shares of each layer's patches over the photo, all on one scale."""
     assert found.layout is not None
     values = found.layout.to_map(found.recovered).numpy()
-    scale = render.Scale(top=max(1.0, float(np.abs(values).max())), signed=True)
+    scale = render.Scale(top=largest(found), signed=True)
     small = ImageOps.contain(photo, SHOWN)
     for layer, grid in zip(found.layers, values, strict=True):
         laid = model.preprocess.to_original(grid, small.size)

@@ -68,6 +68,10 @@ class Sums:
         self._sums[name] = self._sums[name] + total if name in self._sums else total
         self._counts[name] = self._counts.get(name, 0) + len(values)
 
+    def totals(self) -> list[Tensor]:
+        """List all sums: what is kept, whatever the number of photos."""
+        return list(self._sums.values())
+
     def mean(self, name: Any) -> Tensor:
         """Return the mean over photos."""
         return self._sums[name] / self._counts[name]

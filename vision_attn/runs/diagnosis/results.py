@@ -86,7 +86,7 @@ class Outliers:
     """Patches with outlying norms, where they are most.
 
     block, name: the block after which the mean photo has the most of them, of the blocks after
-    which half of the photos have some and 15 % of the patches at most; else of all. count, patches:
+    which 75 % of the photos have some and 15 % of the patches at most; else of all. count, patches:
     how many in the mean photo, and of how many. photos_with: the share of photos that have any.
     first: the block from which on there are at least half as many. attention: the share of
     attention on each photo's own outliers in the mean head of the layers after that. rollout: the

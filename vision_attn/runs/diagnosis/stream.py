@@ -35,7 +35,7 @@ __all__ = ["MOST", "OFTEN", "outliers_of", "patches_of", "similarity", "stream_v
 
 
 MOST = 0.15  # of the patches that may be registers in disguise; more follow what a photo shows
-OFTEN = 0.5  # of the photos that have outliers where these are a pattern
+OFTEN = 0.75  # of the photos that have outliers where these are a pattern (docs/lab/diagnosis.md)
 
 
 def patches_of(layout: TokenLayout | None, tokens: int) -> slice | list[int]:

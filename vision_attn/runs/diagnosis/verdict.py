@@ -2,7 +2,7 @@
 
 A fault is
 
-- outliers: after some block at least half of the photos have patches with a norm above twice the
+- outliers: after some block at least 75 % of the photos have patches with a norm above twice the
   median, and these are at most 15 % of the patches; more follow what the photo shows. They are
   registers in disguise where they receive at least 3 times the attention of as many patches.
 - a dead head: it adds less than 5 % of what the mean head of its layer adds.
