@@ -90,7 +90,7 @@ def number_grid(
                         color=ink,
                     )  # fmt: skip
                     if ends is not None:
-                        low_end, high_end = (_short(end[row, column]) for end in ends)
+                        low_end, high_end = (_short(float(end[row, column])) for end in ends)
                         axes.text(
                             column, row + 0.24, f"{low_end} to {high_end}", ha="center",
                             va="center", size=5.5, color=ink,

@@ -90,12 +90,12 @@ def patch_states(
         >>> found.recovered.shape[0] == len(found.layers)
         True
     """
-    both = [read(one, model.preprocess)[1] for one in (photo, other)]
+    first, second = (read(one, model.preprocess)[1] for one in (photo, other))
     folder = None if output is None else output_folder(output)
     progress = progress or Bar()
-    found = measure_states(model, *both, target, contrast, head, batch_size, progress)
+    found = measure_states(model, first, second, target, contrast, head, batch_size, progress)
     if folder is not None:
-        write(found, folder, model, (both[0], both[1]))
+        write(found, folder, model, (first, second))
     return found
 
 
