@@ -92,6 +92,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         english = Path(config.docs_dir) / page.file.norm_src_uri
         markdown = languages.with_anchors(markdown, english.read_text(encoding="utf-8"))
         markdown = languages.joined(markdown)
+    if languages.is_fallback(page, language):
+        page.meta["search"] = {"exclude": True}  # it is found as the English page
     learn = "../" * page.url.count("/") + "learn/"
     return re.sub(
         r"\(\.\./\.\./notebooks/(\w+)\.ipynb\)",
@@ -115,10 +117,15 @@ def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
     content = re.sub(r"(?<=\d) %(?![^<]*</(?:code|pre)>)", "&nbsp;%", content)
     content = with_formulas(content).replace("<table>", '<table tabindex="0">')
     language = config.theme["language"] if config else "en"
+    if language != "en":
+        content = re.sub(r"<p><em>((?:(?!</em>).)+)</em></p>", CAPTION, content, flags=re.DOTALL)
     if languages.is_fallback(page, language):
         note = languages.said(languages.ONLY_ENGLISH, language)
         content = f'<p class="only" lang="{language}" data-search-exclude>{note}</p>\n{content}'
     return with_scripts(content, page.url, language) if "data-play" in content else content
+
+
+CAPTION = r'<p class="caption">\1</p>'  # Japanese and Chinese have no italics
 
 
 def with_scripts(content: str, url: str, language: str = "en") -> str:
@@ -150,6 +157,8 @@ def unbroken(word: str) -> str:
 def on_post_page(output: str, page: Any, config: Any) -> str:
     """Name the search dialog, which the theme leaves without a name, and the text's language."""
     language = config.theme["language"]
+    # For these the theme's script would ask for a sitemap, which a page from the disk may not read.
+    output = re.sub(r'<link rel="?alternate"?[^>]*>', "", output)
     if languages.is_fallback(page, language):
         output = output.replace("<article ", '<article lang="en" ', 1)
     return output.replace(

@@ -40,7 +40,7 @@ def original(page: Path) -> Path:
 
 def outline(text: str) -> dict[str, Any]:
     """What a page and its translation have in common."""
-    prose = re.sub(r"\\text\{[^}]*\}", r"\\text{}", FENCED.sub("", text))
+    prose = re.sub(r" *\\text\{[^}]*\} *", " ", FENCED.sub("", text))  # words may change places
     parts = re.split(r"^(#+) .*\n", prose, flags=re.MULTILINE)
     sections = ["".join(parts[:1]), *parts[2::2]]
     titles = re.findall(r"^#+ (.*)", prose, re.MULTILINE)
@@ -55,7 +55,9 @@ def outline(text: str) -> dict[str, Any]:
         "headings": parts[1::2],
         "numbers of headings": [re.findall(r"^\d+\.", title) for title in titles],
         "code": [re.sub(r" +#.*", "", block) for block in FENCED.findall(text)],
-        "displayed formulas": re.findall(r"\$\$(.*?)\$\$", prose, re.DOTALL),
+        "displayed formulas": [
+            " ".join(one.split()) for one in re.findall(r"\$\$(.*?)\$\$", prose, re.DOTALL)
+        ],
         "formulas by section": [
             sorted(re.findall(r"\$([^$\n]+)\$", re.sub(r"\$\$.*?\$\$", "", one, flags=re.DOTALL)))
             for one in sections
