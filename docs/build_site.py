@@ -530,8 +530,8 @@ def frame(name: str, learn: str, language: str = "en") -> str:
     title = " ".join((INTERACTIVE[name].__doc__ or "").split()).rstrip(".")
     title = languages.said(title, language)
     return (
-        f'<iframe class="interactive" src="{learn}{name}.html" title="{title}" loading="lazy">'
-        "</iframe>\n"
+        f'<iframe class="interactive" name="{language}" src="{learn}{name}.html" title="{title}" '
+        'loading="lazy"></iframe>\n'
         f'<a href="{learn}{name}.html">{languages.said(ALONE, language)}</a>'
     )
 

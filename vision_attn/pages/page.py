@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from vision_attn.files import write_text
+from vision_attn.pages.language import interface
 from vision_attn.render.picture import Picture, save, thumbnail
 
 __all__ = [
@@ -475,7 +476,8 @@ def write_page(
 </footer>
 </dialog>
 <script>
-{(here / "page.js").read_text(encoding="utf-8")}</script>
+{(here / "page.js").read_text(encoding="utf-8")}
+{interface()}</script>
 </body>
 </html>
 """,

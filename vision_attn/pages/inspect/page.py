@@ -36,6 +36,7 @@ from vision_attn.pages.inspect.parts import (
     ShownChannelGate,
     Windows,
 )
+from vision_attn.pages.language import interface
 from vision_attn.render.overlay import AGAINST
 
 __all__ = ["Additions", "Page", "asset", "distance", "document", "entropy", "in_script"]
@@ -136,7 +137,7 @@ def document(
     """
     added = added or Additions()
     scripts = [asset(f"js/{name}.js") for name in SCRIPTS]
-    script = "\n".join([*scripts, source, asset("js/page.js"), added.script])
+    script = "\n".join([*scripts, source, asset("js/page.js"), added.script, interface()])
     style = asset("inspect.css") + added.style
     shared = {
         "colours": {name: _base64(_colours(name).tobytes()) for name in COLOUR_MAPS},

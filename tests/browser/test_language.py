@@ -1,0 +1,138 @@
+"""The pages speak the browser's language, the one of the site around them, or the one that is chosen."""
+
+import json
+import re
+from html.parser import HTMLParser
+from importlib.resources import files
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vision_attn.pages import Gallery, Row, Shot, write_page
+from vision_attn.pages.inspect import Inspection, Page, Prediction, ShownMap, Weights
+
+pytestmark = pytest.mark.browser
+
+WIDE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
+PAGES = files("vision_attn.pages")
+INTERFACE = json.loads((PAGES / "words.json").read_text(encoding="utf-8"))
+
+
+class Static(HTMLParser):
+    """The texts of a template that are the same on each page."""
+
+    def __init__(self):
+        super().__init__()
+        self.texts, self.inside = set(), []
+
+    def handle_starttag(self, tag, attrs):
+        self.inside.append(tag)
+        self.texts |= {
+            value for name, value in attrs if name in ("aria-label", "title", "placeholder")
+        }
+
+    def handle_endtag(self, tag):
+        while self.inside and self.inside.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        if self.inside and self.inside[-1] not in ("script", "style", "kbd", "h1"):
+            self.texts.add(data.strip())
+
+
+@pytest.mark.parametrize("name", ["inspect/inspect.html", "live/live.html"])
+def test_every_text_of_a_template_is_in_three_languages(name):
+    static = Static()
+    static.feed((PAGES / name).read_text(encoding="utf-8"))
+    texts = {text for text in static.texts if re.search("[A-Za-z]", text) and "$" not in text}
+    assert len(texts) > 20
+    assert texts <= set(INTERFACE)
+
+
+def test_the_words_keep_their_places_and_are_translated():
+    for english, words in INTERFACE.items():
+        assert set(words) == {"ja", "zh"}
+        for text in words.values():
+            assert WIDE.search(text), english
+            assert sorted(re.findall(r"\{\w+\}", text)) == sorted(re.findall(r"\{\w+\}", english))
+
+
+@pytest.fixture
+def visit(browser):
+    """Opens a page in a browser of a language; in the end nothing complained."""
+    contexts, complaints = [], []
+
+    def open_page(path, locale):
+        contexts.append(browser.new_context(locale=locale, viewport={"width": 1300, "height": 900}))
+        page = contexts[-1].new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(error.message))
+        page.goto(path.as_uri())
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+@pytest.fixture
+def inspected(tmp_path):
+    """A page of one photo whose class is called as a button is."""
+    weights = np.random.default_rng(0).random((2, 15, 15), np.float32)
+    one = Inspection(
+        "a model",
+        "Compare",
+        np.zeros((60, 100, 3), np.uint8),
+        predictions=[Prediction(0, "Close", 0.7)],
+        grid=(3, 5),
+        layers=[Weights("0", weights / weights.sum(-1, keepdims=True))],
+        maps=[ShownMap("Rollout()", np.ones((3, 5), np.float32))],
+    )
+    return Page.of([one]).save(tmp_path / "page.html")
+
+
+def test_the_inspector_speaks_the_browsers_language_and_names_stay(visit, inspected):
+    page = visit(inspected, "ja-JP")
+    assert page.evaluate("document.documentElement.lang") == "ja"
+    assert page.get_by_role("button", name="比べる", exact=True).is_visible()
+    assert page.get_by_role("tab").all_inner_texts() == ["注意", "手法"]
+    assert page.locator(".predictions h2").inner_text() == "予測"
+    assert page.locator(".predictions .name").inner_text() == "Close"
+    assert page.locator("h1").inner_text() == "Compare"
+    page.locator("[name=head]").press("ArrowRight")
+    assert "層 0 · ヘッド 0" in page.locator(".readout").inner_text()
+    page.get_by_label("Language").select_option("zh")
+    assert page.get_by_role("tab").all_inner_texts() == ["注意力", "方法"]
+    assert "第 0 层 · 头 0" in page.locator(".readout").inner_text()
+    page.get_by_label("Language").select_option("en")
+    assert page.get_by_role("tab").all_inner_texts() == ["Attention", "Methods"]
+    assert "Layer 0 · head 0" in page.locator(".readout").inner_text()
+
+
+def test_in_english_nothing_is_changed_and_the_site_around_a_frame_decides(
+    visit, inspected, tmp_path
+):
+    page = visit(inspected, "en-US")
+    assert page.get_by_role("button", name="Compare", exact=True).is_visible()
+    site = tmp_path / "site.html"
+    site.write_text(f'<iframe name="zh" src="{inspected.name}" width="1200" height="800"></iframe>')
+    frame = visit(site, "en-US").frame_locator("iframe")
+    frame.get_by_role("button", name="比较", exact=True).wait_for()
+
+
+def test_a_gallery_is_searched_and_sorted_in_japanese(visit, tmp_path):
+    shots = [Shot("page/a.jpg", "a.png", (40, 30), name, name) for name in ("photo", "Rollout")]
+    rows = [Row(f"{at}.png", "cat 70 %", shots, "cat", "dog", 0.7) for at in range(40)]
+    (tmp_path / "page").mkdir()
+    for name in ("page/a.jpg", "a.png"):
+        Image.new("RGB", (40, 30)).save(tmp_path / name)
+    page = visit(write_page(tmp_path, "Heatmaps", [Gallery("Photos", rows)]), "ja")
+    page.wait_for_timeout(100)
+    assert page.locator(".range").first.inner_text() == "40 枚中 1–24"
+    assert page.get_by_role("combobox", name="並べ替え").is_visible()
+    page.get_by_role("button", name="次へ ›").first.click()
+    assert page.locator(".range").first.inner_text() == "40 枚中 25–40"
+    assert page.locator("article h3").first.inner_text() == "24.png"
+    assert "✗ 正解は dog" in page.locator("article").first.inner_text()
