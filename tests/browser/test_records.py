@@ -38,7 +38,7 @@ def test_a_class_shows_its_photos_a_page_at_a_time(page):
     expect(page.locator(".chosen")).to_have_text("church")
     expect(page.locator("article")).to_have_count(20)
     assert page.locator("h3:not(.chosen)").first.text_content() == "photo 1.png"
-    page.locator("select").select_option("wrong")
+    page.get_by_label("Right or wrong").select_option("wrong")
     expect(page.locator("article")).to_have_count(10)
     assert page.locator("article").first.text_content().count("✗ true class: church") == 1
     expect(page.locator(".hint")).to_contain_text('pictures FOLDER --class "church"')
