@@ -27,6 +27,12 @@ PAGES = [
     "learn/12-which-map.html",
     "notebooks/03_scores_and_normalisers.html",
     "notebooks/06_which_heatmap_to_trust.html",
+    "ja/index.html",
+    "ja/learn/04-first-heatmap.html",
+    "ja/glossary.html",
+    "ja/howto/explain.html",
+    "zh/learn/09-gates.html",
+    "zh/trust.html",
 ]
 
 
@@ -64,6 +70,34 @@ def test_search_works_from_the_disk(visit):
     first.click()
     page.wait_for_load_state()
     assert not page.url.endswith("index.html")
+
+
+@pytest.mark.parametrize(
+    ("language", "word", "page"),
+    [("ja", "自己注意", "07-self"), ("ja", "レジスター", "12-which"), ("zh", "归一化", "04-first")],
+)
+def test_search_finds_words_of_another_language(visit, language, word, page):
+    shown = visit(f"{language}/index.html")
+    shown.locator("input.md-search__input").click()
+    shown.keyboard.insert_text(word)
+    shown.keyboard.press("End")  # the theme listens to keys
+    shown.locator(".md-search-result__link").first.wait_for(timeout=20_000)
+    links = shown.locator(".md-search-result__link").evaluate_all("all => all.map(a => a.href)")
+    assert any(f"/{language}/learn/{page}" in link for link in links)
+    assert not any("/ja/howto/" in link or "/zh/howto/" in link for link in links)
+
+
+def test_the_language_is_switched_on_the_page_and_a_page_without_translation_says_so(visit):
+    page = visit("learn/05-memory.html")
+    page.locator(".md-header__option .md-icon").last.hover()
+    page.locator(".md-select__link", has_text="日本語").click()
+    page.wait_for_url("**/ja/learn/05-memory.html")
+    assert page.locator("html").get_attribute("lang") == "ja"
+    assert page.locator("#ask-again").inner_text().startswith("もう一度尋ねる")
+    assert page.locator('[data-play="hops"] .label').first.inner_text() == "見る回数"
+    english = visit("zh/howto/explain.html")
+    assert english.locator("article").get_attribute("lang") == "en"
+    assert english.locator("p.only").inner_text() == "本页为英文。"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -8,7 +8,7 @@ const ANSWER = {
 const COVER = {
   at: ".whatif",
   en: "Choose Cover and brush over a part of the photo. The network looks again, and the change is shown beside each class: if a class falls, that part mattered.",
-  ja: "「Cover」を選び、写真の一部をなぞって隠してください。ネットワークがもう一度見て、各クラスの変化が横に表示されます。下がれば、そこが重要だったということです。",
+  ja: "「隠す」を選び、写真の一部をなぞって隠してください。ネットワークがもう一度見て、各クラスの変化が横に表示されます。下がれば、そこが重要だったということです。",
 };
 const TOURS = {
   /** Of a network with attention between patches. tab: the one that has to be open. */
@@ -31,7 +31,7 @@ const TOURS = {
       at: ".tabs",
       tab: "methods",
       en: "The maps under Methods follow attention through all layers. Deletion and insertion measure whether such a map is right.",
-      ja: "「Methods」は全層を通した注意の地図です。そこの「Deletion and insertion」で、地図が正しいかを測れます。",
+      ja: "「手法」のマップは、全層を通して注意をたどります。「削除と挿入」で、マップが正しいかを測れます。",
     },
   ],
   /** Of a convolutional network. */
@@ -40,7 +40,7 @@ const TOURS = {
       at: ".stage",
       tab: "methods",
       en: "The brighter a place, the more it supports the class. The network computed this map (Grad-CAM) from its last features.",
-      ja: "明るい場所ほど、そのクラスの根拠になっています。この地図（Grad-CAM）は、ネットワークが最後の特徴から計算したものです。",
+      ja: "明るい場所ほど、そのクラスの根拠になっています。このマップ（Grad-CAM）は、ネットワークが最後の特徴から計算したものです。",
     },
     ANSWER,
     {
@@ -54,7 +54,7 @@ const TOURS = {
       at: ".curves",
       tab: "methods",
       en: "Is the map right? Deletion and insertion cover its brightest places first, or show them first, and draw how the probability of the class changes.",
-      ja: "地図は正しいでしょうか。「Deletion and insertion」は、明るい場所から順に隠したり見せたりして、クラスの確率の変化を描きます。",
+      ja: "マップは正しいでしょうか。「削除と挿入」は、明るい場所から順に隠したり見せたりして、クラスの確率の変化を描きます。",
     },
   ],
 };
