@@ -94,7 +94,7 @@ def test_the_language_is_switched_on_the_page_and_a_page_without_translation_say
     page.wait_for_url("**/ja/learn/05-memory.html")
     assert page.locator("html").get_attribute("lang") == "ja"
     assert page.locator("#ask-again").inner_text().startswith("もう一度尋ねる")
-    assert page.locator('[data-play="hops"] .label').first.inner_text() == "見る回数"
+    assert page.locator('[data-play="hops"] .slider label').first.inner_text() == "見る回数"
     english = visit("zh/howto/explain.html")
     assert english.locator("article").get_attribute("lang") == "en"
     assert english.locator("p.only").inner_text() == "本页为英文。"
