@@ -336,6 +336,33 @@ def test_each_method_is_shown_on_two_photos_with_the_verdict_that_was_measured()
 CNN_METHODS = ("GradCAM", "LayerCAM", "ChannelGates")
 
 
+def test_a_method_without_a_card_says_what_it_shows_and_whether_it_passed():
+    page = (ROOT / "docs/howto/methods.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| `(\w+)` \| (.+) \| (.+) \| ([\w ]+?)(?: \((.+)\))? \|$", page, re.MULTILINE
+    )
+    carded = {path.stem for path in (ROOT / "docs/pictures/methods").iterdir()}
+    assert carded | {name for name, *_ in rows} == set(explain.methods())
+    assert carded.isdisjoint(name for name, *_ in rows)
+    figures = (ROOT / "docs/real_data.md").read_text(encoding="utf-8")
+    vit, senet, _ = re.split(r"(?=^## .*_imagenette)", figures, flags=re.MULTILINE)[1:4]
+    said = {
+        "Passed": r"Trust here: [^.]*\b{}\b",
+        "Did not pass": r"(?:Do not trust|Trust none of these methods here): [^.]*\b{}\b",
+        "Undecided": r"(?:disagree on|Cannot tell from \d+ images:) [^.]*\b{}\b",
+    }
+    for name, _, _, verdict, networks in rows:
+        assert bool(networks) == (verdict in said), name
+        for network in filter(None, networks.split(", ")):
+            part = {"ViT": vit, "SENet": senet}[network]
+            assert re.search(said[verdict].format(name), part), f"{name}, {network}"
+        if verdict == "Not scored here":
+            assert not re.search(rf"\b{name}\b", vit + senet), name
+        elif not networks:
+            assert verdict == "A baseline", name
+            assert issubclass(explain.methods()[name], explain.Baseline)
+
+
 def outline(page: Path) -> dict[str, Any]:
     """What two translations of a page have in common."""
     text = page.read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ inspect.webp   the same page, asked patch by patch
 
 with `python docs/pictures/make.py live`, ten seconds of the page that runs a network:
 
-live.webp      a map that passed; its brightest places are covered until another class is ahead
+live.webp      a map that passed, its brightest places covered until the answer changes
 
 and, with `python docs/pictures/make.py cifar10`, from the newest runs of three of the configs:
 
