@@ -363,6 +363,22 @@ def test_a_method_without_a_card_says_what_it_shows_and_whether_it_passed():
             assert issubclass(explain.methods()[name], explain.Baseline)
 
 
+def test_what_is_left_when_a_map_covers_the_photo_is_what_the_page_on_trust_says():
+    spec = importlib.util.spec_from_file_location("trust_picture", ROOT / "docs/pictures/trust.py")
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    text = (ROOT / "docs/trust.md").read_text(encoding="utf-8")
+    (line,) = [line for line in text.splitlines() if "pictures/trusted.jpg" in line]
+    said = [float(number) for number in re.findall(r"(\d+) %", line)]
+    model, photo = vision_attn.load_model(made.NETWORK), vision_attn.sample(made.PHOTO)
+    found = model.explain(photo, made.METHODS)
+    left = [made.probability(model, photo, made.brightest(one.values)) for one in found.maps]
+    shares = [found.classes(1)[0][1], *left]
+    assert said == pytest.approx([100 * share for share in shares], abs=0.51)
+    cells = made.brightest(np.array([[3.0, 1.0], [2.0, 5.0], [4.0, 0.0]]))
+    assert cells.tolist() == [[False, False], [False, True], [True, False]]
+
+
 def outline(page: Path) -> dict[str, Any]:
     """What two translations of a page have in common."""
     text = page.read_text(encoding="utf-8")
