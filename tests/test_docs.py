@@ -419,10 +419,18 @@ def test_the_front_pages_say_the_same(page):
     assert all(len(named) == len(READMES) - 1 for named in languages)
 
 
+PEERS = {one["row"]: (one["checked"], one["by"]) for one in measured()["peers"]}
+
+
 def test_what_the_front_page_says_of_peers_is_so():
     text = READMES[0].read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.+) \| (.+) \| (.+) \| (.+) \|$", text, re.MULTILINE)
     table = {row[0]: row[1:] for row in rows}
+    assert text.count("\n| | vision_attn | pytorch-grad-cam | captum |\n|---|---|---|---|\n") == 1
+    body = text.partition("| captum |\n|---|---|---|---|\n")[2].partition("\n\n")[0]
+    assert [row.split(" | ")[0].removeprefix("| ") for row in body.splitlines()] == list(PEERS)
+    for row, (file, by) in PEERS.items():
+        assert by in (ROOT / file).read_text(encoding="utf-8"), row
     cam, captum_cam = pytorch_grad_cam.GradCAM, captum.attr.LayerGradCam
     layers = table["layers that you name for a GradCAM"]
     assert layers == ("none", "`target_layers`", "`layer`")
