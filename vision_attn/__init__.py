@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # "as" says to type checkers that a name is public
     from .hub import wrap as wrap
     from .models.export import export as export
     from .models.shelf import list_models as list_models
+    from .pages.ablation.run import ablate as ablate
     from .pages.comparison.run import compare as compare
     from .pages.diagnosis.run import diagnose as diagnose
     from .pages.gallery.drawing import draw_pictures as draw_pictures
@@ -39,13 +40,12 @@ if TYPE_CHECKING:  # "as" says to type checkers that a name is public
     from .pages.gallery.run import gallery as gallery
     from .pages.inspect.inspection import inspect as inspect
     from .pages.live.report import live as live
-    from .runs.ablation import ablate as ablate
+    from .pages.patching.run import patch_states as patch_states
     from .runs.diagnosis.remedy import add_registers as add_registers
     from .runs.explain import explain as explain
     from .runs.explanation import Explanation as Explanation
     from .runs.explanation import Explanations as Explanations
     from .runs.interventions import intervene as intervene
-    from .runs.patched_states import patch_states as patch_states
     from .runs.patches import patch_components as patch_components
     from .runs.patches import patch_similarity as patch_similarity
     from .runs.results import SavedResults as SavedResults
@@ -60,47 +60,6 @@ if TYPE_CHECKING:  # "as" says to type checkers that a name is public
     from .types import Heatmaps as Heatmaps
     from .types import Model as Model
     from .types import TokenLayout as TokenLayout
-if TYPE_CHECKING:
-    from . import (
-        attention,
-        data,
-        evaluate,
-        fitting,
-        methods,
-        models,
-        pages,
-        render,
-        runs,
-        sequences,
-        tokens,
-        training,
-    )
-    from .data.example_photos import sample
-    from .distillation import Distillation
-    from .fitting.fit import FittedRun, fit
-    from .hub import load_model, wrap
-    from .models.export import export
-    from .models.shelf import list_models
-    from .pages.ablation.run import ablate
-    from .pages.comparison.run import compare
-    from .pages.diagnosis.run import diagnose
-    from .pages.gallery.drawing import draw_pictures
-    from .pages.gallery.run import film, gallery
-    from .pages.inspect.inspection import inspect
-    from .pages.live.report import live
-    from .pages.patching.run import patch_states
-    from .runs.diagnosis.remedy import add_registers
-    from .runs.explain import explain
-    from .runs.explanation import Explanation, Explanations
-    from .runs.interventions import intervene
-    from .runs.patches import patch_components, patch_similarity
-    from .runs.results import SavedResults, open_results
-    from .runs.scoring import removal, score
-    from .runs.similarity import nearest_photos, photo_similarity
-    from .runs.texts import token_attribution
-    from .tokens.path.support import probe
-    from .tokens.record.weights import attention_weights
-    from .types import Heatmaps, Model, TokenLayout
 
 __version__ = "0.1.0"
 

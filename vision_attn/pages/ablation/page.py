@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vision_attn import render
-from vision_attn.evaluate import paired_wilson
+from vision_attn.evaluate.bootstrap import paired_wilson
 from vision_attn.pages.page import Figures, Section, Shot, Table, Text, figure_shot, write_page
 from vision_attn.runs.ablation import Ablation
 
