@@ -1,5 +1,7 @@
 """LeGrad where a network gives its blocks more than tokens, or runs them again to save memory."""
 
+from copy import deepcopy
+
 import pytest
 import timm
 import torch
@@ -106,3 +108,48 @@ def test_a_pool_that_nothing_reads_changes_no_map():
     expected = LeGrad()(NotPooled(network).eval(), images, [1, 3])
     torch.testing.assert_close(found.values, expected.values)
     assert found.values.sum() > 0
+
+
+class OnTheGrid(nn.Module):
+    """A block between blocks whose tokens keep their rows and columns (b h w d)."""
+
+    def __init__(self, block: nn.Module):
+        super().__init__()
+        self.block = block
+
+    def forward(self, x):
+        return self.block(x.flatten(1, 2)).view_as(x)
+
+
+class Grid(nn.Module):
+    """A Vision Transformer without a class token, whose blocks get tokens in one of two shapes."""
+
+    def __init__(self, vit: nn.Module, on_the_grid: bool):
+        super().__init__()
+        self.vit = deepcopy(vit)
+        blocks = [OnTheGrid(block) if on_the_grid else block for block in self.vit.blocks]
+        self.blocks, self.vit.blocks = nn.ModuleList(blocks), nn.Identity()
+        self.on_the_grid = on_the_grid
+
+    def forward(self, images):
+        x = self.vit.pos_drop(self.vit.patch_embed(images) + self.vit.pos_embed)
+        x = x.unflatten(1, (2, 3)) if self.on_the_grid else x
+        for block in self.blocks:
+            x = block(x)
+        x = x.flatten(1, 2) if self.on_the_grid else x
+        return self.vit.head(self.vit.fc_norm(x.mean(1)))
+
+
+def test_tokens_in_rows_and_columns_are_cut_off_the_graph_between_blocks_too():
+    torch.manual_seed(0)
+    vit = timm.create_model(
+        "vit_tiny_patch16_224", img_size=(32, 48), class_token=False, global_pool="avg",
+        embed_dim=12, depth=3, num_heads=3, num_classes=5,
+    ).double()  # fmt: skip
+    for parameter in vit.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    images = torch.randn(2, 3, 32, 48, dtype=torch.float64)
+    flat, on_the_grid = (Grid(vit.eval(), shape).eval() for shape in (False, True))
+    expected = LeGrad()(flat, images, target=3).values
+    torch.testing.assert_close(LeGrad()(on_the_grid, images, target=3).values, expected)
+    assert expected.std() > 0

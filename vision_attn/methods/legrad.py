@@ -234,7 +234,7 @@ def ends_side_by_side(blocks: list[nn.Module], images: int, copies: int) -> Iter
             return x[:images] if x.ndim > 2 and len(x) == images * copies else x
 
         every = [*args, *kwargs.values()]
-        tokens = next((x for x in every if isinstance(x, Tensor) and x.ndim == 3), None)
+        tokens = next((x for x in every if isinstance(x, Tensor) and x.ndim > 2), None)
         return tuple(map(own, args)), {name: own(x) for name, x in kwargs.items()}
 
     def leave(block: nn.Module, _args: tuple[object, ...], out: Any) -> Tensor | None:

@@ -212,7 +212,7 @@ def relevance_map(chain, maps, images):
 def tokens_given(_module, args, kwargs, out):
     """The tokens that a block was given: what it would give if it were not there."""
     every = [*args, *kwargs.values()]
-    tokens = next(x for x in every if isinstance(x, torch.Tensor) and x.ndim == 3)
+    tokens = next(x for x in every if isinstance(x, torch.Tensor) and x.ndim in (3, 4))
     return (tokens, *out[1:]) if isinstance(out, tuple) else tokens
 
 
