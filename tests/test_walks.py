@@ -13,7 +13,7 @@ WALKS = Path(__file__).parent / "walks.py"
 @pytest.mark.parametrize(
     ("walk", "most"),
     [
-        ("Rollout", 38),
+        ("Rollout", 39),
         pytest.param("score", 106, marks=pytest.mark.slow),
         pytest.param("fit", 106, marks=pytest.mark.slow),
     ],

@@ -65,6 +65,7 @@ def test_a_card_knows_the_predicted_and_the_true_class(model, tmp_path):
         assert float(facts["probability"]) == pytest.approx(record["probability"], abs=1e-6)
         true = {"Tench": "tench", "church": "church", "none": None}[folder]
         assert facts.get("label") == true
+        card = card.partition("</article>")[0]
         assert ("✓ right" in card) == (true == facts["predicted"])
         assert ("✗ true class" in card) == (true not in (None, facts["predicted"]))
 

@@ -173,7 +173,7 @@ def choose_methods(
             chosen.append(method.named_in(network))
         elif method.strip().lower() == "all":
             fitting = [*_trusted(network), *_some_fitting(network)]
-            chosen += sorted(fitting, key=lambda one: not is_trusted(one, network))
+            chosen += sorted(fitting, key=lambda method: not is_trusted(method, network))
         else:
             chosen.append(parse_method(method))
     for explainer in chosen:

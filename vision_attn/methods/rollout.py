@@ -119,8 +119,8 @@ class Rollout(ChainExplainer):
     ) -> Tensor:
         if self.fusion == "mean" and not self.discard and call.sums_to_one:
             rows = apply_transpose(call, r)
-            known = isinstance(call, ExplicitWeights) and call.normalized
-            return rows if known else check_sums(rows, r, call)
+            normalised = isinstance(call, ExplicitWeights) and call.normalized
+            return rows if normalised else check_sums(rows, r, call)
         return apply_fused_transpose(
             call, r, heads_fused(FUSIONS[self.fusion]), self.discard, windows, patches
         )

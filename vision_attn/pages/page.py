@@ -122,6 +122,16 @@ def shot(
 def figure_shot(picture: Picture, folder: Path, name: str, caption: str, alt: str) -> Shot:
     """Save a figure as folder/page/NAME.png, without loss, as its text is small.
 
+    Args:
+        picture: The figure, uint8 (h w 3).
+        folder: Of the page.
+        name: Of the file, without its suffix.
+        caption: Below the figure.
+        alt: What the figure shows, in words.
+
+    Returns:
+        What the page needs to show it.
+
     Examples:
         >>> from pathlib import Path
         >>> from tempfile import TemporaryDirectory

@@ -169,8 +169,14 @@ def interval_curves(
 ) -> Picture:
     """Draw numbers with intervals as lines over whole numbers; None leaves a gap.
 
-    places: where each number stands. lines: a line's name -> its numbers, each with its lower and
-    upper end. x: what the places are.
+    Args:
+        places: Where each number stands.
+        lines: The numbers by the line's name, each with its lower and upper end.
+        title: Above the picture.
+        x: What the places are.
+
+    Returns:
+        The picture, uint8 (h w 3).
 
     Examples:
         >>> from vision_attn import render

@@ -70,6 +70,7 @@ class Route:
 
     @property
     def origins(self) -> Origins:
+        """The origins of the run."""
         return self.run.origins
 
     def read_by(self, call: int) -> list[int]:
