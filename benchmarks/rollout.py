@@ -164,6 +164,7 @@ def to_first_tokens(network: nn.Module, images: Tensor) -> Tensor:
     network.requires_grad_(False)
     with network.blocks[0].register_forward_pre_hook(leaf), torch.enable_grad():
         score = network(images).amax(1).sum()
+    network.requires_grad_(True)  # as the peers need it
     return torch.autograd.grad(score, leaves)[0]
 
 
