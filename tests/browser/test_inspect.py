@@ -520,7 +520,7 @@ def test_a_baseline_is_marked_zero_has_no_sign_and_random_weights_are_named(show
     settle(page)
     assert page.inner_text(".readout strong") == "EdgeMap (baseline)"
     cards = [text.replace("\u200b", "") for text in page.locator(".cards button").all_inner_texts()]
-    assert cards == ["Rollout", "EdgeMap (baseline)", "LeGrad", "passed"]
+    assert cards == ["Rollout", "EdgeMap (baseline)", "LeGrad\npassed"]
     assert page.locator(".cards .badge").get_attribute("title") == "Passed."
 
 
