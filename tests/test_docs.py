@@ -106,7 +106,7 @@ def journal() -> str:
 def test_the_journal_lists_each_experiment_with_its_date_question_and_answer():
     index = (ROOT / "docs/lab/journal.md").read_text(encoding="utf-8")
     rows = re.findall(
-        r"^\| (\S+) \| (?:<a id=\S+></a>)+\[(.+\?)\]\(journal/(\w+)\.md\) \| (.+) \|$",
+        r"^\| (\S+) \| (?:<a id=\S+></a>)*\[(.+\?)\]\(journal/(\w+)\.md\) \| (.+) \|$",
         index,
         re.MULTILINE,
     )
