@@ -210,6 +210,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leaves out what this machine cannot run, and says so in the summary as deselected."""
     import torch
 
+    for item in items:
+        if "site" in getattr(item, "fixturenames", ()):  # which is built in three languages
+            item.add_marker(pytest.mark.timeout(900))
+
     absent = set()
     if not torch.cuda.is_available():
         absent.add("gpu")
