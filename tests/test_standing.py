@@ -5,6 +5,7 @@ import gc
 import threading
 from functools import partial
 from types import SimpleNamespace
+from typing import ClassVar
 from weakref import ref
 
 import pytest
@@ -34,11 +35,13 @@ class Block(nn.Sequential):
     """A module with attributes of every kind."""
 
     shift = 1
+    steps: ClassVar[list[int]] = []
 
     def __init__(self):
         super().__init__(nn.Linear(2, 3), nn.Dropout(0.5), nn.BatchNorm1d(3))
         self.act, self.size, self.sizes = torch.tanh, (3, 5), [3, 5]
         self.options, self.config = {"width": [3]}, SimpleNamespace(depth=3)
+        self.register_buffer("order", torch.tensor([2, 0, 1]))
         self.partial, self.kept, self.dtype = partial(torch.add, 1), None, torch.float32
 
 
@@ -68,6 +71,10 @@ CHANGES = {
     "the network's own forward": lambda network: setattr(network, "forward", network[0].forward),
     "an object's attribute": lambda network: setattr(network.config, "depth", 5),
     "a tensor for nothing": lambda network: setattr(network, "kept", torch.zeros(3)),
+    "a buffer that says where tokens go, in place": lambda network: network.order.add_(1),
+    "such a buffer, by a state dict": lambda network: network.load_state_dict(block().state_dict()),
+    "such a buffer, another": lambda network: setattr(network, "order", torch.arange(3)),
+    "a list of the class, in place": lambda network: network.steps.append(3),
     "a class": lambda network: setattr(network[1], "__class__", nn.AlphaDropout),
     "a hook": lambda network: network[0].register_forward_hook(lambda *_: None),
     "a hook before": lambda network: network[0].register_forward_pre_hook(lambda *_: None),
@@ -113,7 +120,7 @@ def keep(network):
 
 STAYS = {
     "weights": lambda network: network[0].weight.data.zero_(),
-    "weights by a state dict": lambda network: network.load_state_dict(block().state_dict()),
+    "weights by a state dict": lambda network: network[0].load_state_dict(block()[0].state_dict()),
     "tied weights": tie,
     "another dtype": lambda network: network.double(),
     "train mode": lambda network: network.eval(),
@@ -144,6 +151,12 @@ def test_temporary_hooks_are_none():
         hooks.after(network[0], lambda *_: None)
         hooks.before(network[1], lambda *_: None)
         assert standing_of(network)[0] is before
+
+
+def test_a_buffer_whose_writes_are_not_counted_is_always_new():
+    with torch.inference_mode():
+        network = block()
+    assert standing_of(network)[0] is not standing_of(network)[0]
 
 
 def test_a_module_at_the_place_in_memory_of_another_is_another():

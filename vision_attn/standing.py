@@ -2,7 +2,8 @@
 
 To ask every module anew what it is takes longer than a small network takes to run. What a network
 computes follows from its modules, their classes, attributes and forward hooks, and the values of
-its weights. All but the values is kept here, and compared at each call, which is quick.
+its weights. All but the values is kept here, and compared at each call, which is quick; of buffers
+of whole numbers, which may say where a token goes, it is kept whether they were written.
 
 Axes: none.
 """
@@ -17,7 +18,14 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import nn
 
-from vision_attn.compat.torch_private import FORWARD_HOOKS, STATE, forward_hooks
+from vision_attn.compat.torch_private import (
+    BUFFERS,
+    CHILDREN,
+    FORWARD_HOOKS,
+    STATE,
+    forward_hooks,
+    write_count,
+)
 from vision_attn.hooks import is_temporary
 
 __all__ = ["PASSING", "Standing", "standing_of"]
@@ -54,7 +62,7 @@ class Standing:
         self.answers: dict[Any, Any] = {}
         self._names = list(modules.values())
         kinds = {kind: None for module in modules for kind in type(module).__mro__}
-        self._kinds = [(kind, dict(vars(kind))) for kind in kinds]
+        self._kinds = [(kind, _of_class(kind)) for kind in kinds]
         self._shared = _shared_hooks()
         self._modules = list(map(_kept, modules))
 
@@ -127,6 +135,14 @@ def _kept(module: nn.Module) -> tuple[Any, ...]:
     return ref(module), type(module), len(own), select, tuple(known)
 
 
+def _of_class(kind: type) -> dict[str, Any]:
+    """Keep of a class's own attributes which they are, and of containers what they hold."""
+    return {
+        name: _attribute(value) if isinstance(value, list | set | dict) else value
+        for name, value in vars(kind).items()
+    }
+
+
 def _attribute(value: Any) -> Any:
     try:
         return _comparable(value)
@@ -191,9 +207,23 @@ class _Held:
 
 
 def _names(what: str, held: Any) -> list[Any]:
-    if what == STATE[0]:
+    if what == CHILDREN:
         return [*held, *map(id, held.values())]
-    return [name for name, value in held.items() if value is not None]
+    names = [name for name, value in held.items() if value is not None]
+    if what == BUFFERS:
+        names += [_written(buffer) for buffer in held.values() if _is_index(buffer)]
+    return names
+
+
+def _is_index(buffer: torch.Tensor | None) -> bool:
+    """Whether a buffer may say where tokens go; one number counts batches."""
+    return buffer is not None and buffer.ndim > 0 and not buffer.is_floating_point()
+
+
+def _written(buffer: torch.Tensor) -> tuple[int, object]:
+    """Which buffer it is and how often it was written; not equal to itself if that is not known."""
+    count = write_count(buffer)
+    return id(buffer), object() if count is None else count
 
 
 class _Same:

@@ -25,14 +25,14 @@ SCHEMA = "_schema"  # of torch's operations
 LEFT_ALONE = "_should_skip_dynamo"  # of that mode
 FLASH_CHOICE = "_fused_sdp_choice"  # of torch
 FLASH_KERNEL = "_scaled_dot_product_flash_attention_for_cpu"  # of torch.ops.aten
-CHILDREN, PARAMETERS = "_modules", "_parameters"  # of nn.Module
+CHILDREN, PARAMETERS, BUFFERS = "_modules", "_parameters", "_buffers"  # of nn.Module
 COMPILED_CALL = "_compiled_call_impl"  # of nn.Module, once `compile` was called
 COMPILED_FROM = "_orig_mod"  # of what torch.compile(module) returns
 UNSAVED = "_non_persistent_buffers_set"  # of nn.Module
 VERSION = "_version"  # of Tensor
 FIND_COMPILER = "get_cpp_compiler"  # of torch._inductor.cpp_builder
 FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-STATE = (CHILDREN, PARAMETERS, "_buffers", *FORWARD_HOOKS)  # of nn.Module, in its vars
+STATE = (CHILDREN, PARAMETERS, BUFFERS, *FORWARD_HOOKS)  # of nn.Module, in its vars
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
