@@ -362,7 +362,7 @@ def test_all_methods_stand_by_kind_and_baselines_last_and_marked(vit, photos, tm
     )
     assert [record["method"] for record in summary.records()] == ["GradCAM", "RandomMap"]
     page = summary.page.read_text()
-    assert "<figcaption>RandomMap (baseline)</figcaption>" in page
+    assert "<figcaption>RandomMap (<wbr>baseline)</figcaption>" in page
     assert "<figcaption>GradCAM</figcaption>" in page
     assert (tmp_path / "tiny.RandomMap.png").is_file()
 

@@ -63,12 +63,13 @@ class Shot:
     def html(self, enlarged_caption: str) -> str:
         """Write the picture's HTML; enlarged_caption stands below it once it is enlarged."""
         width, height = self.size
+        caption = _text(self.caption).replace("(", "(<wbr>")  # where a long one may break
         return (
             f'<figure style="--aspect: {width / height:.3f}; --width: {width}px">'
             f'<a href="{_link(self.full)}" data-caption="{_text(enlarged_caption)}">'
             f'<img src="{_link(self.thumb)}" width="{width}" height="{height}" loading="lazy" '
             f'decoding="async" alt="{_text(self.alt)}"></a>'
-            f"<figcaption>{_text(self.caption)}{self._badge()}</figcaption></figure>"
+            f"<figcaption>{caption}{self._badge()}</figcaption></figure>"
         )
 
     def _badge(self) -> str:

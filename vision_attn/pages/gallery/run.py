@@ -428,7 +428,7 @@ class GalleryRun:
                 lead = f"{meaning} What the network did not see is grey. Click to enlarge."
                 trusted = [one for one in self.request.explainers if is_trusted(one, model)]
                 if model.trust and trusted:
-                    lead += f" Passed: scores trust such maps, by {model.trust.rests_on}."
+                    lead += f" “passed”: tested by covering, on {model.trust.rests_on}."
                 shown = Gallery("Photos", list(map(page_row, results.drawn())), self.first)
                 write_page(folder, title, [shown], lead, model.warning)
 
