@@ -22,6 +22,7 @@ from vision_attn.errors import LONGEST, cut, quoted
 
 __all__ = [
     "argument",
+    "article",
     "check_fields",
     "check_path",
     "checked",
@@ -358,13 +359,24 @@ def _alternatives(kind: Any) -> list[str]:
             words[f"{arm.__name__.partition('[')[0].lower()}s ({arm.dim_str.strip()})"] = None
         else:
             name = getattr(arm, "__name__", str(arm))
-            words[WORDS.get(arm) or BY_NAME.get(name) or f"a {name}"] = None
+            words[WORDS.get(arm) or BY_NAME.get(name) or article(name)] = None
     return list(words)
 
 
 def _any_number(kind: Any) -> bool:
     """Whether an annotation is that of a list or a tuple of any length."""
     return get_origin(kind) is list or get_args(kind)[1:] == (...,)
+
+
+def article(noun: str) -> str:
+    """Put "a" or "an" before a noun.
+
+    Examples:
+        >>> from vision_attn.arguments import article
+        >>> article("Image"), article("tensor")
+        ('an Image', 'a tensor')
+    """
+    return f"an {noun}" if noun[0].lower() in "aeiou" else f"a {noun}"
 
 
 def _either(words: list[str]) -> str:

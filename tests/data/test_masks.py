@@ -100,7 +100,8 @@ def test_a_few_stray_pixels_do_not_make_the_object_a_border(number, count):
     inside, ignored, note = regions_of(values)
     np.testing.assert_array_equal(inside, values == 255)
     np.testing.assert_array_equal(ignored, values == number)
-    assert note.startswith(f"{count} stray pixels of 1 to 20 beside ")
+    pixels = "pixel" if count == 1 else "pixels"
+    assert note.startswith(f"{count} stray {pixels} of 1 to 20 beside ")
     assert "255 is taken as the object" in note
 
 

@@ -11,6 +11,7 @@ from numpy import ndarray
 from PIL import Image
 from torch import Tensor
 
+from vision_attn.arguments import article
 from vision_attn.data.images import ImageError, to_rgb
 
 __all__ = ["channels_of", "image_of_array", "image_of_channels", "image_of_tensor"]
@@ -47,6 +48,8 @@ def image_of_array(array: ndarray) -> Image.Image:
             "an image as an array must be (height, width, channels) or (height, width), got "
             f"{tuple(array.shape)}"
         )
+    if 0 in array.shape:
+        raise ValueError(f"a photo as an array must not be empty, got {array.shape}")
     channels = array[None] if array.ndim == 2 else np.moveaxis(array, 2, 0)
     return image_of_channels(as_bytes(channels, "array"))
 
@@ -107,7 +110,3 @@ def channels_of(image: Image.Image, count: int | None = None) -> UInt8[ndarray, 
             f"photo has {len(planes)}: give an array (height, width, {count})"
         )
     return planes
-
-
-def article(what: str) -> str:
-    return f"an {what}" if what[0] in "aeiou" else f"a {what}"

@@ -69,11 +69,12 @@ def regions_of(values: UInt8[ndarray, "H W"]) -> Regions:
         return Regions(white, objects)
     if white.any() and _stray(objects, white):
         count = int(objects.sum())
+        pixels, they = ("pixel", "it counts") if count == 1 else ("pixels", "they count")
         return Regions(
             white,
             objects,
-            f"{count} stray pixels of 1 to {OBJECTS} beside {int(white.sum())} of {BORDER}: "
-            f"{BORDER} is taken as the object, and they count on neither side",
+            f"{count} stray {pixels} of 1 to {OBJECTS} beside {int(white.sum())} of {BORDER}: "
+            f"{BORDER} is taken as the object, and {they} on neither side",
         )
     return Regions(objects, white)
 

@@ -34,6 +34,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from vision_attn.arguments import article
 from vision_attn.compat.import_policy import importing_only
 from vision_attn.compat.jsonargparse_private import Option, options_of_class, typed_options
 from vision_attn.errors import quoted
@@ -159,7 +160,7 @@ def _check(value: Any, option: Option, where: str, allow: tuple[str, ...]) -> No
         classes = (part for hint in type_args(option.type) for part in classes_in(hint))
         _check_class(value, _path(value), list(classes), where, allow)
     elif not _within(getattr(_called(value), "__module__", None), allow):
-        what = "a function" if callable(value) else f"a {type(value).__name__}"
+        what = "a function" if callable(value) else article(type(value).__name__)
         raise ValueError(f"{where}: {_path(_called(value))} is {what}: expected a class")
 
 

@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vision_attn import __version__
+from vision_attn.arguments import article
 from vision_attn.errors import ModelError, quoted
 from vision_attn.models.errors import no_empty_layers, not_much_larger_than
 from vision_attn.models.shelf import is_shelved, shelved
@@ -436,7 +437,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 def _named_tensors(contents: Any, path: str | Path) -> dict[str, Tensor]:
     """The tensors of a state_dict; ModelError where there is none, or a name is not a word."""
     if not isinstance(contents, dict):
-        got = "nothing" if contents is None else f"a {type(contents).__name__}"
+        got = "nothing" if contents is None else article(type(contents).__name__)
         raise ModelError(
             f"{path}: holds no weights: its state_dict is {got}; expected named tensors"
         )
