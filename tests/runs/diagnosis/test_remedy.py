@@ -1,5 +1,7 @@
 """Registers at test time beside the paper's formula, and Rollout without the outliers' share."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -21,6 +23,7 @@ from vision_attn.methods import (
 )
 from vision_attn.tokens.blocks import find_blocks
 from vision_attn.tokens.registers import TestTimeRegisters, neuron_scores
+from vision_attn.types import Trust
 
 from .conftest import model_of, vit
 
@@ -99,7 +102,7 @@ def test_the_planted_neuron_is_found_and_moved(tmp_path, images):
         pixels = (image.clamp(-1, 1) * 127 + 128).to(torch.uint8).permute(1, 2, 0).numpy()
         Image.fromarray(pixels).save(tmp_path / f"{at}.png")
         files.append(tmp_path / f"{at}.png")
-    model = model_of(planted())
+    model = replace(model_of(planted()), trust=Trust(("GradCAM",), 31, "photos"))
     before = vision_attn.diagnose(model, files)
     assert before.outliers.first == 1, before.blocks
     moved = vision_attn.add_registers(model, files, neurons=1)
@@ -108,6 +111,7 @@ def test_the_planted_neuron_is_found_and_moved(tmp_path, images):
     assert after.blocks[1].outliers < before.blocks[1].outliers
     assert moved.layout.beside == [0, 16]
     assert moved.name == "a ViT with a test-time register"
+    assert moved.trust is None
     maps = Rollout()(moved, images, layout=moved.layout)
     total = maps.values.sum((1, 2)) + maps.prefix_mass
     torch.testing.assert_close(total, torch.ones(7))

@@ -140,4 +140,5 @@ def add_registers(
         raise ValueError(
             f"{type(network).__name__} takes no further token: {str(error).splitlines()[0]}"
         ) from None
-    return replace(found, name=f"{model.name} with a test-time register".strip())
+    name = f"{model.name} with a test-time register".strip()
+    return replace(found, name=name, trust=None)  # scores were of the network without it

@@ -95,12 +95,12 @@ def _outliers(found: Diagnosis, limits: Thresholds) -> Iterator[Finding]:
     )
     held = "" if out.rollout is None else f"; {percent(out.rollout)} of Rollout lies on them"
     if out.photos_with < limits.outlier_photos:
-        rare = f"fewer than {percent(limits.outlier_photos)} of the photos are no pattern"
+        rare = f"a fault is at least {percent(limits.outlier_photos)} of the photos"
         yield Finding("outliers", False, f"{many}: {rare}.", ((out.first,),))
         return
     if out.share > limits.outlier_share:
-        more = f"more than {percent(limits.outlier_share)} of the patches are no registers"
-        text = f"{many}{held}: {more}, their norms follow what the photo shows."
+        more = f"more than {percent(limits.outlier_share)} of the patches"
+        text = f"{many}{held}: {more}, so they are no registers; norms follow what a photo shows."
         yield Finding("outliers", False, text, ((out.first,),))
         return
     advice = "use LibraGradient, or registers at test time (vision_attn.add_registers)"
