@@ -99,8 +99,8 @@ def _outliers(found: Diagnosis, limits: Thresholds) -> Iterator[Finding]:
         yield Finding("outliers", False, f"{many}: {rare}.", ((out.first,),))
         return
     if out.share > limits.outlier_share:
-        more = f"more than {percent(limits.outlier_share)} of the patches"
-        text = f"{many}{held}: {more}, so they are no registers; norms follow what a photo shows."
+        more = f"more than {percent(limits.outlier_share)} of the patches, so they are no registers"
+        text = f"{many}{held}: {more}; their norms follow what the photo shows."
         yield Finding("outliers", False, text, ((out.first,),))
         return
     advice = "use LibraGradient, or registers at test time (vision_attn.add_registers)"
