@@ -76,18 +76,20 @@ def measure_states(
     model = settled(model if head is None else replace(model, head=head))
     network = model.network
     anatomy = anatomy_of(network, blank_for(model))
-    layers = [at for at, layer in enumerate(anatomy.layers) if layer.enters and layer.windows == 1]
-    tokens = max((anatomy.layers[at].tokens for at in layers), default=0)
-    layers = [at for at in layers if anatomy.layers[at].tokens == tokens]
+    layers = [
+        number for number, layer in enumerate(anatomy.layers) if layer.enters and layer.windows == 1
+    ]
+    tokens = max((anatomy.layers[number].tokens for number in layers), default=0)
+    layers = [number for number in layers if anatomy.layers[number].tokens == tokens]
     if not layers:
         raise ValueError(
             f"{type(network).__name__}: no layer begins with a stream (batch, tokens, width) whose "
             "tokens could be patched"
         )
-    both = [prepare(model, [one]) for one in (photo, other)]
-    outputs = [model_output(model, one) for one in both]
+    inputs = [prepare(model, [image]) for image in (photo, other)]
+    outputs = [model_output(model, image) for image in inputs]
     if target is None:
-        classes = [int(Class.of(model).logits(one).argmax(1)) for one in outputs]
+        classes = [int(Class.of(model).logits(output).argmax(1)) for output in outputs]
         if classes[0] == classes[1]:
             raise ValueError(
                 "both photos are predicted to show the same class: give target= and contrast=, or "
@@ -96,29 +98,30 @@ def measure_states(
         target, contrast = classes[1], classes[0] if contrast is None else contrast
     request = request_of(model, target, contrast)
     numbers = request.target_of([None])
-    low, high = (float(numbers(one).double()) for one in outputs)
+    low, high = (float(numbers(output).double()) for output in outputs)
     if low == high:
         raise ValueError(f"{request.words} is {low:.3g} for both photos: nothing can be recovered")
     resumable = Resumable(network, anatomy)
     copy = replace(model, network=resumable.network)
     size = min(batch_size, tokens)
-    images = both[0].expand(size, *both[0].shape[1:]).contiguous()
+    images = inputs[0].expand(size, *inputs[0].shape[1:]).contiguous()
     rows = []
     with progress:
         progress.start("layers x tokens", len(layers) * tokens)
         plain = resumable.first(lambda: model_output(copy, images))
         resumable.prove(lambda: numbers(model_output(copy, images)), numbers(plain))
-        for at in layers:
-            spot, row = anatomy.layers[at].enters, []
+        for number in layers:
+            spot, row = anatomy.layers[number].enters, []
             assert spot is not None
-            source = kept_of(network, anatomy, Changes(states={spot: [0]}), both[1])
+            source = kept_of(network, anatomy, Changes(states={spot: [0]}), inputs[1])
             for first in range(0, tokens, size):
-                asked = [min(token, tokens - 1) for token in range(first, first + size)]
-                changes = Changes(states={spot: asked}, by_row=True)
-                found = resumable.again(changes, lambda: model_output(copy, images), source)
-                row.append(numbers(found).detach().double().cpu()[: tokens - first])
+                patched = [min(token, tokens - 1) for token in range(first, first + size)]
+                changes = Changes(states={spot: patched}, by_row=True)
+                output = resumable.again(changes, lambda: model_output(copy, images), source)
+                row.append(numbers(output).detach().double().cpu()[: tokens - first])
                 progress.advance(min(size, tokens - first))
             rows.append((torch.cat(row) - low) / (high - low))
-    layout = model.layout or find_path(network, both[0]).layout
-    known = layout if layout is not None and layout.tokens == tokens else None
-    return PatchedStates(torch.stack(rows).float(), layers, low, high, request.words, known)
+    layout = model.layout or find_path(network, inputs[0]).layout
+    if layout is not None and layout.tokens != tokens:
+        layout = None
+    return PatchedStates(torch.stack(rows).float(), layers, low, high, request.words, layout)

@@ -132,7 +132,7 @@ def gallery(
         images: Files, folders of images, and videos.
         methods: As `explain` takes them.
         target: As `explain` takes it, one for all.
-        contrast: The same.
+        contrast: As `explain` takes it.
         limit: At most so many photos, and frames of each video.
         output: The folder; None takes outputs/explain.
         head: Which part of the network's output is meant.
@@ -426,7 +426,8 @@ class GalleryRun:
             elif self.page:
                 meaning = self.pictures.style.meaning
                 lead = f"{meaning} What the network did not see is grey. Click to enlarge."
-                trusted = [one for one in self.request.explainers if is_trusted(one, model)]
+                explainers = self.request.explainers
+                trusted = [method for method in explainers if is_trusted(method, model)]
                 if model.trust and trusted:
                     lead += f" “passed”: tested by covering, on {model.trust.rests_on}."
                 shown = Gallery("Photos", list(map(page_row, results.drawn())), self.first)
@@ -511,8 +512,8 @@ def film(
         model: A model of `load_model` or `wrap`.
         images: A video file, or a folder of images with `frames`.
         methods: As `gallery` takes them.
-        target: The same.
-        contrast: The same.
+        target: As `gallery` takes it.
+        contrast: As `gallery` takes it.
         limit: At most so many frames.
         output: The folder; None takes outputs/explain.
         head: As of `gallery`.

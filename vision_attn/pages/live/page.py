@@ -106,8 +106,8 @@ def live_page(networks: Sequence[LiveNetwork], photos: Sequence[LivePhoto]) -> P
             source=_scripts(PAGE_SCRIPTS),
             data={
                 "items": [],
-                "networks": [_network(one) for one in networks],
-                "photos": [_photo(one) for one in photos],
+                "networks": [_network(network) for network in networks],
+                "photos": [_photo(photo) for photo in photos],
             },
             added=Additions(
                 above=_text("live.html"),
@@ -145,7 +145,7 @@ def _network(network: LiveNetwork) -> dict[str, Any]:
 
 def _photo(photo: LivePhoto) -> dict[str, Any]:
     text = base64.b64encode(photo.file).decode()
-    maps = [None if one is None else _map(one) for one in photo.maps]
+    maps = [None if shown is None else _map(shown) for shown in photo.maps]
     return {"name": photo.name, "file": {"type": photo.type, "text": text}, "maps": maps}
 
 

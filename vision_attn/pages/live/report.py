@@ -98,7 +98,7 @@ def live(
     photos: list[LivePhoto] = []
     first = next(iter(models.values()))
     with Bar() if progress is None else progress as shown:
-        recorders = [MapRecorder(one) for one in models.values()]
+        recorders = [MapRecorder(model) for model in models.values()]
         shown.start("photos", len(given))
         for image in given:
             try:
@@ -106,7 +106,7 @@ def live(
                     "image" if isinstance(image, Image | ndarray | Tensor) else image
                 ):
                     photo = photo_of(image, first.preprocess)
-                    maps = [one.map_of(image) for one in recorders]
+                    maps = [recorder.map_of(image) for recorder in recorders]
                     photos.append(replace(photo, maps=maps))
             except ImageError as error:
                 shown.problem(str(error))

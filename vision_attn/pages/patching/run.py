@@ -86,20 +86,20 @@ def patch_states(
         >>> import vision_attn
         >>> model = vision_attn.load_model("timm:test_vit", pretrained=False, num_classes=10)
         >>> photos = np.random.default_rng(0).integers(0, 256, (2, 60, 80, 3), np.uint8)
-        >>> found = vision_attn.patch_states(model, *photos, target=3, contrast=5)
-        >>> found.recovered.shape[0] == len(found.layers)
+        >>> states = vision_attn.patch_states(model, *photos, target=3, contrast=5)
+        >>> states.recovered.shape[0] == len(states.layers)
         True
     """
-    first, second = (read(one, model.preprocess)[1] for one in (photo, other))
+    first, second = (read(image, model.preprocess)[1] for image in (photo, other))
     folder = None if output is None else output_folder(output)
     progress = progress or Bar()
-    found = measure_states(model, first, second, target, contrast, head, batch_size, progress)
+    states = measure_states(model, first, second, target, contrast, head, batch_size, progress)
     if folder is not None:
-        write(found, folder, model, (first, second))
-    return found
+        write(states, folder, model, (first, second))
+    return states
 
 
-def write(found: PatchedStates, folder: Path, model: Model, photos: tuple[Image, Image]) -> Path:
+def write(states: PatchedStates, folder: Path, model: Model, photos: tuple[Image, Image]) -> Path:
     """Write the page into a folder; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     shots = [
@@ -111,69 +111,69 @@ def write(found: PatchedStates, folder: Path, model: Model, photos: tuple[Image,
             name,
         )
         for name, value, photo in zip(
-            ("the photo", "the other"), (found.photo, found.other), photos, strict=True
+            ("the photo", "the other"), (states.photo, states.other), photos, strict=True
         )
     ]
-    rows = [Row("Both photos", found.explained, shots)]
-    if found.layout is not None:
-        note = f"the share of the way that each patch brings; full colour: {largest(found):.0%}"
-        rows.append(Row("Over the photo", note, list(map_shots(found, folder, model, photos[0]))))
-    made: list[Section] = [
-        Text("What was found", list(sentences(found))),
+    rows = [Row("Both photos", states.explained, shots)]
+    if states.layout is not None:
+        note = f"the share of the way that each patch brings; full colour: {largest(states):.0%}"
+        rows.append(Row("Over the photo", note, list(map_shots(states, folder, model, photos[0]))))
+    sections: list[Section] = [
+        Text("What was found", list(sentences(states))),
         Gallery("Photos", rows),
-        Figures("Layer by layer", [curve_shot(found, folder)]),
+        Figures("Layer by layer", [curve_shot(states, folder)]),
         Text("What the numbers are", WORDS),
     ]
     name = model.name or type(model.network).__name__
-    lead = f"{len(found.layers)} layers x {found.recovered.shape[1]} tokens of {name}"
-    return write_page(folder, "Where the class is decided", made, lead, model.warning)
+    lead = f"{len(states.layers)} layers x {states.recovered.shape[1]} tokens of {name}"
+    return write_page(folder, "Where the class is decided", sections, lead, model.warning)
 
 
-def sentences(found: PatchedStates) -> Iterator[str]:
+def sentences(states: PatchedStates) -> Iterator[str]:
     """Name the states that bring most of the other photo's answer."""
-    values = found.recovered
+    values = states.recovered
     most = values.flatten().argsort(descending=True)[:NAMED].tolist()
     named = []
     for at in most:
         row, token = divmod(at, values.shape[1])
-        words = f"token {token}" if found.layout is None else token_words(found.layout, token)
-        named.append(f"{words} in layer {found.layers[row]} ({float(values[row, token]):.0%})")
+        words = f"token {token}" if states.layout is None else token_words(states.layout, token)
+        named.append(f"{words} in layer {states.layers[row]} ({float(values[row, token]):.0%})")
     yield (
-        f"{found.explained[0].upper()}{found.explained[1:]} is {found.photo:.3g} for the photo and "
-        f"{found.other:.3g} for the other. One state of the other photo brings at most this share "
-        f"of the way: {', '.join(named)}."
+        f"{states.explained[0].upper()}{states.explained[1:]} is {states.photo:.3g} for the photo "
+        f"and {states.other:.3g} for the other. One state of the other photo brings at most "
+        f"this share of the way: {', '.join(named)}."
     )
 
 
-def largest(found: PatchedStates) -> float:
+def largest(states: PatchedStates) -> float:
     """The largest share of a patch, either way."""
-    assert found.layout is not None
-    return max(float(found.recovered[:, found.layout.patches].abs().max()), 1e-6)
+    assert states.layout is not None
+    return max(float(states.recovered[:, states.layout.patches].abs().max()), 1e-6)
 
 
-def map_shots(found: PatchedStates, folder: Path, model: Model, photo: Image) -> Iterator[Shot]:
+def map_shots(states: PatchedStates, folder: Path, model: Model, photo: Image) -> Iterator[Shot]:
     """Lay the shares of each layer's patches over the photo, all on one scale."""
-    assert found.layout is not None
-    values = found.layout.to_map(found.recovered).numpy()
-    scale = render.Scale(top=largest(found), signed=True)
+    assert states.layout is not None
+    values = states.layout.to_map(states.recovered).numpy()
+    scale = render.Scale(top=largest(states), signed=True)
     small = ImageOps.contain(photo, SHOWN)
-    for layer, grid in zip(found.layers, values, strict=True):
+    for layer, grid in zip(states.layers, values, strict=True):
         laid = model.preprocess.to_original(grid, small.size)
         picture = render.overlay(small, laid, scale=scale)
         caption = f"layer {layer}: at most {grid.max():.0%}"
         yield shot(picture, folder, f"layer{layer}", caption, f"the photo, {caption}")
 
 
-def curve_shot(found: PatchedStates, folder: Path) -> Shot:
+def curve_shot(states: PatchedStates, folder: Path) -> Shot:
     """Draw the largest share of a patch by layer, and that of each token that is none."""
-    values = 100 * found.recovered
+    values = 100 * states.recovered
     lines = {"largest of all tokens": values.amax(1).tolist()}
-    if found.layout is not None:
-        lines = {"largest of a patch": values[:, found.layout.patches].amax(1).tolist()}
+    if states.layout is not None:
+        lines = {"largest of a patch": values[:, states.layout.patches].amax(1).tolist()}
         lines |= {
-            token_words(found.layout, token): values[:, token].tolist()
-            for token in found.layout.beside[:3]
+            token_words(states.layout, token): values[:, token].tolist()
+            for token in states.layout.beside[:3]
         }
     title = "Share of the way to the other photo's answer (%)"
-    picture = render.block_curves(lines, title, low=None, x="layer", places=found.layers)
+    picture = render.block_curves(lines, title, low=None, x="layer", places=states.layers)
     return figure_shot(picture, folder, "curve", title, f"{title}, over the layers")

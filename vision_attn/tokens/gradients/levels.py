@@ -119,11 +119,11 @@ def find_levels(network: nn.Module, images: Images, layout: TokenLayout | None =
         *(tuple(images.shape[1:]), images.dtype, images.device),
         *(head_given(), layout),
     )
-    known = asked_once(network, _levels)
-    if key not in known:
+    levels = asked_once(network, _levels)
+    if key not in levels:
         with torch.inference_mode(False):
-            known[key] = run_levels(network, images[:1].detach().clone(), layout)
-    return known[key]
+            levels[key] = run_levels(network, images[:1].detach().clone(), layout)
+    return levels[key]
 
 
 def run_levels(network: nn.Module, image: Images, layout: TokenLayout | None = None) -> Levels:

@@ -236,15 +236,15 @@ def anatomy_of(network: nn.Module, images: Images) -> Anatomy:
     cannot be recorded.
     """
     key = tuple(images.shape[1:]), images.dtype, images.device
-    known = asked_once(network, _anatomies)
-    if key not in known:
+    anatomies = asked_once(network, _anatomies)
+    if key not in anatomies:
         with torch.inference_mode(False):
             image = images[:1].detach().clone()
         layers = _calls(network, image)
         with suppress(ValueError, RuntimeError):  # where no gradient passes there are heads alone
             layers = _with_branches(network, image, layers)
-        known[key] = Anatomy(tuple(layers))
-    return known[key]
+        anatomies[key] = Anatomy(tuple(layers))
+    return anatomies[key]
 
 
 def _calls(network: nn.Module, image: Images) -> list[Layer]:

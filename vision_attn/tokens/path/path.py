@@ -237,10 +237,10 @@ def find_path(network: nn.Module, images: Images) -> Path:
     It is remembered for the network as it stands; one that has changed is run again.
     """
     key = (tuple(images.shape[1:]), images.dtype, images.device, head_given())
-    known = asked_once(network, _paths)
-    if key not in known:
-        known[key] = run_path(network, images)
-    return known[key]
+    paths = asked_once(network, _paths)
+    if key not in paths:
+        paths[key] = run_path(network, images)
+    return paths[key]
 
 
 def _paths(_network: nn.Module) -> dict[Any, Path]:
@@ -266,14 +266,14 @@ def find_places(network: nn.Module, images: Images, module: nn.Module) -> Places
     """
     name = modules_of(network)[module]
     key = (tuple(images.shape[1:]), images.dtype, images.device, name)
-    known = asked_once(network, _places)
-    if key not in known:
+    places_by_key = asked_once(network, _places)
+    if key not in places_by_key:
         kept: list[Tensor] = []
-        known[key] = None
+        places_by_key[key] = None
         with suppress(RecordError):
             run = follow(network, images[:1], partial(watching, module, kept))
-            known[key] = places_of(run.origins, kept[-1]) if kept else None
-    places = known[key]
+            places_by_key[key] = places_of(run.origins, kept[-1]) if kept else None
+    places = places_by_key[key]
     if places is None:
         raise ValueError(
             "where the tokens of this layer lie on the image is not known: name another layer, or "
