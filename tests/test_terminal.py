@@ -114,7 +114,7 @@ def test_a_heading_of_a_run_is_as_written(capsys):
 def test_logged_errors_are_escaped_lines(steering, capsys):
     import logging
 
-    main(["--version"])
+    terminal.log_lines()
     logging.getLogger("vision_attn.data.files").error("%s: damaged", STEERING)
     assert capsys.readouterr().err == f"vision-attn: error: {ESCAPED}: damaged\n"
 
