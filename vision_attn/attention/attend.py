@@ -23,11 +23,17 @@ AnyValues = Float[Tensor, "b #view j_ e"]  # whose length is yet to be checked
 class Attend(nn.Module):
     """Attention: a_ij = normalise_j(score(q_i, k_j)), c_i = sum_j a_ij v_j.
 
-    j runs over the keys in the window of query i. score: how well a key answers a query.
-    normalizer: makes scores weights, `Softmax()` unless given. window: the keys that each query
-    sees, all of them (`Global()`) unless given. dropout: the share of weights set to 0 in training,
-    in [0, 1), else ValueError. Scores that are dot products are computed by the fastest kernel
-    where softmax follows; the results are the same.
+    j runs over the keys in the window of query i. Scores that are dot products are computed by the
+    fastest kernel where softmax follows; the results are the same.
+
+    Args:
+        score: How well a key answers a query.
+        normalizer: What makes weights of scores; None: `Softmax()`.
+        window: The keys that each query sees; None: all of them, `Global()`.
+        dropout: The share of weights set to 0 in training, in [0, 1).
+
+    Raises:
+        ValueError: `dropout` lies outside [0, 1).
 
     Examples:
         >>> import torch
@@ -62,11 +68,19 @@ class Attend(nn.Module):
         mask: Tensor | None = None,
         layout: TokenLayout | None = None,
     ) -> Scores:
-        """Compute the weight of every key for every query, (b head i j), without dropout.
+        """Compute the weight of every key for every query, without dropout.
 
-        mask: bool, True where query i may attend to key j, broadcasting to (b head i j). layout:
-        how the tokens lie on the image, for windows that need it. ValueError where sizes do not
-        match.
+        Args:
+            q: Queries, (b head i d).
+            k: Keys, (b head j d); one head of either may stand for all.
+            mask: Bool, True where query i may attend to key j, broadcasting to (b head i j).
+            layout: How the tokens lie on the image, for windows that need it.
+
+        Returns:
+            The weights, (b head i j).
+
+        Raises:
+            ValueError: Sizes do not match, or there are no queries or no keys.
         """
         mask = self._checked(q, k, k, mask)
         own, gain = self.window.terms(q, k, layout)
@@ -80,10 +94,20 @@ class Attend(nn.Module):
         mask: Tensor | None = None,
         layout: TokenLayout | None = None,
     ) -> Context:
-        """Compute the context of every query, (b head i e).
+        """Compute the context of every query.
 
-        q: (b head i d). k: (b head j d). v: (b head j e); one head of any of them may stand for
-        all. mask, layout and errors: as in `weights`.
+        Args:
+            q: Queries, (b head i d).
+            k: Keys, (b head j d).
+            v: Values, (b head j e); one head of any of the three may stand for all.
+            mask: As in `weights`.
+            layout: As in `weights`.
+
+        Returns:
+            The contexts, (b head i e).
+
+        Raises:
+            ValueError: As in `weights`.
         """
         mask = self._checked(q, k, v, mask)
         # A score by position needs every key in its place: the window may not pick some out.

@@ -44,8 +44,14 @@ Weights = tuple[Float[Tensor, "b *views i"], Float[Tensor, "b *views j"]]
 class CoAttention(nn.Module, ABC):
     """Base class: one context of each of two sequences, (sum_i a_i q_i, sum_j b_j k_j).
 
-    A subclass gives the weights a and b in `weigh`. dim: the width of both sequences. normalizer: a
-    factory (a class or a partial) of the normaliser of a and b.
+    A subclass gives the weights a and b in `weigh`.
+
+    Args:
+        dim: The width of both sequences.
+        normalizer: A factory (a class or a partial) of the normaliser of a and b.
+
+    Raises:
+        ValueError: `dim` is below 1.
 
     Examples:
         >>> import torch
@@ -69,7 +75,7 @@ class CoAttention(nn.Module, ABC):
     def weigh(
         self, queries: Queries, keys: Keys, query_mask: QueryMask, key_mask: KeyMask
     ) -> Weights:
-        """Compute a over the queries and b over the keys from checked arguments."""
+        """Compute a over the queries and b over the keys; arguments as in `weights`, checked."""
 
     def weights(
         self,
@@ -78,10 +84,19 @@ class CoAttention(nn.Module, ABC):
         query_mask: QueryMask = None,
         key_mask: KeyMask = None,
     ) -> Weights:
-        """Compute the weights of both sequences: a (b i) over the queries, b (b j) over the keys.
+        """Compute the weights of both sequences.
 
-        The masks are True where a token exists; None: all do. ValueError for an empty sequence or a
-        mask of another shape or type.
+        Args:
+            queries: The first sequence, (b i d).
+            keys: The second sequence, (b j d).
+            query_mask: Bool, (b i), True where a token exists; None: all do.
+            key_mask: Bool, (b j), the same of the second sequence.
+
+        Returns:
+            a over the queries, (b i), and b over the keys, (b j).
+
+        Raises:
+            ValueError: A sequence is empty, or a mask has another shape or type.
         """
         not_empty(queries=queries, keys=keys)
         check_exists(queries, query_mask=query_mask)
@@ -107,7 +122,15 @@ class CoAttention(nn.Module, ABC):
 class AlternatingCoAttention(CoAttention):
     """Co-attention in turns: summarise the queries, weigh the keys by that, then the queries anew.
 
-    Each step is additive attention with `hidden_dim` hidden units. Lu et al. 2016, section 3.3.
+    Each step is additive attention. Lu et al. 2016, section 3.3.
+
+    Args:
+        dim: The width of both sequences.
+        normalizer: A factory of the normaliser of all three steps.
+        hidden_dim: Hidden units of each step's score.
+
+    Raises:
+        ValueError: A size is below 1.
 
     Examples:
         >>> import torch
@@ -142,7 +165,15 @@ class AlternatingCoAttention(CoAttention):
 class InteractiveAttention(CoAttention):
     """Co-attention by means: the mean of each sequence is the query over the other.
 
-    score: a factory, called as `score(head_dim=dim)`. Ma et al. 2017 (IAN), section 2.2.
+    Ma et al. 2017 (IAN), section 2.2.
+
+    Args:
+        dim: The width of both sequences.
+        normalizer: A factory of the normaliser.
+        score: A factory, called as `score(head_dim=dim)`, once for each sequence.
+
+    Raises:
+        ValueError: `dim` is below 1.
 
     Examples:
         >>> import torch
@@ -175,8 +206,16 @@ class ParallelCoAttention(CoAttention):
     """Co-attention by the affinity of all pairs, which carries each sequence over to the other.
 
     C = tanh(q' W k); H_k = tanh(W_k k + C' (W_q q)), H_q = tanh(W_q q + C (W_k k));
-    a = normalise(w_q . H_q), b = normalise(w_k . H_k). hidden_dim: the width of H. Lu et al. 2016,
-    section 3.3, equations 3 and 4.
+    a = normalise(w_q . H_q), b = normalise(w_k . H_k). Lu et al. 2016, section 3.3, equations 3
+    and 4.
+
+    Args:
+        dim: The width of both sequences.
+        normalizer: A factory of the normaliser.
+        hidden_dim: The width of H.
+
+    Raises:
+        ValueError: A size is below 1.
 
     Examples:
         >>> import torch
@@ -218,6 +257,13 @@ class MaxPoolCoAttention(CoAttention):
 
     Dos Santos et al. 2016, section 3.
 
+    Args:
+        dim: The width of both sequences.
+        normalizer: A factory of the normaliser.
+
+    Raises:
+        ValueError: `dim` is below 1.
+
     Examples:
         >>> import torch
         >>> from vision_attn.attention import MaxPoolCoAttention
@@ -245,7 +291,15 @@ class AttentionOverAttention(CoAttention):
     """Co-attention of each query's keys, weighted by how much that query is attended to.
 
     alpha = normalise_j(E), beta = normalise_i(E); a = mean_j beta_ij, b_j = sum_i a_i alpha_ij.
-    score: a factory of E, called as `score(head_dim=dim)`. Cui et al. 2017, section 3.
+    Cui et al. 2017, section 3.
+
+    Args:
+        dim: The width of both sequences.
+        normalizer: A factory of the normaliser.
+        score: A factory of E, called as `score(head_dim=dim)`.
+
+    Raises:
+        ValueError: `dim` is below 1.
 
     Examples:
         >>> import torch
@@ -279,7 +333,13 @@ class AttentionOverAttention(CoAttention):
 class CoAttentionEnsemble(CoAttention):
     """Several co-attentions side by side, their contexts concatenated.
 
-    members: at least one, else ValueError. `weights` are (b member i) and (b member j).
+    `weights` are (b member i) and (b member j).
+
+    Args:
+        members: The co-attentions, at least one.
+
+    Raises:
+        ValueError: There are no members.
 
     Examples:
         >>> import torch

@@ -31,8 +31,14 @@ __all__ = [
 class Gate(nn.Module, ABC):
     """Base class: a feature map times its gate, x * gate(x), the gate in [0, 1].
 
-    Made as `Gate(channels)`. A subclass computes the gate in `gate`, and names in `last` the layer
-    before its sigmoid, so that `neutralize` can make it start as the identity.
+    A subclass computes the gate in `gate`, and names in `last` the layer before its sigmoid, so
+    that `neutralize` can make it start as the identity.
+
+    Args:
+        channels: Channels of the feature map.
+
+    Raises:
+        ValueError: `channels` is below 1.
 
     Examples:
         >>> import torch
@@ -96,8 +102,16 @@ class NoGate(Gate):
 class ChannelMLP(Gate):
     """Base class of channel gates by fc2(relu(fc1(s))), s one number a channel.
 
-    The layers are 1x1 convolutions, named as timm's. hidden: the width between them,
-    max(1, channels // reduction) if None.
+    The layers are 1x1 convolutions, named as timm's.
+
+    Args:
+        channels: Channels of the feature map.
+        reduction: How many times narrower than the channels the width between the layers is.
+        hidden: The width between the layers; None: max(1, channels // reduction).
+        bias: Whether the layers have biases.
+
+    Raises:
+        ValueError: A size is below 1.
 
     Examples:
         >>> import torch
@@ -136,8 +150,17 @@ class ChannelMLP(Gate):
 class SqueezeExcite(ChannelMLP):
     """Squeeze-and-excitation: channels gated by sigmoid(W2 relu(W1 mean_hw(x) + b1) + b2).
 
-    hidden: the width of W1's output; if None channels // reduction, rounded to a multiple of
-    `divisor`, at least one; timm's divisor is 8. Hu et al. 2018.
+    Hu et al. 2018.
+
+    Args:
+        channels: Channels of the feature map.
+        reduction: How many times narrower than the channels W1's output is.
+        hidden: The width of W1's output; None: channels // reduction, rounded to a multiple of
+            `divisor`, at least one.
+        divisor: See `hidden`; timm's is 8.
+
+    Raises:
+        ValueError: A size is below 1.
 
     Examples:
         >>> import torch
@@ -165,8 +188,15 @@ class SqueezeExcite(ChannelMLP):
 class ChannelGate(ChannelMLP):
     """Channel gate of CBAM: sigmoid(mlp(mean_hw(x)) + mlp(max_hw(x))), one MLP for both.
 
-    hidden: the width inside the MLP, max(1, channels // reduction) if None. Woo et al. 2018,
-    section 3.
+    Woo et al. 2018, section 3.
+
+    Args:
+        channels: Channels of the feature map.
+        reduction: How many times narrower than the channels the MLP is inside.
+        hidden: The width inside the MLP; None: max(1, channels // reduction).
+
+    Raises:
+        ValueError: A size is below 1.
 
     Examples:
         >>> import torch
@@ -187,7 +217,14 @@ class ChannelGate(ChannelMLP):
 class SpatialGate(Gate):
     """Spatial gate of CBAM: sigmoid(conv([mean_c(x); max_c(x)])).
 
-    kernel_size: odd, else ValueError. Woo et al. 2018, section 3.
+    Woo et al. 2018, section 3.
+
+    Args:
+        channels: Channels of the feature map.
+        kernel_size: Side of the convolution's kernel, odd.
+
+    Raises:
+        ValueError: `channels` is below 1, or `kernel_size` is even or below 1.
 
     Examples:
         >>> import torch
@@ -212,8 +249,13 @@ class SpatialGate(Gate):
 class SpatialMask(Gate):
     """Spatial mask: sigmoid(conv(relu(conv x))), the simplest attention in a CNN.
 
-    hidden: channels between the two convolutions, max(1, channels // 4) if None. kernel_size: of
-    the first one, odd, else ValueError.
+    Args:
+        channels: Channels of the feature map.
+        hidden: Channels between the two convolutions; None: max(1, channels // 4).
+        kernel_size: Side of the first convolution's kernel, odd; the second's is 1.
+
+    Raises:
+        ValueError: A size is below 1, or `kernel_size` is even.
 
     Examples:
         >>> import torch
@@ -241,7 +283,15 @@ class SpatialMask(Gate):
 class CBAM(nn.Sequential):
     """Convolutional block attention module: a channel gate, then a spatial gate.
 
-    channels, reduction: as in `ChannelGate`. kernel_size: as in `SpatialGate`. Woo et al. 2018.
+    Woo et al. 2018.
+
+    Args:
+        channels: Channels of the feature map.
+        reduction: How many times narrower than the channels the channel gate's MLP is inside.
+        kernel_size: Side of the spatial gate's kernel, odd.
+
+    Raises:
+        ValueError: A size is below 1, or `kernel_size` is even.
 
     Examples:
         >>> import torch

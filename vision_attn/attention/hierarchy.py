@@ -33,8 +33,15 @@ class Hierarchical(nn.Module):
     """Hierarchical attention: inside each group for a vector a group, then over the groups.
 
     Yang et al. 2016, section 2.2, without its recurrent encoders. A group without members counts
-    for nothing. score, normalizer: factories, for both levels; a score that takes a query gets a
-    learned one.
+    for nothing.
+
+    Args:
+        dim: The width of the members.
+        score: A factory, for both levels; a score that takes a query gets a learned one.
+        normalizer: A factory, for both levels.
+
+    Raises:
+        ValueError: `dim` is below 1.
 
     Examples:
         >>> import torch
@@ -63,7 +70,12 @@ class Hierarchical(nn.Module):
     ) -> tuple[Float[Tensor, "b g m"], Float[Tensor, "b g"]]:
         """Compute the weight of each member in its group, and of each group.
 
-        mask: True where a member exists; None: all do.
+        Args:
+            groups: The members, (b g m d).
+            mask: True where a member exists; None: all do.
+
+        Returns:
+            The members' weights, (b g m), and the groups', (b g).
         """
         members, exist = groups.flatten(0, 1), None if mask is None else mask.flatten(0, 1)
         inside = self.inside.weights(members, mask=exist)[:, 0].unflatten(0, groups.shape[:2])
@@ -89,11 +101,19 @@ class Hierarchical(nn.Module):
 class HierarchicalPool(Readout):
     """Readout in two levels: patches to regions, regions to the image.
 
-    regions: rows and columns of nearly equal regions that the grid is cut into; their sides differ
-    by one patch at most, the larger first. Needs the layout; prefix tokens are not read. `weights`
-    are two sets: what each patch counts for, and what its region does, shared evenly among the
-    region's patches. ValueError without a layout, and for a grid with fewer rows or columns than
-    regions.
+    Needs the layout; prefix tokens are not read. `weights` are two sets: what each patch counts
+    for, and what its region does, shared evenly among the region's patches. Calls raise ValueError
+    without a layout, and for a grid with fewer rows or columns than regions.
+
+    Args:
+        dim: The tokens' width.
+        regions: Rows and columns of nearly equal regions that the grid is cut into; their sides
+            differ by one patch at most, the larger first.
+        score: A factory, for both levels; a score that takes a query gets a learned one.
+        normalizer: A factory, for both levels.
+
+    Raises:
+        ValueError: A size is below 1.
 
     Examples:
         >>> import torch
@@ -219,7 +239,15 @@ class AttentionViaAttention(nn.Module):
     """Attention via attention: over the coarse memory, then over the fine one with that context.
 
     c_w = attention of q over the coarse memory; the query over the fine memory is a linear map of
-    [q; c_w]. score, normalizer: factories, for both levels. Zhao & Zhang 2018.
+    [q; c_w]. Zhao & Zhang 2018.
+
+    Args:
+        dim: The width of the queries and of both memories.
+        score: A factory, for both levels.
+        normalizer: A factory, for both levels.
+
+    Raises:
+        ValueError: `dim` is below 1.
 
     Examples:
         >>> import torch
@@ -254,7 +282,15 @@ class AttentionViaAttention(nn.Module):
     ) -> tuple[Float[Tensor, "b i j"], Float[Tensor, "b i f"]]:
         """Compute the weights over the coarse and over the fine memory.
 
-        The masks are True where a token exists; None: all do.
+        Args:
+            query: The queries, (b i d).
+            coarse: The coarse memory, (b j d).
+            fine: The fine memory, (b f d).
+            coarse_mask: True where a token of the coarse memory exists; None: all do.
+            fine_mask: The same of the fine memory.
+
+        Returns:
+            The weights over the coarse memory, (b i j), and over the fine one, (b i f).
         """
         over_coarse = weights_over(self.over_coarse, query, coarse, coarse_mask)
         context = torch.cat([query, over_coarse @ coarse], dim=-1)
@@ -278,7 +314,15 @@ class AttentionViaAttention(nn.Module):
 class TargetGuided(nn.Module):
     """Target-guided attention: the target's own tokens give the query over the sentence.
 
-    score: a factory for the second step; the first is `KeyOnly`. Ma et al. 2018.
+    Ma et al. 2018.
+
+    Args:
+        dim: The width of the tokens.
+        score: A factory for the step over the sentence; the one over the target is `KeyOnly`.
+        normalizer: A factory, for both steps.
+
+    Raises:
+        ValueError: `dim` is below 1.
 
     Examples:
         >>> import torch
@@ -307,7 +351,14 @@ class TargetGuided(nn.Module):
     ) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b n"]]:
         """Compute the weights over the target and over the sentence.
 
-        The masks are True where a token exists; None: all do.
+        Args:
+            target: The target's tokens, (b t d).
+            sentence: The sentence's tokens, (b n d).
+            target_mask: True where a token of the target exists; None: all do.
+            sentence_mask: The same of the sentence.
+
+        Returns:
+            The weights over the target, (b t), and over the sentence, (b n).
         """
         over_target = self.over_target.weights(target, mask=target_mask)  # b 1 t
         query = over_target @ target

@@ -48,6 +48,9 @@ class Update(nn.Module, ABC):
 class SumUpdate(Update):
     """Next query by a sum: q + c, Sukhbaatar et al. 2015.
 
+    Args:
+        dim: The width of queries and contexts; a sum has no use for it.
+
     Examples:
         >>> import torch
         >>> from vision_attn.attention import SumUpdate
@@ -65,6 +68,9 @@ class SumUpdate(Update):
 @final
 class LinearUpdate(Update):
     """Next query by a linear map: W [q; c] + b.
+
+    Args:
+        dim: The width of queries and contexts.
 
     Examples:
         >>> import torch
@@ -84,6 +90,9 @@ class LinearUpdate(Update):
 @final
 class GRUUpdate(Update):
     """Next query by a gated recurrent unit with state q and input c, Kumar et al. 2016.
+
+    Args:
+        dim: The width of queries and contexts.
 
     Examples:
         >>> import torch
@@ -132,8 +141,18 @@ class Hop(nn.Module):
 class MemoryHops(nn.Module):
     """Attention in hops: q <- update(q, attention of q over the memory), `hops` times.
 
-    The last q is the result. shared: every hop has the same parameters. score, normalizer, update:
-    factories. Sukhbaatar et al. 2015.
+    The last q is the result. Sukhbaatar et al. 2015.
+
+    Args:
+        dim: The width of queries and memory.
+        hops: How many times the memory is attended to.
+        shared: Whether every hop has the same parameters.
+        score: A factory, called as `score(head_dim=dim)`.
+        normalizer: A factory.
+        update: A factory of the next query, called as `update(dim)`.
+
+    Raises:
+        ValueError: A size is below 1.
 
     Examples:
         >>> import torch
@@ -166,7 +185,13 @@ class MemoryHops(nn.Module):
     ) -> Float[Tensor, "b hop i j"]:
         """Compute the weights of the memory at each hop.
 
-        mask: True where a token of the memory exists; None: all do.
+        Args:
+            query: The queries, (b i d).
+            memory: What is attended to, (b j d).
+            mask: True where a token of the memory exists; None: all do.
+
+        Returns:
+            The weights, (b hop i j).
         """
         mask, weights = _for_all_queries(mask), []
         for hop in self._in_order():
@@ -193,7 +218,18 @@ def _for_all_queries(mask: Exists) -> Bool[Tensor, "b 1 1 j"] | None:
 class HopsPool(Readout):
     """Readout by memory hops: a learned query that attends to the tokens `hops` times.
 
-    Each hop is a set of weights. Arguments: as in `MemoryHops`.
+    Each hop is a set of weights.
+
+    Args:
+        dim: The tokens' width.
+        hops: As in `MemoryHops`, and so are the others.
+        shared: Whether every hop has the same parameters.
+        score: A factory, called as `score(head_dim=dim)`.
+        normalizer: A factory.
+        update: A factory of the next query, called as `update(dim)`.
+
+    Raises:
+        ValueError: A size is below 1.
 
     Examples:
         >>> import torch

@@ -205,8 +205,16 @@ def mask_in_tiles(
 class Near(Window):
     """Base class: each token sees those within `radius` of it on a grid.
 
-    Prefix tokens see every token and every token sees them. radius: a whole number of at least 0,
-    or inf, else ValueError. A subclass lays the tokens on a grid in `grid`.
+    Prefix tokens see every token and every token sees them. A subclass lays the tokens on a grid in
+    `grid`.
+
+    Args:
+        head_dim: The width of queries and keys; of no use here.
+        heads: How many heads; of no use here.
+        radius: A whole number of at least 0, or inf.
+
+    Raises:
+        ValueError: `radius` is another number.
 
     Examples:
         >>> import torch
@@ -265,7 +273,15 @@ class Near(Window):
 class Local2d(Near):
     """Neighbourhood of a patch on the image: rows and columns at most `radius` patches away.
 
-    For self-attention, and needs the layout of the tokens (ValueError without).
+    For self-attention, and needs the layout of the tokens: a call without raises ValueError.
+
+    Args:
+        head_dim: The width of queries and keys; of no use here.
+        heads: How many heads; of no use here.
+        radius: In patches: a whole number of at least 0, or inf.
+
+    Raises:
+        ValueError: `radius` is another number.
 
     Examples:
         >>> import torch
@@ -292,6 +308,14 @@ class LocalMonotonic(Near):
     """Positions p - radius to p + radius, where p = t for query t, Luong et al. 2015, local-m.
 
     Where the memory has another length S than the T queries, p = t S / T, and there is no prefix.
+
+    Args:
+        head_dim: The width of queries and keys; of no use here.
+        heads: How many heads; of no use here.
+        radius: In positions: a whole number of at least 0, or inf.
+
+    Raises:
+        ValueError: `radius` is another number.
 
     Examples:
         >>> import torch

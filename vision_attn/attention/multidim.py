@@ -20,10 +20,23 @@ class MultiDimAttention(MultiHeadAttention):
     """Multi-dimensional attention: concat_v sum_j a_vij v_vj, weights of its own for every view.
 
     Where a head scores its own slice of queries and keys, a view scores all of them; the values
-    are cut as among heads. `heads` is the number of views: with heads = dim every feature has
-    weights of its own. score: `MultiDimAdditive` (tanh; sigmoid by its `activation`), or `General`
-    for the bilinear form; a factory called with the whole width as head_dim and the views as heads.
-    A score without parameters cannot tell views apart: ValueError. Shen et al. 2018 (DiSAN).
+    are cut as among heads. Shen et al. 2018 (DiSAN).
+
+    Args:
+        dim: The tokens' width, a multiple of `heads`.
+        heads: The number of views: with heads = dim every feature has weights of its own.
+        qkv_bias: Whether queries, keys and values get a bias.
+        score: A factory, called with the whole width as head_dim and the views as heads:
+            `MultiDimAdditive` (tanh; sigmoid by its `activation`), or `General` for the bilinear
+            form.
+        normalizer: A factory.
+        window: A factory of the keys that each query sees.
+        dropout: The share of weights set to 0 in training.
+        proj_dropout: The share of outputs set to 0 in training.
+
+    Raises:
+        ValueError: `dim` is no multiple of `heads`, or the score has no parameters, so that it
+            cannot tell views apart.
 
     Examples:
         >>> import torch

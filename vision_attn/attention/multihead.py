@@ -23,11 +23,22 @@ __all__ = ["MultiHeadAttention"]
 class MultiHeadAttention(nn.Module):
     """Multi-head attention: concat_h Attend(x Wq_h, memory Wk_h, memory Wv_h) Wo.
 
-    Self-attention where no memory is given. dim: the tokens' width, a multiple of heads, else
-    ValueError. score, normalizer and window are factories (classes or partials), so that each block
-    gets parameters of its own. dropout, proj_dropout: the shares of weights and of outputs set to 0
-    in training. Parameters are named as timm's `Attention`: `qkv` holds Wq, Wk and Wv in this
-    order, `proj` is Wo. Vaswani et al. 2017, section 3.2.2.
+    Parameters are named as timm's `Attention`: `qkv` holds Wq, Wk and Wv in this order, `proj` is
+    Wo. Vaswani et al. 2017, section 3.2.2. score, normalizer and window are factories (classes or
+    partials), so that each block gets parameters of its own.
+
+    Args:
+        dim: The tokens' width, a multiple of `heads`.
+        heads: How many heads.
+        qkv_bias: Whether queries, keys and values get a bias.
+        score: A factory, called as `score(head_dim=dim // heads, heads=heads)`.
+        normalizer: A factory, called without arguments.
+        window: A factory of the keys that each query sees, called as `score` is.
+        dropout: The share of weights set to 0 in training.
+        proj_dropout: The share of outputs set to 0 in training.
+
+    Raises:
+        ValueError: `dim` is no multiple of `heads`.
 
     Examples:
         >>> import torch
@@ -78,9 +89,15 @@ class MultiHeadAttention(nn.Module):
         memory: Float[Tensor, "b j d"] | None = None,
         keys: Float[Tensor, "b j d"] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute queries of x, keys and values of the memory: (b head n d/head) each.
+        """Compute queries of x, keys and values of the memory, cut among the heads.
 
-        keys: what the keys are made of, where that is not the memory.
+        Args:
+            x: Tokens, (b n d).
+            memory: The tokens to attend to, (b j d); None: x itself.
+            keys: What the keys are made of, where that is not the memory.
+
+        Returns:
+            Queries (b head n d/head), keys and values (b head j d/head).
         """
         if memory is None:
             q, k, v = self.qkv(x).chunk(3, dim=-1)
@@ -102,8 +119,17 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Tensor, "b head n j"]:
         """Compute the weight of every token for every token, head by head.
 
-        mask: bool, True where a token may attend to another, broadcasting to (b head n j). layout:
-        how the tokens lie on the image, for windows that need it.
+        Args:
+            x: Tokens, (b n d).
+            memory: The tokens to attend to, (b j d); None: x itself, which is self-attention.
+            mask: Bool, True where a token may attend to another, broadcasting to (b head n j).
+            layout: How the tokens lie on the image, for windows that need it.
+
+        Returns:
+            The weights, (b head n j).
+
+        Raises:
+            ValueError: Sizes do not match.
         """
         q, k, _ = self.project(x, memory)
         return self.attend.weights(*self.placed(q, k, layout), mask, layout)

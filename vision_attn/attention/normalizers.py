@@ -36,10 +36,18 @@ class Normalizer(nn.Module, ABC):
     def forward(
         self, scores: Float[Tensor, "*lead j"], mask: Tensor | None = None
     ) -> Float[Tensor, "*lead j"]:
-        """Compute the weights, of the scores' shape.
+        """Compute the weights over the last axis.
 
-        mask: bool, True where a query may attend, broadcasting to the scores; else ValueError, as
-        for scores without keys. Masked keys get weight 0.
+        Args:
+            scores: The scores, (... j).
+            mask: Bool, True where a query may attend, broadcasting to the scores. Masked keys get
+                weight 0.
+
+        Returns:
+            The weights, of the scores' shape.
+
+        Raises:
+            ValueError: There are no keys, or the mask has another type or shape.
         """
         if scores.size(-1) == 0:
             raise ValueError(f"scores must not be empty, got shape {tuple(scores.shape)}")
@@ -59,7 +67,11 @@ class Normalizer(nn.Module, ABC):
 class Softmax(Normalizer):
     """Softmax: exp(e_i / T) / sum_j exp(e_j / T).
 
-    temperature: T, above 0, else ValueError.
+    Args:
+        temperature: T, above 0.
+
+    Raises:
+        ValueError: `temperature` is not above 0.
 
     Examples:
         >>> import torch
@@ -96,8 +108,13 @@ class Sigmoid(Normalizer):
 class Hard(Normalizer):
     """Hard attention: one-hot at argmax_i e_i, with the gradient of softmax(e / T).
 
-    temperature: T of the gradient, above 0, else ValueError. The straight-through estimator, Bengio
-    et al. 2013. `SampledHard` draws the key instead.
+    The straight-through estimator, Bengio et al. 2013. `SampledHard` draws the key instead.
+
+    Args:
+        temperature: T of the gradient, above 0.
+
+    Raises:
+        ValueError: `temperature` is not above 0.
 
     Examples:
         >>> import torch
@@ -121,14 +138,18 @@ class Hard(Normalizer):
 class SampledHard(Hard):
     """Sampled hard attention: one key, drawn with probability softmax(e)_i in training.
 
-    In eval mode the likeliest key.
+    In eval mode the likeliest key. Gumbel-softmax, straight-through, Jang et al. 2017: the gradient
+    is that of softmax((e + g) / T) with Gumbel noise g. The idea, trained by REINFORCE, is Xu et
+    al. 2015.
 
-    Gumbel-softmax, straight-through, Jang et al. 2017: the gradient is that of
-    softmax((e + g) / T) with Gumbel noise g. The idea, trained by REINFORCE, is Xu et al. 2015.
+    Args:
+        temperature: T, above 0.
+        expected: The share of a training batch, from 0 to 1, that gets the expected value,
+            softmax(e), instead of a draw (section 4.1 there): with draws alone training may never
+            start.
 
-    temperature: T, above 0. expected: the share of a training batch, from 0 to 1, that gets the
-    expected value, softmax(e), instead of a draw (section 4.1 there): with draws alone training may
-    never start. ValueError for other numbers.
+    Raises:
+        ValueError: `temperature` is not above 0, or `expected` is not from 0 to 1.
 
     Examples:
         >>> import torch

@@ -34,10 +34,17 @@ Exists = Bool[Tensor, "b n"] | None
 
 
 class Readout(nn.Module, ABC):
-    """Base class: tokens to one vector, `out_dim` wide; made as `Readout(dim)`.
+    """Base class: tokens to one vector.
 
-    out_dim: dim if None. A subclass gives the vector in `forward` and the tokens' weights in
-    `weights`. attends: whether the weights depend on the tokens: then explainers record them.
+    A subclass gives the vector in `forward` and the tokens' weights in `weights`. Its `attends`
+    tells whether the weights depend on the tokens: then explainers record them.
+
+    Args:
+        dim: The tokens' width.
+        out_dim: The vector's width; None: `dim`.
+
+    Raises:
+        ValueError: `dim` is below 1.
 
     Examples:
         >>> import torch
@@ -63,10 +70,15 @@ class Readout(nn.Module, ABC):
     def forward(
         self, tokens: Tokens, layout: TokenLayout | None = None, mask: Exists = None
     ) -> Float[Tensor, "b out"]:
-        """Compute the vector, (b out).
+        """Compute the vector.
 
-        layout: how the tokens lie on the image, for readouts that need it. mask: True where a token
-        exists; None: all do.
+        Args:
+            tokens: (b n d).
+            layout: How the tokens lie on the image, for readouts that need it.
+            mask: True where a token exists; None: all do.
+
+        Returns:
+            The vector, (b out).
         """
 
     @abstractmethod
@@ -111,7 +123,12 @@ class ClassToken(Readout):
 class MeanPool(Readout):
     """Readout by the mean of the patch tokens.
 
-    prefix: tokens before the patches, where no layout is given to count them.
+    Args:
+        dim: The tokens' width.
+        prefix: Tokens before the patches, where no layout is given to count them.
+
+    Raises:
+        ValueError: `dim` is below 1.
 
     Examples:
         >>> import torch
@@ -154,7 +171,17 @@ class MeanPool(Readout):
 class LearnedQuery(Readout):
     """Base class: attention over all tokens by a learned query, each head's context concatenated.
 
-    The sets of weights are the heads of the score. For a score that takes no query none is learned.
+    The sets of weights are the heads of the score.
+
+    Args:
+        dim: The tokens' width.
+        out_dim: The vector's width.
+        heads: How many queries are learned; none for a score that takes no query.
+        score: How well a token answers a query.
+        normalizer: What makes weights of scores.
+
+    Raises:
+        ValueError: `dim` is below 1.
 
     Examples:
         >>> import torch
@@ -206,8 +233,14 @@ class LearnedQuery(Readout):
 class AttentionPool(LearnedQuery):
     """Readout by attention with a learned query; each head weighs its own slice of the tokens.
 
-    dim: a multiple of heads, else ValueError. score: a factory of `Additive` (by a learned query),
-    `KeyOnly` (by none), or any other. normalizer: a factory; `Hard` reads out one token a head.
+    Args:
+        dim: The tokens' width, a multiple of `heads`.
+        heads: How many heads.
+        score: A factory of `Additive` (by a learned query), `KeyOnly` (by none), or any other.
+        normalizer: A factory; `Hard` reads out one token a head.
+
+    Raises:
+        ValueError: `dim` is no multiple of `heads`.
 
     Examples:
         >>> import torch
@@ -238,7 +271,16 @@ class AttentionPool(LearnedQuery):
 class MultiDimPool(LearnedQuery):
     """Readout by several views of all features, each with weights of its own, concatenated.
 
-    views: how many, so that the vector is views x dim wide. Lin et al. 2017.
+    Lin et al. 2017.
+
+    Args:
+        dim: The tokens' width.
+        views: How many, so that the vector is views x dim wide.
+        score: A factory, called as `score(head_dim=dim, heads=views)`.
+        normalizer: A factory.
+
+    Raises:
+        ValueError: A size is below 1.
 
     Examples:
         >>> import torch
@@ -268,6 +310,14 @@ class MultiDimPool(LearnedQuery):
 @final
 class FeatureWisePool(LearnedQuery):
     """Readout where every feature has weights of its own, Shen et al. 2018 (source2token).
+
+    Args:
+        dim: The tokens' width.
+        score: A factory, called as `score(head_dim=dim, heads=dim)`.
+        normalizer: A factory.
+
+    Raises:
+        ValueError: `dim` is below 1.
 
     Examples:
         >>> import torch

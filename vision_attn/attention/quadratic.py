@@ -25,8 +25,16 @@ class QuadraticAttention(nn.Module):
 
     Head h attends from pixel i to around p_i + d_h: e_ij = -alpha_h |p_j - p_i - d_h|^2, softmax
     over all pixels j; the heads' contexts, concatenated, pass through a linear map. d_h (rows,
-    columns) and alpha_h are learned. Around the image lie `margin` rows and columns of zeros, which
-    are keys too. ValueError for sizes below 1 or a margin below 0.
+    columns) and alpha_h are learned.
+
+    Args:
+        dim: Channels of the image.
+        out_dim: Channels of the result.
+        heads: How many heads.
+        margin: Rows and columns of zeros around the image, which are keys too.
+
+    Raises:
+        ValueError: A size is below 1, or `margin` below 0.
 
     Examples:
         >>> import torch
@@ -53,9 +61,17 @@ class QuadraticAttention(nn.Module):
     def from_conv(cls, conv: nn.Conv2d, locality: int | float = 40.0) -> "QuadraticAttention":
         """Build the attention that computes what `conv` does: one head a place of the kernel.
 
-        Exact as locality (alpha) grows: the weight that misses its pixel is about 4 exp(-alpha).
-        Raises ValueError for a convolution with strides, gaps or groups, or one that changes the
-        image's size.
+        Args:
+            conv: A convolution with an odd square kernel that keeps the image's size, without
+                strides, gaps or groups.
+            locality: alpha, above 0. Exact as it grows: the weight that misses its pixel is about 4
+                exp(-alpha).
+
+        Returns:
+            The attention, with the dtype and on the device of `conv`.
+
+        Raises:
+            ValueError: `conv` is another convolution, or `locality` is not above 0.
         """
         above_zero(locality=locality)
         rows, columns = conv.kernel_size
@@ -80,7 +96,11 @@ class QuadraticAttention(nn.Module):
     def weights(self, size: tuple[int, int]) -> Float[Tensor, "head i j"]:
         """Compute the weights of all pixels, the margin's too, for every pixel.
 
-        size: the image's (h, w), without the margin.
+        Args:
+            size: The image's (h, w), without the margin.
+
+        Returns:
+            The weights, (head i j).
         """
         inside, around = self._places(size, 0), self._places(size, self.margin)
         away = around - inside[:, None] - self.shift[:, None, None]  # head i j 2

@@ -25,10 +25,16 @@ class RotaryAttention(MultiHeadAttention):
     on where one lies as seen from the other. The frequencies f fall from 1 to about 1 / base; half
     of the pairs are for rows and half for columns. Class token and registers are not turned. RoPE:
     Su et al. 2021 (arXiv:2104.09864); with two axes and a base of 100: Heo et al. 2024
-    (arXiv:2403.13298).
+    (arXiv:2403.13298). A call without a layout raises ValueError: the places are not known.
 
-    dim, heads, options: as in `MultiHeadAttention`; dim / heads is a multiple of 4, and base is
-    above 1, else ValueError. A call without a layout raises ValueError: the places are not known.
+    Args:
+        dim: The tokens' width; dim / heads is a multiple of 4.
+        heads: How many heads.
+        base: What the lowest frequency is 1 / base of, about; above 1.
+        options: Those of `MultiHeadAttention`.
+
+    Raises:
+        ValueError: `dim` does not fit the heads, or `base` is not above 1.
 
     Examples:
         >>> import torch
@@ -78,6 +84,14 @@ class RotaryAttention(MultiHeadAttention):
 
         Computed anew in each call: frequencies kept as a buffer would lose digits with the weights
         of a network in bfloat16.
+
+        Args:
+            layout: How the tokens lie on the image.
+            dtype: Of the angles.
+            device: Where they are made; None: torch's default.
+
+        Returns:
+            The angles, (n pairs).
         """
         options: Any = {"dtype": dtype, "device": device}
         frequencies = self.base ** (-torch.arange(0, self.width, 4, **options) / self.width)

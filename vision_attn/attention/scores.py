@@ -68,8 +68,16 @@ class HeadLinear(nn.Module):
 class Score(nn.Module, ABC):
     """Base class: how well key j answers query i; made as `Score(head_dim, heads, **options)`.
 
-    `uses_query` is False where the score is the same for every query; `positional` is True where
-    the score of a key depends on its place in the memory. ValueError for sizes below 1.
+    Args:
+        head_dim: The width of a head's queries and keys.
+        heads: How many heads; a learned score has parameters of its own for each.
+
+    Attributes:
+        uses_query: False where the score is the same for every query.
+        positional: True where the score of a key depends on its place in the memory.
+
+    Raises:
+        ValueError: A size is below 1.
 
     Examples:
         >>> import torch
@@ -92,7 +100,15 @@ class Score(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, q: Queries, k: Keys) -> Scores:
-        """Compute the scores of all pairs: (b head i d), (b head j d) -> (b head i j)."""
+        """Compute the scores of all pairs.
+
+        Args:
+            q: Queries, (b head i d).
+            k: Keys, (b head j d).
+
+        Returns:
+            The scores, (b head i j).
+        """
 
 
 class DotProduct(Score):
@@ -138,6 +154,13 @@ class Dot(DotProduct):
 class ScaledDot(DotProduct):
     """Scaled dot product: q . k / sqrt(d), Vaswani et al. 2017, section 3.2.1.
 
+    Args:
+        head_dim: d, the width of a head's queries and keys.
+        heads: How many heads.
+
+    Raises:
+        ValueError: A size is below 1.
+
     Examples:
         >>> import torch
         >>> from vision_attn.attention import ScaledDot
@@ -155,6 +178,14 @@ class CosineSimilarity(DotProduct):
     """Cosine similarity: beta cos(q, k), beta learned, one a head.
 
     Graves et al. 2014, section 3.3.1.
+
+    Args:
+        head_dim: The width of a head's queries and keys.
+        heads: How many heads.
+        beta: What beta starts from.
+
+    Raises:
+        ValueError: A size is below 1.
 
     Examples:
         >>> import torch
@@ -178,6 +209,13 @@ class CosineSimilarity(DotProduct):
 class General(DotProduct):
     """Bilinear score: q' W k, Luong et al. 2015, section 3.1.
 
+    Args:
+        head_dim: The width of a head's queries and keys.
+        heads: How many heads, each with a W of its own.
+
+    Raises:
+        ValueError: A size is below 1.
+
     Examples:
         >>> import torch
         >>> from vision_attn.attention import General
@@ -197,6 +235,13 @@ class General(DotProduct):
 @final
 class BiasedGeneral(DotProduct):
     """Bilinear score with a bias: k' (W q + b), Sordoni et al. 2016, section 3.2.
+
+    Args:
+        head_dim: The width of a head's queries and keys.
+        heads: How many heads, each with a W and b of its own.
+
+    Raises:
+        ValueError: A size is below 1.
 
     Examples:
         >>> import torch
@@ -218,7 +263,15 @@ class BiasedGeneral(DotProduct):
 class ActivatedGeneral(Score):
     """Bilinear score with an activation: act(q' W k + b), b a scalar.
 
-    activation: a factory. Ma et al. 2017, equation 5 (there act = tanh).
+    Ma et al. 2017, equation 5 (there act = tanh).
+
+    Args:
+        head_dim: The width of a head's queries and keys.
+        heads: How many heads, each with a W and b of its own.
+        activation: A factory of act.
+
+    Raises:
+        ValueError: A size is below 1.
 
     Examples:
         >>> import torch
@@ -254,7 +307,14 @@ def of_pairs(linear: nn.Module, hidden: Tensor) -> Tensor:
 class Additive(Score):
     """Additive score: v . tanh(W1 k + W2 q (+ b)), Bahdanau et al. 2015, appendix A.1.2.
 
-    hidden_dim: the length of v.
+    Args:
+        head_dim: The width of a head's queries and keys.
+        heads: How many heads, each with parameters of its own.
+        hidden_dim: The length of v.
+        bias: Whether there is a b.
+
+    Raises:
+        ValueError: A size is below 1.
 
     Examples:
         >>> import torch
@@ -280,8 +340,16 @@ class Additive(Score):
 class Concat(Score):
     """Concatenation score: v . tanh(W [k; q] (+ b)), Luong et al. 2015, section 3.1.
 
-    hidden_dim: the length of v. W [k; q] is computed as W_k k + W_q q, W cut in two: no pair is
-    ever concatenated.
+    W [k; q] is computed as W_k k + W_q q, W cut in two: no pair is ever concatenated.
+
+    Args:
+        head_dim: The width of a head's queries and keys.
+        heads: How many heads, each with parameters of its own.
+        hidden_dim: The length of v.
+        bias: Whether there is a b.
+
+    Raises:
+        ValueError: A size is below 1.
 
     Examples:
         >>> import torch
@@ -309,8 +377,17 @@ class Concat(Score):
 class Deep(Score):
     """Multi-layer perceptron on each pair, Pavlopoulos et al. 2017.
 
-    E_1 = act(W_1 k + W_0 q + b_1), E_l = act(W_l E_(l-1) + b_l), e = v . E_L + b; L is `layers`.
-    activation: a factory of act.
+    E_1 = act(W_1 k + W_0 q + b_1), E_l = act(W_l E_(l-1) + b_l), e = v . E_L + b.
+
+    Args:
+        head_dim: The width of a head's queries and keys.
+        heads: How many heads, each with parameters of its own.
+        hidden_dim: The length of v.
+        layers: L.
+        activation: A factory of act.
+
+    Raises:
+        ValueError: A size is below 1.
 
     Examples:
         >>> import torch
@@ -349,8 +426,15 @@ class Deep(Score):
 class Location(Score):
     """Location score: (W q)_j, from the query alone, one output a position.
 
-    positions: the longest memory it can score; ValueError for a longer one. Luong et al. 2015,
-    equation 8.
+    Luong et al. 2015, equation 8. A longer memory than `positions` raises ValueError.
+
+    Args:
+        head_dim: The width of a head's queries.
+        heads: How many heads, each with a W of its own.
+        positions: The longest memory that it can score.
+
+    Raises:
+        ValueError: A size is below 1.
 
     Examples:
         >>> import torch
@@ -380,6 +464,15 @@ class Location(Score):
 class KeyOnly(Score):
     """Score without a query: v . tanh(W k + b), Yang et al. 2016, equations 5 and 6.
 
+    Args:
+        head_dim: The width of a head's keys.
+        heads: How many heads, each with parameters of its own.
+        hidden_dim: The length of v.
+        bias: Whether there is a b.
+
+    Raises:
+        ValueError: A size is below 1.
+
     Examples:
         >>> import torch
         >>> from vision_attn.attention import KeyOnly
@@ -405,10 +498,19 @@ class KeyOnly(Score):
 class MultiDimAdditive(Score):
     """Additive score with a matrix V: V' act(W1 k + W2 q (+ b)), a score for every view.
 
-    `heads` is the number of views. They share W1 and W2 and stand on the head axis: queries and
-    keys come in as one head. activation: a factory of act. The bilinear counterpart, a stack of
-    matrices W, is `General(head_dim, heads=views)`. Shen et al. 2018, whose sigma is any
-    activation, not the sigmoid; tanh by default here. Lin et al. 2017 without query.
+    The views share W1 and W2 and stand on the head axis: queries and keys come in as one head. The
+    bilinear counterpart, a stack of matrices W, is `General(head_dim, heads=views)`. Shen et al.
+    2018, whose sigma is any activation, not the sigmoid; Lin et al. 2017 without query.
+
+    Args:
+        head_dim: The width of queries and keys.
+        heads: The number of views.
+        hidden_dim: The length of each column of V.
+        bias: Whether there is a b, and one after V.
+        activation: A factory of act.
+
+    Raises:
+        ValueError: A size is below 1.
 
     Examples:
         >>> import torch

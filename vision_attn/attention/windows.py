@@ -32,6 +32,10 @@ class Window(nn.Module, ABC):
     Defined by `terms`, a mask and a gain on the normalised weights for every pair. `forward` gives
     the context, and may compute it without all the pairs, by cutting the attention into small ones.
 
+    Args:
+        head_dim: The width of a head's queries and keys, for windows with parameters.
+        heads: How many heads, for windows with parameters.
+
     Examples:
         >>> import torch
         >>> from vision_attn.attention import Attend, ScaledDot, Window
@@ -52,9 +56,13 @@ class Window(nn.Module, ABC):
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return (mask, gain), each broadcasting to (b head i j).
 
-        None: nothing is hidden, nothing scaled.
+        Args:
+            q: Queries, (b head i d).
+            k: Keys, (b head j d).
+            layout: How the tokens lie on the image, None where that is not known.
 
-        layout: how the tokens lie on the image, None where that is not known.
+        Returns:
+            The mask, None where nothing is hidden, and the gain, None where nothing is scaled.
         """
 
     def definition(
@@ -81,8 +89,17 @@ class Window(nn.Module, ABC):
     ) -> Context:
         """Compute the context, (b head i e), by the cheapest way that gives what `definition` does.
 
-        dense: attention of every query over every key that a mask allows, called as
-        `dense(q, k, v, mask, gain)`.
+        Args:
+            dense: Attention of every query over every key that a mask allows, called as
+                `dense(q, k, v, mask, gain)`.
+            q: Queries, (b head i d).
+            k: Keys, (b head j d).
+            v: Values, (b head j e).
+            mask: True where a query may attend to a key; None: everywhere.
+            layout: How the tokens lie on the image, None where that is not known.
+
+        Returns:
+            The context.
         """
         return self.definition(dense, q, k, v, mask, layout)
 
@@ -109,7 +126,15 @@ class LocalPredictive(Window):
 
     S is the length of the memory, its positions are 0 to S - 1, and those within p +- radius are
     seen. The normalised weights are scaled by exp(-(j - p)^2 / (2 sigma^2)), sigma = radius / 2,
-    and not normalised again: this is how p learns. radius: at least 1, else ValueError.
+    and not normalised again: this is how p learns.
+
+    Args:
+        head_dim: The width of a head's queries.
+        heads: How many heads, each with parameters of its own.
+        radius: At least 1.
+
+    Raises:
+        ValueError: A size is below 1.
 
     Examples:
         >>> import torch
