@@ -135,7 +135,7 @@ def test_multidim_additive_has_a_score_for_every_view(
 
 def test_multidim_additive_takes_the_activation_that_its_docstring_names() -> None:
     words = " ".join((MultiDimAdditive.__doc__ or "").split())
-    assert "activation: a factory of act" in words
+    assert "activation: A factory of act" in words
     assert "any activation, not the sigmoid; tanh by default" in words
     assert isinstance(MultiDimAdditive(D).activation, nn.Tanh)
 

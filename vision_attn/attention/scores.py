@@ -500,7 +500,8 @@ class MultiDimAdditive(Score):
 
     The views share W1 and W2 and stand on the head axis: queries and keys come in as one head. The
     bilinear counterpart, a stack of matrices W, is `General(head_dim, heads=views)`. Shen et al.
-    2018, whose sigma is any activation, not the sigmoid; Lin et al. 2017 without query.
+    2018, whose sigma is any activation, not the sigmoid; tanh by default here. Lin et al. 2017
+    without query.
 
     Args:
         head_dim: The width of queries and keys.

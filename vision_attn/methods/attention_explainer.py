@@ -289,10 +289,15 @@ def without_outliers(maps: Heatmaps, outliers: Tensor | None) -> Heatmaps:
 class ChainExplainer(AttentionExplainer):
     """A map carried from one token, or what the classifier reads, through the layers to the input.
 
-    start_layer: the first attention call that counts, from 0; those below pass shares on unchanged.
-    query: where the map starts: None for what the classifier reads, "cls" for the class token, or a
-    place (x, y) of the image, x to the right and y down: two whole numbers are a pixel of the
-    network's input, two fractions are shares of its width and height.
+    Args:
+        start_layer: The first attention call that counts, from 0; those below pass shares on
+            unchanged.
+        query: Where the map starts: None for what the classifier reads, "cls" for the class token,
+            or a place (x, y) of the image, x to the right and y down: two whole numbers are a pixel
+            of the network's input, two fractions are shares of its width and height.
+
+    Raises:
+        ValueError: `start_layer` is below 0.
 
     Examples:
         >>> import torch
@@ -363,9 +368,22 @@ class ChainExplainer(AttentionExplainer):
     ) -> Float[Tensor, "b s n"]:
         """Compute the share of every input token, prefix too, in these tokens of the last layer.
 
-        tokens: indices into the last layer's sequence, prefix tokens first; None takes all. They go
-        through the layers together, in one sweep. An attention pool at the end is left out. The
-        other arguments and the errors are those of a call.
+        The tokens go through the layers together, in one sweep. An attention pool at the end is
+        left out. The arguments that are not listed and the errors are those of a call.
+
+        Args:
+            network: A network, or a model.
+            images: (b, c, h, w).
+            tokens: Indices into the last layer's sequence, prefix tokens first; None takes all.
+            target: As in a call.
+            layout: As in a call.
+            head: As in a call.
+
+        Returns:
+            The shares, (b s n): of n input tokens in each of s tokens.
+
+        Raises:
+            ValueError: As in a call, or an index is out of range.
         """
         with self.prepared(network, images, target, layout, head) as arguments:
             network, images, *_ = arguments

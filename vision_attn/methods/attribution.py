@@ -31,7 +31,11 @@ MAX_TOKEN_GRID = 20  # tokens on a side that are cells of their own
 class Attribution(Explainer):
     """A share of the target's number for every pixel or cell, from many passes through the network.
 
-    rows: images a forward pass at most.
+    Args:
+        rows: Images a forward pass at most.
+
+    Raises:
+        ValueError: `rows` is below 1.
 
     Examples:
         >>> from vision_attn.methods import Occlusion
@@ -73,7 +77,17 @@ class Attribution(Explainer):
 
     @staticmethod
     def numbers(target: Target, output: Any, copies: range, rows: int) -> Float[Tensor, "{rows} t"]:
-        """Compute the numbers of one image's changed copies, for each of its targets."""
+        """Compute the numbers of one image's changed copies, for each of its targets.
+
+        Args:
+            target: The target of the whole batch.
+            output: What the network gave for the changed copies.
+            copies: Where the image's copies stand in the batch: one target each.
+            rows: How many changed copies the output is for.
+
+        Returns:
+            The numbers, (rows t).
+        """
         every = [
             target.at(torch.full((rows,), image, dtype=torch.long, device="cpu"))(output)
             for image in copies
@@ -103,13 +117,19 @@ def cell_grid(
 class IntegratedGradients(Attribution):
     """Integrated gradients of the target, from the mean colour to the image.
 
-    x * mean over t in (0, 1) of d f(t x) / dx, summed over channels, signed: Sundararajan et
-    al. 2017, from the mean colour (0 in normalised images), by Gauss-Legendre quadrature. With
-    exact integration the map would sum to f(x) - f(0); the heatmaps' `completeness_gap` is
-    how far it is off, as a share of that.
+    x * mean over t in (0, 1) of d f(t x) / dx, summed over channels, signed: Sundararajan et al.
+    2017, from the mean colour (0 in normalised images), by Gauss-Legendre quadrature. With exact
+    integration the map would sum to f(x) - f(0); the heatmaps' `completeness_gap` is how far it is
+    off, as a share of that.
 
-    steps: points of the quadrature; None takes 32, and doubles them for images whose gap is above
-    `tolerance` as long as they are at most `most_steps`.
+    Args:
+        steps: Points of the quadrature; None takes 32, and doubles them for images whose gap is
+            above `tolerance` as long as they are at most `most_steps`.
+        tolerance: The largest gap that needs no more points, above 0.
+        most_steps: Points at most, if `steps` is None.
+
+    Raises:
+        ValueError: A number of points is below 1, or `tolerance` is not above 0.
 
     Examples:
         >>> import torch
@@ -176,7 +196,15 @@ class IntegratedGradients(Attribution):
     ) -> Images:
         """Average the gradient on the line from 0 to each image, by Gauss-Legendre quadrature.
 
-        which: the images' places in the batch that the target is for.
+        Args:
+            forward: What runs the network on images.
+            images: (b c h w).
+            target: What is differentiated.
+            which: The images' places in the batch that the target is for.
+            steps: Points of the quadrature.
+
+        Returns:
+            The mean gradients, (b c h w).
         """
         nodes, weights = np.polynomial.legendre.leggauss(steps)  # from -1 to 1
         points = list(zip((0.5 + 0.5 * nodes).tolist(), (0.5 * weights).tolist(), strict=True))
@@ -203,9 +231,15 @@ class IntegratedGradients(Attribution):
 class Occlusion(Attribution):
     """Occlusion: how far the target falls if a window of the image is covered.
 
-    f(x) - f(x with a window of the mean colour), the mean over the windows on a pixel:
-    Zeiler and Fergus 2014. window, stride: pixels; 0 takes a seventh of the shorter side, and half
-    the window.
+    f(x) - f(x with a window of the mean colour), the mean over the windows on a pixel: Zeiler and
+    Fergus 2014.
+
+    Args:
+        window: Side of the window in pixels; 0 takes a seventh of the image's shorter side.
+        stride: Pixels from one window to the next; 0 takes half the window.
+
+    Raises:
+        ValueError: A number is below 0.
 
     Examples:
         >>> import torch

@@ -53,8 +53,16 @@ class Explainer(ABC):
     `explain`. An option's annotation is its check: `Literal`, bool, int, float, str, None, tuples
     and unions of these; ranges are checked in `__post_init__`, after `super().__post_init__()`.
 
-    smooth: the standard deviation, in cells of the map's grid, of a Gaussian that every map is
-    smoothed by; its total stays what it is. 0 leaves a map as it is.
+    Args:
+        smooth: The standard deviation, in cells of the map's grid, of a Gaussian that every map is
+            smoothed by; its total stays what it is. 0 leaves a map as it is.
+
+    Attributes:
+        class_specific: Whether maps differ by the target; without, it is not used.
+        needs_gradients: Whether the target is differentiated.
+
+    Raises:
+        ValueError: An option has another type than its annotation, or is out of range.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -102,7 +110,18 @@ class Explainer(ABC):
 
     @classmethod
     def convert_option(cls, option: str, value: Any) -> Any:
-        """Convert a value to the type of an option; ValueError where it does not fit."""
+        """Convert a value to the type of an option.
+
+        Args:
+            option: The option's name.
+            value: A value, such as the command line or a config gives it.
+
+        Returns:
+            The value, of the type of the option's annotation.
+
+        Raises:
+            ValueError: The value does not fit.
+        """
         kind = cls.options()[option]
         if isinstance(value, Model) or (
             isinstance(value, nn.Module) and not takes(kind, nn.Module)
@@ -132,7 +151,8 @@ class Explainer(ABC):
     def named_in(self, network: nn.Module | Model) -> "Explainer":
         """Return the same method with the modules among its options by their names in a network.
 
-        Raises ValueError for a module that is none of the network's.
+        Raises:
+            ValueError: A module is none of the network's.
         """
 
         def name(value: Any) -> Any:
@@ -171,7 +191,13 @@ class Explainer(ABC):
     ) -> str | None:
         """Return what `refusal` does, for images of this size.
 
-        layout: how the network's tokens lie on them; None if it is not known.
+        Args:
+            network: The network to explain.
+            images: (b c h w), as the network takes them.
+            layout: How the network's tokens lie on them; None if it is not known.
+
+        Returns:
+            A line on why this method cannot explain the network; None where it can.
         """
         return self.refusal(network)
 
@@ -186,6 +212,14 @@ class Explainer(ABC):
 
         That is what `refusal_for` says, or `refusal` where no images are given, and what holds for
         every method that needs gradients.
+
+        Args:
+            network: The network to explain.
+            images: (b c h w); None where their size is not known.
+            layout: How the network's tokens lie on them; None if it is not known.
+
+        Returns:
+            The line, or None.
         """
         if self.needs_gradients and (reason := why_no_gradient(network)):
             return reason
@@ -207,6 +241,15 @@ class Explainer(ABC):
         you differentiate by, and take `torch.autograd.grad`. `run` gives the network's output,
         `target.fixed(output)` decides on the predicted class if that is explained, and
         `target(output)` is the number of each image (b,).
+
+        Args:
+            network: The network.
+            images: (b c h w), checked.
+            target: What to explain.
+            layout: How tokens lie on the image; None: it is to be found from a run.
+
+        Returns:
+            The maps, one an image, before they are smoothed.
         """
 
     @final
@@ -234,10 +277,13 @@ class Explainer(ABC):
             head: Which part of the network's output is meant, by index, key or attribute. None: the
                 model's, or `logits`, or the only tensor.
 
+        Returns:
+            One map an image, (b, rows, columns) on the method's own grid.
+
         Raises:
             ValueError: The network is refused, an argument does not fit, a run shows other tokens
-                than the layout, the network has no classifier and no target is given, or the
-                result is not finite.
+                than the layout, the network has no classifier and no target is given, or the result
+                is not finite.
         """
         method = self.named_in(network)
         with method.prepared(network, images, target, layout, head) as arguments:
@@ -261,7 +307,10 @@ class Explainer(ABC):
     ) -> Iterator[tuple[nn.Module, Images, Target, TokenLayout | None]]:
         """Check the arguments of a call; give those of `explain`, in the state that it expects.
 
-        Raises ValueError where the network is refused or an argument does not fit.
+        Arguments: as of a call.
+
+        Raises:
+            ValueError: The network is refused or an argument does not fit.
         """
         layout = layout or layout_for(network, images)
         model = network if isinstance(network, Model) else None

@@ -23,7 +23,13 @@ __all__ = ["Baseline", "CentreGaussian", "EdgeMap", "RandomMap"]
 
 @dataclass(frozen=True)
 class Baseline(Explainer):
-    """A map drawn from the image alone, on `cells` x `cells` unless a layout is given.
+    """A map drawn from the image alone.
+
+    Args:
+        cells: Rows and columns of the map, where no layout is given.
+
+    Raises:
+        ValueError: `cells` is below 1.
 
     Examples:
         >>> import torch
@@ -64,6 +70,9 @@ class Baseline(Explainer):
 class RandomMap(Baseline):
     """Uniform noise in [0, 1), drawn from the seed and the image: the same in every batch.
 
+    Args:
+        seed: Another seed gives another map.
+
     Examples:
         >>> import torch
         >>> from vision_attn.methods import RandomMap
@@ -89,6 +98,12 @@ class CentreGaussian(Baseline):
     """A Gaussian in the centre of the image, where photographers place their objects.
 
     exp(-(x^2 + y^2) / (2 sigma^2)), x and y from -1 to 1.
+
+    Args:
+        sigma: The standard deviation, in halves of the image's width and height, above 0.
+
+    Raises:
+        ValueError: `sigma` is not above 0.
 
     Examples:
         >>> import torch

@@ -43,11 +43,13 @@ def _gates(_network: nn.Module) -> dict[Any, list[GateCall]]:
 class ChannelGates(Explainer):
     """Feature strength in each place after one layer's channel gates.
 
-    kind: `passed`, mean_c g_c |x_c|, the strength that remains; or `selected`,
-    mean_c (g_c - mean g) |x_c|, how much more remains than if all channels passed alike: positive
-    in places of the channels that the gates favour, and 0 everywhere for gates that are all alike.
-    layer: which gate, in the order they run, -1 the last; or its name, or that of a module around
-    it, or the module; of a list of these the mean of their maps.
+    Args:
+        layer: Which gate, in the order they run, -1 the last; or its name, or that of a module
+            around it, or the module; of a list of these the mean of their maps.
+        kind: `passed`, mean_c g_c |x_c|, the strength that remains; or `selected`, mean_c (g_c -
+            mean g) |x_c|, how much more remains than if all channels passed alike: positive in
+            places of the channels that the gates favour, and 0 everywhere for gates that are all
+            alike.
 
     Examples:
         >>> import torch
@@ -92,9 +94,10 @@ class ChannelGates(Explainer):
 class SpatialGates(Explainer):
     """Spatial gates: g itself, of one layer or of all together.
 
-    layer: which gate, as ChannelGates takes it; `mean` over all layers, or `product`, what a signal
-    in that place keeps that goes through every gate. Layers are brought to the largest grid among
-    them, bilinear.
+    Args:
+        layer: Which gate, as ChannelGates takes it; `mean` over all layers, or `product`, what a
+            signal in that place keeps that goes through every gate. Layers are brought to the
+            largest grid among them, bilinear.
 
     Examples:
         >>> import torch

@@ -55,12 +55,14 @@ class ClassActivationMap(Explainer):
 
     relu(sum_c contribution(A, G)).
 
-    layer: a module of the network (`network.layer4`), or its name (`layer4.2`, `blocks.-1.norm1`,
-    where -1 is the last child); of a list of these the mean of their maps, brought to the finest
-    grid among them. None takes the last map that a
-    convolutional network makes (pools excepted), or the norm before the last attention of a
-    transformer: there the class token has not yet read the patches, so the gradient reaches them.
-    Where norms follow the attention (post-norm) it is the output of the block before the last.
+    Args:
+        layer: A module of the network (`network.layer4`), or its name (`layer4.2`,
+            `blocks.-1.norm1`, where -1 is the last child); of a list of these the mean of their
+            maps, brought to the finest grid among them. None takes the last map that a
+            convolutional network makes (pools excepted), or the norm before the last attention of a
+            transformer: there the class token has not yet read the patches, so the gradient reaches
+            them. Where norms follow the attention (post-norm) it is the output of the block before
+            the last.
 
     Examples:
         >>> import torch
@@ -154,6 +156,10 @@ class GradCAM(ClassActivationMap):
 
     relu(sum_c mean_hw(G_c) A_c), Selvaraju et al. 2017.
 
+    Args:
+        layer: The module that makes A, or its name, or a list; None chooses one, as
+            `ClassActivationMap` tells.
+
     Examples:
         >>> import torch
         >>> from vision_attn.methods import GradCAM
@@ -176,6 +182,10 @@ class GradCAMPlusPlus(ClassActivationMap):
     Chattopadhyay et al. 2018, equation 19, whose G^2 / (2 G^2 + G^3 sum_hw(A)) is the same wherever
     G is not 0, but underflows for small G. a is 0 where its denominator is.
 
+    Args:
+        layer: The module that makes A, or its name, or a list; None chooses one, as
+            `ClassActivationMap` tells.
+
     Examples:
         >>> import torch
         >>> from vision_attn.methods import GradCAMPlusPlus
@@ -196,6 +206,10 @@ class XGradCAM(ClassActivationMap):
     """XGrad-CAM: channels weighted by their mean gradient, places by their activation.
 
     relu(sum_c w_c A_c), w = sum_hw(G A) / sum_hw(A), 0 where sum_hw(A) is 0. Fu et al. 2020.
+
+    Args:
+        layer: The module that makes A, or its name, or a list; None chooses one, as
+            `ClassActivationMap` tells.
 
     Examples:
         >>> import torch
@@ -219,6 +233,10 @@ class HiResCAM(ClassActivationMap):
     a norm of each place the sum is 0 by construction, as the logit does not change with the place's
     scale: a map that such a norm follows is read after it.
 
+    Args:
+        layer: The module that makes A, or its name, or a list; None chooses one, as
+            `ClassActivationMap` tells.
+
     Examples:
         >>> import torch
         >>> from vision_attn.methods import HiResCAM
@@ -239,6 +257,10 @@ class LayerCAM(ClassActivationMap):
     """LayerCAM: activations times positive gradients, place by place.
 
     relu(sum_c relu(G_c) A_c), Jiang et al. 2021: fit for early layers too.
+
+    Args:
+        layer: The module that makes A, or its name, or a list; None chooses one, as
+            `ClassActivationMap` tells.
 
     Examples:
         >>> import torch

@@ -40,12 +40,14 @@ __all__ = ["LeGrad"]
 class LeGrad(AttentionExplainer):
     """LeGrad: positive gradients of the target by attention weights, over all layers.
 
-    mean_l mean_h mean_i (d s_l / d A_lhij)+, Bousselham et al. 2024. s_l is the target if
-    the tokens after block l were the last: read by the network's own norm, pool and classifier. The
+    mean_l mean_h mean_i (d s_l / d A_lhij)+, Bousselham et al. 2024. s_l is the target if the
+    tokens after block l were the last: read by the network's own norm, pool and classifier. The
     ends of all blocks run side by side as one batch, and each s_l is differentiated by the weights
     of block l alone: one forward pass, one short backward pass. With an attention pool, A_l is the
     pool's map of the tokens after block l; of calls side by side in a block, all heads count.
-    start_layer: the first block that counts.
+
+    Args:
+        start_layer: The first block that counts, from 0.
 
     Examples:
         >>> import torch

@@ -36,16 +36,18 @@ class LibraGradient(Explainer):
     after each, and s is what is explained: the class's logit, unless another target is given. In
     the backward pass the divisors of norms, the weights of attention and what gates a value are
     constants (LibraGrad, Mehri et al., CVPR 2025, arXiv:2411.16760), so that at every level the
-    shares of all tokens and those of additive parameters together are s, if s is a logit or
-    another linear function of the output. One forward pass, and one
-    backward pass from the first tokens on. A network that shrinks its grid as it goes has the
-    levels of its last grid, and one of features, without tokens or attention, has its last alone.
+    shares of all tokens and those of additive parameters together are s, if s is a logit or another
+    linear function of the output. One forward pass, and one backward pass from the first tokens on.
+    A network that shrinks its grid as it goes has the levels of its last grid, and one of features,
+    without tokens or attention, has its last alone.
 
-    smooth: the standard deviation in cells of the Gaussian that the map is smoothed by; 0 leaves it
-    as it is. check: whether to measure the map's `completeness_gap` before it is smoothed, by one
-    more run of each image: |s - sum h . g - sum b . g| / max(|s|, sum |h . g|) at the first level,
-    b the additive parameters. Where a network has an operation without a rule it is measured in any
-    case, and a warning names the operation if there is a gap.
+    Args:
+        check: Whether to measure the map's `completeness_gap` before it is smoothed, by one more
+            run of each image: |s - sum h . g - sum b . g| / max(|s|, sum |h . g|) at the first
+            level, b the additive parameters. Where a network has an operation without a rule it is
+            measured in any case, and a warning names the operation if there is a gap.
+        smooth: The standard deviation in cells of the Gaussian that the map is smoothed by; 0
+            leaves it as it is.
 
     Examples:
         >>> import torch

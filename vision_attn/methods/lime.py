@@ -29,7 +29,13 @@ class LIME(Attribution):
     the mean colour with equal chances, a sample counts exp(-d^2 / 2) where d is its cosine distance
     from the image, and the map holds the weights of a lasso. Cells of a grid stand for superpixels.
 
-    samples: passes of the network an image. cells, seed: as of `MaskedRegression`.
+    Args:
+        samples: Passes of the network an image, at least 2.
+        cells: Cells on the shorter side of the grid; 0 takes what `MaskedRegression` does.
+        seed: Of the samples, which are the same for all images.
+
+    Raises:
+        ValueError: `samples` is below 2, or `cells` is 1 or below 0.
 
     Examples:
         >>> import torch

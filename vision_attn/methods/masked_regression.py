@@ -41,9 +41,14 @@ class MaskedRegression(Attribution):
     similar weights: the more so, the noisier the answers for an image are (a Gaussian process, with
     the likeliest noise of the restricted likelihood).
 
-    samples: passes of the network an image, an even number. cells: on the shorter side of the grid;
-    0 takes the grid of tokens if it has at most 20 on a side, else 14, or 8 for images of less than
-    112 pixels. seed: of the samples, which are the same for all images.
+    Args:
+        samples: Passes of the network an image: an even number, at least 4.
+        cells: Cells on the shorter side of the grid; 0 takes the grid of tokens if it has at most
+            20 on a side, else 14, or 8 for images of less than 112 pixels.
+        seed: Of the samples, which are the same for all images.
+
+    Raises:
+        ValueError: `samples` is odd or below 4, or `cells` is 1 or below 0.
 
     Examples:
         >>> import torch

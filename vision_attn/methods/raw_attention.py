@@ -32,11 +32,13 @@ class RawAttention(AttentionExplainer):
     """The weights of one layer in the rows that the classifier reads, unchanged.
 
     With a class token its row; with mean pooling the mean row of the patches; with an attention
-    pool, as the last layer, the pool's own row. layer: in the order they ran, -1 the last; or the
-    module that attends or a block around it, or the name of one (`blocks.-2`); of a list of these
-    the mean of their maps. head: one head, None the mean of all; a pool's heads are its looks:
-    views, hops one after the other, levels (what each patch counts for, then what its region does).
-    Only the rows needed are computed: O(n) each.
+    pool, as the last layer, the pool's own row. Only the rows needed are computed: O(n) each.
+
+    Args:
+        layer: In the order they ran, -1 the last; or the module that attends or a block around it,
+            or the name of one (`blocks.-2`); of a list of these the mean of their maps.
+        head: One head, None the mean of all; a pool's heads are its looks: views, hops one after
+            the other, levels (what each patch counts for, then what its region does).
 
     Examples:
         >>> import torch
@@ -73,11 +75,16 @@ class RawAttention(AttentionExplainer):
 class QueryKey(AttentionExplainer):
     """One query's attention weights, or scores, for every key, in one layer.
 
-    query: "cls" for the class token, or a place (x, y) of the image, x to the right and y down: two
-    whole numbers are a pixel of the network's input, two fractions are shares of its width and
-    height. None: the class token where there is one, else the centre. kind: softmax weights, or the
-    scores before the softmax. layer: in the order they ran, -1 the last in which patches take part;
-    or as RawAttention takes it. head: one head, None the mean of all. Costs O(n d).
+    Costs O(n d).
+
+    Args:
+        query: "cls" for the class token, or a place (x, y) of the image, x to the right and y down:
+            two whole numbers are a pixel of the network's input, two fractions are shares of its
+            width and height. None: the class token where there is one, else the centre.
+        kind: Softmax `weights`, or the `scores` before the softmax.
+        layer: In the order they ran, -1 the last in which patches take part; or as RawAttention
+            takes it.
+        head: One head, None the mean of all.
 
     Examples:
         >>> import torch

@@ -80,8 +80,11 @@ class AttentionGradCAM(AttentionExplainer):
     """Grad-CAM with heads for channels, as Chefer et al., CVPR 2021, compare with.
 
     (mean_h w_h A_h)+ in the rows that the classifier reads, w_h the mean of dA_h over patches: the
-    seed's mean gradient by the weights it gives to patches. layer: in the order they ran, -1
-    the last, where a class token's gradient is; or as RawAttention takes it.
+    seed's mean gradient by the weights it gives to patches.
+
+    Args:
+        layer: In the order they ran, -1 the last, where a class token's gradient is; or as
+            RawAttention takes it.
 
     Examples:
         >>> import torch

@@ -70,10 +70,18 @@ TOLERANCE = 1e-4  # how far the sum of rows that sum to 1 may be off
 class Rollout(ChainExplainer):
     """Shares of the input tokens, heads fused alike in every layer; the same for every class.
 
-    fusion: mean, max or min of the heads. discard: in each layer the entries of the fused map below
-    this quantile of it become 0, in the columns of patches. residual: alpha. outliers: False takes
-    the share of patches with outlying norms out of the map, where they are 0; `outlier_mass` has
-    it, and the rest is not scaled up. Abnar and Zuidema 2020.
+    Abnar and Zuidema 2020.
+
+    Args:
+        fusion: mean, max or min of the heads.
+        discard: In each layer the entries of the fused map below this quantile of it become 0, in
+            the columns of patches.
+        residual: alpha, the share that a token keeps for itself.
+        outliers: False takes the share of patches with outlying norms out of the map, where they
+            are 0; `outlier_mass` has it, and the rest is not scaled up.
+
+    Raises:
+        ValueError: `discard` or `residual` lies outside [0, 1).
 
     Examples:
         >>> import torch
@@ -131,9 +139,15 @@ class WeightedRollout(ChainExplainer):
     """Rollout whose heads count by their importance for the target.
 
     Head h of a layer counts w_h = (sum_i dO_hi . O_hi)+, made to sum to 1 over the heads: O the
-    heads' outputs, dO the gradient of the target, so that dO_hi . O_hi is also
-    sum_j A_hij dA_hij, the importance of the head's weights. Fused kernels compute all of it. Where
-    no head has a positive sum, all count alike. residual: alpha.
+    heads' outputs, dO the gradient of the target, so that dO_hi . O_hi is also sum_j A_hij dA_hij,
+    the importance of the head's weights. Fused kernels compute all of it. Where no head has a
+    positive sum, all count alike.
+
+    Args:
+        residual: alpha, the share that a token keeps for itself.
+
+    Raises:
+        ValueError: `residual` lies outside [0, 1).
 
     Examples:
         >>> import torch
@@ -191,9 +205,15 @@ class WeightedRollout(ChainExplainer):
 class GradientRollout(ChainExplainer):
     """Rollout of F = (mean_h A * dA)+, dA the gradient of the target by the weights.
 
-    Each layer's weights meet their own gradients: dA_h = dO_h V_h', since O_h = A_h V_h. discard:
-    as for Rollout, before the rows are made to sum to 1. A query whose row is all 0 keeps its whole
-    share. residual: alpha.
+    Each layer's weights meet their own gradients: dA_h = dO_h V_h', since O_h = A_h V_h. A query
+    whose row is all 0 keeps its whole share.
+
+    Args:
+        discard: As for Rollout, before the rows are made to sum to 1.
+        residual: alpha, the share that a token keeps for itself.
+
+    Raises:
+        ValueError: `discard` or `residual` lies outside [0, 1).
 
     Examples:
         >>> import torch

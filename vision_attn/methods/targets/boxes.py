@@ -33,6 +33,11 @@ class Box(Target):
 
     Args:
         index: Which detection, or query; the most certain of torchvision's is 0.
+        objects: The box and label of each image's detection; `fixed` sets them.
+        labels: The label of each image's query; `fixed` sets them.
+
+    Raises:
+        ValueError: `index` is below 0.
 
     Examples:
         >>> import torch

@@ -59,6 +59,12 @@ class Class(Target):
     def logits(self, output: Any) -> Logits:
         """Take the logits of an output, of two classes where one logit stands for them.
 
+        Args:
+            output: What the network gave for the images.
+
+        Returns:
+            The logits, (b, k).
+
         Raises:
             ModelError: There are names of more or fewer classes.
         """

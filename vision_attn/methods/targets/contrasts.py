@@ -30,7 +30,10 @@ class Difference(Target):
 
     Args:
         target: What `as_target` takes; None for each image's predicted class.
-        contrast: The same.
+        contrast: The same, but not None.
+
+    Raises:
+        ValueError: `contrast` is None, or one of them is no target.
 
     Examples:
         >>> import torch
@@ -92,6 +95,9 @@ class Odds(Target):
 
     Args:
         index: The class, as `Class` takes it.
+
+    Raises:
+        ValueError: `index` is no class.
 
     Examples:
         >>> import torch

@@ -21,7 +21,9 @@ __all__ = ["Function"]
 class Function(Target):
     """A function of the network's output, which gives one number an image.
 
-    It may be called with the output for any number of images, copies of the given ones.
+    Args:
+        function: Called with the output for any number of images, copies of the given ones; gives
+            floats, (b,).
 
     Examples:
         >>> import torch

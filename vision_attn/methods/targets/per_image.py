@@ -23,6 +23,9 @@ __all__ = ["PerImage"]
 class PerImage(Target):
     """A target of its own for each image.
 
+    Args:
+        targets: As many as there are images, in their order.
+
     Examples:
         >>> import torch
         >>> from vision_attn.methods import Class, Odds, PerImage

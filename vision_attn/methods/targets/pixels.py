@@ -34,6 +34,9 @@ class PixelsOf(Target):
             nearest pixels; None for the pixels that the network itself gives to the class.
         index: The class.
 
+    Raises:
+        ValueError: `index` is None or no class, or `mask` is no mask.
+
     Examples:
         >>> import torch
         >>> from vision_attn.methods import PixelsOf

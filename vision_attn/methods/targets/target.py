@@ -52,18 +52,44 @@ class Target(ABC):
 
     @abstractmethod
     def __call__(self, output: Any) -> Float[Tensor, " b"]:
-        """Compute the number of each image; output: what the network gave for the images."""
+        """Compute the number of each image.
+
+        Args:
+            output: What the network gave for the images.
+
+        Returns:
+            The numbers, (b,).
+        """
 
     def fixed(self, output: Any) -> "Target":
-        """Decide what depends on the images, such as the predicted class, by their output."""
+        """Decide what depends on the images, such as the predicted class, by their output.
+
+        Args:
+            output: What the network gave for the images as they are.
+
+        Returns:
+            The target, which is the same for changed copies of the images.
+        """
         return self
 
     def at(self, images: Int[Tensor, " r"]) -> "Target":
-        """Return the target of these images, which are counted as the output's rows are."""
+        """Return the target of some of the images.
+
+        Args:
+            images: Their indices (r,), counted as the output's rows are; one may come several
+                times.
+        """
         return self
 
     def named(self, model: Model) -> "Target":
-        """Look the names of classes up in the model."""
+        """Look the names of classes up in the model.
+
+        Args:
+            model: The model whose classes are meant.
+
+        Returns:
+            The target with indices for names.
+        """
         return self
 
     @property
@@ -72,7 +98,11 @@ class Target(ABC):
         return None
 
     def check(self, images: int) -> None:
-        """Raise ValueError where the target is not one for so many images."""
+        """Check that the target is one for so many images.
+
+        Raises:
+            ValueError: It has something for each image, and there are more or fewer.
+        """
         if self.count not in (None, images):
             raise ValueError(
                 f"target must be one for all images or {images} (one an image), got {self.count}"
@@ -90,7 +120,11 @@ class Target(ABC):
         return None, None
 
     def label(self, classes: Sequence[str] = ()) -> str:
-        """Say in words what is explained; classes: the model's names."""
+        """Say in words what is explained.
+
+        Args:
+            classes: The model's names; indices are shown where there are none.
+        """
         return str(self)
 
     def key(self) -> str:

@@ -27,6 +27,9 @@ class Direction(Target):
     Args:
         vector: (k,), or one an image, (b, k): as long as the output.
 
+    Raises:
+        ValueError: It is no such vector of floats, or not finite.
+
     Examples:
         >>> import torch
         >>> from vision_attn.methods import Direction
@@ -86,6 +89,9 @@ class Similarity(Direction):
 
     Args:
         embedding: (k,), or one an image, (b, k).
+
+    Raises:
+        ValueError: It is no such vector of floats, not finite, or 0.
 
     Examples:
         >>> import torch
