@@ -29,7 +29,12 @@ NORMAL = NormalDist()
 
 
 class PairedDifference(NamedTuple):
-    """Mean difference of two scores, with its confidence interval from `low` to `high`.
+    """Mean difference of two scores, with its confidence interval.
+
+    Attributes:
+        mean: The mean over images.
+        low: Where the interval begins.
+        high: Where it ends.
 
     Examples:
         >>> from vision_attn.evaluate import PairedDifference

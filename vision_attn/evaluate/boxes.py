@@ -22,10 +22,17 @@ __all__ = ["MaxBoxIoU"]
 class MaxBoxIoU(ImageScore):
     """IoU of the object's box and the box around the largest part of the map above a threshold.
 
-    The threshold, of `thresholds` equal steps between the map's minimum and maximum, is the best
-    one for the whole set, as no method says where its maps should be cut: Choe et al. 2020
-    (MaxBoxAcc), with the IoU itself in the place of the share above 0.5. With several boxes in an
-    image the nearest counts. A constant map gives the box of the whole image. Large is good.
+    The threshold, of equal steps between the map's minimum and maximum, is the best one for the
+    whole set, as no method says where its maps should be cut: Choe et al. 2020 (MaxBoxAcc), with
+    the IoU itself in the place of the share above 0.5. With several boxes in an image the nearest
+    counts. A constant map gives the box of the whole image. Large is good.
+
+    Args:
+        thresholds: How many steps.
+        options: torchmetrics' own.
+
+    Raises:
+        ValueError: `thresholds` is below 1.
 
     Examples:
         >>> import torch
@@ -51,8 +58,13 @@ class MaxBoxIoU(ImageScore):
     def update(self, maps: Maps, boxes: Sequence[Tensor], sizes: Sequence[tuple[int, int]]) -> None:
         """Add a batch of maps with their boxes.
 
-        maps: float (b y x). boxes: for each image (k, 4) left, top, right, bottom in pixels of an
-        image of `sizes` (height, width), k at least 1. ValueError where these do not match.
+        Args:
+            maps: Float, (b y x).
+            boxes: For each image (k, 4) left, top, right, bottom in pixels, k at least 1.
+            sizes: (height, width) of the image that these pixels are of.
+
+        Raises:
+            ValueError: These do not match.
         """
         check_maps(maps)
         if not len(maps) == len(boxes) == len(sizes):

@@ -77,12 +77,20 @@ class RemovalCurve(ImageScore):
 
     Records, at each of `steps` + 1 equal fractions x from 0 to 1, the probability of the target
     class and whether it is the predicted one; of a target that is no class, the number itself.
-    removal: how cells are taken away, `FilledCells` or `DroppedTokens`. Cells of equal value come
-    in one random order (`seed`), so that a constant map scores as a random one. probabilities:
-    what makes them of logits, a softmax unless given. ValueError for fewer than 1 step.
 
-    Metrics that take the same steps share the work in
-    `MetricCollection(..., compute_groups=[["Deletion", "PositivePerturbation"], ...])`.
+    Metrics that take the same steps share the work in `MetricCollection(...,
+    compute_groups=[["Deletion", "PositivePerturbation"], ...])`.
+
+    Args:
+        removal: How cells are taken away, `FilledCells` or `DroppedTokens`.
+        steps: How many equal steps.
+        seed: Of the random order of cells of equal value, so that a constant map scores as a random
+            one.
+        probabilities: What makes them of logits, a softmax unless given.
+        options: torchmetrics' own.
+
+    Raises:
+        ValueError: `steps` is below 1.
 
     Examples:
         >>> import torch
@@ -288,9 +296,14 @@ class NegativePerturbation(Perturbation):
 class MaskedProbability(ImageScore):
     """Base class: the target's probability for the image, and for what a map lets through of it.
 
-    The map, scaled from 0 to 1 and enlarged, mixes the image with the fill. forward: images ->
-    logits. fill: `MeanFill()` if None. probabilities: what makes them of logits, a softmax unless
-    given. Chattopadhyay et al. 2018 (Grad-CAM++), section 4.1.
+    The map, scaled from 0 to 1 and enlarged, mixes the image with the fill. Chattopadhyay et al.
+    2018 (Grad-CAM++), section 4.1.
+
+    Args:
+        forward: images -> logits.
+        fill: What stands where the map lets nothing through; None: `MeanFill()`.
+        probabilities: What makes them of logits, a softmax unless given.
+        options: torchmetrics' own.
 
     Examples:
         >>> import torch

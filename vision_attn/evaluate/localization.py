@@ -67,8 +67,13 @@ class Localization(ImageScore):
     def update(self, maps: Tensor, masks: Tensor, ignore: Tensor | None = None) -> None:
         """Add a batch.
 
-        maps: float (b y x). masks, ignore: bool (b h w). ValueError where these do not match, a map
-        is not finite or an object is absent.
+        Args:
+            maps: Float, (b y x), of any size.
+            masks: Bool, (b h w): what is evidence.
+            ignore: Bool, (b h w): pixels that count on neither side.
+
+        Raises:
+            ValueError: These do not match, a map is not finite or an object is absent.
         """
         self.scores.append(self.score(comparable_pixels(maps, masks, ignore)).float())
 
@@ -81,9 +86,15 @@ class PointingGame(Localization):
     """Pointing game: 1 where the map's maximum lies on the object, else 0, Zhang et al. 2016.
 
     Several equal maxima share the point: a constant map scores the object's share of the image.
-    tolerance: pixels beside the object that count as on it, 15 in the paper's photos; the object
-    grows by a square, so diagonally by as many rows and columns (a circle reaches less far there).
-    ValueError below 0.
+
+    Args:
+        tolerance: Pixels beside the object that count as on it, 15 in the paper's photos; the
+            object grows by a square, so diagonally by as many rows and columns (a circle reaches
+            less far there).
+        options: torchmetrics' own.
+
+    Raises:
+        ValueError: `tolerance` is below 0.
 
     Examples:
         >>> import torch
@@ -257,7 +268,12 @@ class GridPointingGame(ImageScore):
     one, 1 / cells; so does, over all cells of a mosaic together, a map that is the same for every
     class.
 
-    grid: rows and columns of cells, or one number for both. ValueError below 1.
+    Args:
+        grid: Rows and columns of cells, or one number for both.
+        options: torchmetrics' own.
+
+    Raises:
+        ValueError: `grid` is below 1.
 
     Examples:
         >>> import torch
@@ -280,8 +296,12 @@ class GridPointingGame(ImageScore):
     def update(self, maps: Tensor, cells: Tensor) -> None:
         """Add a batch.
 
-        maps: float (b y x). cells: the cell of each map's class (b), counted row by row from 0.
-        ValueError where these do not match or a map is not finite.
+        Args:
+            maps: Float, (b y x).
+            cells: The cell of each map's class, (b), counted row by row from 0.
+
+        Raises:
+            ValueError: These do not match or a map is not finite.
         """
         check_maps(maps)
         rows, columns = self.grid

@@ -37,7 +37,10 @@ class ImageScore(Metric):
 
     `states` names the lists that `update` appends to, a tensor with one row an image at a time;
     they are concatenated across processes. A subclass with states other than `scores` computes the
-    number in `per_image`. options: torchmetrics' own.
+    number in `per_image`.
+
+    Args:
+        options: torchmetrics' own.
 
     Examples:
         >>> import torch

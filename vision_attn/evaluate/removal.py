@@ -56,7 +56,8 @@ class MeanFill:
 class BlurFill:
     """Fill of the image itself, blurred by a Gaussian, whose border shows no sharp edge.
 
-    sigma: the Gaussian's standard deviation in pixels.
+    Args:
+        sigma: The Gaussian's standard deviation in pixels.
 
     Examples:
         >>> import torch
@@ -79,7 +80,8 @@ class BlurFill:
 class NoiseFill:
     """Fill of Gaussian noise with each image's own mean and deviation.
 
-    seed: of the noise, which is drawn once for all images.
+    Args:
+        seed: Of the noise, which is drawn once for all images.
 
     Examples:
         >>> import torch
@@ -106,7 +108,9 @@ class NoiseFill:
 class Removal(ABC):
     """Base class: a way to take cells of a grid over the image away from a network.
 
-    grid: rows and columns of cells. least: the fewest cells that can be kept.
+    Attributes:
+        grid: Rows and columns of cells.
+        least: The fewest cells that can be kept.
 
     Examples:
         >>> import torch
@@ -130,9 +134,15 @@ class Removal(ABC):
     def logits(
         self, images: Images, order: Int[Tensor, "b n"], counts: Sequence[int]
     ) -> Float[Tensor, "b s k"]:
-        """Compute the logits where only the first `count` cells of each image's `order` are kept.
+        """Compute the logits where only the first cells of each image's order are kept.
 
-        counts: one a step. order: cell numbers, row by row, first to be kept first.
+        Args:
+            images: Normalised, (b c h w).
+            order: Cell numbers, row by row, (b n), first to be kept first.
+            counts: How many cells are kept, one number a step.
+
+        Returns:
+            The logits, (b s k).
         """
 
     def numbers(
@@ -144,8 +154,15 @@ class Removal(ABC):
     ) -> Float[Tensor, "b s"]:
         """Compute what a function makes of the output, in the place of the logits.
 
-        target: from the output for any images to one number an image. If it has a method `at`, it
-        is called as target.at(numbers of the images)(output).
+        Args:
+            images: As in `logits`.
+            order: As in `logits`.
+            counts: As in `logits`.
+            target: From the output for any images to one number an image. If it has a method `at`,
+                it is called as target.at(numbers of the images)(output).
+
+        Returns:
+            The numbers, (b s).
         """
         logits = self.logits(images, order, counts)
         which = torch.arange(len(images), device=images.device).repeat_interleave(len(counts))
@@ -163,10 +180,17 @@ def check_removal(removal: Removal) -> None:
 class FilledCells(Removal):
     """Removal by a fill, whatever the network: removed cells show it instead of the image.
 
-    forward: images -> logits, or whatever else `read` makes logits of. grid: rows and columns of
-    cells. fill: images -> images, `MeanFill()` unless given. rows: images a forward pass at most,
-    steps and images together; on a CPU fewer where they are large. memory_format: in which the
-    network gets the images.
+    Args:
+        forward: images -> logits, or whatever else `read` makes logits of.
+        grid: Rows and columns of cells.
+        fill: images -> images, `MeanFill()` unless given.
+        rows: Images a forward pass at most, steps and images together; on a CPU fewer where they
+            are large.
+        memory_format: In which the network gets the images.
+        read: What makes logits of the output; unless given it is the logits.
+
+    Raises:
+        ValueError: The grid has no cells.
 
     Examples:
         >>> import torch
@@ -228,9 +252,16 @@ class FilledCells(Removal):
 class DroppedTokens(Removal):
     """Removal of the patches' tokens: a shorter sequence, and no fill to mislead the network.
 
-    The same logits as masking them out of every attention. forward_kept_tokens: (images, indices
-    of the patches kept (b m)) -> logits, or whatever else `read` makes logits of, such as a
-    `ViT`'s method of that name. At least one patch stays.
+    The same logits as masking them out of every attention. At least one patch stays.
+
+    Args:
+        forward_kept_tokens: (images, indices of the patches kept (b m)) -> logits, or whatever else
+            `read` makes logits of, such as a `ViT`'s method of that name.
+        grid: Rows and columns of patches.
+        read: What makes logits of the output; unless given it is the logits.
+
+    Raises:
+        ValueError: The grid has no cells.
 
     Examples:
         >>> import torch

@@ -33,9 +33,18 @@ __all__ = [
 class MaxSensitivity(ImageScore):
     """Sensitivity to noise: max_d |map(x + d) - map(x)| / |map(x)|, small is good.
 
-    The maximum over `samples` random d in [-radius, radius]^pixels. explain: (images, target) ->
-    maps or Heatmaps, so that the image moves and the target does not. ValueError for fewer than 1
-    sample or a radius of 0. Yeh et al. 2019.
+    The maximum over random d in [-radius, radius]^pixels, Yeh et al. 2019.
+
+    Args:
+        explain: (images, target) -> maps or Heatmaps, so that the image moves and the target does
+            not.
+        radius: The largest change of a normalised pixel.
+        samples: How many d are drawn for an image.
+        seed: Of the draws.
+        options: torchmetrics' own.
+
+    Raises:
+        ValueError: `samples` is below 1, or `radius` not above 0.
 
     Examples:
         >>> import torch
@@ -66,8 +75,12 @@ class MaxSensitivity(ImageScore):
     def update(self, images: Images, target: Any) -> None:
         """Add a batch.
 
-        images: normalised, in whose units the radius is. target: what to explain, as `explain`
-        takes it. ValueError for maps that are not finite.
+        Args:
+            images: Normalised, (b c h w), in whose units the radius is.
+            target: What to explain, as `explain` takes it.
+
+        Raises:
+            ValueError: A map is not finite.
         """
         generator = torch.Generator("cpu").manual_seed(self.seed)
         with eval_mode(self.explain):
@@ -90,9 +103,16 @@ class ModelRandomisation(ImageScore):
 
     Cascading randomisation: |Spearman rank correlation| with the original map, the mean over the
     layers; small is good, as a map that stays the same does not show what the network learnt.
-    explain: (network, images, target) -> maps or Heatmaps,
-    as an explainer is. `layers` names the layers in the order they are
-    lost. Adebayo et al. 2018.
+    Adebayo et al. 2018.
+
+    Args:
+        network: The network whose layers are randomised, in copies.
+        explain: (network, images, target) -> maps or Heatmaps, as an explainer is.
+        seed: Of the random weights.
+        options: torchmetrics' own.
+
+    Attributes:
+        layers: The names of the layers in the order they are lost.
 
     Examples:
         >>> import torch
@@ -128,8 +148,12 @@ class ModelRandomisation(ImageScore):
     def update(self, images: Images, target: Any) -> None:
         """Add a batch.
 
-        images: normalised. target: what to explain, whatever the weights, as `explain` takes it.
-        ValueError for maps that are not finite.
+        Args:
+            images: Normalised, (b c h w).
+            target: What to explain, whatever the weights, as `explain` takes it.
+
+        Raises:
+            ValueError: A map is not finite.
         """
         with eval_mode(self.intact):
             maps = raw(self.intact(images, target))

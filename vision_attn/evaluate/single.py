@@ -25,10 +25,13 @@ class SingleRemoval(ImageScore):
     """Base class: each part of an image is removed alone, and the target's drop compared with it.
 
     Records the sum of the map over each part, and by how much the target falls without it, both
-    divided by the part's cells, as not all parts may have as many.
-    removal: how cells are taken away, `FilledCells` or `DroppedTokens`. probabilities: what makes
-    the target's number of the logits, a softmax unless given. ValueError for a removal of fewer
-    cells than there are parts.
+    divided by the part's cells, as not all parts may have as many. A subclass refuses, by
+    ValueError, a removal of fewer cells than there are parts.
+
+    Args:
+        removal: How cells are taken away, `FilledCells` or `DroppedTokens`.
+        probabilities: What makes the target's number of the logits, a softmax unless given.
+        options: torchmetrics' own.
 
     Examples:
         >>> import torch
@@ -104,12 +107,19 @@ class SaCo(SingleRemoval):
     """Salience-guided faithfulness coefficient, from -1 to 1: large is good.
 
     Wu et al., CVPR 2024 (arXiv:2404.01415), algorithm 1. The cells are sorted by the map and cut
-    into `groups` of equal size, each removed alone. A pair of groups counts for the map by the
+    into groups of equal size, each removed alone. A pair of groups counts for the map by the
     difference of their sums where the group with the larger one has at least the larger drop of the
     target's probability, and against it where not. A constant map has 0.
 
-    removal: as in `SingleRemoval`. groups: how many, 10 unless given. seed: of the order of equal
-    cells. probabilities: what makes them of logits, a softmax unless given.
+    Args:
+        removal: How cells are taken away, `FilledCells` or `DroppedTokens`.
+        groups: How many.
+        seed: Of the order of equal cells.
+        probabilities: What makes them of logits, a softmax unless given.
+        options: torchmetrics' own.
+
+    Raises:
+        ValueError: There are fewer than 2 groups, or more than cells.
 
     Examples:
         >>> import torch
@@ -161,13 +171,20 @@ class SingleDeletion(SingleRemoval):
     """Rank correlation of a map with the drop of the logit when a part of the image is removed.
 
     The single-deletion score of Hesse et al., NeurIPS 2024 (arXiv:2407.11910): the image is cut
-    into `parts_a_side` x `parts_a_side` parts, each removed alone, and Spearman's correlation is
-    taken between the sums of the map and the drops of the target's logit. From -1 to 1: large is
-    good. It is the paper's in-domain score where the network has learned with parts removed in the
-    same way, as with `ViT(patch_drop=...)` and `DroppedTokens`; for others a removed part is a
-    foreign input. A constant map has 0.
+    into parts, each removed alone, and Spearman's correlation is taken between the sums of the map
+    and the drops of the target's logit. From -1 to 1: large is good. It is the paper's in-domain
+    score where the network has learned with parts removed in the same way, as with
+    `ViT(patch_drop=...)` and `DroppedTokens`; for others a removed part is a foreign input. A
+    constant map has 0.
 
-    removal: as in `SingleRemoval`.
+    Args:
+        removal: How cells are taken away, `FilledCells` or `DroppedTokens`.
+        parts_a_side: Rows of parts, and columns.
+        options: torchmetrics' own.
+
+    Raises:
+        ValueError: `parts_a_side` is below 1, or above the removal's rows or columns of cells, or
+            there is one cell alone.
 
     Examples:
         >>> import torch

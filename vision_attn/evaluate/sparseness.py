@@ -30,9 +30,13 @@ class Sparseness(ImageScore):
     higher_is_better = True
 
     def update(self, maps: Maps) -> None:
-        """Add a batch of maps, at their own size, as enlarging changes the index.
+        """Add a batch of maps.
 
-        ValueError for maps that are not finite.
+        Args:
+            maps: Float, (b y x), at their own size, as enlarging changes the index.
+
+        Raises:
+            ValueError: A map is not finite.
         """
         check_maps(maps)
         self.scores.append(gini(maps.flatten(1).abs()).float().to(maps.device))

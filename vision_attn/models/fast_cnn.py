@@ -26,6 +26,10 @@ class Whitening(nn.Module):
     all patches: `fit` computes it from images (Page 2018, Jordan 2024). W is never trained, only
     the bias is. Before `fit`, and without it, W is random.
 
+    Args:
+        channels: Channels of the images.
+        kernel_size: Side of a patch in pixels.
+
     Examples:
         >>> import torch
         >>> from vision_attn.models import Whitening
@@ -43,7 +47,12 @@ class Whitening(nn.Module):
 
     @torch.no_grad()
     def fit(self, images: Images, eps: float = 5e-4) -> None:
-        """Whiten the patches of these images, which are as the network will get them."""
+        """Whiten the patches of these images, which are as the network will get them.
+
+        Args:
+            images: (b c h w).
+            eps: What is added to the variance of each axis.
+        """
         columns = F.unfold(images.float(), self.conv.kernel_size)
         patches = rearrange(columns, "b size n -> (b n) size")
         values, axes = torch.linalg.eigh(patches.T.cov().double())
@@ -94,9 +103,14 @@ class WideEmbed(nn.Module):
     the last has `dim` channels. An alternative to `ConvEmbed` that learns faster. Call
     `whitening.fit` on training images first: `vision_attn.training.Whiten` does.
 
-    widths: channels of the blocks before the last. patch_size: 2 to the power of the number of
-    blocks, else ValueError. memory: how much of their running statistics the norms keep at each
-    step.
+    Args:
+        dim: The tokens' width.
+        patch_size: p, 2 to the power of the number of blocks.
+        widths: Channels of the blocks before the last.
+        memory: How much of their running statistics the norms keep at each step.
+
+    Raises:
+        ValueError: `patch_size` does not fit the number of blocks.
 
     Examples:
         >>> import torch
@@ -140,8 +154,12 @@ class FastCNN(Rebuildable):
     identity where it can. Call `whitening.fit` on training images first:
     `vision_attn.training.Whiten` does.
 
-    widths: channels of each block. gate: called as `gate(channels=c)`. memory: how much of their
-    running statistics the norms keep at each step. gain: what the logits are multiplied by.
+    Args:
+        num_classes: How many classes.
+        widths: Channels of each block.
+        gate: Called as `gate(channels=c)`.
+        memory: How much of their running statistics the norms keep at each step.
+        gain: What the logits are multiplied by.
 
     Examples:
         >>> import torch

@@ -21,11 +21,18 @@ __all__ = ["PooledCNN"]
 class PooledCNN(Rebuildable):
     """The CNN that timm knows by this name, its last features read out by attention.
 
-    pool: a readout, called as `pool(dim=c)` and then on the places as tokens (b h*w c); a linear
-    classifier follows. pretrained: the CNN starts with timm's weights. model_args go to timm's
-    constructor: `output_stride=8` keeps the places small.
+    A linear classifier follows. A call raises ModelError where the last features are not a map (b c
+    h w).
 
-    Raises ModelError for a network whose last features are not a map (b c h w).
+    Args:
+        name: timm's name of the CNN.
+        num_classes: How many classes.
+        pool: A readout, called as `pool(dim=c)` and then on the places as tokens (b h*w c).
+        pretrained: Whether the CNN starts with timm's weights.
+        model_args: More arguments of timm's constructor: `output_stride=8` keeps the places small.
+
+    Raises:
+        ModelError: timm has no such network, or takes no such arguments.
 
     Examples:
         >>> import torch
@@ -56,7 +63,11 @@ class PooledCNN(Rebuildable):
         self.head = nn.Linear(readout.out_dim, num_classes)
 
     def layout(self, image_size: tuple[int, int]) -> TokenLayout:
-        """How the places of an image of that (height, width) lie."""
+        """How the places of an image lie.
+
+        Args:
+            image_size: (height, width) in pixels.
+        """
         stride = self.trunk.feature_info[-1]["reduction"]
         height, width = image_size
         return TokenLayout(0, (ceil(height / stride), ceil(width / stride)), "attention")

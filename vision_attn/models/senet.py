@@ -66,6 +66,13 @@ def deep_stem(width: int) -> nn.Sequential:
 class BasicBlock(nn.Module):
     """relu(gate(bn(conv(relu(bn(conv x))))) + x), He et al. 2016, the gate as Hu et al. 2018.
 
+    Args:
+        c_in: Channels of the block's input.
+        width: Channels of the convolutions, and of the output.
+        stride: By how much the first convolution and the shortcut shrink the feature map.
+        gate: Called as `gate(channels=width)`.
+        pooled: Whether the shortcut shrinks by means instead of leaving pixels out.
+
     Examples:
         >>> import torch
         >>> from vision_attn.attention import SqueezeExcite
@@ -95,6 +102,13 @@ class BasicBlock(nn.Module):
 
 class Bottleneck(nn.Module):
     """1x1, 3x3, 1x1 convolutions, the middle one narrow, then gate and shortcut.
+
+    Args:
+        c_in: Channels of the block's input.
+        width: Channels of the first two convolutions; the output has `expansion` times as many.
+        stride: By how much the 3x3 convolution and the shortcut shrink the feature map.
+        gate: Called as `gate(channels=c)`, for the channels of the output.
+        pooled: Whether the shortcut shrinks by means instead of leaving pixels out.
 
     Examples:
         >>> import torch
@@ -146,14 +160,19 @@ def stage(
 class SEResNet(Rebuildable):
     """A residual network in four stages, each but the first halving the feature map.
 
-    stem: "3x3" keeps the resolution (32x32 images); "7x7" divides it by 4 (64x64 and larger);
-    "deep" divides it by 4 too, by three 3x3 convolutions, and shortcuts halve by means instead of
-    leaving pixels out (ResNet-D, He et al. 2019, arXiv:1812.01187; timm's `stem_type="deep",
-    avg_down=True`).
-    layers, widths: blocks and channels of each stage. strides: by how much each stage shrinks the
-    feature map; (1, 2, 2, 1) leaves the last one, and heatmaps of it, twice as fine.
-    gate: called as `gate(channels=c)`; timm's squeeze widths are those of
-    `partial(SqueezeExcite, divisor=8)`, as in `seresnet18` and others.
+    Args:
+        num_classes: How many classes.
+        block: `BasicBlock` or `Bottleneck`.
+        layers: Blocks of each stage.
+        widths: Channels of each stage, before the block's expansion.
+        stem: "3x3" keeps the resolution (32x32 images); "7x7" divides it by 4 (64x64 and larger);
+            "deep" divides it by 4 too, by three 3x3 convolutions, and shortcuts halve by means
+            instead of leaving pixels out (ResNet-D, He et al. 2019, arXiv:1812.01187; timm's
+            `stem_type="deep", avg_down=True`).
+        gate: Called as `gate(channels=c)`; timm's squeeze widths are those of
+            `partial(SqueezeExcite, divisor=8)`, as in `seresnet18` and others.
+        strides: By how much each stage shrinks the feature map; (1, 2, 2, 1) leaves the last one,
+            and heatmaps of it, twice as fine.
 
     Examples:
         >>> import torch

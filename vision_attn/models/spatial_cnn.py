@@ -40,11 +40,18 @@ class GatedConv(nn.Module):
 
 
 class SpatialCNN(Rebuildable):
-    """Stages of `depth` gated convolutions, halved between stages; mean over places, linear.
+    """Stages of gated convolutions, halved between stages; mean over places, linear.
 
-    widths: channels of each stage. gate: called as `gate(channels=c)`. stride: of the first
-    convolution; 2 makes every feature map, and every mask, half as fine for about a fourth of the
-    work. ValueError for less than 1.
+    Args:
+        num_classes: How many classes.
+        widths: Channels of each stage.
+        depth: Convolutions of each stage.
+        gate: Called as `gate(channels=c)`.
+        stride: Of the first convolution; 2 makes every feature map, and every mask, half as fine
+            for about a fourth of the work.
+
+    Raises:
+        ValueError: `stride` is below 1.
 
     Examples:
         >>> import torch

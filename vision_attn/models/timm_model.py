@@ -38,10 +38,17 @@ NOT_MODEL_ARGS = (
 
 
 class TimmModel(Rebuildable):
-    """The network that timm knows by this name; `model_args` go to its constructor unchanged.
+    """The network that timm knows by this name.
 
-    num_classes: a new classifier of that size (default: as timm has it). The start is random, or
-    timm's own weights (`pretrained`), or those in the file `weights`.
+    Args:
+        name: timm's name of the network.
+        num_classes: The size of a new classifier; None: as timm has it.
+        pretrained: Whether to start with timm's own weights; else the start is random.
+        weights: A file of weights to start with, in the place of timm's.
+        model_args: Arguments of timm's constructor, unchanged.
+
+    Raises:
+        ModelError: timm has no such network or takes no such arguments, or the file does not fit.
 
     Examples:
         >>> import torch
@@ -77,7 +84,14 @@ class TimmModel(Rebuildable):
         return self.network(images)
 
     def set_image_size(self, size: tuple[int, int]) -> None:
-        """Make a network that is built for one size take (h, w): positions are resampled."""
+        """Make a network that is built for one size take another: positions are resampled.
+
+        Args:
+            size: (h, w) in pixels.
+
+        Raises:
+            ModelError: It can only take the size that it is built for.
+        """
         network: Any = self.network
         if not network.pretrained_cfg["fixed_input_size"]:
             return

@@ -51,6 +51,10 @@ class PatchConv(nn.Conv2d):
 class PatchEmbed(nn.Module):
     """One token for each patch of the image: a convolution whose stride is its size.
 
+    Args:
+        dim: The tokens' width.
+        patch_size: Side of a patch in pixels.
+
     Examples:
         >>> import torch
         >>> from vision_attn.models import PatchEmbed
@@ -73,9 +77,17 @@ class ConvEmbed(nn.Module):
     and a small set of small images teaches it more than it does bare patches. `dim` channels come
     out of the last convolution, half as many out of those one halving before, and so on.
 
-    depth: convolutions a halving, which comes after the first. norm: each has a batch norm.
-    strided: the first convolution of each halving has stride 2, without pooling: a fourth of its
-    work (Xiao et al. 2021, Early Convolutions Help Transformers See Better, arXiv:2106.14881).
+    Args:
+        dim: The tokens' width.
+        patch_size: p, a power of 2.
+        depth: Convolutions a halving, which comes after the first.
+        norm: Whether each has a batch norm.
+        strided: Whether the first convolution of each halving has stride 2, without pooling: a
+            fourth of its work (Xiao et al. 2021, Early Convolutions Help Transformers See Better,
+            arXiv:2106.14881).
+
+    Raises:
+        ValueError: `patch_size` is no power of 2, or `depth` is below 1.
 
     Examples:
         >>> import torch
@@ -159,14 +171,32 @@ class Block(nn.Module):
 class ViT(Rebuildable):
     """Vision Transformer: patches to tokens, blocks of attention, a readout, a linear classifier.
 
-    image_size: (h, w) of the learned positions; any other size whose sides are multiples of
-    patch_size works too, with the positions resampled. pool: a factory of a readout, called as
-    pool(dim=dim), then (tokens, layout=layout) -> vector; "cls" is `ClassToken`, "mean" `MeanPool`.
-    embed_prefix: class token and registers have positions too.
-    norm_after_pool: the last norm comes after the readout (default: where the mean is pooled).
-    layer_scale: start value of a learned scale on each branch (Touvron 2021), none if None.
-    drop_path: share of branches dropped in the last block, rising from 0 in the first.
-    patch_drop: share of patches dropped in training. embed: what makes tokens of the image.
+    Args:
+        image_size: (h, w) of the learned positions, or one number for both; any other size whose
+            sides are multiples of patch_size works too, with the positions resampled.
+        patch_size: Side of a patch in pixels.
+        num_classes: How many classes; 0: no classifier, the output is what the readout gives.
+        dim: The tokens' width.
+        depth: How many blocks.
+        heads: Heads of each block's attention.
+        mlp_ratio: How many times wider than the tokens each block's MLP is inside.
+        pool: A factory of a readout, called as pool(dim=dim), then (tokens, layout=layout) ->
+            vector; "cls" is `ClassToken`, "mean" `MeanPool`.
+        class_token: Whether there is a class token.
+        registers: How many more learned tokens there are beside the class token.
+        embed_prefix: Whether class token and registers have positions too.
+        norm_after_pool: Whether the last norm comes after the readout; None: where the mean is
+            pooled.
+        attention: A factory of each block's attention, called as `attention(dim=dim, heads=heads)`.
+        layer_scale: Start value of a learned scale on each branch (Touvron 2021); None: there is
+            none.
+        drop_path: Share of branches dropped in the last block, rising from 0 in the first.
+        patch_drop: Share of patches dropped in training, in [0, 1).
+        embed: What makes tokens of the image, called as `embed(dim=dim, patch_size=patch_size)`.
+
+    Raises:
+        ValueError: A number is out of range, the sides of the image are no multiples of
+            `patch_size`, or `pool` is unknown or reads a class token that is not there.
 
     Examples:
         >>> import torch
@@ -239,7 +269,14 @@ class ViT(Rebuildable):
         self.init_weights()
 
     def layout(self, image_size: tuple[int, int]) -> TokenLayout:
-        """How the tokens of an image of that (height, width) lie; ValueError for odd sizes."""
+        """How the tokens of an image lie.
+
+        Args:
+            image_size: (height, width) in pixels.
+
+        Raises:
+            ValueError: A side is no multiple of the patch size.
+        """
         return TokenLayout(self.prefix, self._grid(*image_size), self.pool, self.class_token)
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
@@ -259,7 +296,16 @@ class ViT(Rebuildable):
         return self.forward_kept_tokens(images, keep)
 
     def forward_kept_tokens(self, images: Images, keep: Int[Tensor, "b m"] | None) -> Logits:
-        """Compute the logits where only the patches of these indices exist (None: all of them)."""
+        """Compute the logits where only some of the patches exist.
+
+        Args:
+            images: (b 3 h w).
+            keep: The indices of each image's patches, row by row from 0; None: all of them.
+
+        Raises:
+            ValueError: A side is no multiple of the patch size, or no patch is kept and the readout
+                reads the patches.
+        """
         if keep is not None and keep.shape[1] == 0 and self.pool != "cls":
             raise ValueError(f"keep at least one patch: pool={quoted(self.pool)} reads the patches")
         whole = self.layout((images.shape[-2], images.shape[-1]))
@@ -272,7 +318,16 @@ class ViT(Rebuildable):
     def tokens(
         self, images: Images, grid: tuple[int, int], keep: Int[Tensor, "b m"] | None
     ) -> Tokens:
-        """Make the tokens with positions: class token, registers, the kept patches in order."""
+        """Make the tokens with positions: class token, registers, the kept patches in order.
+
+        Args:
+            images: (b 3 h w).
+            grid: Rows and columns of patches.
+            keep: The indices of each image's patches, row by row from 0; None: all of them.
+
+        Returns:
+            The tokens, (b n d).
+        """
         embedded = self.pos_embed.shape[1] - self.grid[0] * self.grid[1]
         positions = resampled_positions(self.pos_embed, embedded, self.grid, grid)
         patches = self.patch_embed(images) + positions[:, embedded:]
