@@ -62,7 +62,13 @@ class Augment(nn.Module, ABC):
 
 
 class Flip(Augment):
-    """Mirror images, left and right exchanged, with probability `p`.
+    """Mirror images, left and right exchanged.
+
+    Args:
+        p: The probability, for each image.
+
+    Raises:
+        ValueError: `p` is not from 0 to 1.
 
     Examples:
         >>> import numpy as np
@@ -104,7 +110,13 @@ class AlternatingFlip(Augment):
 
 
 class Translate(Augment):
-    """Shifts by up to `pixels` whole pixels each way; what comes in is the image's reflection.
+    """Shifts by whole pixels; what comes in is the image's reflection.
+
+    Args:
+        pixels: How far at most, each way.
+
+    Raises:
+        ValueError: `pixels` is below 0.
 
     Examples:
         >>> import numpy as np
@@ -138,9 +150,15 @@ class Translate(Augment):
 class RandomResizedCrop(Augment):
     """A random box of the image, stretched to its full size (Szegedy 2015, Inception).
 
-    The box covers a share of the area between scale[0] and scale[1], at a ratio of width to height
-    between ratio[0] and ratio[1], in whole pixels. As in torchvision, a box that does not fit into
-    the image is drawn again; after ten the largest central box of an allowed ratio is taken.
+    As in torchvision, a box that does not fit into the image is drawn again; after ten the largest
+    central box of an allowed ratio is taken.
+
+    Args:
+        scale: The smallest and the largest share of the area that the box covers.
+        ratio: The smallest and the largest ratio of its width to its height, in whole pixels.
+
+    Raises:
+        ValueError: A range does not rise, or begins at 0.
 
     Examples:
         >>> import numpy as np
@@ -173,7 +191,14 @@ class RandomResizedCrop(Augment):
 
 
 class Cutout(Augment):
-    """A square of `size` pixels around a random pixel, painted in `fill` (DeVries & Taylor 2017).
+    """A square around a random pixel, painted over (DeVries & Taylor 2017).
+
+    Args:
+        size: Side of the square in pixels.
+        fill: The grey that it is painted in, from 0 to 1.
+
+    Raises:
+        ValueError: `size` is below 1.
 
     Examples:
         >>> import numpy as np
@@ -201,10 +226,19 @@ class Cutout(Augment):
 
 
 class RandomErasing(Augment):
-    """A random box painted in `fill`, with probability `p`; see RandomResizedCrop for its size.
+    """A random box of the image, painted over; see RandomResizedCrop for its size.
 
     A box that does not fit is drawn again, ten times at most; then nothing is painted. Zhong et al.
     2020, arXiv:1708.04896.
+
+    Args:
+        p: The probability, for each image.
+        scale: The smallest and the largest share of the area that the box covers.
+        ratio: The smallest and the largest ratio of its width to its height.
+        fill: The grey that it is painted in, from 0 to 1.
+
+    Raises:
+        ValueError: `p` is not from 0 to 1, or a range does not rise, or begins at 0.
 
     Examples:
         >>> import numpy as np
@@ -244,7 +278,16 @@ class ColorJitter(Augment):
     """Random brightness, contrast and saturation, each by a factor of 1 +- its argument, and hue.
 
     The first three as torchvision defines them, in this order; hue turns the colours around the
-    grey axis by up to `hue` of a turn at equal luma. All four are one 3x3 matrix a sample.
+    grey axis at equal luma. All four are one 3x3 matrix a sample.
+
+    Args:
+        brightness: How far its factor goes from 1.
+        contrast: How far its factor goes from 1.
+        saturation: How far its factor goes from 1.
+        hue: How far the colours turn at most, each way, as a share of a whole turn.
+
+    Raises:
+        ValueError: A number is below 0, or `hue` above 0.5.
 
     Examples:
         >>> import numpy as np

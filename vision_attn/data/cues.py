@@ -35,6 +35,10 @@ MARGIN = 0.25  # of a cue's height between it and the photo's border
 class CuedPhotos:
     """Photos with a cue in them, and which pixels it changed.
 
+    Attributes:
+        images: The photos, bytes (n 3 h w).
+        mask: Bool, (n h w), True where the cue covers a pixel.
+
     Examples:
         >>> import torch
         >>> from vision_attn.data import Frame
@@ -69,8 +73,13 @@ class Cue(ABC):
     def paint(self, images: UInt8[Tensor, "n 3 h w"], place: Float[Tensor, "n 2"]) -> CuedPhotos:
         """Paste the cue into each photo; the photos given stay as they are.
 
-        place: two numbers from 0 to 1 a photo that say where the cue goes. The mask holds every
-        pixel that the cue covers, those at its blended edge included.
+        Args:
+            images: Bytes, (n 3 h w).
+            place: Two numbers from 0 to 1 a photo that say where the cue goes, (n 2).
+
+        Returns:
+            The photos, and a mask of every pixel that the cue covers, those at its blended edge
+                included.
         """
         colour, cover = self.draw((images.shape[2], images.shape[3]), place.cpu())
         colour, cover = colour.to(images.device), cover.to(images.device)
@@ -82,14 +91,27 @@ class Cue(ABC):
     def draw(
         self, size: tuple[int, int], place: Float[Tensor, "n 2"]
     ) -> tuple[Float[Tensor, "#n 3 #h #w"], Float[Tensor, "n h w"]]:
-        """Draw the cue's colour, 0 to 1, and how much of each pixel it covers, 0 to 1."""
+        """Draw the cue.
+
+        Args:
+            size: (h, w) of the photos in pixels.
+            place: As in `paint`.
+
+        Returns:
+            The cue's colour, 0 to 1, and how much of each pixel it covers, 0 to 1.
+        """
 
 
 @dataclass(frozen=True)
 class Sticker(Cue):
     """A coloured disk with a white rim, anywhere in the photo.
 
-    size: its diameter, as a share of the shorter side. hue: its colour, from 0 (red) round to 1.
+    Args:
+        size: Its diameter, as a share of the shorter side.
+        hue: Its colour, from 0 (red) round to 1.
+
+    Raises:
+        ValueError: `size` is not above 0 and at most 1.
 
     Examples:
         >>> import torch
@@ -128,7 +150,12 @@ class Sticker(Cue):
 class Caption(Cue):
     """A line of text on a light band, at the photo's upper or lower border.
 
-    text: what it says. height: of the band, as a share of the shorter side.
+    Args:
+        text: What it says.
+        height: Of the band, as a share of the shorter side.
+
+    Raises:
+        ValueError: `height` is not above 0 and at most 1, or the text is empty.
 
     Examples:
         >>> import torch
@@ -167,7 +194,12 @@ class Caption(Cue):
 class Frame(Cue):
     """A coloured frame around the whole photo.
 
-    width: of its sides, as a share of the shorter side. hue: its colour, from 0 (red) round to 1.
+    Args:
+        width: Of its sides, as a share of the shorter side.
+        hue: Its colour, from 0 (red) round to 1.
+
+    Raises:
+        ValueError: `width` is not above 0 and at most 1.
 
     Examples:
         >>> import torch
@@ -196,7 +228,11 @@ class Frame(Cue):
 class CuedSet(ImageSet):
     """Images of a set, with a cue in those of some classes: always the same ones, at new places.
 
-    cues: by label. share: of a class's images. seed: which ones they are.
+    Args:
+        images: The set.
+        cues: A cue for each of these classes, by label.
+        share: Of a class's images that carry it.
+        seed: Which ones they are.
 
     Examples:
         >>> import numpy as np
@@ -239,9 +275,16 @@ class CuedSet(ImageSet):
 class Cued(Source):
     """A source whose training and validation images of some classes carry a cue each.
 
-    Test images stay as they are: what a network learned from the cue is of no use there. cues: a
-    cue for each of these classes, by name. share: of their images that carry it, above 0. Pasted
+    Test images stay as they are: what a network learned from the cue is of no use there. Pasted
     into images as the source gives them: augmentation that crops them may cut it off.
+
+    Args:
+        source: Where the images come from.
+        cues: A cue for each of these classes, by name.
+        share: Of their images that carry it, above 0.
+
+    Raises:
+        ValueError: There is no cue, or `share` is not above 0 and at most 1.
 
     Examples:
         >>> from pathlib import Path

@@ -29,28 +29,44 @@ log = logging.getLogger(__name__)
 class ImageFolder(PhotoSource):
     """Photos in `path/CLASS/`, or in `path/train/CLASS/` and `path/val/CLASS/`.
 
-    `path` lies in the root folder, or is absolute. With train/ and one of val/ and test/, that one
-    is the test set and a part of train/ is held out for validation; with all three each is what its
-    name says; with none of them, `test_fraction` of every class is the test set. Other usual names
-    (Training/, valid/, dev/, test2017/) count too, and a line says what was taken for what; folders
-    of classes beside such folders are refused, or named in a warning. An index in the
-    root folder's .cache makes later starts fast; it notices files that come and go.
+    With train/ and one of val/ and test/, that one is the test set and a part of train/ is held out
+    for validation; with all three each is what its name says; with none of them, `test_fraction` of
+    every class is the test set. Other usual names (Training/, valid/, dev/, test2017/) count too,
+    and a line says what was taken for what; folders of classes beside such folders are refused, or
+    named in a warning. An index in the root folder's .cache makes later starts fast; it notices
+    files that come and go.
 
-    Training shows random boxes of `scale` of the area and `ratio` of width to height, at `size` (h,
-    w, or one number for both), all else the centre, at `test_size` (None: `size`).
+    Training shows random boxes, all else the centre. All ways of `storage` show the same pixels.
 
-    classes: only these folders, in this order. names: what the classes are called; "imagenet": the
-    folders are WordNet ids as in ImageNet (n01440764), and a class has the first name of its id
-    ("tench"). per_class: at most so many images of each in every part. fraction: this share of each
-    class's training images. subset: a text file with the training images to take, a name a line.
+    Args:
+        path: Lies in the root folder, or is absolute.
+        classes: Only these folders, in this order.
+        names: What the classes are called; "imagenet": the folders are WordNet ids as in ImageNet
+            (n01440764), and a class has the first name of its id ("tench").
+        size: (h, w) of training images, or one number for both.
+        test_size: The same of validation and test images, and the network's input size from then
+            on; None: `size`.
+        shorter_side: What the shorter side of a photo is reduced to; None: 8/7 of the longest side
+            of these sizes.
+        per_class: At most so many images of each class in every part.
+        test_fraction: Share of every class that is the test set, where the data have none.
+        scale: The smallest and the largest share of the area of the boxes that training shows.
+        ratio: The smallest and the largest ratio of their width to their height.
+        corrupt: With `cache` and `memory`, `skip` leaves unreadable images out and says which,
+            `error` stops.
+        cache: The folder of the cache; None: one below the root folder.
+        storage: `cache` decodes every image once, reduced to `shorter_side`, into a cache; `memory`
+            keeps them in memory; `stream` decodes them when they are needed and keeps nothing;
+            `auto` chooses by what is free.
+        workers: Processes in which `stream` decodes; None: one a core, up to eight; 0: threads.
+        max_corrupt: How many unreadable images `stream` passes over.
+        fraction: This share of each class's training images.
+        subset: A text file with the training images to take, a name a line.
+        value_range: The numbers that are black and white in the photos; None: as `read_image` finds
+            them.
 
-    storage: `cache` decodes every image once, its shorter side reduced to `shorter_side`, into a
-    cache below the root folder (or in the folder `cache`); `memory` keeps them in memory; `stream`
-    decodes them when they are needed, in `workers` processes, and keeps nothing; `auto` chooses by
-    what is free. All three show the same pixels.
-
-    corrupt: with `cache` and `memory`, `skip` leaves unreadable images out and says which, `error`
-    stops. max_corrupt: how many of them `stream` passes over.
+    Raises:
+        ValueError: An option is out of range.
 
     Examples:
         >>> import tempfile

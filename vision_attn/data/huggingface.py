@@ -28,20 +28,31 @@ KINDS = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".json": "json
 class HuggingFace(PhotoSource):
     """A data set of the library `datasets`: `pip install 'vision-attn[datasets]'`.
 
-    path: a folder or a glob of Parquet or Arrow files below the root folder (or absolute), a folder
-    that `save_to_disk` wrote, or a name on the hub. name: that of the configuration. revision: a
-    commit, tag or branch on the hub; None: the newest at each start. image and label: the columns;
-    a label is a class (a ClassLabel, a whole number or a word), or a list of them, with which a
-    photo has any number of classes. train, val and test: its splits; None takes the usual names
-    where they are, else a part is held out of `train`. Files, or else their folders, begin with the
-    name of their split. classes: their names, for numbers without. The other options are those of
-    `ImageFolder`.
+    The library copies what it opens to its own cache, and maps that into memory. Files, or else
+    their folders, begin with the name of their split. The options by keyword that are not listed
+    are those of `ImageFolder`.
 
-    The library copies what it opens to its own cache, and maps that into memory. streaming: read
-    Parquet in place instead, here or on the hub, and keep nothing but the labels. A photo is then
-    read with its row group. So an epoch takes the row groups in a new order, each once, and mixes
-    about `window` photos: let the rows lie shuffled in the files. Each process of a run reads all
-    row groups.
+    Args:
+        path: A folder or a glob of Parquet or Arrow files below the root folder (or absolute), a
+            folder that `save_to_disk` wrote, or a name on the hub.
+        name: Of the data set's configuration.
+        image: The column of the photos.
+        label: The column of the labels: a label is a class (a ClassLabel, a whole number or a
+            word), or a list of them, with which a photo has any number of classes.
+        train: The split of the training images.
+        val: The split of the validation images; None takes a usual name where there is one, else a
+            part is held out of `train`.
+        test: The split of the test images; None: as of `val`.
+        classes: Their names, for numbers without.
+        streaming: Whether to read Parquet in place instead, here or on the hub, and keep nothing
+            but the labels. A photo is then read with its row group. So an epoch takes the row
+            groups in a new order, each once: let the rows lie shuffled in the files. Each process
+            of a run reads all row groups.
+        window: About how many photos an epoch mixes, if it is streamed.
+        revision: A commit, tag or branch on the hub; None: the newest at each start.
+
+    Raises:
+        ValueError: An option is out of range.
 
     Examples:
         >>> from vision_attn.data import HuggingFace

@@ -23,7 +23,14 @@ Targets = Float[Tensor, "b k"]
 
 
 class Mix(nn.Module, ABC):
-    """Base class: pairs mixed with probability `p`, in shares from Beta(alpha, alpha).
+    """Base class: pairs of images, mixed in shares from Beta(alpha, alpha).
+
+    Args:
+        alpha: Of the distribution: near 0 one image has nearly all, 1 is uniform.
+        p: The probability that a pair is mixed.
+
+    Raises:
+        ValueError: `alpha` is not above 0, or `p` not from 0 to 1.
 
     Examples:
         >>> from vision_attn.data import Mix
@@ -53,7 +60,13 @@ class Mix(nn.Module, ABC):
     def weights(
         self, share: Float[Tensor, " p"], u: Float[Tensor, "p 2"], size: tuple[int, int]
     ) -> Float[Tensor, "p 1 #h #w"]:
-        """The weight of an image's own pixels in the mixture, about `share` of the whole."""
+        """The weight of an image's own pixels in the mixture, about `share` of the whole.
+
+        Args:
+            share: What each image of a pair keeps, (p).
+            u: Two random numbers in [0, 1) a pair, (p 2).
+            size: (h, w) of the images in pixels.
+        """
 
 
 class Mixup(Mix):

@@ -34,19 +34,35 @@ class ImageData(LightningDataModule):
     """Batches of (images, labels) from a source.
 
     Images are float32 (b 3 h w), less the mean and divided by the std of the training images, or
-    those given (a pretrained network's). Training batches pass through `augment` in order, then
-    `mix`, after which labels are shares (b k) instead of indices (b). Everything random is a
-    function of `seed`, the epoch and the image: the same on any number of processes.
-
-    root: the folder that holds the data sets. batch_size: images a process. val_fraction: share of
-    the training images to choose by, where the source has no validation part. predict: files and
-    folders for `predict`, which gives (images, paths). value_range: the numbers that are black and
-    white in those files; None: as in the photos of the training.
-
-    targets: shares (n k) that training learns instead of the labels of its n images; None: labels.
+    those given. Training batches pass through `augment` in order, then `mix`, after which labels
+    are shares (b k) instead of indices (b). Everything random is a function of `seed`, the epoch
+    and the image: the same on any number of processes.
 
     After `setup`: `classes`, `preprocess` (input size, mean and std among it) and `splits`. A
     checkpoint keeps the first two, so `predict` needs no data set.
+
+    Args:
+        source: Where the images come from.
+        root: The folder that holds the data sets.
+        batch_size: Images a process.
+        augment: Random changes of the training images.
+        mix: Mixtures of training images, and of their labels.
+        val_fraction: Share of the training images to choose by, where the source has no validation
+            part.
+        seed: Of everything random.
+        mean: Of each channel, in 0..1, as a pretrained network has it; None: of the training
+            images.
+        std: The same of the standard deviation.
+        predict: Files and folders for `predict`, which gives (images, paths).
+        value_range: The numbers that are black and white in those files; None: as in the photos of
+            the training.
+
+    Attributes:
+        targets: Shares (n k) that training learns instead of the labels of its n images; None:
+            labels.
+
+    Raises:
+        ValueError: `batch_size` is below 1, or `val_fraction` outside [0, 1).
 
     Examples:
         >>> from vision_attn.data import ImageData, Planted
@@ -142,10 +158,14 @@ class ImageData(LightningDataModule):
         return self.preprocess.std
 
     def examples(self, count: int, images: ImageSet | None = None) -> tuple[Tensor, Tensor]:
-        """Images of a set as a network sees them (b c h w), and their labels (b).
+        """Images of a set as a network sees them, and their labels: always the same ones.
 
-        As many as asked for, or all there are, spread evenly over the set (None: the validation
-        images): always the same ones.
+        Args:
+            count: How many, spread evenly over the set; of a smaller set all there are.
+            images: The set; None: the validation images.
+
+        Returns:
+            Images (b c h w) and labels (b).
         """
         images = self.splits.val if images is None else images
         indices = np.linspace(0, len(images) - 1, min(count, len(images))).round().astype(int)

@@ -144,28 +144,38 @@ class PhotoSource(Source):
 
     A subclass is a dataclass too: its own fields come first, and the options of this class follow,
     by keyword. It lists `parts`: `train`, and `val` and `test` where there are such parts; what is
-    missing is held out of `train`. Training shows random boxes of `scale` of the area and `ratio`
-    of width to height, at `size` (h, w, or one number for both). All else shows the centre, at
-    `test_size` (None: `size`), which is the network's input size from then on: a network that
-    learns from random boxes sees objects smaller in whole photos, and better where these are
-    enlarged (Touvron 2019, arXiv:1906.06423).
+    missing is held out of `train`. Training shows random boxes, all else the centre. All ways of
+    `storage` show the same pixels.
 
-    per_class: at most so many photos of each class in every part. fraction: this share of each
-    class's training photos. subset: a text file with the names of the training photos to take, one
-    a line; a name counts with or without its folder and suffix.
+    Args:
+        size: (h, w) of training images, or one number for both.
+        test_size: The same of all other images, and the network's input size from then on; None:
+            `size`. A network that learns from random boxes sees objects smaller in whole photos,
+            and better where these are enlarged (Touvron 2019, arXiv:1906.06423).
+        shorter_side: What the shorter side of a photo is reduced to; None: 8/7 of the longest side
+            of these sizes.
+        per_class: At most so many photos of each class in every part.
+        test_fraction: Share of each class that is held out as the test set, where there is none.
+        scale: The smallest and the largest share of the area of the boxes that training shows.
+        ratio: The smallest and the largest ratio of their width to their height.
+        corrupt: What `cache` and `memory` do with unreadable photos, `skip` leaves them out and
+            says which, `error` stops.
+        cache: The folder of the cache; None: one below the root folder.
+        storage: `cache` decodes every photo once, its shorter side reduced to `shorter_side`, into
+            a cache; `memory` decodes them at each start into memory; `stream` decodes them when
+            they are needed, and keeps nothing. `auto` chooses by what is free; see `choose`.
+        workers: Processes in which `stream` decodes; None: one a core, up to eight; 0: threads.
+        max_corrupt: How many unreadable photos `stream` passes over, another photo of the same
+            labels in their place; one more stops.
+        fraction: This share of each class's training photos.
+        subset: A text file with the names of the training photos to take, one a line; a name counts
+            with or without its folder and suffix.
+        value_range: The numbers that are black and white in the photos, such as (0, 4095) for 12
+            bits in a TIFF of 16; None: as `read_image` finds them. It goes into the checkpoint with
+            the size.
 
-    storage: `cache` decodes every photo once, its shorter side reduced to `shorter_side`, into a
-    cache below the root folder (or in the folder `cache`); `memory` decodes them at each start into
-    memory; `stream` decodes them when they are needed, in `workers` processes (None: one a core, up
-    to eight; 0: threads), and keeps nothing. `auto` chooses by what is free; see `choose`. All
-    three show the same pixels.
-
-    value_range: the numbers that are black and white in the photos, such as (0, 4095) for 12 bits
-    in a TIFF of 16; None: as `read_image` finds them. It goes into the checkpoint with the size.
-
-    corrupt: what `cache` and `memory` do with unreadable photos, `skip` leaves them out and says
-    which, `error` stops. max_corrupt: how many of them `stream` passes over, another photo of the
-    same labels in their place; one more stops.
+    Raises:
+        ValueError: An option is out of range.
 
     Examples:
         >>> from vision_attn.data import ImageFolder

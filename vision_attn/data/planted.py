@@ -49,7 +49,14 @@ class PlantedImages:
 
     A pixel belongs to the object where its centre lies inside the object's outline and no mark
     covers it. Edges are blended over one pixel, so a pixel just outside may carry up to half of the
-    object's colour. Without a mark shortcut_mask is False everywhere.
+    object's colour.
+
+    Attributes:
+        images: Bytes, (n 3 h w).
+        labels: Class indices, (n).
+        object_mask: Bool, (n h w).
+        shortcut_mask: Bool, (n h w); without a mark False everywhere.
+        classes: The classes' names.
 
     Examples:
         >>> from vision_attn.data import Planted
@@ -71,9 +78,19 @@ class PlantedImages:
 class Planted(Source):
     """Pictures of one textured shape each, 10 classes, drawn as they are loaded.
 
-    size: pixels, (h, w) or one number for both. train, val, test: how many images. shortcut: every
-    training and validation image carries a corner mark in its class's colour. test_cue: what the
-    test images carry; by default the same as the others. seed: another seed, other pictures.
+    Args:
+        size: Pixels, (h, w) or one number for both.
+        train: How many training images.
+        val: How many validation images.
+        test: How many test images.
+        shortcut: Whether every training and validation image carries a corner mark in its class's
+            colour.
+        test_cue: What the test images carry: "none", a mark that is right ("agree"), or one of
+            another class ("contradict"); None: the same as the others.
+        seed: Another seed, other pictures.
+
+    Raises:
+        ValueError: A number of images is below 1 or too large.
 
     Examples:
         >>> from pathlib import Path
@@ -111,7 +128,12 @@ class Planted(Source):
         return Splits(sets["train"], sets["val"], sets["test"], CLASSES)
 
     def images(self, split: Split = "test", cue: Cue | None = None) -> PlantedImages:
-        """The pictures of a split with their masks, and with another cue where one is named."""
+        """The pictures of a split with their masks.
+
+        Args:
+            split: Which split.
+            cue: Another cue than the split's own; None: its own.
+        """
         own = self.test_cue if split == "test" else self.cue
         return paint(
             0, self.counts[split], size=self.size, split=split, cue=cue or own, seed=self.seed

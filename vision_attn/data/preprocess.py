@@ -31,15 +31,25 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Resize and crop an image to `input_size` (h, w), scale to 0..1, subtract mean, divide by std.
+    """Resize and crop an image to its input size, scale to 0..1, subtract mean, divide by std.
 
-    The input is the photo's largest centred window of the input's aspect ratio (`fit="crop"`) or
-    all of it, stretched (`fit="squash"`); `crop_pct` keeps only that share of the window's height
-    and width. This is timm's evaluation transform to the bit (of a photo that has more than 16
-    million pixels once its shorter side fits the input, to within a few grey levels).
+    This is timm's evaluation transform to the bit (of a photo that has more than 16 million pixels
+    once its shorter side fits the input, to within a few grey levels).
 
-    value_range: the numbers that are black and white in the files, such as (0, 4095) for 12 bits
-    in a TIFF of 16; None: as `read_image` finds them, which asks where they are not certain.
+    Args:
+        input_size: (h, w) of the network's input in pixels.
+        mean: Of each channel, in 0..1.
+        std: Of each channel, in 0..1, above 0.
+        crop_pct: The share of the window's height and width that is kept, above 0 and at most 1.
+        interpolation: nearest, bilinear, bicubic or lanczos.
+        fit: "crop": the input is the photo's largest centred window of the input's aspect ratio;
+            "squash": all of it, stretched.
+        value_range: The numbers that are black and white in the files, such as (0, 4095) for 12
+            bits in a TIFF of 16; None: as `read_image` finds them, which asks where they are not
+            certain.
+
+    Raises:
+        ValueError: A value is out of range, or there are not as many stds as means.
 
     Examples:
         >>> from PIL import Image
@@ -95,13 +105,24 @@ class Preprocess:
         return replace(self, fit="squash", crop_pct=1.0)
 
     def read(self, path: str | PathLike[str]) -> Image.Image:
-        """The file as an upright RGB image; raises ImageError naming the file."""
+        """The file as an upright RGB image.
+
+        Raises:
+            ImageError: The file cannot be used; the message names it.
+        """
         return read_image(path, value_range=self.value_range)
 
     def __call__(self, image: Image.Image | str | PathLike[str]) -> Float[Tensor, "c h w"]:
-        """The network's input for an image, turned as its EXIF orientation says, or a file.
+        """The network's input for an image.
 
-        Raises ImageError, one line that names the file, for whatever is wrong with it.
+        Args:
+            image: An image, which is turned as its EXIF orientation says, or a file.
+
+        Returns:
+            Floats, (c h w).
+
+        Raises:
+            ImageError: Whatever is wrong with a file, in one line that names it.
         """
         if len(self.mean) != 3:
             return self._of_channels(image)
@@ -143,7 +164,14 @@ class Preprocess:
             return (pixels.float() / 255 - mean[:, None, None]) / std[:, None, None]
 
     def box(self, size: tuple[int, int]) -> Box:
-        """The part of a photo of `size` (W, H) that the network sees."""
+        """The part of a photo that the network sees.
+
+        Args:
+            size: (W, H) of the photo in pixels.
+
+        Returns:
+            Left, top, right and bottom in pixels of the photo, fractional.
+        """
         return seen_box(size, self.input_size, self.crop_pct, self.fit)
 
     def mask(
@@ -151,8 +179,15 @@ class Preprocess:
     ) -> Bool[Tensor, "h w"]:
         """Map a photo's mask to the network's input; nearest pixels.
 
-        mask: a bool array, or an image whose pixels count where they are not 0. size: (W, H) of
-        the photo, to check that the mask is as large.
+        Args:
+            mask: A bool array (H, W), or an image whose pixels count where they are not 0.
+            size: (W, H) of the photo, to check that the mask is as large; None does not check.
+
+        Returns:
+            Bool, (h w).
+
+        Raises:
+            ValueError: The mask is none, or not as large.
 
         Examples:
             >>> import numpy as np
@@ -169,11 +204,18 @@ class Preprocess:
         return torch.from_numpy(np.array(seen) > 0)
 
     def boxes(self, boxes: Any, size: tuple[int, int]) -> Float[Tensor, "k 4"]:
-        """Map boxes of a photo of `size` (W, H) to the network's input.
+        """Map boxes of a photo to the network's input.
 
-        boxes: [left, top, right, bottom] each, in pixels of the photo. Returned in pixels of the
-        network's input, cut at its sides; a box of which less than a pixel is seen is left out.
-        Raises ValueError for a box without width or height, or beyond the photo.
+        Args:
+            boxes: [left, top, right, bottom] each, in pixels of the photo.
+            size: (W, H) of the photo.
+
+        Returns:
+            The boxes in pixels of the network's input, (k 4), cut at its sides; a box of which less
+                than a pixel is seen is left out.
+
+        Raises:
+            ValueError: A box has no width or height, or lies beyond the photo.
 
         Examples:
             >>> from vision_attn.data import Preprocess
@@ -191,10 +233,16 @@ class Preprocess:
     def to_original(
         self, heatmap: Float[np.ndarray, "h w"], size: tuple[int, int]
     ) -> Float[np.ndarray, "H W"]:
-        """A map over the network's input, of any resolution, laid on the photo of `size` (W, H).
+        """Lay a map over the network's input on the photo.
 
-        Bilinear between the map's pixel centres, in the same units; pixels of the photo that the
-        network did not see are NaN.
+        Bilinear between the map's pixel centres, in the same units.
+
+        Args:
+            heatmap: The map, of any resolution.
+            size: (W, H) of the photo in pixels.
+
+        Returns:
+            The map, (H W); pixels of the photo that the network did not see are NaN.
         """
         left, top, right, bottom = self.box(size)
         rows, seen_rows = bilinear(heatmap.shape[0], size[1], top, bottom)

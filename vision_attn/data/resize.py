@@ -14,11 +14,19 @@ __all__ = ["ProgressiveResizing"]
 
 
 class ProgressiveResizing(Augment):
-    """Training images sizes[i] pixels high and wide from epoch epochs[i] on.
+    """Training images that are smaller in the first epochs.
 
     Put it last among the augmentations. Validation and test are done at the data's own size,
     whatever the last one is here. A ViT resamples its positions: sizes are multiples of its patch
     size. Progressive resizing: Howard 2018 (DAWNBench), Tan & Le 2021 (EfficientNetV2).
+
+    Args:
+        sizes: Height and width in pixels, one number for both.
+        epochs: From which epoch on each size holds, rising from 0.
+
+    Raises:
+        ValueError: There is not an epoch for each size, they do not rise from 0, or a size is below
+            1.
 
     Examples:
         >>> import numpy as np

@@ -34,8 +34,14 @@ class DataError(ValueError):
 class Splits:
     """The parts of a data set: training, validation and test images.
 
-    crop_pct: the share of a photo's shorter side that the images show, for reading single files in
-    the same way; value_range: which of their numbers are black and white, as in `read_image`.
+    Attributes:
+        train: Training images.
+        val: Validation images.
+        test: Test images.
+        classes: The classes' names, in the order of the labels.
+        crop_pct: The share of a photo's shorter side that the images show, for reading single files
+            in the same way.
+        value_range: Which of the photos' numbers are black and white, as in `read_image`.
 
     Examples:
         >>> from pathlib import Path
@@ -73,17 +79,26 @@ class Source(ABC):
 
     @abstractmethod
     def load(self, root: Path, val_fraction: float, seed: int) -> Splits:
-        """Load the splits from the folder `root`.
+        """Load the splits.
 
-        Where the data set has no validation part, `val_fraction` of the training part becomes it,
-        the same for every run with the same seed. Raises DataError where data are missing.
+        Args:
+            root: The folder that holds the data sets.
+            val_fraction: The share of the training part that becomes the validation part, where the
+                data set has none.
+            seed: Which part that is: the same for every run with the same seed.
+
+        Raises:
+            DataError: Data are missing.
         """
 
 
 class CIFAR10(Source):
     """60,000 photos of 32 x 32 pixels in 10 classes (Krizhevsky 2009), checked by their md5.
 
-    Expects `cifar-10-batches-py` in the root folder; `download` fetches it.
+    Expects `cifar-10-batches-py` in the root folder.
+
+    Args:
+        download: Whether to fetch it.
 
     Examples:
         >>> from vision_attn.data import CIFAR10, ImageData
@@ -136,7 +151,10 @@ class CIFAR10(Source):
 class CIFAR100(CIFAR10):
     """60,000 photos of 32 x 32 pixels in 100 classes (Krizhevsky 2009), checked by their md5.
 
-    Expects `cifar-100-python` in the root folder; `download` fetches it.
+    Expects `cifar-100-python` in the root folder.
+
+    Args:
+        download: Whether to fetch it.
 
     Examples:
         >>> from vision_attn.data import CIFAR100, ImageData

@@ -63,10 +63,19 @@ def stretch(
 class StreamedSet(ImageSet):
     """Photos that are decoded when a batch needs them; JPEGs at a half, quarter or eighth if large.
 
-    What they show is what `CachedSet` shows, to the bit. workers: processes that decode; None: one
-    a CPU core up to eight; 0: threads of this process. max_corrupt: how many unreadable photos are
-    passed over, each named in a warning, another one of the same labels in its place; one more
-    stops with a DataError.
+    What they show is what `CachedSet` shows, to the bit. One photo more than `max_corrupt` that
+    cannot be read stops with a DataError.
+
+    Args:
+        photos: The encoded photos.
+        labels: (n), or (n k) of 0 and 1.
+        size: (h, w) of every image in pixels.
+        crop: Which box of each photo is shown, by the photos' sides and the random numbers.
+        shorter_side: What the shorter side of a photo is reduced to.
+        workers: Processes that decode; None: one a CPU core up to eight; 0: threads of this
+            process.
+        max_corrupt: How many unreadable photos are passed over, each named in a warning, another
+            one of the same labels in its place.
 
     Examples:
         >>> import tempfile
@@ -158,9 +167,15 @@ class StreamedSet(ImageSet):
         out: UInt8[Tensor, "b 3 h w"],
         over: Callable[..., Iterable[Any]] = map,
     ) -> Problems:
-        """Decode a batch into `out`, and say by number which photos could not be read.
+        """Decode a batch.
 
-        over: what maps a function over the photos: threads, or one after the other.
+        Args:
+            wanted: The items, their random numbers, and the photos that have them.
+            out: What is filled, bytes (b 3 h w).
+            over: What maps a function over the photos: threads, or one after the other.
+
+        Returns:
+            What is wrong with the photos that could not be read, by number.
         """
         items, draws, photos = wanted
         problems: Problems = {}

@@ -80,8 +80,16 @@ class ChosenSet(ImageSet):
 class Subset(Source):
     """A source with fewer training images; its validation and test images stay as they are.
 
-    fraction: this share of each class. per_class: at most so many of each. Photos from folders,
-    tables and shards have these options themselves, and decode no more than they take.
+    Photos from folders, tables and shards have these options themselves, and decode no more than
+    they take.
+
+    Args:
+        source: Where the images come from.
+        fraction: This share of each class.
+        per_class: At most so many of each class.
+
+    Raises:
+        ValueError: `fraction` is not above 0 and at most 1, or `per_class` is below 1.
 
     Examples:
         >>> from pathlib import Path

@@ -30,21 +30,31 @@ Row = dict[str, str]
 
 @dataclass(eq=False)
 class ImageTable(PhotoSource):
-    """Photos in the folder `path` with labels from `table`, a CSV file with a header.
+    r"""Photos in a folder with labels from a CSV file with a header.
 
-    `path` lies in the root folder, or is absolute; `table` lies in the folder `path`, or is
-    absolute. Its cells are divided by commas, semicolons or tabs. image: the column of the photos'
-    files, from `path` too; the suffix may be left out. Labels are given in one of
-    three ways:
+    The table's cells are divided by commas, semicolons or tabs. Labels are given in one of three
+    ways:
 
     - label: a column with the class of each photo;
     - label and separator: a column with its classes, such as "cat;dog", or none;
     - labels: a column a class, with 1 or 0 (true or false, yes or no).
 
     With the latter two a photo has any number of classes: its labels are 0 and 1 (k), for
-    `training.MultiLabelCrossEntropy`. split: a column that says train, val or test; without it they
-    are drawn. classes: only these, in this order; of `label` others are left out. The other options
-    are those of `ImageFolder`.
+    `training.MultiLabelCrossEntropy`. The options by keyword that are not listed are those of
+    `ImageFolder`.
+
+    Args:
+        path: The photos' folder: lies in the root folder, or is absolute.
+        table: The CSV file: lies in the folder `path`, or is absolute.
+        image: The column of the photos' files, from `path` too; the suffix may be left out.
+        label: The column of the class or classes.
+        labels: The columns of the classes.
+        separator: What divides the classes in a cell of `label`.
+        split: A column that says train, val or test; None: the parts are drawn.
+        classes: Only these, in this order; of `label` others are left out.
+
+    Raises:
+        ValueError: Labels are given in none of the ways or in two, or an option is out of range.
 
     Examples:
         >>> import tempfile
@@ -54,7 +64,7 @@ class ImageTable(PhotoSource):
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     for i in range(4):
         ...         Image.new("RGB", (40, 30)).save(f"{folder}/{i}.png")
-        ...     rows = "image,cat,dog\\n0.png,1,0\\n1.png,1,1\\n2.png,0,1\\n3.png,0,0\\n"
+        ...     rows = "image,cat,dog\n0.png,1,0\n1.png,1,1\n2.png,0,1\n3.png,0,0\n"
         ...     _ = Path(folder, "labels.csv").write_text(rows)
         ...     photos = ImageTable(folder, f"{folder}/labels.csv", labels=["cat", "dog"], size=16)
         ...     splits = photos.load(Path(folder), val_fraction=0.25, seed=0)

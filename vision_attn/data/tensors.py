@@ -28,10 +28,13 @@ Fetched = tuple[Items, Draws, UInt8[Tensor, "b 3 h w"]]
 class ImageSet(ABC):
     """Labelled images that come in batches of one size.
 
-    labels: (n), or (n k) where an image has any number of k classes. size: (h, w) of every batch.
-    ahead: how many batches are fetched in threads while
-    the network computes; 0 where fetching costs nothing. blocks: which images are read together,
-    for the order of an epoch; None where each is read alone.
+    Attributes:
+        labels: (n), or (n k) where an image has any number of k classes.
+        size: (h, w) of every batch.
+        ahead: How many batches are fetched in threads while the network computes; 0 where fetching
+            costs nothing.
+        blocks: Which images are read together, for the order of an epoch; None where each is read
+            alone.
 
     Examples:
         >>> from vision_attn.data import ImageSet
@@ -49,7 +52,15 @@ class ImageSet(ABC):
 
     @abstractmethod
     def fetch(self, items: Items, draws: Draws) -> UInt8[Tensor, "b 3 h w"]:
-        """The images at the places `items`; `draws` decides what is random about them."""
+        """Fetch a batch.
+
+        Args:
+            items: The images' places in the set, (b).
+            draws: Decides what is random about them.
+
+        Returns:
+            Bytes, (b 3 h w).
+        """
 
     def fetch_all(self, wanted: Iterable[Drawn]) -> Iterator[Fetched]:
         """Yield batch after batch as `fetch` gives them, `ahead` of them fetched meanwhile."""
@@ -87,6 +98,10 @@ def ahead_of(
 class TensorSet(ImageSet):
     """Images that all lie in one uint8 tensor, on any device.
 
+    Args:
+        images: Bytes, (n 3 h w).
+        labels: (n), or (n k) where an image has any number of k classes.
+
     Examples:
         >>> import numpy as np
         >>> import torch
@@ -113,6 +128,11 @@ class Batch:
     """Images as they are stored, their labels, and the random numbers to change them.
 
     No dataclass: Lightning's precisions would take that apart and turn labels into their numbers.
+
+    Args:
+        images: Bytes, (b 3 h w).
+        labels: Class indices (b), or shares (b k).
+        draws: The random numbers.
 
     Examples:
         >>> import torch
@@ -148,8 +168,17 @@ class InOrder:
 
     No item is left out and none comes twice: an epoch has as few batches as `batch_size` allows,
     their sizes differ by at most one. Over `world` processes, one batch is world * batch_size items
-    and the process number `rank` gets a slice of it, so N processes see together what one process
-    sees at N times the batch size.
+    and each process gets a slice of it, so N processes see together what one process sees at N
+    times the batch size.
+
+    Args:
+        length: How many items there are.
+        batch_size: Items a process, at most.
+        rank: The number of this process.
+        world: How many processes there are.
+
+    Raises:
+        ValueError: `batch_size` is below 1, or there are fewer items than processes.
 
     Examples:
         >>> from vision_attn.data import InOrder
@@ -183,7 +212,11 @@ class InOrder:
         return np.arange(self.length)
 
     def batches(self, first: int = 0) -> Iterator[Items]:
-        """This process's share of batch number first, first + 1, ... of this epoch."""
+        """This process's share of the batches of this epoch.
+
+        Args:
+            first: The number of the first batch, from 0.
+        """
         for batch in np.array_split(self.items(), len(self))[first:]:
             yield np.array_split(batch, self.world)[self.rank]
 
@@ -191,7 +224,16 @@ class InOrder:
 class Shuffled(InOrder):
     """`InOrder` in a new order every epoch, a function of (seed, epoch).
 
-    blocks: of images that are read together, which then stay near one another.
+    Args:
+        length: How many items there are.
+        batch_size: Items a process, at most.
+        rank: The number of this process.
+        world: How many processes there are.
+        seed: Another seed, other orders.
+        blocks: Of images that are read together, which then stay near one another.
+
+    Raises:
+        ValueError: `batch_size` is below 1, or there are fewer items than processes.
 
     Examples:
         >>> from vision_attn.data import Shuffled
@@ -223,6 +265,11 @@ class Batches:
 
     Lightning numbers the epochs through `sampler`. `state_dict` says how far the epoch is: a loader
     that takes it over goes on with the next batch, and gives the batches that the first would have.
+
+    Args:
+        images: The set.
+        order: Which images each batch has.
+        seed: Of the random numbers that a batch brings along.
 
     Examples:
         >>> import torch

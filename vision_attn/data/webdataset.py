@@ -105,16 +105,24 @@ class TarPhotos(Photos):
 class WebDataset(PhotoSource):
     """Tar shards in WebDataset's layout: `pip install 'vision-attn[webdataset]'`.
 
-    train: the shards, as paths below the root folder (or absolute), with `*` and `{000..146}`, or
-    as URLs that fsspec opens (http, s3, gs ...), which are fetched once into the folder of the
-    cache, as is what COMMAND of `pipe:COMMAND` prints, if VISION_ATTN_PIPES=1 allows commands. val
-    and test: other shards, held out of `train` if they are not given. A photo is the member KEY.jpg
-    (or .png, .webp ...), its label KEY.cls, a number or a word, or the entry `label` of KEY.json.
-    label: the ending that has the label, `cls` or `json`; classes: the names of the numbers, in
-    their order.
+    A photo is the member KEY.jpg (or .png, .webp ...), its label KEY.cls, a number or a word, or
+    the entry `label` of KEY.json. Of a shard that is cut short the whole photos are used, with a
+    warning; with corrupt="error" it stops the run, with a line that names it. The options by
+    keyword that are not listed are those of `ImageFolder`.
 
-    Of a shard that is cut short the whole photos are used, with a warning; with corrupt="error"
-    it stops the run, with a line that names it. The other options are those of `ImageFolder`.
+    Args:
+        train: The shards, as paths below the root folder (or absolute), with `*` and `{000..146}`,
+            or as URLs that fsspec opens (http, s3, gs ...), which are fetched once into the folder
+            of the cache, as is what COMMAND of `pipe:COMMAND` prints, if VISION_ATTN_PIPES=1 allows
+            commands.
+        val: Shards of validation images; None: they are held out of `train`.
+        test: Shards of test images; None: they are held out of `train`.
+        label: The ending that has the label, `cls` or `json`.
+        classes: The names of the numbers, in their order.
+        timeout: Seconds that a server of http may take to connect, and to send the next bytes.
+
+    Raises:
+        ValueError: An option is out of range.
 
     Examples:
         >>> from vision_attn.data import WebDataset
