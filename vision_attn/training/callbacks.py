@@ -22,9 +22,8 @@ class WholeFiles(TorchCheckpointIO):
     """Checkpoints that are written beside their place, then moved there when they are whole.
 
     A kill or a full disk leaves the earlier checkpoint as it was. Lightning's own way moves the
-    file out of the folder for temporary files, which from another disk is a copy.
-
-    Raises OSError, with the path, where the file cannot be written.
+    file out of the folder for temporary files, which from another disk is a copy. A file that
+    cannot be written raises OSError, with the path.
 
     Examples:
         >>> import tempfile, torch
@@ -63,9 +62,13 @@ def _save(checkpoint: dict[str, Any], file: BinaryIO) -> None:
 class BestCheckpoint(ModelCheckpoint):
     """`folder`/best.ckpt: the weights with the best `monitor` so far.
 
-    monitor: the name of a logged metric. mode: "max" where more is better, "min" where less is.
     Without validation there is nothing to compare, and the best is the newest; of a run that ends
     before its first validation too.
+
+    Args:
+        folder: The run's folder.
+        monitor: The name of a logged metric.
+        mode: "max" where more is better, "min" where less is.
 
     Examples:
         >>> from vision_attn.training import BestCheckpoint
@@ -134,12 +137,17 @@ def best_checkpoint(trainer: Trainer) -> Path | None:
 class LastCheckpoint(ModelCheckpoint):
     """`folder`/last.ckpt: the state of the run after every epoch, and when Ctrl-C stops it.
 
-    every: also after so many steps, where an epoch is long. folder: that of the run, unless given.
-
     Ctrl-C takes effect after the step, so that what is saved is a whole number of steps; a second
     Ctrl-C stops at once and saves nothing. The state of torch's random numbers is saved too, so
     that a resumed run (of one process) goes on to the bit as if it had not been stopped, or killed.
     With it all checkpoints of the run are written as `WholeFiles`.
+
+    Args:
+        folder: Where the file lies; None: in the run's folder.
+        every: Save after so many steps too, where an epoch is long.
+
+    Raises:
+        ValueError: `every` is below 1.
 
     Examples:
         >>> from lightning.pytorch import Trainer

@@ -36,22 +36,33 @@ Batch = Sequence[Tensor]  # images and labels
 class ImageClassifier(TrainingModule):
     """A network that learns to name images: (b, c, h, w) -> logits (b, k).
 
-    optimizer, schedule, layer_decay: see `TrainingModule`.
-    loss: of logits (b, k) and labels, either class indices (b,) or, with mixup, shares (b, k).
-        None is cross-entropy.
-    weights: what the network starts from, a checkpoint or vision_attn:NAME; the classifier starts
-        anew where the number of classes differs. `start` says so in a line.
-
-    run: how the network is called, as run(network, images). teaching: what a training step makes of
-    its loss, as teaching(loss, logits, images); None leaves it as it is. teacher_flops: the
-    operations that a teacher has spent in this process, which count as work of the run.
-    classes and preprocess (input_size, mean, std ...) come from the data module, and go into the
+    Classes and preprocessing (input_size, mean, std ...) come from the data module, and go into the
     checkpoint with the network's description.
 
     Logged: loss, top-1, top-5 (if k is above 5), expected calibration error (15 bins, Guo 2017).
     With `MultiLabelCrossEntropy` labels are 0 and 1 (b, k), any number of classes an image; logged
     are then the mean average precision over the classes (`map`, by which the best checkpoint is
     chosen), the mean F1 and the share of images of which every class is right (`exact`).
+
+    Args:
+        network: What learns.
+        optimizer: Called with the parameter groups (see `parameter_groups`), any torch optimiser.
+        schedule: Called with the optimiser and the number of steps of the run; stepped every step.
+        loss: Of logits (b, k) and labels, either class indices (b,) or, with mixup, shares (b, k).
+            None is cross-entropy.
+        layer_decay: How much slower each layer learns than the one above it, 1: as fast.
+        weights: What the network starts from, a checkpoint or vision_attn:NAME; the classifier
+            starts anew where the number of classes differs.
+
+    Attributes:
+        start: A line that says what the network starts from; "" without `weights`.
+        run: How the network is called, as run(network, images).
+        teaching: What a training step makes of its loss, as teaching(loss, logits, images); None
+            leaves it as it is.
+        teacher_flops: The operations that a teacher has spent in this process, which count as work
+            of the run.
+        classes: The classes' names.
+        preprocess: What `Preprocess` takes, as plain values.
 
     Examples:
         >>> import torch

@@ -17,6 +17,11 @@ class BalancedCrossEntropy(nn.CrossEntropyLoss):
     Class c weighs n / (k n_c), with n_c of the n training images in it: `ImageClassifier` sets
     these weights from its data. They are of the data, not of the network: no checkpoint has them.
 
+    Args:
+        label_smoothing: The share of each label that is spread evenly over the classes, from 0 to
+            1.
+        reduction: "mean" or "sum" over the batch, as of torch's.
+
     Examples:
         >>> import torch
         >>> from vision_attn.training import BalancedCrossEntropy
@@ -46,9 +51,16 @@ class BalancedCrossEntropy(nn.CrossEntropyLoss):
 class MultiLabelCrossEntropy(nn.BCEWithLogitsLoss):
     """Binary cross-entropy of each class by itself, for images of any number of classes.
 
-    Labels are 0 and 1 (b k). balanced: an image that has a class weighs as much for it as all that
-    have it not, n_without / n_with of the training images (at most `most`): `ImageClassifier` sets
-    these weights from its data. They are of the data, not of the network: no checkpoint has them.
+    Labels are 0 and 1 (b k).
+
+    Args:
+        balanced: Whether an image that has a class weighs as much for it as all that have it not,
+            n_without / n_with of the training images: `ImageClassifier` sets these weights from its
+            data. They are of the data, not of the network: no checkpoint has them.
+        most: The largest such weight.
+
+    Raises:
+        ValueError: `most` is below 1.
 
     Examples:
         >>> import torch

@@ -45,14 +45,17 @@ class NonFiniteLoss(ValueError):
 class TrainingModule(LightningModule):
     """A network, its optimiser and its schedule: the base of `ImageClassifier` and `Learner`.
 
-    optimizer: called with the parameter groups (see `parameter_groups`), any torch optimiser.
-    schedule: called with the optimiser and the number of steps of the run; stepped every step.
-    layer_decay: how much slower each layer learns than the one above it, 1: as fast.
+    A subclass has a `training_step`. `log_mean` logs a metric once an epoch; `finite` checks a
+    loss.
 
-    monitor: the metric by which the best checkpoint is chosen.
+    Args:
+        network: What learns.
+        optimizer: Called with the parameter groups (see `parameter_groups`), any torch optimiser.
+        schedule: Called with the optimiser and the number of steps of the run; stepped every step.
+        layer_decay: How much slower each layer learns than the one above it, 1: as fast.
 
-    A subclass has a `training_step`. `log_mean` logs a metric once an epoch;
-    `finite` checks a loss.
+    Attributes:
+        monitor: The metric by which the best checkpoint is chosen.
 
     Examples:
         >>> from torch import nn
@@ -103,11 +106,14 @@ class TrainingModule(LightningModule):
     def log_mean(self, name: str, mean: Tensor, count: int) -> None:
         """Add to a training metric's mean over the epoch, which is logged as train/name.
 
-        mean: over `count` things of this step.
-
         The loss of a step, in this process, is logged as train/loss_step where the logger writes
         it, and twice a second for the progress bar: not in every step, as Lightning's `log` takes
         0.4 ms, which a small step feels.
+
+        Args:
+            name: Of the metric.
+            mean: Its mean in this step.
+            count: Of how many things that is the mean.
         """
         total, counted = self._sums.get(name, (0.0, 0))
         self._sums[name] = (total + mean.detach() * count, counted + count)
@@ -133,7 +139,15 @@ class TrainingModule(LightningModule):
             self.log(f"train/{name}", mean, prog_bar=shown, batch_size=count, sync_dist=True)
 
     def finite(self, loss: Tensor, name: str) -> Tensor:
-        """Return the loss; NonFiniteLoss, with what to do, where it is nan or infinite."""
+        """Return the loss if it is finite.
+
+        Args:
+            loss: One number.
+            name: What the message calls it.
+
+        Raises:
+            NonFiniteLoss: It is nan or infinite; the message says what to do.
+        """
         if isfinite(loss.item()):
             return loss
         if self.trainer.state.fn != "fit":

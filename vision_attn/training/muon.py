@@ -22,14 +22,23 @@ SMALL = 2**18  # numbers of a matrix up to which those of one shape are worked o
 class MuonAdamW(AdamW):
     """Muon on the parameter groups marked `hidden`, AdamW on the others (see `parameter_groups`).
 
-    Muon, Jordan 2024 (kellerjordan.github.io/posts/muon): with the momentum m <- mu m + g,
-    W <- (1 - lr wd) W - lr sqrt(max(1, rows / columns)) orthogonal(g + mu m). A convolution kernel
-    is the matrix of out channels x everything else; `torch.optim.Muon` takes no kernels.
-    lr is Muon's, adam_lr AdamW's; schedules scale both. normed: before each step W is scaled to the
-    norm sqrt(rows) (Jordan's airbench94_muon), so that lr alone says how far a step goes: for
-    matrices whose size means nothing, as a batch norm follows them.
+    Muon, Jordan 2024 (kellerjordan.github.io/posts/muon): with the momentum m <- mu m + g, W <- (1
+    - lr wd) W - lr sqrt(max(1, rows / columns)) orthogonal(g + mu m). A convolution kernel is the
+    matrix of out channels x everything else; `torch.optim.Muon` takes no kernels.
 
-    Raises ValueError for a rate or a momentum below 0.
+    Args:
+        params: Parameters, or groups of them.
+        lr: Muon's rate; schedules scale both.
+        adam_lr: AdamW's rate.
+        momentum: mu.
+        betas: AdamW's.
+        weight_decay: wd, of both.
+        normed: Whether W is scaled to the norm sqrt(rows) before each step (Jordan's
+            airbench94_muon), so that lr alone says how far a step goes: for matrices whose size
+            means nothing, as a batch norm follows them.
+
+    Raises:
+        ValueError: A rate or a momentum is below 0.
 
     Examples:
         >>> from torch import nn
@@ -114,11 +123,21 @@ class MuonSGD(MuonAdamW):
     and biases go by SGD, m <- mu m + g + wd w, w <- w - lr (g + wd w + mu m), the gates, which have
     `orthogonal = False`, by AdamW without decay.
 
-    lr, momentum, normed: Muon's, see `MuonAdamW`; its matrices do not decay.
-    sgd_lr, sgd_momentum, weight_decay: SGD's, of biases too, or these grow at such rates. With a
-        loss that is a mean, sgd_lr is the batch size times what it would be for a sum.
-    head_lr: SGD's rate for weights, the classifier's, whose decay is smaller by as much, so that
-        all shrink alike; None is sgd_lr.
+    Args:
+        params: Parameters, or groups of them.
+        lr: Muon's rate, see `MuonAdamW`; its matrices do not decay.
+        sgd_lr: SGD's rate, of biases too. With a loss that is a mean, it is the batch size times
+            what it would be for a sum.
+        head_lr: SGD's rate for weights, the classifier's, whose decay is smaller by as much, so
+            that all shrink alike; None is sgd_lr.
+        adam_lr: AdamW's rate.
+        momentum: Muon's.
+        sgd_momentum: SGD's mu.
+        weight_decay: SGD's wd, of biases too, or these grow at such rates.
+        normed: As of `MuonAdamW`.
+
+    Raises:
+        ValueError: A rate, a momentum or the decay is below 0.
 
     Examples:
         >>> from torch import nn

@@ -31,6 +31,9 @@ class PerClass(Callback):
     present from a probability of 0.5 on. The last row is the mean over the classes that have an
     image.
 
+    Args:
+        folder: The run's folder.
+
     Examples:
         >>> from lightning.pytorch import Trainer
         >>> from vision_attn.training import PerClass

@@ -17,13 +17,19 @@ __all__ = ["LearningRateRangeTest"]
 class LearningRateRangeTest(Callback):
     """A printed suggestion by what factor to multiply the learning rates; then training as usual.
 
-    A copy of the network is trained for `steps` steps, from `low` to `high` times the rates of the
-    config in equal ratios, all groups together, so that Muon's and AdamW's keep their proportion.
-    The suggestion is where the smoothed loss falls fastest for a step in ratio (Smith 2017, as
-    fastai has it). Lightning's LearningRateFinder gives every group one rate, and a schedule that
-    is stepped with the batches undoes what it found.
+    A copy of the network is trained at rising multiples of the rates of the config, in equal
+    ratios, all groups together, so that Muon's and AdamW's keep their proportion. The suggestion is
+    where the smoothed loss falls fastest for a step in ratio (Smith 2017, as fastai has it).
+    Lightning's LearningRateFinder gives every group one rate, and a schedule that is stepped with
+    the batches undoes what it found.
 
-    Raises ValueError for less than 10 steps, or bounds that do not rise.
+    Args:
+        steps: How many steps the copy is trained.
+        low: The multiple of the first step.
+        high: The multiple of the last step.
+
+    Raises:
+        ValueError: There are less than 10 steps, or the bounds do not rise from above 0.
 
     Examples:
         >>> from vision_attn.training import LearningRateRangeTest
@@ -49,7 +55,11 @@ class LearningRateRangeTest(Callback):
             print(f"learning rates: suggested factor {factor}")
 
     def factor(self, step: int) -> float:
-        """The factor of all rates at this step, 0 to `steps` - 1."""
+        """The factor of all rates at a step.
+
+        Args:
+            step: From 0 to `steps` - 1.
+        """
         return self.low * (self.high / self.low) ** (step / (self.steps - 1))
 
     def _losses(self, trainer: Trainer, pl_module: Any) -> list[float]:

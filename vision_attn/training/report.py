@@ -64,6 +64,9 @@ class Summary(Callback):
 
     A test or validation apart from training writes test.* or val.* instead.
 
+    Args:
+        folder: The run's folder.
+
     Examples:
         >>> from vision_attn.training import Summary
         >>> summary = Summary("outputs/run")
@@ -213,6 +216,9 @@ class Summary(Callback):
 class LearningCurves(Callback):
     """`folder`/learning_curves.png, drawn from the metrics.csv there when training ends.
 
+    Args:
+        folder: The run's folder.
+
     Examples:
         >>> from lightning.pytorch import Trainer
         >>> from vision_attn.training import LearningCurves
@@ -234,6 +240,9 @@ class ConfusionMatrix(Callback):
     """`folder`/confusion_matrix.png, drawn from the predictions for the test images.
 
     Images that have any number of classes have none.
+
+    Args:
+        folder: The run's folder.
 
     Examples:
         >>> from lightning.pytorch import Trainer
@@ -276,6 +285,9 @@ class PortableWeights(Callback):
     Names are the network's own; the checkpoint's entry "vision_attn" (classes, preprocessing) is in
     the metadata, as JSON.
 
+    Args:
+        folder: The run's folder.
+
     Examples:
         >>> from lightning.pytorch import Trainer
         >>> from vision_attn.training import BestCheckpoint, PortableWeights
@@ -304,7 +316,11 @@ class PortableWeights(Callback):
 class Predictions(Callback):
     """A CSV of file, most probable class and its probability; batches are (images, files).
 
-    `rows` are those of all processes, in the order of the loader's paths.
+    Args:
+        path: The CSV file.
+
+    Attributes:
+        rows: Those of all processes, in the order of the loader's paths.
 
     Examples:
         >>> from lightning.pytorch import Trainer

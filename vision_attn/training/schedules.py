@@ -56,6 +56,12 @@ class Warmup(LambdaLR):
 class CosineDecay(Warmup):
     """Half a cosine from the full rate to `final` of it, Loshchilov & Hutter 2017 (no restarts).
 
+    Args:
+        optimizer: Whose rates are scaled.
+        steps: Optimiser steps of the whole run.
+        warmup: The share of the steps in which the rate rises from near 0.
+        final: The share of the full rate that is reached in the end.
+
     Examples:
         >>> import torch
         >>> from vision_attn.training import CosineDecay
@@ -76,6 +82,12 @@ class CosineDecay(Warmup):
 class LinearDecay(Warmup):
     """A straight line from the full rate to `final` of it.
 
+    Args:
+        optimizer: Whose rates are scaled.
+        steps: Optimiser steps of the whole run.
+        warmup: The share of the steps in which the rate rises from near 0.
+        final: The share of the full rate that is reached in the end.
+
     Examples:
         >>> import torch
         >>> from vision_attn.training import LinearDecay
@@ -95,6 +107,11 @@ class LinearDecay(Warmup):
 
 class ConstantRate(Warmup):
     """The full rate to the end, after the warm-up.
+
+    Args:
+        optimizer: Whose rates are scaled.
+        steps: Optimiser steps of the whole run.
+        warmup: The share of the steps in which the rate rises from near 0.
 
     Examples:
         >>> import torch

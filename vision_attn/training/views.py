@@ -21,13 +21,17 @@ __all__ = ["TestTimeAugmentation"]
 class TestTimeAugmentation(Callback):
     """Top-1 of the mean logits over views of each image, logged as `test/top1_views`.
 
-    The views are the image and its mirror image. With `shift` there are also both of these moved by
-    so many pixels up and left, and down and right, the border reflected; the unmoved ones count as
-    much as all moved ones together (Jordan 2024, arXiv:2404.00498, section 3.5).
+    The views are the image and its mirror image, and both of these moved; the unmoved ones count as
+    much as all moved ones together (Jordan 2024, arXiv:2404.00498, section 3.5). Where images have
+    any number of classes, the mean average precision, as `test/map_views`. Measured by `test` and
+    `validate`, not while a fit validates.
 
-    Where images have any number of classes, the mean average precision, as `test/map_views`.
+    Args:
+        shift: How many pixels up and left, and down and right, the moved ones are off, the border
+            reflected; 0: there are none.
 
-    Measured by `test` and `validate`, not while a fit validates.
+    Raises:
+        ValueError: `shift` is below 0.
 
     Examples:
         >>> import torch
@@ -52,7 +56,16 @@ class TestTimeAugmentation(Callback):
         self.metric: Metric | None = None
 
     def logits(self, network: nn.Module, images: Images, plain: Logits) -> Logits:
-        """The mean logits (b, k) over the views; `plain` are those of the images themselves."""
+        """The mean logits over the views.
+
+        Args:
+            network: The network.
+            images: (b c h w), as it takes them.
+            plain: Its logits of the images themselves, (b k).
+
+        Returns:
+            The logits, (b k).
+        """
         unmoved = (plain + at_least_float32(network(images.flip(3)))) / 2
         if not self.shift:
             return unmoved

@@ -35,14 +35,19 @@ WIDEST = 2400  # pixels
 class WatchHeatmaps(Callback):
     """Heatmaps of the first validation images, drawn before training and after each epoch.
 
-    explainer: any of `vision_attn.methods`, or any callable (network, images, targets) ->
-        Heatmaps; the targets are the images' labels, of several classes the first (of none, class
-        0). images: how many are drawn.
-
     In the run's folder: heatmaps/epoch_3.png, the images and their maps after three epochs, and
     heatmaps.png, a strip of epochs for each image, all in one scale. Loggers that keep pictures
     (TensorBoard, Weights & Biases, MLflow, Comet, and any that has a `log_image` as `WandbLogger`
     or an experiment with an `add_image` as TensorBoard) get each epoch's too, as "heatmaps".
+
+    Args:
+        explainer: Any of `vision_attn.methods`, or any callable (network, images, targets) ->
+            Heatmaps; the targets are the images' labels, of several classes the first (of none,
+            class 0).
+        images: How many are drawn.
+
+    Raises:
+        ValueError: `images` is below 1.
 
     Examples:
         >>> from lightning.pytorch import Trainer

@@ -12,8 +12,13 @@ __all__ = ["Whiten"]
 class Whiten(Callback):
     """A `Whitening` layer fitted to training images before the run starts.
 
-    images: how many, spread evenly over the set, without augmentation. Raises ValueError for a
-    network without such a layer.
+    A run of a network without such a layer raises ValueError.
+
+    Args:
+        images: How many, spread evenly over the set, without augmentation.
+
+    Raises:
+        ValueError: `images` is below 1.
 
     Examples:
         >>> from lightning.pytorch import Trainer

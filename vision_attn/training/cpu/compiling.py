@@ -18,10 +18,15 @@ class Compile(Callback):
     """Training with the network as `torch.compile` makes it, with the same weights and checkpoints.
 
     The first step takes a minute or so, and the first batch of another size once more. Validation
-    and tests run as without. The inductor needs a C++ compiler on a CPU.
+    and tests run as without. The inductor needs a C++ compiler on a CPU: without one the start of
+    training raises OSError.
 
-    backend, mode: `torch.compile`'s. Raises ValueError for ones that it does not know, and OSError
-    at the start of training where no compiler is found.
+    Args:
+        backend: As of `torch.compile`.
+        mode: As of `torch.compile`.
+
+    Raises:
+        ValueError: torch does not know one of them.
 
     Examples:
         >>> from lightning.pytorch import Trainer

@@ -43,10 +43,15 @@ DTYPES = {"bf16-mixed": torch.bfloat16, "32-true": torch.float32}
 class ExecutionPlan:
     """How training computes.
 
-    precision: Lightning's, "bf16-mixed" or "32-true". memory_format: of the convolutions' kernels,
-    "contiguous" or "channels_last". parts: into how many a batch is divided, one a thread; 1 leaves
-    it whole, and every operation has all threads. As in `ThreadParallel`, fewer parts or one where
-    the network or the batch is not to be divided.
+    Args:
+        precision: Lightning's, "bf16-mixed" or "32-true".
+        memory_format: Of the convolutions' kernels, "contiguous" or "channels_last".
+        parts: Into how many a batch is divided, one a thread; 1 leaves it whole, and every
+            operation has all threads. As in `ThreadParallel`, fewer parts or one where the network
+            or the batch is not to be divided.
+
+    Raises:
+        ValueError: One of them is unknown, or `parts` below 1.
 
     Examples:
         >>> from vision_attn.training import ExecutionPlan
@@ -155,6 +160,9 @@ def fastest(
 
 class Planned(Callback):
     """Convolutions in the memory format of a plan, which checkpoints keep, for a run that goes on.
+
+    Args:
+        plan: The plan.
 
     Examples:
         >>> from lightning.pytorch import Trainer

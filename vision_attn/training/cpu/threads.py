@@ -30,13 +30,18 @@ class ThreadParallel(Callback):
 
     The gradients are those of the whole batch, to rounding, and the same in every run; loss and
     optimiser see the whole batch. A network stays undivided where that would not hold, or not pay:
-    if it draws random numbers (dropout), is compiled or distributed, or if a part's forward pass
-    is less than `least` operations. So does one with batch norms, unless `batch_norms`: each part
-    is then normalised by its own statistics, and the running ones become the means of the parts',
-    as in distributed training.
+    if it draws random numbers (dropout), is compiled or distributed, has batch norms, or if a
+    part's forward pass is too short. The command line always adds one with these defaults.
 
-    threads: how many parts; None takes as many as torch has threads. The command line always adds
-    one with these defaults. Raises ValueError for less than one thread or operation.
+    Args:
+        threads: How many parts; None takes as many as torch has threads.
+        batch_norms: Whether to divide networks with batch norms too: each part is then normalised
+            by its own statistics, and the running ones become the means of the parts', as in
+            distributed training.
+        least: The fewest operations of a part's forward pass that pay.
+
+    Raises:
+        ValueError: `threads` is below 1, or `least` below 0.
 
     Examples:
         >>> from lightning.pytorch import Trainer
@@ -76,6 +81,9 @@ class KeepThreads(Callback):
     """The number of torch's threads, which checkpoints keep, for a run that goes on.
 
     Sums that are computed by another number of threads round differently.
+
+    Args:
+        threads: The number.
 
     Examples:
         >>> from vision_attn.training import KeepThreads
