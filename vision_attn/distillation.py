@@ -39,35 +39,41 @@ LOOKED_AT = 16  # images, to know a data set again
 class Distillation(Callback):
     """A teacher's answers beside the labels: (1 - share) * loss + share * distillation.
 
-    Of logits z of the network and t of the teacher, for the same images as augmented:
-    soft: T^2 KL(softmax(t / T) || softmax(z / T)), T the temperature (Hinton 2015,
-    arXiv:1503.02531); hard: the cross-entropy with the teacher's class, argmax t (DeiT, Touvron
-    2021, arXiv:2012.12877, equation 3, without its distillation token).
+    Of logits z of the network and t of the teacher, for the same images as augmented: soft: T^2
+    KL(softmax(t / T) || softmax(z / T)), T the temperature (Hinton 2015, arXiv:1503.02531); hard:
+    the cross-entropy with the teacher's class, argmax t (DeiT, Touvron 2021, arXiv:2012.12877,
+    equation 3, without its distillation token).
 
-    teacher: whatever `load_model` takes (a checkpoint, vision_attn:NAME, timm:NAME ...), or a
-    loaded model. It sees the images in its own normalisation; one of tokens sees them at its own
-    input size, one of convolutions at the size at which the network learns. Its classes may be in
-    another order, and more.
-    share: of the distillation in the loss, 0 to 1. temperature: of soft distillation. hard: use the
-    teacher's class instead of its probabilities.
-    cache: keep the teacher's logits of each image that comes again to the bit, as without
-    augmentation, or with flips alone. If none has come again after two epochs, nothing is kept.
-    fixed: the teacher answers before the first epoch and never again, for each training image as it
-    is and mirrored; the mean of both logits is the answer for every augmented view (the fixed
-    teacher of Beyer et al. 2022, arXiv:2106.05237). The label becomes (1 - share) * label + share *
-    softmax(answer), which `mix` mixes and the loss smooths as any label; train/top1 is then the
-    share of images whose largest logit is that of the largest number in this mixture. Far less
-    work, for images that augmentation changes little. Of several processes each has all answers
-    from its own teacher. A run that goes on takes them from its checkpoint, if there are no more
-    than 2^24 numbers, and teacher and data are still the same.
+    Validation and test have the plain loss. The teacher's operations count as work of the run. The
+    start of a fit raises ValueError for a module that is not an ImageClassifier, and a teacher that
+    lacks one of the data's classes; with `fixed` also for a loss that takes no shares of classes,
+    and data whose images have several labels or are cropped at random as they are read; and
+    ModelError for a teacher that cannot be loaded.
 
-    Validation and test have the plain loss. The teacher's operations count as work of the run.
+    Args:
+        teacher: Whatever `load_model` takes (a checkpoint, vision_attn:NAME, timm:NAME ...), or a
+            loaded model. It sees the images in its own normalisation; one of tokens sees them at
+            its own input size, one of convolutions at the size at which the network learns. Its
+            classes may be in another order, and more.
+        share: Of the distillation in the loss, 0 to 1.
+        temperature: T, of soft distillation.
+        hard: Whether to use the teacher's class instead of its probabilities.
+        cache: Whether to keep the teacher's logits of each image that comes again to the bit, as
+            without augmentation, or with flips alone. If none has come again after two epochs,
+            nothing is kept.
+        fixed: Whether the teacher answers before the first epoch and never again, for each training
+            image as it is and mirrored; the mean of both logits is the answer for every augmented
+            view (the fixed teacher of Beyer et al. 2022, arXiv:2106.05237). The label becomes (1 -
+            share) * label + share * softmax(answer), which `mix` mixes and the loss smooths as any
+            label; train/top1 is then the share of images whose largest logit is that of the largest
+            number in this mixture. Far less work, for images that augmentation changes little. Of
+            several processes each has all answers from its own teacher. A run that goes on takes
+            them from its checkpoint, if there are no more than 2^24 numbers, and teacher and data
+            are still the same.
 
-    Raises ValueError for a share outside of 0 to 1, a temperature of 0 or less, a module that is
-    not an ImageClassifier, and a teacher that lacks one of the data's classes; with `fixed` also
-    for a temperature other than 1, a loss that takes no shares of classes, and data whose images
-    have several labels or are cropped at random as they are read. Raises ModelError for a teacher
-    that cannot be loaded.
+    Raises:
+        ValueError: `share` is not from 0 to 1, `temperature` not above 0, or with `fixed` other
+            than 1.
 
     Examples:
         >>> from vision_attn.distillation import Distillation

@@ -61,13 +61,22 @@ RANDOM_CLASSIFIER = "Random classifier: this model has not been trained for thes
 class TokenLayout:
     """How a sequence of tokens lies on the image.
 
-    The sequence is `prefix` tokens (class, distillation, registers) and then `grid` = (h, w) patch
-    tokens, row by row. `pool` says what the classifier reads: the first token (`cls`), the first
-    two (`cls_dist`), the mean of the patch tokens (`mean`), both `cls` and `mean` (`cls_mean`), or
-    an attention pool over the tokens (`attention`). `class_token` says whether the first of the
-    prefix is a class token rather than a register; None: only where `pool` reads one. `registers`
-    are the places in the sequence of further tokens that are no patches, wherever they lie: counted
-    from 0, or from the end with -1 for the last.
+    The sequence is prefix tokens (class, distillation, registers) and then patch tokens, row by
+    row.
+
+    Args:
+        prefix: How many tokens come before the patches.
+        grid: (h, w), rows and columns of patches.
+        pool: What the classifier reads: the first token (`cls`), the first two (`cls_dist`), the
+            mean of the patch tokens (`mean`), both `cls` and `mean` (`cls_mean`), or an attention
+            pool over the tokens (`attention`).
+        class_token: Whether the first of the prefix is a class token rather than a register; None:
+            only where `pool` reads one.
+        registers: The places in the sequence of further tokens that are no patches, wherever they
+            lie: counted from 0, or from the end with -1 for the last.
+
+    Raises:
+        ValueError: A number is out of range, or these contradict each other.
 
     Examples:
         >>> from vision_attn.types import TokenLayout
@@ -130,7 +139,14 @@ class TokenLayout:
         return [place for place in range(self.tokens) if place not in beside]
 
     def to_map(self, row: Float[Tensor, "*lead n"]) -> Float[Tensor, "*lead h w"]:
-        """The patch part of a row over all tokens, laid out on the grid."""
+        """Lay the patch part of a row on the grid.
+
+        Args:
+            row: A number a token, (... n).
+
+        Returns:
+            The part, (... h w).
+        """
         if row.shape[-1] != self.tokens:
             registers = f"{len(self.registers)} registers + " if self.registers else ""
             raise ValueError(
@@ -145,13 +161,19 @@ class TokenLayout:
 class Heatmaps:
     """A map an image, raw: what the method's formula gives, never scaled for display.
 
-    values: float32 (b, h, w) on the token or feature grid. method: the explainer as it is written
-    on the command line. targets: the class explained, (b,), None for methods that take no class.
-    prefix_mass: the share that fell on tokens that are not on the image, (b,), None where the
-    method has no such tokens; values are not scaled up to make good for it. outlier_mass: the
-    share that fell on patches whose tokens have outlying norms, (b,), None where that is not known.
-    completeness_gap: |sum of the map - what it shares out| over the size of that, (b,), for methods
-    that share out a change of the logit by numerical integration, else None.
+    Attributes:
+        values: float32, (b, h, w), on the token or feature grid.
+        method: The explainer as it is written on the command line.
+        targets: The class explained, (b,); None for methods that take no class.
+        prefix_mass: The share that fell on tokens that are not on the image, (b,); None where the
+            method has no such tokens. Values are not scaled up to make good for it.
+        outlier_mass: The share that fell on patches whose tokens have outlying norms, (b,); None
+            where that is not known.
+        completeness_gap: |sum of the map - what it shares out| over the size of that, (b,), for
+            methods that share out a change of the logit by numerical integration, else None.
+
+    Raises:
+        ValueError: `values` have another shape or dtype, or there is not a number for each of them.
     """
 
     values: Float[Tensor, "b h w"]
@@ -179,7 +201,15 @@ class Heatmaps:
 
     @checked(height=1, width=1)
     def resized(self, height: int, width: int) -> "Heatmaps":
-        """The same maps at another size, bilinear, in the same units (values, not mass)."""
+        """The same maps at another size, bilinear, in the same units (values, not mass).
+
+        Args:
+            height: In rows of the new maps.
+            width: In columns of the new maps.
+
+        Raises:
+            ValueError: A size is below 1.
+        """
         values = F.interpolate(
             self.values[:, None], size=(height, width), mode="bilinear", align_corners=False
         )
@@ -212,20 +242,39 @@ class Preprocessing(Protocol):
         """Read a file as an upright RGB image."""
 
     def box(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
-        """Left, top, right and bottom of what the network sees of a photo of `size` (W, H)."""
+        """What the network sees of a photo: left, top, right and bottom in its pixels.
+
+        Args:
+            size: (W, H) of the photo in pixels.
+        """
 
     def mask(
         self, mask: Bool[ndarray, "H W"] | Image, size: tuple[int, int] | None = None
     ) -> Bool[Tensor, "h w"]:
-        """Lay a photo's mask over the network's input."""
+        """Lay a photo's mask over the network's input.
+
+        Args:
+            mask: (H, W) of the photo.
+            size: (W, H) of the photo, to check that the mask is as large.
+        """
 
     def boxes(self, boxes: Any, size: tuple[int, int]) -> Float[Tensor, "k 4"]:
-        """Lay boxes of a photo of `size` (W, H) over the network's input."""
+        """Lay boxes of a photo over the network's input.
+
+        Args:
+            boxes: [left, top, right, bottom] each, in pixels of the photo.
+            size: (W, H) of the photo.
+        """
 
     def to_original(
         self, heatmap: Float[ndarray, "h w"], size: tuple[int, int]
     ) -> Float[ndarray, "H W"]:
-        """Lay a map over the network's input on the photo of `size` (W, H); NaN beside it."""
+        """Lay a map over the network's input on the photo; NaN beside it.
+
+        Args:
+            heatmap: The map, of any resolution.
+            size: (W, H) of the photo.
+        """
 
 
 @dataclass(frozen=True)
@@ -270,7 +319,14 @@ class Calibration:
         return scaled.sigmoid() if self.activation == "sigmoid" else scaled.softmax(dim=-1)
 
     def unlike(self, probability: float) -> str:
-        """Say that a photo is unlike the network's images, if its top class has so little."""
+        """Say that a photo is unlike the network's images, if its top class has so little.
+
+        Args:
+            probability: Of the surest class.
+
+        Returns:
+            A sentence, or "" for a photo like others, or where that is not known.
+        """
         if self.threshold is None or probability >= self.threshold:
             return ""
         return (
@@ -316,14 +372,20 @@ class Trust:
 class Model:
     """A network in eval mode, and what it takes to use it on photos.
 
-    classes: their names in the order of the logits; empty where the network has no classifier.
-    layout: how its tokens lie on an image of `preprocess.input_size`; None without tokens. name:
-    the name in titles, by which it was loaded. weights: `random` where they were drawn and never
-    trained, `random classifier` where only those of the last layer were, `trained` where they come
-    from a file or a library, `unknown` for a network of your own. calibration: of its
-    probabilities, as they are shown; logits and heatmaps are the network's own. head: which part of
-    the network's output is meant, by index, key or attribute; None: `logits`, or the only tensor.
-    trust: which heatmaps scores have shown to be trusted; None where there are no scores.
+    Args:
+        network: The network.
+        preprocess: What makes a photo the network's input.
+        classes: Their names in the order of the logits; empty where the network has no classifier.
+        layout: How its tokens lie on an image of `preprocess.input_size`; None without tokens.
+        name: The name in titles, by which it was loaded.
+        weights: `random` where they were drawn and never trained, `random classifier` where only
+            those of the last layer were, `trained` where they come from a file or a library,
+            `unknown` for a network of your own.
+        calibration: Of its probabilities, as they are shown; logits and heatmaps are the network's
+            own.
+        head: Which part of the network's output is meant, by index, key or attribute; None:
+            `logits`, or the only tensor.
+        trust: Which heatmaps scores have shown to be trusted; None where there are no scores.
 
     Examples:
         >>> import numpy as np
@@ -421,10 +483,17 @@ class Model:
 
     @checked()
     def class_index(self, wanted: int | str) -> int:
-        """The class of that index or name; any one of the synonyms "tabby, tabby cat" will do.
+        """Find a class.
 
-        Raises ModelError for an index out of range and, with the nearest names, for a name that no
-        class or more than one class has.
+        Args:
+            wanted: Its index or its name; any one of the synonyms "tabby, tabby cat" will do.
+
+        Returns:
+            The index.
+
+        Raises:
+            ModelError: The index is out of range, or no class or more than one class has the name;
+                the message says the nearest names.
         """
         names = [[name.strip() for name in (full, *full.split(","))] for full in self.classes]
         word = str(wanted).strip()
@@ -473,8 +542,10 @@ class Symbols(Protocol):
 class LoadedSequences:
     """A network of sequences or questions in eval mode, and what it takes to use it.
 
-    vocabularies: of each field (source, target; question, answer). preprocess: what makes a photo
-    the network's input; None where its input is text.
+    Attributes:
+        network: The network.
+        vocabularies: Of each field (source, target; question, answer).
+        preprocess: What makes a photo the network's input; None where its input is text.
     """
 
     network: nn.Module

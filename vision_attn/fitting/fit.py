@@ -19,7 +19,10 @@ __all__ = ["FittedRun", "fit"]
 
 @dataclass(frozen=True)
 class FittedRun:
-    """What a run of training left in its `folder`.
+    """What a run of training left in its folder.
+
+    Args:
+        folder: The run's folder.
 
     Examples:
         >>> from pathlib import Path

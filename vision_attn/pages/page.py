@@ -42,9 +42,16 @@ MANY = 13  # from so many photos on a gallery is searched, sorted and folded
 class Shot:
     """Picture on the page, with a caption and an alternative text.
 
-    thumb and full: files, relative to the page. size: of thumb, (w, h) in pixels. `shot` makes one
-    with a thumbnail; for `Figures` thumb and full may be the same file. passed: on what scores have
-    shown that the method's maps can be trusted, which gives the picture a badge; or empty.
+    `shot` makes one with a thumbnail.
+
+    Args:
+        thumb: The small picture's file, relative to the page.
+        full: The large picture's file; for `Figures` both may be the same.
+        size: Of thumb, (w, h) in pixels.
+        caption: Stands below it.
+        alt: What it shows, for who cannot see it.
+        passed: On what scores have shown that the method's maps can be trusted, which gives the
+            picture a badge; or empty.
 
     Examples:
         >>> from vision_attn.pages import Shot
@@ -61,7 +68,11 @@ class Shot:
     passed: str = ""
 
     def html(self, enlarged_caption: str) -> str:
-        """Write the picture's HTML; enlarged_caption stands below it once it is enlarged."""
+        """Write the picture's HTML.
+
+        Args:
+            enlarged_caption: Stands below it once it is enlarged.
+        """
         width, height = self.size
         caption = _text(self.caption).replace("(", "(<wbr>")  # where a long one may break
         return (
@@ -155,6 +166,9 @@ def figure_shot(picture: Picture, folder: Path, name: str, caption: str, alt: st
 class Section(ABC):
     """Base class: a part of the page under a heading.
 
+    Args:
+        title: The heading.
+
     Examples:
         >>> from dataclasses import dataclass
         >>> from vision_attn.pages import Section
@@ -177,6 +191,10 @@ class Section(ABC):
 class Text(Section):
     """Section of paragraphs.
 
+    Args:
+        title: The heading.
+        paragraphs: Plain text, one a paragraph.
+
     Examples:
         >>> from vision_attn.pages import Text
         >>> Text("About", ["One.", "Two & three."]).html()
@@ -192,6 +210,11 @@ class Text(Section):
 @dataclass(frozen=True)
 class Table(Section):
     """Section of rows of text under a header; the first column names the row.
+
+    Args:
+        title: The heading.
+        header: One name a column.
+        rows: As many cells each.
 
     Examples:
         >>> from vision_attn.pages import Table
@@ -222,6 +245,10 @@ class Table(Section):
 class Figures(Section):
     """Section of large pictures, learning curves and the like, in rows of one height.
 
+    Args:
+        title: The heading.
+        shots: The pictures.
+
     Examples:
         >>> from vision_attn.pages import Figures, Shot
         >>> curves = Shot("curves.png", "curves.png", (900, 300), "Curves", "two falling lines")
@@ -238,6 +265,10 @@ class Figures(Section):
 @dataclass(frozen=True)
 class Commands(Section):
     """Section of commands to try, each under a line that says what it does.
+
+    Args:
+        title: The heading.
+        commands: Pairs (the line, the command).
 
     Examples:
         >>> from vision_attn.pages import Commands
@@ -258,6 +289,10 @@ class Commands(Section):
 class Links(Section):
     """Section of files in the page's folder to open, each with a line that says what it is.
 
+    Args:
+        title: The heading.
+        links: (the file, the link's words, the line) each.
+
     Examples:
         >>> from vision_attn.pages import Links
         >>> Links("More", [("live.html", "The network itself", "cover parts of a photo")]).html()
@@ -277,9 +312,17 @@ class Links(Section):
 class Row:
     """Row of a gallery: a photo's name, what was predicted, and its pictures.
 
-    Every row has the same columns. predicted, label, probability: what to sort and filter by, as
-    far as it is known. groups: how many pictures stand together on a line; all, if it is empty.
-    warning: a line above the pictures, in another colour.
+    Every row has the same columns.
+
+    Args:
+        name: The photo's.
+        note: What was predicted, in words.
+        shots: Its pictures.
+        predicted: The class that was predicted, to sort and filter by, as far as it is known.
+        label: Its true class, for the same.
+        probability: Of the predicted class, for the same.
+        groups: Names and numbers of pictures that stand together on a line; all do, if it is empty.
+        warning: A line above the pictures, in another colour.
 
     Examples:
         >>> from vision_attn.pages import Row, Shot
@@ -298,9 +341,12 @@ class Row:
     warning: str = ""
 
     def html(self, folded: bool = False, first: str = "", front: int = 2) -> str:
-        """Write the row's HTML; folded: pictures after the first `front` come out on a click.
+        """Write the row's HTML.
 
-        first: the caption of the map that then stands beside the photo.
+        Args:
+            folded: Whether pictures after the first `front` come out on a click.
+            first: The caption of the map that then stands beside the photo; any, if it is empty.
+            front: How many are not folded away.
         """
         if self.groups:
             shown = f'<div class="groups">{"".join(self._groups())}</div>'
@@ -357,10 +403,15 @@ class Gallery(Section):
 
     More than a dozen are shown a page at a time, can be found by name, sorted, and filtered by
     class and by right or wrong where that is known; maps after the first come out on a click.
-    first: the caption of the map that stands beside each photo then; any, if it is empty. order:
-    what the order of the rows is called. front: pictures that are not folded away; of maps that are
-    to be seen together, which no list then chooses from, 3 or more. Without JavaScript the first
-    page stays as it is.
+    Without JavaScript the first page stays as it is.
+
+    Args:
+        title: The heading.
+        rows: One a photo.
+        first: The caption of the map that stands beside each photo; any, if it is empty.
+        order: What the order of the rows is called.
+        front: Pictures that are not folded away; of maps that are to be seen together, which no
+            list then chooses from, 3 or more.
 
     Examples:
         >>> from vision_attn.pages import Gallery, Row

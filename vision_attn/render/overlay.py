@@ -31,8 +31,10 @@ BAND = 256  # rows painted at a time: a 20-megapixel photo then needs no gigabyt
 class Style(ABC):
     """Base class: how heat t in [-1, 1] changes a photo.
 
-    Heat 0 means nothing is here, heat below 0 evidence against. meaning: a sentence
-    on how to read the pictures.
+    Heat 0 means nothing is here, heat below 0 evidence against.
+
+    Attributes:
+        meaning: A sentence on how to read the pictures.
 
     Examples:
         >>> import numpy as np
@@ -53,15 +55,27 @@ class Style(ABC):
     def paint(
         self, photo: UInt8[ndarray, "r W 3"], heat: Float[ndarray, "r W"]
     ) -> UInt8[ndarray, "r W 3"]:
-        """Paint rows of the photo with their heat, which holds no NaN."""
+        """Paint rows of the photo with their heat.
+
+        Args:
+            photo: Bytes, (r W 3).
+            heat: t of each pixel, (r W), without NaN.
+
+        Returns:
+            Bytes, (r W 3).
+        """
 
 
 @dataclass(frozen=True)
 class ColorMap(Style):
     """Colour whose opacity grows with the heat: where t = 0 the photo stays as it is.
 
-    name: matplotlib's name of the colours for t > 0; t < 0 is blue. opacity: at |t| = 1, above 0
-    and at most 1. ValueError for other values.
+    Args:
+        name: matplotlib's name of the colours for t > 0; t < 0 is blue.
+        opacity: At |t| = 1, above 0 and at most 1.
+
+    Raises:
+        ValueError: There are no such colours, or `opacity` is out of range.
 
     Examples:
         >>> import numpy as np
@@ -107,7 +121,11 @@ def _colours(name: str) -> Float[ndarray, "511 3"]:
 class Dim(Style):
     """Darkness where nothing is attended to: the photo times floor + (1 - floor) t.
 
-    floor: at t = 0, at least 0 and below 1, else ValueError.
+    Args:
+        floor: The brightness at t = 0, at least 0 and below 1.
+
+    Raises:
+        ValueError: `floor` is out of range.
 
     Examples:
         >>> import numpy as np

@@ -20,9 +20,17 @@ TINIEST = 1e-12  # a map that stays below this is zero
 class Scale:
     """Scale from raw values to heat: t = clip(factor * value / top, -1, 1).
 
-    Without sign t is clipped to [0, 1]. top: what full colour stands for, in `unit`; above 0, else
-    ValueError. factor: from raw values to `unit`. signed: whether values below 0 mean something
-    (evidence against) and get colours of their own.
+    Without sign t is clipped to [0, 1].
+
+    Args:
+        top: What full colour stands for, in `unit`; above 0.
+        unit: What the colour bar's numbers are called.
+        factor: From raw values to `unit`.
+        signed: Whether values below 0 mean something (evidence against) and get colours of their
+            own.
+
+    Raises:
+        ValueError: `top` is not finite and above 0.
 
     Examples:
         >>> import numpy as np

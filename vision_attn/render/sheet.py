@@ -27,6 +27,13 @@ SMALL, LARGE = 16, 24  # pixels: text
 class Panel:
     """One picture of a grid; below it the colour bar it was painted with, or else a note.
 
+    Args:
+        title: Stands above the picture.
+        picture: Bytes, (H W 3).
+        note: Stands below it, where there is no scale.
+        scale: The colour bar's.
+        style: What painted it, and the colour bar.
+
     Examples:
         >>> import numpy as np
         >>> from vision_attn.render import Panel

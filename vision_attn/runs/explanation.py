@@ -58,12 +58,17 @@ LEAST_BYTES = 4_400  # of a picture, where there are so many that each would be 
 class Explanation:
     """One photo explained: its classes, its maps, and the way back to its pixels.
 
-    name: the photo's file, or "image". probabilities: of each class, empty where the network has
-    no classifier; values, where it gives values that have no probability. maps: one a method, in
-    the order of the methods. channels: how far each layer's channel gates are open, for
-    ChannelGates. problems: a line for each method that failed.
-
     In a notebook it shows itself: the photo, and each map with its colour bar.
+
+    Attributes:
+        model: What explained it.
+        photo: The photo, upright.
+        name: The photo's file, or "image".
+        probabilities: Of each class, (k), empty where the network has no classifier; values, where
+            it gives values that have no probability.
+        maps: One a method, in the order of the methods.
+        channels: How far each layer's channel gates are open, for ChannelGates.
+        problems: A line for each method that failed.
 
     Examples:
         >>> from PIL import Image
@@ -143,7 +148,11 @@ class Explanation:
 
     @checked()
     def classes(self, most: int = 5) -> list[tuple[str, float]]:
-        """List the most probable classes, each with its probability."""
+        """List the most probable classes, each with its probability.
+
+        Args:
+            most: How many, at most.
+        """
         order = np.argsort(-self.probabilities, kind="stable")[:most]
         return [(self.model.classes[at], float(self.probabilities[at])) for at in order]
 
@@ -168,7 +177,17 @@ class Explanation:
 
     @checked()
     def on_photo(self, method: str | int | Explainer = 0) -> Float[ndarray, "H W"]:
-        """Lay the raw map on the photo's own pixels; NaN where the network did not look."""
+        """Lay the raw map on the photo's own pixels.
+
+        Args:
+            method: The method, as on the command line, or its number, or the explainer.
+
+        Returns:
+            The map, (H W); NaN where the network did not look.
+
+        Raises:
+            ValueError: There is no map of that method.
+        """
         return self.model.preprocess.to_original(self[method].values, self.photo.size)
 
     @checked()
@@ -178,11 +197,30 @@ class Explanation:
         """Draw the map over the whole photo, in its own scale and at its own place.
 
         What the network did not see is grey; a query is marked. `show` adds the colour bar.
+
+        Args:
+            method: As in `on_photo`.
+            style: How heat changes the photo; None: colours, `ColorMap()`.
+
+        Returns:
+            A picture of the photo's size.
+
+        Raises:
+            ValueError: There is no map of that method.
         """
         return PIL.Image.fromarray(self.painted(np.asarray(self.photo), self[method], style))
 
     def painted(self, photo: Picture, found: Map, style: Style | None = None) -> Picture:
-        """Draw a map over the photo's pixels, which may be enlarged."""
+        """Draw a map over the photo's pixels.
+
+        Args:
+            photo: The photo, which may be enlarged.
+            found: One of the maps.
+            style: As in `overlay`.
+
+        Returns:
+            A picture of the size of `photo`.
+        """
         size = photo.shape[1], photo.shape[0]
         preprocess = self.model.preprocess
         laid = preprocess.to_original(found.values, size)
@@ -223,15 +261,27 @@ class Explanation:
 
     @checked()
     def save(self, folder: str | PathLike[str], *, style: Style | None = None) -> Path:
-        """Write what `vision-attn explain` writes into the folder; return the folder.
+        """Write what `vision-attn explain` writes into the folder.
 
         A picture and the raw map (.npy) for each method, a grid of several methods, and a line for
         each method in results.jsonl.
+
+        Args:
+            folder: Made if it is not there.
+            style: As in `overlay`.
+
+        Returns:
+            The folder.
         """
         return Explanations([self]).save(folder, style=style)
 
     def records(self, picture: Callable[[Map], str], **more: int) -> list[dict[str, Any]]:
-        """List plain values of each map. picture: the name of a map's picture."""
+        """List plain values of each map.
+
+        Args:
+            picture: From a map to the name of its picture.
+            more: Numbers that every record gets too.
+        """
         return [
             {"file": self.name, "picture": picture(found), **more} | self._record(found)
             for found in self.maps
@@ -279,6 +329,9 @@ class Explanation:
 class Explanations(Sequence[Explanation]):
     """Several photos explained by the same methods, in the order that they came in.
 
+    Args:
+        explanations: One a photo.
+
     Examples:
         >>> from vision_attn.runs.explanation import Explanations
         >>> len(Explanations([]))
@@ -304,7 +357,14 @@ class Explanations(Sequence[Explanation]):
         return [f"{one.name}: {text}" for one in self._all for text in one.problems]
 
     def heatmaps(self, method: str | int | Explainer = 0) -> Heatmaps:
-        """Return the raw maps of one method, of all photos, as one batch."""
+        """Return the raw maps of one method, of all photos, as one batch.
+
+        Args:
+            method: As in `Explanation.on_photo`.
+
+        Raises:
+            ValueError: There is no map of that method.
+        """
         every = [one[method].heatmaps() for one in self._all]
         if not every:
             raise ValueError("expected at least one explained photo, got none")
@@ -323,10 +383,18 @@ class Explanations(Sequence[Explanation]):
         )
 
     def save(self, folder: str | PathLike[str], *, style: Style | None = None) -> Path:
-        """Write what `vision-attn explain` writes into the folder; return the folder.
+        """Write what `vision-attn explain` writes into the folder.
 
-        Raises OSError where a file cannot be written; then none of them is left. Raises ValueError
-        where one could be written over a photo.
+        Args:
+            folder: Made if it is not there.
+            style: How heat changes the photo; None: colours, `ColorMap()`.
+
+        Returns:
+            The folder.
+
+        Raises:
+            OSError: A file cannot be written; then none of them is left.
+            ValueError: One could be written over a photo.
         """
         pictures = Pictures(Path(folder), style or ColorMap())
         pictures.folder.mkdir(parents=True, exist_ok=True)

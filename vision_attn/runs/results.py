@@ -124,7 +124,14 @@ class RowTable:
 class SavedResults(Sequence[dict[str, Any]]):
     """The rows of a folder of results, read from the disk as they are needed.
 
-    about: the model's classes, its preprocessing and the options.
+    `open_results` makes one.
+
+    Args:
+        folder: The folder.
+        run: Its record of the run.
+
+    Attributes:
+        about: The model's classes, its preprocessing and the options.
 
     Examples:
         >>> import tempfile
@@ -249,7 +256,11 @@ class SavedResults(Sequence[dict[str, Any]]):
         return dict(self._film[1][frame])
 
     def rows(self, **equal: Any) -> Iterator[dict[str, Any]]:
-        """Yield the rows whose values are these: `rows(predicted="tench", method="Rollout")`."""
+        """Yield some of the rows.
+
+        Args:
+            equal: Values that they must have: `rows(predicted="tench", method="Rollout")`.
+        """
         for row in self:
             if all(row.get(name) == value for name, value in equal.items()):
                 yield row

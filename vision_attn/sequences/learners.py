@@ -29,11 +29,14 @@ __all__ = ["Learner", "QuestionLearner", "SequenceLearner", "same", "top_cells"]
 class Learner(TrainingModule, ABC):
     """A network that learns from the named tuples of a data module: base of the two below.
 
-    optimizer, schedule: see `TrainingModule`.
-
     The data module's `about` (vocabularies, preprocessing) goes into the checkpoint beside the
-    network's description, as plain values. Raises ValueError where the network was built for
+    network's description, as plain values. A run raises ValueError where the network was built for
     other vocabularies than the data's.
+
+    Args:
+        network: What learns.
+        optimizer: Called with the parameter groups (see `parameter_groups`), any torch optimiser.
+        schedule: Called with the optimiser and the number of steps of the run; stepped every step.
 
     Examples:
         >>> from vision_attn.sequences import Learner
@@ -52,7 +55,15 @@ class Learner(TrainingModule, ABC):
 
     @abstractmethod
     def measure(self, batch: Any, stage: str) -> dict[str, tuple[Tensor, int]]:
-        """Metrics of a batch, one of them `loss`: name -> (mean, number it is the mean of)."""
+        """Compute the metrics of a batch.
+
+        Args:
+            batch: A named tuple of the data module.
+            stage: train, val or test.
+
+        Returns:
+            name -> (mean, number of things it is the mean of); one of them is `loss`.
+        """
 
     @abstractmethod
     def sizes(self) -> dict[str, int]:

@@ -16,9 +16,18 @@ __all__ = ["ConstantRate", "CosineDecay", "LinearDecay", "Warmup"]
 class Warmup(LambdaLR):
     """lr * t / T, t < T = warmup * steps; then lr * (final + (1 - final) * shape(u)).
 
-    u runs from 0 at the end of the warm-up to 1 at the last step. The first step already moves:
-    t counts from 1 in the warm-up. Raises ValueError for shares outside of 0 to 1, and for a run
-    of no step.
+    u runs from 0 at the end of the warm-up to 1 at the last step. The first step already moves: t
+    counts from 1 in the warm-up.
+
+    Args:
+        optimizer: Whose rates are scaled.
+        steps: Optimiser steps of the whole run.
+        shape: From u to a number that falls from 1 to 0.
+        warmup: The share of the steps in which the rate rises.
+        final: The share of the full rate that is reached in the end.
+
+    Raises:
+        ValueError: There is no step, or a share is not from 0 to 1.
 
     Examples:
         >>> import torch
@@ -62,6 +71,9 @@ class CosineDecay(Warmup):
         warmup: The share of the steps in which the rate rises from near 0.
         final: The share of the full rate that is reached in the end.
 
+    Raises:
+        ValueError: There is no step, or a share is not from 0 to 1.
+
     Examples:
         >>> import torch
         >>> from vision_attn.training import CosineDecay
@@ -88,6 +100,9 @@ class LinearDecay(Warmup):
         warmup: The share of the steps in which the rate rises from near 0.
         final: The share of the full rate that is reached in the end.
 
+    Raises:
+        ValueError: There is no step, or a share is not from 0 to 1.
+
     Examples:
         >>> import torch
         >>> from vision_attn.training import LinearDecay
@@ -112,6 +127,9 @@ class ConstantRate(Warmup):
         optimizer: Whose rates are scaled.
         steps: Optimiser steps of the whole run.
         warmup: The share of the steps in which the rate rises from near 0.
+
+    Raises:
+        ValueError: There is no step, or `warmup` is not from 0 to 1.
 
     Examples:
         >>> import torch

@@ -65,8 +65,17 @@ ISO = Vocabulary([*string.digits, "-", "/"])
 class Dates(ExampleSource):
     """Dates in 17 forms, and intervals of two, to write in ISO form; 6 to 87 characters.
 
-    intervals: how many of the sources are two dates, as a share. Example i of a split is a function
-    of (seed, split, i) alone.
+    Example i of a split is a function of (seed, split, i) alone.
+
+    Args:
+        train: How many training examples.
+        val: How many validation examples.
+        test: How many test examples.
+        intervals: The share of the sources that are two dates.
+        seed: Another seed, other examples.
+
+    Raises:
+        ValueError: A number is below 1, or `intervals` is not from 0 to 1.
 
     Examples:
         >>> from vision_attn.sequences import Dates

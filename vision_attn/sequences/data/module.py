@@ -28,7 +28,13 @@ class SequenceSplits(NamedTuple):
 class ExampleData(LightningDataModule):
     """Batches of the named tuples that a source makes, in an order that is a function of `seed`.
 
-    batch_size: examples a process.
+    Args:
+        source: What makes the examples.
+        batch_size: Examples a process.
+        seed: Of the order.
+
+    Raises:
+        ValueError: `batch_size` is below 1.
 
     Examples:
         >>> from vision_attn.sequences import Dates, ExampleData

@@ -31,6 +31,12 @@ SPECIAL = 3  # PAD, START and STOP come before the symbols
 class Vocabulary:
     """The symbols of a language: characters, words, or the classes of objects.
 
+    Args:
+        symbols: Each once; the first is number 3, after PAD, START and STOP.
+
+    Raises:
+        ValueError: A symbol occurs twice.
+
     Examples:
         >>> from vision_attn.sequences import Vocabulary
         >>> letters = Vocabulary("abc")
@@ -54,7 +60,15 @@ class Vocabulary:
     def encode(self, rows: Sequence[Sequence[str]], stop: bool = False) -> Int[Tensor, "n s"]:
         """Encode each row's symbols, then STOP if requested, then PAD up to the longest row.
 
-        Raises DataError for an empty row and for a symbol that the vocabulary does not have.
+        Args:
+            rows: The symbols of each row.
+            stop: Whether each row ends with STOP, as a target does.
+
+        Returns:
+            The numbers, (n s).
+
+        Raises:
+            DataError: A row is empty, or has a symbol that the vocabulary does not have.
         """
         end = [STOP] if stop else []
         numbers = [[*self._row(row), *end] for row in rows]
@@ -83,10 +97,13 @@ class Vocabulary:
 
 
 class Pairs(NamedTuple):
-    """Sources, (n s) symbols or (n 3 h w) images, and their targets, (n t) symbols.
+    """Sources and their targets.
 
-    objects: of images, which object a pixel belongs to (n h w), counted from 1 in the order of the
-    target; 0 is the ground.
+    Attributes:
+        source: Symbols, (n s), or images, (n 3 h w).
+        target: Symbols, (n t).
+        objects: Of images, which object a pixel belongs to, (n h w), counted from 1 in the order of
+            the target; 0 is the ground.
 
     Examples:
         >>> import torch
@@ -102,6 +119,15 @@ class Pairs(NamedTuple):
 
 class ExampleSource(ABC):
     """Examples that the package makes itself: what a config names under `data.source`.
+
+    Args:
+        train: How many training examples.
+        val: How many validation examples.
+        test: How many test examples.
+        seed: Another seed, other examples.
+
+    Raises:
+        ValueError: A number of examples is below 1.
 
     Examples:
         >>> from vision_attn.sequences import ExampleSource

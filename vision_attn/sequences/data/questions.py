@@ -39,9 +39,15 @@ REPLIES = Vocabulary(COLOUR_NAMES + SHAPE_NAMES + COUNTS + ["yes", "no"])
 class Questions(NamedTuple):
     """Images, questions about them, and the answers.
 
-    image (n 3 h w). question (n i): words. answer (n): from 0. kind (n): of the question. evidence
-    (n h w): the pixels of the objects that the answer rests on. words (n i): those that matter.
     Where there are m questions about each image, all but the images are m n, image by image.
+
+    Attributes:
+        image: (n 3 h w).
+        question: Its words, (n i).
+        answer: (n), from 0.
+        kind: Of the question, (n).
+        evidence: The pixels of the objects that the answer rests on, (n h w).
+        words: Those of the question that matter, (n i).
 
     Examples:
         >>> from vision_attn.sequences import PlantedQuestions
@@ -72,10 +78,20 @@ class PlantedQuestions(ExampleSource):
 
     Every answer to a kind of question is as frequent as every other, and no word of the question
     tells which it is. `hops` cannot be answered in one look: what is asked about is found by what
-    stands beside it. kinds: which kinds to ask. blind: all images are the same grey, to see how far
-    the question alone goes. asked: questions about each training image. Those after the first are
-    what the same board has to offer, not quite balanced, and repeat where it offers no more.
-    Example i is a function of (seed, split, i), the kinds and asked.
+    stands beside it. Example i is a function of (seed, split, i), the kinds and asked.
+
+    Args:
+        train: How many training images.
+        val: How many validation images.
+        test: How many test images.
+        kinds: Which kinds to ask; None: all.
+        blind: Whether all images are the same grey, to see how far the question alone goes.
+        asked: Questions about each training image. Those after the first are what the same board
+            has to offer, not quite balanced, and repeat where it offers no more.
+        seed: Another seed, other examples.
+
+    Raises:
+        ValueError: A number is below 1, or a kind unknown.
 
     Examples:
         >>> from vision_attn.sequences import PlantedQuestions
@@ -135,7 +151,13 @@ class PlantedQuestions(ExampleSource):
         return Questions(*map(joined, Questions._fields))
 
     def paint(self, items: Items, key: tuple[int, int], asked: int = 1) -> Questions:
-        """These images, and so many questions about each."""
+        """Paint images, with questions about each.
+
+        Args:
+            items: The images' numbers in their split.
+            key: The split's key of random numbers.
+            asked: How many questions about each.
+        """
         boards, questions = self._scenes(items, key, asked)
         n, cells = len(items), BOARD**2
         board = torch.from_numpy(boards)  # n cell: -1 empty, else shape * colours + colour

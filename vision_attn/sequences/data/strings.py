@@ -32,6 +32,16 @@ class PlantedStrings(ExampleSource):
     are 24 pixels high, and wide enough for `most` objects and one more. Image i of a split is a
     function of (seed, split, i, most) alone.
 
+    Args:
+        most: Objects of the longest row, from 1 to 64.
+        train: How many training images.
+        val: How many validation images.
+        test: How many test images.
+        seed: Another seed, other images.
+
+    Raises:
+        ValueError: A number of images is below 1, or `most` out of range.
+
     Examples:
         >>> from vision_attn.sequences import PlantedStrings
         >>> source = PlantedStrings(most=3, train=1, val=1, test=2)
@@ -74,7 +84,12 @@ class PlantedStrings(ExampleSource):
         return Pairs(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
     def paint(self, items: Items, key: tuple[int, int]) -> Pairs:
-        """These images: their pixels, their names, and which object each pixel belongs to."""
+        """Paint images: their pixels, their names, and which object each pixel belongs to.
+
+        Args:
+            items: The images' numbers in their split.
+            key: The split's key of random numbers.
+        """
         n, most = len(items), self.most
         count = 1 + (uniforms((*key, 2), items, 1)[:, 0] * most).long()
         kinds = (uniforms((*key, 3), items, most) * len(planted.CLASSES)).long()

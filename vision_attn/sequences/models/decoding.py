@@ -26,7 +26,10 @@ Written = tuple[Float[Tensor, "b t k"], Float[Tensor, "b t n"], State]
 class SequenceModel(Rebuildable, ABC):
     """Base class: a network that writes a target, each symbol predicted from those before it.
 
-    symbols: size of the target's vocabulary. longest: steps of the longest target, STOP included.
+    Attributes:
+        encoder: From the source to the memory.
+        symbols: Size of the target's vocabulary.
+        longest: Steps of the longest target, STOP included.
 
     Examples:
         >>> import torch
@@ -51,20 +54,41 @@ class SequenceModel(Rebuildable, ABC):
 
     @abstractmethod
     def decode(self, state: State, symbols: Target, first: int = 0) -> Written:
-        """Predict the symbols that follow these, which are the target's from number `first` on.
+        """Predict the symbols that follow these.
 
-        START is number 0. Returned: the logits, the weights over the memory at each step, and the
-        state after them.
+        Args:
+            state: The source as `read` gives it, or what an earlier call returned.
+            symbols: The target's from number `first` on, (b t); START is number 0.
+            first: The number of the first of them.
+
+        Returns:
+            The logits, the weights over the memory at each step, and the state after them.
         """
 
     def forward(self, source: Tensor, target: Target) -> Float[Tensor, "b t k"]:
-        """Logits of each symbol of the target, given the source and the symbols before it."""
+        """Compute the logits of each symbol of the target, given the source and those before it.
+
+        Args:
+            source: What the encoder reads.
+            target: Symbols, (b t).
+
+        Returns:
+            The logits, (b t k).
+        """
         return self.decode(self.read(source), self.shifted(target))[0]
 
     def weights(self, source: Tensor, target: Target) -> Float[Tensor, "b t n"]:
         """The weight of each token of the source's memory as each symbol is written.
 
-        Raises ValueError where the network has no attention.
+        Args:
+            source: What the encoder reads.
+            target: Symbols, (b t).
+
+        Returns:
+            The weights, (b t n).
+
+        Raises:
+            ValueError: The network has no attention.
         """
         return self.decode(self.read(source), self.shifted(target))[1]
 

@@ -99,19 +99,36 @@ class ImageEncoder(Encoder):
 
     @abstractmethod
     def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """The rows and columns of tokens of an image of that (height, width)."""
+        """The rows and columns of tokens of an image.
+
+        Args:
+            image_size: (height, width) in pixels.
+        """
 
     def maps(
         self, weights: Float[Tensor, "b t n"], image_size: tuple[int, int]
     ) -> Float[Tensor, "b t h w"]:
-        """Lay weights over the tokens on their grid, (b t h w)."""
+        """Lay weights over the tokens on their grid.
+
+        Args:
+            weights: (b t n).
+            image_size: (height, width) of the images in pixels.
+
+        Returns:
+            The maps, (b t h w).
+        """
         rows, _ = self.grid(image_size)
         return rearrange(weights, "b t (w h) -> b t h w", h=rows)
 
     def remembered(
         self, features: Float[Tensor, "b d h w"], keys: Float[Tensor, "b d h w"] | None = None
     ) -> Memory:
-        """Make the memory of these features; keys: the features themselves unless given."""
+        """Make the memory of features.
+
+        Args:
+            features: The tokens on their grid, (b d h w).
+            keys: What the tokens are found by, (b d h w); None: the features themselves.
+        """
         tokens = rearrange(features, "b d h w -> b (w h) d")
         by = tokens if keys is None else rearrange(keys, "b d h w -> b (w h) d")
         return Memory(tokens, by, torch.ones_like(tokens[..., 0], dtype=torch.bool), by.mean(1))
@@ -137,7 +154,17 @@ class RecurrentEncoder(Encoder):
     """A bidirectional recurrent network over the symbols, Bahdanau et al. 2015, section 3.2.
 
     Each token is [forward state; backward state], half of dim each; the summary is the last state
-    of both. symbols: size of the vocabulary. longest: the longest source it takes.
+    of both.
+
+    Args:
+        dim: The tokens' width, even.
+        symbols: Size of the vocabulary.
+        longest: The longest source it takes.
+        cell: The kind of network.
+        dropout: The share of the embedded symbols' numbers set to 0 in training.
+
+    Raises:
+        ValueError: `dim` is odd or below 2.
 
     Examples:
         >>> import torch
@@ -202,6 +229,15 @@ class SelfAttentionEncoder(Encoder):
     """The encoder of a Transformer (Vaswani et al. 2017), norms first: symbols, sinusoids, blocks.
 
     The summary is the mean of the tokens.
+
+    Args:
+        dim: The tokens' width.
+        symbols: Size of the vocabulary.
+        longest: The longest source it takes.
+        depth: How many blocks.
+        heads: Heads of each block's attention.
+        mlp_ratio: How many times wider than the tokens each block's MLP is inside.
+        dropout: The share set to 0 in training.
 
     Examples:
         >>> import torch
@@ -273,12 +309,23 @@ def sinusoids(length: int, dim: int) -> Float[Tensor, "length d"]:
 class ConvEncoder(ImageEncoder):
     """Encoder by convolutions: a token is what they see at its place and just around it.
 
-    sizes: of their kernels; an even one halves the image, an odd one keeps it as large. context:
-    the key of a token also holds the output of a bidirectional GRU along the columns, so that a
-    thing can be found by its neighbours to the left and right. The value is the token alone, so
-    attention must look at the thing itself. Without context the key is the token with sinusoids of
-    its place, and it takes another look to find a neighbour. span: how many columns are one step of
-    the GRU; within a step the keys differ by their tokens alone.
+    The value is the token alone, so attention must look at the thing itself.
+
+    Args:
+        dim: The tokens' width, even; without context a multiple of 4.
+        widths: Channels of each convolution.
+        sizes: Of their kernels; an even one halves the image, an odd one keeps it as large. None: 4
+            each.
+        context: Whether the key of a token also holds the output of a bidirectional GRU along the
+            columns, so that a thing can be found by its neighbours to the left and right. Without
+            it the key is the token with sinusoids of its place, and it takes another look to find a
+            neighbour.
+        span: How many columns are one step of the GRU; within a step the keys differ by their
+            tokens alone.
+
+    Raises:
+        ValueError: `dim` does not fit, `span` is below 1, or there is not a size of at least 1 for
+            each width.
 
     Examples:
         >>> import torch
@@ -346,6 +393,18 @@ def _each(norm: nn.Module, features: Float[Tensor, "b d h w"]) -> Float[Tensor, 
 
 class ViTEncoder(ImageEncoder):
     """The trunk of a ViT: its patch tokens after the last norm.
+
+    Args:
+        dim: The tokens' width.
+        image_size: (h, w) of the learned positions, or one number for both.
+        patch_size: Side of a patch in pixels.
+        depth: How many blocks.
+        heads: Heads of each block's attention.
+        mlp_ratio: How many times wider than the tokens each block's MLP is inside.
+        attention: A factory of each block's attention.
+
+    Raises:
+        ValueError: As of `ViT`.
 
     Examples:
         >>> import torch

@@ -47,10 +47,17 @@ class QuestionAnswerer(Rebuildable):
 
     (c_q, c_k) = coattention(words, tokens), several side by side where several are given; without
     any, c_q is the question's last state, and c_k the mean of the image. u = hops(W c_q, tokens),
-    where there are hops. The answer is read from [c_q; c_k; u], with hops alone from [c_q; u].
+    where there are hops. The answer is read from [c_q; c_k; u], with hops alone from [c_q; u]. Of m
+    b questions about b images, the first m are about the first image, and so on.
 
-    answers: how many. The rest are factories; coattention: a list of them. Of m b questions about b
-    images, the first m are about the first image, and so on.
+    Args:
+        answers: How many.
+        image_encoder: A factory, called as `image_encoder(dim=dim)`.
+        question_encoder: A factory, called as `question_encoder(dim=dim)`.
+        dim: The width of words and tokens.
+        coattention: Factories, each called as `make(dim=dim)`.
+        hops: A factory, called as `hops(dim=dim)`; None: there are none.
+        dropout: The share of the classifier's hidden numbers set to 0 in training.
 
     Examples:
         >>> import torch

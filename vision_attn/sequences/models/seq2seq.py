@@ -73,14 +73,23 @@ class SourceAttention(nn.Module):
 class Seq2Seq(SequenceModel):
     """Encoder and recurrent decoder with attention over the encoder's memory.
 
-    s_t = RNN(y_(t-1), s_(t-1)); c_t = sum_j a_tj m_j; y_t ~ softmax(W tanh(W_c [c_t; s_t])).
-    Luong et al. 2015, section 3; a_t are the weights of s_t over the memory m of the encoder, which
-    ends with the vector that s_0 is made of. Without attention (score: None) that vector is all the
-    decoder knows of the source, Sutskever et al. 2014.
+    s_t = RNN(y_(t-1), s_(t-1)); c_t = sum_j a_tj m_j; y_t ~ softmax(W tanh(W_c [c_t; s_t])). Luong
+    et al. 2015, section 3; a_t are the weights of s_t over the memory m of the encoder, which ends
+    with the vector that s_0 is made of.
 
-    symbols: size of the target's vocabulary. longest: steps of the longest target, STOP included.
-    encoder, score, normalizer, window: factories. input_feeding: tanh(W_c [c; s]) of the last step
-    is an input of the next, section 3.3; steps then run one by one in training too.
+    Args:
+        symbols: Size of the target's vocabulary.
+        encoder: A factory, called as `encoder(dim=dim)`.
+        dim: The width of states and tokens.
+        longest: Steps of the longest target, STOP included.
+        cell: The kind of recurrent network.
+        score: A factory; None: no attention, so that the vector that s_0 is made of is all the
+            decoder knows of the source, Sutskever et al. 2014.
+        normalizer: A factory.
+        window: A factory.
+        input_feeding: Whether tanh(W_c [c; s]) of the last step is an input of the next, section
+            3.3; steps then run one by one in training too.
+        dropout: The share set to 0 in training.
 
     Examples:
         >>> import torch

@@ -79,10 +79,17 @@ class Transformer(SequenceModel):
     """Encoder and decoder of attention alone, Vaswani et al. 2017, norms first (Xiong et al. 2020).
 
     Self-attention over the source; in the decoder causal self-attention over the target so far and
-    source-target attention.
+    source-target attention. The weights are means over heads and blocks of source-target attention.
 
-    symbols: size of the target's vocabulary. longest: steps of the longest target, STOP included.
-    encoder: a factory. The weights are means over heads and blocks of source-target attention.
+    Args:
+        symbols: Size of the target's vocabulary.
+        encoder: A factory, called as `encoder(dim=dim)`.
+        dim: The tokens' width.
+        longest: Steps of the longest target, STOP included.
+        depth: How many blocks of the decoder.
+        heads: Heads of each block's attention.
+        mlp_ratio: How many times wider than the tokens each block's MLP is inside.
+        dropout: The share set to 0 in training.
 
     Examples:
         >>> import torch

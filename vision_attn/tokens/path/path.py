@@ -39,13 +39,17 @@ __all__ = ["Path", "Step", "find_path", "find_places", "found_layout"]
 class Path:
     """How tokens go through a network; printed, a table.
 
-    steps: the attention calls of a run in their order. chain: how a map is carried back through
-    those that count, from what the classifier reads to the first tokens; None where it cannot be.
-    refusal: why there is no map, or none until a layout is given; None: there is one. layout: how
-    the first tokens lie on the image; None: not known. left_out: why the map begins later than the
-    first attention call; None: it does not. caveats: sentences of what the run does not prove, or a
-    map does not show. unread: the sentence for a classifier whose reading the run does not prove;
-    a layout that is given settles that.
+    Attributes:
+        steps: The attention calls of a run in their order.
+        chain: How a map is carried back through those that count, from what the classifier reads to
+            the first tokens; None where it cannot be.
+        layout: How the first tokens lie on the image; None: not known.
+        refusal: Why there is no map, or none until a layout is given; None: there is one.
+        patch: Height and width of a patch in pixels; None: not known.
+        left_out: Why the map begins later than the first attention call; None: it does not.
+        caveats: Sentences of what the run does not prove, or a map does not show.
+        unread: The sentence for a classifier whose reading the run does not prove; a layout that is
+            given settles that.
 
     Examples:
         >>> import torch
@@ -86,7 +90,11 @@ class Path:
         return "\n".join(lines)
 
     def warnings(self, layout: TokenLayout | None = None) -> list[str]:
-        """List what whoever sees a map must know, in sentences; layout: the one that was given."""
+        """List what whoever sees a map must know, in sentences.
+
+        Args:
+            layout: The one that was given; None: none was.
+        """
         unread = self.unread if layout is None else None
         return [sentence for sentence in (self.left_out, unread, *self.caveats) if sentence]
 
@@ -138,10 +146,16 @@ class Path:
     def chain_for(
         self, calls: Sequence[AttentionCall], layout: TokenLayout | None, images: int
     ) -> Chain:
-        """Make the chain of a run's calls that count; `layout` None takes the one found.
+        """Make the chain of a run's calls that count.
 
-        A layout that is given says what the classifier reads. Raises ValueError where no map can
-        be carried along this path, or the layout does not fit it.
+        Args:
+            calls: The run's attention calls.
+            layout: What was given of how the tokens lie; it says what the classifier reads. None
+                takes the one found.
+            images: How many images the run was of.
+
+        Raises:
+            ValueError: No map can be carried along this path, or the layout does not fit it.
         """
         if self.chain is None or (self.refusal and layout is None):
             raise ValueError(self.refusal)
@@ -175,8 +189,12 @@ class Path:
     def contradiction(self, layout: TokenLayout, of_model: bool = False) -> str | None:
         """Say in a line how the run contradicts a layout that was given; None where it does not.
 
-        Compared is where tokens lie, not what is read of them. of_model: it is of the first tokens,
-        so that their number is compared too; a layer may have others.
+        Compared is where tokens lie, not what is read of them.
+
+        Args:
+            layout: The one that was given.
+            of_model: Whether it is of the first tokens, so that their number is compared too; a
+                layer may have others.
         """
         first = self.chain.links[0].before if self.chain is not None else layout.tokens
         if layout.tokens != first and not of_model:
@@ -194,7 +212,11 @@ class Path:
     def counted(self, of_calls: Sequence[Any], images: int, network: nn.Module) -> list[Any]:
         """Select, of values given for each call of a run, those of the calls that count.
 
-        Calls, or tensors with their batch; heads that were counted as batch become heads.
+        Args:
+            of_calls: Calls, or tensors with their batch; heads that were counted as batch become
+                heads.
+            images: How many images the run was of.
+            network: The network that ran.
         """
         if len(of_calls) != len(self.steps):
             raise ValueError(

@@ -161,9 +161,13 @@ class Fusion:
 class AttentionCall(ABC):
     """One call of attention, context = A v, as a network computed it.
 
-    module: the name of the module that attended. v: (b head j e). context: the output, on the
-    autograd graph of the run. v and context are None where the recorder was not asked to keep them,
-    or where they are not known.
+    v and context are None where the recorder was not asked to keep them, or where they are not
+    known.
+
+    Attributes:
+        module: The name of the module that attended.
+        v: The values, (b head j e).
+        context: The output, (b head i e), on the autograd graph of the run.
 
     Examples:
         >>> import torch
@@ -200,9 +204,13 @@ class AttentionCall(ABC):
 
     @abstractmethod
     def tile_scores(self, tile: Tile) -> Float[Tensor, "b head i j"]:
-        """Compute the input of the softmax for a tile, whose `keys` do not count: all are taken.
+        """Compute the input of the softmax for a tile.
 
-        Raises ValueError where it is not known.
+        Args:
+            tile: Which images, heads and queries; its `keys` do not count: all are taken.
+
+        Raises:
+            ValueError: It is not known.
         """
 
     @abstractmethod
@@ -219,7 +227,16 @@ class AttentionCall(ABC):
     ) -> Float[Tensor, "b head i j"]:
         """Compute the input of the softmax for some images, heads and queries.
 
-        Raises ValueError where it is not known.
+        Args:
+            images: Which of the batch, windows among them.
+            heads: Which heads.
+            rows: Which queries.
+
+        Returns:
+            The scores, (b head i j).
+
+        Raises:
+            ValueError: They are not known.
         """
         return self.tile_scores(Tile(images, heads, rows))
 
@@ -230,7 +247,17 @@ class AttentionCall(ABC):
         rows: slice | Tensor = ALL,
         keys: slice = ALL,
     ) -> Float[Tensor, "b head i j"]:
-        """Compute A, the attention weights, for some images, heads, queries and keys."""
+        """Compute A, the attention weights, for some images, heads, queries and keys.
+
+        Args:
+            images: Which of the batch, windows among them.
+            heads: Which heads.
+            rows: Which queries.
+            keys: Which keys.
+
+        Returns:
+            The weights, (b head i j).
+        """
         return self.tile_weights(Tile(images, heads, rows, keys))
 
     @property
