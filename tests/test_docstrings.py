@@ -5,8 +5,11 @@ import doctest
 import importlib
 import inspect
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
+from typing import Any
 
 import pytest
 
@@ -124,27 +127,43 @@ def test_public_names_are_listed_and_described(path: Path):
 
 
 # What a person calls: the functions of the package itself, and those that its parts export.
+OWN = "vision_attn."
 UNTOLD = {"probe"}  # whose docstring has no sections yet
 
 
-def exported_functions() -> dict[str, FunctionType]:
-    modules = ["", ".fitting.fit", ".hub", *(f".{part}" for part in PARTS)]
-    functions = {}
+def exported() -> dict[str, Any]:
+    """What the package and its parts export of their own, by name."""
+    modules = ["", ".fitting.fit", ".hub", ".types", *(f".{part}" for part in PARTS)]
+    values = {}
     for module in modules:
         part = importlib.import_module(f"vision_attn{module}")
         for name in getattr(part, "__all__", ()):
-            function = inspect.unwrap(getattr(part, name))
-            if inspect.isfunction(function) and function.__module__.startswith("vision_attn."):
-                functions[name] = function
-    return functions
+            value = inspect.unwrap(getattr(part, name))
+            if str(getattr(value, "__module__", "")).startswith("vision_attn."):
+                values[name] = value
+    return values
+
+
+def exported_functions() -> dict[str, FunctionType]:
+    return {name: value for name, value in exported().items() if inspect.isfunction(value)}
+
+
+def exported_classes() -> dict[str, type]:
+    classes = {name: value for name, value in exported().items() if inspect.isclass(value)}
+    return {name: kind for name, kind in classes.items() if not issubclass(kind, Exception)}
+
+
+def described(text: str, *sections: str) -> set[str]:
+    """The names that these sections of a docstring describe."""
+    named = f"^(?:{'|'.join(sections)}):\n((?:    .*\n?|\n)+)"
+    bodies = re.findall(named, inspect.cleandoc(text), re.MULTILINE)
+    return {name for body in bodies for name in re.findall(r"^    (\w+):", body, re.MULTILINE)}
 
 
 def missing_sections(function: FunctionType) -> list[str]:
     """The parameters that `Args:` leaves out, and "Returns" where it returns what no line tells."""
     text, signature = inspect.getdoc(function) or "", inspect.signature(function)
-    section = re.search(r"\nArgs:\n((?:    .*\n?|\n)+)", text)
-    told = re.findall(r"^    (\w+):", section[1], re.MULTILINE) if section else []
-    missing = [name for name in signature.parameters if name not in told]
+    missing = [name for name in signature.parameters if name not in described(text, "Args")]
     returns = signature.return_annotation not in (None, "None", inspect.Signature.empty)
     if (
         signature.parameters
@@ -155,12 +174,112 @@ def missing_sections(function: FunctionType) -> list[str]:
     return missing
 
 
+def missing_arguments(kind: type) -> list[str]:
+    """The arguments of a class that neither its docstring describes nor that of an own base.
+
+    A base's docstring counts for what the class takes over as it is: an `__init__`, or fields of a
+    dataclass.
+    """
+    missing = []
+    for name in inspect.signature(kind).parameters:
+        for owner in kind.__mro__:
+            if not owner.__module__.startswith(OWN) or name in described(
+                owner.__doc__ or "", "Args", "Attributes"
+            ):
+                break
+            init = inspect.unwrap(vars(owner).get("__init__", object.__init__))
+            if getattr(init, "__code__", None) and init.__code__.co_filename != "<string>":
+                missing += [name] if init.__module__.startswith(OWN) else []
+                break
+            has_fields = "__dataclass_fields__" in vars(owner) or issubclass(owner, tuple)
+            if has_fields and name in vars(owner).get("__annotations__", {}):
+                missing.append(name)
+                break
+    return missing
+
+
+def arguments_in_prose(text: str, names: Iterable[str]) -> list[str]:
+    """The names that a docstring describes as `name: ...` above its sections."""
+    prose = re.split(r"^[A-Z][a-z]+:$", inspect.cleandoc(text), flags=re.MULTILINE)[0]
+    listed = re.findall(r"(?:^|[.;] )((?:\w+(?:, | and ))*\w+): ", prose, re.MULTILINE)
+    given = {name for names in listed for name in re.split(", | and ", names)}
+    return [name for name in names if name in given]
+
+
 def test_what_people_call_has_its_arguments_and_results_told():
     functions = exported_functions()
     assert {"explain", "score", "fit", "load_model", "overlay"} <= set(functions)
     missing = {name: missing_sections(function) for name, function in functions.items()}
     missing = {name: what for name, what in missing.items() if what and name not in UNTOLD}
     assert not missing
+
+
+def test_the_arguments_of_classes_are_described():
+    classes = exported_classes()
+    assert {"ViT", "Rollout", "Model", "ImageFolder", "Heatmaps", "Deletion"} <= set(classes)
+    missing = {name: missing_arguments(kind) for name, kind in classes.items()}
+    assert not {name: what for name, what in missing.items() if what}
+
+
+def test_classes_describe_their_arguments_in_sections_alone():
+    wrong = {}
+    for name, kind in exported_classes().items():
+        members = {name: kind} | {
+            f"{name}.{method}": function
+            for method, function in vars(kind).items()
+            if inspect.isfunction(function) and not method.startswith("_")
+        }
+        for label, member in members.items():
+            parameters = inspect.signature(member).parameters
+            if names := arguments_in_prose(member.__doc__ or "", parameters):
+                wrong[label] = names
+    assert not wrong, f"put these under Args: or Attributes: {wrong}"
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box.
+
+    Args:
+        width: In metres.
+    """
+
+    width: float
+    height: float = 1.0
+
+
+@dataclass(frozen=True)
+class Crate(Box):
+    """A box. lid: whether it has one, which
+    many have; weight, load: in kilograms.
+
+    Args:
+        height: In metres.
+    """
+
+    lid: bool = True
+    weight: float = 1.0
+
+
+class Barrel(Box):
+    """A round box.
+
+    Args:
+        width: In metres.
+    """
+
+    def __init__(self, width: float, staves: int):
+        super().__init__(width)
+
+
+def test_missing_arguments_of_a_class_are_seen(monkeypatch):
+    monkeypatch.setitem(globals(), "OWN", __name__)
+    assert missing_arguments(Box) == ["height"]
+    assert missing_arguments(Crate) == ["lid", "weight"]
+    assert missing_arguments(Barrel) == ["staves"]
+    assert arguments_in_prose(Crate.__doc__, ["width", "lid", "weight", "load"]) == [
+        *("lid", "weight", "load")
+    ]
 
 
 def test_missing_sections_are_seen():

@@ -157,9 +157,13 @@ class Explanation:
         return [(self.model.classes[at], float(self.probabilities[at])) for at in order]
 
     def __getitem__(self, method: str | int | Explainer) -> Map:
-        """Return the map of a method, by its name as in `methods`, or by its place.
+        """Return the map of a method.
 
-        Raises KeyError for a method that was not used.
+        Args:
+            method: Its name as in `methods`, its number there, or the explainer.
+
+        Raises:
+            KeyError: The method was not used.
         """
         if isinstance(method, int):
             return self.maps[method]
@@ -186,7 +190,7 @@ class Explanation:
             The map, (H W); NaN where the network did not look.
 
         Raises:
-            ValueError: There is no map of that method.
+            KeyError: There is no map of that method.
         """
         return self.model.preprocess.to_original(self[method].values, self.photo.size)
 
@@ -206,7 +210,7 @@ class Explanation:
             A picture of the photo's size.
 
         Raises:
-            ValueError: There is no map of that method.
+            KeyError: There is no map of that method.
         """
         return PIL.Image.fromarray(self.painted(np.asarray(self.photo), self[method], style))
 
@@ -363,7 +367,8 @@ class Explanations(Sequence[Explanation]):
             method: As in `Explanation.on_photo`.
 
         Raises:
-            ValueError: There is no map of that method.
+            KeyError: There is no map of that method.
+            ValueError: There are no photos.
         """
         every = [one[method].heatmaps() for one in self._all]
         if not every:
