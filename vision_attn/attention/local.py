@@ -34,9 +34,12 @@ __all__ = ["Axis", "Grid", "Local2d", "LocalMonotonic", "Near"]
 
 
 class Axis(NamedTuple):
-    """A line of `size` tokens, each of which sees `reach` to either side, cut into tiles.
+    """A line of tokens, each of which sees some to either side, cut into tiles.
 
-    tile: queries of one tile.
+    Attributes:
+        size: How many tokens.
+        reach: How many each sees to either side.
+        tile: Queries of one tile.
 
     Examples:
         >>> from vision_attn.attention.local import Axis
@@ -75,6 +78,10 @@ class Axis(NamedTuple):
 
 class Grid(NamedTuple):
     """Tokens in rows and columns, where each sees its neighbours.
+
+    Attributes:
+        rows: The axis from top to bottom.
+        columns: The axis from left to right.
 
     Examples:
         >>> import torch

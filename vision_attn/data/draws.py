@@ -21,7 +21,12 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 class Draws:
     """The random numbers of one batch: functions of (seed, epoch, item, number of the call).
 
-    `items` says which image each sample is. Every call gives fresh numbers, on `device`.
+    Every call gives fresh numbers, on `device`.
+
+    Args:
+        seed: Of the run.
+        epoch: The epoch's number.
+        items: Which image each sample is.
 
     Examples:
         >>> import numpy as np
@@ -41,7 +46,11 @@ class Draws:
         self._calls = 0
 
     def uniform(self, count: int) -> Float[Tensor, "n j"]:
-        """`count` numbers in [0, 1) for each sample."""
+        """Draw numbers in [0, 1).
+
+        Args:
+            count: How many for each sample.
+        """
         self._calls += 1
         key = (self.seed, self.epoch, self._calls)
         return uniforms(key, self.items, count).to(self.device)

@@ -25,7 +25,12 @@ class ImageFiles:
     """Batches of (images, paths) from files, each one preprocessed.
 
     A file that cannot be read is left out of its batch: an error line is logged for it, and
-    `failed` keeps its message. `order` cuts the files into batches and processes.
+    `failed` keeps its message.
+
+    Args:
+        paths: The files.
+        preprocess: What makes a file the network's input.
+        order: Cuts the files into batches and processes.
 
     Examples:
         >>> from pathlib import Path

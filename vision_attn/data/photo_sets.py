@@ -115,9 +115,12 @@ class CachedSet(ImageSet):
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Photos of one part of a data set, and their labels: (n), or (n k) of 0 and 1.
+    """Photos of one part of a data set, and their labels.
 
-    where: what messages call it.
+    Attributes:
+        photos: The encoded photos.
+        labels: (n), or (n k) of 0 and 1.
+        where: What messages call it.
 
     Examples:
         >>> import numpy as np

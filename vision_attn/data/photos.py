@@ -57,10 +57,11 @@ class Names(Sequence[str]):
 
 
 class Photos(ABC):
-    """Encoded photos, decoded one at a time.
+    """Encoded photos, decoded one at a time; they can be sent to other processes.
 
-    names: of each photo, for messages and lists. value_range: the numbers that are black and white
-    in them; see `read_image`. Photos can be sent to other processes.
+    Attributes:
+        names: Of each photo, for messages and lists.
+        value_range: The numbers that are black and white in them; see `read_image`.
 
     Examples:
         >>> from vision_attn.data.photos import Photos
@@ -83,10 +84,17 @@ class Photos(ABC):
         return None
 
     def pixels(self, item: int, shorter_side: int) -> UInt8[np.ndarray, "h w 3"]:
-        """Decode a photo, its shorter side reduced to so many pixels; smaller ones stay.
+        """Decode a photo.
 
-        Plain JPEGs are decoded by `plain_jpeg`, all else by `read`: the same pixels. Raises
-        ImageError for whatever is wrong with a photo, and DataError where it is of the whole set.
+        Plain JPEGs are decoded by `plain_jpeg`, all else by `read`: the same pixels.
+
+        Args:
+            item: The photo's number.
+            shorter_side: What its shorter side is reduced to, in pixels; smaller ones stay.
+
+        Raises:
+            ImageError: Whatever is wrong with a photo.
+            DataError: Something is wrong with the whole set.
         """
         with sample_errors(self.names[item], passing=(DataError,)):
             data = self.jpeg(item) if self.value_range is None else None

@@ -42,10 +42,13 @@ SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", "
 class Video:
     """Frames in order, as often as they are iterated, and how many of them are a second.
 
-    path: a video file, or the folder of its frames, with what their names begin with where there
-    are several clips. files: the images that are its frames, in order; none for a video file.
-    rate: frames a second; a video file says its own. frames: about how many there are.
-    skipped: images of a folder that were left out when it was iterated, and what was wrong.
+    Attributes:
+        path: A video file, or the folder of its frames, with what their names begin with where
+            there are several clips.
+        rate: Frames a second; a video file says its own.
+        frames: About how many there are.
+        files: The images that are its frames, in order; none for a video file.
+        skipped: Images of a folder that were left out when it was iterated, and what was wrong.
 
     Examples:
         >>> import tempfile

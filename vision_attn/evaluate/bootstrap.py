@@ -55,6 +55,10 @@ class PairedDifference(NamedTuple):
 class Interval(NamedTuple):
     """Both ends of a confidence interval.
 
+    Attributes:
+        low: Where it begins.
+        high: Where it ends.
+
     Examples:
         >>> import torch
         >>> from vision_attn.evaluate import wilson

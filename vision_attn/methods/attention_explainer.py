@@ -56,7 +56,12 @@ OUTLIER = 2.0
 class Trace:
     """One run of a network: its attention calls in order, and the chain that they make.
 
-    outliers: patches whose tokens have outlying norms; None where that is not known.
+    Attributes:
+        calls: Those that count.
+        chain: How a map is carried back through them.
+        images: What the run was of, (b c h w).
+        outliers: Patches whose tokens have outlying norms, (b rows columns); None where that is not
+            known.
 
     Examples:
         >>> import torch
@@ -90,9 +95,17 @@ class Trace:
     def rows_at(
         self, chain: Chain, tokens: Sequence[int] | Tensor | None
     ) -> Float[Tensor, "b s m"]:
-        """Make a row for each of these tokens of the last layer; None takes all of them.
+        """Make rows for tokens of the last layer.
 
-        Raises ValueError for indices that are out of range.
+        Args:
+            chain: The chain that they are to go back through.
+            tokens: The tokens' indices; None takes all of them.
+
+        Returns:
+            A row each, (b s m).
+
+        Raises:
+            ValueError: An index is out of range.
         """
         call = self.calls[0]
         every = range(chain.tokens) if tokens is None else tokens

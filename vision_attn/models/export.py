@@ -26,7 +26,9 @@ MISSING = "pip install onnx onnxscript onnxruntime: writing and checking ONNX ne
 class Exported:
     """A file that was written, and how far its logits are from the network's.
 
-    difference: max |found - expected| / max |expected|, on random images.
+    Attributes:
+        path: The file.
+        difference: Max |found - expected| / max |expected|, on random images.
 
     Examples:
         >>> from pathlib import Path

@@ -41,7 +41,12 @@ Replacement = Literal["zero", "mean", "uniform"]
 
 
 class Unit(NamedTuple):
-    """What is taken away: a head, an MLP or a block. head: None for the others.
+    """What is taken away: a head, an MLP or a block.
+
+    Attributes:
+        part: Which of the three.
+        layer: The attention call that it belongs to, from 0.
+        head: The head's number; None for the others.
 
     Examples:
         >>> from vision_attn.runs.ablation import Unit
@@ -68,7 +73,12 @@ class Unit(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What one run says of each image: whether the class is right, and the target's number."""
+    """What one run says of each image.
+
+    Attributes:
+        hits: Whether the class is right, (n).
+        values: The target's number, (n).
+    """
 
     hits: Bool[Tensor, " n"]
     values: Float[Tensor, " n"]
@@ -78,11 +88,21 @@ class Measured(NamedTuple):
 class Ablation:
     """What each unit is worth on some images; `ablate` makes it.
 
-    model: its name. images: their names. labels: the class of each, None where it is not known; a
-    hit is then a prediction that stays what it was. explained: what the numbers are of, in words.
-    before, after: hits and numbers, (n) and by unit. pruned: how many heads are gone, and the hits
-    of the images that the order of the heads was not found on. whole: why each run was of the whole
-    network; None where only what lies behind a unit was run again. problems: a line each.
+    Attributes:
+        model: Its name.
+        images: Their names.
+        labels: The class of each, None where it is not known; a hit is then a prediction that stays
+            what it was.
+        classes: The model's classes.
+        explained: What the numbers are of, in words.
+        before: Hits and numbers of the whole network.
+        after: The same without each unit.
+        pruned: How many heads are gone, and the hits of the images that the order of the heads was
+            not found on.
+        order: The heads, in the order in which `pruned` takes them away.
+        whole: Why each run was of the whole network; None where only what lies behind a unit was
+            run again.
+        problems: A line for what failed, each.
 
     Examples:
         >>> import vision_attn
@@ -202,7 +222,8 @@ class Ablation:
     ) -> tuple[list[str], list[list[str]]]:
         """The table as a header and rows of text, what is worth most first.
 
-        table: where it was made already.
+        Args:
+            table: What `table` gave, where it was made already.
         """
         header = [
             "without",

@@ -50,10 +50,15 @@ LONGEST = 96  # pixels of the longer side of the photo that they are laid on fir
 class ComparedPhoto:
     """What two models say of one photo.
 
-    label: its class, None where that is not known. predicted, probability: of each model. overlaps:
-    by method, the share of the map that lies in the same place in both. apart: the same of the
-    first model's map and the second's of another photo. interval: of the mean overlap, 95 %, over
-    parts of the photo (`jackknife`); None where it is not known.
+    Attributes:
+        file: The photo.
+        label: Its class, None where that is not known.
+        predicted: The class that each model predicts.
+        probability: What each model gives that class.
+        overlaps: By method, the share of the map that lies in the same place in both.
+        apart: The same of the first model's map and the second's of another photo.
+        interval: Of the mean overlap, 95 %, over parts of the photo (`jackknife`); None where it is
+            not known.
 
     Examples:
         >>> from vision_attn.runs.comparison import ComparedPhoto
@@ -84,8 +89,12 @@ class ComparedPhoto:
 class Comparison:
     """Two models on some photos, as plain values; `compare` makes it.
 
-    models: their names. classes: of both. methods: whose maps are compared. photos: those whose
-    maps differ most first. problems: a line each.
+    Attributes:
+        models: Their names.
+        classes: Of both.
+        methods: Whose maps are compared.
+        photos: Those whose maps differ most first.
+        problems: A line for what failed, each.
 
     Examples:
         >>> from vision_attn.runs.comparison import ComparedPhoto, Comparison

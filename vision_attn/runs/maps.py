@@ -23,12 +23,21 @@ NOT_SHOWN = "Not shown to be trusted here: vision-attn score finds out"
 class Map:
     """One photo's heatmap by one method, with what it takes to draw it rightly.
 
-    values: raw, on the token or feature grid. scale: what full colour stands for. target: the class
-    that is explained, contrast: the one it is compared with; None for what is no class, and for
-    methods that explain none. explained: what is explained, in words; empty for these. seconds: the
-    photo's share of its batch. query: the place (x, y) whose attention is shown, as shares of the
-    network's input. completeness_gap: as in `Heatmaps`. unproven: whether the method was not asked
-    for, and no scores have shown that its maps can be trusted for this model.
+    Attributes:
+        explainer: The method.
+        values: Raw, (h w), on the token or feature grid.
+        scale: What full colour stands for.
+        prefix_mass: As in `Heatmaps`.
+        outlier_mass: As in `Heatmaps`.
+        completeness_gap: As in `Heatmaps`.
+        target: The class that is explained; None for what is no class, and for methods that explain
+            none.
+        contrast: The class that it is compared with, or None.
+        explained: What is explained, in words; empty where `target` is None.
+        seconds: The photo's share of its batch.
+        query: The place (x, y) whose attention is shown, as shares of the network's input.
+        unproven: Whether the method was not asked for, and no scores have shown that its maps can
+            be trusted for this model.
 
     Examples:
         >>> import numpy as np

@@ -30,10 +30,14 @@ __all__ = ["PatchedStates", "measure_states"]
 class PatchedStates:
     """How far the state of one token, taken from another photo, brings the other photo's answer.
 
-    recovered: (l t), for the token's state where the layer begins: the target's number with it,
-    from 0 (as for the photo itself) to 1 (as for the other). layers: which they are. photo, other:
-    the target's number for each. explained: what it is, in words. layout: how the tokens lie on the
-    photo, None where that is not known.
+    Attributes:
+        recovered: (l t), for the token's state where the layer begins: the target's number with it,
+            from 0 (as for the photo itself) to 1 (as for the other).
+        layers: Which they are.
+        photo: The target's number for the photo.
+        other: The target's number for the other photo.
+        explained: What the target is, in words.
+        layout: How the tokens lie on the photo, None where that is not known.
 
     Examples:
         >>> import numpy as np

@@ -253,11 +253,13 @@ def patch_similarity(
 class PatchComponents:
     """The principal components of the features of patches.
 
-    scores: (b k rows columns), the patches along each component, in the units of the features.
-    directions: (k d), of length 1, the number of the largest size above 0. mean: (d), which is
-    subtracted first. variance: (k), the share of each component in the variance of all features.
-    foreground: (b rows columns), the patches that mean, directions and variance are of: all of
-    them, unless the background was split off.
+    Attributes:
+        scores: (b k rows columns), the patches along each component, in the units of the features.
+        directions: (k d), of length 1, the number of the largest size above 0.
+        mean: (d), which is subtracted first.
+        variance: (k), the share of each component in the variance of all features.
+        foreground: (b rows columns), the patches that mean, directions and variance are of: all of
+            them, unless the background was split off.
 
     Examples:
         >>> import numpy as np
@@ -278,8 +280,10 @@ class PatchComponents:
     def colors(self) -> Float[ndarray, "b rows columns 3"]:
         """Show the first three as red, green and blue, 0 to 1: two deviations to either side.
 
-        Scaled alike in all photos; the background is black. Raises ValueError where there are fewer
-        than three.
+        Scaled alike in all photos; the background is black.
+
+        Raises:
+            ValueError: There are fewer than three.
         """
         if len(self.directions) < 3:
             raise ValueError(f"colours need three components, got {len(self.directions)}: k=3")

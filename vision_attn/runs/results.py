@@ -400,8 +400,14 @@ class SavedResults(Sequence[dict[str, Any]]):
 class SavedMaps(Sequence[Float[ndarray, "h w"]]):
     """Maps of one method in the order of the photos, read as they are needed; NaN for none.
 
-    arrays: the memory maps themselves, float16 (maps, h, w), one a shard; a row says by `row` which
-    of them is its own. A map whose CRC is wrong raises ValueError.
+    A map whose CRC is wrong raises ValueError.
+
+    Args:
+        arrays: The memory maps themselves, float16 (maps, h, w), one a shard; a row says by `row`
+            which of them is its own.
+        shards: The files of the rows, in the same order.
+        ids: The number of each photo's row in its shard.
+        places: The number of each photo's shard.
 
     Examples:
         >>> import numpy as np

@@ -39,11 +39,14 @@ __all__ = ["Neighbour", "PhotoSimilarity", "nearest_photos", "photo_similarity"]
 class PhotoSimilarity:
     """The cosine of the mean-pooled features of two photos, shared out among their patches.
 
-    cosine: from -1 to 1. maps: of each photo, what its patches add to the cosine: each map sums to
-    it. vectors: of each photo (d rows columns), scaled so that patch i of the first and j of the
-    second add the dot product of their vectors. embedding: the cosine of what the network itself
-    gives for the photos; None for a classifier. It is `cosine` where the network's embedding is the
-    mean of these features, and another number where it is the class token, say.
+    Attributes:
+        cosine: From -1 to 1.
+        maps: Of each photo, what its patches add to the cosine: each map sums to it.
+        vectors: Of each photo (d rows columns), scaled so that patch i of the first and j of the
+            second add the dot product of their vectors.
+        embedding: The cosine of what the network itself gives for the photos; None for a
+            classifier. It is `cosine` where the network's embedding is the mean of these features,
+            and another number where it is the class token, say.
 
     Examples:
         >>> import numpy as np
@@ -149,7 +152,11 @@ def _embedding_cosine(model: Model, output: Any) -> float | None:
 
 @dataclass(frozen=True, eq=False)
 class Neighbour:
-    """A photo that is like another one: its file, and which patches of both make it so.
+    """A photo that is like another one.
+
+    Attributes:
+        file: The photo.
+        similarity: Which patches of both make it so.
 
     Examples:
         >>> import torch

@@ -26,9 +26,13 @@ BAR = 24  # characters of the longest
 class TokenAttribution:
     """What each token of a class's texts adds to an image's logit; printed, a bar a token.
 
-    class_name: the class. tokens, values: of all its texts, one after the other; the padding of a
-    text, where the network reads it, is one token `padding`. rest: what positions and biases add.
-    logit: values and rest together.
+    Attributes:
+        class_name: The class.
+        tokens: Of all its texts, one after the other; the padding of a text, where the network
+            reads it, is one token `padding`.
+        values: What each token adds.
+        rest: What positions and biases add.
+        logit: Values and rest together.
 
     Examples:
         >>> from vision_attn.runs.texts import TokenAttribution

@@ -38,9 +38,15 @@ NO_PHOTO = PIL.Image.new("RGB", (1, 1))  # frames are read again to be painted
 
 @dataclass(frozen=True)
 class Film:
-    """A video to explain: a file, or `files`, the images that are its frames, in order.
+    """A video to explain: a file, or the images that are its frames.
 
-    rate: frames a second, of images. most: frames at the most.
+    Attributes:
+        path: The file, or the folder of the frames.
+        name: What its results are called.
+        rate: Frames a second, of images.
+        most: Frames at the most.
+        batch_size: Frames explained at a time.
+        files: The images, in order; none for a file.
 
     Examples:
         >>> from pathlib import Path
@@ -68,8 +74,11 @@ class Film:
         """Write the video under each heatmap; return its entry, its frames, whether it is whole.
 
         A frame that cannot be explained by every method is left out, with a line of the problems.
-        Ctrl-C ends the video where it is: the frames explained so far are painted. Raises
-        ImageError where no frame can be read, ValueError where none can be explained.
+        Ctrl-C ends the video where it is: the frames explained so far are painted.
+
+        Raises:
+            ImageError: No frame can be read.
+            ValueError: None can be explained.
         """
         video = self.open()
         progress.start(self.name, 2 * min(video.frames, self.most or video.frames))

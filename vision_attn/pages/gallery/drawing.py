@@ -34,7 +34,11 @@ __all__ = ["DrawnPictures", "draw_pictures", "saved_model"]
 
 
 class DrawnPictures(list[Path]):
-    """The pictures' folders. photos: how many were drawn; problems: a line for each that was not.
+    """The pictures' folders.
+
+    Attributes:
+        photos: How many were drawn.
+        problems: A line for each that was not.
 
     Examples:
         >>> from vision_attn.pages.gallery.drawing import DrawnPictures

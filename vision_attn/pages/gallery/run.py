@@ -74,9 +74,14 @@ SAVES = "pictures", "maps", "both", "none"
 class GallerySummary:
     """What `gallery` or `film` wrote.
 
-    photos and explained: how many photos there were, and how many of them were explained. films:
-    the frames of each video that were explained. page: the gallery, None without one. merged:
-    whether this was the last of several shards to finish, and merged all results.
+    Attributes:
+        folder: Where it lies.
+        photos: How many photos there were.
+        explained: How many of them were explained.
+        films: The frames of each video that were explained.
+        page: The gallery, None without one.
+        problems: A line for each photo or method that failed.
+        merged: Whether this was the last of several shards to finish, and merged all results.
 
     Examples:
         >>> from pathlib import Path

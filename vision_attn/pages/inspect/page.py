@@ -54,6 +54,9 @@ LARGEST = 1024  # pixels: a larger photo is made smaller for the page
 class Page:
     """Page of inspections, as HTML; in a notebook it shows itself.
 
+    Attributes:
+        html: The page.
+
     Examples:
         >>> import numpy as np
         >>> from vision_attn.pages.inspect import Inspection, ShownMap, Page
@@ -70,7 +73,8 @@ class Page:
     def of(cls, inspections: Sequence[Inspection]) -> "Page":
         """Make the page that shows these inspections, any two of them side by side.
 
-        ValueError without one.
+        Raises:
+            ValueError: There is no inspection.
         """
         if not inspections:
             raise ValueError("expected at least one inspection, got none")

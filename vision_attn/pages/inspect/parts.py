@@ -62,10 +62,20 @@ class Weights:
 class Windows:
     """Layer in which tokens attend inside windows alone (Swin).
 
-    grid: the tokens of this layer, each of which spans merged x merged patches of the inspection's
-    grid. window, shift: in tokens, (h, w). places: the token in each place of each window, counted
-    row by row, the number of tokens where there is padding. regions: two places of a window attend
-    to each other where these numbers are equal. ValueError where a token is not in one place.
+    Args:
+        name: What the page calls it.
+        weights: (head window i j).
+        grid: The tokens of this layer, each of which spans merged x merged patches of the
+            inspection's grid.
+        window: (h, w) of a window in tokens.
+        places: The token in each place of each window, counted row by row, the number of tokens
+            where there is padding.
+        regions: Two places of a window attend to each other where these numbers are equal.
+        shift: Of the windows in tokens, (h, w).
+        merged: See `grid`.
+
+    Raises:
+        ValueError: A token is not in one place.
 
     Examples:
         >>> import numpy as np
@@ -238,13 +248,27 @@ class Prediction:
 class Inspection:
     """One photo as one model sees it.
 
-    box: the part of the photo that the model sees, (left, top, right, bottom) in 0..1 of it. grid,
-    prefix: how tokens lie on the photo, and what the tokens before them are called; only needed
-    where there are layers. warning: a line for the page's title and the saved picture, such as that
-    the weights are random. notes: what else is to know, a line each. unlike: a line where the photo
-    is unlike what the model knows. no_click: why a click on the photo shows no attention, where
-    there are no layers. ValueError without layers, maps, gates and features, for layers of another
-    number of tokens and for a box beyond 0..1.
+    Attributes:
+        model: Its name.
+        image: The photo's name.
+        photo: Its pixels, (H W 3).
+        box: The part of the photo that the model sees, (left, top, right, bottom) in 0..1 of it.
+        predictions: The likeliest classes.
+        grid: (rows, columns) of tokens on the photo; only needed where there are layers.
+        prefix: What the tokens before them are called; only needed where there are layers.
+        layers: The weights of each attention layer.
+        maps: Heatmaps.
+        gates: How far each gate is open.
+        features: Of the patches, after some layers.
+        notes: What else is to know, a line each.
+        unlike: A line where the photo is unlike what the model knows.
+        warning: A line for the page's title and the saved picture, such as that the weights are
+            random.
+        no_click: Why a click on the photo shows no attention, where there are no layers.
+
+    Raises:
+        ValueError: There are no layers, maps, gates and features, a layer has another number of
+            tokens, or the box lies beyond 0..1.
 
     Examples:
         >>> import numpy as np

@@ -14,14 +14,23 @@ __all__ = ["BlockValues", "Chances", "Diagnosis", "Finding", "HeadValues", "Outl
 class HeadValues:
     """One head, the mean over photos; the formulas stand in `vision_attn.runs.diagnosis.heads`.
 
-    layer: the attention call, counted from 0 as `probe` does. entropy: of its weights, 0 for one
-    key a query, 1 for uniform ones. distance: mean attention distance of patches, in pixels of the
-    network's input. class_token, registers, outliers: the share of all queries' attention that
-    falls on these. sink: the largest share that one place of the sequence receives in the mean
-    over photos, and sink_token which that is. moving: the mean of the largest share that a patch
-    receives, wherever that is. output: what it adds to the stream, 1 for the mean head of its
-    layer. nearest, alike: the head of the layer whose weights are most like its own, and their
-    correlation. None: not known, or there is no such token.
+    None: not known, or there is no such token.
+
+    Attributes:
+        layer: The attention call, counted from 0 as `probe` does.
+        module: The name of the module that attends.
+        head: Its number in the layer.
+        entropy: Of its weights, 0 for one key a query, 1 for uniform ones.
+        distance: Mean attention distance of patches, in pixels of the network's input.
+        class_token: The share of all queries' attention that falls on the class token.
+        registers: The share that falls on registers.
+        outliers: The share that falls on patches with outlying norms.
+        sink: The largest share that one place of the sequence receives in the mean over photos.
+        sink_token: Which place that is.
+        moving: The mean of the largest share that a patch receives, wherever that is.
+        output: What it adds to the stream, 1 for the mean head of its layer.
+        nearest: The head of the layer whose weights are most like its own.
+        alike: The correlation with that head's.
 
     Examples:
         >>> from vision_attn.runs.diagnosis.results import HeadValues
@@ -54,11 +63,22 @@ class HeadValues:
 class BlockValues:
     """The stream after one block, the mean over photos; formulas: `...runs.diagnosis.stream`.
 
-    norm, largest: the median norm of the patches, and the largest. outliers: how many patches of a
-    photo have a norm above twice the median; photos_with: the share of photos that have any. alike:
-    the mean cosine of two patches. spread: the share of the patches' energy that is not their mean.
-    rank: how many directions they spread over. residual, attention, mlp: the share of each in the
-    block's output; None where the block does not normalise first and then add.
+    Shares are None where the block does not normalise first and then add.
+
+    Attributes:
+        block: Its number, from 0.
+        name: The module's.
+        patches: How many there are.
+        norm: The median norm of the patches.
+        largest: Their largest norm.
+        outliers: How many patches of a photo have a norm above twice the median.
+        photos_with: The share of photos that have any.
+        alike: The mean cosine of two patches.
+        spread: The share of the patches' energy that is not their mean.
+        rank: How many directions they spread over.
+        residual: The share of the residual in the block's output.
+        attention: The share of the attention in it.
+        mlp: The share of the MLP in it.
 
     Examples:
         >>> from vision_attn.runs.diagnosis.results import BlockValues
@@ -85,13 +105,18 @@ class BlockValues:
 class Outliers:
     """Patches with outlying norms, where they are most.
 
-    block, name: the block after which the mean photo has the most of them, of the blocks after
-    which 75 % of the photos have some and 15 % of the patches at most; else of all. count, patches:
-    how many in the mean photo, and of how many. photos_with: the share of photos that have any.
-    first: the block from which on there are at least half as many. attention: the share of
-    attention on each photo's own outliers in the mean head of the layers after that. rollout: the
-    share of Rollout on them; None where there is no Rollout. where: how often each place of the
-    grid is one in `block`, row by row.
+    Attributes:
+        count: How many in the mean photo.
+        patches: Of how many.
+        photos_with: The share of photos that have any.
+        block: The block after which the mean photo has the most of them, of the blocks after which
+            75 % of the photos have some and 15 % of the patches at most; else of all.
+        name: That block's name.
+        first: The block from which on there are at least half as many.
+        attention: The share of attention on each photo's own outliers in the mean head of the
+            layers after that.
+        rollout: The share of Rollout on them; None where there is no Rollout.
+        where: How often each place of the grid is one in `block`, row by row.
 
     Examples:
         >>> from vision_attn.runs.diagnosis.results import Outliers
@@ -119,10 +144,13 @@ class Outliers:
 class Chances:
     """Accuracy and calibration, of photos whose class is known.
 
-    photos: how many these are. accuracy: the share whose most probable class is the true one.
-    confidence: the mean probability of that class. error: the expected calibration error, the mean
-    of |accuracy - confidence| over 15 bins of confidence weighted by their photos (Guo et al. 2017,
-    arXiv:1706.04599); with few photos it is above 0 for a calibrated network too.
+    Attributes:
+        photos: How many these are.
+        accuracy: The share whose most probable class is the true one.
+        confidence: The mean probability of that class.
+        error: The expected calibration error, the mean of |accuracy - confidence| over 15 bins of
+            confidence weighted by their photos (Guo et al. 2017, arXiv:1706.04599); with few photos
+            it is above 0 for a calibrated network too.
 
     Examples:
         >>> from vision_attn.runs.diagnosis.results import Chances
@@ -163,8 +191,11 @@ Kind = Literal[
 class Finding:
     """One sentence of the verdict.
 
-    kind: what it is about. fault: whether something is likely to be wrong; else it is a remark.
-    text: the sentence, with its threshold. places: (layer, head) or (block,) that it names.
+    Attributes:
+        kind: What it is about.
+        fault: Whether something is likely to be wrong; else it is a remark.
+        text: The sentence, with its threshold.
+        places: (layer, head) or (block,) that it names.
 
     Examples:
         >>> from vision_attn.runs.diagnosis.results import Finding
@@ -182,11 +213,23 @@ class Finding:
 class Diagnosis:
     """What is unusual in a network, measured over photos; `vision_attn.diagnose` makes it.
 
-    Printed, it is the verdict. model: its name. photos: how many were measured, of `asked`, fewer
-    where it was stopped. similarity: the mean cosine of a token with itself after two blocks, a row
-    a block; None where tokens change on the way. findings: the verdict, faults first. problems: a
-    line for each photo that could not be read. layout: how the tokens lie. calibration: of the
-    model that was measured.
+    Printed, it is the verdict.
+
+    Attributes:
+        model: Its name.
+        photos: How many were measured, fewer than asked for where it was stopped.
+        asked: How many were to be measured.
+        heads: Of all layers.
+        blocks: The stream after each block.
+        outliers: Patches with outlying norms; None where there are none.
+        similarity: The mean cosine of a token with itself after two blocks, a row a block; None
+            where tokens change on the way.
+        chances: Accuracy and calibration; None where no classes are known.
+        findings: The verdict, faults first.
+        problems: A line for each photo that could not be read.
+        layout: How the tokens lie.
+        calibration: Of the model that was measured.
+        warning: As of `Model`.
 
     Examples:
         >>> from vision_attn.runs.diagnosis.results import Diagnosis, Finding

@@ -48,8 +48,14 @@ __all__ = ["MethodVerdict", "Scores", "Verdict", "removal", "score"]
 class Scores:
     """Scores of methods on images, as tables, pictures and plain values; `score` makes them.
 
-    In a notebook it shows its tables. results: the numbers behind them. problems: a line for each
-    image that could not be read and each method that failed on images.
+    In a notebook it shows its tables.
+
+    Args:
+        results: The numbers behind them.
+        data: The samples that were scored.
+        drawn: Maps of some of them, to draw the best and the worst.
+        problems: A line for each image that could not be read and each method that failed on
+            images.
 
     Examples:
         >>> import vision_attn

@@ -44,8 +44,11 @@ Pointing = Literal["points", "class-blind", "does not", "open"]
 class Compared(NamedTuple):
     """A method beside the baselines by one metric.
 
-    baseline: the one that decides. images: how many both were scored on. difference: None where
-    these are fewer than two.
+    Attributes:
+        standing: `better` than every baseline, `worse` or `no better` than one, or `open`.
+        baseline: The one that decides.
+        images: How many both were scored on.
+        difference: None where these are fewer than two.
     """
 
     standing: Standing
@@ -58,13 +61,20 @@ class Compared(NamedTuple):
 class MethodVerdict:
     """What the scores say of one method.
 
-    trust: `yes`, `no` or `unknown`. reason: why, in words. images: how many it rests on. deletion,
-    insertion: `better` than every baseline, `worse` or `no better` than one, or `open`.
-    randomisation: whether the map `changes` as the weights are randomised, is `unchanged`, or that
-    is `open`; None where it was not measured. remarks: what else is known, and decides nothing.
-    pointing: whether it `points` at the photo of its class in a mosaic, is `class-blind`, `does
-    not`, or that is `open`; None where it was not measured. disputed: whether SaCo or single
-    deletion, which remove one part of an image at a time, say the opposite.
+    Attributes:
+        method: As it is written on the command line.
+        trust: `yes`, `no` or `unknown`.
+        reason: Why, in words.
+        images: How many it rests on.
+        deletion: `better` than every baseline, `worse` or `no better` than one, or `open`.
+        insertion: The same by insertion.
+        randomisation: Whether the map `changes` as the weights are randomised, is `unchanged`, or
+            that is `open`; None where it was not measured.
+        remarks: What else is known, and decides nothing.
+        pointing: Whether it `points` at the photo of its class in a mosaic, is `class-blind`, `does
+            not`, or that is `open`; None where it was not measured.
+        disputed: Whether SaCo or single deletion, which remove one part of an image at a time, say
+            the opposite.
 
     Examples:
         >>> from vision_attn.runs.scoring import MethodVerdict
@@ -89,10 +99,13 @@ class MethodVerdict:
 class Verdict:
     """Which methods to trust for one model on some images, and why.
 
-    methods: one each, in the order of the tables, without the baselines. images: how many the
-    comparison with the baselines rests on, at most. randomised: how many the check by lost weights
-    rests on; 0 where it was not made. warning: where the model has random weights. mosaics: photos
-    a side of the mosaics that were scored, 0 without any, and how many there were.
+    Attributes:
+        methods: One each, in the order of the tables, without the baselines.
+        images: How many the comparison with the baselines rests on, at most.
+        randomised: How many the check by lost weights rests on; 0 where it was not made.
+        warning: Where the model has random weights.
+        mosaics: Photos a side of the mosaics that were scored, 0 without any, and how many there
+            were.
 
     Examples:
         >>> from vision_attn.runs.scoring import MethodVerdict, Verdict

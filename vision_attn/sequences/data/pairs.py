@@ -172,6 +172,11 @@ class ExampleSource(ABC):
 class ExampleBatches:
     """The batches of an epoch. `state_dict` holds the place in it, `load_state_dict` returns there.
 
+    Args:
+        examples: A named tuple of tensors, one row an example.
+        order: Which examples each batch has.
+        preprocess: What normalises images; None where there are none.
+
     Examples:
         >>> from vision_attn.sequences import Dates
         >>> from vision_attn.sequences.data.pairs import ExampleBatches

@@ -43,8 +43,11 @@ CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM
 class Memory(NamedTuple):
     """What an encoder keeps of a source.
 
-    tokens (b n d): what attention reads. keys (b n d): what it finds them by. exists (b n): False
-    where there is only padding, which comes last. summary (b d): the source in one vector.
+    Attributes:
+        tokens: What attention reads, (b n d).
+        keys: What it finds them by, (b n d).
+        exists: (b n), False where there is only padding, which comes last.
+        summary: The source in one vector, (b d).
 
     Examples:
         >>> import torch

@@ -29,7 +29,9 @@ Question = Int[Tensor, "q i"]
 class Looks(NamedTuple):
     """Weights of each look at the question and at the image.
 
-    words (q look i): of each co-attention. maps (q look h w): the same, then each memory hop.
+    Attributes:
+        words: Of each co-attention, (q look i).
+        maps: The same, then each memory hop, (q look h w).
 
     Examples:
         >>> import torch

@@ -33,9 +33,13 @@ Before = Float[Tensor, "b s n"]
 class PropagationRule:
     """What one attention call does to the rows (b s i) -> (b s j): the part methods differ in.
 
-    step(layer, call, rows, windows, patches): `windows` in a row belong to one image; `patches` are
-    the keys that are places of it, None: all. Queries keep `residual` of their share and pass on
-    `attention` times what the step gives.
+    Queries keep `residual` of their share and pass on `attention` times what the step gives.
+
+    Attributes:
+        step: Called as step(layer, call, rows, windows, patches): `windows` in a row belong to one
+            image; `patches` are the keys that are places of it, None: all.
+        residual: The share that a query keeps.
+        attention: The share that it passes on.
 
     Examples:
         >>> import torch
@@ -87,12 +91,18 @@ class Link(ABC):
 class Attention(Link):
     """One attention call, among all tokens or in windows.
 
-    queries, keys: the token at each place, the token count where there is none (padding). new: the
-    places of the outputs among the tokens after the call, where they are tokens of their own: an
-    attention pool, LeViT's smaller grid; None where each is added to its query, and the other
-    tokens wait. kept: whether the tokens before the call live on, ahead of the new. patches: the
-    keys that are places of the image; None: all. foreign: whether the weights of each query come of
-    other tokens than the one its output is added to. call: None until a run gives it.
+    Attributes:
+        queries: The token at each place of the queries, the token count where there is none
+            (padding).
+        keys: The same of the keys.
+        new: The places of the outputs among the tokens after the call, where they are tokens of
+            their own: an attention pool, LeViT's smaller grid; None where each is added to its
+            query, and the other tokens wait.
+        kept: Whether the tokens before the call live on, ahead of the new.
+        patches: The keys that are places of the image; None: all.
+        foreign: Whether the weights of each query come of other tokens than the one its output is
+            added to.
+        call: None until a run gives it.
 
     Examples:
         >>> import torch
@@ -162,9 +172,13 @@ class Attention(Link):
 class Regroup(Link):
     """Tokens made of others between two calls, each giving them equal parts of its share.
 
-    made: the tokens after. of: the tokens before. Each pair with the part that passes. before: how
-    many there were. Swin's merged patches, a mean of all tokens, tokens that are left out. copies:
-    whether it copies tokens for calls side by side.
+    Swin's merged patches, a mean of all tokens, tokens that are left out.
+
+    Attributes:
+        made: The token after, of each pair.
+        of: The token before, of each pair.
+        part: The part that passes between them.
+        copies: Whether it copies tokens for calls side by side.
 
     Examples:
         >>> import torch
@@ -205,7 +219,12 @@ class Regroup(Link):
 class Chain:
     """Links in the order the network ran them; `tokens` come out of the last.
 
-    reads: the share of each of these that the classifier reads; None: as the layout's pool says.
+    Attributes:
+        links: The calls, and what makes tokens of others between them.
+        layout: How the tokens ahead of the first lie on the image.
+        tokens: How many come out of the last.
+        reads: The share of each of these that the classifier reads; None: as the layout's pool
+            says.
 
     Examples:
         >>> import torch
@@ -230,8 +249,14 @@ class Chain:
     def back(self, r: After, rule: PropagationRule, layers: Container[int] | None = None) -> Before:
         """Compute shares of the network's input tokens from shares of its last.
 
-        layers: those that count (None: all); the others pass shares on as a residual would. Links
-        that change the tokens always count.
+        Args:
+            r: The shares of the last layer's tokens, (b s m).
+            rule: What an attention call does to them.
+            layers: Those that count; the others pass shares on as a residual would. Links that
+                change the tokens always count. None: all count.
+
+        Returns:
+            The shares of the input tokens, (b s n).
         """
         for link in reversed(self.links):
             if layers is None or link.layer in layers or link.always:
@@ -250,9 +275,14 @@ class Chain:
     def token_at(
         self, where: str | tuple[int, int] | tuple[float, float], image_size: Sequence[int]
     ) -> int:
-        """Find the last layer's token: "cls", or the patch at a place (x, y) of the image.
+        """Find a token of the last layer.
 
-        Raises ValueError for a class token where there is none, and for a place outside the image.
+        Args:
+            where: "cls", or a place (x, y) of the image.
+            image_size: (height, width) in pixels.
+
+        Raises:
+            ValueError: There is no class token, or the place lies outside the image.
         """
         layout = self.layout
         if where == "cls":

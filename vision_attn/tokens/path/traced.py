@@ -52,11 +52,17 @@ class UnknownPathError(ValueError):
 class Step:
     """One attention call of a path: its place in the record, and how its batch is made up.
 
-    heads: how many of the batch are heads of one image; windows: how many are windows of it.
-    images_first: whether those of one image follow each other. order: in which to take them, so
-    that the heads of a window follow each other; None: as they are. used: whether it counts, as its
-    output reaches the network's. mixed: whether it does not as something else, such as a
-    convolution, mixes its tokens afterwards.
+    Attributes:
+        module: The name of the module that attends.
+        shape: (batch, heads, queries, keys) as it ran.
+        heads: How many of the batch are heads of one image.
+        windows: How many are windows of it.
+        images_first: Whether those of one image follow each other.
+        order: In which to take them, so that the heads of a window follow each other; None: as they
+            are.
+        used: Whether it counts, as its output reaches the network's.
+        mixed: Whether it does not as something else, such as a convolution, mixes its tokens
+            afterwards.
 
     Examples:
         >>> from vision_attn.tokens.path.traced import Step

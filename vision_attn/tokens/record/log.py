@@ -43,9 +43,11 @@ class RecordError(ValueError):
 class Record:
     """The attention calls of a network in the order they ran.
 
-    calls: one an attention module. expected: the names of the attention modules that ran. streams:
-    by the number n of tokens, the input (b n d) of the last norm over a sequence of so many: the
-    residual stream at the end of the network.
+    Attributes:
+        calls: One an attention module.
+        expected: The names of the attention modules that ran.
+        streams: By the number n of tokens, the input (b n d) of the last norm over a sequence of so
+            many: the residual stream at the end of the network.
 
     Examples:
         >>> import torch
