@@ -68,7 +68,10 @@ class Hooks:
     Two threads can run one network: the hooks of the one must not see the images of the other. As
     torch may call a hook that is just being removed, and then without the keyword arguments that it
     asks for, all hooks go through one function that takes anything. What was compiled runs as it is
-    written meanwhile, as it would pass hooks over. everywhere: in all scopes of the thread.
+    written meanwhile, as it would pass hooks over.
+
+    Args:
+        everywhere: Whether they work in all scopes of the thread.
 
     Examples:
         >>> import torch

@@ -133,7 +133,11 @@ class Hop(nn.Module):
         return self.attend.weights(query[:, None], self.key_proj(memory)[:, None], mask)[:, 0]
 
     def forward(self, query: Queries, memory: Memory, mask: Tensor | None) -> Queries:
-        """Compute the next query, (b i d). mask: as in `Attend.weights`."""
+        """Compute the next query, (b i d).
+
+        Args:
+            mask: As in `Attend.weights`.
+        """
         k, v = self.key_proj(memory), self.value_proj(memory)
         return self.update(query, self.attend(query[:, None], k[:, None], v[:, None], mask)[:, 0])
 

@@ -20,7 +20,9 @@ __all__ = ["Blocks"]
 class Blocks:
     """Which images are read together, and how far an epoch may carry them from one another.
 
-    numbers: the block of each image. window: how many images are mixed, beyond those of a block.
+    Attributes:
+        numbers: The block of each image.
+        window: How many images are mixed, beyond those of a block.
 
     Examples:
         >>> import numpy as np

@@ -124,7 +124,8 @@ class CachedPixels:
 class PixelCache:
     """The cache in `folder`, of images reduced to `shorter_side`; smaller ones stay.
 
-    Raises OSError where it cannot be written.
+    Raises:
+        OSError: It cannot be written.
 
     Examples:
         >>> import tempfile
@@ -155,7 +156,8 @@ class PixelCache:
     def load_photos(self, photos: Photos) -> tuple[CachedPixels, dict[int, str]]:
         """Load as `load` does, from wherever the photos lie.
 
-        Raises DataError where different photos have one name, as they would share their pixels.
+        Raises:
+            DataError: Different photos have one name, as they would share their pixels.
         """
         names = photos.cached_as()
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -50,8 +50,12 @@ def _walk(folder: str, passed: Counter[str], results: list[str]) -> Iterator[str
 class Tree:
     """The images below a folder, by an index that is brought up to date.
 
-    index: the file that keeps it; None reads every folder each time. read: how many folders were
-    read when `files` last ran.
+    Args:
+        folder: The folder.
+        index: The file that keeps the index; None reads every folder each time.
+
+    Attributes:
+        read: How many folders were read when `files` last ran.
 
     Examples:
         >>> import tempfile

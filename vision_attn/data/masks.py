@@ -33,7 +33,8 @@ STRAY_PIXELS = 16  # that hang together, at most, where they are stray
 class Regions(NamedTuple):
     """The pixels of the object, and those that count on neither side.
 
-    note: what was decided by evidence, in a sentence; else empty.
+    Attributes:
+        note: What was decided by evidence, in a sentence; else empty.
 
     Examples:
         >>> import numpy as np

@@ -139,7 +139,10 @@ class MeasuredTransform:
     def box(self, size: tuple[int, int]) -> Box:
         """Left, top, right and bottom of what the network sees of a photo of `size` (W, H).
 
-        Beyond the photo where the transform pads. Raises ValueError where it turns or mirrors it.
+        Beyond the photo where the transform pads.
+
+        Raises:
+            ValueError: It turns or mirrors it.
         """
         geometry = self.geometry(size)
         if not geometry.upright:
@@ -202,7 +205,8 @@ class MeasuredTransform:
     def geometry(self, size: tuple[int, int]) -> Geometry:
         """Measure where the input's places lie on a photo of `size` (W, H).
 
-        Raises ValueError where that is no plane and no projection.
+        Raises:
+            ValueError: That is no plane and no projection.
         """
         if size not in self._geometries:
             if len(self._geometries) == MOST_KEPT:

@@ -232,7 +232,11 @@ class PhotoSource(Source):
 
     @abstractmethod
     def parts(self, root: Path) -> tuple[dict[str, Part], list[str]]:
-        """List the photos of each part, and the classes. Raises DataError where there are none."""
+        """List the photos of each part, and the classes.
+
+        Raises:
+            DataError: There are none.
+        """
 
     @abstractmethod
     def place(self, root: Path) -> Path:

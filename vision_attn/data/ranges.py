@@ -45,10 +45,15 @@ FULL_16: ValueRange = (0, 65_535)
 class Stored:
     """How an image's numbers are stored, where they are more than plain 8 bits.
 
-    kind: unsigned, signed or float. own: the range that the file's header says. shown: that range
-    is one to show, which numbers may exceed; else they would contradict it. inverted: 0 is white.
-    colours: they are several a pixel, and Pillow keeps the upper 8 of their 16 bits; `encoded` is
-    then the whole file. orientation: of a TIFF, which Pillow turns while it decodes.
+    Attributes:
+        kind: Unsigned, signed or float.
+        own: The range that the file's header says.
+        shown: Whether that range is one to show, which numbers may exceed; else they would
+            contradict it.
+        inverted: Whether 0 is white.
+        colours: Whether they are several a pixel, and Pillow keeps the upper 8 of their 16 bits;
+            `encoded` is then the whole file.
+        orientation: Of a TIFF, which Pillow turns while it decodes.
 
     Examples:
         >>> from vision_attn.data.ranges import Stored

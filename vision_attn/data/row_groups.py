@@ -40,7 +40,8 @@ PAUSES = 0.5, 2.0  # seconds, before a file that could not be read is tried agai
 class RowGroups:
     """The row groups of Parquet files, and one of their columns.
 
-    table: of each group its file, its number there, and its rows.
+    Attributes:
+        table: Of each group its file, its number there, and its rows.
 
     Examples:
         >>> from vision_attn.data.row_groups import RowGroups
@@ -85,7 +86,9 @@ class RowGroups:
 class RowGroupPhotos(RowPhotos, BlockPhotos):
     """Photos in the rows of Parquet files.
 
-    places: the row of each photo. window: see `Blocks`.
+    Args:
+        window: See `Blocks`.
+        places: The row of each photo.
 
     Examples:
         >>> from vision_attn.data.row_groups import RowGroupPhotos, RowGroups

@@ -75,7 +75,9 @@ class _Cells:
 class ParquetSplit(Split):
     """Rows in Parquet files: the version of each by path or URL, and its columns if they are known.
 
-    index: the folder for the index of the labels. window: see `Blocks`.
+    Args:
+        index: The folder for the index of the labels.
+        window: See `Blocks`.
 
     Examples:
         >>> from pathlib import Path

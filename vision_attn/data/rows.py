@@ -19,7 +19,12 @@ class RowPhotos(Photos):
     """Photos in the cells of a column, as the `datasets` library stores them.
 
     A cell is the bytes of an encoded photo, or a mapping that has them as "bytes", or the name of a
-    file as "path". cells and names: by the number of the photo; column: for messages.
+    file as "path".
+
+    Args:
+        cells: By the number of the photo.
+        names: By the number of the photo, too.
+        column: The column's name, for messages.
 
     Examples:
         >>> from vision_attn.data.rows import RowPhotos

@@ -39,7 +39,8 @@ GROUP_FILES = (  # of control groups of version 2 and 1: limit, use, and what be
 class Room:
     """Bytes that are free, in memory and on the disk of the cache.
 
-    processes: of this run on this machine, which share them.
+    Attributes:
+        processes: Of this run on this machine, which share them.
 
     Examples:
         >>> from vision_attn.data.storage import Room

@@ -35,9 +35,9 @@ class ImageTable(PhotoSource):
     The table's cells are divided by commas, semicolons or tabs. Labels are given in one of three
     ways:
 
-    - `label`: a column with the class of each photo;
-    - `label` and `separator`: a column with its classes, such as "cat;dog", or none;
-    - `labels`: a column a class, with 1 or 0 (true or false, yes or no).
+    - One column, `label`: the class of each photo;
+    - One column and a separator: the classes, such as "cat;dog", or none;
+    - A column a class, `labels`, with 1 or 0 (true or false, yes or no).
 
     With the latter two a photo has any number of classes: its labels are 0 and 1 (k), for
     `training.MultiLabelCrossEntropy`. The options by keyword that are not listed are those of

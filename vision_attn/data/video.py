@@ -73,8 +73,9 @@ class Video:
     def file(cls, path: Path) -> "Video":
         """Open a video file.
 
-        Raises ImageError where it is of no known container, OpenCV finds no frame in it, or its
-        frames have more than `max_pixels`.
+        Raises:
+            ImageError: It is of no known container, OpenCV finds no frame in it, or its frames have
+                more than `max_pixels`.
         """
         import cv2
 
@@ -93,7 +94,8 @@ class Video:
     def folder(cls, path: Path, rate: float) -> "Video":
         """Take the images of a folder as frames.
 
-        Raises ImageError where there is no such folder, no image in it, or several clips.
+        Raises:
+            ImageError: There is no such folder, no image in it, or several clips.
         """
         by_clip = clips(path)
         if len(by_clip) > 1:

@@ -215,7 +215,11 @@ class AboveMean(Localization):
     ) -> Float[Tensor, " b"]:
         """Score how well a foreground and a background fit the object, one number an image.
 
-        above, below: each pixel's share in either. inside: the object. valid: pixels that count.
+        Args:
+            above: Each pixel's share in the foreground.
+            below: Each pixel's share in the background.
+            inside: The object.
+            valid: Pixels that count.
         """
 
 

@@ -35,7 +35,10 @@ TRAINING = 0.97  # of the minutes; the rest is for what comes between epochs
 
 @dataclass(frozen=True)
 class Length:
-    """How long a training is: some epochs. batches: of each, where these are not all there are.
+    """How long a training is: some epochs.
+
+    Attributes:
+        batches: Of each, where these are not all there are.
 
     Examples:
         >>> from vision_attn.fitting.budget import Length

@@ -82,10 +82,12 @@ QUIET = (  # what Lightning and jsonargparse warn of and a user need not know
 class TrainingRun(LightningCLI):
     """A config and command-line words made into a network, data and a trainer with a run folder.
 
-    Made by `make_run`. folder: where the run's files go; None for a fast_dev_run, which has none.
-    threads: how many torch computes with; None leaves that to torch.
+    Made by `make_run`.
 
-    any_model: the config names the model's class, one of `model_type`'s subclasses.
+    Attributes:
+        folder: Where the run's files go; None for a fast_dev_run, which has none.
+        threads: How many torch computes with; None leaves that to torch.
+        any_model: Whether the config names the model's class, one of `model_type`'s subclasses.
 
     Examples:
         >>> import tempfile

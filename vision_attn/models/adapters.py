@@ -25,7 +25,8 @@ CLASSIFIER = ".classifier.weight"
 class Adapter:
     """An adapter in a folder: what PEFT's adapter_config.json says, and its weights by name.
 
-    base: the network that it changes, a folder or a repository.
+    Attributes:
+        base: The network that it changes, a folder or a repository.
 
     Examples:
         >>> from tempfile import TemporaryDirectory

@@ -55,8 +55,9 @@ LARGEST = 10**7  # of the whole numbers in a description: sizes, counts
 class Checkpoint:
     """A checkpoint of `vision-attn fit`, read and of a known format.
 
-    about: its entry "vision_attn", plain values. weights: its tensors by name, not yet compared
-    with any network.
+    Attributes:
+        about: Its entry "vision_attn", plain values.
+        weights: Its tensors by name, not yet compared with any network.
 
     Examples:
         >>> import tempfile, torch

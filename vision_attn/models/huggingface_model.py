@@ -34,12 +34,24 @@ OFFLINE = "name a folder that holds it, or a kind of network (hf:vit) with --pre
 class HuggingFaceModel(nn.Module):
     """A classifier of transformers that takes images and gives logits.
 
-    name: a repository, a folder, or, for random weights, a kind of network such as "vit". A folder
-    may hold an adapter of PEFT, which is added to the weights of the network that it names. Code
-    that stands beside the weights is never run: ModelError for a network that needs it.
-    `processor` holds the options of its image processor, empty where it has none; `missing` names
-    the weights that a pretrained network does not have, so that they are random; `activation` is
-    what makes probabilities of its outputs, as config.problem_type says.
+    Code that stands beside the weights is never run.
+
+    Args:
+        name: A repository, a folder, or, for random weights, a kind of network such as "vit". A
+            folder may hold an adapter of PEFT, which is added to the weights of the network that it
+            names.
+        pretrained: Whether to start with the weights that stand there; else the start is random.
+        weights: A file of weights to start with, in their place.
+        model_args: Entries of the network's config.
+
+    Attributes:
+        processor: The options of its image processor, empty where it has none.
+        missing: The weights that a pretrained network does not have, so that they are random.
+        activation: What makes probabilities of its outputs, as config.problem_type says.
+
+    Raises:
+        ModelError: There is no such network, the arguments do not fit, it needs code of its own, or
+            transformers is not installed.
 
     Examples:
         >>> import torch

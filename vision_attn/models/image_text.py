@@ -40,7 +40,10 @@ AT_ONCE = 256  # texts
 
 
 class Texts(ABC):
-    """The tower of a network that makes embeddings of texts; model: the library's own network.
+    """The tower of a network that makes embeddings of texts.
+
+    Attributes:
+        model: The library's own network.
 
     Examples:
         >>> from vision_attn.models.image_text import Texts
@@ -82,10 +85,17 @@ class Texts(ABC):
 class ImageTextModel(nn.Module):
     """Images against classes in words: scale cos(image, class) + bias, (b k).
 
-    image: from images to embeddings (b d). texts: makes the classes' embeddings, once, which are
-    kept as the buffer `class_embeddings` (k d). prompts: the texts of each class. processor,
-    image_size: what the library says of its images. activation: what makes probabilities. missing:
-    the weights that it did not have, so that they are random.
+    Args:
+        image: From images to embeddings (b d).
+        texts: Makes the classes' embeddings, once, which are kept as the buffer `class_embeddings`
+            (k d).
+        prompts: The texts of each class.
+        scale: What the cosine is multiplied by.
+        bias: What is added to that.
+        activation: What makes probabilities.
+        processor: What the library says of its images.
+        image_size: Their size in pixels, as the library says.
+        missing: The weights that it did not have, so that they are random.
 
     Examples:
         >>> import torch

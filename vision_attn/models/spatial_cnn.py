@@ -19,7 +19,8 @@ __all__ = ["GatedConv", "SpatialCNN"]
 class GatedConv(nn.Module):
     """A convolution and its gate: t = relu(bn(conv x)), then t * gate(t).
 
-    stride: of the convolution.
+    Args:
+        stride: Of the convolution.
 
     Examples:
         >>> import torch

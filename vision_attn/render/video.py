@@ -20,8 +20,12 @@ __all__ = ["VideoWriter"]
 class VideoWriter:
     """MP4 file that pictures of one size are appended to; it appears as the `with` block ends.
 
-    rate: pictures a second. Sides are made even, as the codec asks, by repeating an edge. Raises
+    Sides are made even, as the codec asks, by repeating an edge. The end of the block raises
     OSError where the video could not be written whole.
+
+    Args:
+        path: The file.
+        rate: Pictures a second.
 
     Examples:
         >>> from pathlib import Path
@@ -63,7 +67,9 @@ class VideoWriter:
     def append(self, picture: Picture) -> None:
         """Append a picture.
 
-        ValueError for another size than the first one's, OSError if it cannot be written.
+        Raises:
+            ValueError: It has another size than the first one.
+            OSError: It cannot be written.
         """
         height, width = picture.shape[:2]
         even = np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")

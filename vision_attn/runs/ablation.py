@@ -416,7 +416,10 @@ class AblationJob(Job):
 
 @dataclass
 class Reader:
-    """Reads hits and the target's number from outputs. right: the class that counts as a hit.
+    """Reads hits and the target's number from outputs.
+
+    Attributes:
+        right: The class that counts as a hit.
 
     Examples:
         >>> from vision_attn.runs.ablation import Reader

@@ -390,7 +390,8 @@ def on_grid(explanation: Explanation, method: str) -> Float[ndarray, "y x"]:
 class PairOfModels(Job):
     """Explains photos by two models, in the same class.
 
-    keep: is given both explanations of each photo, where that is wanted.
+    Attributes:
+        keep: Is given both explanations of each photo, where that is wanted.
 
     Examples:
         >>> from vision_attn.runs.comparison import PairOfModels

@@ -12,7 +12,9 @@ __all__ = ["Entry", "as_line"]
 class Entry:
     """One file's results: a record for each method, and its row of the gallery, if any.
 
-    row: plain values, by which `pages.gallery` makes a `pages.Row`. written: its pictures and maps.
+    Attributes:
+        row: Plain values, by which `pages.gallery` makes a `pages.Row`.
+        written: Its pictures and maps.
 
     Examples:
         >>> from vision_attn.runs.entries import Entry

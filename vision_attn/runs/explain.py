@@ -76,10 +76,16 @@ Methods = str | Explainer | Sequence[str | Explainer]
 class Request:
     """What to explain of photos, and by which methods.
 
-    target: as `Explainer` takes it. by_label: explain the class that a photo's folder is named for,
-    and the predicted one where there is none. contrast: what is subtracted from it, if anything.
-    refused: a line for each requested method that does not fit the model. unproven: whether the
-    method was not asked for, and no scores have shown that its maps can be trusted for this model.
+    Attributes:
+        model: The model.
+        explainers: The methods.
+        target: As `Explainer` takes it.
+        by_label: Whether to explain the class that a photo's folder is named for, and the predicted
+            one where there is none.
+        contrast: What is subtracted from it, if anything.
+        refused: A line for each requested method that does not fit the model.
+        unproven: Whether the method was not asked for, and no scores have shown that its maps can
+            be trusted for this model.
 
     Examples:
         >>> from vision_attn.data import Preprocess
@@ -112,8 +118,8 @@ class Request:
     ) -> "Request":
         """Look up methods and classes by their names; see `explain`.
 
-        Raises ValueError where no requested method fits the model, and for an unknown method or
-        class.
+        Raises:
+            ValueError: No requested method fits the model, or a method or class is unknown.
         """
         model = settled(model if head is None else replace(model, head=head))
         by_label = isinstance(target, str) and target.strip() == "label"
@@ -191,7 +197,8 @@ class Request:
     def explain(self, photos: Sequence[tuple[str, Image]]) -> list[Explanation]:
         """Explain named photos as one batch; a method that fails is a problem of its photos.
 
-        Raises ValueError where the network itself gives no numbers.
+        Raises:
+            ValueError: The network itself gives no numbers.
         """
         images = prepare(self.model, [photo for _, photo in photos])
         target = self.target_of([label_of(name, self.model.classes) for name, _ in photos])

@@ -431,8 +431,10 @@ class Explanations(Sequence[Explanation]):
 class Pictures:
     """Where and how explanations are drawn.
 
-    masks: the masks of the photos, shown beside the maps. page: also thumbnails.
-    raw: also each raw map, as a .npy.
+    Attributes:
+        masks: The masks of the photos, shown beside the maps.
+        page: Whether to draw thumbnails too.
+        raw: Whether to write each raw map too, as a .npy.
 
     Examples:
         >>> from pathlib import Path
@@ -451,7 +453,8 @@ class Pictures:
     def write(self, name: str, explanation: Explanation) -> Entry:
         """Write the pictures and raw maps of one photo; `name` begins the files' names.
 
-        Raises OSError where one of them cannot be written; then none of them is left.
+        Raises:
+            OSError: One of them cannot be written; then none of them is left.
         """
         with kept_together() as written:
             records, row = self._write(name, explanation, written)

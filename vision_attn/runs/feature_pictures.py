@@ -34,7 +34,10 @@ Picture = ndarray
 class FeaturePictures:
     """Where and how pictures of features are written; each method returns lines on what they show.
 
-    layer: as of `patch_features`. Raw numbers lie beside the pictures, as .npy.
+    Raw numbers lie beside the pictures, as .npy.
+
+    Attributes:
+        layer: As of `patch_features`.
 
     Examples:
         >>> from pathlib import Path
@@ -95,7 +98,12 @@ class FeaturePictures:
     def similar_to(self, files: Sequence[Path], place: tuple[float, float]) -> list[str]:
         """Paint the cosine with one patch of the first photo on each: NAME.similarity.png.
 
-        place: (x, y), shares of the network's input. Raises ValueError as `patch_similarity` does.
+        Args:
+            photos: The photos, by their names.
+            place: (x, y), shares of the network's input.
+
+        Raises:
+            ValueError: As `patch_similarity`.
         """
         lines = []
         for number, (name, file) in enumerate(zip(self._names(files), files, strict=True)):
@@ -117,7 +125,8 @@ class FeaturePictures:
     def compare(self, files: Sequence[Path]) -> list[str]:
         """Paint why the first photo and each other one are alike: NAME.and.OTHER.png.
 
-        Raises ValueError for fewer than two photos, and as `photo_similarity` does.
+        Raises:
+            ValueError: There are fewer than two photos, or as `photo_similarity`.
         """
         if len(files) < 2:
             raise ValueError(f"compare expects at least two images, got {len(files)}")

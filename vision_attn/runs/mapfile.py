@@ -96,8 +96,9 @@ class MapFile:
     def write(self, maps: Sequence[Float[ndarray, "h w"]]) -> list[int]:
         """Write maps and return their slots.
 
-        Raises ValueError for a map of another shape, OSError where they cannot be written; then
-        none of them is kept.
+        Raises:
+            ValueError: A map has another shape.
+            OSError: They cannot be written; then none of them is kept.
         """
         for values in maps:
             if values.shape != self.shape:

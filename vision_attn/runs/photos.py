@@ -22,7 +22,10 @@ __all__ = ["ExplainPhotos", "NamedPhoto", "ReadPhoto", "stamp_of"]
 
 
 class NamedPhoto(NamedTuple):
-    """A photo to explain. name: begins the names of its pictures; empty where none are drawn.
+    """A photo to explain.
+
+    Attributes:
+        name: Begins the names of its pictures; empty where none are drawn.
 
     Examples:
         >>> from vision_attn.runs.photos import NamedPhoto
@@ -60,8 +63,10 @@ def stamp_of(photo: NamedPhoto, masks: Masks | None) -> int:
 class ExplainPhotos(Job):
     """Explains photos; it can be sent to other processes if the model can.
 
-    columns: those of the request's methods, and of what is drawn. pictures: what draws them; None
-    draws none. keeps: whether raw maps are kept in the store.
+    Attributes:
+        columns: Those of the request's methods, and of what is drawn.
+        pictures: What draws them; None draws none.
+        keeps: Whether raw maps are kept in the store.
 
     Examples:
         >>> from vision_attn.data import Preprocess

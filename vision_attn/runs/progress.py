@@ -85,7 +85,11 @@ class Silent:
         self.problems: list[str] = []
 
     def start(self, what: str, total: int, pilot: Pilot | None = None) -> None:
-        """Begin a job of `total` steps. pilot: by which the time of it may be told."""
+        """Begin a job of `total` steps.
+
+        Args:
+            pilot: By which the time of it may be told.
+        """
 
     def advance(self, steps: int = 1) -> None:
         """Count steps of the job as done."""

@@ -107,8 +107,11 @@ def export_lines(results: "SavedResults") -> Path:
 class RowTable:
     """Where the rows of a run are, in the order of its samples and columns.
 
-    shards: numbers from 0. ids: in their shard. samples: numbers in the run's list. frames: of a
-    film, else -1.
+    Attributes:
+        shards: Numbers from 0.
+        ids: In their shard.
+        samples: Numbers in the run's list.
+        frames: Of a film, else -1.
     """
 
     shards: Int64[ndarray, " m"]

@@ -30,9 +30,11 @@ NAMED = 3  # samples that a line names
 class RunFile:
     """A run: what it was asked for, and its samples in their order.
 
-    about: plain values: the model, its classes and preprocessing, the options. shards: how many
-    share the samples. columns: the keys of what is computed of each sample. merged: whether all
-    shards have finished, and their results are together.
+    Attributes:
+        about: Plain values: the model, its classes and preprocessing, the options.
+        shards: How many share the samples.
+        columns: The keys of what is computed of each sample.
+        merged: Whether all shards have finished, and their results are together.
 
     Examples:
         >>> from vision_attn.runs.runfile import RunFile

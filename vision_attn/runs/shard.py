@@ -56,8 +56,10 @@ ENCODER = json.JSONEncoder(separators=(",", ":"))
 class Column:
     """A method, and all that its rows depend on beside the sample: settings, as plain values.
 
-    kind: what was computed, such as `map`. A row of other settings, or of another version of the
-    package, belongs to another column.
+    A row of other settings, or of another version of the package, belongs to another column.
+
+    Attributes:
+        kind: What was computed, such as `map`.
 
     Examples:
         >>> from vision_attn.runs.shard import Column
@@ -78,7 +80,8 @@ class Column:
 class StoreRow(NamedTuple):
     """What a method gives of a sample: plain values, and a raw map where it is kept.
 
-    content: what the sample was, as `keys.content_number` puts it.
+    Attributes:
+        content: What the sample was, as `keys.content_number` puts it.
 
     Examples:
         >>> from vision_attn.runs.shard import Column, StoreRow
@@ -294,7 +297,8 @@ class ShardFile:
     def kept(self, columns: Sequence[Column] | None = None) -> Iterator[StoreRow]:
         """Yield every row of these columns with its map; the samples' names are not kept.
 
-        columns: None for all.
+        Args:
+            columns: None for all.
         """
         index = self.index
         wanted = self._keys.values() if columns is None else [column.key for column in columns]

@@ -52,9 +52,12 @@ COMMIT_SHARE = 20  # times as long as a commit takes, rows may wait for the next
 class Store(ShardFile):
     """The rows and maps of one shard, which this process alone writes.
 
-    wanted: the columns of this run; rows of others are removed, unless `keeps_others`. half: keep
-    maps as float16 times a power of two, else as float32. What is damaged is removed, so that it is
-    computed again; of a file that cannot be read as a whole, the rows that can are kept.
+    What is damaged is removed, so that it is computed again; of a file that cannot be read as a
+    whole, the rows that can are kept.
+
+    Args:
+        wanted: The columns of this run; rows of others are removed, unless `keeps_others`.
+        half: Whether to keep maps as float16 times a power of two, else as float32.
 
     Examples:
         >>> import tempfile
@@ -187,7 +190,8 @@ class Store(ShardFile):
     def add(self, rows: Sequence[StoreRow]) -> None:
         """Keep rows and their maps; they are committed now, or with some that come soon.
 
-        Raises OSError where they cannot be written: then none of these rows is kept.
+        Raises:
+            OSError: They cannot be written: then none of these rows is kept.
         """
         if not rows:
             return

@@ -63,7 +63,11 @@ class Film:
     files: tuple[Path, ...] = ()
 
     def open(self) -> Video:
-        """Open the video. Raises ImageError where no frame of it can be read."""
+        """Open the video.
+
+        Raises:
+            ImageError: No frame of it can be read.
+        """
         if self.files:
             return Video.of_frames(self.path, self.files, self.rate or 0)
         return Video.file(self.path)

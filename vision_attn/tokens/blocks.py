@@ -26,10 +26,15 @@ __all__ = ["BlockRun", "TokenBlock", "find_blocks", "watch_blocks"]
 class TokenBlock:
     """A module that takes all tokens and gives as many, with one attention call inside.
 
-    name, module: of the block. call: the name of the module that attends. branch: the name of the
-    block's own child in which that is. projection: the linear layer whose input is the attention's
-    output, its heads side by side; None where there is none. mlp_out: the last linear layer of the
-    MLP, whose input are its neurons; None where there is none.
+    Attributes:
+        name: The block's.
+        module: The block.
+        call: The name of the module that attends.
+        branch: The name of the block's own child in which that is.
+        projection: The linear layer whose input is the attention's output, its heads side by side;
+            None where there is none.
+        mlp_out: The last linear layer of the MLP, whose input are its neurons; None where there is
+            none.
 
     Examples:
         >>> import torch
@@ -53,8 +58,11 @@ class TokenBlock:
 class BlockRun:
     """What went through a block in one run, off the graph.
 
-    before, after: the stream that it takes and gives. middle: the stream between attention and MLP;
-    None where the block does not normalise first and then add, so that it is not known.
+    Attributes:
+        before: The stream that it takes.
+        middle: The stream between attention and MLP; None where the block does not normalise first
+            and then add, so that it is not known.
+        after: The stream that it gives.
 
     Examples:
         >>> import torch

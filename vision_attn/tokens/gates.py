@@ -43,9 +43,12 @@ IN_PLACE = {Tensor.mul_, Tensor.multiply_, Tensor.__imul__}
 class Bounded:
     """What a value is that a function bounds, shared by all that is made of it by moving.
 
-    by: how large it may be; a gate is at most 1. time: how many products were before it. root: the
-    features that it is a function of, place by place. branches: whether it is a softmax. maker: the
-    outermost module that gives it and has weights.
+    Attributes:
+        by: How large it may be; a gate is at most 1.
+        time: How many products were before it.
+        root: The features that it is a function of, place by place.
+        branches: Whether it is a softmax.
+        maker: The outermost module that gives it and has weights.
     """
 
     by: float
@@ -59,8 +62,11 @@ class Bounded:
 class GateCall:
     """A gate and what it multiplied in one run.
 
-    name: the module that was given the features and gated them, else the one that made the gate.
-    spatial: whether it has one number a place, rather than one a channel. value: what was read.
+    Attributes:
+        name: The module that was given the features and gated them, else the one that made the
+            gate.
+        spatial: Whether it has one number a place, rather than one a channel.
+        value: What was read.
 
     Examples:
         >>> from vision_attn.tokens.gates import GateCall

@@ -38,9 +38,12 @@ Neuron = tuple[str, int]  # the name of a layer whose input are neurons, and whi
 class TestTimeRegisters(nn.Module):
     """A network with one more token that takes over chosen neurons of its patches.
 
-    network: the network itself, not a copy. first, last: the names of the blocks before which the
-    token joins and after which it leaves. neurons: (name of the MLP's last linear layer, neuron).
-    layout: of the network's own tokens.
+    Args:
+        network: The network itself, not a copy.
+        first: The name of the block before which the token joins.
+        last: The name of the block after which it leaves.
+        neurons: (name of the MLP's last linear layer, neuron) each.
+        layout: Of the network's own tokens.
 
     Examples:
         >>> import torch

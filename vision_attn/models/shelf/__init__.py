@@ -38,9 +38,10 @@ NEEDED = {  # of a card, by the names on the way
 class Card:
     """All that is known of a network on a shelf.
 
-    values: plain values, of which `checkpoint` is the entry "vision_attn" of a checkpoint (class
-    path and arguments, classes, preprocessing, calibration), `data` the part of a config, `test`
-    what was measured of these weights, `training` where they come from.
+    Attributes:
+        values: Plain values, of which `checkpoint` is the entry "vision_attn" of a checkpoint
+            (class path and arguments, classes, preprocessing, calibration), `data` the part of a
+            config, `test` what was measured of these weights, `training` where they come from.
 
     Examples:
         >>> from pathlib import Path

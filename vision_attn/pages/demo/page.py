@@ -50,7 +50,8 @@ ABOUT_HITS = "maximum inside the object"
 class DemoNetwork:
     """A network of the demo: its name, its title, its part of the time, what explains it.
 
-    share: of the minutes, where these are given in place of epochs.
+    Attributes:
+        share: Of the minutes, where these are given in place of epochs.
 
     Examples:
         >>> from vision_attn.pages.demo.page import DemoNetwork
@@ -85,7 +86,8 @@ def write_first_page(folder: Path, photos: Sequence[Section]) -> Path:
 class Demo:
     """The page of the demo: its networks, what they learned, and where they look.
 
-    models: by the entries' names; their runs are in folder/NAME.
+    Args:
+        models: By the entries' names; their runs are in folder/NAME.
 
     Examples:
         >>> from vision_attn.pages.demo.page import ENTRIES, Demo

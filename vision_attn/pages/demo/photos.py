@@ -41,8 +41,12 @@ def photo_networks() -> list[str]:
 class PhotoWall:
     """The photos of the package, each explained by some models' usual method.
 
-    models: by the name that stands above their maps. The pictures land in folder/page and
-    folder/photos, a page that runs the models in folder/live.html.
+    The pictures land in folder/page and folder/photos, a page that runs the models in
+    folder/live.html.
+
+    Args:
+        folder: Where they land.
+        models: By the name that stands above their maps.
 
     Examples:
         >>> from vision_attn.pages.demo.photos import PhotoWall

@@ -22,9 +22,14 @@ PER_PAGE = 24
 
 
 class Thumb(NamedTuple):
-    """A photo of the list. link: its file, from the page's folder. pictures: what was drawn of it.
+    """A photo of the list.
 
-    predicted and label: places in the list of classes, -1 where they are not known.
+    Attributes:
+        link: Its file, from the page's folder.
+        predicted: Its place in the list of classes, -1 where that is not known.
+        label: That of its true class, -1 where it is not known.
+        probability: Of the predicted class; None where it is not known.
+        pictures: What was drawn of it.
 
     Examples:
         >>> from vision_attn.pages.gallery.records import Thumb
@@ -43,8 +48,9 @@ class Thumb(NamedTuple):
 class ClassCount:
     """What is listed of a class: how many photos, and how many of them are predicted rightly.
 
-    known: of how many the true class is known. parts: where its photos stand, as (file, first,
-    how many).
+    Attributes:
+        known: Of how many the true class is known.
+        parts: Where its photos stand, as (file, first, how many).
 
     Examples:
         >>> from vision_attn.pages.gallery.records import ClassCount
@@ -106,7 +112,9 @@ def write_records(
 class Records(Section):
     """Section of very many photos, listed by class and found by name.
 
-    names: of all classes. classes: those that have photos, from `write_records`.
+    Attributes:
+        names: Of all classes.
+        classes: Those that have photos, from `write_records`.
 
     Examples:
         >>> import tempfile

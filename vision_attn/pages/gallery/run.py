@@ -222,7 +222,9 @@ class PhotoList(Sequence[NamedPhoto]):
 class GalleryRun:
     """One shard of a gallery: what it explains, draws and keeps, and how all shards are merged.
 
-    page: whether there is one. first: the method that it shows first.
+    Attributes:
+        page: Whether there is one.
+        first: The method that it shows first.
 
     Examples:
         >>> from vision_attn.pages.gallery.run import GalleryRun
@@ -247,7 +249,8 @@ class GalleryRun:
     ) -> GallerySummary:
         """Explain what is missing of this shard's photos and films; if it is the last, merge all.
 
-        films: the rate, the most frames and the frames of each.
+        Args:
+            films: The rate, the most frames and the frames of each.
         """
         folder, (number, shards) = self.pictures.folder, self.shard
         columns = self.columns(films)

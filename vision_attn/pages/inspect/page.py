@@ -107,8 +107,14 @@ class Page:
 class Additions:
     """What a page has beyond the inspector's.
 
-    above, below: HTML before the views and before the script. script: runs last. images, code,
-    policy: more of the content security policy.
+    Attributes:
+        above: HTML before the views.
+        below: HTML before the script.
+        script: Runs last.
+        style: More CSS.
+        images: More of the content security policy's sources of images.
+        code: More of its sources of scripts.
+        policy: More of the policy.
 
     Examples:
         >>> from vision_attn.pages.inspect.page import Additions

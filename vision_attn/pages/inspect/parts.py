@@ -136,11 +136,15 @@ Layer = QueryKeys | Weights | Windows
 class ShownMap:
     """Heatmap of one method, raw: `values` times `factor` are in `unit`.
 
-    method: as it is written on the command line, `Rollout(fusion='max')`. about: what it is, in a
-    line. target: the index of the class it explains, None for methods without one. prefix_mass: the
-    share that fell on tokens that are not on the photo. scores: how faithful the map is, by the
-    name of the measure. baseline: whether it knows nothing of the network, and is marked so.
-    passed: whether scores have shown that the method's maps can be trusted, which is marked, too.
+    Attributes:
+        method: As it is written on the command line, `Rollout(fusion='max')`.
+        about: What it is, in a line.
+        target: The index of the class it explains, None for methods without one.
+        prefix_mass: The share that fell on tokens that are not on the photo.
+        scores: How faithful the map is, by the name of the measure.
+        baseline: Whether it knows nothing of the network, and is marked so.
+        passed: Whether scores have shown that the method's maps can be trusted, which is marked,
+            too.
 
     Examples:
         >>> import numpy as np
@@ -165,7 +169,8 @@ class ShownMap:
 class ShownChannelGate:
     """Gate of one layer, 0 to 1 for each channel.
 
-    where: a map of the channels that it lets through, in any unit.
+    Attributes:
+        where: A map of the channels that it lets through, in any unit.
 
     Examples:
         >>> import numpy as np
@@ -201,10 +206,15 @@ Gate = ShownChannelGate | ShownSpatialGate
 class Features:
     """Features of the patches after one layer.
 
-    name: the module's. vectors: one of each patch. colors: the first three principal components as
-    red, green and blue, over all photos of the page. foreground: the patches that these are of.
-    variance: the share of each of the three. nearest: the page's other photos of this model, by
-    their numbers, with the cosine of the mean features, the most similar first.
+    Attributes:
+        name: The module's.
+        vectors: One of each patch.
+        colors: The first three principal components as red, green and blue, over all photos of the
+            page.
+        foreground: The patches that these are of.
+        variance: The share of each of the three.
+        nearest: The page's other photos of this model, by their numbers, with the cosine of the
+            mean features, the most similar first.
 
     Examples:
         >>> import numpy as np
@@ -230,8 +240,9 @@ class Features:
 class Prediction:
     """One of the likeliest classes, or another target.
 
-    target: its index; of what is no class, a number after those of the classes. probability: from 0
-    to 1, None where it has none.
+    Attributes:
+        target: Its index; of what is no class, a number after those of the classes.
+        probability: From 0 to 1, None where it has none.
 
     Examples:
         >>> from vision_attn.pages.inspect import Prediction

@@ -29,12 +29,16 @@ WORKER_SCRIPTS = ("chances", "kernels", "network", "photo", "worker")
 class LiveNetwork:
     """Network that a page runs.
 
-    classes: their names, in the order of the logits. how: of the input, as `Preprocess` has it:
-    input, mean, std, crop, fit, interpolation. grid: of the cells that a brush covers, the patches'
-    own where there are some. prefix: what the tokens before the patches are called. drops: whether
-    patches can be left out. warning: a line for the page's title, such as that weights are random.
-    calibration: of the probabilities. asked: classes to show besides the likeliest. trust: which
-    methods passed `score` on it; None where that was never asked.
+    Attributes:
+        classes: Their names, in the order of the logits.
+        how: Of the input, as `Preprocess` has it: input, mean, std, crop, fit, interpolation.
+        grid: Of the cells that a brush covers, the patches' own where there are some.
+        prefix: What the tokens before the patches are called.
+        drops: Whether patches can be left out.
+        warning: A line for the page's title, such as that weights are random.
+        calibration: Of the probabilities.
+        asked: Classes to show besides the likeliest.
+        trust: Which methods passed `score` on it; None where that was never asked.
 
     Examples:
         >>> from vision_attn.pages.live import LiveNetwork, Program
@@ -64,8 +68,9 @@ class LiveNetwork:
 class LivePhoto:
     """Photo that comes with a page: an image file's bytes, of a kind that browsers read.
 
-    maps: one for each network, of a method that passed on it and that the page cannot compute; None
-    where there is none.
+    Attributes:
+        maps: One for each network, of a method that passed on it and that the page cannot compute;
+            None where there is none.
 
     Examples:
         >>> from vision_attn.pages.live import LivePhoto

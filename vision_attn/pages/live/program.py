@@ -23,8 +23,12 @@ LARGEST = 65504.0  # of a number in half precision
 class Program:
     """List of operations, and the weights that they name.
 
-    input_size: (h, w) in pixels. layout: how tokens lie, as {prefix, grid, pool}, None without
-    tokens. cam: of what the logits are linear, as {features, weights}, None where they are not.
+    Args:
+        input_size: (h, w) in pixels.
+
+    Attributes:
+        layout: How tokens lie, as {prefix, grid, pool}, None without tokens.
+        cam: Of what the logits are linear, as {features, weights}, None where they are not.
 
     Examples:
         >>> import numpy as np
@@ -56,8 +60,15 @@ class Program:
     ) -> int:
         """Add the matrix that rows are multiplied by, in half precision.
 
-        scale: of each column, in single precision; the page multiplies by it when it opens.
-        Raises ValueError for numbers beyond half precision's range.
+        Args:
+            values: The matrix, (k n).
+            scale: Of each column, in single precision; the page multiplies by it when it opens.
+
+        Returns:
+            Its place among the operations.
+
+        Raises:
+            ValueError: A number is beyond half precision's range.
         """
         factor = None if scale is None else self.table(scale)
         if not np.abs(values).max() <= LARGEST:

@@ -35,10 +35,14 @@ TINY = 1e-12
 class Place:
     """Which tokens a call's queries and keys are, and where these lie on the image.
 
-    queries, keys: the token at each place of each window, (w i) and (w j); the number of tokens
-    where there is none. spots: the middle of each token, (n 2) rows and columns in pixels, NaN for
-    one that is no patch; a last row of NaN stands for no token. origin: the share of each input
-    token in each token, (n tokens); None: they are the input tokens.
+    Attributes:
+        queries: The token at each place of each window, (w i); the number of tokens where there is
+            none.
+        keys: The same of the keys, (w j).
+        spots: The middle of each token, (n 2) rows and columns in pixels, NaN for one that is no
+            patch; a last row of NaN stands for no token.
+        origin: The share of each input token in each token, (n tokens); None: they are the input
+            tokens.
 
     Examples:
         >>> from vision_attn.runs.diagnosis.heads import Place

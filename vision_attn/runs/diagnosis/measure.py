@@ -248,7 +248,8 @@ class Meter:
     def result(self, asked: int, problems: Iterable[str] = ()) -> Diagnosis:
         """Make the diagnosis of what was added so far, without its verdict.
 
-        Raises ValueError where no photo was added.
+        Raises:
+            ValueError: No photo was added.
         """
         if not self.photos:
             raise ValueError("no photo could be read: there is nothing to diagnose")

@@ -221,7 +221,7 @@ class Diagnosis:
         asked: How many were to be measured.
         heads: Of all layers.
         blocks: The stream after each block.
-        outliers: Patches with outlying norms; None where there are none.
+        outliers: Patches with outlying norms; None where the patches are not known.
         similarity: The mean cosine of a token with itself after two blocks, a row a block; None
             where tokens change on the way.
         chances: Accuracy and calibration; None where no classes are known.

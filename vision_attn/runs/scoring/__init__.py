@@ -125,7 +125,14 @@ class Scores:
         return tables.as_json(self.results)
 
     def best(self, metric: str = "deletion") -> str:
-        """The method with the best mean by a metric; ValueError for a metric without scores."""
+        """Name the method with the best mean by a metric.
+
+        Args:
+            metric: One of `metrics`.
+
+        Raises:
+            ValueError: The metric has no scores.
+        """
         return self.results.best(metric)
 
     def better_than_baselines(self, metric: str = "deletion") -> list[str]:

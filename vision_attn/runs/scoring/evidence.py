@@ -60,10 +60,12 @@ Mask = Bool[Tensor, "h w"]
 class Sample:
     """An image in the network's frame, and what is known of it.
 
-    label: the model's class of what it shows, None where the model has no such class. masks: by
-    what they are of, `object` or `shortcut`. ignore: pixels that count on neither side. boxes:
-    left, top, right, bottom, in pixels of the network's input. cells: of a mosaic, the name and the
-    class of each of its photos, row by row.
+    Attributes:
+        label: The model's class of what it shows, None where the model has no such class.
+        masks: By what they are of, `object` or `shortcut`.
+        ignore: Pixels that count on neither side.
+        boxes: Left, top, right, bottom, in pixels of the network's input.
+        cells: Of a mosaic, the name and the class of each of its photos, row by row.
 
     Examples:
         >>> import torch

@@ -56,8 +56,11 @@ class Mosaic(NamedTuple):
 class MosaicSummary(NamedTuple):
     """What is known of the mosaics of one side.
 
-    frame: what the network sees. named: of each frame that it takes, the mean share of a mosaic's
-    classes that it names. surest, least: the highest and lowest probability of a photo's class.
+    Attributes:
+        frame: What the network sees.
+        named: Of each frame that it takes, the mean share of a mosaic's classes that it names.
+        least: The lowest probability of a photo's class.
+        surest: The highest probability of a photo's class.
 
     Examples:
         >>> from vision_attn.runs.scoring.mosaics import MosaicSummary
@@ -91,9 +94,13 @@ class MosaicSummary(NamedTuple):
 class Mosaics:
     """The mosaics of a data set for one model, once they are composed; they can be pickled.
 
-    name: what the data are called. sides: photos a side. most: how many mosaics of each, as far as
-    PHOTOS go. What is measured of photos and mosaics makes them: `named` says of which photos the
-    network is sure, `framed` in which frame it names more of a mosaic's.
+    What is measured of photos and mosaics makes them: `named` says of which photos the network is
+    sure, `framed` in which frame it names more of a mosaic's.
+
+    Attributes:
+        name: What the data are called.
+        sides: Photos a side.
+        most: How many mosaics of each, as far as PHOTOS go.
 
     Examples:
         >>> from vision_attn.data import Preprocess

@@ -53,8 +53,14 @@ class Mean(NamedTuple):
 class Results:
     """What is known of each method, of the images of a share; all of the work's if None.
 
-    problems: a line for each image that could not be used. Raises ValueError, with the reasons,
-    where nothing was scored.
+    Args:
+        work: What was to be scored.
+        records: What was measured.
+        share: The numbers of the images; None: all of the work's.
+        problems: A line for each image that could not be used.
+
+    Raises:
+        ValueError: Nothing was scored; the message has the reasons.
     """
 
     def __init__(
@@ -174,7 +180,8 @@ class Results:
     def best(self, metric: str) -> str:
         """Name the method, baselines among them, with the best mean.
 
-        Raises ValueError for an unknown metric.
+        Raises:
+            ValueError: The metric is unknown.
         """
         if metric not in self.metrics:
             raise ValueError(

@@ -116,8 +116,10 @@ class KeptMap(NamedTuple):
 class SampleBatch:
     """Samples of one kind together, and what each is explained for.
 
-    predicted, probability: the most probable class; None for a network without a classifier, and
-    for mosaics, which show several.
+    Attributes:
+        predicted: The most probable class; None for a network without a classifier, and for
+            mosaics, which show several.
+        probability: Of that class; None where there is none.
     """
 
     samples: Sequence[Sample]
@@ -152,7 +154,9 @@ class SampleBatch:
 class Scorer:
     """How a model's maps are measured.
 
-    request: the model, and what is explained. half: bfloat16 where evidence is removed.
+    Attributes:
+        request: The model, and what is explained.
+        half: Whether evidence is removed in bfloat16.
     """
 
     request: Request
@@ -218,10 +222,12 @@ class Scorer:
     def records(self, kind: str, explainer: Explainer | None, batch: SampleBatch) -> list[Record]:
         """Measure each sample of a batch.
 
-        kind: `maps`, all that is cheap, or `sanity`, many maps an image; `named`, which class the
-        network gives a photo; of mosaics `framed`, which of its classes the network names, and
-        `mosaic`, where the maps of its classes lie. Where it fails, a record that says so of each
-        sample that it fails on.
+        Where it fails, a record that says so of each sample that it fails on.
+
+        Args:
+            kind: `maps`, all that is cheap, or `sanity`, many maps an image; `named`, which class
+                the network gives a photo; of mosaics `framed`, which of its classes the network
+                names, and `mosaic`, where the maps of its classes lie.
         """
         measures: dict[str, Callable[[Any, SampleBatch], list[Record]]] = {
             "maps": self._maps,

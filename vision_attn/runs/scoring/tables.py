@@ -79,7 +79,12 @@ ABOUT = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table. best: of its column. baseline: in the row of one."""
+    """A cell of a table.
+
+    Attributes:
+        best: Whether it is the best of its column.
+        baseline: Whether it is in the row of a baseline.
+    """
 
     text: str
     best: bool = False

@@ -199,8 +199,11 @@ class Work(Job):
     ) -> Iterator[tuple[str, list[RunTask]]]:
         """Yield what is left to do, in words and tasks, stage by stage.
 
-        kept: what is done, which the next stage may need. Raises ValueError where no mosaic can be
-        made.
+        Args:
+            kept: What is done, which the next stage may need.
+
+        Raises:
+            ValueError: No mosaic can be made.
         """
         if self.mosaics.sides:
             photos = batches(self.mosaics.candidates(), self.batch_size)

@@ -35,8 +35,16 @@ Kinds = Int[Tensor, " n"]
 class Scene:
     """Images that objects are put into one after the other, and which object each pixel is of.
 
-    canvas: (n 3 h w) in 0..1. owner: (n h w), 0 the ground, else the number of the object.
-    lean: how much of a turn the objects' angles cover, half of it either way.
+    Args:
+        items: The images' numbers in their split.
+        size: (h, w) in pixels.
+        key: Of the random numbers.
+        draws: How many random numbers an image the objects take.
+        lean: How much of a turn the objects' angles cover, half of it either way.
+
+    Attributes:
+        canvas: (n 3 h w) in 0..1.
+        owner: (n h w), 0 the ground, else the number of the object.
 
     Examples:
         >>> import numpy as np

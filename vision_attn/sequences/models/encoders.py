@@ -298,7 +298,12 @@ class SymbolEmbedding(nn.Module):
         self.register_buffer("places", sinusoids(longest, dim), persistent=False)
 
     def forward(self, symbols: Symbols, first: int = 0) -> Float[Tensor, "b s d"]:
-        """first: the place of the first symbol."""
+        """Make the vectors of symbols.
+
+        Args:
+            symbols: (b s).
+            first: The place of the first symbol.
+        """
         return self.embed(symbols) + self.places[first : first + symbols.size(1)]
 
 

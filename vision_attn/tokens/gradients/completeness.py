@@ -39,10 +39,13 @@ NAMED = ("bias", "other", "input", "value", "source", "src")  # the same, given 
 class CountedGradients(HeldGradients):
     """The gradient rules, with a leaf in the place of each constant that joins values.
 
-    image: what the run is given. levels: as of `HeldGradients`. After a run `constants` holds the
-    leaves of what does not depend on the image, and `held` those of what does although no gradient
-    flows through it, each with the name of the function that held it: what joins values so is in no
-    share.
+    After a run `constants` holds the leaves of what does not depend on the image, and `held` those
+    of what does although no gradient flows through it, each with the name of the function that held
+    it: what joins values so is in no share.
+
+    Args:
+        image: What the run is given.
+        levels: As of `HeldGradients`.
 
     Examples:
         >>> import torch
@@ -128,9 +131,12 @@ class CountedGradients(HeldGradients):
 class Account:
     """What a score of one image is made of.
 
-    shares: sum x . g over what it was differentiated by. size: the sum of the sizes of these
-    products, one a token. constants: sum b . g. held: the same of what is held although it depends
-    on the image, by the function that held it.
+    Attributes:
+        shares: Sum x . g over what it was differentiated by.
+        size: The sum of the sizes of these products, one a token.
+        constants: Sum b . g.
+        held: The same of what is held although it depends on the image, by the function that held
+            it.
 
     Examples:
         >>> from vision_attn.tokens.gradients.completeness import Account

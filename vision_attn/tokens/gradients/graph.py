@@ -30,7 +30,9 @@ ATTENTION = {F.scaled_dot_product_attention, F.multi_head_attention_forward}
 class Value:
     """A value of a run: the number of the call that made it, and its mark.
 
-    single: whether the call made no other. changed: whether it is changed in place afterwards.
+    Attributes:
+        single: Whether the call made no other.
+        changed: Whether it is changed in place afterwards.
 
     Examples:
         >>> from vision_attn.tokens.gradients.graph import Value

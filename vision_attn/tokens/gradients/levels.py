@@ -44,9 +44,11 @@ ALIKE, UNLIKE = 1.25, 1.5  # times the image's proportions: a map of it, and non
 class Level:
     """One level: which call makes it, and how its tokens or features lie on the image.
 
-    changed: whether the network changes it in place afterwards. channels, batch: the axes of
-    channels and images. order: the token in each place of the grid (h, w), row by row; None: as
-    they come.
+    Attributes:
+        changed: Whether the network changes it in place afterwards.
+        channels: The axis of channels.
+        batch: The axis of images.
+        order: The token in each place of the grid (h, w), row by row; None: as they come.
 
     Examples:
         >>> import torch
@@ -86,9 +88,10 @@ class Level:
 class Levels:
     """What a run tells of a network: its levels, from the image on, and operations without a rule.
 
-    refusal: why there is no level; None: there is one. readout: the last tokens, as the classifier
-    reads them, in a network that attends and whose classifier reads what lies on the image; None in
-    others.
+    Attributes:
+        refusal: Why there is no level; None: there is one.
+        readout: The last tokens, as the classifier reads them, in a network that attends and whose
+            classifier reads what lies on the image; None in others.
 
     Examples:
         >>> import torch

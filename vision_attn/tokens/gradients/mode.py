@@ -79,9 +79,12 @@ class CallCounter:
 class HeldGradients(TorchFunctionMode, Tracking):
     """Run torch's functions under the gradient rules, and keep the values that are marked.
 
-    levels: the marks, each with whether the value is changed in place afterwards. The first of them
-    becomes a leaf. rules: by function; all of them, unless given. After a run `kept` holds the
-    values by the numbers of their marks.
+    After a run `kept` holds the values by the numbers of their marks.
+
+    Args:
+        levels: The marks, each with whether the value is changed in place afterwards. The first of
+            them becomes a leaf.
+        rules: By function; all of them, unless given.
 
     Examples:
         >>> import torch

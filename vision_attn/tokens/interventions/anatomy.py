@@ -42,8 +42,9 @@ SUMS = {"add", "add_", "__add__", "__iadd__"}
 class Spot(NamedTuple):
     """One call of a torch function, by the module that makes it itself.
 
-    turn: which run of the module it is in, from 0, where it runs several times; else None. nth: of
-    the calls of this function that the module makes in a run, from 0.
+    Attributes:
+        turn: Which run of the module it is in, from 0, where it runs several times; else None.
+        nth: Of the calls of this function that the module makes in a run, from 0.
 
     Examples:
         >>> from vision_attn.tokens.interventions.anatomy import Spot
@@ -58,7 +59,10 @@ class Spot(NamedTuple):
 
 
 class Join(NamedTuple):
-    """Where a branch is added to the stream. branch: which of the two arguments it is.
+    """Where a branch is added to the stream.
+
+    Attributes:
+        branch: Which of the two arguments it is.
 
     Examples:
         >>> from vision_attn.tokens.interventions.anatomy import Join, Spot
@@ -74,11 +78,15 @@ class Join(NamedTuple):
 class Layer:
     """An attention call, and the branches that belong to it.
 
-    module: the name of the module that attends. turn: which of its calls it is, from 0, where it
-    makes several; else None. windows: of an image, 1 where every token sees every other. replaces:
-    whether its heads can be replaced. attention: where its branch joins the stream, None where that
-    is not known. mlps: the same of the branches after it, up to the next call. enters: what makes
-    the stream (b n d) that it begins with. tokens: how many that has.
+    Attributes:
+        module: The name of the module that attends.
+        turn: Which of its calls it is, from 0, where it makes several; else None.
+        windows: Of an image, 1 where every token sees every other.
+        replaces: Whether its heads can be replaced.
+        attention: Where its branch joins the stream, None where that is not known.
+        mlps: The same of the branches after it, up to the next call.
+        enters: What makes the stream (b n d) that it begins with.
+        tokens: How many that has.
 
     Examples:
         >>> from vision_attn.tokens.interventions.anatomy import Layer

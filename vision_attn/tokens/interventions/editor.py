@@ -48,7 +48,9 @@ class Kept:
 class Changes:
     """What to change, by layers: heads, values of tokens, branches, states of tokens.
 
-    by_row: states are one token for each image of the batch, rather than all for every image.
+    Attributes:
+        by_row: Whether states are one token for each image of the batch, rather than all for every
+            image.
 
     Examples:
         >>> from vision_attn.tokens.interventions.editor import Changes
@@ -84,7 +86,8 @@ class Changes:
 class Editor(CallEditor):
     """Changes a network's runs in this thread while it is open.
 
-    source: what patches are taken from; None with `keeps` where they are to be kept, in `kept`.
+    Args:
+        source: What patches are taken from; None with `keeps` where they are to be kept, in `kept`.
 
     Examples:
         >>> import torch

@@ -28,8 +28,12 @@ Output = TypeVar("Output")
 class Resumable:
     """A network whose later modules can be run alone, on the images that it saw last.
 
-    network: a copy that shares its weights. whole: why all of it is run each time; None where it
-    need not be.
+    Args:
+        network: The network; a copy that shares its weights is run.
+        anatomy: Its attention calls and branches.
+
+    Attributes:
+        whole: Why all of it is run each time; None where it need not be.
 
     Examples:
         >>> import torch

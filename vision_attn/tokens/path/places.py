@@ -27,7 +27,8 @@ __all__ = [
 class Places:
     """Where the tokens of a layer's output lie: (b n d), or (n b d) where batch_axis is 1.
 
-    order: the token in each place of the grid (h, w), row by row.
+    Attributes:
+        order: The token in each place of the grid (h, w), row by row.
 
     Examples:
         >>> import torch

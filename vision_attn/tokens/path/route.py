@@ -17,11 +17,14 @@ __all__ = ["Route"]
 class Route:
     """The calls that a walk takes, and what is known of them ahead of it.
 
-    size: (height, width) of the image. sources: the origins that a walk begins with, in their
-    order; None: as the calls name them. begin: calls before this one are left out. averages:
-    whether keys of the first call that are mixtures of tokens count as their mean. joining: the
-    calls whose outputs are added to their queries. last_use: the last call that reads an origin.
-    rank: where an origin stands in the order in which the calls name them.
+    Attributes:
+        size: (height, width) of the image.
+        sources: The origins that a walk begins with, in their order; None: as the calls name them.
+        begin: Calls before this one are left out.
+        averages: Whether keys of the first call that are mixtures of tokens count as their mean.
+        joining: The calls whose outputs are added to their queries.
+        last_use: The last call that reads an origin.
+        rank: Where an origin stands in the order in which the calls name them.
 
     Examples:
         >>> import torch

@@ -45,10 +45,14 @@ class SwinBlock:
 class LayerWindows:
     """Where the tokens of one layer lie, and which of them meet.
 
-    grid: the layer's tokens, (h, w). merged: each spans merged x merged patches. window, shift: in
-    tokens, (h, w). places: the token in each place of each window, the number of tokens if none.
-    regions: two places of a window attend to each other if their numbers are equal; the mask of
-    shifted windows keeps the others apart.
+    Attributes:
+        grid: The layer's tokens, (h, w).
+        merged: Each spans merged x merged patches.
+        window: (h, w) of a window in tokens.
+        shift: Of the windows in tokens, (h, w).
+        places: The token in each place of each window, the number of tokens if none.
+        regions: Two places of a window attend to each other if their numbers are equal; the mask of
+            shifted windows keeps the others apart.
 
     Examples:
         >>> import torch

@@ -34,8 +34,9 @@ Watch = Callable[[Tracer], AbstractContextManager[Any]]
 class UnknownPathError(ValueError):
     """No map can be carried along the path, for this reason.
 
-    mixed: the attention call whose tokens something else has mixed of those before; None: it is
-    another reason.
+    Args:
+        mixed: The attention call whose tokens something else has mixed of those before; None: it is
+            another reason.
 
     Examples:
         >>> from vision_attn.tokens.path.traced import UnknownPathError

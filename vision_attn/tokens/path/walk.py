@@ -55,11 +55,14 @@ class Token(NamedTuple):
 class State:
     """The tokens between two calls, and what the walk has written so far.
 
-    index: the place of each origin among the tokens. sources: the origins of the tokens ahead of
-    the first link. streams: of each of them 0, or 1 if it joined after a link was written.
-    replaced_by: the call that has replaced an origin. former_index: where that origin stood, as
-    long as places do not change. link_of: the index of a call's link. copied: whether calls lie
-    side by side.
+    Attributes:
+        index: The place of each origin among the tokens.
+        sources: The origins of the tokens ahead of the first link.
+        streams: Of each of them 0, or 1 if it joined after a link was written.
+        replaced_by: The call that has replaced an origin.
+        former_index: Where that origin stood, as long as places do not change.
+        link_of: The index of a call's link.
+        copied: Whether calls lie side by side.
 
     Examples:
         >>> from vision_attn.tokens.path.walk import State
@@ -92,11 +95,15 @@ class State:
 class Walk:
     """What a walk comes to: links, and the tokens ahead of them and after them.
 
-    sources: the origins of the tokens ahead of the first link. tokens: how many come out of the
-    last. reads: the share of each of these in the logits; None: not known. read_by: operations by
-    which the classifier reads tokens. bypassed: whether it reads what went through no call of the
-    walk. copied: whether calls lie side by side. row_major: an order of the sources in which their
-    patches lie row by row, or as a call takes them; None: they are in it, or there is none.
+    Attributes:
+        sources: The origins of the tokens ahead of the first link.
+        tokens: How many come out of the last.
+        reads: The share of each of these in the logits; None: not known.
+        read_by: Operations by which the classifier reads tokens.
+        bypassed: Whether it reads what went through no call of the walk.
+        copied: Whether calls lie side by side.
+        row_major: An order of the sources in which their patches lie row by row, or as a call takes
+            them; None: they are in it, or there is none.
 
     Examples:
         >>> import torch

@@ -14,11 +14,18 @@ __all__ = ["ChainWriter"]
 class ChainWriter:
     """Choose the calls, the order of the tokens and the grid of a chain, by walks through a run.
 
-    size: (height, width) of the image. After `write`: walk, the chosen one; used, its calls; aside,
-    the origins of first tokens that lie on the image, but on another grid than the one that is
-    shown; begins, the call that the chain begins with, and why, where calls before it are left
-    out; caveats, what the run does not prove, in sentences; unread, the same of what the
-    classifier reads.
+    Args:
+        run: The run.
+        size: (height, width) of the image.
+
+    Attributes:
+        walk: The walk that `write` chose.
+        used: Its calls.
+        aside: The origins of first tokens that lie on the image, but on another grid than the one
+            that is shown.
+        begins: The call that the chain begins with, and why, where calls before it are left out.
+        caveats: What the run does not prove, in sentences.
+        unread: The same of what the classifier reads.
 
     Examples:
         >>> import torch

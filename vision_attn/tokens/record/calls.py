@@ -71,8 +71,13 @@ class Workspace:
 class Tile:
     """A part of an attention map (b head i j), and the memory to compute it in.
 
-    images, heads, keys: slices of the axes b, head and j. rows: a slice or indices of the axis i.
-    workspace: where the tile may lie until the next one takes its place; None takes fresh memory.
+    Attributes:
+        images: A slice of the axis b.
+        heads: A slice of the axis head.
+        rows: A slice or indices of the axis i.
+        keys: A slice of the axis j.
+        workspace: Where the tile may lie until the next one takes its place; None takes fresh
+            memory.
 
     Examples:
         >>> from vision_attn.tokens.record.calls import Tile
@@ -142,8 +147,10 @@ def product(
 class Fusion:
     """How the weights of the heads (b head i j) become one map (b i j), in memory of its own.
 
-    A single head's weights must come out as they are. keeps_row_sums: whether rows of the map sum
-    to 1 where those of every head do.
+    A single head's weights must come out as they are.
+
+    Attributes:
+        keeps_row_sums: Whether rows of the map sum to 1 where those of every head do.
 
     Examples:
         >>> import torch
@@ -306,10 +313,14 @@ class AttentionCall(ABC):
 class LazyWeights(AttentionCall):
     """A = softmax(scale q k' + mask), from a fused kernel that kept no weights.
 
-    q, k: (b head i d), (b head j d), as the kernel got them. mask: True where i may attend to j, or
-    a number added to the score; it broadcasts to (b head i j). causal: i attends to j <= i only.
-    lse: (b head i), log sum_j exp(score_ij), if the kernel returned it and nothing is masked: then
-    A_ij = 2^((score_ij - lse_i) log2(e)), a tile of any shape by itself.
+    Attributes:
+        q: (b head i d), as the kernel got them.
+        k: (b head j d), as the kernel got them.
+        mask: True where i may attend to j, or a number added to the score; it broadcasts to (b head
+            i j).
+        causal: Whether i attends to j <= i only.
+        lse: (b head i), log sum_j exp(score_ij), if the kernel returned it and nothing is masked:
+            then A_ij = 2^((score_ij - lse_i) log2(e)), a tile of any shape by itself.
 
     Examples:
         >>> import torch
@@ -396,8 +407,10 @@ class LazyWeights(AttentionCall):
 class ExplicitWeights(AttentionCall):
     """A as the network itself computed it.
 
-    all_weights: (b head i j). all_scores: the input of its softmax, of the same shape, if kept.
-    normalized: whether each row is known to sum to 1; False has the rows summed to find out.
+    Attributes:
+        all_weights: (b head i j).
+        all_scores: The input of its softmax, of the same shape, if kept.
+        normalized: Whether each row is known to sum to 1; False has the rows summed to find out.
 
     Examples:
         >>> import torch

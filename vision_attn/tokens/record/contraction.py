@@ -15,8 +15,10 @@ class Contraction(NamedTuple):
 
     For b and head it may have one or more axes, of any kind.
 
-    weights, v: the order in which to take the axes of each. out: that of the product's axes, which
-    gives what the einsum gives.
+    Attributes:
+        weights: The order in which to take the axes of the weights.
+        v: The same of the values.
+        out: That of the product's axes, which gives what the einsum gives.
 
     Examples:
         >>> from vision_attn.tokens.record.contraction import Contraction
@@ -34,7 +36,10 @@ class Contraction(NamedTuple):
     def of(cls, equation: str, weights_axes: int, v_axes: int) -> "Contraction | None":
         """Read the equation of weights and values, in this order; None where it is no such product.
 
-        weights_axes, v_axes: how many axes each has.
+        Args:
+            equation: As `torch.einsum` takes it.
+            weights_axes: How many axes the weights have.
+            v_axes: How many axes the values have.
         """
         operands, _, out = equation.replace(" ", "").partition("->")
         left, _, right = operands.partition(",")

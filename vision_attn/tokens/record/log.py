@@ -216,8 +216,9 @@ class CallLog:
     ) -> None:
         """Record a call whose weights are at hand, and its query where it has one.
 
-        turned: whether the softmax ran over another axis than the last, so that what reads the
-        context may be a product of the same head.
+        Args:
+            turned: Whether the softmax ran over another axis than the last, so that what reads the
+                context may be a product of the same head.
         """
         if self.tracer is not None and v is not None and context is not None:
             self.tracer.attended(len(self.record.calls), v, context, query, weights, turned)

@@ -95,8 +95,11 @@ def record_attention(
 class Recorder:
     """Record the attention calls of a network: a mode sees the calls, hooks count them.
 
-    keep, fusion, detach: as of `record_attention`, which also checks that there was a call at all.
-    tracer: told of every call's output, which its own operations have mixed.
+    Args:
+        keep: As of `record_attention`, which also checks that there was a call at all.
+        fusion: As of `record_attention`.
+        tracer: Told of every call's output, which its own operations have mixed.
+        detach: As of `record_attention`.
 
     Examples:
         >>> import torch
@@ -130,7 +133,8 @@ class Recorder:
     def watching(self, network: nn.Module) -> Iterator[None]:
         """Record the runs of `network` in the thread that made this recorder, while this is open.
 
-        Raises ValueError where an attention module ran without exactly one call seen.
+        Raises:
+            ValueError: An attention module ran without exactly one call seen.
         """
         with self._hooks.attached(network), self._mode, uncompiled():
             yield

@@ -24,8 +24,11 @@ DEDUPLICATED = 2**15  # rows of more elements are not compared with each other
 class CallOrigins:
     """The origins of one attention call's queries (lead i), keys (lead j) and outputs (lead i).
 
-    lead: images, times windows or heads where they count as batch. apart: how many heads have
-    outputs that may go to the same head of the next call alone; 1: none has.
+    lead: images, times windows or heads where they count as batch.
+
+    Attributes:
+        apart: How many heads have outputs that may go to the same head of the next call alone; 1:
+            none has.
 
     Examples:
         >>> import torch
@@ -141,8 +144,11 @@ class Origins:
     def branches(self, origin: int, queries: Sequence[int] | None = None) -> list[int]:
         """List what an origin was made of, where branches were added in several steps all at once.
 
-        Branches side by side are outputs of calls at one query. queries: `query` as a list, for who
-        asks for many origins: to take numbers from a tensor one by one is slow.
+        Branches side by side are outputs of calls at one query.
+
+        Args:
+            queries: `query` as a list, for who asks for many origins: to take numbers from a tensor
+                one by one is slow.
         """
         query = self.query if queries is None else queries
         if not query[origin] > 0:
@@ -162,8 +168,9 @@ class Origins:
     ) -> Tensor:
         """Find these origins, what they were made of, what that was made of, ...: (origins,) bool.
 
-        through: the attention calls whose outputs count as made of all their queries and keys.
-        ends: (origins,) bool, of which what they were made of is not asked.
+        Args:
+            through: The attention calls whose outputs count as made of all their queries and keys.
+            ends: (origins,) bool, of which what they were made of is not asked.
         """
         steps = [
             (first + torch.arange(len(rows), device="cpu")[:, None], rows)
@@ -186,8 +193,10 @@ class Origins:
     ) -> Tensor:
         """Find the origin of values that are each computed from a row of others (rows k) -> (rows).
 
-        equal: whether those of a row count alike, as in a mean. adopt: whether an attention's
-        output at a query that is no token, where it is added to one, becomes that token's.
+        Args:
+            equal: Whether those of a row count alike, as in a mean.
+            adopt: Whether an attention's output at a query that is no token, where it is added to
+                one, becomes that token's.
         """
         if not rows.numel():
             return rows.new_zeros(len(rows))

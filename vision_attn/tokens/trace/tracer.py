@@ -123,9 +123,12 @@ class Tracer(DispatchMode):  # type: ignore[misc]  # torch has it under a privat
     ) -> None:
         """Label the output of an attention call, which its own operations have mixed.
 
-        v: (lead head j e). out: (lead head i e), or without heads, or (lead e) of one query. query:
-        (lead head i d); where it is not at hand, weights (lead head i j) tell whose they are.
-        turned: whether the weights were a softmax over another axis than the last.
+        Args:
+            v: (lead head j e).
+            out: (lead head i e), or without heads, or (lead e) of one query.
+            query: (lead head i d); where it is not at hand, weights (lead head i j) tell whose they
+                are.
+            turned: Whether the weights were a softmax over another axis than the last.
         """
         with unwatched():
             self._attended(call, v, out, query, weights, turned)

@@ -43,7 +43,11 @@ class Compile(Callback):
         self._paused = ExitStack()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Compile the network; OSError where no compiler is found."""
+        """Compile the network.
+
+        Raises:
+            OSError: No compiler is found.
+        """
         if self.backend == "inductor" and trainer.strategy.root_device.type == "cpu":
             check_compiler()
         network_of(pl_module).compile(backend=self.backend, mode=self.mode)
