@@ -4,6 +4,8 @@
 #                edits; LOWEST=1: with the lowest versions that pyproject.toml allows, which needs uv
 #   make check   format, lint, types, imports
 #   make fuzz    damaged files for MINUTES (30) through the commands; goes on where it stopped
+#   make bench   the benchmarks' key ratios beside those kept, under ten minutes; KEEP=1 keeps them,
+#                ONLY="rollout store" takes these scripts
 #   make kills   kill training, scores, heatmaps and caches, 20 times each, and go on
 #   make release-check  build sdist and wheel, check both, run the commands from an empty environment
 #   make audit   ask the index for known weaknesses of what is installed
@@ -22,6 +24,8 @@ WORKERS ?= auto
 MINUTES ?= 30
 FAST ?=
 SLOW ?=
+KEEP ?=
+ONLY ?=
 QUICK := $(addprefix tests/,attention evaluate models render sequences training test_cores.py test_house.py)
 
 UV := $(shell command -v uv 2>/dev/null)
@@ -41,7 +45,7 @@ ifndef OMP_WAIT_POLICY
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fuzz kills release-check audit format wasm docs pictures clean
+.PHONY: help demo test check fuzz bench kills release-check audit format wasm docs pictures clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -94,6 +98,10 @@ endif
 # Then $(BIN)/python tests/fuzz/report.py puts the counts of both into docs/reliability.md.
 fuzz: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py --minutes $(MINUTES)
+
+# One thread, and CPU seconds: other programs change them little.
+bench: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench.py $(if $(KEEP),--keep) $(ONLY)
 
 kills: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/kills.py --times 20

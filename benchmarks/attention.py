@@ -19,7 +19,18 @@ from functools import partial
 
 import timm.layers
 import torch
-from timing import DTYPES, Clock, Row, Run, forward, peak_memory, peaks_of, show, training
+from timing import (
+    DTYPES,
+    Clock,
+    KeyRatio,
+    Row,
+    Run,
+    forward,
+    peak_memory,
+    peaks_of,
+    show,
+    training,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -275,6 +286,21 @@ def named(factory: object) -> str:
 
 
 SECTIONS = (sdpa, multihead, windows, sparse, gates, costs)
+KEY = (
+    (sdpa, "Attend / SDPA, training", "x 197 x"),
+    (multihead, "MultiHeadAttention / timm's, training", "32 x 197 x"),
+    (sparse, "Entmax15 / entmax, training", "x 197 x"),
+    (gates, "SqueezeExcite / SEModule, training", "128 x 128 x"),
+)
+
+
+def key_ratios(clock: Clock) -> Iterator[KeyRatio]:
+    """A row of each section: the first of its name at such a size."""
+    options = argparse.Namespace(device="cpu", quick=False)
+    for section, what, size in KEY:
+        rows = section(options)
+        row = next(row for row in rows if row.what == what and size in row.size)
+        yield clock.ratio(f"{row.what}, {row.size}", row.ours, row.theirs)
 
 
 def main() -> None:

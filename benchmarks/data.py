@@ -12,12 +12,13 @@ on), in `kept_memory`, as in a fit, and a turn is five epochs.
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
+from timing import Clock, KeyRatio
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision import datasets
@@ -90,13 +91,15 @@ class OneByOne(Dataset):
         return self.transform(Image.fromarray(self.images[i])), 0
 
 
-def rate(epoch: Callable[[], Iterable], epochs: int) -> float:
+def rate(
+    epoch: Callable[[], Iterable], epochs: int, now: Callable[[], float] = time.perf_counter
+) -> float:
     """Images a second of so many epochs, one after the other."""
-    start, count = time.perf_counter(), 0
+    start, count = now(), 0
     for _ in range(epochs):
         for images, _ in epoch():
             count += len(images)
-    return count / (time.perf_counter() - start)
+    return count / (now() - start)
 
 
 def compare(
@@ -117,18 +120,29 @@ def compare(
     )
 
 
+def both(name: str) -> tuple[Callable[[], Iterable], Callable[[], Iterable]]:
+    """Epochs of a pipeline: ours, and torchvision's of fewer images, as it takes longer."""
+    augment, transforms = PIPELINES[name]
+    data = ImageData(InMemory(), batch_size=500, augment=augment, mean=MEAN, std=STD)
+    data.setup("fit")
+    transform = tv.Compose([*transforms, tv.Normalize(MEAN, STD)])
+    peer = OneByOne(data.splits.train.images[:2000], transform)
+    return (
+        lambda: map(data.for_training, data.train_dataloader()),
+        lambda: DataLoader(peer, 500, shuffle=True),
+    )
+
+
 def in_memory(rounds: int) -> None:
-    for name, (augment, transforms) in PIPELINES.items():
-        data = ImageData(InMemory(), batch_size=500, augment=augment, mean=MEAN, std=STD)
-        data.setup("fit")
-        transform = tv.Compose([*transforms, tv.Normalize(MEAN, STD)])
-        peer = OneByOne(data.splits.train.images[:2000], transform)
-        compare(
-            name,
-            lambda data=data: map(data.for_training, data.train_dataloader()),
-            lambda peer=peer: DataLoader(peer, 500, shuffle=True),
-            rounds,
-        )
+    for name in PIPELINES:
+        compare(name, *both(name), rounds)
+
+
+def key_ratios(clock: Clock) -> Iterator[KeyRatio]:
+    """An image of the first pipeline, which is that of CIFAR-10."""
+    name = next(iter(PIPELINES))
+    ours, theirs = (lambda epoch=epoch: rate(epoch, 1, clock.now) for epoch in both(name))
+    yield clock.rates(f"{name} / by torchvision", ours, theirs)
 
 
 def folder(path: Path, threads: int, rounds: int) -> None:

@@ -9,16 +9,17 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from statistics import median
 
 import data as data_benchmark
+import timing
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger
-from timing import milliseconds
+from timing import KeyRatio, milliseconds
 from torch.nn import functional as F
 from torch.optim import AdamW
 
@@ -32,13 +33,13 @@ small_vit = partial(ViT, 32, 8, 10, dim=64, depth=2, heads=2, pool="mean", class
 
 
 class Clock(Callback):
-    """When each step of training began."""
+    """When each step of training began, by a clock."""
 
-    def __init__(self) -> None:
-        self.began: list[float] = []
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now, self.began = now, list[float]()
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        self.began.append(time.perf_counter())
+        self.began.append(self.now())
 
     def seconds(self) -> float:
         """Of the median step, from its batch on the way to the next one's, the first left out."""
@@ -49,7 +50,7 @@ def images() -> ImageData:
     return ImageData(data_benchmark.InMemory(), batch_size=32, augment=[Flip(), Translate(4)])
 
 
-def raw(steps: int, **options: bool) -> float:
+def raw(steps: int, now: Callable[[], float] = time.perf_counter, **options: bool) -> float:
     """A loop written by hand; options of AdamW."""
     source = images()
     source.setup("fit")
@@ -58,9 +59,9 @@ def raw(steps: int, **options: bool) -> float:
     optimizer = AdamW(parameter_groups(network), lr=1e-3, **options)
     loader = source.train_dataloader()
     schedule = CosineDecay(optimizer, len(loader))
-    clock = Clock()
+    clock = Clock(now)
     for one, _ in zip(loader, range(steps), strict=False):
-        clock.began.append(time.perf_counter())
+        clock.began.append(now())
         pixels, labels = source.for_training(one)
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=PRECISION == "bf16-mixed"):
@@ -71,8 +72,8 @@ def raw(steps: int, **options: bool) -> float:
     return clock.seconds()
 
 
-def lightnings(steps: int) -> float:
-    clock = Clock()
+def lightnings(steps: int, now: Callable[[], float] = time.perf_counter) -> float:
+    clock = Clock(now)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             accelerator="cpu", max_epochs=1, limit_train_batches=steps, limit_val_batches=1,
@@ -83,6 +84,15 @@ def lightnings(steps: int) -> float:
         classifier = ImageClassifier(small_vit(), partial(AdamW, lr=1e-3))
         trainer.fit(classifier, datamodule=images())
     return clock.seconds()
+
+
+def key_ratios(clock: timing.Clock) -> Iterator[KeyRatio]:
+    """`fit` beside the loop whose AdamW is fused, as `fit` has it."""
+    yield clock.rates(
+        "step of fit / of a raw loop",
+        lambda: 1 / lightnings(100, clock.now),
+        lambda: 1 / raw(100, clock.now, fused=True),
+    )
 
 
 def compare(options: argparse.Namespace) -> None:

@@ -17,6 +17,7 @@ from importlib import import_module
 import timm
 import torch
 from alone import Ways, add_arguments, compare
+from timing import Clock, KeyRatio
 from torch import Tensor, nn
 from torchvision.models import VisionTransformer
 
@@ -86,6 +87,13 @@ def contenders(side: int, device: str, source: str) -> Ways:
     if source == "torchvision" and not why_absent("lxt.efficient"):
         ways["lxt"] = lambda: by_lxt(network, image)
     return ways
+
+
+def key_ratios(clock: Clock) -> Iterator[KeyRatio]:
+    """LibraGradient of timm's ViT-S/16 at 224 pixels."""
+    ways = contenders(224, "cpu", "timm")
+    passes = ways["forward and backward"]
+    yield clock.ratio("LibraGradient / forward and backward pass", ways["LibraGradient"], passes)
 
 
 def plain(network: nn.Module, block: nn.Module, image: Tensor) -> Tensor:

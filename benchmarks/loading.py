@@ -25,14 +25,16 @@ import os
 import resource
 import shutil
 import tarfile
+import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
+from timing import Clock, KeyRatio, cpu_seconds
 from torch.utils.data import DataLoader, Dataset
 from torchvision import datasets
 from torchvision.transforms import v2 as tv
@@ -281,15 +283,10 @@ def rate(epoch: Callable[[], Iterable], most: int) -> float:
 
 def rate_by_cpu(epoch: Callable[[], Iterable], most: int) -> float:
     """Images of a whole epoch a second of CPU time, of this process and of those that it ends."""
-
-    def spent() -> float:
-        both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        return sum(one.ru_utime + one.ru_stime for one in both)
-
-    start = spent()
+    start = cpu_seconds()
     count = sum(len(batch[0]) for batch in epoch())
     gc.collect()  # a loader ends its processes when it goes
-    return count / (spent() - start)
+    return count / (cpu_seconds() - start)
 
 
 def decoding_alone(folder: Path, args: argparse.Namespace) -> float:
@@ -332,7 +329,17 @@ PEERS = {
 OURS = {"parquet": ours_of_parquet}  # what is compared with a peer, if it is not `ours`
 
 
-def main() -> None:
+def key_ratios(clock: Clock) -> Iterator[KeyRatio]:
+    """Whole epochs of 500 photos, one worker, by CPU seconds of all processes."""
+    with tempfile.TemporaryDirectory() as root:
+        args = options(["--photos", "500", "--workers", "1"])
+        write_tree(Path(root), args.photos, args.side)
+        epochs = [build(Path(root), args) for build in (ours, of_timm)]
+        mine, theirs = (partial(rate_by_cpu, epoch, args.photos) for epoch in epochs)
+        yield clock.rates("a photo loaded / by timm's loader", mine, theirs)
+
+
+def options(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", default=".data/loading")
     parser.add_argument("--photos", type=int, default=20_000)
@@ -344,7 +351,11 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=2000, help="images of a turn")
     parser.add_argument("--cpu", action="store_true", help="images a second of CPU time")
     parser.add_argument("--against", nargs="*", choices=PEERS, default=list(PEERS))
-    args = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    args = options()
     measure = rate_by_cpu if args.cpu else rate
     torch.set_num_threads(1)
     folder = Path(args.root).resolve()

@@ -19,12 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from alone import spread
+from timing import Clock, KeyRatio
 
 ROOT = Path(__file__).parent.parent
 HELD = {
@@ -136,6 +137,23 @@ def starts(rounds: int) -> None:
         beyond = max(memory) - max(torch_memory)
         words = f"{spread(list(seconds))} | {spread(more)} | {max(memory):.0f} | {beyond:.0f}"
         print(f"| {name} | {words} |", flush=True)
+
+
+def key_ratios(clock: Clock) -> Iterator[KeyRatio]:
+    """The CPU seconds of a start: help beside Python's own, `explain` beside `import torch`."""
+    from vision_attn.data import example_photos
+
+    photo = next(iter(example_photos().values()))
+    explain = STARTS["explain, the compact ViT"].format(photo=photo).split()
+    with tempfile.TemporaryDirectory() as bytecode:
+
+        def rate_of(*words: str) -> Callable[[], float]:
+            return lambda: 1 / resources(words, bytecode)[0]
+
+        python, torchs = rate_of("-c", "pass"), rate_of("-c", "import torch")
+        yield clock.rates("vision-attn --help / python", rate_of(*VISION_ATTN, "--help"), python)
+        command = rate_of(*VISION_ATTN, *explain)
+        yield clock.rates("vision-attn explain / import torch", command, torchs)
 
 
 def resources(words: Sequence[str], bytecode: str) -> tuple[float, float]:

@@ -19,7 +19,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +31,7 @@ import torch
 from alone import Ways, add_arguments, alone, compare
 from PIL import Image
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+from timing import Clock, KeyRatio
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -281,6 +282,23 @@ def exactness(what: str, device: str, dtype: str) -> tuple[float, float]:
     true = r[1:].view(found.values.shape)
     error = (found.values.double() - true).abs().max() / true.max()
     return error.item(), (found.values.sum() + found.prefix_mass).item()
+
+
+# ---- what bench.py keeps ----
+
+
+def key_ratios(clock: Clock) -> Iterator[KeyRatio]:
+    """Rollout and GradCAM beside the passes that they need; attention that returns its sums."""
+    ways = contenders(224, "cpu", "float32", MODEL)
+    yield clock.ratio("Rollout / forward pass", ways["Rollout"], ways["forward"])
+    passes = ways["forward and backward"]
+    yield clock.ratio("GradCAM / forward and backward pass", ways["GradCAM"], passes)
+    q, k, v = torch.randn(3, 1, 6, 785, 64)
+    yield clock.ratio(
+        "fused attention with log-sum-exp / without, 785 tokens",
+        lambda: attention_and_lse(SDPAInputs(q, k, v)),
+        lambda: F.scaled_dot_product_attention(q, k, v),
+    )
 
 
 # ---- the command line ----

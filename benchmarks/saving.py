@@ -17,11 +17,13 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import torch
+from machines import photos_of
+from timing import Clock, KeyRatio
 
 import vision_attn
 from vision_attn.data.images import read_image
@@ -67,6 +69,23 @@ def rate(run: Callable[[], None], images: int) -> float:
     return images / (time.perf_counter() - start)
 
 
+def both(
+    model: Model, files: list[str], method: str, batch: int
+) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Explain files into a folder; explain the same images in memory."""
+    read = [read_image(file) for file in files]
+    batches = [prepare(model, read[start : start + batch]) for start in range(0, len(read), batch)]
+    return partial(ours, model, files, method, batch), partial(alone, model, batches, method)
+
+
+def key_ratios(clock: Clock) -> Iterator[KeyRatio]:
+    """Rollout of the compact ViT over 16 of the package's photos."""
+    model = vision_attn.load_model(MODELS[0])
+    with tempfile.TemporaryDirectory() as place:
+        files = sorted(map(str, photos_of(16, Path(place)).iterdir()))
+        yield clock.ratio("explain --save maps / alone", *both(model, files, "Rollout", 8))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     data = Path(os.environ.get("VISION_ATTN_DATA", ".data"))
@@ -82,15 +101,7 @@ def main() -> None:
     for name in args.model:
         model = vision_attn.load_model(name)
         method = args.method or ("Rollout" if "vit" in name else "HiResCAM")
-        read = [read_image(file) for file in files]
-        batches = [
-            prepare(model, read[start : start + args.batch])
-            for start in range(0, len(read), args.batch)
-        ]
-        ways = (
-            partial(ours, model, files, method, args.batch),
-            partial(alone, model, batches, method),
-        )
+        ways = both(model, files, method, args.batch)
         for way in ways:
             way()
         pairs = [[rate(way, len(files)) for way in ways] for _ in range(args.rounds)]

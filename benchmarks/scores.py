@@ -14,14 +14,20 @@ import argparse
 import contextlib
 import io
 import statistics
+import tempfile
 import time
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import timm
 import torch
+from machines import photos_of
+from timing import Clock, KeyRatio, forward
 from torch.nn import functional as F
 
+import vision_attn
 from vision_attn.devices import native_precision
 from vision_attn.evaluate import (
     Deletion,
@@ -93,6 +99,31 @@ def main() -> None:
             f"{median / quickest:5.1f}x as fast, mean score {scores[name]:.4f}"
         )
     agreement()
+
+
+def key_ratios(clock: Clock) -> Iterator[KeyRatio]:
+    """Deletion by dropped tokens, and all of `score`, beside passes over the same images."""
+    network = vit_from_timm(timm.create_model("vit_small_patch16_224")).eval()
+    images, maps = torch.randn(4, 3, 224, 224), torch.rand(4, *network.grid)
+    dropped = DroppedTokens(network.forward_kept_tokens, network.grid)
+    targets = torch.zeros(4, dtype=torch.long)
+    yield clock.ratio(
+        "Deletion of 12 steps / forward pass",
+        lambda: Deletion(dropped, steps=12).update(images, maps, targets),
+        forward(lambda: network(images)),
+    )
+    model = load_model("vision_attn:compact_vit_imagenette")
+    pixels = torch.randn(4, 3, *model.preprocess.input_size)
+    with tempfile.TemporaryDirectory() as place:
+        photos = photos_of(4, Path(place))
+
+        def score() -> None:
+            with tempfile.TemporaryDirectory() as output:
+                vision_attn.score(model, str(photos), "Rollout", output=f"{output}/scores")
+
+        yield clock.ratio(
+            "score of Rollout / forward pass", score, forward(lambda: model.network(pixels))
+        )
 
 
 def quantus_deletion(network, images, maps, targets, args):

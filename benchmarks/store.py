@@ -4,16 +4,20 @@
 
 Keeps made-up records and maps of 14 x 14 in batches of eight, as `explain --save maps` does, opens
 the store again, as a run that goes on does, and exports results.jsonl. Prints rows per second of
-CPU time for each, and the bytes that a photo takes in each file.
+CPU time for each, and the bytes that a photo takes in each file. `bench.py` holds the same against
+lines of JSON and bytes of maps, written to two files and read again.
 """
 
 import argparse
+import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from timing import Clock, KeyRatio
 
 from vision_attn.runs.keys import sample_numbers
 from vision_attn.runs.results import SavedResults, export_lines
@@ -73,11 +77,42 @@ def export(folder: Path, names: list[str]) -> None:
         export_lines(results)
 
 
+def plain(folder: Path, names: list[str]) -> None:
+    """Write records as lines and maps as bytes, with no checksum; read both."""
+    rng = np.random.default_rng(0)
+    maps = rng.random((1000, SIDE, SIDE), dtype=np.float32) / SIDE**2
+    draws = rng.random((len(names), 3))
+    with (folder / "lines").open("w") as lines, (folder / "maps").open("wb") as arrays:
+        for i, name in enumerate(names):
+            lines.write(json.dumps({"image": name, **record(i, draws[i])}) + "\n")
+            arrays.write(maps[i % len(maps)].tobytes())
+    for line in (folder / "lines").read_text().splitlines():
+        json.loads(line)
+    np.fromfile(folder / "maps", dtype=np.float32)
+
+
+def names_of(count: int) -> list[str]:
+    return [f"photos/train/n{i % CLASSES:08}/n{i % CLASSES:08}_{i}.JPEG" for i in range(count)]
+
+
+def in_new_folder(*steps: Callable[[Path, list[str]], None], count: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for step in steps:
+            step(Path(folder), names_of(count))
+
+
+def key_ratios(clock: Clock) -> Iterator[KeyRatio]:
+    """2,000 rows and maps: kept, opened again and exported."""
+    ours = partial(in_new_folder, fill, reopen, export, count=2000)
+    theirs = partial(in_new_folder, plain, count=2000)
+    yield clock.ratio("a row of the store / of plain files", ours, theirs)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--photos", type=int, default=100_000)
     count = parser.parse_args().photos
-    names = [f"photos/train/n{i % CLASSES:08}/n{i % CLASSES:08}_{i}.JPEG" for i in range(count)]
+    names = names_of(count)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         steps: list[Callable[[Path, list[str]], None]] = [fill, reopen, export]

@@ -1,11 +1,12 @@
 """Two ways to the same result, timed in turns, and what they are held against.
 
 `show` prints one row a pair: a ratio is ours / theirs of one round, so that what else the machine
-does meets both alike.
+does meets both alike. `bench.py` keeps the ratios of all scripts that have a `key_ratios`.
 """
 
 import argparse
 import ctypes
+import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from torch import Tensor
 from vision_attn.devices import native_precision
 
 Run = Callable[[], object]
+Rate = Callable[[], float]
 ALL_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -44,20 +46,34 @@ class Row:
     bytes: float = 0.0
 
 
-class Clock:
-    """Times runs on one device."""
+@dataclass(frozen=True)
+class KeyRatio:
+    """What one pair costs, ours / theirs, each value of one round: less is better."""
 
-    def __init__(self, options: argparse.Namespace):
+    what: str
+    values: list[float]
+
+
+def cpu_seconds() -> float:
+    """Seconds that CPUs gave this process, all its threads, and the processes that it has ended."""
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+class Clock:
+    """Times runs on one device. now: what seconds are read from."""
+
+    def __init__(self, options: argparse.Namespace, now: Callable[[], float] = time.perf_counter):
         self.device, self.rounds = torch.device(options.device), options.rounds
-        self.budget = options.seconds
+        self.budget, self.now = options.seconds, now
 
     def seconds(self, run: Run, repeats: int = 1) -> float:
         self.wait()
-        start = time.perf_counter()
+        start = self.now()
         for _ in range(repeats):
             run()
         self.wait()
-        return (time.perf_counter() - start) / repeats
+        return (self.now() - start) / repeats
 
     def wait(self) -> None:
         if self.device.type == "cuda":
@@ -75,6 +91,16 @@ class Clock:
             for which in (0, 1) if turn % 2 else (1, 0):
                 times[which].append(self.seconds((ours, theirs)[which], repeats))
         return times
+
+    def ratio(self, what: str, ours: Run, theirs: Run) -> KeyRatio:
+        """Time a pair in turns, and divide round by round."""
+        return KeyRatio(what, [a / b for a, b in zip(*self.pair(ours, theirs), strict=True)])
+
+    def rates(self, what: str, ours: Rate, theirs: Rate) -> KeyRatio:
+        """The same of runs that return their rate, which is more where they cost less."""
+        ours(), theirs()  # warm-up
+        values = [theirs() / ours() for _ in range(max(3, self.rounds // 3))]
+        return KeyRatio(what, values)
 
 
 def milliseconds(seconds: list[float]) -> str:

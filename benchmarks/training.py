@@ -18,6 +18,7 @@ of 1000 images, the memory that they free kept, or given back. fit: `benchmarks/
 import argparse
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ import data as data_benchmark
 import fit
 import timm
 import torch
-from timing import DTYPES, milliseconds
+from timing import DTYPES, Clock, KeyRatio, milliseconds
 from timm.layers import set_fused_attn
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -158,13 +159,16 @@ def timms_gate(channels: int) -> SqueezeExcite:
     return SqueezeExcite(channels, hidden=max(8, channels // 16))
 
 
+def timms_senet() -> nn.Module:
+    """SE-ResNet-18 with the stem that networks for 32 pixels have."""
+    network = timm.create_model("seresnet18", num_classes=10)
+    network.conv1, network.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
+    return network
+
+
 def senet(options: argparse.Namespace) -> None:
     print("SE-ResNet-18 at 32 px")
-    theirs = []
-    for _ in range(3):
-        network = timm.create_model("seresnet18", num_classes=10)
-        network.conv1, network.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
-        theirs.append(network)
+    theirs = [timms_senet() for _ in range(3)]
     ours, divided = SEResNet(gate=timms_gate), SEResNet(gate=timms_gate)
     for network in (ours, divided, *theirs[1:]):
         network.load_state_dict(theirs[0].state_dict(), strict=True)
@@ -198,6 +202,22 @@ def memory(options: argparse.Namespace) -> None:
     for name, seen in times.items():
         ratio = f"{median(seen) / median(times['kept']):.2f}x kept"
         print(f"  {name:46} {milliseconds(seen)}  {ratio}")
+
+
+def key_ratios(clock: Clock) -> Iterator[KeyRatio]:
+    """Steps of whole batches of 32 images, on however many threads there are."""
+    images, labels = batch(32)
+    theirs = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, num_classes=10)
+    timms, ours = timms_senet(), SEResNet(gate=timms_gate)
+    ours.load_state_dict(timms.state_dict(), strict=True)
+    pairs = {
+        "ViT-Ti/4": (Runner("ours", vit_from_timm(theirs), DTYPE), Runner("timm", theirs, DTYPE)),
+        "SE-ResNet-18": (Runner("ours", ours, DTYPE, LAST), Runner("timm", timms, DTYPE, LAST)),
+    }
+    for name, pair in pairs.items():
+        check_losses(list(pair), images, labels)
+        steps = (partial(runner.step, images, labels) for runner in pair)
+        yield clock.ratio(f"training step / timm's, {name}", *steps)
 
 
 def data(options: argparse.Namespace) -> None:
