@@ -142,6 +142,7 @@ pictures: $(VENV)/.installed-dev
 	$(BIN)/python docs/pictures/make.py work
 	$(BIN)/python docs/pictures/learn.py
 	$(BIN)/python docs/pictures/tokens.py
+	$(BIN)/python docs/pictures/rooms.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist

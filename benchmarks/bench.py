@@ -139,7 +139,7 @@ def this_machine() -> str:
     return f"{names[0] if names else 'unknown CPU'}, {os.cpu_count()} cores, {capability}"
 
 
-def commit() -> str:
+def this_commit() -> str:
     """The commit that is measured, with a + if files of it were changed."""
     words = ["git", "-C", str(HERE), "describe", "--always", "--exclude", "*", "--dirty=+"]
     return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
@@ -168,7 +168,8 @@ def main() -> None:
 
     torch.set_num_threads(1)
     clock, machine = Clock(args, now=cpu_seconds), this_machine()
-    date, measured, left_out = f"{datetime.now(UTC):%Y-%m-%d}", list[Kept](), list[str]()
+    date, commit = f"{datetime.now(UTC):%Y-%m-%d}", this_commit()
+    measured, left_out = list[Kept](), list[str]()
     for script in scripts:
         load, start = os.getloadavg()[0], cpu_seconds()
         torch.manual_seed(0)
@@ -176,7 +177,7 @@ def main() -> None:
             for ratio in measure(script, clock):
                 values = ratio.values
                 spread = min(values), statistics.median(values), max(values)
-                about = machine, date, commit(), torch.__version__, round(load, 1)
+                about = machine, date, commit, torch.__version__, round(load, 1)
                 measured.append(Kept(script, ratio.what, *map(rounded, spread), *about))
                 print(f"{ratio.what}: {measured[-1].spread}", file=sys.stderr, flush=True)
         except ImportError as error:

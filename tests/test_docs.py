@@ -564,6 +564,19 @@ def test_studies_pictures_and_notebooks_use_public_names(page):
     assert not private
 
 
+def test_the_picture_of_the_rooms_shows_the_contract_and_every_room(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs/pictures")
+    rooms = importlib.import_module("rooms")
+    drawn = (ROOT / "docs/pictures/rooms.svg").read_text(encoding="utf-8")
+    assert drawn == rooms.picture(), "run docs/pictures/rooms.py"
+    for file in (ROOT / "vision_attn").iterdir():
+        assert (
+            file.stem.startswith("_")
+            or file.suffix not in ("", ".py")
+            or (file.stem == "cli" or re.search(rf"\b{file.stem}\b", drawn))
+        ), f"the picture lacks {file.stem}"
+
+
 def walks() -> dict[str, list[str]]:
     """The files that each walk of the architecture page names, in their order."""
     _, *parts = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").split("\n## ")
