@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from vision_attn.files import write_text
-from vision_attn.pages.language import interface
+from vision_attn.pages.language import Name, interface, stays
 from vision_attn.render.picture import Picture, save, thumbnail
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Figures",
     "Gallery",
     "Links",
+    "Name",
     "Row",
     "Section",
     "Shot",
@@ -74,7 +75,7 @@ class Shot:
             enlarged_caption: Stands below it once it is enlarged.
         """
         width, height = self.size
-        caption = _text(self.caption).replace("(", "(<wbr>")  # where a long one may break
+        caption = re.sub(r"(?<=\w)\(", "(<wbr>", _text(self.caption))  # a method may break there
         return (
             f'<figure style="--aspect: {width / height:.3f}; --width: {width}px">'
             f'<a href="{_link(self.full)}" data-caption="{_text(enlarged_caption)}">'
@@ -204,7 +205,7 @@ class Text(Section):
     paragraphs: Sequence[str]
 
     def html(self) -> str:
-        return "".join(f"<p>{_text(paragraph)}</p>" for paragraph in self.paragraphs)
+        return "".join(f"<p{stays(one)}>{_text(one)}</p>" for one in self.paragraphs)
 
 
 @dataclass(frozen=True)
@@ -229,9 +230,9 @@ class Table(Section):
     def html(self) -> str:
         head = "".join(f'<th scope="col">{_text(cell)}</th>' for cell in self.header)
         body = "".join(
-            f'<tr><th scope="row">{_text(first)}</th>'
+            f'<tr><th scope="row"{stays(first)}>{_text(first)}</th>'
             + "".join(
-                f'<td data-column="{_text(name)}">{_text(cell)}</td>'
+                f'<td data-column="{_text(name)}"{stays(cell)}>{_text(cell)}</td>'
                 for name, cell in zip(self.header[1:], rest, strict=True)
             )
             + "</tr>"
@@ -359,7 +360,8 @@ class Row:
                 more = f"<summary>{len(cells) - front} more</summary>{_cells(cells[front:])}"
                 shown += f"<details>{more}</details>"
         return (
-            f"<article{self._facts()}><header><h3>{_text(self.name)}</h3>"
+            f"<article{self._facts()}><header>"
+            f'<h3 translate="no">{_text(self.name)}</h3>'
             f'<span class="quiet">{_text(self.note)}</span>{self._verdict()}</header>'
             f"{self._warning()}{shown}</article>"
         )
@@ -510,14 +512,12 @@ def write_page(
         for number, section in enumerate(sections)
     )
     nav = f"<nav>{links}</nav>" if len(sections) > 1 else ""
-    marked = f"<h1>{_text(title)}"
+    marked = f"<h1><span{stays(title)}>{_text(title)}</span>"
     if warning:
         marked += f' <small class="warning">{_text(warning)}</small>'
-        title = f"{title} ({warning})"
-    page = folder / "index.html"
-    write_text(
-        page,
-        f"""<!doctype html>
+        title = f"{title} · {warning}"
+    script = (here / "page.js").read_text(encoding="utf-8")
+    head = f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -526,7 +526,8 @@ def write_page(
 <style>
 {(here / "page.css").read_text(encoding="utf-8")}</style>
 </head>
-<body>
+"""
+    body = f"""<body>
 <header>{marked}</h1><p>{_text(lead)}</p>{nav}</header>
 <main>{parts}</main>
 <dialog aria-label="Enlarged picture">
@@ -538,12 +539,10 @@ def write_page(
 </footer>
 </dialog>
 <script>
-{(here / "page.js").read_text(encoding="utf-8")}
-{interface()}</script>
-</body>
-</html>
-""",
-    )
+{script}
+"""
+    page = folder / "index.html"
+    write_text(page, f"{head}{body}{interface(body)}</script>\n</body>\n</html>\n")
     return page
 
 

@@ -245,8 +245,8 @@ class Comparison:
         """What was found, in words."""
         same, a, b = self.agreement(), *self.models
         lines = [
-            f"{a} and {b} predict the same class for {same['share']:.1%} of {same['n']} photos "
-            f"(95 %: {same['low']:.1%} to {same['high']:.1%})."
+            f"{a} and {b} predict the same class for {same['share']:.1%} of {same['n']} "
+            f"photo{'s' * (same['n'] != 1)} (95 %: {same['low']:.1%} to {same['high']:.1%})."
         ]
         if right := self.accuracy():
             lines.append(

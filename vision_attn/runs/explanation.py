@@ -502,7 +502,7 @@ class Pictures:
             written += [self.folder / f"page/{each}.jpg" for each in names]
             (self.folder / "page").mkdir(exist_ok=True)
             shots = [
-                self._shot(panel, each, f"{name}, {panel.title}", link, most)
+                self._shot(panel, each, f"{name} · {panel.title}", link, most)
                 for panel, each, link, most in zip(
                     panels, names, links, page_bytes(links), strict=True
                 )

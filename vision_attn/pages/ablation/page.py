@@ -13,7 +13,16 @@ import numpy as np
 
 from vision_attn import render
 from vision_attn.evaluate.bootstrap import paired_wilson
-from vision_attn.pages.page import Figures, Section, Shot, Table, Text, figure_shot, write_page
+from vision_attn.pages.page import (
+    Figures,
+    Name,
+    Section,
+    Shot,
+    Table,
+    Text,
+    figure_shot,
+    write_page,
+)
 from vision_attn.runs.ablation import Ablation
 
 __all__ = ["sections", "write"]
@@ -54,7 +63,7 @@ def sections(found: Ablation, folder: Path) -> list[Section]:
         made.append(Figures("Heads that can go", [curve_shot(found, curve, folder)]))
     made.append(Table("Every part", *found.text_rows(rows)))
     if found.problems:
-        made.append(Text("Images that were left out", list(found.problems)))
+        made.append(Text("Images that were left out", list(map(Name, found.problems))))
     made.append(Text("What the numbers are", WORDS))
     return made
 
@@ -116,8 +125,9 @@ def head_shots(found: Ablation, rows: Sequence[dict[str, Any]], folder: Path) ->
             for grid, end in zip(grids, ("", "_low", "_high"), strict=True):
                 grid[row["layer"], row["head"]] = factor * row[f"{key}{end}"]
         title = f"Without a head, {words}"
+        caption = f"{title}{f' ({unit})' if unit else ''}, by layer and head"
         picture = render.number_grid(grids[0], title, unit=unit, ends=(grids[1], grids[2]))
-        yield figure_shot(picture, folder, f"heads_{key}", title, f"{title}, by layer and head")
+        yield figure_shot(picture, folder, f"heads_{key}", caption, caption)
 
 
 def part_shots(found: Ablation, rows: Sequence[dict[str, Any]], folder: Path) -> Iterator[Shot]:

@@ -13,7 +13,17 @@ from PIL.Image import Image
 
 from vision_attn.arguments import checked
 from vision_attn.methods.targets import TargetLike
-from vision_attn.pages.page import Gallery, Row, Section, Shot, Table, Text, shot, write_page
+from vision_attn.pages.page import (
+    Gallery,
+    Name,
+    Row,
+    Section,
+    Shot,
+    Table,
+    Text,
+    shot,
+    write_page,
+)
 from vision_attn.render.picture import Picture
 from vision_attn.runs.comparison import ComparedPhoto, Comparison, PairOfModels
 from vision_attn.runs.explain import Methods
@@ -147,7 +157,7 @@ def write(
         Gallery(title, rows, order="most different first", front=3),
     ]
     warning = ", ".join(dict.fromkeys(filter(None, (r.model.warning for r in pair.requests))))
-    return write_page(folder, " and ".join(found.models), sections, first, warning)
+    return write_page(folder, Name(" · ".join(found.models)), sections, first, warning)
 
 
 MEANING = (
@@ -173,7 +183,7 @@ def class_table(found: Comparison) -> tuple[list[str], list[list[str]]]:
         known = ("accuracy_a", "accuracy_b") if labelled else ()
         cells = [row[key] for key in ("agreement", *known, "overlap")]
         interval = " to ".join(ends) if ends[0] else ""
-        rows.append([row["class"], str(row["n"]), *map(percent, cells), interval])
+        rows.append([Name(row["class"]), str(row["n"]), *map(percent, cells), interval])
     return [*header, "overlap of maps", "95 %"], rows
 
 
@@ -192,7 +202,7 @@ def row_of(
             caption = model if len(found.methods) == 1 else f"{method} · {model}"
             stem = f"{number}_{found.methods.index(method)}{letter}"
             picture = _small(one.overlay(method))
-            shots.append(shot(picture, folder, stem, caption, f"{name}, {caption}"))
+            shots.append(shot(picture, folder, stem, caption, f"{name} · {caption}"))
     predicted, label, probability = both[0].facts
     said = [
         f"{model}: {found.classes[index]} {chance:.1%}"

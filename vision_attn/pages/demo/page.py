@@ -19,7 +19,7 @@ from vision_attn import pages, render
 from vision_attn.data import planted
 from vision_attn.data.images import open_image
 from vision_attn.evaluate import PointingGame
-from vision_attn.pages import Row, Section, Shot
+from vision_attn.pages import Name, Row, Section, Shot
 from vision_attn.pages.demo.photos import map_shots, photo_networks
 from vision_attn.render import Dim, Scale
 from vision_attn.runs.explain import Request
@@ -152,7 +152,7 @@ class Demo:
             hits = [f"{method} {share:.0%}" for method, share in self.hits[entry.name].items()]
             rows.append(
                 [
-                    entry.title,
+                    Name(entry.title),
                     f"{result['test/top1']:.1%}",
                     f"{result['minutes']:.1f}",
                     ", ".join(hits),

@@ -14,7 +14,16 @@ import numpy as np
 
 from vision_attn import render
 from vision_attn.files import write_text
-from vision_attn.pages.page import Figures, Section, Shot, Table, Text, figure_shot, write_page
+from vision_attn.pages.page import (
+    Figures,
+    Name,
+    Section,
+    Shot,
+    Table,
+    Text,
+    figure_shot,
+    write_page,
+)
 from vision_attn.render.picture import Picture
 from vision_attn.runs.diagnosis.results import Diagnosis, HeadValues, short
 from vision_attn.runs.diagnosis.verdict import number, percent
@@ -80,7 +89,8 @@ def save(found: Diagnosis, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(found.to_dict(), indent=1, allow_nan=False)
     write_text(folder / "diagnosis.json", text + "\n")
-    lead = f"{found.photos} photos, {len(found.heads)} heads, {len(found.blocks)} blocks"
+    parts = {"photo": found.photos, "head": len(found.heads), "block": len(found.blocks)}
+    lead = ", ".join(f"{count} {what}{'s' * (count != 1)}" for what, count in parts.items())
     return write_page(
         folder, f"Diagnosis of {found.model}", sections(found, folder), lead, found.warning
     )
@@ -114,7 +124,7 @@ def sections(found: Diagnosis, folder: Path) -> list[Section]:
         ]  # fmt: skip
         made.append(Table("Every block", header, rows))
     if found.problems:
-        made.append(Text("Photos that were left out", list(found.problems)))
+        made.append(Text("Photos that were left out", list(map(Name, found.problems))))
     if found.heads:
         made.append(Text("What the numbers are", WORDS))
     return made
@@ -143,7 +153,8 @@ def head_shots(found: Diagnosis, folder: Path) -> Iterator[Shot]:
             values[head.layer, head.head] = np.nan if value is None else value
         if np.isfinite(values).any():
             picture = render.number_grid(values, title, unit=unit, high=high)
-            yield figure_shot(picture, folder, name, title, f"{title}, by layer and head")
+            caption = f"{title}{f' ({unit})' if unit else ''}, by layer and head"
+            yield figure_shot(picture, folder, name, caption, caption)
 
 
 def block_shots(found: Diagnosis, folder: Path) -> Iterator[Shot]:

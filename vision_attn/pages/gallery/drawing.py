@@ -18,7 +18,7 @@ from vision_attn.files import claimed
 from vision_attn.methods import Explainer, parse_method
 from vision_attn.methods.by_name import method_list
 from vision_attn.pages.gallery.rows import page_row
-from vision_attn.pages.page import Gallery, write_page
+from vision_attn.pages.page import Gallery, Name, write_page
 from vision_attn.render import ColorMap, Style, natural
 from vision_attn.runs.explain import Methods, query_place
 from vision_attn.runs.explanation import Explanation, Pictures
@@ -112,7 +112,7 @@ def draw_pictures(
                     shown.problem(str(error))
             drawn.photos += len(rows)
             gallery = Gallery("Photos", [page_row(row) for row in rows if row is not None])
-            title = "Where it looks" if one is None else model.classes[one].split(",")[0]
+            title = "Where it looks" if one is None else Name(model.classes[one].split(",")[0])
             lead = f"{pictures.style.meaning} What the network did not see is grey."
             write_page(pictures.folder, title, [gallery], lead, model.warning)
             drawn.append(pictures.folder)

@@ -41,7 +41,7 @@
     const fit = classes.filter(([name]) => words.every((word) => name.toLowerCase().includes(word)));
     const rows = fit.slice(0, 200).map((one) => {
       const [name, count, known, right] = one;
-      const button = element("a", name.split(",")[0], { href: "#photos", onclick: () => open(one) });
+      const button = element("a", name.split(",")[0], { translate: name === "no class", href: "#photos", onclick: () => open(one) });
       const cells = [String(count), share(right, known)].map((text) => element("td", text));
       return element("tr", [element("th", button, { scope: "row" }), ...cells]);
     });
@@ -84,7 +84,7 @@
     const photo = decodeURIComponent(link.split("/").at(-1));
     const sure = probability === null ? "" : ` ${(100 * probability).toFixed(1)} %`;
     const header = element("header", [
-      element("h3", photo),
+      element("h3", photo, { translate: false }),
       element("span", `${names[predicted] ?? ""}${sure}`, { className: "quiet" }),
     ]);
     if (label >= 0) {
@@ -94,7 +94,7 @@
     }
     const shots = [[link, "photo"], ...pictures.map((picture) => [picture, decodeURIComponent(picture)])];
     const cells = shots.map(([source, caption]) => {
-      const image = element("img", [], { src: source, loading: "lazy", alt: `${photo}, ${caption}` });
+      const image = element("img", [], { src: source, loading: "lazy", alt: `${photo} \u00b7 ${caption}` });
       const anchor = element("a", image, { href: source });
       anchor.dataset.caption = `${photo} · ${caption}`;
       return element("figure", [anchor, element("figcaption", caption)]);

@@ -154,7 +154,7 @@ class Records(Section):
             '<div class="table"><table class="classes"><thead><tr><th scope="col">class</th>'
             '<th scope="col">photos</th><th scope="col">right</th></tr></thead>'
             "<tbody></tbody></table></div>"
-            '<h3 class="chosen" tabindex="-1"></h3><p class="quiet hint"></p>'
+            '<h3 class="chosen" tabindex="-1" translate="no"></h3><p class="quiet hint"></p>'
             '<nav class="pager" aria-label="Pages of photos" hidden>'
             '<button type="button" class="back">‹ Previous</button><output class="range"></output>'
             '<button type="button" class="on">Next ›</button></nav>'

@@ -36,7 +36,7 @@ from vision_attn.pages.inspect.parts import (
     ShownChannelGate,
     Windows,
 )
-from vision_attn.pages.language import interface
+from vision_attn.pages.language import Name, interface, stays, texts
 from vision_attn.render.overlay import AGAINST
 
 __all__ = ["Additions", "Page", "asset", "distance", "document", "entropy", "in_script"]
@@ -111,6 +111,7 @@ class Additions:
         above: HTML before the views.
         below: HTML before the script.
         script: Runs last.
+        worker: Another script, whose words the page may show.
         style: More CSS.
         images: More of the content security policy's sources of images.
         code: More of its sources of scripts.
@@ -125,6 +126,7 @@ class Additions:
     above: str = ""
     below: str = ""
     script: str = ""
+    worker: str = ""
     style: str = ""
     images: str = ""
     code: str = ""
@@ -147,7 +149,9 @@ def document(
     """
     added = added or Additions()
     scripts = [asset(f"js/{name}.js") for name in SCRIPTS]
-    script = "\n".join([*scripts, source, asset("js/page.js"), added.script, interface()])
+    script = "\n".join([*scripts, source, asset("js/page.js"), added.script])
+    written = [asset("inspect.html"), added.above, heading, models, warning, script, added.worker]
+    script = f"{script}\n{interface(' '.join([*written, *texts(data)]))}"
     style = asset("inspect.css") + added.style
     shared = {
         "colours": {name: _base64(_colours(name).tobytes()) for name in COLOUR_MAPS},
@@ -156,7 +160,9 @@ def document(
     return Template(asset("inspect.html")).substitute(
         title=f"{heading} · {models}",
         photos=_breakable(heading),
+        photos_stay=stays(heading),
         models=_breakable(models),
+        models_stay=stays(models),
         warning=warning,
         script=script,
         script_hash=_hash(script),
@@ -352,8 +358,9 @@ def _apart(grid: tuple[int, int]) -> Float[ndarray, "i j"]:
 def _named(names: Sequence[str], many: str) -> str:
     """Return the one name, or how many there are, as HTML."""
     different = set(names)
-    text = names[0] if len(different) == 1 else f"{len(different)} {many}"
-    return html.escape(text.encode("utf-8", "replace").decode())
+    if len(different) > 1:
+        return f"{len(different)} {many}"
+    return Name(html.escape(names[0].encode("utf-8", "replace").decode()))
 
 
 def _warning(inspections: Sequence[Inspection]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from vision_attn.pages.inspect import Page, ShownMap
 from vision_attn.pages.inspect.page import Additions, asset, document
+from vision_attn.pages.language import Name
 from vision_attn.pages.live.program import Program
 from vision_attn.types import Calibration, Trust
 
@@ -106,7 +107,7 @@ def live_page(networks: Sequence[LiveNetwork], photos: Sequence[LivePhoto]) -> P
     return Page(
         document(
             "What if?",
-            html.escape(models),
+            Name(html.escape(models)),
             warning="".join(f'<p class="warning">{html.escape(line)}</p>' for line in lines),
             source=_scripts(PAGE_SCRIPTS),
             data={
@@ -119,6 +120,7 @@ def live_page(networks: Sequence[LiveNetwork], photos: Sequence[LivePhoto]) -> P
                 below=f'<script type="text/plain" id="worker">{worker}</script>\n'
                 f'<script type="text/plain" id="kernels">{kernels}</script>\n{weights}',
                 script=_scripts(LAST_SCRIPTS),
+                worker=_scripts(WORKER_SCRIPTS),
                 style=_text("live.css"),
                 images=" blob:",
                 code=" 'wasm-unsafe-eval'",

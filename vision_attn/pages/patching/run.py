@@ -90,17 +90,25 @@ def patch_states(
         >>> states.recovered.shape[0] == len(states.layers)
         True
     """
-    first, second = (read(image, model.preprocess)[1] for image in (photo, other))
+    names, (first, second) = zip(
+        *(read(image, model.preprocess) for image in (photo, other)), strict=True
+    )
     folder = None if output is None else output_folder(output)
     progress = progress or Bar()
     states = measure_states(model, first, second, target, contrast, head, batch_size, progress)
     if folder is not None:
-        write(states, folder, model, (first, second))
+        write(states, folder, model, (first, second), names)
     return states
 
 
-def write(states: PatchedStates, folder: Path, model: Model, photos: tuple[Image, Image]) -> Path:
-    """Write the page into a folder; return its path."""
+def write(
+    states: PatchedStates,
+    folder: Path,
+    model: Model,
+    photos: tuple[Image, Image],
+    names: tuple[str, str] = ("photo", "other"),
+) -> Path:
+    """Write the page into a folder; return its path. names: of the photos' files."""
     folder.mkdir(parents=True, exist_ok=True)
     shots = [
         shot(
@@ -114,13 +122,16 @@ def write(states: PatchedStates, folder: Path, model: Model, photos: tuple[Image
             ("the photo", "the other"), (states.photo, states.other), photos, strict=True
         )
     ]
-    rows = [Row("Both photos", states.explained, shots)]
-    if states.layout is not None:
-        note = f"the share of the way that each patch brings; full colour: {largest(states):.0%}"
-        rows.append(Row("Over the photo", note, list(map_shots(states, folder, model, photos[0]))))
+    own, others = (Path(name).name for name in names)
     sections: list[Section] = [
         Text("What was found", list(sentences(states))),
-        Gallery("Photos", rows),
+        Gallery("Both photos", [Row(f"{own} · {others}", states.explained, shots)]),
+    ]
+    if states.layout is not None:
+        note = f"the share of the way that each patch brings; full colour: {largest(states):.0%}"
+        over = Row(own, note, list(map_shots(states, folder, model, photos[0])))
+        sections.append(Gallery("Over the photo", [over]))
+    sections += [
         Figures("Layer by layer", [curve_shot(states, folder)]),
         Text("What the numbers are", WORDS),
     ]
@@ -141,7 +152,7 @@ def sentences(states: PatchedStates) -> Iterator[str]:
     yield (
         f"{states.explained[0].upper()}{states.explained[1:]} is {states.photo:.3g} for the photo "
         f"and {states.other:.3g} for the other. One state of the other photo brings at most "
-        f"this share of the way: {', '.join(named)}."
+        f"this share of the way: {'; '.join(named)}."
     )
 
 

@@ -74,7 +74,7 @@ function similarityFacts(features, patch, { values }) {
     if (at !== patch && (best < 0 || value > values[best])) best = at;
   });
   return [
-    ["with", place(features.placeOf(patch))],
+    ["cosine with", place(features.placeOf(patch))],
     ...(best < 0 ? [] : [["most alike", `${number(values[best])} at ${place(features.placeOf(best))}`]]),
     ["mean", number(values.reduce((sum, value) => sum + value, 0) / values.length)],
   ];
@@ -84,7 +84,7 @@ function similarityFacts(features, patch, { values }) {
 function componentFacts({ variance, foreground }) {
   const background = foreground.reduce((sum, one) => sum + 1 - one, 0) / foreground.length;
   return [
-    ["red, green, blue", variance.map(percent).join(", "), "of the foreground's variance, all photos"],
+    ["red, green, blue", variance.map(percent).join(", "), "of the foreground's variance (all photos)"],
     ["background", percent(background), "of the patches of this photo"],
   ];
 }
@@ -92,7 +92,7 @@ function componentFacts({ variance, foreground }) {
 /** [name, value, more] of why two photos are alike; patch: the one that is asked, or null. */
 function sharesFacts(features, patch, { values }, image) {
   const total = number(values.reduce((sum, value) => sum + value, 0));
-  const facts = [["with", image], ["cosine", total, "of the mean features"]];
+  const facts = [["together with", image], ["cosine", total, "of the mean features"]];
   if (patch === null) return facts;
   const [row, column] = features.placeOf(patch);
   return [...facts, [`row ${row}, column ${column}`, `adds ${number(values[patch])}`]];

@@ -269,7 +269,7 @@ class View {
       return [one, cosine === null ? label : `${label} (${number(cosine)})`];
     });
     const sum = found?.values?.reduce((all, value) => all + value, 0);
-    const total = row === null || !found ? "" : `: together ${number(sum)}`;
+    const total = row === null || !found ? "" : `. Together: ${number(sum)}`;
     this.alike.showOther({
       options,
       chosen: shared.otherAt,
@@ -332,10 +332,12 @@ class View {
   showScene() {
     const { scene, item } = this;
     scene.scale = scene.map && this.scaleFor(scene.map);
-    const sentence = scene.facts.map((fact) => fact.filter(Boolean).join(", ")).join("; ");
+    const sentence = scene.facts
+      .map(([name, ...values]) => `${name}: ${values.filter(Boolean).join(", ")}`)
+      .join("; ");
     this.sentence = `${scene.title}: ${sentence}`;
     const how = scene.layer && !scene.brush ? ". Click, drag or use the arrow keys to move the query." : "";
-    this.find(".stage").setAttribute("aria-label", `${item.image}, ${scene.title}${how}`);
+    this.find(".stage").setAttribute("aria-label", `${item.image} \u00b7 ${scene.title}${how}`);
     this.stage.show(scene);
     const facts = scene.facts.map(([name, ...values]) => {
       const words = ` ${values.filter(Boolean).join(" \u00b7 ")}`;
