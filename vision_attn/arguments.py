@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from functools import cache, wraps
 from inspect import Signature, signature
 from numbers import Integral, Real
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from vision_attn.errors import LONGEST, cut, quoted
@@ -274,7 +274,7 @@ def check_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     text = os.fspath(path)
     if not isinstance(text, str):
         raise ValueError(f"expected a path as text, got {quoted(text)}")
-    longest = max(len(os.fsencode(part)) for part in text.split(os.sep))
+    longest = max((len(os.fsencode(part)) for part in PurePath(text).parts), default=0)
     if "\0" in text or longest > LONGEST_NAME:
         fault = "holds a null character" if "\0" in text else f"has a name of {longest} bytes"
         raise ValueError(f"expected a path, got {quoted(text)}, which {fault}")

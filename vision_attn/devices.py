@@ -48,7 +48,7 @@ def cpu_has_bf16() -> bool:
     if hasattr(torch.cpu, "get_capabilities"):
         has = {name for name, value in torch.cpu.get_capabilities().items() if value}
     else:  # torch 2.9 does not know yet, Linux does
-        has = set(CPU_INFO.read_text().split()) if CPU_INFO.is_file() else set()
+        has = set(CPU_INFO.read_text("utf-8").split()) if CPU_INFO.is_file() else set()
     return not has.isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))
 
 

@@ -52,9 +52,12 @@ def replacing(path: str | PathLike[str]) -> Iterator[Path]:
 
 
 def write_text(path: str | PathLike[str], text: str) -> None:
-    """Write text as UTF-8 by `replacing`; what UTF-8 has no bytes for becomes a question mark."""
+    """Write text as UTF-8 by `replacing`; what UTF-8 has no bytes for becomes a question mark.
+
+    Line ends stay as they are, on Windows too.
+    """
     with replacing(path) as file:
-        file.write_text(text, encoding="utf-8", errors="replace")
+        file.write_text(text, encoding="utf-8", errors="replace", newline="")
 
 
 def append_text(path: str | PathLike[str], text: str) -> None:

@@ -68,7 +68,7 @@ def open_streams() -> None:
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def take_any_text() -> None:
@@ -91,7 +91,7 @@ def drop_broken() -> bool:
         except OSError:
             pass
         broken = True
-        with suppress(OSError), open(os.devnull, "w") as nowhere:
+        with suppress(OSError), open(os.devnull, "w", encoding="utf-8") as nowhere:
             os.dup2(nowhere.fileno(), stream.fileno())
     return broken
 

@@ -357,7 +357,8 @@ class Trust:
     @property
     def rests_on(self) -> str:
         """How many images of what: of a path its last two folders."""
-        named = [part for part in PurePath(self.data).parts if not part.startswith((".", "/"))]
+        path = PurePath(self.data)
+        named = [part for part in path.parts[bool(path.anchor) :] if not part.startswith(".")]
         return f"{self.images:,} images" + (f" of {'/'.join(named[-2:])}" if named else "")
 
     def verdict(self, method: str) -> str:

@@ -16,7 +16,7 @@ __all__ = ["drop_native_stderr", "native_stderr_dropped"]
 
 def drop_native_stderr() -> None:
     """Drop what C libraries print from now on, in a process that only decodes."""
-    with open(os.devnull, "w") as nowhere:
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
         own = os.dup(2)
         os.dup2(nowhere.fileno(), 2)
     sys.stderr = os.fdopen(own, "w", buffering=1, errors="backslashreplace")

@@ -17,6 +17,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 
@@ -186,14 +187,15 @@ class PixelCache:
         if not (self._index.exists() and self._pixels.exists()):
             return records
         written = self._pixels.stat().st_size
-        for line in self._index.read_text(errors="replace").split("\n"):
+        for line in self._index.read_text("utf-8", errors="replace").split("\n"):
             record = CachedFile.read(line)
             if record and record.end <= written:
                 records[record.name] = record
         used = sum(record.end - record.offset for record in records.values())
         if used * 2 < written:
-            self._pixels.unlink()  # whoever has it mapped keeps it
-            records.clear()
+            with suppress(PermissionError):  # Windows keeps a file that is mapped
+                self._pixels.unlink()  # elsewhere, whoever has it mapped keeps it
+                records.clear()
         return records
 
     def _damaged(self, records: list[CachedFile]) -> set[str]:
@@ -235,13 +237,13 @@ class PixelCache:
         for file in stale:
             records.pop(file.name, None)
         fresh = self._index.with_suffix(".new")
-        fresh.write_text("".join(map(_line, records.values())))
+        fresh.write_text("".join(map(_line, records.values())), "utf-8")
         fresh.replace(self._index)
         with (
             native_stderr_dropped(),
             ThreadPoolExecutor(usable_cores()) as pool,
             self._pixels.open("ab") as pixels,
-            self._index.open("a") as index,
+            self._index.open("a", encoding="utf-8") as index,
         ):
             end = pixels.seek(0, os.SEEK_END)  # what lies before it may be mapped somewhere
             for chunk in _progress([stale[i : i + CHUNK] for i in range(0, len(stale), CHUNK)]):

@@ -31,6 +31,7 @@ from vision_attn.data.kinds import (
     is_hidden,
     kind_of_file,
     more_formats,
+    opening_flags,
     say_passed_over,
 )
 from vision_attn.data.ranges import (
@@ -230,7 +231,7 @@ def regular_file(path: Path, buffering: int = -1) -> Iterator[BinaryIO]:
 
 def _without_waiting(path: str, flags: int) -> int:
     """Open a file; one that has become a pipe meanwhile, without waiting for its other end."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    return os.open(path, flags | opening_flags())
 
 
 def _opened(file: BinaryIO | BytesIO) -> Image.Image:

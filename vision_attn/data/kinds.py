@@ -24,6 +24,7 @@ __all__ = [
     "is_hidden",
     "kind_of_file",
     "more_formats",
+    "opening_flags",
     "say_passed_over",
 ]
 
@@ -167,12 +168,17 @@ def say_passed_over(where: object, counts: Mapping[str, int], results: Sequence[
     )
 
 
+def opening_flags() -> int:
+    """The flags of this system that open a pipe without waiting, and read line ends as they are."""
+    return getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
 def _first_bytes(path: str) -> bytes:
     """The first bytes of a regular file; none of a pipe, which might block, or of what is shut."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return b""
-        number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        number = os.open(path, os.O_RDONLY | opening_flags())
     except OSError:
         return b""
     try:

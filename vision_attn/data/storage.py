@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 Storage = Literal["auto", "memory", "cache", "stream"]
 STORAGES = "auto", "memory", "cache", "stream"
+MEMORY_INFO = Path("/proc/meminfo")  # of Linux
 SAMPLED = 64  # photos whose sizes are looked at
 WORTH_A_LINE = 2**30  # bytes
 GROUP_FILES = (  # of control groups of version 2 and 1: limit, use, and what begins the counts
@@ -194,7 +195,7 @@ def _of_files(stat: Path, prefix: str) -> int:
 
 def _free_of_machine() -> int:
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        for line in MEMORY_INFO.read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     except (OSError, ValueError, IndexError):

@@ -202,7 +202,9 @@ class SingleDeletion(SingleRemoval):
     def __init__(self, removal: Removal, parts_a_side: int = PARTS, **options: Any):
         super().__init__(removal, unchanged, **options)
         most = min(removal.grid)
-        if not 1 <= parts_a_side <= most or removal.grid == (1, 1):
+        if removal.grid == (1, 1):
+            raise ValueError("removal.grid must have at least two cells, to compare, got (1, 1)")
+        if not 1 <= parts_a_side <= most:
             raise ValueError(
                 f"parts_a_side must be from 1 to {most}, the cells a side, got {parts_a_side}"
             )

@@ -1,7 +1,7 @@
 """The folders of runs: NAME/version_0, NAME/version_1, ..., a run's files in each."""
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -63,6 +63,7 @@ def claimed(runs: Path) -> Path:
 
 def checked_name(name: str) -> str:
     """The name of a folder inside the output folder; ValueError for one that leads elsewhere."""
-    if name in ("", ".", "..") or not name.isprintable() or {"/", "\\"} & set(name):
+    apart = PurePath(name).name != name  # on Windows also where a drive is named, as in C:x
+    if name in ("", ".", "..") or not name.isprintable() or {"/", "\\"} & set(name) or apart:
         raise ValueError(f"--name {quoted(name)}: expected the name of a folder, without a path")
     return name

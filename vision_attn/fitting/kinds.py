@@ -305,7 +305,7 @@ def _written(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
 
 def _lies_in(value: str, folders: Sequence[str]) -> bool:
     """Whether text that may be a path, or a part of one, leads nowhere but into these folders."""
-    address = urlsplit(value) if ":/" in value else None
+    address = urlsplit(value) if ":/" in value and not PurePath(value).drive else None
     if address is not None:
         if address.scheme in ("http", "https"):  # of a service, which a logger sends to
             return True

@@ -225,7 +225,7 @@ def _unknown(spec: str) -> str:
     if close_names:
         return f"{spec}: no such file; did you mean {PREFIX}{close_names[0]}?"
     source, colon, name = spec.partition(":")
-    if colon and name and path.suffix != ".ckpt":
+    if colon and name and path.suffix != ".ckpt" and not path.drive:
         hint = did_you_mean(source, LIBRARIES)
         return f"no source of models named {quoted(source)}{hint}; {expected}"
     return f"{spec}: no such file; {expected}"

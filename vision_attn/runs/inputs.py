@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from os import PathLike
 from pathlib import Path, PurePosixPath
@@ -18,7 +19,7 @@ from vision_attn.data.listing import walk
 from vision_attn.data.masks import Masks
 from vision_attn.data.video import clips
 from vision_attn.errors import quoted
-from vision_attn.runs.naming import folded
+from vision_attn.runs.naming import folded, folder_id
 
 __all__ = [
     "check_apart",
@@ -146,9 +147,10 @@ def check_apart(
             that lie in it look like pictures of an earlier run, or would be written over.
     """
     real = os.path.realpath(folder)
-    inside = [file for file in files if os.path.dirname(os.path.realpath(file)) == real]
-    roots = [os.path.realpath(path) for path in paths if path and os.path.isdir(path)]
-    among = any(real == root or (inside and real.startswith(f"{root}{os.sep}")) for root in roots)
+    inside = _lying_in(folder, files)
+    roots = {folder_id(path) for path in paths if path and os.path.isdir(path)}
+    above = [Path(real), *(Path(real).parents if inside else [])]
+    among = not roots.isdisjoint(map(folder_id, above))
     if inside and not among and holds_results(real):
         stems = {folded(Path(file).stem) for file in inside}
         among = any(_begins(stem, stems) for stem in stems)
@@ -167,11 +169,17 @@ def written_over(folder: str | Path, files: Sequence[str | Path]) -> bool:
     real = os.path.realpath(folder)
     if holds_results(real) or not os.path.isdir(real):
         return False
-    inside = [file for file in files if os.path.dirname(os.path.realpath(file)) == real]
+    inside = _lying_in(folder, files)
     stems = {folded(Path(file).stem) for file in inside}
     named = {os.path.basename(os.path.realpath(file)) for file in inside}
     others = [x for x in os.listdir(real) if x.lower().endswith((".png", ".mp4"))]
     return any(_begins(folded(Path(name).stem), stems) for name in others if name not in named)
+
+
+def _lying_in(folder: str | Path, files: Sequence[str | Path]) -> list[str | Path]:
+    """The files that lie in a folder itself."""
+    own, parents = folder_id(folder), cache(folder_id)
+    return [file for file in files if parents(os.path.dirname(os.path.realpath(file))) == own]
 
 
 def _begins(stem: str, stems: set[str]) -> bool:
@@ -182,8 +190,11 @@ def _begins(stem: str, stems: set[str]) -> bool:
 def check_file(path: str | PathLike[str], files: Sequence[str | PathLike[str]]) -> None:
     """Raise ValueError where a file to be written is one of the photos."""
     real = os.path.realpath(path)
-    if any(os.path.realpath(file) == real for file in files):
-        raise ValueError(f"output {path}: it is one of the photos: name another file")
+    name, there = folded(os.path.basename(real)), os.path.exists(real)
+    for photo in map(os.path.realpath, files):
+        in_other_capitals = there and folded(os.path.basename(photo)) == name
+        if photo == real or (in_other_capitals and os.path.samefile(photo, real)):
+            raise ValueError(f"output {path}: it is one of the photos: name another file")
 
 
 def output_folder(path: str | PathLike[str]) -> Path:

@@ -5,14 +5,16 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from unicodedata import normalize
 from zlib import crc32
 
-__all__ = ["file_names", "folded", "label"]
+__all__ = ["file_names", "folded", "folder_id", "label"]
 
 MOST_BYTES = 120  # of a photo's name, and of a method's; a file's may have 255
 RESERVED = r"[<>:/\\|?*]"
+DEVICE = re.compile(r"(con|prn|aux|nul|(com|lpt)\d)(\..*)?")  # on Windows, in any folder
 # What a method's name may hold and still be known by its label: words in quotes, and commas.
 PLAIN = re.compile(r"(?:[^\W\d]\w*+|'(?!True'|False'|None')[^\W\d][\w.-]*'|[\d.()=+-]|, | \()*")
 
@@ -28,11 +30,28 @@ def folded(name: str) -> str:
     return normalize("NFC", normalize("NFD", name).casefold())
 
 
+def folder_id(folder: str | os.PathLike[str]) -> tuple[int, int] | str:
+    """Tell a folder from others, however its path is written: in other capitals, by a link.
+
+    macOS resolves links in a path, and leaves capitals as they were typed.
+
+    Examples:
+        >>> from vision_attn.runs.naming import folder_id
+        >>> folder_id(".") == folder_id("./")
+        True
+    """
+    try:
+        status = os.stat(folder)
+    except OSError:  # it is not there yet
+        return os.path.realpath(folder)
+    return status.st_dev, status.st_ino
+
+
 def file_names(files: Sequence[Path], folder: Path | None = None) -> list[str]:
     """Name the pictures of each file: by its stem, or by as much of its path as tells it apart.
 
     No two names are alike, also where capitals or composed letters are folded; what a path does not
-    tell apart has a number of its own.
+    tell apart has a number of its own. None is that of a device of Windows, such as nul.
 
     Args:
         files: The photos.
@@ -60,6 +79,7 @@ def file_names(files: Sequence[Path], folder: Path | None = None) -> list[str]:
             for name, parts, alike in zip(names, apart, again, strict=True)
         ]
     names = [_short(name, path) for name, path in zip(names, paths, strict=True)]
+    names = [f"_{name}" if DEVICE.fullmatch(folded(name)) else name for name in names]
     digits = 8
     while any(again := _alike(names, taken)):
         seen: Counter[str] = Counter()
@@ -81,11 +101,11 @@ def _beginnings(files: Sequence[Path], paths: Sequence[str], folder: Path | None
     """What the names of the photos in a folder begin with, up to each of their points."""
     if folder is None:
         return set()
-    real = os.path.realpath(folder)
+    own, parents = folder_id(folder), cache(folder_id)
     stems = [
         folded(file.stem)
         for file, path in zip(files, paths, strict=True)
-        if os.path.dirname(path) == real
+        if parents(os.path.dirname(path)) == own
     ]
     return {stem[:i] for stem in stems for i, letter in enumerate(stem) if letter == "."}
 

@@ -140,7 +140,7 @@ class Demo:
     def accuracy(self) -> dict[str, dict[str, float]]:
         """Test top-1, top-5 and calibration error of each entry, from its summary.json."""
         return {
-            entry.name: json.loads((self.folder / entry.name / "summary.json").read_text())
+            entry.name: json.loads((self.folder / entry.name / "summary.json").read_text("utf-8"))
             for entry in self.entries
         }
 

@@ -254,7 +254,7 @@ def machine() -> list[str]:
 
 
 def _cpu_info() -> list[str]:
-    return CPU_INFO.read_text().splitlines() if CPU_INFO.is_file() else []
+    return CPU_INFO.read_text("utf-8").splitlines() if CPU_INFO.is_file() else []
 
 
 def recall(file: Path) -> ExecutionPlan | None:
