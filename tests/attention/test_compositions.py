@@ -227,6 +227,13 @@ def test_co_attention_leaves_out_what_does_not_exist(make) -> None:
     assert (masked[0][~query_mask] == 0).all()
     assert (masked[1][~key_mask] == 0).all()
 
+    for query_mask_alone, key_mask_alone in ((query_mask, None), (None, key_mask)):
+        masked = attention.weights(queries, keys, query_mask_alone, key_mask_alone)
+        i = slice(None) if query_mask_alone is None else query_mask[0]
+        j = slice(None) if key_mask_alone is None else key_mask[0]
+        kept = attention.weights(queries[:, i], keys[:, j])
+        torch.testing.assert_close((masked[0][:, i], masked[1][:, j]), kept)
+
     nothing = torch.zeros(B, I, dtype=torch.bool)
     contexts = attention(queries, keys, nothing, key_mask)
     assert (contexts[0] == 0).all()

@@ -190,3 +190,10 @@ def test_bad_input_is_refused() -> None:
         with pytest.raises(ValueError, match="must not be empty"):
             make(dim=DIM)(torch.randn(B, 0, DIM))
     assert isinstance(AttentionPool(DIM).attend.normalizer, Softmax)
+
+
+@pytest.mark.parametrize(("score", "learned"), [(KeyOnly, False), (Additive, True)])
+def test_a_score_without_a_query_has_none_to_learn(score, learned) -> None:
+    pool = AttentionPool(DIM, score=score)
+    assert ("query" in dict(pool.named_parameters())) == learned
+    assert ("query" in pool.state_dict()) == learned

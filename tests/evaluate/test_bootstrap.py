@@ -85,7 +85,8 @@ def test_paired_hits_are_newcombes_example():
 def test_student_quantiles(share):
     for freedom in (1, 2, 3, 4, 7, 30, 99):
         expected = stats.t.ppf(share, freedom)
-        assert t_quantile(share, freedom) == pytest.approx(expected, rel=0.01)
+        error = 0.01 if freedom < 30 else 2e-7  # where each term of the expansion counts
+        assert t_quantile(share, freedom) == pytest.approx(expected, rel=error)
 
 
 def continuous(draw):

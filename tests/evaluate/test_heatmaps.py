@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from vision_attn.evaluate import (
     AverageDrop,
@@ -19,6 +20,7 @@ from vision_attn.evaluate import (
     PointingGame,
     Sparseness,
 )
+from vision_attn.evaluate.per_image import at_size
 from vision_attn.types import Heatmaps
 
 NETWORK = nn.Sequential(nn.Flatten(), nn.Linear(3 * 10 * 14, 3)).eval()
@@ -78,3 +80,13 @@ def test_an_explainer_is_what_the_sanity_checks_take():
             found.append(metric.per_image())
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[3])
+
+
+@pytest.mark.parametrize(
+    ("size", "mode"),
+    [((3, 8), None), ((2, 8), "area"), ((6, 4), "bilinear"), ((5, 11), "bilinear")],
+)
+def test_maps_that_shrink_are_averaged_and_others_interpolated(size, mode):
+    maps = torch.rand(2, 3, 8)
+    expected = maps if mode is None else F.interpolate(maps[:, None], size, mode=mode)[:, 0]
+    torch.testing.assert_close(at_size(maps, size), expected)

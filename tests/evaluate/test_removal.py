@@ -98,3 +98,11 @@ def test_dropped_tokens_are_tokens_that_nobody_attends_to(pool):
         else:
             expected = masked(IMAGES)
         torch.testing.assert_close(dropped[:, step], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_grid_has_at_least_one_row_and_one_column():
+    network = nn.Flatten()
+    assert FilledCells(network, (1, 7)).grid == (1, 7)
+    for grid in ((0, 7), (7, 0)):
+        with pytest.raises(ValueError, match=r"grid must be \(rows, columns\), each at least 1"):
+            FilledCells(network, grid)

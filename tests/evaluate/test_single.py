@@ -129,6 +129,11 @@ def test_there_are_not_more_parts_than_cells(make, expected, network):
         make(FilledCells(network, (2, 3)))
 
 
+def test_one_cell_has_no_parts_to_compare(network):
+    with pytest.raises(ValueError, match=r"removal\.grid must have at least two cells"):
+        SingleDeletion(FilledCells(network, (1, 1)), 1)
+
+
 def test_targets_are_checked(network):
     metric = SaCo(FilledCells(network, (7, 11)))
     with pytest.raises(ValueError, match="target class 5 is out of range"):
