@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from vision_attn.attention import AttentionPool
 from vision_attn.models import ViT
 from vision_attn.runs.diagnosis.results import Finding
 from vision_attn.tokens import record_attention
@@ -34,6 +35,11 @@ def study():
 @pytest.fixture(scope="module")
 def twins():
     yield from loaded("healthy_twins")
+
+
+@pytest.fixture(scope="module")
+def outliers():
+    yield from loaded("outliers")
 
 
 def part(**numbers):
@@ -62,6 +68,36 @@ def test_the_place_is_the_mean_number_of_better_methods(study, network):
     """By deletion, where less is better, C is first; by insertion and in mosaics it is last."""
     places = {m: study.mean_rank(m, [network], ["A", "B", "C"]) for m in "ABC"}
     assert places == pytest.approx({"A": 1 / 3, "B": 1 / 3, "C": 4 / 3})
+
+
+def test_the_evidence_of_a_readout_sums_to_the_logit(outliers):
+    pooled = ViT((16, 24), 8, 7, 12, 2, 3, pool=AttentionPool, class_token=False).double().eval()
+    images = torch.randn(2, 3, 16, 24, dtype=torch.float64)
+    maps = outliers.ReadoutEvidence()(pooled, images, 5, pooled.layout((16, 24)))
+    torch.testing.assert_close(maps.values.sum(dim=(1, 2)), pooled(images)[:, 5].detach().float())
+
+
+def test_a_network_that_reads_a_class_token_has_no_such_evidence(outliers):
+    assert outliers.ReadoutEvidence().refusal(ViT(16, 8, 7, 12, 2, 3)) is not None
+
+
+def test_norms_of_a_level_are_those_of_its_tokens(outliers):
+    network = ViT((16, 24), 8, 7, 12, 2, 3, registers=1).eval()
+    images = torch.randn(2, 3, 16, 24)
+    norms = outliers.norms_by_level(network, images)
+    with torch.no_grad():
+        tokens = network.tokens(images, (2, 3), None)
+        after = network.blocks[0](tokens)
+    assert norms.shape == (2, 3, 6)
+    torch.testing.assert_close(norms[:, 0], tokens[:, 2:].norm(dim=-1))
+    torch.testing.assert_close(norms[:, 1], after[:, 2:].norm(dim=-1))
+
+
+def test_outliers_are_counted_by_their_photo(outliers):
+    """Of two photos one has one patch of three times the median, at the border."""
+    norms = torch.full((2, 9), 2.0)
+    norms[1, 3] = 6.0
+    assert outliers.row(norms, 4) == ["4", "2.0", "2.00", "5.56%", "50%", "100%"]
 
 
 def test_a_threshold_stands_or_moves_half_way_to_the_fault(twins):
