@@ -99,7 +99,6 @@ class FeaturePictures:
         """Paint the cosine with one patch of the first photo on each: NAME.similarity.png.
 
         Args:
-            photos: The photos, by their names.
             place: (x, y), shares of the network's input.
 
         Raises:
