@@ -73,7 +73,9 @@ MASKS = {
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("score", DOT_PRODUCTS)
-def test_the_fused_path_gives_what_the_definition_gives(score, mask: Tensor | None) -> None:
+def test_the_fused_path_gives_what_the_definition_gives(
+    score: Callable[..., Score], mask: Tensor | None
+) -> None:
     attend = Attend(score(head_dim=D, heads=HEADS), Softmax(0.7))
     q, k, v = (x.requires_grad_() for x in qkv())
     fast, plain = attend(q, k, v, mask), attend.weights(q, k, mask) @ v
@@ -90,7 +92,10 @@ def test_the_fused_path_gives_what_the_definition_gives(score, mask: Tensor | No
 
 
 @pytest.mark.parametrize("score", DOT_PRODUCTS)
-def test_every_dot_product_reaches_the_fused_kernel(score, monkeypatch) -> None:
+def test_every_dot_product_reaches_the_fused_kernel(
+    score: Callable[..., Score],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls = []
     kernel = F.scaled_dot_product_attention
     monkeypatch.setattr(
@@ -101,7 +106,7 @@ def test_every_dot_product_reaches_the_fused_kernel(score, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("part", [1, 100, 1 << 20])
-def test_both_kernels_give_the_same(part: int, monkeypatch) -> None:
+def test_both_kernels_give_the_same(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vision_attn.attention.kernels.PART", part)
     q, k, v = (x.requires_grad_() for x in qkv())
     a, b = by_products(q, k, v, 0.0, 0.3), fused(q, k, v, None, 0.0, 0.3)
@@ -169,6 +174,7 @@ def test_any_parts_go_together(
     mask = MASKS["random"]
     weights = attend.weights(q, k, mask)
     assert weights.shape == (B, HEADS, I, J)
+    assert mask is not None
     assert (weights[~mask] == 0).all()
     context = attend(q, k, v, mask)
     torch.testing.assert_close(context, weights @ v)

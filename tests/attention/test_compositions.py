@@ -1,6 +1,8 @@
 """Hops, hierarchies and co-attention, each against its formula in plain loops."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +38,7 @@ def softmax(scores: list[Tensor]) -> list[Tensor]:
     return [torch.exp(score) / total for score in scores]
 
 
-def additive(score: Additive, q: Tensor, keys: Tensor) -> list[Tensor]:
+def additive(score: Any, q: Tensor, keys: Tensor) -> list[Tensor]:
     """The weights of one query over the keys."""
     w_q, w_k, v = score.query_proj.weight[0], score.key_proj.weight[0], score.energy.weight[0, :, 0]
     return softmax([v @ torch.tanh(q @ w_q + k @ w_k) for k in keys])
@@ -149,14 +151,14 @@ def test_target_guided() -> None:
         torch.testing.assert_close(attention(target, sentence)[b], mean(weights, sentence[b]))
 
 
-def alternating(m: AlternatingCoAttention, q: Tensor, k: Tensor) -> tuple[list, list]:
+def alternating(m: AlternatingCoAttention, q: Tensor, k: Tensor) -> tuple[list[Any], list[Any]]:
     summary = mean(key_only(m.alone.score, q), q)
     b = additive(m.over_keys.score, summary, k)
     return additive(m.over_queries.score, mean(b, k), q), b
 
 
-def interactive(m: InteractiveAttention, q: Tensor, k: Tensor) -> tuple[list, list]:
-    def weights(score: nn.Module, query: Tensor, keys: Tensor) -> list[Tensor]:
+def interactive(m: InteractiveAttention, q: Tensor, k: Tensor) -> tuple[list[Any], list[Any]]:
+    def weights(score: nn.Module, query: Any, keys: Tensor) -> list[Tensor]:
         w, bias = score.query_proj.weight[0], score.bias[0, 0, 0]
         return softmax([torch.tanh(query @ w @ key + bias) for key in keys])
 
@@ -164,7 +166,7 @@ def interactive(m: InteractiveAttention, q: Tensor, k: Tensor) -> tuple[list, li
     return weights(m.over_queries.score, mean_k, q), weights(m.over_keys.score, mean_q, k)
 
 
-def parallel(m: ParallelCoAttention, q: Tensor, k: Tensor) -> tuple[list, list]:
+def parallel(m: ParallelCoAttention, q: Tensor, k: Tensor) -> tuple[list[Any], list[Any]]:
     affinity = [[torch.tanh((m.affinity.weight @ x) @ y) for y in k] for x in q]
     w_q, w_k = m.query_proj.weight, m.key_proj.weight
     a, b = [], []
@@ -177,21 +179,21 @@ def parallel(m: ParallelCoAttention, q: Tensor, k: Tensor) -> tuple[list, list]:
     return softmax(a), softmax(b)
 
 
-def max_pool(m: MaxPoolCoAttention, q: Tensor, k: Tensor) -> tuple[list, list]:
+def max_pool(m: MaxPoolCoAttention, q: Tensor, k: Tensor) -> tuple[list[Any], list[Any]]:
     energy = [[torch.tanh((m.affinity.weight @ x) @ y) for y in k] for x in q]
     a = [max(row) for row in energy]
     b = [max(row[j] for row in energy) for j in range(len(k))]
     return softmax(a), softmax(b)
 
 
-def over_attention(m: AttentionOverAttention, q: Tensor, k: Tensor) -> tuple[list, list]:
+def over_attention(m: AttentionOverAttention, q: Tensor, k: Tensor) -> tuple[list[Any], list[Any]]:
     alpha = [softmax([x @ y for y in k]) for x in q]
     beta = [softmax([x @ y for x in q]) for y in k]
     a = [sum(row[i] for row in beta) / len(k) for i in range(len(q))]
     return a, [sum(a[i] * alpha[i][j] for i in range(len(q))) for j in range(len(k))]
 
 
-FORMULAS = [
+FORMULAS: list[tuple[Callable[..., nn.Module], Callable[..., tuple[list[Any], list[Any]]]]] = [
     (partial(AlternatingCoAttention, hidden_dim=13), alternating),
     (InteractiveAttention, interactive),
     (partial(ParallelCoAttention, hidden_dim=13), parallel),
@@ -201,7 +203,10 @@ FORMULAS = [
 
 
 @pytest.mark.parametrize(("make", "formula"), FORMULAS)
-def test_co_attention(make, formula) -> None:
+def test_co_attention(
+    make: Callable[..., nn.Module],
+    formula: Callable[..., tuple[list[Any], list[Any]]],
+) -> None:
     attention = randomized(make(D))
     queries, keys = torch.randn(B, I, D), torch.randn(B, J, D)
     a, b = attention.weights(queries, keys)
@@ -215,7 +220,7 @@ def test_co_attention(make, formula) -> None:
 
 
 @pytest.mark.parametrize("make", [make for make, _ in FORMULAS])
-def test_co_attention_leaves_out_what_does_not_exist(make) -> None:
+def test_co_attention_leaves_out_what_does_not_exist(make: Any) -> None:
     attention: CoAttention = make(D)
     queries, keys = torch.randn(B, I, D, requires_grad=True), torch.randn(B, J, D)
     query_mask = torch.tensor([True, False, True, True, False]).expand(B, I)
@@ -242,7 +247,7 @@ def test_co_attention_leaves_out_what_does_not_exist(make) -> None:
 
 
 def test_ensemble_concatenates_the_contexts() -> None:
-    members = [make(D) for make, _ in FORMULAS]
+    members: list[Any] = [make(D) for make, _ in FORMULAS]
     ensemble = CoAttentionEnsemble(*members)
     queries, keys = torch.randn(B, I, D), torch.randn(B, J, D)
     of_queries, of_keys = ensemble(queries, keys)
@@ -255,7 +260,7 @@ def test_ensemble_concatenates_the_contexts() -> None:
 
 
 @pytest.mark.parametrize("make", [make for make, _ in FORMULAS])
-def test_co_attention_gradients(make) -> None:
+def test_co_attention_gradients(make: Any) -> None:
     attention = make(2)
     queries, keys = torch.randn(1, 2, 2), torch.randn(1, 3, 2)
     inputs = (queries.requires_grad_(), keys.requires_grad_())

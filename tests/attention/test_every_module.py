@@ -1,5 +1,6 @@
 """Every module compiles as one graph, exports, and works under autocast and in bfloat16."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -47,7 +48,7 @@ CO_ATTENTION = [
     att.MaxPoolCoAttention,
     att.AttentionOverAttention,
 ]
-READOUTS = [
+READOUTS: list[Callable[..., nn.Module]] = [
     att.ClassToken,
     att.MeanPool,
     att.AttentionPool,
@@ -109,7 +110,7 @@ def _float32(_float64: None) -> None:
 
 def total(results: Tensor | list[Tensor] | tuple[Tensor, ...]) -> Tensor:
     results = [results] if isinstance(results, Tensor) else results
-    return sum(result.float().square().sum() for result in results)
+    return torch.stack([result.float().square().sum() for result in results]).sum()
 
 
 @pytest.mark.compiled

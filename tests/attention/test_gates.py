@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import timm
@@ -26,7 +27,7 @@ B, C, H, W = 2, 17, 5, 7
 GATES = [SqueezeExcite, ChannelGate, SpatialGate, SpatialMask, CBAM, NoGate]
 
 
-def features(**options) -> Tensor:
+def features(**options: Any) -> Tensor:
     return torch.randn(B, C, H, W, **options)
 
 
@@ -54,9 +55,11 @@ def test_squeeze_excite_rounds_its_width_as_timm(channels: int) -> None:
 def test_squeeze_excite_is_the_formula_for_every_element() -> None:
     gate, x = SqueezeExcite(C, reduction=4), features()
     assert gate.fc1.out_channels == 4
+    assert gate.fc1.bias is not None
+    assert gate.fc2.bias is not None
     w1, w2 = gate.fc1.weight[:, :, 0, 0], gate.fc2.weight[:, :, 0, 0]
     for b in range(B):
-        mean = torch.stack([sum(x[b, c].flatten()) / (H * W) for c in range(C)])
+        mean = torch.stack([x[b, c].flatten().sum() / (H * W) for c in range(C)])
         s = torch.sigmoid(w2 @ (w1 @ mean + gate.fc1.bias).relu() + gate.fc2.bias)
         torch.testing.assert_close(gate.gate(x)[b, :, 0, 0], s)
         torch.testing.assert_close(gate(x)[b], s[:, None, None] * x[b])
@@ -77,6 +80,7 @@ def test_cbam_is_timms() -> None:
 
 def test_spatial_mask_is_the_formula() -> None:
     gate, x = SpatialMask(C, hidden=3), features()
+    assert gate.conv2.bias is not None
     hidden = nn.functional.conv2d(x, gate.conv1.weight, gate.conv1.bias, padding=1).relu()
     mask = torch.sigmoid((gate.conv2.weight[0, :, 0, 0, None, None] * hidden).sum(1, keepdim=True))
     bias = torch.logit(mask) + gate.conv2.bias
@@ -106,7 +110,9 @@ def test_neutral_gates_let_everything_through_and_still_learn(make: type[Gate]) 
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_channel_scaling_gradients(layout: torch.memory_format, monkeypatch) -> None:
+def test_channel_scaling_gradients(
+    layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x = torch.randn(3, 2, 3, 2).to(memory_format=layout).requires_grad_()
     scale = torch.rand(3, 2, 1, 1, requires_grad=True)
     for chunk in (1, 1 << 18):
@@ -159,7 +165,7 @@ COUNTS = {
 
 @pytest.mark.parametrize("gate", [SqueezeExcite, CBAM])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_gates_go_into_any_cnn_without_changing_its_outputs(name: str, gate) -> None:
+def test_gates_go_into_any_cnn_without_changing_its_outputs(name: str, gate: Any) -> None:
     torch.set_default_dtype(torch.float32)
     network = NETWORKS[name]().train()
     names = set(network.state_dict())

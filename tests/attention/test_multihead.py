@@ -1,6 +1,7 @@
 """Multi-head and multi-dimensional attention against torch's, timm's, and the formula."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import timm.layers
@@ -32,7 +33,7 @@ def torchs_own(ours: MultiHeadAttention) -> nn.MultiheadAttention:
     return theirs
 
 
-def randomized(module: nn.Module) -> nn.Module:
+def randomized(module: nn.Module) -> Any:
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.5)
     return module
@@ -103,7 +104,8 @@ def test_the_layout_reaches_the_window() -> None:
 
 def test_dropouts() -> None:
     x = torch.randn(B, N, DIM)
-    for options in ({"dropout": 0.5}, {"proj_dropout": 0.5}):
+    cases: list[dict[str, Any]] = [{"dropout": 0.5}, {"proj_dropout": 0.5}]
+    for options in cases:
         ours = MultiHeadAttention(DIM, HEADS, **options)
         assert not torch.equal(ours(x), ours(x))
         ours.eval()

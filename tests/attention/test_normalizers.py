@@ -1,5 +1,8 @@
 """Every normaliser against its formula, the entmax package, and the rules for masks."""
 
+from collections.abc import Callable
+from typing import Any
+
 import entmax
 import pytest
 import torch
@@ -14,7 +17,7 @@ from vision_attn.attention import (
     Softmax,
     Sparsemax,
 )
-from vision_attn.attention.sparse import entmax_threshold
+from vision_attn.attention.sparse import SparseNormalizer, entmax_threshold
 
 ALL = [Softmax(), Softmax(0.3), Sigmoid(), Sparsemax(), Entmax15(), Hard(), SampledHard()]
 SUM_TO_ONE = [n for n in ALL if not isinstance(n, Sigmoid)]
@@ -56,7 +59,9 @@ def entmax15_by_bisection(z: Tensor) -> Tensor:
         (Entmax15(), entmax15_by_bisection, entmax.entmax15),
     ],
 )
-def test_sparse_normalizers_are_exact(ours, rowwise, package, spread: float) -> None:
+def test_sparse_normalizers_are_exact(
+    ours: SparseNormalizer, rowwise: Callable[..., Tensor], package: Any, spread: float
+) -> None:
     scores = spread * torch.randn(31, 23)
     weights = ours(scores)
     torch.testing.assert_close(weights, torch.stack([rowwise(row) for row in scores]))

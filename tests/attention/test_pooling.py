@@ -1,6 +1,8 @@
 """Readouts: from tokens to one vector, and what each token counted for."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +32,7 @@ B, DIM = 2, 6
 LAYOUT = TokenLayout(2, (5, 7))
 N = LAYOUT.tokens
 
-READOUTS = [
+READOUTS: list[Callable[..., nn.Module]] = [
     ClassToken,
     MeanPool,
     AttentionPool,
@@ -47,7 +49,7 @@ READOUTS = [
 
 
 @pytest.mark.parametrize("make", READOUTS)
-def test_every_readout_gives_one_vector_and_its_weights(make) -> None:
+def test_every_readout_gives_one_vector_and_its_weights(make: Any) -> None:
     readout: Readout = make(dim=DIM)
     tokens = torch.randn(B, N, DIM, requires_grad=True)
     vector = readout(tokens, layout=LAYOUT)
@@ -64,7 +66,7 @@ def test_every_readout_gives_one_vector_and_its_weights(make) -> None:
 
 
 @pytest.mark.parametrize("make", READOUTS[1:])
-def test_tokens_that_do_not_exist_count_for_nothing(make) -> None:
+def test_tokens_that_do_not_exist_count_for_nothing(make: Any) -> None:
     readout: Readout = make(dim=DIM)
     tokens = torch.randn(B, N, DIM)
     exists = torch.rand(B, N) > 0.4

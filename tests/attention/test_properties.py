@@ -1,11 +1,14 @@
 """What holds for all scores, normalisers and windows, on inputs that hypothesis draws."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.strategies import DataObject
 from torch import Tensor
 
 from vision_attn.attention import (
@@ -28,7 +31,9 @@ from vision_attn.attention import (
     LocalPredictive,
     Location,
     MultiDimAdditive,
+    Normalizer,
     ScaledDot,
+    Score,
     Sigmoid,
     Softmax,
     Sparsemax,
@@ -65,7 +70,9 @@ def tokens(seed: int, n: int, spread: float = 1.0) -> Tensor:
 @pytest.mark.parametrize("normalizer", SUM_TO_ONE)
 @few
 @given(seed=seeds, n=lengths, spread=spreads, data=st.data())
-def test_weights_sum_to_one(normalizer, seed: int, n: int, spread: float, data) -> None:
+def test_weights_sum_to_one(
+    normalizer: Callable[..., Normalizer], seed: int, n: int, spread: float, data: DataObject
+) -> None:
     exist = data.draw(st.lists(st.integers(0, n), min_size=2, max_size=2))
     mask = padding_mask(torch.tensor(exist), n)
     weights = Attend(Dot(D), normalizer()).weights(
@@ -79,7 +86,9 @@ def test_weights_sum_to_one(normalizer, seed: int, n: int, spread: float, data) 
 @pytest.mark.parametrize("score", RELATIVE)
 @few
 @given(seed=seeds, n=st.integers(2, 12), data=st.data())
-def test_the_score_of_a_key_depends_on_no_other_key(score, seed: int, n: int, data) -> None:
+def test_the_score_of_a_key_depends_on_no_other_key(
+    score: Callable[..., Score], seed: int, n: int, data: DataObject
+) -> None:
     i = data.draw(st.integers(0, n - 1))
     score, q, k = score(D), tokens(seed, 5), tokens(seed + 1, n)
     other = tokens(seed + 2, n + 3)
@@ -91,7 +100,9 @@ def test_the_score_of_a_key_depends_on_no_other_key(score, seed: int, n: int, da
 @pytest.mark.parametrize("normalizer", [*SUM_TO_ONE, Sigmoid])
 @settings(few, max_examples=5)
 @given(seed=seeds, n=lengths)
-def test_the_order_of_the_memory_does_not_matter(score, normalizer, seed: int, n: int) -> None:
+def test_the_order_of_the_memory_does_not_matter(
+    score: Callable[..., Score], normalizer: Any, seed: int, n: int
+) -> None:
     attend = Attend(score(D), normalizer())
     q, k, v = tokens(seed, 5), tokens(seed + 1, n), tokens(seed + 2, n)
     order = torch.randperm(n)
@@ -151,7 +162,7 @@ def test_local_predictive_only_takes_away(seed: int, n: int, radius: int) -> Non
 @few
 @given(seed=seeds, i=lengths, j=lengths, spread=spreads)
 def test_attention_over_attention_sums_to_one(
-    score, seed: int, i: int, j: int, spread: float
+    score: Callable[..., Score], seed: int, i: int, j: int, spread: float
 ) -> None:
     attention = AttentionOverAttention(D, score=score)
     a, b = attention.weights(tokens(seed, i, spread)[:, 0], tokens(seed + 1, j)[:, 0])

@@ -8,14 +8,14 @@ from vision_attn.attention import QuadraticAttention
 
 
 @pytest.mark.parametrize(("kernel", "bias"), [(3, True), (3, False), (5, True), (1, True)])
-def test_quadratic_attention_is_the_convolution(kernel: int, bias: bool):
+def test_quadratic_attention_is_the_convolution(kernel: int, bias: bool) -> None:
     conv = nn.Conv2d(5, 7, kernel, padding=kernel // 2, bias=bias)
     images = torch.randn(2, 5, 11, 13)
     attention = QuadraticAttention.from_conv(conv)
     torch.testing.assert_close(attention(images), conv(images), atol=1e-4, rtol=0)
 
 
-def test_each_head_looks_at_one_neighbour():
+def test_each_head_looks_at_one_neighbour() -> None:
     weights = QuadraticAttention.from_conv(nn.Conv2d(2, 3, 3, padding=1)).weights((4, 6))
     assert weights.shape == (9, 24, 48)
     torch.testing.assert_close(weights.sum(-1), torch.ones(9, 24))
@@ -26,7 +26,7 @@ def test_each_head_looks_at_one_neighbour():
             assert weights[head, pixel, there] > 1 - 1e-6
 
 
-def test_the_weights_are_the_formula():
+def test_the_weights_are_the_formula() -> None:
     attention = QuadraticAttention(2, 3, heads=2, margin=1)
     weights = attention.weights((2, 3))
     keys = [(y, x) for y in range(-1, 3) for x in range(-1, 4)]
@@ -37,7 +37,7 @@ def test_the_weights_are_the_formula():
             torch.testing.assert_close(weights[head, i], torch.stack(scores).softmax(0))
 
 
-def test_less_locality_is_a_blur():
+def test_less_locality_is_a_blur() -> None:
     conv, images = nn.Conv2d(3, 4, 3, padding=1), torch.randn(1, 3, 9, 9)
     off = [
         (QuadraticAttention.from_conv(conv, a)(images) - conv(images)).abs().max()
@@ -46,7 +46,7 @@ def test_less_locality_is_a_blur():
     assert off[0] > off[1] > off[2]
 
 
-def test_shift_and_locality_learn():
+def test_shift_and_locality_learn() -> None:
     attention = QuadraticAttention(3, 4, heads=5)
     attention(torch.randn(1, 3, 6, 5)).square().sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in attention.parameters())
@@ -64,12 +64,12 @@ def test_shift_and_locality_learn():
         nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"),
     ],
 )
-def test_other_convolutions_are_refused(conv: nn.Conv2d):
+def test_other_convolutions_are_refused(conv: nn.Conv2d) -> None:
     with pytest.raises(ValueError, match="expected an odd, square kernel, stride 1"):
         QuadraticAttention.from_conv(conv)
 
 
-def test_bad_sizes_are_refused():
+def test_bad_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="heads must be at least 1, got 0"):
         QuadraticAttention(2, 3, heads=0)
     with pytest.raises(ValueError, match="margin must be at least 0, got -1"):

@@ -1,5 +1,7 @@
 """Rotary positions against rotations of complex numbers in float64."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ LAYOUT = TokenLayout(prefix=2, grid=(3, 5), pool="cls", class_token=True)
 N, DIM, HEADS = 17, 24, 3
 
 
-def attention(**options) -> RotaryAttention:
+def attention(**options: Any) -> RotaryAttention:
     torch.manual_seed(2)
     return RotaryAttention(DIM, HEADS, **options).double()
 

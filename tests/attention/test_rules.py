@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ def joined(results: Tensor | tuple[Tensor, ...]) -> Tensor:
     return torch.cat([result.flatten() for result in results])
 
 
-def check_gradients(module: nn.Module, *inputs: Tensor, **options: object) -> None:
+def check_gradients(module: nn.Module, *inputs: Tensor, **options: Any) -> None:
     """By inputs and parameters, away from the start values, some of which are 0."""
     parameters = {name: torch.randn_like(p) for name, p in module.named_parameters()}
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from vision_attn.attention import (
     Score,
 )
 
-Pair = Callable[[Score, int, Tensor, Tensor, int], Tensor]  # score, head, q_i, k_j, j
+Pair = Callable[[Any, int, Tensor, Tensor, int], Tensor]  # score, head, q_i, k_j, j
 
 B, HEADS, I, J, D = 2, 3, 5, 7, 11
 
@@ -38,6 +39,7 @@ def general(s: General, h: int, q: Tensor, k: Tensor, j: int) -> Tensor:
 
 
 def biased_general(s: BiasedGeneral, h: int, q: Tensor, k: Tensor, j: int) -> Tensor:
+    assert s.query_proj.bias is not None
     return k @ (s.query_proj.weight[h].T @ q + s.query_proj.bias[h, 0])
 
 
@@ -60,10 +62,12 @@ def additive(s: Additive, h: int, q: Tensor, k: Tensor, j: int) -> Tensor:
 
 
 def deep(s: Deep, h: int, q: Tensor, k: Tensor, j: int) -> Tensor:
+    assert s.key_proj.bias is not None
     e = s.key_proj.weight[h].T @ k + s.query_proj.weight[h].T @ q + s.key_proj.bias[h, 0]
     e = s.activation(e)
     for layer in s.hidden:
         e = s.activation(layer.weight[h].T @ e + layer.bias[h, 0])
+    assert s.energy.bias is not None
     return s.energy.weight[h, :, 0] @ e + s.energy.bias[h, 0, 0]
 
 
@@ -128,7 +132,9 @@ def test_multidim_additive_has_a_score_for_every_view(
     assert scores.shape == (B, 5, I, J)
     for b, i, j in product(range(B), range(I), range(J)):
         hidden = score.key_proj.weight[0].T @ k[b, 0, j] + score.query_proj.weight[0].T @ q[b, 0, i]
+        assert score.query_proj.bias is not None
         hidden = activation()(hidden + (score.query_proj.bias[0, 0] if bias else 0))
+        assert score.energy.bias is not None
         views = score.energy.weight[0].T @ hidden + (score.energy.bias[0, 0] if bias else 0)
         torch.testing.assert_close(scores[b, :, i, j], views)
 

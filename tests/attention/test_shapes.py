@@ -6,7 +6,7 @@ import torch
 from vision_attn.attention.shapes import broadcast_shape
 
 
-def test_shapes_broadcast_as_torchs_do():
+def test_shapes_broadcast_as_torchs_do() -> None:
     draw, fitting = random.Random(0), 0
     for _ in range(300):
         shapes = [
@@ -27,6 +27,6 @@ def test_shapes_broadcast_as_torchs_do():
     assert 100 < fitting < 290
 
 
-def test_shapes_that_do_not_fit_are_named():
+def test_shapes_that_do_not_fit_are_named() -> None:
     with pytest.raises(ValueError, match=r"do not broadcast: \(2, 3\), torch.Size\(\[5, 1\]\)"):
         broadcast_shape((2, 3), torch.Size([5, 1]))

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from math import ceil, exp, inf
+from typing import Any
 
 import pytest
 import torch
@@ -40,6 +41,7 @@ def test_local_monotonic_sees_the_positions_around_its_own() -> None:
         assert gain is None
         for i in range(queries):
             for j in range(keys):
+                assert mask is not None
                 assert mask[i, j] == (abs(j - i * keys / queries) <= 2)
 
 
@@ -103,7 +105,13 @@ def test_the_gradient_of_local_predictive_reaches_the_position() -> None:
 
 
 def by_definition(
-    window: Window, q: Tensor, k: Tensor, v: Tensor, mask=None, layout=None, score=None
+    window: Window,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    layout: TokenLayout | None = None,
+    score: Score | None = None,
 ) -> Tensor:
     attend = Attend(ScaledDot(D) if score is None else score, window=window)
     return attend.weights(q, k, mask, layout) @ v
@@ -120,7 +128,9 @@ def masks(n: int, keys: int | None = None) -> dict[str, Tensor | None]:
     ("size", "reach", "prefix"),
     [((11, 13), (2, 2), 1), ((7, 5), (1, 3), 0), ((29, 1), (5, 0), 2), ((4, 9), (3, 0), 1)],
 )
-def test_tiles_give_what_the_definition_gives(size, reach, prefix: int, make) -> None:
+def test_tiles_give_what_the_definition_gives(
+    size: tuple[int, int], reach: tuple[int, int], prefix: int, make: Callable[..., Score]
+) -> None:
     grid = Grid(Axis.of(size[0], reach[0]), Axis.of(size[1], reach[1]))
     n = prefix + size[0] * size[1]
     near = torch.nn.functional.pad(grid.near(torch.device("cpu")), (prefix, 0, prefix, 0), value=1)
@@ -180,7 +190,11 @@ LONG: dict[str, tuple[Callable[..., Window], int, int, TokenLayout | None]] = {
 @pytest.mark.parametrize("make", [ScaledDot, General, Additive, MultiDimAdditive])
 @pytest.mark.parametrize(("window", "queries", "keys", "layout"), LONG.values(), ids=LONG)
 def test_long_inputs_take_the_short_way_to_the_same_result(
-    window, queries: int, keys: int, layout, make: Callable[..., Score]
+    window: Callable[..., Window],
+    queries: int,
+    keys: int,
+    layout: TokenLayout | None,
+    make: Callable[..., Score],
 ) -> None:
     score, window = make(D, heads=HEADS), window(head_dim=D, heads=1)
     one_head = make in (General, MultiDimAdditive)  # views: one head of queries and keys
@@ -212,7 +226,9 @@ class Largest(TorchDispatchMode):
 
     numbers = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         made = result if isinstance(result, tuple | list) else [result]
         sizes = [x.untyped_storage().nbytes() // x.itemsize for x in made if isinstance(x, Tensor)]
@@ -245,11 +261,11 @@ def test_flex_attention_agrees() -> None:
     n = rows * columns
     q, k, v = (torch.randn(1, 2, n, 16) for _ in range(3))
 
-    def near_on_grid(b, h, i, j):
+    def near_on_grid(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         y, x = i // columns - j // columns, i % columns - j % columns
         return (y.abs() <= radius) & (x.abs() <= radius)
 
-    def near_in_line(b, h, i, j):
+    def near_in_line(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (i - j).abs() <= radius
 
     for window, near in (
