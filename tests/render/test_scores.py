@@ -18,7 +18,7 @@ def of_colour(picture: np.ndarray, colour: str) -> np.ndarray:
     return (picture == rgb).all(-1)
 
 
-def test_every_method_has_a_small_figure_on_one_scale():
+def test_every_method_has_a_small_figure_on_one_scale() -> None:
     panels = [panel(f"Method{i} $x^2$", 0.2) for i in range(5)]
     picture = small_curves(panels, panels[:1], "Title", "share")
     height, width = picture.shape[:2]
@@ -34,7 +34,7 @@ def test_every_method_has_a_small_figure_on_one_scale():
         small_curves([], [], "Title", "x")
 
 
-def test_best_and_worst_hold_the_pictures_side_by_side():
+def test_best_and_worst_hold_the_pictures_side_by_side() -> None:
     good, bad = PHOTO.copy(), PHOTO.copy()
     good[:], bad[:] = (0, 255, 0), (255, 0, 255)
     rows = [Ranked(f"Method{i}", "mean .5", [(good, "a")] * 3, [(bad, "b")] * 3) for i in range(2)]
@@ -49,7 +49,7 @@ def test_best_and_worst_hold_the_pictures_side_by_side():
         best_and_worst([], "Title")
 
 
-def test_an_outline_follows_the_mask():
+def test_an_outline_follows_the_mask() -> None:
     mask = np.zeros((8, 12), bool)
     mask[2:6, 3:9] = True
     drawn = outlined(PHOTO, mask, colours=[(255, 0, 0)])
