@@ -1,5 +1,8 @@
 """Deletion and insertion of any number that a network gives; targets that are none are refused."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -15,6 +18,7 @@ from vision_attn.evaluate import (
     PositivePerturbation,
     Removal,
 )
+from vision_attn.evaluate.faithfulness import RemovalCurve
 from vision_attn.methods import Difference, PerImage, Similarity
 from vision_attn.models import ViT
 
@@ -23,17 +27,17 @@ MAPS = torch.rand(2, 2, 3)
 CLASSES = 5
 
 
-def network():
+def network() -> nn.Sequential:
     torch.manual_seed(1)
     return nn.Sequential(nn.Conv2d(3, 7, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
                          nn.Linear(7, CLASSES)).eval()  # fmt: skip
 
 
-def in_a_dict(images):
+def in_a_dict(images: Any) -> dict[Any, Any]:
     return {"aux": images.mean((2, 3)), "scores": network()(images)}
 
 
-def by_hand(kind, number, steps):
+def by_hand(kind: Any, number: Callable[..., Any], steps: int) -> torch.Tensor:
     """The area under the number of each image as 4x4 cells become grey, cell by cell."""
     areas = []
     for image, values in zip(IMAGES, MAPS, strict=True):
@@ -52,11 +56,13 @@ def by_hand(kind, number, steps):
 
 
 @pytest.mark.parametrize("kind", [Deletion, Insertion])
-def test_curves_follow_a_function_of_whatever_the_network_gives(kind):
+def test_curves_follow_a_function_of_whatever_the_network_gives(
+    kind: Callable[..., RemovalCurve],
+) -> None:
     metric = kind(FilledCells(in_a_dict, grid=(2, 3), rows=5), steps=3)
     metric.update(IMAGES, MAPS, lambda output: output["scores"][:, 3] - output["aux"][:, 0])
 
-    def number(images):
+    def number(images: Any) -> Any:
         output = in_a_dict(images)
         return output["scores"][:, 3] - output["aux"][:, 0]
 
@@ -64,7 +70,7 @@ def test_curves_follow_a_function_of_whatever_the_network_gives(kind):
         torch.testing.assert_close(metric.per_image(), by_hand(kind, number, 3))
 
 
-def test_each_image_has_a_target_of_its_own():
+def test_each_image_has_a_target_of_its_own() -> None:
     targets = PerImage((Difference(3, 1), Similarity(torch.arange(1.0, 6.0))))
     metric = Deletion(FilledCells(network(), grid=(2, 3), rows=5), steps=3)
     metric.update(IMAGES, MAPS, targets)
@@ -74,7 +80,7 @@ def test_each_image_has_a_target_of_its_own():
         torch.testing.assert_close(metric.per_image()[i], alone.per_image()[0])
 
 
-def test_numbers_of_dropped_tokens_and_of_a_removal_of_ones_own():
+def test_numbers_of_dropped_tokens_and_of_a_removal_of_ones_own() -> None:
     torch.manual_seed(0)
     vit = ViT((8, 12), 4, CLASSES, 12, 1, 3).eval()
     removal = DroppedTokens(vit.forward_kept_tokens, (2, 3))
@@ -87,7 +93,7 @@ def test_numbers_of_dropped_tokens_and_of_a_removal_of_ones_own():
     class Count(Removal):
         grid, least = (2, 3), 0
 
-        def logits(self, images, order, counts):
+        def logits(self, images: torch.Tensor, order: Any, counts: Any) -> torch.Tensor:
             return torch.tensor(counts).float().view(1, -1, 1) * images.mean((2, 3))[:, None]
 
     numbers = Count().numbers(IMAGES, order, [0, 2], PerImage((Difference(2, 0), Difference(1, 0))))
@@ -96,7 +102,7 @@ def test_numbers_of_dropped_tokens_and_of_a_removal_of_ones_own():
     torch.testing.assert_close(numbers, torch.stack([0 * differences, 2 * differences], dim=1))
 
 
-def test_probabilities_may_be_other_than_a_softmax():
+def test_probabilities_may_be_other_than_a_softmax() -> None:
     removal = FilledCells(network(), grid=(2, 3))
     metric = Deletion(removal, steps=3, probabilities=torch.sigmoid)
     metric.update(IMAGES, MAPS, 4)
@@ -109,7 +115,7 @@ def test_probabilities_may_be_other_than_a_softmax():
     torch.testing.assert_close(drop.per_image(), ((whole - half) / whole).clamp(min=0).detach())
 
 
-def metrics():
+def metrics() -> list[Any]:
     removal = FilledCells(network(), grid=(2, 3))
     curves = Deletion, Insertion, PositivePerturbation, NegativePerturbation
     return [*(kind(removal, steps=2) for kind in curves),
@@ -129,13 +135,13 @@ def metrics():
         (None, "target must be class indices or a function, got NoneType"),
     ],
 )
-def test_targets_that_are_no_classes_are_refused(metric, target, message):
+def test_targets_that_are_no_classes_are_refused(metric: Any, target: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         metric.update(IMAGES, MAPS, target)
 
 
 @pytest.mark.parametrize("metric", metrics(), ids=lambda metric: type(metric).__name__)
-def test_one_class_for_all_and_lists_are_targets(metric):
+def test_one_class_for_all_and_lists_are_targets(metric: Any) -> None:
     metric.update(IMAGES, MAPS, 3)
     metric.update(IMAGES, MAPS, [3, 3])
     metric.update(IMAGES, MAPS, torch.tensor([3, 3]))
@@ -146,7 +152,7 @@ def test_one_class_for_all_and_lists_are_targets(metric):
         metric.update(IMAGES, MAPS[:1], 3)
 
 
-def test_accuracy_is_of_classes_alone():
+def test_accuracy_is_of_classes_alone() -> None:
     for kind in (PositivePerturbation, NegativePerturbation):
         with pytest.raises(ValueError, match=f"{kind.__name__}: target must be class indices"):
             kind(FilledCells(network(), (2, 3))).update(IMAGES, MAPS, Difference(1, 0))

@@ -1,7 +1,9 @@
 """Confidence intervals against scipy's, published numbers, and how often they hold the truth."""
 
+from collections.abc import Callable
 from math import sqrt
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,11 +11,11 @@ import torch
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from vision_attn.evaluate import auc, auc_interval, bca, paired_bootstrap, paired_wilson, wilson
-from vision_attn.evaluate.bootstrap import t_quantile
+from vision_attn.evaluate import auc, auc_interval, paired_bootstrap, wilson
+from vision_attn.evaluate.bootstrap import bca, paired_wilson, t_quantile
 
 
-def test_the_interval_is_the_normal_one_for_many_images():
+def test_the_interval_is_the_normal_one_for_many_images() -> None:
     b = torch.randn(400) * 5
     a = b + 0.3 + torch.randn(400)
     difference = paired_bootstrap(a, b)
@@ -27,7 +29,7 @@ def test_the_interval_is_the_normal_one_for_many_images():
 
 @pytest.mark.parametrize("n", [20, 40, 150])
 @pytest.mark.parametrize("level", [0.8, 0.9])
-def test_bca_is_scipys_at_the_level_for_few_values(n, level):
+def test_bca_is_scipys_at_the_level_for_few_values(n: int, level: float) -> None:
     values = torch.empty(n, dtype=torch.float64).exponential_() ** 1.3
     edge = sqrt(n / (n - 1)) * stats.t.ppf((1 + level) / 2, n - 1)
     theirs = stats.bootstrap(
@@ -44,7 +46,7 @@ def test_bca_is_scipys_at_the_level_for_few_values(n, level):
     assert ours.high - values.mean() > 1.05 * (values.mean() - ours.low)  # skewed, as the values
 
 
-def test_the_interval_of_skewed_differences_is_scipys_bca():
+def test_the_interval_of_skewed_differences_is_scipys_bca() -> None:
     """Of 100 images; percentiles of the resampled means lie a third of an error lower."""
     values = torch.empty(100, dtype=torch.float64).exponential_() ** 1.3
     edge = sqrt(100 / 99) * stats.t.ppf(0.975, 99)
@@ -63,13 +65,13 @@ def test_the_interval_of_skewed_differences_is_scipys_bca():
 
 @pytest.mark.parametrize(("hits", "n"), [(0, 7), (3, 11), (50, 100), (97, 100), (13, 13)])
 @pytest.mark.parametrize("level", [0.9, 0.95])
-def test_wilson_is_scipys(hits, n, level):
+def test_wilson_is_scipys(hits: int, n: int, level: float) -> None:
     theirs = stats.binomtest(hits, n).proportion_ci(level, method="wilson")
     ours = wilson((torch.arange(n) < hits).float(), level)
     assert list(ours) == pytest.approx([theirs.low, theirs.high], abs=1e-9)
 
 
-def test_paired_hits_are_newcombes_example():
+def test_paired_hits_are_newcombes_example() -> None:
     """Both 36 times, only the first 12 times, only the second twice: 0.0569 to 0.3404."""
     a = torch.tensor([1.0] * 36 + [1.0] * 12 + [0.0] * 2)
     b = torch.tensor([1.0] * 36 + [0.0] * 12 + [1.0] * 2)
@@ -82,21 +84,21 @@ def test_paired_hits_are_newcombes_example():
 
 
 @pytest.mark.parametrize("share", [0.9, 0.95, 0.975, 0.995])
-def test_student_quantiles(share):
+def test_student_quantiles(share: float) -> None:
     for freedom in (1, 2, 3, 4, 7, 30, 99):
         expected = stats.t.ppf(share, freedom)
         error = 0.01 if freedom < 30 else 2e-7  # where each term of the expansion counts
         assert t_quantile(share, freedom) == pytest.approx(expected, rel=error)
 
 
-def continuous(draw):
+def continuous(draw: Callable[..., torch.Tensor]) -> Callable[..., tuple[Any, torch.Tensor]]:
     return lambda: (draw(), torch.zeros(100))
 
 
-def hits(p, q, linked):
+def hits(p: float, q: float, linked: float) -> Callable[..., Any]:
     """Hits of two methods on 100 images, on a share of which they depend on the same number."""
 
-    def draw():
+    def draw() -> tuple[Any, Any]:
         one, other = torch.rand(100), torch.rand(100)
         return (one < p).float(), (torch.where(torch.rand(100) < linked, one, other) < q).float()
 
@@ -114,12 +116,14 @@ def hits(p, q, linked):
     ],
     ids=["uniform", "exponential", "hits", "many hits"],
 )
-def test_95_percent_intervals_of_100_images_hold_the_truth_in_94_to_96_percent(draw, truth):
+def test_95_percent_intervals_of_100_images_hold_the_truth_in_94_to_96_percent(
+    draw: Callable[..., Any], truth: float
+) -> None:
     found = [paired_bootstrap(*draw()) for _ in range(2000)]
     assert 0.94 <= np.mean([one.low < truth < one.high for one in found]) <= 0.96
 
 
-def test_few_and_equal_values():
+def test_few_and_equal_values() -> None:
     assert list(bca(torch.full((5,), 0.3, dtype=torch.float64))) == pytest.approx([0.3, 0.3])
     for n in (2, 3, 4, 5):
         for _ in range(20):
@@ -128,7 +132,7 @@ def test_few_and_equal_values():
             assert values.min() - 1e-9 <= low <= values.mean() <= high <= values.max() + 1e-9
 
 
-def test_wrong_arguments_are_refused():
+def test_wrong_arguments_are_refused() -> None:
     a, b = torch.rand(5), torch.rand(5)
     with pytest.raises(ValueError, match="two scores of the same images, at least 2"):
         paired_bootstrap(a, b[:3])
@@ -139,7 +143,7 @@ def test_wrong_arguments_are_refused():
         bca(a, level=0.0)
 
 
-def test_auc_is_sklearns_with_ties():
+def test_auc_is_sklearns_with_ties() -> None:
     a, b = torch.randint(7, (31,)).float() + 1, torch.randint(7, (23,)).float()
     known = torch.cat([torch.ones(31), torch.zeros(23)])
     assert auc(a, b) == pytest.approx(roc_auc_score(known, torch.cat([a, b])))
@@ -147,7 +151,7 @@ def test_auc_is_sklearns_with_ties():
     assert auc(a, a) == 0.5
 
 
-def test_the_interval_of_an_auc_holds_it_as_often_as_it_says():
+def test_the_interval_of_an_auc_holds_it_as_often_as_it_says() -> None:
     """Of normal scores one deviation apart, alike by 0.6: AUC = Phi(1 / sqrt 2)."""
     truth, inside = NormalDist().cdf(0.5**0.5), 0
     for seed in range(300):

@@ -1,6 +1,7 @@
 """Removal curves on networks whose true attribution is known."""
 
 import copy
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -19,13 +20,14 @@ from vision_attn.evaluate import (
     NegativePerturbation,
     PositivePerturbation,
 )
+from vision_attn.evaluate.faithfulness import Perturbation, RemovalCurve
 
 IMAGES = torch.ones(6, 1, 10, 10)
 TARGETS = torch.ones(6, dtype=torch.long)
 EVIDENCE = torch.rand(10, 10, generator=torch.Generator().manual_seed(3))
 
 
-def additive(images):
+def additive(images: torch.Tensor) -> torch.Tensor:
     """Two classes; the evidence of class 1 is the sum over pixels of what each is worth."""
     worth = (images[:, 0] * EVIDENCE).sum((1, 2)) / EVIDENCE.sum()
     return torch.stack([torch.zeros_like(worth), 8 * worth - 4], dim=1)
@@ -34,12 +36,12 @@ def additive(images):
 REMOVAL = FilledCells(additive, grid=(10, 10))
 
 
-def area(metric, maps):
+def area(metric: RemovalCurve, maps: torch.Tensor) -> torch.Tensor:
     metric.update(IMAGES, maps, TARGETS)
     return metric.compute()
 
 
-def test_curves_are_their_definition():
+def test_curves_are_their_definition() -> None:
     """Every point by hand, on a random map."""
     maps = torch.rand(6, 10, 10)
     deletion = Deletion(REMOVAL, steps=7)
@@ -58,7 +60,7 @@ def test_curves_are_their_definition():
     torch.testing.assert_close(insertion.curves().flip(1), deletion.curves())
 
 
-def test_the_true_attribution_is_best_and_its_negative_worst():
+def test_the_true_attribution_is_best_and_its_negative_worst() -> None:
     truth = EVIDENCE.expand(6, 10, 10)
     random = torch.rand(6, 10, 10)
     for metric, sign in [(Deletion, 1), (Insertion, -1)]:
@@ -70,10 +72,10 @@ def test_the_true_attribution_is_best_and_its_negative_worst():
     assert area(NegativePerturbation(REMOVAL, steps=10), truth) > 0.6
 
 
-def test_random_and_constant_maps_give_the_expectation():
+def test_random_and_constant_maps_give_the_expectation() -> None:
     """With an additive network and equal evidence the curve is sigmoid(4 - 8 x), of area 1/2."""
 
-    def equal(images):
+    def equal(images: torch.Tensor) -> torch.Tensor:
         return torch.stack([images.new_zeros(len(images)), 8 * images.mean((1, 2, 3)) - 4], dim=1)
 
     removal = FilledCells(equal, grid=(10, 10))
@@ -82,7 +84,7 @@ def test_random_and_constant_maps_give_the_expectation():
             torch.testing.assert_close(area(metric, maps), torch.tensor(0.5), rtol=0, atol=1e-3)
 
 
-def test_a_constant_map_is_a_random_order_not_the_rows():
+def test_a_constant_map_is_a_random_order_not_the_rows() -> None:
     deletion = Deletion(REMOVAL)
     order = deletion.order(torch.zeros(2, 10, 10))
     assert not torch.equal(order[0], torch.arange(100))
@@ -95,7 +97,7 @@ def test_a_constant_map_is_a_random_order_not_the_rows():
     assert deletion.order(maps)[0, -1] == 55
 
 
-def test_perturbation_is_the_mean_accuracy_up_to_ninety_percent():
+def test_perturbation_is_the_mean_accuracy_up_to_ninety_percent() -> None:
     """Class 1 wins while more than half of the evidence is left: removed in order of evidence."""
     positive = PositivePerturbation(REMOVAL, steps=10)
     torch.testing.assert_close(
@@ -114,7 +116,9 @@ def test_perturbation_is_the_mean_accuracy_up_to_ninety_percent():
 
 @pytest.mark.parametrize("steps", [1, 7, 10, 16, 33])
 @pytest.mark.parametrize("kind", [PositivePerturbation, NegativePerturbation])
-def test_perturbation_ends_at_ninety_percent_whatever_the_steps(kind, steps):
+def test_perturbation_ends_at_ninety_percent_whatever_the_steps(
+    kind: Callable[..., Perturbation], steps: int
+) -> None:
     metric = kind(REMOVAL, steps=steps)
     area(metric, EVIDENCE.expand(6, 10, 10))
     whole = metric.hits[0].flip(1) if metric.best_first else metric.hits[0]
@@ -126,10 +130,10 @@ def test_perturbation_ends_at_ninety_percent_whatever_the_steps(kind, steps):
     np.testing.assert_allclose(metric.compute(), polygon.mean(), atol=1e-4)
 
 
-def test_metrics_that_walk_the_same_way_share_the_work():
+def test_metrics_that_walk_the_same_way_share_the_work() -> None:
     calls = []
 
-    def counted(images):
+    def counted(images: torch.Tensor) -> torch.Tensor:
         calls.append(len(images))
         return additive(images)
 
@@ -151,7 +155,7 @@ def test_metrics_that_walk_the_same_way_share_the_work():
         )
 
 
-def test_batches_and_reset():
+def test_batches_and_reset() -> None:
     maps = torch.rand(6, 10, 10)
     at_once, in_parts = Deletion(REMOVAL), Deletion(REMOVAL)
     at_once.update(IMAGES, maps, TARGETS)
@@ -165,14 +169,14 @@ def test_batches_and_reset():
 
 
 @pytest.fixture
-def network():
+def network() -> nn.Sequential:
     torch.manual_seed(1)
     return nn.Sequential(
         nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 8 * 8, 4)
     ).eval()
 
 
-def test_drop_and_increase_against_the_package(network):
+def test_drop_and_increase_against_the_package(network: nn.Sequential) -> None:
     """The package gives p - p_masked, not its share of p."""
     images, targets = torch.randn(9, 3, 10, 10), torch.randint(4, (9,))
     maps = torch.rand(9, 10, 10)
@@ -190,7 +194,7 @@ def test_drop_and_increase_against_the_package(network):
     assert not list(drop.children())
 
 
-def test_a_constant_map_is_half_a_picture(network):
+def test_a_constant_map_is_half_a_picture(network: nn.Sequential) -> None:
     images, targets = torch.randn(2, 3, 10, 10), torch.tensor([1, 2])
     drop = AverageDrop(network)
     drop.update(images, torch.full((2, 5, 5), 7.0), targets)
@@ -199,7 +203,9 @@ def test_a_constant_map_is_half_a_picture(network):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_network_of_half_precision_takes_maps_of_float32(network, dtype):
+def test_a_network_of_half_precision_takes_maps_of_float32(
+    network: nn.Sequential, dtype: torch.dtype
+) -> None:
     images, targets = torch.randn(5, 3, 10, 10), torch.randint(4, (5,))
     maps, half = torch.rand(5, 5, 5), copy.deepcopy(network).to(dtype)
     for made in (AverageDrop, AverageIncrease):
@@ -211,7 +217,7 @@ def test_a_network_of_half_precision_takes_maps_of_float32(network, dtype):
             torch.testing.assert_close(one, other, rtol=0, atol=0.02)
 
 
-def test_wrong_arguments_are_refused():
+def test_wrong_arguments_are_refused() -> None:
     maps = torch.rand(6, 10, 10)
     maps[4, 2, 2] = torch.nan
     with pytest.raises(ValueError, match="1 of 6 maps hold NaN or infinity, first map 4"):

@@ -10,7 +10,7 @@ from vision_attn.evaluate import GridPointingGame
 from vision_attn.types import Heatmaps
 
 
-def scores(maps, cells, grid):
+def scores(maps: torch.Tensor, cells: torch.Tensor, grid: int | tuple[int, int]) -> torch.Tensor:
     metric = GridPointingGame(grid)
     metric.update(maps, cells)
     torch.testing.assert_close(metric.compute(), metric.per_image().mean())
@@ -18,7 +18,9 @@ def scores(maps, cells, grid):
 
 
 @pytest.mark.parametrize(("size", "grid"), [((5, 7), (2, 3)), ((11, 3), (3, 2)), ((2, 2), (3, 5))])
-def test_it_is_the_count_of_a_map_repeated_until_cells_divide_it(size, grid):
+def test_it_is_the_count_of_a_map_repeated_until_cells_divide_it(
+    size: tuple[int, int], grid: tuple[int, int]
+) -> None:
     """Independent: repeat each value until every cell is a whole number of pixels, then count."""
     maps = torch.randn(13, *size)
     maps[:, 0, 1] = 0.3  # none without a positive value
@@ -36,7 +38,7 @@ def test_it_is_the_count_of_a_map_repeated_until_cells_divide_it(size, grid):
     torch.testing.assert_close(scores(maps, cells, grid), torch.tensor(want))
 
 
-def test_an_oracle_scores_one_and_a_uniform_map_the_share_of_a_cell():
+def test_an_oracle_scores_one_and_a_uniform_map_the_share_of_a_cell() -> None:
     cells = torch.arange(9)
     oracle = F.one_hot(cells).float().view(9, 3, 3)
     torch.testing.assert_close(scores(oracle, cells, 3), torch.ones(9))
@@ -48,23 +50,23 @@ def test_an_oracle_scores_one_and_a_uniform_map_the_share_of_a_cell():
 
 
 @pytest.mark.parametrize("grid", [2, 3])
-def test_a_map_that_is_blind_to_the_class_averages_the_share_of_a_cell(grid):
+def test_a_map_that_is_blind_to_the_class_averages_the_share_of_a_cell(grid: int) -> None:
     cells = torch.arange(grid**2)
     blind = torch.randn(1, 16, 13).expand(grid**2, -1, -1)
     mean = scores(blind, cells, grid).double().mean()
     torch.testing.assert_close(mean, torch.tensor(1 / grid**2).double(), rtol=0, atol=1e-7)
 
 
-def test_negative_values_count_nothing_and_scale_does_not_matter():
+def test_negative_values_count_nothing_and_scale_does_not_matter() -> None:
     maps, cells = torch.randn(5, 7, 7), torch.tensor([0, 1, 2, 3, 0])
     assert torch.equal(scores(maps, cells, 2), scores(maps.relu(), cells, 2))
     torch.testing.assert_close(scores(1e-30 * maps, cells, 2), scores(maps, cells, 2))
 
 
-def test_batches_and_heatmaps():
+def test_batches_and_heatmaps() -> None:
     maps, cells = torch.rand(5, 4, 6), torch.tensor([3, 1, 2, 0, 0])
     metric = GridPointingGame()
-    metric.update(Heatmaps(maps[:2], "map"), cells[:2])
+    metric.update(Heatmaps(maps[:2], "map"), cells[:2])  # type: ignore[arg-type]
     metric.update(maps[2:], cells[2:].int())
     torch.testing.assert_close(metric.per_image(), scores(maps, cells, (2, 2)))
     torch.testing.assert_close(metric.shares(maps).sum(1), torch.ones(5).double())
@@ -89,11 +91,11 @@ def test_batches_and_heatmaps():
         (torch.rand(2, 4, 4), torch.tensor([-1, 3]), "cells must be 0 to 3, got -1 to 3"),
     ],
 )
-def test_what_cannot_be_scored_is_said(maps, cells, words):
+def test_what_cannot_be_scored_is_said(maps: torch.Tensor, cells: torch.Tensor, words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         GridPointingGame(2).update(maps, cells)
 
 
-def test_a_grid_without_cells_is_refused():
+def test_a_grid_without_cells_is_refused() -> None:
     with pytest.raises(ValueError, match="grid must be at least 1 row and 1 column, got 0"):
         GridPointingGame(0)

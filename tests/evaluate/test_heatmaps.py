@@ -1,5 +1,9 @@
 """Every metric takes Heatmaps where it takes maps, and uses their values as they are."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
 import pytest
 import torch
 from torch import nn
@@ -41,7 +45,7 @@ MAPS = torch.sin(torch.arange(70.0)).view(2, 5, 7) * 40  # negative and large va
         (Sparseness, "alone"),
     ],
 )
-def test_the_values_are_used(make, given: str):
+def test_the_values_are_used(make: Callable[..., Any], given: str) -> None:
     def scored(maps: torch.Tensor | Heatmaps) -> torch.Tensor:
         metric: ImageScore = make()
         boxes = [torch.tensor([[3.0, 0, 9, 10]])] * 2, [(10, 14)] * 2
@@ -57,24 +61,24 @@ def test_the_values_are_used(make, given: str):
     assert torch.equal(scored(Heatmaps(MAPS, "A")), scored(MAPS))
 
 
-def test_by_keyword_too():
+def test_by_keyword_too() -> None:
     metric = Sparseness()
-    metric.update(maps=Heatmaps(MAPS, "A"))
+    metric.update(maps=Heatmaps(MAPS, "A"))  # type: ignore[arg-type]
     assert metric.compute() > 0
 
 
-def test_an_explainer_is_what_the_sanity_checks_take():
-    def explain(network, images, targets):
+def test_an_explainer_is_what_the_sanity_checks_take() -> None:
+    def explain(network: Any, images: torch.Tensor, targets: Any) -> Heatmaps:
         weights = network[1].weight[targets].view(-1, 3, 10, 14)
         return Heatmaps((images * weights).sum(1), "A")
 
-    def values(network, images, targets):
+    def values(network: Any, images: torch.Tensor, targets: Any) -> torch.Tensor:
         return explain(network, images, targets).values
 
     found = []
     for one in (explain, values):
         randomisation = ModelRandomisation(NETWORK, one)
-        sensitivity = MaxSensitivity(lambda x, t, one=one: one(NETWORK, x, t), samples=2)
+        sensitivity = MaxSensitivity(partial(cast(Any, one), NETWORK), samples=2)
         for metric in (randomisation, sensitivity):
             metric.update(IMAGES, TARGETS)
             found.append(metric.per_image())

@@ -1,5 +1,8 @@
 """Maps against masks and boxes: closed forms, sklearn, and what chance scores."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from sklearn.metrics import average_precision_score
@@ -8,12 +11,14 @@ from torchvision.ops import box_iou
 from vision_attn.evaluate import (
     AveragePrecision,
     EnergyPointingGame,
+    ImageScore,
     MaxBoxIoU,
     MeanIoU,
     PixelAccuracy,
     PointingGame,
     Sparseness,
 )
+from vision_attn.evaluate.localization import Localization
 
 ALL = [PointingGame, EnergyPointingGame, AveragePrecision, MeanIoU, PixelAccuracy]
 MASKS = torch.zeros(3, 12, 20, dtype=torch.bool)
@@ -23,7 +28,7 @@ MASKS[2, 0, 0] = True
 AREA = MASKS.float().mean((1, 2))
 
 
-def scores(metric, *args):
+def scores(metric: Callable[..., ImageScore], *args: Any) -> torch.Tensor:
     metric = metric()
     metric.update(*args)
     torch.testing.assert_close(metric.compute(), metric.per_image().mean())
@@ -31,17 +36,17 @@ def scores(metric, *args):
 
 
 @pytest.mark.parametrize("metric", ALL)
-def test_a_perfect_map_scores_one(metric):
+def test_a_perfect_map_scores_one(metric: Callable[..., Localization]) -> None:
     torch.testing.assert_close(scores(metric, MASKS.float(), MASKS), torch.ones(3))
 
 
 @pytest.mark.parametrize("metric", [PointingGame, EnergyPointingGame, AveragePrecision])
-def test_a_constant_map_scores_the_objects_share(metric):
+def test_a_constant_map_scores_the_objects_share(metric: Callable[..., Localization]) -> None:
     for value in (0.0, 3.0, -3.0):
         torch.testing.assert_close(scores(metric, torch.full((3, 4, 5), value), MASKS), AREA)
 
 
-def test_a_constant_map_has_half_of_the_pixels_above_its_mean():
+def test_a_constant_map_has_half_of_the_pixels_above_its_mean() -> None:
     flat = torch.zeros(3, 4, 5)
     torch.testing.assert_close(scores(PixelAccuracy, flat, MASKS), torch.full((3,), 0.5))
     a, b = AREA, 1 - AREA
@@ -50,7 +55,7 @@ def test_a_constant_map_has_half_of_the_pixels_above_its_mean():
 
 
 @pytest.mark.parametrize("metric", ALL)
-def test_a_random_map_scores_as_a_constant_one(metric):
+def test_a_random_map_scores_as_a_constant_one(metric: Callable[..., Localization]) -> None:
     masks = MASKS[1:2].expand(2000, 12, 20)
     chance = scores(metric, torch.rand(2000, 12, 20), masks).mean()
     torch.testing.assert_close(
@@ -58,7 +63,7 @@ def test_a_random_map_scores_as_a_constant_one(metric):
     )
 
 
-def test_average_precision_is_sklearns_with_ties():
+def test_average_precision_is_sklearns_with_ties() -> None:
     maps = torch.randint(5, (3, 12, 20)).float()
     expected = [
         average_precision_score(mask.flatten(), values.flatten())
@@ -69,7 +74,7 @@ def test_average_precision_is_sklearns_with_ties():
     )
 
 
-def test_each_by_hand():
+def test_each_by_hand() -> None:
     maps = torch.tensor([[[4.0, 1, 0], [4, -2, 1]]])
     masks = torch.tensor([[[True, True, False], [False, False, False]]])
     assert scores(PointingGame, maps, masks).item() == 0.5
@@ -89,7 +94,7 @@ def test_each_by_hand():
 
 
 @pytest.mark.parametrize("metric", ALL)
-def test_ignored_pixels_change_nothing(metric):
+def test_ignored_pixels_change_nothing(metric: Callable[..., Localization]) -> None:
     maps, ignore = torch.rand(3, 12, 20), torch.rand(3, 12, 20) < 0.3
     ignore[:, :3, :9] = False
     before = scores(metric, maps, MASKS, ignore)
@@ -100,7 +105,9 @@ def test_ignored_pixels_change_nothing(metric):
 
 
 @pytest.mark.parametrize("metric", ALL)
-def test_a_map_that_is_constant_where_pixels_count_is_a_constant_map(metric):
+def test_a_map_that_is_constant_where_pixels_count_is_a_constant_map(
+    metric: Callable[..., Localization],
+) -> None:
     ignore = torch.zeros_like(MASKS)
     ignore[:, 11, :9] = True
     for value in (0.1, 0.0, -3.0):
@@ -111,7 +118,7 @@ def test_a_map_that_is_constant_where_pixels_count_is_a_constant_map(metric):
             torch.testing.assert_close(scores(metric, maps, MASKS, ignore), expected)
 
 
-def test_maps_come_at_any_size():
+def test_maps_come_at_any_size() -> None:
     maps = torch.zeros(1, 3, 5)
     maps[0, 1, 2] = 1
     masks = torch.zeros(1, 12, 20, dtype=torch.bool)
@@ -121,7 +128,7 @@ def test_maps_come_at_any_size():
     torch.testing.assert_close(scores(EnergyPointingGame, fine, masks[:, ::4, ::4]), torch.ones(1))
 
 
-def test_localization_errors():
+def test_localization_errors() -> None:
     maps = torch.rand(3, 4, 5)
     for masks, message in [
         (MASKS.byte(), r"masks must be bool, got torch.uint8 with values \[0, 1\]"),
@@ -136,7 +143,7 @@ def test_localization_errors():
         EnergyPointingGame().update(maps * torch.nan, MASKS)
 
 
-def test_max_box_iou():
+def test_max_box_iou() -> None:
     """The box of a bright block is found at the thresholds below it, whatever else is dim."""
     maps = torch.zeros(2, 40, 60)
     maps[0, 10:20, 15:35] = 1.0
@@ -155,7 +162,7 @@ def test_max_box_iou():
     torch.testing.assert_close(metric.per_image(), best)
 
 
-def test_a_constant_map_boxes_the_whole_image():
+def test_a_constant_map_boxes_the_whole_image() -> None:
     metric = MaxBoxIoU()
     metric.update(torch.ones(1, 3, 3), [torch.tensor([[0.0, 0, 20, 12]])], [(24, 40)])
     assert metric.compute().item() == pytest.approx(0.25)
@@ -167,7 +174,7 @@ def test_a_constant_map_boxes_the_whole_image():
         MaxBoxIoU(thresholds=0)
 
 
-def test_sparseness():
+def test_sparseness() -> None:
     one = torch.zeros(1, 10, 10)
     one[0, 3, 4] = -2
     assert scores(Sparseness, one).item() == pytest.approx(0.99)
@@ -180,7 +187,8 @@ def test_sparseness():
     assert scores(Sparseness, values).item() == pytest.approx(pairs.item())
 
 
-def test_the_tolerance_grows_the_object_by_the_shape_that_its_docstring_names():
+def test_the_tolerance_grows_the_object_by_the_shape_that_its_docstring_names() -> None:
+    assert PointingGame.__doc__ is not None
     assert "the object grows by a square" in " ".join(PointingGame.__doc__.split())
     masks = torch.zeros(11 * 13, 11, 13, dtype=torch.bool)
     masks[:, 5, 6] = True
@@ -191,7 +199,7 @@ def test_the_tolerance_grows_the_object_by_the_shape_that_its_docstring_names():
     torch.testing.assert_close(metric.per_image().view(11, 13), square)
 
 
-def test_a_maximum_beside_the_object_counts_within_the_tolerance():
+def test_a_maximum_beside_the_object_counts_within_the_tolerance() -> None:
     maps, masks = torch.zeros(5, 20, 20), torch.zeros(5, 20, 20, dtype=torch.bool)
     masks[:, 8:11, 8:11] = True
     for i, (y, x) in enumerate([(9, 9), (9, 13), (9, 14), (5, 13), (0, 0)]):

@@ -1,5 +1,7 @@
 """Taking cells away: fills, order, and dropping tokens against masking them."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -11,7 +13,7 @@ from vision_attn.models.vit import ViT
 IMAGES = torch.randn(3, 3, 12, 20)
 
 
-def test_fills():
+def test_fills() -> None:
     assert MeanFill()(IMAGES).abs().max() == 0
     blurred = BlurFill(sigma=2.0)(IMAGES)
     assert blurred.std() < IMAGES.std() / 3
@@ -26,7 +28,7 @@ def test_fills():
 
 
 @pytest.mark.parametrize("rows", [4, 256])
-def test_filled_cells_show_the_fill(rows):
+def test_filled_cells_show_the_fill(rows: int) -> None:
     """A network that reads the pixels back out."""
     order = torch.stack([torch.randperm(15) for _ in IMAGES])
     removal = FilledCells(lambda images: images.flatten(1), grid=(3, 5), rows=rows)
@@ -42,10 +44,10 @@ def test_filled_cells_show_the_fill(rows):
 
 
 @pytest.mark.parametrize(("side", "most"), [(64, 37), (176, 33), (1100, 1)])
-def test_a_forward_pass_on_a_cpu_has_a_limited_number_of_pixels(side, most):
+def test_a_forward_pass_on_a_cpu_has_a_limited_number_of_pixels(side: int, most: int) -> None:
     given = []
 
-    def forward(images):
+    def forward(images: torch.Tensor) -> torch.Tensor:
         given.append(len(images))
         return images.mean((2, 3))
 
@@ -62,16 +64,16 @@ class Masked(nn.Module):
 
     may_attend: torch.Tensor
 
-    def __init__(self, dim, heads):
+    def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.inner = MultiHeadAttention(dim, heads)
 
-    def forward(self, x, layout=None):
+    def forward(self, x: Any, layout: Any = None) -> Any:
         return self.inner(x, mask=Masked.may_attend)
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
-def test_dropped_tokens_are_tokens_that_nobody_attends_to(pool):
+def test_dropped_tokens_are_tokens_that_nobody_attends_to(pool: Any) -> None:
     vit = ViT((12, 20), patch_size=4, dim=32, depth=3, heads=2, registers=1, pool=pool)
     for weight in vit.parameters():
         nn.init.normal_(weight, std=0.3)
@@ -89,7 +91,7 @@ def test_dropped_tokens_are_tokens_that_nobody_attends_to(pool):
         keep.scatter_(1, order[:, :count] + 2, True)
         Masked.may_attend = keep[:, None, None, :]
         if pool == "mean":  # the mean, too, is over the patches that are left
-            seen = {}
+            seen: dict[Any, Any] = {}
             hook = masked.blocks[-1].register_forward_hook(lambda _m, _i, x, s=seen: s.update(x=x))
             masked(IMAGES)
             hook.remove()

@@ -1,5 +1,7 @@
 """Sensitivity to noise, and randomised weights."""
 
+from typing import Any
+
 import pytest
 import scipy.stats
 import torch
@@ -20,7 +22,7 @@ TARGETS = torch.tensor([2, 0, 6, 2])
 
 
 class Network(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 5, 3)
         self.scale = nn.Parameter(torch.ones(5, 1, 1))
@@ -29,19 +31,19 @@ class Network(nn.Module):
         )
         self.head = nn.Linear(5, 7)
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> Any:
         return self.head(self.blocks(self.stem(images) * self.scale).mean((2, 3)))
 
 
 @torch.enable_grad()
-def explain(network, images, targets):
+def explain(network: Any, images: torch.Tensor, targets: Any) -> torch.Tensor:
     images = images.clone().requires_grad_()
     score = network(images).gather(1, targets[:, None]).sum()
     (gradient,) = torch.autograd.grad(score, images)
     return (gradient * images).sum(1).detach()
 
 
-def test_sensitivity_of_known_maps():
+def test_sensitivity_of_known_maps() -> None:
     """map = a x: the change is at most a radius sqrt(pixels), whatever a."""
     metric = MaxSensitivity(lambda images, _: 5 * images.mean(1), radius=0.1, samples=20)
     metric.update(IMAGES, TARGETS)
@@ -53,7 +55,7 @@ def test_sensitivity_of_known_maps():
     assert steady.compute() == 0
 
 
-def test_sensitivity_against_captum():
+def test_sensitivity_against_captum() -> None:
     """The same statistic over another draw of noise."""
     metric = MaxSensitivity(lambda images, _: images.mean(1) ** 2, radius=0.05, samples=200)
     metric.update(IMAGES, TARGETS)
@@ -63,7 +65,7 @@ def test_sensitivity_against_captum():
     torch.testing.assert_close(metric.per_image(), expected, rtol=0.15, atol=0)
 
 
-def test_layers_are_lost_from_the_top():
+def test_layers_are_lost_from_the_top() -> None:
     network = Network()
     before = {name: weight.clone() for name, weight in network.state_dict().items()}
     names = [name for name, _ in layers_from_the_top(network)]
@@ -75,14 +77,14 @@ def test_layers_are_lost_from_the_top():
     assert all(torch.equal(v, before[k]) for k, v in network.state_dict().items())
 
 
-def test_blocks_of_other_libraries():
+def test_blocks_of_other_libraries() -> None:
     names = nn.ModuleDict(
         {"encoder_layer_11": nn.Sequential(nn.Linear(2, 2)), "fc": nn.Linear(2, 2)}
     )
     assert [name for name, _ in layers_from_the_top(names)] == ["fc", "encoder_layer_11"]
 
 
-def test_randomisation_tells_a_map_of_the_network_from_one_of_the_image():
+def test_randomisation_tells_a_map_of_the_network_from_one_of_the_image() -> None:
     network = Network()
     of_network = ModelRandomisation(network, explain)
     of_image = ModelRandomisation(network, lambda _network, images, _targets: images.mean(1))
@@ -99,7 +101,7 @@ def test_randomisation_tells_a_map_of_the_network_from_one_of_the_image():
     assert not list(of_network.children())
 
 
-def test_rank_correlation_is_scipys_with_ties():
+def test_rank_correlation_is_scipys_with_ties() -> None:
     a, b = torch.randint(9, (3, 5, 7)).float(), torch.randint(9, (3, 5, 7)).float()
     expected = [
         scipy.stats.spearmanr(x, y).statistic
@@ -109,7 +111,7 @@ def test_rank_correlation_is_scipys_with_ties():
     assert spearman(a, torch.ones(3, 5, 7)).tolist() == [0, 0, 0]
 
 
-def test_ssim_is_of_scaled_maps():
+def test_ssim_is_of_scaled_maps() -> None:
     a, b = torch.rand(2, 64, 64), torch.rand(2, 64, 64)
     torch.testing.assert_close(ssim(a, 3 * a + 2), torch.ones(2))
     a[:, 0, 0], a[:, 0, 1], b[:, 0, 0], b[:, 0, 1] = 0, 1, 0, 1
@@ -117,13 +119,13 @@ def test_ssim_is_of_scaled_maps():
     torch.testing.assert_close(ssim(a, b).mean(), expected)
 
 
-def test_sanity_errors():
+def test_sanity_errors() -> None:
     with pytest.raises(ValueError, match="samples must be at least 1 and radius above 0"):
         MaxSensitivity(lambda images, _: images.mean(1), samples=0)
     with pytest.raises(ValueError, match="4 of 4 maps hold NaN"):
         MaxSensitivity(lambda images, _: images.mean(1) * torch.nan).update(IMAGES, TARGETS)
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        _ = evaluate.nothing
+        _ = evaluate.nothing  # type: ignore[attr-defined]

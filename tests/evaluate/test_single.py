@@ -1,6 +1,8 @@
 """One part removed at a time: SaCo and single deletion beside the formulas, pair by pair."""
 
+from collections.abc import Callable
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,12 +10,13 @@ import torch
 from scipy.stats import spearmanr
 
 from vision_attn.evaluate import DroppedTokens, FilledCells, SaCo, SingleDeletion
+from vision_attn.evaluate.single import SingleRemoval
 from vision_attn.methods import Difference
 from vision_attn.models import ViT
 
 
 @pytest.fixture
-def network():
+def network() -> Callable[..., Any]:
     torch.manual_seed(1)
     weight = torch.randn(5, 3 * 14 * 22)
     return lambda images: images.flatten(1) @ weight.to(images).T / 9
@@ -24,7 +27,7 @@ MAPS = torch.randn(3, 7, 11, generator=torch.Generator().manual_seed(3))
 CLASSES = torch.tensor([4, 0, 2])
 
 
-def without(image, cells):
+def without(image: torch.Tensor, cells: Any) -> torch.Tensor:
     """The image with these cells of a grid of 7 x 11 painted over."""
     image = image.clone()
     for cell in cells:
@@ -33,11 +36,11 @@ def without(image, cells):
     return image
 
 
-def chance(network, image, wanted):
+def chance(network: Callable[..., Any], image: torch.Tensor, wanted: torch.Tensor) -> float:
     return float(network(image[None]).softmax(1)[0, wanted])
 
 
-def test_saco_is_the_sum_over_pairs_of_groups(network):
+def test_saco_is_the_sum_over_pairs_of_groups(network: Callable[..., Any]) -> None:
     metric = SaCo(FilledCells(network, (7, 11)), groups=5)
     metric.update(IMAGES, MAPS, CLASSES)
     for at, found in enumerate(metric.per_image()):
@@ -56,7 +59,7 @@ def test_saco_is_the_sum_over_pairs_of_groups(network):
         assert float(found) == pytest.approx(score / total, abs=1e-5)
 
 
-def test_single_deletion_is_the_rank_correlation_over_parts(network):
+def test_single_deletion_is_the_rank_correlation_over_parts(network: Callable[..., Any]) -> None:
     metric = SingleDeletion(FilledCells(network, (7, 11)), parts_a_side=3)
     metric.update(IMAGES, MAPS, CLASSES)
     rows, columns = ([*map(len, np.array_split(range(n), 3))] for n in (7, 11))
@@ -78,7 +81,7 @@ def test_single_deletion_is_the_rank_correlation_over_parts(network):
     assert (sum(rows), sum(columns)) == (7, 11)
 
 
-def test_the_right_map_has_one_and_its_opposite_minus_one(network):
+def test_the_right_map_has_one_and_its_opposite_minus_one(network: Callable[..., Any]) -> None:
     weights = torch.autograd.functional.jacobian(lambda x: network(x)[0, 1], IMAGES[:1])
     shares = (weights * IMAGES[:1]).sum(1).unfold(1, 2, 2).unfold(2, 2, 2).sum((-1, -2))
     for sign in (1, -1):
@@ -90,7 +93,7 @@ def test_the_right_map_has_one_and_its_opposite_minus_one(network):
         assert metric.compute() == pytest.approx(sign)
 
 
-def test_a_constant_map_has_none(network):
+def test_a_constant_map_has_none(network: Callable[..., Any]) -> None:
     for metric in (
         SaCo(FilledCells(network, (7, 11))),
         SingleDeletion(FilledCells(network, (7, 11))),
@@ -99,7 +102,7 @@ def test_a_constant_map_has_none(network):
         assert metric.per_image().tolist() == [0, 0, 0]
 
 
-def test_tokens_can_be_dropped_and_any_number_explained():
+def test_tokens_can_be_dropped_and_any_number_explained() -> None:
     torch.manual_seed(4)
     vit = ViT((16, 24), 8, 5, 12, 2, 3, pool="mean", class_token=False).eval()
     images, maps = torch.randn(2, 3, 16, 24), torch.randn(2, 2, 3)
@@ -124,17 +127,19 @@ def test_tokens_can_be_dropped_and_any_number_explained():
         (lambda removal: SingleDeletion(removal, 3), "parts_a_side must be from 1 to 2, the cells"),
     ],
 )
-def test_there_are_not_more_parts_than_cells(make, expected, network):
+def test_there_are_not_more_parts_than_cells(
+    make: Callable[..., SingleRemoval], expected: str, network: Callable[..., Any]
+) -> None:
     with pytest.raises(ValueError, match=expected):
         make(FilledCells(network, (2, 3)))
 
 
-def test_one_cell_has_no_parts_to_compare(network):
+def test_one_cell_has_no_parts_to_compare(network: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match=r"removal\.grid must have at least two cells"):
         SingleDeletion(FilledCells(network, (1, 1)), 1)
 
 
-def test_targets_are_checked(network):
+def test_targets_are_checked(network: Callable[..., Any]) -> None:
     metric = SaCo(FilledCells(network, (7, 11)))
     with pytest.raises(ValueError, match="target class 5 is out of range"):
         metric.update(IMAGES, MAPS, torch.tensor([0, 5, 1]))
