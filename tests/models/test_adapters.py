@@ -2,6 +2,8 @@
 
 import json
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ IMAGES = torch.randn(2, 3, 16, 16)
 
 
 @pytest.fixture
-def base(tmp_path):
+def base(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     network = transformers.ViTForImageClassification(transformers.ViTConfig(**SIZES, num_labels=5))
     network.save_pretrained(tmp_path / "base")
@@ -26,7 +28,7 @@ def base(tmp_path):
     return tmp_path / "base"
 
 
-def adapted(base, folder, classes=5, **options):
+def adapted(base: Path, folder: Path, classes: int = 5, **options: Any) -> Any:
     """Save an adapter whose weights are no zeros; return the network that it makes of the base."""
     peft = pytest.importorskip("peft", reason="peft is not installed: pip install peft")
     network = transformers.ViTForImageClassification.from_pretrained(
@@ -45,7 +47,9 @@ def adapted(base, folder, classes=5, **options):
 @pytest.mark.parametrize(
     ("classes", "options"), [(5, {}), (3, {"modules_to_save": ["classifier"]})]
 )
-def test_an_adapter_is_added_to_the_weights_of_its_base(base, tmp_path, classes, options):
+def test_an_adapter_is_added_to_the_weights_of_its_base(
+    base: Path, tmp_path: Path, classes: int, options: dict[str, list[str]]
+) -> None:
     theirs = adapted(base, tmp_path / "adapter", classes, **options)
     model = load_model(f"hf:{tmp_path / 'adapter'}")
     with torch.no_grad():
@@ -61,15 +65,17 @@ def test_an_adapter_is_added_to_the_weights_of_its_base(base, tmp_path, classes,
         assert method(model, IMAGES, 1 if method.class_specific else None).values.shape == (2, 2, 2)
 
 
-def written(folder, options):
+def written(folder: Path, options: str) -> str:
     folder.mkdir()
     (folder / "adapter_config.json").write_text(options)
     return f"hf:{folder}"
 
 
 @pytest.mark.filterwarnings("ignore:.*")
-def test_what_is_missing_is_told_in_a_line(base, tmp_path, monkeypatch):
-    def told(spec, message, **how):
+def test_what_is_missing_is_told_in_a_line(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(spec: str, message: str, **how: Any) -> None:
         with pytest.raises(ModelError, match=message) as caught:
             load_model(spec, **how)
         assert "\n" not in str(caught.value)

@@ -2,6 +2,9 @@
 
 import functools
 import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
 
 import jsonargparse
 import pytest
@@ -22,8 +25,9 @@ from vision_attn.models import (
     describe,
     seresnet18,
 )
+from vision_attn.models.checkpoint import Rebuildable
 
-VIT = {"image_size": (16, 24), "dim": 12, "depth": 1, "heads": 3}
+VIT: dict[str, Any] = {"image_size": (16, 24), "dim": 12, "depth": 1, "heads": 3}
 ADDITIVE = functools.partial(
     MultiHeadAttention, score=functools.partial(Additive, hidden_dim=5), qkv_bias=False
 )
@@ -40,7 +44,7 @@ ADDITIVE = functools.partial(
         TimmModel("test_vit", num_classes=3, model_args={"img_size": 32}),
     ],
 )
-def test_what_is_built_again_is_the_same(network, tmp_path):
+def test_what_is_built_again_is_the_same(network: Rebuildable, tmp_path: Path) -> None:
     torch.save({"network": describe(network)}, tmp_path / "a.ckpt")
     description = torch.load(tmp_path / "a.ckpt", weights_only=True)["network"]
     again = build(description)
@@ -50,7 +54,7 @@ def test_what_is_built_again_is_the_same(network, tmp_path):
     torch.testing.assert_close(again.eval()(images), network.eval()(images))
 
 
-def test_a_description_is_plain_values_under_public_names():
+def test_a_description_is_plain_values_under_public_names() -> None:
     network = SpatialCNN(widths=(4, 8), gate=functools.partial(SpatialMask, kernel_size=5))
     assert describe(network) == {
         "class_path": "vision_attn.models.SpatialCNN",
@@ -67,7 +71,7 @@ def test_a_description_is_plain_values_under_public_names():
     }
 
 
-def test_what_jsonargparse_makes_of_a_config_can_be_described():
+def test_what_jsonargparse_makes_of_a_config_can_be_described() -> None:
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(nn.Module, "network")
     score = {"class_path": "vision_attn.attention.Additive", "init_args": {"hidden_dim": 5}}
@@ -89,7 +93,7 @@ def test_what_jsonargparse_makes_of_a_config_can_be_described():
     again.load_state_dict(network.state_dict(), strict=True)
 
 
-def test_options_that_a_part_hands_on_are_described_beside_the_others():
+def test_options_that_a_part_hands_on_are_described_beside_the_others() -> None:
     """Also where a config names them, and as earlier checkpoints hold them, below `options`."""
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(nn.Module, "network")
@@ -125,7 +129,7 @@ APART = re.compile(r".*_(dates|strings|questions)|finetune_shelf_imagefolder")
 
 
 @pytest.mark.parametrize("name", [n for n in shipped_configs() if not APART.fullmatch(n)])
-def test_the_network_of_a_config_is_built_again_from_its_description(name):
+def test_the_network_of_a_config_is_built_again_from_its_description(name: Any) -> None:
     config = yaml.safe_load(shipped_configs()[name].read_text(encoding="utf-8"))
     config = config["model"]["network"]
     if config["class_path"].endswith("TimmModel"):
@@ -136,7 +140,7 @@ def test_the_network_of_a_config_is_built_again_from_its_description(name):
     build(describe(network)).load_state_dict(network.state_dict(), strict=True)
 
 
-def test_a_class_in_a_config_can_be_described():
+def test_a_class_in_a_config_can_be_described() -> None:
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(nn.Module, "network")
     args = {"block": "vision_attn.models.Bottleneck", "widths": [8, 8, 8, 8]}
@@ -146,7 +150,7 @@ def test_a_class_in_a_config_can_be_described():
     assert isinstance(network.layer1[0], Bottleneck)
 
 
-def test_where_the_weights_came_from_is_not_described(tmp_path):
+def test_where_the_weights_came_from_is_not_described(tmp_path: Path) -> None:
     start = tmp_path / "start.pth"
     torch.save(TimmModel("test_vit", 3).state_dict(), start)
     described = describe(TimmModel("test_vit", 3, weights=str(start)))["init_args"]
@@ -154,7 +158,7 @@ def test_where_the_weights_came_from_is_not_described(tmp_path):
     assert described["pretrained"] is False
 
 
-def described(class_path: str, **init_args) -> dict:
+def described(class_path: str, **init_args: Any) -> dict[str, Any]:
     return {"class_path": class_path, "init_args": init_args}
 
 
@@ -178,14 +182,14 @@ def described(class_path: str, **init_args) -> dict:
         "",
     ],
 )
-def test_everything_but_our_public_modules_is_refused(path):
+def test_everything_but_our_public_modules_is_refused(path: str) -> None:
     with pytest.raises(ValueError, match="refused to build"):
         build(described(path))
     with pytest.raises(ValueError, match="refused to build"):
         build(described("vision_attn.models.ViT", attention=described(path)))
 
 
-def test_a_class_imported_from_elsewhere_is_refused(monkeypatch):
+def test_a_class_imported_from_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vision_attn.models, "Linear", nn.Linear, raising=False)
     with pytest.raises(ValueError, match=r"refused to build 'vision_attn.models.Linear'"):
         build(described("vision_attn.models.Linear", in_features=1, out_features=1))
@@ -202,18 +206,20 @@ def test_a_class_imported_from_elsewhere_is_refused(monkeypatch):
         ({"name": "os.system"}, "no network named 'os.system'"),
     ],
 )
-def test_a_timm_network_is_a_name_and_arguments_of_the_network(args, message):
+def test_a_timm_network_is_a_name_and_arguments_of_the_network(
+    args: dict[str, Collection[str] | str], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         build(described("vision_attn.models.TimmModel", **args))
 
 
-def test_a_network_is_no_part_of_another():
+def test_a_network_is_no_part_of_another() -> None:
     inner = described("vision_attn.models.TimmModel", name="test_vit", pretrained=True)
     with pytest.raises(ValueError, match="TimmModel is a network, not a part of one"):
         build(described("vision_attn.models.ViT", pool=inner))
 
 
-def test_no_weights_are_fetched_whatever_a_description_says(tmp_path):
+def test_no_weights_are_fetched_whatever_a_description_says(tmp_path: Path) -> None:
     args = {"name": "test_vit", "pretrained": True, "weights": str(tmp_path / "none.pth")}
     build(described("vision_attn.models.TimmModel", **args))
 
@@ -234,7 +240,9 @@ def test_no_weights_are_fetched_whatever_a_description_says(tmp_path):
         ("vision_attn.models.ViT", "expected a description with"),
     ],
 )
-def test_a_broken_description_is_an_error(description, message):
+def test_a_broken_description_is_an_error(
+    description: str | dict[str, Collection[Any] | str], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         build(description)
 
@@ -260,12 +268,12 @@ class Elsewhere(nn.Module):
         ),
     ],
 )
-def test_what_could_not_be_built_again_is_not_described(network, message):
+def test_what_could_not_be_built_again_is_not_described(network: nn.Module, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         describe(network)
 
 
-def test_activations_of_torch_are_rebuilt():
+def test_activations_of_torch_are_rebuilt() -> None:
     score = functools.partial(Deep, activation=nn.GELU)
     network = ViT(**VIT, attention=functools.partial(MultiHeadAttention, score=score))
     again = build(describe(network))

@@ -1,5 +1,8 @@
 """SE-ResNet against timm's, and the spatial-attention CNN against its formula."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import timm
 import torch
@@ -18,10 +21,10 @@ from vision_attn.models.senet import TIMM_GATE
 @pytest.mark.parametrize(
     "name", ["seresnet18", "seresnet34", "seresnet50", "seresnet101", "seresnet152"]
 )
-def test_timm_seresnet_weights_give_timm_logits(name):
+def test_timm_seresnet_weights_give_timm_logits(name: str) -> None:
     theirs = timm.create_model(name).eval()
     for parameter in theirs.parameters():
-        parameter += 0.02 * torch.randn_like(parameter)
+        parameter.add_(0.02 * torch.randn_like(parameter))
     for buffer_name, buffer in theirs.named_buffers():
         if buffer_name.endswith("running_var"):
             buffer.uniform_(0.5, 2.0)
@@ -38,7 +41,7 @@ def test_timm_seresnet_weights_give_timm_logits(name):
 @pytest.mark.parametrize(
     ("ours", "theirs"), [(BasicBlock, timm_blocks.BasicBlock), (Bottleneck, timm_blocks.Bottleneck)]
 )
-def test_a_deep_stem_and_pooled_shortcuts_are_timms_resnet_d(ours, theirs):
+def test_a_deep_stem_and_pooled_shortcuts_are_timms_resnet_d(ours: Any, theirs: Any) -> None:
     reference = timm_blocks.ResNet(
         theirs,
         (1, 2, 1, 2),
@@ -50,7 +53,7 @@ def test_a_deep_stem_and_pooled_shortcuts_are_timms_resnet_d(ours, theirs):
         block_args={"attn_layer": "se"},
     ).eval()
     for parameter in reference.parameters():
-        parameter += 0.02 * torch.randn_like(parameter)
+        parameter.add_(0.02 * torch.randn_like(parameter))
     network = SEResNet(7, ours, (1, 2, 1, 2), (16, 24, 32, 40), stem="deep", gate=TIMM_GATE)
     network.load_state_dict(reference.state_dict(), strict=True)
     images = torch.randn(2, 3, 96, 71)
@@ -59,7 +62,7 @@ def test_a_deep_stem_and_pooled_shortcuts_are_timms_resnet_d(ours, theirs):
     torch.testing.assert_close(network.eval()(images), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_strides_say_by_how_much_each_stage_shrinks():
+def test_strides_say_by_how_much_each_stage_shrinks() -> None:
     network = SEResNet(5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4), strides=(1, 2, 2, 1))
     shapes = []
     for stage in stages(network):
@@ -68,7 +71,7 @@ def test_strides_say_by_how_much_each_stage_shrinks():
     assert shapes == [(64, 96), (32, 48), (16, 24), (16, 24)]
 
 
-def test_a_checkpoint_from_before_the_squeeze_was_rounded_is_built_as_it_was():
+def test_a_checkpoint_from_before_the_squeeze_was_rounded_is_built_as_it_was() -> None:
     gate = {"class_path": "vision_attn.attention.SqueezeExcite", "init_args": {}}
     block = {"class_path": "vision_attn.models.BasicBlock", "init_args": {}}
     args = {"num_classes": 7, "block": block, "layers": (2, 2, 2, 2), "stem": "7x7", "gate": gate}
@@ -79,11 +82,11 @@ def test_a_checkpoint_from_before_the_squeeze_was_rounded_is_built_as_it_was():
     assert [stage[0].se.fc1.out_channels for stage in stages(now)] == [8, 8, 16, 32]
 
 
-def stages(network):
+def stages(network: nn.Module) -> tuple[Any, Any, Any, Any]:
     return network.layer1, network.layer2, network.layer3, network.layer4
 
 
-def test_stem_says_how_much_the_image_shrinks():
+def test_stem_says_how_much_the_image_shrinks() -> None:
     shapes = []
     for stem in ("3x3", "7x7"):
         network = SEResNet(layers=(1, 1, 1, 1), widths=(4, 4, 4, 4), stem=stem).eval()
@@ -92,7 +95,7 @@ def test_stem_says_how_much_the_image_shrinks():
     assert shapes == [(8, 12), (2, 3)]
 
 
-def test_a_residual_block_starts_as_the_identity():
+def test_a_residual_block_starts_as_the_identity() -> None:
     for network in (seresnet18(), SEResNet(block=Bottleneck, widths=(8, 8, 8, 8))):
         block = network.layer1[1].eval()
         x = torch.rand(2, block.conv1.in_channels, 5, 7)
@@ -100,7 +103,7 @@ def test_a_residual_block_starts_as_the_identity():
 
 
 @pytest.mark.parametrize("gate", [SqueezeExcite, SpatialMask, CBAM, NoGate])
-def test_every_gate_goes_into_both_networks(gate):
+def test_every_gate_goes_into_both_networks(gate: Callable[..., nn.Module]) -> None:
     images = torch.randn(2, 3, 32, 32)
     for network in (
         SEResNet(5, layers=(1, 1, 1, 1), widths=(8, 8, 16, 16), gate=gate),
@@ -116,8 +119,9 @@ def test_every_gate_goes_into_both_networks(gate):
         logits.sum().backward()
 
 
-def test_a_gated_convolution_is_trunk_times_mask():
-    block = SpatialCNN(widths=(5,)).stages[0][0].eval()
+def test_a_gated_convolution_is_trunk_times_mask() -> None:
+    stages: Any = SpatialCNN(widths=(5,)).stages
+    block = stages[0][0].eval()
     x = torch.randn(2, 3, 7, 11)
     trunk = F.relu(block.bn(block.conv(x)))
     mask = torch.sigmoid(block.gate.conv2(F.relu(block.gate.conv1(trunk))))
@@ -125,7 +129,7 @@ def test_a_gated_convolution_is_trunk_times_mask():
     torch.testing.assert_close(block(x), trunk * mask)
 
 
-def test_spatial_cnn_halves_between_stages():
+def test_spatial_cnn_halves_between_stages() -> None:
     network, shapes = SpatialCNN(widths=(4, 6, 8)), []
     for stage in network.stages:
         stage.register_forward_hook(lambda _m, _args, out: shapes.append(tuple(out.shape[1:])))
@@ -133,11 +137,12 @@ def test_spatial_cnn_halves_between_stages():
     assert shapes == [(4, 20, 28), (6, 10, 14), (8, 5, 7)]
 
 
-def test_a_stride_leaves_out_every_other_pixel_of_the_first_convolution():
+def test_a_stride_leaves_out_every_other_pixel_of_the_first_convolution() -> None:
     network = SpatialCNN(widths=(4, 6), depth=2, stride=2)
     strides = [m.stride for m in network.modules() if isinstance(m, nn.Conv2d)]
     assert strides.count((2, 2)) == 1
-    images, first = torch.randn(2, 3, 19, 29), network.stages[0][0].conv
+    stages: Any = network.stages
+    images, first = torch.randn(2, 3, 19, 29), stages[0][0].conv
     every = F.conv2d(images, first.weight, padding=1)
     torch.testing.assert_close(first(images), every[..., ::2, ::2])
     with pytest.raises(ValueError, match="stride must be at least 1, got 0"):
@@ -145,7 +150,7 @@ def test_a_stride_leaves_out_every_other_pixel_of_the_first_convolution():
 
 
 @pytest.mark.parametrize("network", [SpatialCNN(), SEResNet(widths=(16, 32, 64, 128))])
-def test_channels_last_gives_the_same_logits(network: nn.Module):
+def test_channels_last_gives_the_same_logits(network: nn.Module) -> None:
     network, images = network.eval(), torch.randn(2, 3, 32, 32)
     expected = network(images)
     last = network.to(memory_format=torch.channels_last)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from vision_attn.models import SEResNet, SpatialCNN, ViT
+from vision_attn.models.checkpoint import Rebuildable
 
 NETWORKS = [
     ViT(image_size=16, dim=12, depth=2, heads=3, registers=1),
@@ -14,7 +15,7 @@ NETWORKS = [
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: type(network).__name__)
-def test_compiled_and_exported_networks_give_the_same_logits(network):
+def test_compiled_and_exported_networks_give_the_same_logits(network: Rebuildable) -> None:
     network, images = network.eval(), torch.randn(2, 3, 16, 24)
     expected = network(images)
     compiled = torch.compile(network, backend="eager", fullgraph=True)

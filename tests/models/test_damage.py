@@ -2,6 +2,9 @@
 
 import random
 import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,27 +15,34 @@ from vision_attn.hub import load_model, load_sequences
 from vision_attn.models import ViT, describe
 from vision_attn.models.checkpoint import FORMAT, build, pack, unpack
 
-VIT = {"image_size": 16, "patch_size": 8, "num_classes": 3, "dim": 12, "depth": 1, "heads": 2}
-ABOUT = {
+VIT: dict[str, Any] = {
+    "image_size": 16,
+    "patch_size": 8,
+    "num_classes": 3,
+    "dim": 12,
+    "depth": 1,
+    "heads": 2,
+}
+ABOUT: dict[str, Any] = {
     "classes": ["a", "b", "c"],
     "preprocess": {"input_size": (16, 16), "mean": (0.5,) * 3, "std": (0.25,) * 3},
 }
 
 
-def whole() -> dict:
+def whole() -> dict[str, Any]:
     network = ViT(**VIT)
     weights = {f"network.{name}": value for name, value in network.state_dict().items()}
     return {"state_dict": weights, "vision_attn": pack(network, ABOUT)}
 
 
-def saved(tmp_path, change=lambda contents: None):
+def saved(tmp_path: Path, change: Callable[..., None] = lambda contents: None) -> Path:
     contents = whole()
     change(contents)
     torch.save(contents, tmp_path / "a.ckpt")
     return tmp_path / "a.ckpt"
 
 
-def test_pack_and_unpack_are_opposites(tmp_path):
+def test_pack_and_unpack_are_opposites(tmp_path: Path) -> None:
     contents = whole()
     torch.save(contents, tmp_path / "a.ckpt")
     found = unpack(tmp_path / "a.ckpt")
@@ -44,7 +54,7 @@ def test_pack_and_unpack_are_opposites(tmp_path):
     torch.testing.assert_close(found.weights, contents["state_dict"])
 
 
-def test_a_network_from_elsewhere_is_packed_without_a_description(tmp_path):
+def test_a_network_from_elsewhere_is_packed_without_a_description(tmp_path: Path) -> None:
     contents = {"state_dict": {"a": torch.ones(1)}, "vision_attn": pack(nn.Linear(1, 1), ABOUT)}
     torch.save(contents, tmp_path / "a.ckpt")
     found = unpack(tmp_path / "a.ckpt")
@@ -53,11 +63,11 @@ def test_a_network_from_elsewhere_is_packed_without_a_description(tmp_path):
         found.build()
 
 
-def test_a_checkpoint_is_opened_once(tmp_path, monkeypatch):
+def test_a_checkpoint_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, opened = saved(tmp_path), []
     original = torch.load
 
-    def counted(*args, **kwargs):
+    def counted(*args: Any, **kwargs: Any) -> Any:
         opened.append(args)
         return original(*args, **kwargs)
 
@@ -66,19 +76,21 @@ def test_a_checkpoint_is_opened_once(tmp_path, monkeypatch):
     assert len(opened) == 1
 
 
-def test_a_network_with_an_empty_layer_is_not_built():
+def test_a_network_with_an_empty_layer_is_not_built() -> None:
     """torch only warns of it, in three lines that name no file."""
     sizes = {"num_classes": 3, "layers": (1, 1, 1, 1), "widths": (8, 0, 8, 8)}
     with pytest.raises(ValueError, match="a layer would have no weights: a size is 0"):
         build({"class_path": "vision_attn.models.SEResNet", "init_args": sizes})
 
 
-def test_of_a_network_too_large_for_its_file_little_is_built(tmp_path, monkeypatch):
+def test_of_a_network_too_large_for_its_file_little_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn = []
     for name in ("trunc_normal_", "kaiming_uniform_", "uniform_", "normal_"):
         original = getattr(nn.init, name)
 
-        def counted(tensor, *args, original=original, **kwargs):
+        def counted(tensor: Any, *args: Any, original: Any = original, **kwargs: Any) -> Any:
             drawn.append(tensor.numel())
             return original(tensor, *args, **kwargs)
 
@@ -90,23 +102,23 @@ def test_of_a_network_too_large_for_its_file_little_is_built(tmp_path, monkeypat
     assert 0 < sum(drawn) < 4e6
 
 
-def entry(**changes):
+def entry(**changes: Any) -> Callable[..., Any]:
     return lambda contents: contents["vision_attn"].update(changes)
 
 
-def args(**changes):
+def args(**changes: Any) -> Callable[..., Any]:
     return lambda contents: contents["vision_attn"]["network"]["init_args"].update(changes)
 
 
-def weight(make):
-    def change(contents):
+def weight(make: Callable[..., Any]) -> Callable[..., Any]:
+    def change(contents: dict[Any, Any]) -> None:
         state = contents["state_dict"]
         state["network.head.weight"] = make(state["network.head.weight"])
 
     return change
 
 
-def with_nan(tensor):
+def with_nan(tensor: Any) -> Any:
     tensor = tensor.clone()
     tensor[1, 2] = torch.nan
     return tensor
@@ -179,7 +191,7 @@ DAMAGES = {
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 @pytest.mark.parametrize("name", DAMAGES)
-def test_damage_is_one_line_about_the_file(name, tmp_path):
+def test_damage_is_one_line_about_the_file(name: str, tmp_path: Path) -> None:
     change, message = DAMAGES[name]
     path = saved(tmp_path, change)
     with pytest.raises(ModelError, match=message) as caught:
@@ -191,7 +203,7 @@ def test_damage_is_one_line_about_the_file(name, tmp_path):
 @pytest.mark.parametrize(
     "damage", ["no zip", "cut", "several disks", "a member missing", "empty zip"]
 )
-def test_a_file_that_is_no_archive_is_one_line(damage, tmp_path):
+def test_a_file_that_is_no_archive_is_one_line(damage: str, tmp_path: Path) -> None:
     path = saved(tmp_path)
     if damage == "no zip":
         path.write_bytes(b"PK\x03\x04" + b"\0" * 1000)
@@ -213,7 +225,7 @@ def test_a_file_that_is_no_archive_is_one_line(damage, tmp_path):
             load(path)
 
 
-def test_a_flipped_byte_is_an_error_of_the_file_or_none(tmp_path):
+def test_a_flipped_byte_is_an_error_of_the_file_or_none(tmp_path: Path) -> None:
     whole = saved(tmp_path).read_bytes()
     with zipfile.ZipFile(tmp_path / "a.ckpt") as file:
         about = next(i for i in file.infolist() if i.filename.endswith("data.pkl"))
@@ -231,7 +243,9 @@ def test_a_flipped_byte_is_an_error_of_the_file_or_none(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["data.pkl", "data/0"])
-def test_a_compressed_part_is_refused_before_it_unfolds(part, tmp_path, monkeypatch):
+def test_a_compressed_part_is_refused_before_it_unfolds(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A pickle of 1 GB that deflates to 1 MB filled 2.7 GB of memory."""
     path = saved(tmp_path)
     with zipfile.ZipFile(path) as old:

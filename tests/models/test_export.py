@@ -1,6 +1,8 @@
 """`vision_attn.export`: a file that is right, or none."""
 
 import errno
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +23,7 @@ def model() -> Model:
 @pytest.mark.compiled
 @pytest.mark.filterwarnings("ignore")  # of what torch's exporters call
 @pytest.mark.parametrize("suffix", ["onnx", "pt2"])
-def test_the_file_gives_the_networks_logits(suffix, model, tmp_path):
+def test_the_file_gives_the_networks_logits(suffix: str, model: Model, tmp_path: Path) -> None:
     if suffix == "onnx":
         pytest.importorskip("onnxruntime")
     model.network.train()
@@ -45,14 +47,16 @@ def test_the_file_gives_the_networks_logits(suffix, model, tmp_path):
         torch.testing.assert_close(torch.from_numpy(logits), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_another_kind_of_name_is_refused(model, tmp_path):
+def test_another_kind_of_name_is_refused(model: Model, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"m\.h5: expected a name that ends in \.onnx or \.pt2"):
         vision_attn.export(model, tmp_path / "m.h5")
 
 
 @pytest.mark.parametrize("difference", [0.1, float("nan")])
-def test_a_file_with_other_logits_is_not_kept(difference, model, tmp_path, monkeypatch):
-    def wrong(network, images, path):
+def test_a_file_with_other_logits_is_not_kept(
+    difference: float, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(network: Any, images: torch.Tensor, path: Path) -> float:
         path.write_bytes(b"wrong")
         return difference
 
@@ -66,8 +70,10 @@ def test_a_file_with_other_logits_is_not_kept(difference, model, tmp_path, monke
 
 @pytest.mark.compiled
 @pytest.mark.filterwarnings("ignore")
-def test_a_full_disk_is_one_line_and_leaves_no_half_file(model, tmp_path, monkeypatch):
-    def full(content, path):
+def test_a_full_disk_is_one_line_and_leaves_no_half_file(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(content: Any, path: Path) -> None:
         path.write_bytes(bytes(content)[:100])
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -77,6 +83,6 @@ def test_a_full_disk_is_one_line_and_leaves_no_half_file(model, tmp_path, monkey
     assert not list(tmp_path.iterdir())
 
 
-def test_the_difference_is_relative_to_the_largest_logit():
+def test_the_difference_is_relative_to_the_largest_logit() -> None:
     found, expected = torch.tensor([[1.0, -8.0]]), torch.tensor([[1.5, -10.0]])
     assert module.relative_difference(found, expected) == pytest.approx(0.2)

@@ -1,3 +1,6 @@
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -8,7 +11,7 @@ from vision_attn.models import ConvEmbed, FastCNN, ViT, Whitening, WideEmbed, bu
 from vision_attn.training import parameter_groups
 
 
-def test_whitened_patches_are_uncorrelated_with_variance_one():
+def test_whitened_patches_are_uncorrelated_with_variance_one() -> None:
     images = torch.randn(11, 3, 13, 17).cumsum(3)  # neighbours alike
     layer = Whitening()
     layer.fit(images, eps=1e-9)
@@ -16,10 +19,11 @@ def test_whitened_patches_are_uncorrelated_with_variance_one():
     torch.testing.assert_close(found[:12].cov(), torch.eye(12).double(), atol=1e-3, rtol=0)
     torch.testing.assert_close(found[12:], -found[:12])
     assert not layer.conv.weight.requires_grad
+    assert layer.conv.bias is not None
     assert layer.conv.bias.requires_grad
 
 
-def test_fast_cnn_is_its_formula_and_starts_as_the_same_without_gates():
+def test_fast_cnn_is_its_formula_and_starts_as_the_same_without_gates() -> None:
     torch.manual_seed(3)
     network = FastCNN(num_classes=7, widths=(5, 11)).eval()
     images = torch.randn(2, 3, 32, 32)
@@ -37,7 +41,7 @@ def test_fast_cnn_is_its_formula_and_starts_as_the_same_without_gates():
 
 
 @pytest.mark.parametrize("gate", [CBAM, NoGate])
-def test_fast_cnn_is_rebuilt_from_its_description(gate):
+def test_fast_cnn_is_rebuilt_from_its_description(gate: Callable[..., nn.Module]) -> None:
     network = FastCNN(widths=(5, 7), gate=gate).eval()
     again = build(describe(network)).eval()
     again.load_state_dict(network.state_dict())
@@ -45,7 +49,7 @@ def test_fast_cnn_is_rebuilt_from_its_description(gate):
     torch.testing.assert_close(again(images), network(images))
 
 
-def test_tokens_of_convolutions_lie_where_patches_would():
+def test_tokens_of_convolutions_lie_where_patches_would() -> None:
     embed = ConvEmbed(dim=12, patch_size=4)
     images = torch.randn(2, 3, 20, 28)
     x = images
@@ -59,7 +63,7 @@ def test_tokens_of_convolutions_lie_where_patches_would():
             ConvEmbed(12, size)
 
 
-def test_tokens_of_wide_blocks_are_their_formula_and_lie_where_patches_would():
+def test_tokens_of_wide_blocks_are_their_formula_and_lie_where_patches_would() -> None:
     torch.manual_seed(5)
     embed = WideEmbed(dim=11, patch_size=8, widths=(5, 7)).eval()
     images = torch.randn(2, 3, 24, 40)
@@ -74,7 +78,7 @@ def test_tokens_of_wide_blocks_are_their_formula_and_lie_where_patches_would():
         WideEmbed(12, patch_size=8)
 
 
-def test_a_vit_of_wide_blocks_is_rebuilt_and_only_its_hidden_kernels_are_muons():
+def test_a_vit_of_wide_blocks_is_rebuilt_and_only_its_hidden_kernels_are_muons() -> None:
     torch.manual_seed(1)
     vit = ViT(16, 4, 3, dim=12, depth=1, heads=3, class_token=False, pool="mean", embed=WideEmbed)
     again = build(describe(vit.eval())).eval()
@@ -86,7 +90,7 @@ def test_a_vit_of_wide_blocks_is_rebuilt_and_only_its_hidden_kernels_are_muons()
     assert {tuple(k.shape[:2]) for k in kernels} == {(64, 24), (64, 64), (12, 64), (12, 12)}
 
 
-def test_tokens_of_several_convolutions_a_halving_with_norms():
+def test_tokens_of_several_convolutions_a_halving_with_norms() -> None:
     torch.manual_seed(5)
     embed = ConvEmbed(dim=10, patch_size=4, depth=2, norm=True)
     assert [c.out_channels for c in embed.convs] == [5, 5, 10, 10]
@@ -104,7 +108,7 @@ def test_tokens_of_several_convolutions_a_halving_with_norms():
         ConvEmbed(12, depth=0)
 
 
-def test_strided_convolutions_halve_instead_of_pooling():
+def test_strided_convolutions_halve_instead_of_pooling() -> None:
     torch.manual_seed(7)
     embed = ConvEmbed(dim=10, patch_size=4, depth=2, strided=True).double()
     images = torch.randn(2, 3, 20, 28, dtype=torch.float64)
@@ -115,8 +119,13 @@ def test_strided_convolutions_halve_instead_of_pooling():
     torch.testing.assert_close(embed(images), x.flatten(2).mT)
 
 
-def test_a_compact_vit_learns_drops_patches_and_is_rebuilt():
-    options = {"pool": "mean", "class_token": False, "embed": ConvEmbed, "patch_drop": 0.5}
+def test_a_compact_vit_learns_drops_patches_and_is_rebuilt() -> None:
+    options: dict[str, Any] = {
+        "pool": "mean",
+        "class_token": False,
+        "embed": ConvEmbed,
+        "patch_drop": 0.5,
+    }
     network = ViT(16, 4, 5, dim=12, depth=1, **options)
     images = torch.randn(3, 3, 16, 16)
     network(images).sum().backward()

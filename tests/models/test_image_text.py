@@ -3,6 +3,7 @@
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,9 @@ PHOTO = np.random.default_rng(0).integers(0, 255, (60, 50, 3), dtype=np.uint8)
 
 
 @pytest.fixture(scope="module", params=["clip", "siglip"])
-def saved(request, tmp_path_factory):
+def saved(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Any, Any, bool | str]:
     """A folder, the library's own network, its tokenizer and the tokenizer's padding."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp(request.param)
@@ -39,12 +42,12 @@ def saved(request, tmp_path_factory):
     return folder, network, texts.tokenizer(clip), True if clip else "max_length"
 
 
-def own_inputs(saved, words):
+def own_inputs(saved: tuple[Any, Any, Any, bool | str], words: list[str]) -> Any:
     _, _, tokenizer, padding = saved
     return tokenizer(words, padding=padding, truncation=True, max_length=11, return_tensors="pt")
 
 
-def test_logits_are_those_of_transformers(saved):
+def test_logits_are_those_of_transformers(saved: tuple[Any, Any, Any, bool | str]) -> None:
     folder, network, _, padding = saved
     model = load_model(f"hf:{folder}", classes=CLASSES)
     with torch.no_grad():
@@ -58,7 +61,9 @@ def test_logits_are_those_of_transformers(saved):
     assert "class_embeddings" in model.network.state_dict()  # other classes, another network
 
 
-def test_several_texts_are_averaged_as_embeddings_of_length_one(saved):
+def test_several_texts_are_averaged_as_embeddings_of_length_one(
+    saved: tuple[Any, Any, Any, bool | str],
+) -> None:
     folder, network, *_ = saved
     templates = ["a photo of the {}", "{} ."]
     model = load_model(
@@ -79,7 +84,7 @@ def test_several_texts_are_averaged_as_embeddings_of_length_one(saved):
 
 
 @pytest.mark.parametrize("kind", ["metaclip_2", "altclip", "chinese_clip"])
-def test_other_kinds_of_transformers(kind, tmp_path):
+def test_other_kinds_of_transformers(kind: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -96,12 +101,13 @@ def test_other_kinds_of_transformers(kind, tmp_path):
     assert found.tokens == ["<start>", "the", "cat", "<end>"]
     assert sum(found.values) + found.rest == pytest.approx(found.logit, abs=1e-5)
     maps = LibraGradient(check=True)(model, IMAGES, 1)
+    assert maps.completeness_gap is not None
     assert maps.completeness_gap.max() < 1e-5
     long = load_model(f"hf:{tmp_path}", classes=["dog " * 40, "cat"])  # more than it has places
     assert long.network(IMAGES).isfinite().all()
 
 
-def test_siglip_2_of_any_proportions(tmp_path):
+def test_siglip_2_of_any_proportions(tmp_path: Path) -> None:
     from transformers.models.siglip2.image_processing_pil_siglip2 import convert_image_to_patches
 
     torch.manual_seed(0)
@@ -123,12 +129,14 @@ def test_siglip_2_of_any_proportions(tmp_path):
         ).logits_per_image
     torch.testing.assert_close(model.network(images), expected, atol=1e-5, rtol=1e-5)
     assert Rollout()(model, images).values.shape == (3, 2, 4)
-    assert LibraGradient(check=True)(model, images, 1).completeness_gap.max() < 1e-5
+    gap = LibraGradient(check=True)(model, images, 1).completeness_gap
+    assert gap is not None
+    assert gap.max() < 1e-5
 
 
-def test_open_clip():
+def test_open_clip() -> None:
     open_clip = pytest.importorskip("open_clip")
-    args = {"embed_dim": 7, "vision_cfg": {"image_size": 32, "layers": 2, "width": 64,
+    args: dict[str, Any] = {"embed_dim": 7, "vision_cfg": {"image_size": 32, "layers": 2, "width": 64,
             "head_width": 32, "patch_size": 16}, "text_cfg": {"context_length": 12,
             "vocab_size": 49408, "width": 16, "heads": 2, "layers": 2}}  # fmt: skip
     torch.manual_seed(0)
@@ -159,7 +167,9 @@ def test_open_clip():
 PERTURBING = {"Occlusion", "IntegratedGradients", "LIME", "MaskedRegression"}
 
 
-def test_every_explainer_runs_and_rollout_has_the_grid_of_the_patches(saved):
+def test_every_explainer_runs_and_rollout_has_the_grid_of_the_patches(
+    saved: tuple[Any, Any, Any, bool | str],
+) -> None:
     model = load_model(f"hf:{saved[0]}", classes=CLASSES)
     chosen = fitting_methods(model)
     names = {type(method).__name__ for method in chosen}
@@ -170,12 +180,14 @@ def test_every_explainer_runs_and_rollout_has_the_grid_of_the_patches(saved):
         if isinstance(method, Rollout):
             assert maps.values.shape == (2, 3, 3)
             assert (maps.values > 0).all()
-    assert LibraGradient(check=True)(model, IMAGES[:2], 1).completeness_gap.max() < 1e-5
+    gap = LibraGradient(check=True)(model, IMAGES[:2], 1).completeness_gap
+    assert gap is not None
+    assert gap.max() < 1e-5
     found = model.explain(PHOTO, "Rollout", target="the cat")
     assert found.maps[0].values.shape == (3, 3)
 
 
-def test_the_network_is_of_images_alone(saved):
+def test_the_network_is_of_images_alone(saved: tuple[Any, Any, Any, bool | str]) -> None:
     """So that layers, weights and attention are those of the image tower."""
     model = load_model(f"hf:{saved[0]}", classes=CLASSES)
     assert not [name for name, _ in model.network.named_modules() if "text" in name]
@@ -183,16 +195,16 @@ def test_the_network_is_of_images_alone(saved):
     assert {tuple(weights.shape[2:]) for weights in calls.values()} <= {(10, 10), (9, 9), (1, 9)}
 
 
-def norm_by_hand(norm, x):
+def norm_by_hand(norm: Any, x: Any) -> Any:
     spread = (x.var(-1, correction=0, keepdim=True) + norm.eps).sqrt().detach()
     return (x - x.mean(-1, keepdim=True)) / spread * norm.weight.detach() + norm.bias
 
 
-def held(function, x):
+def held(function: Any, x: Any) -> Any:
     return x * (function(x) / x).detach()
 
 
-def texts_by_hand(model, inputs, clip):
+def texts_by_hand(model: Any, inputs: Any, clip: bool) -> tuple[Any, Any, list[Any]]:
     """A text tower by its formulas: what normalises or gates is detached.
 
     Returns the embeddings (n d), the tokens' vectors and all constants that are added.
@@ -225,7 +237,9 @@ def texts_by_hand(model, inputs, clip):
     return (model.text_projection if clip else tower.head)(pooled), leaf, constants
 
 
-def test_shares_of_tokens_and_of_constants_are_those_of_a_tower_written_by_hand(saved):
+def test_shares_of_tokens_and_of_constants_are_those_of_a_tower_written_by_hand(
+    saved: tuple[Any, Any, Any, bool | str],
+) -> None:
     folder, _, _, padding = saved
     classes = {"dog": ["a photo of a dog", "small dog"], "cat": "cat"}
     model = load_model(f"hf:{folder}", classes=classes)
@@ -261,7 +275,7 @@ def test_shares_of_tokens_and_of_constants_are_those_of_a_tower_written_by_hand(
 PHOTO_IMAGE = Image.fromarray(PHOTO)
 
 
-def test_a_network_in_train_mode_stays_as_it_was(saved):
+def test_a_network_in_train_mode_stays_as_it_was(saved: tuple[Any, Any, Any, bool | str]) -> None:
     model = load_model(f"hf:{saved[0]}", classes=CLASSES)
     expected = token_attribution(model, PHOTO, 1)
     network, own = model.network.train(), model.network.texts.model.train()
@@ -271,7 +285,7 @@ def test_a_network_in_train_mode_stays_as_it_was(saved):
     assert not [module for module in own.modules() if module._forward_hooks]
 
 
-def test_words_are_named_and_drawn(saved):
+def test_words_are_named_and_drawn(saved: tuple[Any, Any, Any, bool | str]) -> None:
     model = load_model(f"hf:{saved[0]}", classes=CLASSES)
     found = token_attribution(model, PHOTO)
     logits = model.network(model.preprocess(PHOTO_IMAGE)[None])[0]
@@ -299,14 +313,19 @@ def test_words_are_named_and_drawn(saved):
         (["dog"], "a {}", "templates: expected a list of texts with {}, got 'a {}'"),
     ],
 )
-def test_classes_that_are_none(classes, templates, message):
+def test_classes_that_are_none(
+    classes: str | dict[str, list[Any]] | list[str], templates: str | None, message: str
+) -> None:
     with pytest.raises(ModelError) as caught:
         prompts_of(classes, templates)
     assert str(caught.value).startswith(message)
 
 
-def test_what_is_missing_is_said_in_one_line(saved, tmp_path):
+def test_what_is_missing_is_said_in_one_line(
+    saved: tuple[Any, Any, Any, bool | str], tmp_path: Path
+) -> None:
     folder, *_ = saved
+    options: Any
     for spec, options, message in [
         (f"hf:{folder}", {}, "compares images with texts: give the classes in words, classes="),
         (f"hf:{folder}", {"templates": ["a {}"]}, "templates: expected classes beside them"),
@@ -326,7 +345,9 @@ def test_what_is_missing_is_said_in_one_line(saved, tmp_path):
         load_model(f"hf:{tmp_path}", classes=CLASSES)
 
 
-def test_the_command_line_takes_classes_and_a_file_of_them(saved, tmp_path, capsys):
+def test_the_command_line_takes_classes_and_a_file_of_them(
+    saved: tuple[Any, Any, Any, bool | str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Image.fromarray(PHOTO).save(tmp_path / "photo.png")
     (tmp_path / "classes.txt").write_text("dog\n\ncat\n")
     rest = ["--device", "cpu", "--method", "GradCAM", "-o", str(tmp_path / "out")]

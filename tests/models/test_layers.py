@@ -7,7 +7,7 @@ import torch
 from vision_attn.models.layers import DropPath, LayerScale, Mlp, resampled_positions
 
 
-def test_an_mlp_has_timms_names_weights_and_values():
+def test_an_mlp_has_timms_names_weights_and_values() -> None:
     torch.manual_seed(0)
     theirs = timm.layers.Mlp(5, 11).double()
     torch.manual_seed(0)
@@ -17,7 +17,7 @@ def test_an_mlp_has_timms_names_weights_and_values():
     assert torch.equal(ours(x), theirs(x))
 
 
-def test_a_layer_scale_is_timms():
+def test_a_layer_scale_is_timms() -> None:
     ours, theirs = LayerScale(7, 0.25), timm.layers.LayerScale(7, 0.25)
     assert torch.equal(ours.gamma, theirs.gamma)
     ours.load_state_dict(theirs.state_dict())
@@ -28,7 +28,7 @@ def test_a_layer_scale_is_timms():
 
 @pytest.mark.parametrize("probability", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("training", [True, False])
-def test_paths_are_dropped_as_by_timm(probability, training):
+def test_paths_are_dropped_as_by_timm(probability: float, training: bool) -> None:
     x = torch.randn(13, 3, 7, dtype=torch.float64)
     ours, theirs = DropPath(probability), timm.layers.DropPath(probability)
     torch.manual_seed(5)
@@ -42,7 +42,7 @@ def test_paths_are_dropped_as_by_timm(probability, training):
 
 @pytest.mark.parametrize("prefix", [0, 1, 5])
 @pytest.mark.parametrize("wanted", [(3, 4), (7, 5), (2, 3), (4, 3), (1, 12)])
-def test_positions_are_resampled_as_by_timm(prefix, wanted):
+def test_positions_are_resampled_as_by_timm(prefix: int, wanted: tuple[int, int]) -> None:
     positions = torch.randn(1, prefix + 3 * 4, 11, dtype=torch.bfloat16)
     expected = timm.layers.resample_abs_pos_embed(positions, list(wanted), [3, 4], prefix)
     assert torch.equal(resampled_positions(positions, prefix, (3, 4), wanted), expected)

@@ -1,6 +1,7 @@
 """timm's CNNs, read out by attention."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,9 @@ SMALL = {"channels": [8, 8, 16, 16], "output_stride": 8}
     ],
 )
 @torch.no_grad()
-def test_the_layout_is_that_of_the_last_features(name: str, args: dict, grid: tuple) -> None:
+def test_the_layout_is_that_of_the_last_features(
+    name: str, args: dict[str, Any], grid: tuple[Any, ...]
+) -> None:
     network = PooledCNN(name, 5, pool=HierarchicalPool, model_args=args).eval()
     assert network.trunk.forward_features(IMAGES).shape[2:] == grid
     assert network.layout((64, 96)).grid == grid

@@ -1,25 +1,27 @@
 """Our ViT against timm's, with weights far from the start so that every one of them counts."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import timm
 import torch
 from torch import nn
 
-from vision_attn.attention import Additive, ClassToken, MeanPool, MultiHeadAttention
+from vision_attn.attention import Additive, ClassToken, MeanPool, MultiHeadAttention, Readout
 from vision_attn.models import ModelError, ViT, vit_from_timm
 from vision_attn.types import TokenLayout
 
 
-def perturbed(network: nn.Module, by: float = 0.05) -> nn.Module:
+def perturbed(network: nn.Module, by: float = 0.05) -> Any:
     with torch.no_grad():
         for parameter in network.parameters():
-            parameter += by * torch.randn_like(parameter)
+            parameter.add_(by * torch.randn_like(parameter))
     return network.eval()
 
 
-def small(**args) -> ViT:
+def small(**args: Any) -> ViT:
     return perturbed(ViT(**{"image_size": 16, "dim": 12, "depth": 2, "heads": 3, **args}))
 
 
@@ -38,7 +40,7 @@ def small(**args) -> ViT:
     ],
 )
 @torch.no_grad()
-def test_timm_weights_give_timm_logits(name, args):
+def test_timm_weights_give_timm_logits(name: str, args: dict[str, Any]) -> None:
     theirs = perturbed(timm.create_model(name, **args))
     ours = vit_from_timm(theirs)
     ours.load_state_dict(theirs.state_dict(), strict=True)
@@ -51,7 +53,7 @@ def test_timm_weights_give_timm_logits(name, args):
 
 @pytest.mark.parametrize("args", [{}, {"no_embed_class": True, "reg_tokens": 3}])
 @torch.no_grad()
-def test_another_image_size_resamples_positions_as_timm(args):
+def test_another_image_size_resamples_positions_as_timm(args: dict[str, Any]) -> None:
     theirs = perturbed(
         timm.create_model("vit_tiny_patch16_224", dynamic_img_size=True, depth=3, **args)
     )
@@ -69,7 +71,7 @@ def test_another_image_size_resamples_positions_as_timm(args):
         ("vit_base_patch32_clip_quickgelu_224", "exact GELU"),
     ],
 )
-def test_other_networks_of_timm_are_refused(name, message):
+def test_other_networks_of_timm_are_refused(name: str, message: str) -> None:
     with torch.device("meta"):
         theirs = timm.create_model(name)
     with pytest.raises(ModelError, match=message):
@@ -85,7 +87,7 @@ def test_other_networks_of_timm_are_refused(name, message):
     ],
 )
 @torch.no_grad()
-def test_kept_tokens_are_all_the_network_sees(args):
+def test_kept_tokens_are_all_the_network_sees(args: dict[str, float]) -> None:
     vit = small(**args)
     images = torch.randn(2, 3, 16, 24)
     every = torch.arange(6).expand(2, 6)
@@ -102,14 +104,14 @@ def test_kept_tokens_are_all_the_network_sees(args):
     torch.testing.assert_close(vit.forward_kept_tokens(changed, keep), kept)
 
 
-def test_only_the_class_token_can_do_without_patches():
+def test_only_the_class_token_can_do_without_patches() -> None:
     images, none = torch.randn(2, 3, 16, 16), torch.empty(2, 0, dtype=torch.long)
     assert small().forward_kept_tokens(images, none).isfinite().all()
     with pytest.raises(ValueError, match="keep at least one patch: pool='mean' reads the patches"):
         small(pool="mean").forward_kept_tokens(images, none)
 
 
-def test_patch_drop_works_in_training_alone():
+def test_patch_drop_works_in_training_alone() -> None:
     vit, images = small(patch_drop=0.5), torch.randn(2, 3, 16, 16)
     seen = []
     vit.blocks[0].register_forward_hook(lambda _m, args, _out: seen.append(args[0].shape[1]))
@@ -118,12 +120,12 @@ def test_patch_drop_works_in_training_alone():
     assert seen == [1 + 2, 1 + 4]
 
 
-def test_drop_path_rises_with_depth():
+def test_drop_path_rises_with_depth() -> None:
     vit = ViT(depth=3, drop_path=0.2)
     assert [block.drop_path.drop_prob for block in vit.blocks] == [0, 0.1, 0.2]
 
 
-def test_any_attention_goes_in_its_slot():
+def test_any_attention_goes_in_its_slot() -> None:
     factory = partial(MultiHeadAttention, score=Additive)
     vit, images = small(attention=factory), torch.randn(2, 3, 16, 24)
     scores = [block.attn.attend.score for block in vit.blocks]
@@ -140,11 +142,11 @@ class First(nn.Module):
         super().__init__()
         self.out_dim = dim // 2
 
-    def forward(self, tokens, layout=None):
+    def forward(self, tokens: Any, layout: Any = None) -> Any:
         return tokens[:, layout.prefix, : self.out_dim]
 
 
-def test_a_readout_goes_in_the_pool_slot():
+def test_a_readout_goes_in_the_pool_slot() -> None:
     vit = small(pool=First)
     assert vit(torch.randn(2, 3, 16, 16)).shape == (2, 10)
     assert vit.head.in_features == 6
@@ -153,7 +155,7 @@ def test_a_readout_goes_in_the_pool_slot():
     )
 
 
-def test_layout_counts_every_prefix_token():
+def test_layout_counts_every_prefix_token() -> None:
     vit = small(registers=2, pool="mean")
     assert vit.layout((24, 16)) == TokenLayout(prefix=3, grid=(3, 2), pool="mean", class_token=True)
 
@@ -171,18 +173,18 @@ def test_layout_counts_every_prefix_token():
         ({"image_size": (16, 20)}, "multiples of the patch size 8, got 16x20"),
     ],
 )
-def test_wrong_arguments_are_named(args, message):
+def test_wrong_arguments_are_named(args: dict[str, float | tuple[int, int]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small(**args)
 
 
-def test_an_image_that_does_not_fit_the_patches_is_named():
+def test_an_image_that_does_not_fit_the_patches_is_named() -> None:
     with pytest.raises(ValueError, match=r"patch size 8, got 16x20 \(height x width\)"):
         small()(torch.zeros(1, 3, 16, 20))
 
 
 @pytest.mark.parametrize(("name", "readout"), [("cls", ClassToken), ("mean", MeanPool)])
-def test_a_pool_by_name_and_its_readout_are_one(name, readout):
+def test_a_pool_by_name_and_its_readout_are_one(name: str, readout: Callable[..., Readout]) -> None:
     torch.manual_seed(3)
     by_name = small(pool=name, registers=2)
     torch.manual_seed(3)
@@ -195,7 +197,7 @@ def test_a_pool_by_name_and_its_readout_are_one(name, readout):
         assert torch.equal(by_class.forward_kept_tokens(images, kept), expected)
 
 
-def test_a_mean_leaves_out_the_prefix_of_kept_patches():
+def test_a_mean_leaves_out_the_prefix_of_kept_patches() -> None:
     vit = small(pool="mean", registers=2, depth=0)
     images, keep = torch.randn(2, 3, 16, 16), torch.tensor([[0, 3], [1, 2]])
     patches = vit.tokens(images, vit.grid, keep)[:, 3:]

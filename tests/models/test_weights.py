@@ -1,6 +1,9 @@
 """Weights files: read without running code, fitted by name and shape, errors in one line."""
 
 import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -19,14 +22,14 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 5))
 
 
-def save(path, contents):
+def save(path: Path, contents: list[Any] | dict[str, Any]) -> Path:
     torch.save(contents, path)
     return path
 
 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
 @pytest.mark.parametrize("prefix", ["", "network.", "module.network."])
-def test_weights_come_back_from_every_file(tmp_path, suffix, prefix):
+def test_weights_come_back_from_every_file(tmp_path: Path, suffix: str, prefix: str) -> None:
     trained, fresh = network(), network()
     state = {f"{prefix}{name}": tensor for name, tensor in trained.state_dict().items()}
     path = tmp_path / f"a.{suffix}"
@@ -36,7 +39,7 @@ def test_weights_come_back_from_every_file(tmp_path, suffix, prefix):
 
 
 @pytest.mark.parametrize("key", ["state_dict", "model", "state_dict_ema"])
-def test_checkpoints_of_others_are_unpacked(tmp_path, key):
+def test_checkpoints_of_others_are_unpacked(tmp_path: Path, key: str) -> None:
     trained, fresh = network(), network()
     contents = {"model": {}, key: {**trained.state_dict()}, "epoch": 3}
     if key == "model":
@@ -46,7 +49,7 @@ def test_checkpoints_of_others_are_unpacked(tmp_path, key):
     torch.testing.assert_close(fresh.state_dict(), trained.state_dict())
 
 
-def test_a_lightning_checkpoint_gives_the_network_and_leaves_the_rest(tmp_path):
+def test_a_lightning_checkpoint_gives_the_network_and_leaves_the_rest(tmp_path: Path) -> None:
     trained, fresh = network(), network()
     state = {f"network.{name}": tensor for name, tensor in trained.state_dict().items()}
     path = save(tmp_path / "a.ckpt", {"state_dict": {**state, "loss.weight": torch.ones(5)}})
@@ -55,11 +58,11 @@ def test_a_lightning_checkpoint_gives_the_network_and_leaves_the_rest(tmp_path):
 
 
 class Evil:
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return (pytest.fail, ("the code in the file was run",))
 
 
-def cut(path):
+def cut(path: Path) -> Any:
     path.write_bytes(path.read_bytes()[:-200])
     return path
 
@@ -80,7 +83,9 @@ def cut(path):
         (lambda p: save(p / "a.pth", [1, 2]), "holds a list; expected a dict"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_one_line(tmp_path, make, message):
+def test_a_file_that_cannot_be_read_is_one_line(
+    tmp_path: Path, make: Callable[..., Any], message: str
+) -> None:
     path = make(tmp_path)
     with pytest.raises(ModelError, match=message) as caught:
         read_file(path)
@@ -88,34 +93,34 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path, make, message):
     assert "\n" not in str(caught.value)
 
 
-def write(path, contents: bytes):
+def write(path: Any, contents: bytes) -> Any:
     path.write_bytes(contents)
     return path
 
 
-def save_as_torch_did(path):
+def save_as_torch_did(path: Path) -> Path:
     """The format of torch before 1.6."""
     torch.save(network().state_dict(), path, _use_new_zipfile_serialization=False)
     return path
 
 
-def test_old_files_of_torch_are_read(tmp_path):
+def test_old_files_of_torch_are_read(tmp_path: Path) -> None:
     assert (
         read_weights(save_as_torch_did(tmp_path / "a.pth")).keys() == network().state_dict().keys()
     )
 
 
-def save_as_safetensors(path):
+def save_as_safetensors(path: Path) -> Path:
     save_file(network().state_dict(), path)
     return path
 
 
-def test_a_file_without_weights_is_named(tmp_path):
+def test_a_file_without_weights_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="holds no weights"):
         read_weights(save(tmp_path / "a.pth", {"epoch": 3}))
 
 
-def test_what_does_not_fit_is_named_and_nothing_is_loaded():
+def test_what_does_not_fit_is_named_and_nothing_is_loaded() -> None:
     ours = network()
     before = {name: tensor.clone() for name, tensor in ours.state_dict().items()}
     state = {**before, "1.weight": torch.zeros(7, 3), "2.weight": torch.zeros(1)}
@@ -129,7 +134,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_loaded():
     torch.testing.assert_close(ours.state_dict(), before)
 
 
-def test_a_timm_network_starts_from_a_file_with_a_new_classifier(tmp_path):
+def test_a_timm_network_starts_from_a_file_with_a_new_classifier(tmp_path: Path) -> None:
     start = timm.create_model("test_vit", num_classes=7)
     path = save(tmp_path / "start.pth", start.state_dict())
     ours = TimmModel("test_vit", num_classes=3, weights=str(path)).network
@@ -139,7 +144,7 @@ def test_a_timm_network_starts_from_a_file_with_a_new_classifier(tmp_path):
         TimmModel("test_vit", weights=str(path))
 
 
-def test_timm_resamples_the_positions_of_a_file(tmp_path):
+def test_timm_resamples_the_positions_of_a_file(tmp_path: Path) -> None:
     start = timm.create_model("test_vit")
     path = save(tmp_path / "start.pth", start.state_dict())
     ours = create_timm("test_vit", image_size=(96, 64))
@@ -157,13 +162,15 @@ def test_timm_resamples_the_positions_of_a_file(tmp_path):
         ("test_vit", {"checkpoint_path": "a.pth"}, "'checkpoint_path' is not an argument of a"),
     ],
 )
-def test_what_timm_cannot_build_is_one_line(name, args, message):
+def test_what_timm_cannot_build_is_one_line(name: str, args: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message) as caught:
         create_timm(name, **args)
     assert "\n" not in str(caught.value)
 
 
-def test_offline_a_download_fails_at_once_and_says_what_to_do(monkeypatch, tmp_path):
+def test_offline_a_download_fails_at_once_and_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(download_module, "_reachable", lambda url: False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ModelError, match=r"timm:test_vit: .* --weights FILE .* --pretrained false"):
@@ -171,5 +178,5 @@ def test_offline_a_download_fails_at_once_and_says_what_to_do(monkeypatch, tmp_p
     assert not is_offline()
 
 
-def test_a_server_that_does_not_answer_is_out_of_reach():
+def test_a_server_that_does_not_answer_is_out_of_reach() -> None:
     assert not download_module._reachable("http://127.0.0.1:9")

@@ -1,6 +1,7 @@
 """Tiny networks of images and texts, saved to a folder with their tokenizers."""
 
 import json
+from typing import Any
 
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -16,7 +17,7 @@ TEXT = {
 }  # fmt: skip
 
 
-def tokenizer(ends=True):
+def tokenizer(ends: bool = True) -> transformers.TokenizersBackend:
     """Words by spaces; `ends`: a start and an end token, as CLIP has."""
     special = ["<pad>", "<unk>", "<start>", "<end>"]
     known = {word: at for at, word in enumerate([*special, *WORDS])}
@@ -36,7 +37,7 @@ def tokenizer(ends=True):
     )
 
 
-def processor(folder, kind):
+def processor(folder: Any, kind: str) -> None:
     about = {
         "image_processor_type": kind, "size": {"height": 48, "width": 48}, "do_resize": True,
         "do_normalize": True, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4],
@@ -45,7 +46,7 @@ def processor(folder, kind):
     (folder / "preprocessor_config.json").write_text(json.dumps(about))
 
 
-def spread(model):
+def spread(model: transformers.PreTrainedModel) -> Any:
     """Weights that differ enough for logits to, and biases that are not 0."""
     for parameter in model.parameters():
         if parameter.ndim:
@@ -53,14 +54,14 @@ def spread(model):
     return model.eval()
 
 
-def clip(folder):
+def clip(folder: Any) -> Any:
     eos = {"eos_token_id": 3, "bos_token_id": 2, "pad_token_id": 0}
     config = transformers.CLIPConfig(text_config=TEXT | eos, vision_config=VISION, projection_dim=7)
     model = spread(transformers.CLIPModel(config))
     return saved(model, folder, tokenizer(), "CLIPImageProcessor")
 
 
-def siglip(folder):
+def siglip(folder: Any) -> Any:
     text = TEXT | {"projection_size": 12, "pad_token_id": 0, "eos_token_id": 3, "bos_token_id": 2}
     config = transformers.SiglipConfig(text_config=text, vision_config=VISION)
     model = spread(transformers.SiglipModel(config))
@@ -69,7 +70,7 @@ def siglip(folder):
     return saved(model, folder, tokenizer(ends=False), "SiglipImageProcessor")
 
 
-def metaclip_2(folder):
+def metaclip_2(folder: Any) -> Any:
     eos = {"eos_token_id": 3, "bos_token_id": 2, "pad_token_id": 0}
     config = transformers.MetaClip2Config(
         text_config=TEXT | eos | {"projection_dim": 7},
@@ -80,7 +81,7 @@ def metaclip_2(folder):
     return saved(model, folder, tokenizer(), "CLIPImageProcessor")
 
 
-def altclip(folder):
+def altclip(folder: Any) -> Any:
     """Positions of its texts are counted from behind the padding's, as RoBERTa's."""
     own = {"eos_token_id": 3, "bos_token_id": 2, "pad_token_id": 0, "project_dim": 8}
     config = transformers.AltCLIPConfig(
@@ -90,7 +91,7 @@ def altclip(folder):
     return saved(model, folder, tokenizer(), "CLIPImageProcessor")
 
 
-def chinese_clip(folder):
+def chinese_clip(folder: Any) -> Any:
     config = transformers.ChineseCLIPConfig(
         text_config=TEXT | {"pad_token_id": 0}, vision_config=VISION, projection_dim=7
     )
@@ -98,7 +99,7 @@ def chinese_clip(folder):
     return saved(model, folder, tokenizer(), "ChineseCLIPImageProcessor")
 
 
-def naflex(folder):
+def naflex(folder: Any) -> Any:
     """SigLIP 2 of images in any proportions."""
     text = TEXT | {"projection_size": 12, "pad_token_id": 0, "eos_token_id": 3, "bos_token_id": 2}
     vision = {name: size for name, size in VISION.items() if name != "image_size"}
@@ -106,7 +107,7 @@ def naflex(folder):
     return saved(spread(transformers.Siglip2Model(config)), folder, tokenizer(ends=False), None)
 
 
-def saved(model, folder, words, kind):
+def saved(model: Any, folder: Any, words: transformers.TokenizersBackend, kind: str | None) -> Any:
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     words.save_pretrained(folder)
