@@ -39,6 +39,7 @@ def read(text: str) -> date:
         year, month, day = text.split("-")
     else:
         name = re.search("|".join(m[:3] for m in MONTHS), text.split(", ", text.count("day, "))[-1])
+        assert name is not None
         month = str([m[:3] for m in MONTHS].index(name.group()) + 1)
         day, year = re.findall(r"\d+", text)
     century = {2: 1900 if int(year) >= 50 else 2000, 4: 0}[len(year)]
@@ -47,7 +48,7 @@ def read(text: str) -> date:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("day", [date(1950, 1, 1), date(2004, 2, 29), date(1999, 11, 23)])
-def test_every_form_says_the_date(form: str, day: date):
+def test_every_form_says_the_date(form: str, day: date) -> None:
     assert read(written(day, form)) == day
 
 
@@ -55,12 +56,12 @@ def test_every_form_says_the_date(form: str, day: date):
     ("number", "end"),
     [(1, "st"), (2, "nd"), (3, "rd"), (4, "th"), (11, "th"), (12, "th"), (23, "rd")],
 )
-def test_ordinals(number: int, end: str):
+def test_ordinals(number: int, end: str) -> None:
     assert suffix(number) == end
 
 
 @pytest.mark.slow
-def test_configs_take_the_longest_source():
+def test_configs_take_the_longest_source() -> None:
     days = [FIRST + timedelta(days=day) for day in range(DAYS)]
     lengths = {len(written(day, form)) for day in days for form in FORMS}
     assert min(lengths) == 6
@@ -71,7 +72,7 @@ def test_configs_take_the_longest_source():
         assert network["init_args"]["encoder"]["init_args"]["longest"] == longest, config.name
 
 
-def test_targets_are_what_the_sources_say():
+def test_targets_are_what_the_sources_say() -> None:
     intervals = 0
     for source, target in Dates().texts("test", 0, 300):
         parts = re.split(
@@ -83,13 +84,13 @@ def test_targets_are_what_the_sources_say():
     assert 120 < intervals < 180
 
 
-def test_an_example_depends_on_its_number_seed_and_split_alone():
+def test_an_example_depends_on_its_number_seed_and_split_alone() -> None:
     assert Dates().texts("train", 7, 9) == Dates(train=5).texts("train", 0, 20)[7:9]
     first = Dates().texts("train", 0, 3)
     assert first != Dates().texts("val", 0, 3) != Dates(seed=1).texts("val", 0, 3)
 
 
-def test_every_day_and_form_comes_up():
+def test_every_day_and_form_comes_up() -> None:
     pairs = Dates(intervals=0.0).texts("train", 0, 2000)
     assert {target[5:7] for _, target in pairs} == {f"{m:02}" for m in range(1, 13)}
     assert {target[:2] for _, target in pairs} == {"19", "20"}
@@ -97,7 +98,7 @@ def test_every_day_and_form_comes_up():
     assert not any("/" in target for _, target in pairs)
 
 
-def test_examples_are_padded_rows_of_symbols():
+def test_examples_are_padded_rows_of_symbols() -> None:
     pairs = Dates(train=50).examples("train")
     texts = Dates(train=50).texts("train", 0, 50)
     assert ["".join(row) for row in WRITTEN.decode(pairs.source)] == [s for s, _ in texts]
@@ -106,7 +107,7 @@ def test_examples_are_padded_rows_of_symbols():
     assert ends.tolist() == [len(t) for _, t in texts]
 
 
-def test_a_batch_is_as_long_as_its_longest():
+def test_a_batch_is_as_long_as_its_longest() -> None:
     pairs = Dates(train=64).examples("train")
     batches = ExampleBatches(pairs, InOrder(64, 10), None)
     assert len(batches) == 7
@@ -117,7 +118,7 @@ def test_a_batch_is_as_long_as_its_longest():
         assert batch.objects is None
 
 
-def test_batches_go_on_where_they_were_left():
+def test_batches_go_on_where_they_were_left() -> None:
     pairs = Dates(train=64).examples("train")
     make = lambda: ExampleBatches(pairs, Shuffled(64, 10, seed=3), None)  # noqa: E731
     first = iter(make())
@@ -134,7 +135,7 @@ def test_batches_go_on_where_they_were_left():
     assert torch.equal(next(first).target, whole[0].target)
 
 
-def test_vocabulary_there_and_back():
+def test_vocabulary_there_and_back() -> None:
     words = Vocabulary(["yes", "no"])
     rows = words.encode([["no"], ["yes", "yes", "no"]], stop=True)
     assert rows.tolist() == [[4, STOP, PAD, PAD], [3, 3, 4, STOP]]
@@ -143,17 +144,17 @@ def test_vocabulary_there_and_back():
 
 
 @pytest.mark.parametrize("rows", [["12", ""], [""]])
-def test_an_empty_source(rows: list[str]):
+def test_an_empty_source(rows: list[str]) -> None:
     with pytest.raises(DataError, match="expected at least one symbol, got an empty source"):
         ISO.encode(rows)
 
 
-def test_an_unknown_symbol():
+def test_an_unknown_symbol() -> None:
     with pytest.raises(DataError, match=r"unknown symbol 'ü' in '1\. für 2': expected only"):
         WRITTEN.encode(["1. für 2"])
 
 
-def test_bad_options():
+def test_bad_options() -> None:
     with pytest.raises(ValueError, match="twice in the vocabulary"):
         Vocabulary("aba")
     with pytest.raises(ValueError, match="at least 1, got"):
@@ -162,7 +163,7 @@ def test_bad_options():
         Dates(intervals=2.0)
 
 
-def test_batch_takes_any_items():
+def test_batch_takes_any_items() -> None:
     pairs = Dates(train=20).examples("train")
     batch = ExampleBatches(pairs, InOrder(20, 5), None).batch(np.array([19, 3]))
     assert torch.equal(batch.target[1], pairs.target[3, : batch.target.size(1)])

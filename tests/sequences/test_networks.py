@@ -61,7 +61,7 @@ def texts(*lengths: int, symbols: int = S, stop: bool = False) -> Tensor:
 
 
 @every_model
-def test_step_by_step_is_all_at_once(name: str):
+def test_step_by_step_is_all_at_once(name: str) -> None:
     network, source, target = model(name), texts(13, 5, 1), texts(7, 3, 7, symbols=K)
     whole, weights, _ = network.decode(network.read(source), network.shifted(target))
     assert torch.equal(network(source, target), whole)
@@ -87,13 +87,13 @@ def without_cache(network: SequenceModel, source: Tensor) -> Tensor:
 
 
 @every_model
-def test_writing_with_the_cache_is_writing_without(name: str):
+def test_writing_with_the_cache_is_writing_without(name: str) -> None:
     network, source = model(name), texts(13, 5, 1, 8)
     assert torch.equal(greedy(network, source), without_cache(network, source))
 
 
 @every_model
-def test_a_beam_of_one_is_greedy(name: str):
+def test_a_beam_of_one_is_greedy(name: str) -> None:
     network, source = model(name), texts(13, 5, 1, 8, 9)
     assert torch.equal(beam(network, source, width=1), greedy(network, source))
 
@@ -107,7 +107,7 @@ def log_probability(network: SequenceModel, source: Tensor, target: Tensor) -> T
 
 
 @pytest.mark.parametrize("make", [Seq2Seq, partial(Transformer, heads=3)])
-def test_a_wide_beam_finds_the_best_of_all_targets(make: Any):
+def test_a_wide_beam_finds_the_best_of_all_targets(make: Any) -> None:
     for seed in range(5):
         torch.manual_seed(seed)
         network = make(6, RNN, D, longest=3).eval()
@@ -124,7 +124,7 @@ def test_a_wide_beam_finds_the_best_of_all_targets(make: Any):
 
 
 @every_model
-def test_padding_changes_nothing(name: str):
+def test_padding_changes_nothing(name: str) -> None:
     network, source, target = model(name), texts(13, 5, 1, 8), texts(7, 3, 7, 5, symbols=K)
     together, looks = network(source, target), network.decode(network.read(source), target)[1]
     for row, (s, t) in enumerate(((13, 7), (5, 3), (1, 7), (8, 5))):
@@ -140,7 +140,7 @@ def test_padding_changes_nothing(name: str):
 
 
 @every_model
-def test_later_symbols_change_no_earlier_output(name: str):
+def test_later_symbols_change_no_earlier_output(name: str) -> None:
     network, source, target = model(name), texts(9, 4), texts(7, 7, symbols=K)
     changed = target.clone()
     changed[:, 4:] = (changed[:, 4:] - 2) % (K - 3) + 3
@@ -150,7 +150,7 @@ def test_later_symbols_change_no_earlier_output(name: str):
 
 
 @every_model
-def test_described_and_built_again(name: str):
+def test_described_and_built_again(name: str) -> None:
     network, source, target = model(name), texts(9, 4), texts(5, 7, symbols=K)
     again = build(describe(network))
     again.load_state_dict(network.state_dict())
@@ -158,14 +158,14 @@ def test_described_and_built_again(name: str):
 
 
 @every_model
-def test_every_parameter_learns(name: str):
+def test_every_parameter_learns(name: str) -> None:
     network, source, target = model(name).train(), texts(9, 4), texts(5, 7, symbols=K)
     network(source, target).square().sum().backward()
     still = [n for n, p in network.named_parameters() if p.grad is None or not p.grad.any()]
     assert still == []
 
 
-def test_seq2seq_is_its_formula():
+def test_seq2seq_is_its_formula() -> None:
     network, source, target = model("additive"), texts(6), texts(5, symbols=K)
     memory = network.encoder(source)
     score = network.attention.attend.score
@@ -187,7 +187,7 @@ def test_seq2seq_is_its_formula():
         torch.testing.assert_close(logits[t], network.head(seen))
 
 
-def test_local_monotonic_goes_by_the_step_and_the_true_length():
+def test_local_monotonic_goes_by_the_step_and_the_true_length() -> None:
     network, source = model("local-m"), texts(12, 5)
     weights = network.weights(source, texts(7, 7, symbols=K))
     for row, length in enumerate((12, 5)):
@@ -196,14 +196,14 @@ def test_local_monotonic_goes_by_the_step_and_the_true_length():
             assert weights[row, t].nonzero().flatten().tolist() == near
 
 
-def test_local_predictive_stays_near_one_place():
+def test_local_predictive_stays_near_one_place() -> None:
     network, source = model("local-p"), texts(13)
     seen = network.weights(source, texts(7, symbols=K))[0] > 0
     assert (seen.sum(1) <= 7).all()
     assert (seen.sum(1) >= 3).all()
 
 
-def test_the_last_step_feeds_the_next():
+def test_the_last_step_feeds_the_next() -> None:
     network, source, target = model("general lstm fed"), texts(6), texts(4, symbols=K)
     state = network.read(source)
     plain = network.decode(state, target[:, :1])[0]
@@ -226,7 +226,7 @@ class Embeddings(Encoder):
 @pytest.mark.parametrize(
     "make", [Seq2Seq, partial(Seq2Seq, score=att.General), partial(Transformer, heads=2)]
 )
-def test_a_reversed_source_is_looked_at_in_reverse(make: Any):
+def test_a_reversed_source_is_looked_at_in_reverse(make: Any) -> None:
     network = make(K, Embeddings, D).eval()
     source, target = texts(7, 7), texts(5, 5, symbols=K)
     torch.testing.assert_close(network(source, target), network(source.flip(1), target))
@@ -235,7 +235,7 @@ def test_a_reversed_source_is_looked_at_in_reverse(make: Any):
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_the_two_directions_trade_places_where_the_source_is_reversed(cell: Any):
+def test_the_two_directions_trade_places_where_the_source_is_reversed(cell: Any) -> None:
     encoder = RecurrentEncoder(D, S, cell=cell).eval()
     mirrored = RecurrentEncoder(D, S, cell=cell).eval()
     swapped = {
@@ -259,7 +259,7 @@ def copy_attention(own: att.MultiHeadAttention, theirs: nn.MultiheadAttention) -
     own.proj.load_state_dict(theirs.out_proj.state_dict())
 
 
-def test_transformer_is_torch_s_with_its_weights():
+def test_transformer_is_torch_s_with_its_weights() -> None:
     network = model("transformer")
     options: dict[str, Any] = {"activation": "gelu", "batch_first": True, "norm_first": True}
     layer = nn.TransformerEncoderLayer(D, 3, 2 * D, **options)
@@ -304,7 +304,7 @@ IMAGES = {
 
 @pytest.mark.parametrize("name", IMAGES)
 @pytest.mark.parametrize("make", [Seq2Seq, partial(Transformer, heads=3)])
-def test_images_are_read_column_by_column(make: Any, name: str):
+def test_images_are_read_column_by_column(make: Any, name: str) -> None:
     network = make(K, IMAGES[name], D).eval()
     images = torch.randn(2, 3, 16, 40)
     assert network.encoder.grid((16, 40)) == (4, 10)
@@ -317,7 +317,7 @@ def test_images_are_read_column_by_column(make: Any, name: str):
     assert describe(build(describe(network))) == describe(network)
 
 
-def test_a_token_s_map_is_its_own_patch():
+def test_a_token_s_map_is_its_own_patch() -> None:
     encoder = ViTEncoder(D, image_size=(16, 40), patch_size=4, depth=0, heads=2).eval()
     images = torch.zeros(1, 3, 16, 40)
     changed = images.clone()
@@ -328,7 +328,7 @@ def test_a_token_s_map_is_its_own_patch():
 
 
 @pytest.mark.parametrize("context", [True, False])
-def test_what_is_read_knows_what_is_near_and_a_key_knows_more_with_context(context: bool):
+def test_what_is_read_knows_what_is_near_and_a_key_knows_more_with_context(context: bool) -> None:
     encoder = ConvEncoder(D, widths=(4, 6, 8), context=context).eval()
     images = torch.zeros(1, 3, 40, 72)
     tokens, keys = encoder(images)[:2]
@@ -345,7 +345,7 @@ def test_what_is_read_knows_what_is_near_and_a_key_knows_more_with_context(conte
 
 
 @pytest.mark.parametrize("name", ["additive", "transformer"])
-def test_sources_that_are_wrong(name: str):
+def test_sources_that_are_wrong(name: str) -> None:
     network, target = model(name), texts(5, symbols=K)
     with pytest.raises(ValueError, match="at least one symbol in each source, got an empty one"):
         network(torch.zeros(1, 3, dtype=torch.long), target)
@@ -357,7 +357,7 @@ def test_sources_that_are_wrong(name: str):
         beam(network, torch.tensor([[17, 3]]))
 
 
-def test_targets_and_options_that_are_wrong():
+def test_targets_and_options_that_are_wrong() -> None:
     with pytest.raises(ValueError, match="targets of at most 9 symbols, got 10"):
         model("additive")(texts(5), texts(10, symbols=K))
     with pytest.raises(ValueError, match="built without attention"):

@@ -32,14 +32,14 @@ def network(way: str) -> QuestionAnswerer:
     return QuestionAnswerer(7, *encoders, dim=12, **WAYS[way]).eval()
 
 
-def inputs():
+def inputs() -> tuple[torch.Tensor, torch.Tensor]:
     question = torch.randint(3, 17, (2, 11))
     question[1, 5:] = 0
     return torch.randn(2, 3, 12, 20), question
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_answers_learns_and_is_rebuilt(way: str):
+def test_every_way_answers_learns_and_is_rebuilt(way: str) -> None:
     answerer, (image, question) = network(way), inputs()
     logits = answerer(image, question)
     assert logits.shape == (2, 7)
@@ -62,7 +62,7 @@ def test_every_way_answers_learns_and_is_rebuilt(way: str):
         ("neither", 0, 0),
     ],
 )
-def test_looks(way: str, words: int, maps: int):
+def test_looks(way: str, words: int, maps: int) -> None:
     looks = network(way).looks(*inputs())
     assert looks.words.shape == (2, words, 11)
     assert looks.maps.shape == (2, maps, 3, 5)
@@ -71,15 +71,17 @@ def test_looks(way: str, words: int, maps: int):
     assert (looks.words[1, :, 5:] == 0).all()
 
 
-def test_the_last_hop_is_what_the_memory_looks_at_last():
+def test_the_last_hop_is_what_the_memory_looks_at_last() -> None:
     answerer, (image, question) = network("hops"), inputs()
     words, seen = answerer.question_encoder(question), answerer.image_encoder(image)
+    assert answerer.hops is not None
+    assert answerer.query is not None
     weights = answerer.hops.weights(answerer.query(words.summary)[:, None], seen.keys)
     maps = answerer.looks(image, question).maps
     assert maps[1, 2, 2, 4] == weights[1, 2, 0, 4 * 3 + 2]
 
 
-def test_bad_questions():
+def test_bad_questions() -> None:
     image, question = inputs()
     with pytest.raises(ValueError, match="at least one symbol"):
         network("hops")(image, torch.zeros_like(question))
@@ -89,7 +91,9 @@ def test_bad_questions():
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("way", ["ParallelCoAttention", "both", "hops", "neither"])
-def test_several_questions_about_an_image_are_answered_as_one_by_one(way: str, dropout: float):
+def test_several_questions_about_an_image_are_answered_as_one_by_one(
+    way: str, dropout: float
+) -> None:
     answerer = network(way).double()
     answerer.question_encoder.dropout.p = dropout  # of which each question has its own in training
     image, question = torch.randn(2, 3, 12, 20).double(), torch.randint(3, 17, (6, 11))
@@ -123,6 +127,6 @@ def test_several_questions_about_an_image_are_answered_as_one_by_one(way: str, d
     assert rows == [5, 6 if dropout else 5]
 
 
-def test_unequally_many_questions_about_images():
+def test_unequally_many_questions_about_images() -> None:
     with pytest.raises(ValueError, match="got 5 questions about 2 images"):
         network("hops")(torch.randn(2, 3, 12, 20), torch.randint(3, 17, (5, 11)))

@@ -3,28 +3,30 @@
 from collections import Counter
 from itertools import product
 from math import pi
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from vision_attn.data.tensors import InOrder
-from vision_attn.sequences import PlantedQuestions, PlantedStrings
+from vision_attn.sequences import Pairs, PlantedQuestions, PlantedStrings
 from vision_attn.sequences.data.objects import COLOUR_NAMES, SHAPE_NAMES, Scene
-from vision_attn.sequences.data.pairs import ExampleBatches
-from vision_attn.sequences.data.questions import ANSWERS, ASK, REPLIES, SPECIAL, WORDS, Questions
+from vision_attn.sequences.data.pairs import SPECIAL, ExampleBatches
+from vision_attn.sequences.data.questions import ANSWERS, ASK, REPLIES, WORDS, Questions
 from vision_attn.sequences.data.strings import NAMES
 from vision_attn.types import PAD, STOP
 
 
 @pytest.fixture(scope="module")
-def strings():
+def strings() -> Pairs:
     return PlantedStrings(most=5, train=60, val=1, test=1).examples("train")
 
 
-def test_objects_stand_from_left_to_right_one_a_symbol(strings):
+def test_objects_stand_from_left_to_right_one_a_symbol(strings: Pairs) -> None:
     assert strings.source.shape == (60, 3, 24, 144)
-    counts = Counter()
+    counts: Counter[int] = Counter()
+    assert strings.objects is not None
     for objects, target in zip(strings.objects, strings.target, strict=True):
         named = int((target >= SPECIAL).sum())
         counts[named] += 1
@@ -37,8 +39,9 @@ def test_objects_stand_from_left_to_right_one_a_symbol(strings):
     assert set(counts) == {1, 2, 3, 4, 5}
 
 
-def test_objects_are_far_apart_by_turns(strings):
+def test_objects_are_far_apart_by_turns(strings: Pairs) -> None:
     gaps = set()
+    assert strings.objects is not None
     for objects, target in zip(strings.objects, strings.target, strict=True):
         if (target >= SPECIAL).sum() == 3:
             x = [(objects == t + 1).nonzero()[:, 1].float().mean().item() for t in range(3)]
@@ -46,8 +49,11 @@ def test_objects_are_far_apart_by_turns(strings):
     assert max(gaps) - min(gaps) > 6
 
 
-def test_an_object_has_the_shape_and_the_texture_of_its_name(strings):
+def test_an_object_has_the_shape_and_the_texture_of_its_name(strings: Pairs) -> None:
+    spread: dict[Any, Any]
+    coherence: dict[Any, Any]
     spread, coherence = {}, {}  # of brightness, and of its gradient's direction
+    assert strings.objects is not None
     for image, objects, row in zip(
         strings.source, strings.objects, NAMES.decode(strings.target), strict=True
     ):
@@ -72,9 +78,10 @@ def test_an_object_has_the_shape_and_the_texture_of_its_name(strings):
     assert all(means[texture] < 0.6 for texture in ("dotted", "checked", "latticed"))
 
 
-def test_the_colour_says_nothing(strings):
+def test_the_colour_says_nothing(strings: Pairs) -> None:
     """Plain objects, whose colour is whole, come in three hues or more of either shape."""
-    seen = {}
+    seen: dict[Any, Any] = {}
+    assert strings.objects is not None
     for image, objects, row in zip(
         strings.source, strings.objects, NAMES.decode(strings.target), strict=True
     ):
@@ -88,28 +95,30 @@ def test_the_colour_says_nothing(strings):
     }
 
 
-def test_an_image_depends_on_its_number_alone():
+def test_an_image_depends_on_its_number_alone() -> None:
     source = PlantedStrings(most=4, train=9, val=1, test=1)
     whole = source.examples("train")
     part = source.paint(np.arange(4, 7), source.key("train"))
     for a, b in zip(whole, part, strict=True):
+        assert a is not None
+        assert b is not None
         assert torch.equal(a[4:7], b)
     assert not torch.equal(source.examples("val").source[0], whole.source[0])
 
 
 @pytest.fixture(scope="module")
-def asked():
+def asked() -> Questions:
     return PlantedQuestions(train=1500, val=1, test=1).examples("train")
 
 
-def text(row):
+def text(row: torch.Tensor) -> str:
     return " ".join(WORDS.decode(row[None])[0])
 
 
 @pytest.mark.xdist_group("questions")
-def test_answers_are_balanced_whatever_the_words_say(asked):
+def test_answers_are_balanced_whatever_the_words_say(asked: Questions) -> None:
     replies = [REPLIES.symbols[int(a)] for a in asked.answer]
-    first_words = Counter()
+    first_words: Counter[Any] = Counter()
     for number, (kind, answers) in enumerate(ANSWERS.items()):
         of_kind = [r for r, k in zip(replies, asked.kind, strict=True) if k == number]
         counts = Counter(of_kind)
@@ -117,8 +126,8 @@ def test_answers_are_balanced_whatever_the_words_say(asked):
         assert max(counts.values()) - min(counts.values()) <= 1, kind
         first_words[kind] = len(of_kind)
     assert set(first_words.values()) == {300}
-    best = Counter()  # how far the most frequent answer to each question goes
-    by_question: dict[str, Counter] = {}
+    best: Counter[str] = Counter()  # how far the most frequent answer to each question goes
+    by_question: dict[str, Counter[str]] = {}
     for row, reply in zip(asked.question, replies, strict=True):
         by_question.setdefault(text(row), Counter())[reply] += 1
     for counts in by_question.values():
@@ -127,7 +136,7 @@ def test_answers_are_balanced_whatever_the_words_say(asked):
 
 
 @pytest.mark.xdist_group("questions")
-def test_the_answer_is_what_the_picture_shows(asked):
+def test_the_answer_is_what_the_picture_shows(asked: Questions) -> None:
     """By another way: the board is read back from the colours on the image."""
     hues = torch.tensor([[1, 0, 0], [0.05, 0.2, 1], [1, 0.9, 0], [0, 1, 0.15]])
     for i in range(0, 300):
@@ -150,7 +159,7 @@ def test_the_answer_is_what_the_picture_shows(asked):
 FULL = np.array([0, 4 + 1, 2, -1, 3 * 4 + 1, *[-1] * 4])
 
 
-def test_questions_on_a_board():
+def test_questions_on_a_board() -> None:
     star, disk = SHAPE_NAMES.index("star"), SHAPE_NAMES.index("disk")
     red, blue = COLOUR_NAMES.index("red"), COLOUR_NAMES.index("blue")
     k = len(COLOUR_NAMES)
@@ -167,7 +176,7 @@ def test_questions_on_a_board():
 
 
 @pytest.mark.xdist_group("questions")
-def test_evidence_and_the_words_that_matter(asked):
+def test_evidence_and_the_words_that_matter(asked: Questions) -> None:
     for i in range(0, 50):
         kind = list(ANSWERS)[int(asked.kind[i])]
         words = [w for w, m in zip(text(asked.question[i]).split(), asked.words[i].tolist(), strict=False) if m]  # fmt: skip
@@ -178,7 +187,7 @@ def test_evidence_and_the_words_that_matter(asked):
 
 
 @pytest.mark.xdist_group("questions")
-def test_further_questions_about_a_board(asked):
+def test_further_questions_about_a_board(asked: Questions) -> None:
     several = PlantedQuestions(train=1500, val=20, test=1, asked=4)
     assert len(several.examples("val").question) == 20
     found = several.examples("train")
@@ -203,7 +212,7 @@ def test_further_questions_about_a_board(asked):
     assert 0.15 < share < 0.25
 
 
-def test_a_board_with_little_to_ask_is_asked_again():
+def test_a_board_with_little_to_ask_is_asked_again() -> None:
     source = PlantedQuestions(train=30, val=1, test=1, kinds=["hops"], asked=20)
     questions = source.examples("train").question.unflatten(0, (30, 20))
     for rows in questions:
@@ -212,7 +221,7 @@ def test_a_board_with_little_to_ask_is_asked_again():
         assert set(said[1:]) <= set(said)
 
 
-def test_objects_that_do_not_lean_stand_upright():
+def test_objects_that_do_not_lean_stand_upright() -> None:
     items, one = np.arange(5), torch.ones(5)
     scene = Scene(items, (32, 32), (0, 0), 4, lean=0.0)
     square = torch.full((5,), SHAPE_NAMES.index("square"))
@@ -222,7 +231,7 @@ def test_objects_that_do_not_lean_stand_upright():
     assert (scene.owner == expected).all()
 
 
-def test_blind_images_are_all_alike_and_only_the_kinds_asked_for_come():
+def test_blind_images_are_all_alike_and_only_the_kinds_asked_for_come() -> None:
     source = PlantedQuestions(train=20, val=1, test=1, kinds=["hops"], blind=True)
     questions = source.examples("train")
     assert questions.image.unique().tolist() == [102]
@@ -230,7 +239,7 @@ def test_blind_images_are_all_alike_and_only_the_kinds_asked_for_come():
     assert source.about["kinds"] == ["hops"]
 
 
-def test_a_batch_has_all_questions_about_its_images():
+def test_a_batch_has_all_questions_about_its_images() -> None:
     source = PlantedQuestions(train=6, val=1, test=1, asked=3)
     examples = source.examples("train")
     batch = ExampleBatches(examples, InOrder(6, 2), source.preprocess).batch(np.array([4, 1]))
@@ -241,7 +250,7 @@ def test_a_batch_has_all_questions_about_its_images():
     assert torch.equal(batch.question, examples.question[rows][:, : batch.question.shape[1]])
 
 
-def test_batches_of_questions_are_normalised_and_cut():
+def test_batches_of_questions_are_normalised_and_cut() -> None:
     source = PlantedQuestions(train=12, val=1, test=1, kinds=["colour"])
     batch = ExampleBatches(source.examples("train"), InOrder(12, 4), source.preprocess).batch(
         np.arange(4)
@@ -251,7 +260,7 @@ def test_batches_of_questions_are_normalised_and_cut():
     assert batch.question.shape == (4, 5)
 
 
-def test_bad_options():
+def test_bad_options() -> None:
     with pytest.raises(ValueError, match="most must be from 1 to 64 objects, got 0"):
         PlantedStrings(most=0)
     with pytest.raises(ValueError, match="kinds must be some of colour, shape"):
