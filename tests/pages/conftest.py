@@ -67,7 +67,7 @@ def in_node(tmp_path: Path) -> InNode:
 def run_in_page(in_node: InNode) -> InNode:
     """Translates a model, and runs it on an input (3 h w) as the page does."""
 
-    def run(model: Model, image, plain: bool = False, **options: Any) -> dict:
+    def run(model: Model, image: Any, plain: bool = False, **options: Any) -> dict[str, Any]:
         program = translate(model)
         contents = {
             "kernels.wasm": (LIVE / "kernels.wasm").read_bytes(),

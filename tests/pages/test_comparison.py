@@ -2,6 +2,9 @@
 
 import html
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +28,7 @@ from vision_attn.types import Model
 CLASSES = ["cat", "dog", "fox"]
 
 
-def vit(seed, size=24, classes=CLASSES):
+def vit(seed: int, size: int = 24, classes: list[str] = CLASSES) -> Model:
     torch.manual_seed(seed)
     network = ViT(image_size=size, patch_size=8, num_classes=len(classes), dim=12, depth=2, heads=2)
     with torch.no_grad():
@@ -38,7 +41,7 @@ def vit(seed, size=24, classes=CLASSES):
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path: Path) -> Path:
     random = np.random.default_rng(3)
     for name in ("cat", "dog", "other", "fox"):
         (tmp_path / "in" / name).mkdir(parents=True)
@@ -48,7 +51,7 @@ def folder(tmp_path):
     return tmp_path / "in"
 
 
-def test_overlap_is_the_mass_in_the_same_places():
+def test_overlap_is_the_mass_in_the_same_places() -> None:
     a, b = np.array([[1.0, 0, 1], [0, 0, 2]]), np.array([[0.0, 3, 1], [-5, 0, 0]])
     assert overlap(a, b) == pytest.approx(min(1 / 4, 1 / 4))
     assert overlap(a, a) == pytest.approx(1)
@@ -58,7 +61,7 @@ def test_overlap_is_the_mass_in_the_same_places():
     assert np.isnan(overlap(a, np.zeros((2, 3))))
 
 
-def test_an_interval_leaves_each_part_of_the_photo_out_once():
+def test_an_interval_leaves_each_part_of_the_photo_out_once() -> None:
     random = np.random.default_rng(5)
     a, b = random.gamma(0.5, size=(2, 13, 19))
     a[:, 17:] = np.nan  # not seen by the first: of the last parts, of 3 columns, one is left
@@ -78,17 +81,20 @@ def test_an_interval_leaves_each_part_of_the_photo_out_once():
             )  # fmt: skip
             wanted.append(np.minimum(p / p.sum(), q / q.sum()).sum())
     np.testing.assert_allclose(without, wanted)
-    low, high = jackknife([overlap(a, b)], without[:, None])
+    interval = jackknife([overlap(a, b)], without[:, None])
+    assert interval is not None
+    low, high = interval
     half = 1.96 * (35 / 36 * ((np.array(wanted) - np.mean(wanted)) ** 2).sum()) ** 0.5
     assert (low, high) == pytest.approx((overlap(a, b) - half, overlap(a, b) + half))
-    assert jackknife([1.0], overlaps_without(a, a)[:, None]) == (pytest.approx(1), 1)
+    of_one: Any = jackknife([1.0], overlaps_without(a, a)[:, None])
+    assert of_one == (pytest.approx(1), 1)
     spot = np.zeros((13, 19))
     spot[0, 0] = 1
     assert jackknife([overlap(a, spot)], overlaps_without(a, spot)[:, None]) == (0, 1)
     assert jackknife([0.5], np.array([[0.5]])) is None
 
 
-def test_intervals_hold_the_overlap_of_whole_maps_19_times_of_20():
+def test_intervals_hold_the_overlap_of_whole_maps_19_times_of_20() -> None:
     """Maps whose parts are drawn apart from each other: what a jackknife over parts takes for granted."""
     random, inside = np.random.default_rng(7), 0
     levels = random.gamma(2.0, size=(10**6, 2)), np.clip(random.normal(size=10**6), -1, 1) * 0.6
@@ -97,12 +103,14 @@ def test_intervals_hold_the_overlap_of_whole_maps_19_times_of_20():
     for _ in range(300):
         drawn = random.integers(0, 10**6, (6, 6))
         a, b = (np.kron(one[drawn], np.ones((2, 2))) for one in (p, q))
-        low, high = jackknife([overlap(a, b)], overlaps_without(a, b)[:, None])
+        interval = jackknife([overlap(a, b)], overlaps_without(a, b)[:, None])
+        assert interval is not None
+        low, high = interval
         inside += low <= truth <= high
     assert 0.9 <= inside / 300 <= 0.98
 
 
-def test_ranks_have_the_intervals_that_overlaps_allow():
+def test_ranks_have_the_intervals_that_overlaps_allow() -> None:
     ends = [(0.1, 0.2), (0.15, 0.4), (0.3, 0.5), (0.7, 0.9), None]
     photos = [
         ComparedPhoto(f"{at}.png", 0, (0, 0), (0.9, 0.6), {"Rollout": 0.1 * at}, interval=end)
@@ -118,7 +126,7 @@ def test_ranks_have_the_intervals_that_overlaps_allow():
     assert [table[0]["overlap_low"], table[4]["overlap_low"]] == [0.1, None]
 
 
-def test_a_model_is_like_itself_and_unlike_another(folder):
+def test_a_model_is_like_itself_and_unlike_another(folder: Path) -> None:
     model = vit(1)
     same = vision_attn.compare((model, model), folder, ["Rollout", "GradCAM"], batch_size=4)
     assert same.agreement()["share"] == 1
@@ -132,7 +140,7 @@ def test_a_model_is_like_itself_and_unlike_another(folder):
     assert {row["rank_high"] for row in same.table()} == {9}
 
 
-def test_values_are_those_of_the_maps_of_the_same_class(folder):
+def test_values_are_those_of_the_maps_of_the_same_class(folder: Path) -> None:
     models = vit(1), vit(2)
     found = vision_attn.compare(models, folder, "GradCAM", batch_size=4)
     row = next(row for row in found.table() if row["file"].endswith("dog/1.png"))
@@ -143,7 +151,8 @@ def test_values_are_those_of_the_maps_of_the_same_class(folder):
     wanted = overlap(*(one.on_photo() for one in maps))
     assert row["overlap"] == pytest.approx(wanted, abs=0.02)  # on another grid
     assert row["label"] == "dog"
-    assert [row["predicted_a"], row["predicted_b"]] == [CLASSES[one.predicted] for one in maps]
+    predicted: list[Any] = [one.predicted for one in maps]
+    assert [row["predicted_a"], row["predicted_b"]] == [CLASSES[index] for index in predicted]
     unknown = next(row for row in found.table() if "other" in row["file"])
     asked = vision_attn.explain(models[0], unknown["file"], "GradCAM")
     second = vision_attn.explain(models[1], unknown["file"], "GradCAM", target=asked.predicted)
@@ -153,13 +162,14 @@ def test_values_are_those_of_the_maps_of_the_same_class(folder):
     )
 
 
-def test_tables_count_photos_and_classes(folder):
+def test_tables_count_photos_and_classes(folder: Path) -> None:
     found = vision_attn.compare((vit(1), vit(2)), folder, "Rollout")
     rows = found.table()
     same = [row["predicted_a"] == row["predicted_b"] for row in rows]
     assert found.agreement()["share"] == pytest.approx(np.mean(same))
     known = [row for row in rows if row["label"]]
     right = found.accuracy()
+    assert right is not None
     assert right["n"] == len(known) == 6
     assert right["a"] == pytest.approx(
         np.mean([row["predicted_a"] == row["label"] for row in known])
@@ -178,12 +188,12 @@ def test_tables_count_photos_and_classes(folder):
         found.overlap("GradCAM")
 
 
-def test_models_of_other_sizes_are_compared_on_the_photo(folder):
+def test_models_of_other_sizes_are_compared_on_the_photo(folder: Path) -> None:
     found = vision_attn.compare((vit(1), vit(2, size=32)), folder, "Rollout", limit=3)
     assert len(found.photos) == 3
 
 
-def test_the_page_begins_with_what_differs_most(folder, tmp_path):
+def test_the_page_begins_with_what_differs_most(folder: Path, tmp_path: Path) -> None:
     (folder / "cat" / "broken.png").write_bytes(b"none")
     output = tmp_path / "out"
     found = vision_attn.compare((vit(1), vit(2)), folder, "Rollout", output=output, shown=5)
@@ -205,7 +215,9 @@ def test_the_page_begins_with_what_differs_most(folder, tmp_path):
     assert len((output / "comparison.csv").read_text().splitlines()) == 10
 
 
-def test_the_page_says_each_thing_once_and_has_no_empty_columns(folder, tmp_path):
+def test_the_page_says_each_thing_once_and_has_no_empty_columns(
+    folder: Path, tmp_path: Path
+) -> None:
     labelled, bare = tmp_path / "labelled", tmp_path / "bare"
     found = vision_attn.compare((vit(1), vit(2)), folder, "Rollout", output=labelled, shown=2)
     page = (labelled / "index.html").read_text()
@@ -220,7 +232,7 @@ def test_the_page_says_each_thing_once_and_has_no_empty_columns(folder, tmp_path
     assert "accuracy" not in (bare / "index.html").read_text().partition("<script")[0]
 
 
-def test_both_maps_of_a_photo_are_shown_where_there_are_many(folder, tmp_path):
+def test_both_maps_of_a_photo_are_shown_where_there_are_many(folder: Path, tmp_path: Path) -> None:
     for at in range(6):
         Image.effect_noise((30, 30), 40 + at).convert("RGB").save(folder / "fox" / f"{at}.png")
     vision_attn.compare((vit(1), vit(2)), folder, "Rollout", output=tmp_path / "out")
@@ -232,11 +244,11 @@ def test_both_maps_of_a_photo_are_shown_where_there_are_many(folder, tmp_path):
 
 
 class Stopping(Silent):
-    def advance(self, steps=1):
+    def advance(self, steps: int = 1) -> None:
         raise KeyboardInterrupt
 
 
-def test_the_keyboard_stops_it_with_what_there_is(folder):
+def test_the_keyboard_stops_it_with_what_there_is(folder: Path) -> None:
     found = vision_attn.compare(
         (vit(1), vit(2)), folder, "Rollout", batch_size=2, progress=Stopping()
     )
@@ -244,18 +256,20 @@ def test_the_keyboard_stops_it_with_what_there_is(folder):
     assert len(found.photos) == 2
 
 
-def test_what_does_not_fit_is_told_in_a_line(folder, tmp_path):
+def test_what_does_not_fit_is_told_in_a_line(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"two models of the same classes, got 3 and 2 classes"):
         vision_attn.compare((vit(1), vit(2, classes=["cat", "dog"])), folder)
     with pytest.raises(ValueError, match="models: expected"):
-        vision_attn.compare((vit(1),), folder)
+        vision_attn.compare((vit(1),), folder)  # type: ignore[arg-type]
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "a.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"no photo could be compared: .*a\.png"):
         vision_attn.compare((vit(1), vit(2)), tmp_path / "none")
 
 
-def test_the_commands_write_what_they_say(folder, tmp_path, capsys, models):
+def test_the_commands_write_what_they_say(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], models: Callable[[str], str]
+) -> None:
     checkpoint = str(models("vit"))
     out = str(tmp_path / "compared")
     words = ["compare", checkpoint, checkpoint, str(folder), "-o", out, "--device", "cpu"]

@@ -1,6 +1,8 @@
 """The photos that a demo begins with, and their maps."""
 
 import re
+from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import torch
@@ -28,10 +30,12 @@ def transformer() -> Model:
     return Model(vit, PREPROCESS, CLASSES, vit.layout((32, 32)))
 
 
-def test_every_photo_has_a_row_with_every_map_and_what_each_network_sees(tmp_path):
+def test_every_photo_has_a_row_with_every_map_and_what_each_network_sees(tmp_path: Path) -> None:
     photos = example_photos()
     models = {"SENet": convolutions(), "ViT": transformer()}
     wall = PhotoWall(tmp_path, models)
+    section: Any
+    links: Any
     section, links = wall.sections()
     page = (tmp_path / "live.html").read_text()
     assert all(f'"{name}"' in page for name in models)

@@ -7,6 +7,8 @@ import zlib
 from dataclasses import replace
 from html import unescape
 from importlib.resources import files
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,18 +32,18 @@ PHOTO = RNG.integers(0, 256, size=(30, 40, 3), dtype=np.uint8)
 EVIL = "</script><script>hacked = 1</script><img src=x onerror='hacked = 1'>"
 
 
-def layer(name="0", heads=2, tokens=7, d=3) -> QueryKeys:
+def layer(name: str = "0", heads: int = 2, tokens: int = 7, d: int = 3) -> QueryKeys:
     q, k = RNG.normal(size=(2, heads, tokens, d)).astype(np.float32)
     return QueryKeys(name, q, k)
 
 
-def data_of(page: Page) -> dict:
+def data_of(page: Page) -> dict[str, Any]:
     found = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.html)
     assert len(found) == 1
     return json.loads(found[0])
 
 
-def test_the_numbers_can_be_read_back():
+def test_the_numbers_can_be_read_back() -> None:
     weights = RNG.random((3, 7, 7)).astype(np.float32)
     values, gate = RNG.random((5, 4)).astype(np.float32), RNG.random(11).astype(np.float32)
     inspection = Inspection(
@@ -71,7 +73,7 @@ def test_the_numbers_can_be_read_back():
     assert head["entropy"] == pytest.approx(entropy(weights[2]))
 
 
-def test_entropy_and_distance_against_loops():
+def test_entropy_and_distance_against_loops() -> None:
     weights = RNG.random((7, 7)) ** 3
     rows = [row / row.sum() for row in weights]
     bits = [-sum(w * np.log2(w) for w in row) for row in rows]
@@ -85,7 +87,7 @@ def test_entropy_and_distance_against_loops():
     assert distance(weights, (2, 3)) == pytest.approx(np.mean(reach), rel=1e-6)
 
 
-def test_names_are_never_html():
+def test_names_are_never_html() -> None:
     inspection = Inspection(
         EVIL,
         EVIL,
@@ -109,7 +111,7 @@ def test_names_are_never_html():
     assert unescape(re.findall(r'(?s)srcdoc="(.*?)"', frame)[0]) == page.html
 
 
-def test_long_names_go_on_after_a_separator_and_the_title_has_no_markup():
+def test_long_names_go_on_after_a_separator_and_the_title_has_no_markup() -> None:
     a_map = ShownMap("Rollout", np.ones((5, 4), np.float32))
     shown = Page.of([Inspection("ours:a_b/c & <d>", "my_photo.png", PHOTO, maps=[a_map])]).html
     assert '<p translate="no">ours:<wbr>a_<wbr>b/<wbr>c &amp; &lt;d&gt;</p>' in shown
@@ -117,7 +119,7 @@ def test_long_names_go_on_after_a_separator_and_the_title_has_no_markup():
     assert "<title>my_photo.png · ours:a_b/c &amp; &lt;d&gt;</title>" in shown
 
 
-def test_a_file_name_that_is_no_text_can_be_shown(tmp_path):
+def test_a_file_name_that_is_no_text_can_be_shown(tmp_path: Path) -> None:
     inspection = Inspection(
         "m", "caf\udce9.png", PHOTO, grid=(2, 3), prefix=["cls"], layers=[layer()]
     )
@@ -125,7 +127,7 @@ def test_a_file_name_that_is_no_text_can_be_shown(tmp_path):
     assert "caf?.png" in saved.read_text(encoding="utf-8")
 
 
-def test_nothing_is_fetched_and_only_our_script_runs():
+def test_nothing_is_fetched_and_only_our_script_runs() -> None:
     html = Page.of([Inspection("m", "i", PHOTO, maps=[ShownMap("A", PHOTO[..., 0] / 255)])]).html
     assert "default-src 'none'" in html
     assert "unsafe" not in re.findall(r"<meta[^>]*Content-Security[^>]*>", html)[0]
@@ -133,13 +135,13 @@ def test_nothing_is_fetched_and_only_our_script_runs():
     assert outside == []
 
 
-def test_large_photos_are_made_smaller():
+def test_large_photos_are_made_smaller() -> None:
     photo = np.zeros((3000, 2000, 3), np.uint8)
     html = Page.of([Inspection("m", "i", photo, maps=[ShownMap("A", np.ones((2, 2)))])]).html
     assert len(html) < 200_000
 
 
-def test_what_is_wrong_is_said():
+def test_what_is_wrong_is_said() -> None:
     with pytest.raises(ValueError, match="at least one inspection"):
         Page.of([])
     with pytest.raises(ValueError, match=r"a\.png, m: expected layers, maps, gates or features"):
@@ -154,7 +156,7 @@ def test_what_is_wrong_is_said():
         )
 
 
-def windows(weights=None, **parts) -> Windows:
+def windows(weights: np.ndarray | None = None, **parts: Any) -> Windows:
     """A grid of 3x3 in windows of 2x2, padded to 4x4."""
     places = np.array([[0, 1, 3, 4], [2, 9, 5, 9], [6, 7, 9, 9], [8, 9, 9, 9]])
     weights = RNG.random((2, 4, 4, 4)).astype(np.float32) if weights is None else weights
@@ -163,7 +165,7 @@ def windows(weights=None, **parts) -> Windows:
     return Windows("5", weights, **given)
 
 
-def test_entropy_and_distance_in_windows_against_loops():
+def test_entropy_and_distance_in_windows_against_loops() -> None:
     layer = windows()
     page = Page.of([Inspection("m", "i", PHOTO, grid=(5, 6), layers=[replace(layer, merged=2)])])
     [head, _] = data_of(page)["items"][0]["layers"][0]["heads"]
@@ -180,7 +182,7 @@ def test_entropy_and_distance_in_windows_against_loops():
     assert head["error"] <= 0.004
 
 
-def test_windows_are_few_bytes():
+def test_windows_are_few_bytes() -> None:
     """Swin-T's first layer at 224 pixels: 3136 tokens of 49 keys, not 3136 x 3136."""
     places = np.arange(56 * 56).reshape(8, 7, 8, 7).swapaxes(1, 2).reshape(64, 49)
     weights = RNG.random((3, 64, 49, 49)).astype(np.float32)
@@ -189,7 +191,7 @@ def test_windows_are_few_bytes():
     assert len(page.html) < 3 * 3136 * (49 + 4) * 4 / 3 + 150_000
 
 
-def test_windows_that_do_not_fit_are_named():
+def test_windows_that_do_not_fit_are_named() -> None:
     with pytest.raises(
         ValueError, match=r"layer 5: expected each of the 9 tokens of a grid of 3x3 .* got 8 places"
     ):
@@ -205,7 +207,7 @@ ADDED = {"inspect": ("recorded",), "live": live.PAGE_SCRIPTS + live.LAST_SCRIPTS
 
 
 @pytest.mark.parametrize("page", ADDED)
-def test_no_script_of_a_page_takes_the_name_of_anothers_function(page):
+def test_no_script_of_a_page_takes_the_name_of_anothers_function(page: str) -> None:
     places = [("inspect", name) for name in (*SCRIPTS, "page")]
     places += [(page, name) for name in ADDED[page]]
     scripts = [

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ return results;
 
 
 @pytest.mark.skipif(not shutil.which("clang"), reason="needs clang")
-def test_the_source_is_that_of_the_binary(in_node, tmp_path):
+def test_the_source_is_that_of_the_binary(in_node: Any, tmp_path: Path) -> None:
     built = tmp_path / "built.wasm"
     lines = (LIVE.parents[2] / "Makefile").read_text().split("\nwasm:\n\t")[1].split("\n\n")[0]
     command = lines.replace("\\\n", " ").replace("$(LIVE)/kernels.wasm", str(built))

@@ -1,6 +1,7 @@
 """Probabilities as the page makes them of logits, in Node, against Python's."""
 
 from dataclasses import asdict
+from typing import Any, cast
 
 import pytest
 import torch
@@ -35,8 +36,8 @@ return points;
 
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid", "identity"])
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
-def test_probabilities_are_pythons(in_node, temperature, activation):
-    known = Calibration(temperature, activation=activation)
+def test_probabilities_are_pythons(in_node: Any, temperature: float, activation: str) -> None:
+    known = Calibration(temperature, activation=cast(Any, activation))
     found = in_node(["chances.js"], CHANCES, {}, logits=LOGITS, calibration=asdict(known))
     wanted = known.probabilities(torch.tensor(LOGITS))
     torch.testing.assert_close(torch.tensor([*map(list, found)]), wanted, atol=1e-6, rtol=1e-5)
@@ -49,7 +50,9 @@ def test_probabilities_are_pythons(in_node, temperature, activation):
         (Calibration(2.5), Calibration()),  # of the scores, a softmax that is not calibrated
     ],
 )
-def test_curves_are_of_the_probabilities(in_node, given, drawn):
+def test_curves_are_of_the_probabilities(
+    in_node: Any, given: Calibration, drawn: Calibration
+) -> None:
     scripts = ["chances.js", "worker.js"]
     points = in_node(scripts, CURVES, {}, logits=LOGITS[:1], calibration=asdict(given))
     a, b, c, d = LOGITS[0]

@@ -1,5 +1,7 @@
 """The network's input as the page makes it, in Node, against Pillow and torchvision."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -23,7 +25,7 @@ return { grey: cover(null), blur: cover(blurred(image, job.size)) };
 """
 
 
-def how_of(preprocess: Preprocess) -> dict:
+def how_of(preprocess: Preprocess) -> dict[str, Any]:
     return {
         "input": preprocess.input_size,
         "mean": preprocess.mean,
@@ -50,7 +52,14 @@ def how_of(preprocess: Preprocess) -> dict:
         ((3, 1400), (400, 400), 1.0, "crop"),  # so long that it is resized in part
     ],
 )
-def test_pixels_are_pillows(in_node, size, input_size, crop, fit, interpolation):
+def test_pixels_are_pillows(
+    in_node: Any,
+    size: tuple[int, int],
+    input_size: tuple[int, int],
+    crop: float,
+    fit: str,
+    interpolation: str,
+) -> None:
     preprocess = Preprocess(input_size, MEAN, STD, crop, interpolation, fit)
     noise = RNG.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     opaque = np.concatenate([noise, np.full((*noise.shape[:2], 1), 255, np.uint8)], 2)
@@ -62,7 +71,7 @@ def test_pixels_are_pillows(in_node, size, input_size, crop, fit, interpolation)
 
 
 @pytest.mark.parametrize("size", [(32, 48), (14, 9)])
-def test_covered_cells_are_those_that_scores_remove(in_node, size):
+def test_covered_cells_are_those_that_scores_remove(in_node: Any, size: tuple[int, int]) -> None:
     grid, cells = (4, 3), [0, 5, 7, 11]
     image = torch.randn(1, 3, *size)
     contents = {"image.bin": image[0].permute(1, 2, 0).contiguous().numpy().tobytes()}

@@ -1,6 +1,7 @@
 """Networks of full size in the page, in Node: those of the shelf, and a compact ViT for photos."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,9 @@ def compact_vit() -> Model:
     )
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
+            assert module.running_mean is not None
             module.running_mean.normal_(0, 0.1)
+            assert module.running_var is not None
             module.running_var.uniform_(0.5, 1.5)
     for block in network.blocks:
         block.attn.qkv.weight.data *= 3
@@ -54,7 +57,7 @@ def named(name: str) -> Model:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a compact ViT", *(row["name"] for row in list_models())])
-def test_the_page_sees_photos_as_python_does(run_in_page, name):
+def test_the_page_sees_photos_as_python_does(run_in_page: Any, name: str) -> None:
     model = compact_vit() if name == "a compact ViT" else named(name)
     assert len(live(model).html) <= MOST_BYTES
     for photo in PHOTOS:

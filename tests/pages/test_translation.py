@@ -1,6 +1,8 @@
 """A network as the page runs it, in Node, against torch: WebAssembly and plain JavaScript."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +46,7 @@ def model_of(network: nn.Module, size: tuple[int, int]) -> Model:
     return Model(network.eval(), Preprocess(size, HALF, HALF), [*"abcdefg"], layout)
 
 
-def vit(size=(24, 40), **options) -> Model:
+def vit(size: tuple[int, int] = (24, 40), **options: Any) -> Model:
     """A ViT whose attention is sharp and whose weights are numbers in half precision."""
     usual = {
         "image_size": size,
@@ -70,7 +72,9 @@ def cnn(network: nn.Module, size: tuple[int, int]) -> Model:
     """A CNN with statistics of its own, scales below 0 among them."""
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
+            assert module.running_mean is not None
             module.running_mean.normal_(0, 0.3)
+            assert module.running_var is not None
             module.running_var.uniform_(0.5, 2)
             module.weight.data.normal_(0.7, 0.5)
             module.bias.data.normal_(0, 0.3)
@@ -117,7 +121,7 @@ def image_of(model: Model) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", VITS)
-def test_a_vit_in_the_page_is_the_one_in_torch(run_in_page, name):
+def test_a_vit_in_the_page_is_the_one_in_torch(run_in_page: Any, name: str) -> None:
     """Computed by WebAssembly, and by plain JavaScript."""
     torch.manual_seed(0)
     model = VITS[name]()
@@ -134,13 +138,15 @@ def test_a_vit_in_the_page_is_the_one_in_torch(run_in_page, name):
         torch.testing.assert_close(logits, expected, atol=3e-4, rtol=1e-4)
         shown = torch.tensor(found["rollout"]["values"]).view_as(maps.values)
         torch.testing.assert_close(shown, maps.values, atol=1e-6, rtol=1e-3)
+        assert maps.prefix_mass is not None
         assert found["rollout"]["prefixMass"] == pytest.approx(float(maps.prefix_mass), abs=1e-5)
         assert len(layers) == len(found["layers"]) == 3
         for weights, layer in zip(layers, found["layers"], strict=True):
+            assert model.layout is not None
             assert_attends(layer, weights, model.layout.grid)
 
 
-def assert_attends(layer: dict, weights: np.ndarray, grid: tuple[int, int]) -> None:
+def assert_attends(layer: dict[str, Any], weights: np.ndarray, grid: tuple[int, int]) -> None:
     """A layer of the page has these weights (head i j), as its queries and keys and in numbers."""
     shape = weights.shape[0], layer["tokens"], -1
     q, k = (np.reshape(layer[part], shape) for part in "qk")
@@ -153,7 +159,7 @@ def assert_attends(layer: dict, weights: np.ndarray, grid: tuple[int, int]) -> N
         assert known["distance"] == pytest.approx(distance(weights[head], grid), rel=1e-3)
 
 
-def test_attention_that_is_tested_is_sharp():
+def test_attention_that_is_tested_is_sharp() -> None:
     torch.manual_seed(0)
     model = vit()
     with torch.no_grad(), record_attention(model.network) as record:
@@ -161,7 +167,7 @@ def test_attention_that_is_tested_is_sharp():
     assert record.calls[1].weights().max() > 5 / record.calls[1].keys
 
 
-def test_timms_vit(run_in_page):
+def test_timms_vit(run_in_page: Any) -> None:
     torch.manual_seed(0)
     small = {"embed_dim": 24, "depth": 2, "num_heads": 3, "img_size": 32}
     network = TimmModel("vit_tiny_patch16_224", num_classes=7, model_args=small)
@@ -173,7 +179,7 @@ def test_timms_vit(run_in_page):
     torch.testing.assert_close(logits, expected, atol=2e-3, rtol=2e-3)
 
 
-def test_patches_that_do_not_exist(run_in_page):
+def test_patches_that_do_not_exist(run_in_page: Any) -> None:
     torch.manual_seed(0)
     model = vit(registers=1)
     image, keep = image_of(model), [0, 3, 4, 9, 14]
@@ -187,7 +193,7 @@ def test_patches_that_do_not_exist(run_in_page):
     assert shown.sum() + found["rollout"]["prefixMass"] == pytest.approx(1, abs=1e-5)
 
 
-def test_patches_that_are_left_have_their_places_in_rotary_attention(run_in_page):
+def test_patches_that_are_left_have_their_places_in_rotary_attention(run_in_page: Any) -> None:
     """Without a prefix, scores know distances alone: columns 2 to 4 of 5 are an image of three columns."""
     torch.manual_seed(0)
     model = vit(dim=24, attention=RotaryAttention, pool="mean", class_token=False)
@@ -201,13 +207,13 @@ def test_patches_that_are_left_have_their_places_in_rotary_attention(run_in_page
     torch.testing.assert_close(torch.tensor(found["logits"]), expected, atol=3e-4, rtol=1e-4)
 
 
-def test_heads_that_are_switched_off(run_in_page):
+def test_heads_that_are_switched_off(run_in_page: Any) -> None:
     torch.manual_seed(0)
     model = vit(depth=2, heads=4)
     image = image_of(model)
     attention = model.network.blocks[1].attn
 
-    def silence(_module, inputs):
+    def silence(_module: Any, inputs: Any) -> tuple[Any]:
         (context,) = inputs
         return (context * torch.tensor([1.0, 1.0, 0.0, 0.0]).repeat_interleave(5),)
 
@@ -243,7 +249,7 @@ CNNS = {
 
 
 @pytest.mark.parametrize("name", CNNS)
-def test_a_cnn_in_the_page_is_the_one_in_torch(run_in_page, name):
+def test_a_cnn_in_the_page_is_the_one_in_torch(run_in_page: Any, name: str) -> None:
     """Computed by WebAssembly, and by plain JavaScript."""
     torch.manual_seed(0)
     make, size = CNNS[name]
@@ -292,7 +298,7 @@ def half_exact(network: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("kind", ["SE-ResNet", "layer scale"])
-def test_what_is_folded_costs_no_precision(run_in_page, kind):
+def test_what_is_folded_costs_no_precision(run_in_page: Any, kind: str) -> None:
     torch.manual_seed(0)
     if kind == "SE-ResNet":
         make, size = CNNS[kind]
@@ -349,7 +355,7 @@ class Doubled(ViT):
         (lambda: Model(nn.Flatten(), Preprocess((8, 8), HALF, HALF), [], None), "this kind"),
     ],
 )
-def test_what_the_page_cannot_run_is_refused(network, reason):
+def test_what_the_page_cannot_run_is_refused(network: Callable[..., Model], reason: str) -> None:
     with pytest.raises(
         ModelError, match=f"cannot run in a page: .*{reason}.*A page runs vision_attn's ViT"
     ):
@@ -361,7 +367,7 @@ def gated() -> nn.Module:
     return add_gates(network, SqueezeExcite, image_size=(32, 40))
 
 
-def test_gates_that_hooks_call_are_refused():
+def test_gates_that_hooks_call_are_refused() -> None:
     """The page would run the network without them."""
     with pytest.raises(
         ModelError, match=r"SEResNet cannot run in a page: BasicBlock layer1\.0 has"
@@ -371,7 +377,7 @@ def test_gates_that_hooks_call_are_refused():
 
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("inside", ["", "network", "network.blocks.1.attn"])
-def test_a_network_with_a_forward_hook_is_refused(inside, before):
+def test_a_network_with_a_forward_hook_is_refused(inside: str, before: bool) -> None:
     small = {"embed_dim": 24, "depth": 2, "num_heads": 3, "img_size": 32}
     model = model_of(TimmModel("vit_tiny_patch16_224", 7, model_args=small), (32, 32))
     module = model.network.get_submodule(inside)
@@ -384,7 +390,7 @@ def test_a_network_with_a_forward_hook_is_refused(inside, before):
 
 
 @pytest.mark.parametrize("network", [gated, lambda: vit().network], ids=["gated", "vit"])
-def test_the_search_for_hooks_leaves_none_and_takes_none(network):
+def test_the_search_for_hooks_leaves_none_and_takes_none(network: Callable[..., nn.Module]) -> None:
     model = model_of(network(), (32, 40))
     modules = [*model.network.modules()]
     before = [has_hooks(module) for module in modules]
@@ -396,7 +402,7 @@ def test_the_search_for_hooks_leaves_none_and_takes_none(network):
     assert any(before) == (network is gated)
 
 
-def test_a_recording_leaves_no_hook():
+def test_a_recording_leaves_no_hook() -> None:
     model = vit()
     with torch.no_grad(), record_attention(model.network):
         model.network(image_of(model)[None])
@@ -404,7 +410,7 @@ def test_a_recording_leaves_no_hook():
     assert translate(model).data()["ops"]
 
 
-def test_a_timm_network_that_is_no_plain_vit_is_refused():
+def test_a_timm_network_that_is_no_plain_vit_is_refused() -> None:
     swin = TimmModel(
         "swin_tiny_patch4_window7_224", 7, model_args={"embed_dim": 24, "depths": (1,) * 4}
     )
@@ -412,7 +418,7 @@ def test_a_timm_network_that_is_no_plain_vit_is_refused():
         translate(Model(swin, Preprocess((224, 224), HALF, HALF), [], None))
 
 
-def test_weights_beyond_half_precision_are_refused():
+def test_weights_beyond_half_precision_are_refused() -> None:
     model = vit()
     model.network.head.weight.data[0, 0] = 1e5
     with pytest.raises(ModelError, match=r"a weight of 1\.0e\+05 is beyond half precision"):
