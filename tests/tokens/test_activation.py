@@ -1,6 +1,8 @@
 """Any head: what a network's outputs are, and what probabilities are made of them."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +25,7 @@ NOISE = torch.randn(5, 3, 16, 24) * torch.tensor([0.0, 0.5, 1.0, 2.0, 4.0])[:, N
 PREPROCESS = Preprocess((16, 24), (0.5,) * 3, (0.25,) * 3)
 
 
-def network(outputs, *end):
+def network(outputs: int, *end: Any) -> nn.Sequential:
     torch.manual_seed(0)
     body = SEResNet(outputs, layers=(1, 1, 1, 1), widths=(4, 4, 4, 8))
     for weight in body.parameters():
@@ -32,14 +34,14 @@ def network(outputs, *end):
 
 
 class Log(nn.Module):
-    def forward(self, logits):
+    def forward(self, logits: Any) -> Any:
         return logits.log_softmax(1)
 
 
 class Mean(nn.Module):
     """Mean sigmoids of two views, which no graph tells."""
 
-    def forward(self, logits):
+    def forward(self, logits: Any) -> Any:
         return (logits.sigmoid() + logits.flip(0).sigmoid()) / 2
 
 
@@ -61,7 +63,9 @@ class Mean(nn.Module):
         (7, (nn.ReLU(),), "softmax"),
     ],
 )
-def test_a_run_tells_what_the_outputs_are(outputs, end, activation):
+def test_a_run_tells_what_the_outputs_are(
+    outputs: int, end: tuple[nn.Module, ...], activation: str
+) -> None:
     net = network(outputs, *end)
     assert activation_of(net, NOISE) == activation
     assert activation_of(net.train(), NOISE) == activation
@@ -72,7 +76,7 @@ def test_a_run_tells_what_the_outputs_are(outputs, end, activation):
         assert activation_of(net, NOISE) == activation
 
 
-def test_small_logits_of_a_fresh_network_are_no_probabilities():
+def test_small_logits_of_a_fresh_network_are_no_probabilities() -> None:
     torch.manual_seed(1)
     net = network(3)
     nn.init.constant_(net[0].fc.bias, 0.4)
@@ -91,7 +95,7 @@ CHANCES = {  # of two names, by what the network gives
 
 
 @pytest.mark.parametrize("kind", CHANCES)
-def test_nothing_is_squashed_twice(kind, photos):
+def test_nothing_is_squashed_twice(kind: str, photos: Path) -> None:
     outputs, end, true = CHANCES[kind]
     net = network(outputs, *end)
     model = Model(net, PREPROCESS, ["cat", "dog"], None)
@@ -110,7 +114,7 @@ def test_nothing_is_squashed_twice(kind, photos):
     assert start == pytest.approx(float(expected[1]), abs=5e-3)  # bfloat16, where it is native
 
 
-def test_what_is_told_is_not_found():
+def test_what_is_told_is_not_found() -> None:
     told = Model(network(7), PREPROCESS, list("abcdefg"), None, calibration=Calibration(2.0, 0.5))
     assert settled(told).calibration == Calibration(2.0, 0.5, "softmax")
     kept = replace(told, calibration=Calibration(activation="sigmoid"))
@@ -119,15 +123,15 @@ def test_what_is_told_is_not_found():
     assert settled(encoder) is encoder
 
 
-def test_a_network_that_cannot_run_on_noise_is_taken_for_a_softmax():
+def test_a_network_that_cannot_run_on_noise_is_taken_for_a_softmax() -> None:
     class Odd(nn.Module):
-        def forward(self, images):
+        def forward(self, images: torch.Tensor) -> None:
             raise RuntimeError("no")
 
     assert settled(Model(Odd(), PREPROCESS, ["a"], None)).calibration.activation == "softmax"
 
 
-SIZES = {"image_size": 16, "patch_size": 8, "hidden_size": 8, "intermediate_size": 8,
+SIZES: dict[str, Any] = {"image_size": 16, "patch_size": 8, "hidden_size": 8, "intermediate_size": 8,
          "num_hidden_layers": 1, "num_attention_heads": 2}  # fmt: skip
 
 
@@ -137,7 +141,9 @@ SIZES = {"image_size": 16, "patch_size": 8, "hidden_size": 8, "intermediate_size
      (3, "multi_label_classification", "sigmoid"), (3, "regression", "none"),
      (1, "regression", "none"), (1, None, "sigmoid")],
 )  # fmt: skip
-def test_problem_types_of_transformers_are_obeyed(labels, problem, activation, photos):
+def test_problem_types_of_transformers_are_obeyed(
+    labels: int, problem: str | None, activation: str, photos: Path
+) -> None:
     pytest.importorskip("transformers")
     model = load_model("hf:vit", pretrained=False, num_labels=labels, problem_type=problem, **SIZES)
     assert model.calibration.activation == activation
@@ -160,19 +166,19 @@ def test_problem_types_of_transformers_are_obeyed(labels, problem, activation, p
         assert record["probability"] == pytest.approx(float(wanted.max()), abs=1e-5)
 
 
-def test_libraries_networks_with_one_logit_are_sigmoids():
+def test_libraries_networks_with_one_logit_are_sigmoids() -> None:
     timm = load_model("timm:test_resnet", pretrained=False, num_classes=1)
     vision = load_model("torchvision:squeezenet1_1", pretrained=False, num_classes=1)
     assert timm.calibration.activation == vision.calibration.activation == "sigmoid"
 
 
-def test_the_live_page_needs_an_output_for_each_class(photos):
+def test_the_live_page_needs_an_output_for_each_class(photos: Path) -> None:
     model = Model(network(1)[0], PREPROCESS, ["cat", "dog"], None)
     with pytest.raises(ValueError, match="the probability of each class, from as many outputs"):
         live(model, photos / "cat.png")
 
 
-def test_targets_of_one_probability_are_p_and_what_is_left():
+def test_targets_of_one_probability_are_p_and_what_is_left() -> None:
     net = network(1, nn.Sigmoid())
     model = settled(Model(net, PREPROCESS, ["cat", "dog"], None))
     p = net(NOISE).detach()
@@ -181,6 +187,6 @@ def test_targets_of_one_probability_are_p_and_what_is_left():
     assert GradCAM()(model, NOISE, "cat").values.shape[0] == 5
 
 
-def test_an_unknown_activation_is_refused():
+def test_an_unknown_activation_is_refused() -> None:
     with pytest.raises((ValueError, TypeError), match=r"activation.*softmax"):
-        Calibration(activation="tanh")
+        Calibration(activation="tanh")  # type: ignore[arg-type]

@@ -1,5 +1,7 @@
 """Token layouts: prefix, grid and seed, the seed against what the classifier's gradient reaches."""
 
+from typing import Any
+
 import pytest
 import timm
 import torch
@@ -8,9 +10,9 @@ from vision_attn.methods import QueryKey, Rollout
 from vision_attn.methods.attention_explainer import trace
 from vision_attn.models import ViT
 from vision_attn.tokens import layout_of, record_attention
-from vision_attn.types import TokenLayout
+from vision_attn.types import Pool, TokenLayout
 
-SMALL = {"depth": 2, "num_classes": 5}
+SMALL: dict[str, Any] = {"depth": 2, "num_classes": 5}
 THIN = {"embed_dim": 96, "num_heads": 3}
 
 # name: (options, size of the image, its layout)
@@ -29,11 +31,11 @@ LAYOUTS = {
 }
 
 
-def reached(network, images):
+def reached(network: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:
     """Which tokens that leave the last block the logits depend on: b n."""
     leaves = []
 
-    def cut(_module, _args, out):
+    def cut(_module: Any, _args: Any, out: Any) -> Any:
         leaves.append(out.detach().requires_grad_())
         return leaves[0]
 
@@ -45,7 +47,7 @@ def reached(network, images):
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_the_seed_is_what_the_classifier_reads(name):
+def test_the_seed_is_what_the_classifier_reads(name: str) -> None:
     options, size, layout = LAYOUTS[name]
     network = timm.create_model(name, img_size=size, **SMALL | options).eval()
     for part, weight in network.named_parameters():
@@ -66,7 +68,7 @@ def test_the_seed_is_what_the_classifier_reads(name):
     assert len(seed[seed > 0].unique()) == 1, "all that is read counts alike"
 
 
-def test_class_token_and_mean_together_count_half_each():
+def test_class_token_and_mean_together_count_half_each() -> None:
     network = ViT((32, 48), 8, 4, 24, 1, 3, registers=2).eval()
     layout = TokenLayout(3, (4, 6), "cls_mean")
     with torch.no_grad():
@@ -77,7 +79,7 @@ def test_class_token_and_mean_together_count_half_each():
     torch.testing.assert_close(seed[3:], torch.full((24,), 0.5 / 24))
 
 
-REGISTERS = {"class_token": False, "reg_tokens": 2, "global_pool": "avg"}
+REGISTERS: dict[str, Any] = {"class_token": False, "reg_tokens": 2, "global_pool": "avg"}
 WITHOUT_CLASS_TOKEN = {
     "timm": lambda: timm.create_model(
         "vit_tiny_patch16_224", img_size=(64, 96), **SMALL, **REGISTERS
@@ -87,7 +89,7 @@ WITHOUT_CLASS_TOKEN = {
 
 
 @pytest.mark.parametrize("name", WITHOUT_CLASS_TOKEN)
-def test_a_register_is_no_class_token(name):
+def test_a_register_is_no_class_token(name: str) -> None:
     network, images = WITHOUT_CLASS_TOKEN[name]().eval(), torch.randn(2, 3, 64, 96)
     assert layout_of(network, (64, 96)) == TokenLayout(2, (4, 6), "mean", class_token=False)
     usual = QueryKey()(network, images).values
@@ -97,7 +99,7 @@ def test_a_register_is_no_class_token(name):
             method(network, images)
 
 
-def test_a_class_token_that_the_pool_leaves_out_can_be_asked():
+def test_a_class_token_that_the_pool_leaves_out_can_be_asked() -> None:
     network = ViT((64, 96), 16, 5, 24, 2, 3, pool="mean", registers=1).eval()
     layout, images = network.layout((64, 96)), torch.randn(2, 3, 64, 96)
     assert layout == TokenLayout(2, (4, 6), "mean", class_token=True)
@@ -108,8 +110,9 @@ def test_a_class_token_that_the_pool_leaves_out_can_be_asked():
     torch.testing.assert_close(usual, row.unflatten(-1, (4, 6)))
 
 
-def test_what_the_pool_reads_says_whether_there_is_a_class_token():
-    for pool, prefix in (("cls", 1), ("cls_dist", 2), ("cls_mean", 3)):
+def test_what_the_pool_reads_says_whether_there_is_a_class_token() -> None:
+    pools: list[tuple[Pool, int]] = [("cls", 1), ("cls_dist", 2), ("cls_mean", 3)]
+    for pool, prefix in pools:
         assert TokenLayout(prefix, (4, 6), pool).class_token is True
         with pytest.raises(ValueError, match="reads the class token, but class_token is False"):
             TokenLayout(prefix, (4, 6), pool, class_token=False)
@@ -118,18 +121,18 @@ def test_what_the_pool_reads_says_whether_there_is_a_class_token():
         TokenLayout(0, (4, 6), "mean", class_token=True)
 
 
-def test_wrappers_are_looked_through():
+def test_wrappers_are_looked_through() -> None:
     network = timm.create_model("vit_tiny_patch16_224", img_size=(64, 96), **SMALL)
     inside = torch.nn.DataParallel(torch.nn.Sequential(network))
     assert layout_of(inside, (64, 96)) == TokenLayout(1, (4, 6), "cls")
 
 
-def test_an_unknown_network_is_told_what_to_give():
+def test_an_unknown_network_is_told_what_to_give() -> None:
     with pytest.raises(ValueError, match=r"Linear lie on the image is not known: give layout="):
         layout_of(torch.nn.Linear(3, 4), (64, 96))
 
 
-def test_a_pool_that_no_layout_says_is_told():
+def test_a_pool_that_no_layout_says_is_told() -> None:
     network = timm.create_model("vit_tiny_patch16_224", global_pool="max", **SMALL)
     with pytest.raises(ValueError, match="pools by 'max', which no layout can say"):
         layout_of(network, (224, 224))

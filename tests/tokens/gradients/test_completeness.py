@@ -3,6 +3,8 @@
 Axes: b batch, n tokens, d width.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -12,7 +14,7 @@ from vision_attn.tokens.gradients.completeness import Account, CountedGradients,
 from vision_attn.tokens.gradients.mode import HeldGradients
 
 
-def drawn(*shape, seed=0):
+def drawn(*shape: Any, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
@@ -36,14 +38,14 @@ CONSTANTS = {
 }
 
 
-def written(x):
+def written(x: Any) -> Any:
     x = x * 1
     x[:, 0] = PARAMETER[0]
     return x
 
 
 @pytest.mark.parametrize("name", CONSTANTS)
-def test_every_constant_that_is_added_is_counted(name):
+def test_every_constant_that_is_added_is_counted(name: str) -> None:
     function, count = CONSTANTS[name]
     x = X.clone().requires_grad_()
     with CountedGradients(x) as counted:
@@ -56,14 +58,14 @@ def test_every_constant_that_is_added_is_counted(name):
     assert abs(account.constants) > 1e-3
 
 
-def test_weights_of_products_are_no_constants():
+def test_weights_of_products_are_no_constants() -> None:
     x = X.clone().requires_grad_()
     with CountedGradients(x) as counted:
         (x * PARAMETER) @ PARAMETER.T / 3
     assert not counted.constants
 
 
-def test_what_is_held_and_then_added_is_told_by_its_function():
+def test_what_is_held_and_then_added_is_told_by_its_function() -> None:
     x = X.clone().requires_grad_()
     with CountedGradients(x) as counted:
         y = (x + x.softmax(-1)).sum()
@@ -73,7 +75,7 @@ def test_what_is_held_and_then_added_is_told_by_its_function():
     assert account.gap == pytest.approx(5 / max(abs(float(y.detach())), account.size))
 
 
-def test_what_passes_the_first_level_by_is_no_constant():
+def test_what_passes_the_first_level_by_is_no_constant() -> None:
     from vision_attn.tokens.gradients.mode import Mark
 
     with CountedGradients(X, [(Mark("relu", (1, 5, 7), 0), False)]) as counted:
@@ -82,13 +84,13 @@ def test_what_passes_the_first_level_by_is_no_constant():
     assert account.held == pytest.approx({"what goes past the first level": float(X.sum())})
 
 
-def test_the_gap_is_a_share_of_the_larger_of_the_score_and_the_shares():
+def test_the_gap_is_a_share_of_the_larger_of_the_score_and_the_shares() -> None:
     assert Account(2.0, 1.0, 1.5, 0.5, {}).gap == 0.25
     assert Account(0.0, 3.0, 6.0, 0.0, {}).gap == 0.5
     assert Account(0.0, 0.0, 0.0, 0.0, {}).gap == 0
 
 
-def test_a_norm_that_is_not_held_takes_all_shares_from_what_goes_into_it():
+def test_a_norm_that_is_not_held_takes_all_shares_from_what_goes_into_it() -> None:
     """Euler: before a norm, and nothing else, tokens times plain gradients sum to 0."""
     head = drawn(7, seed=4)
     for mode, expected in ((None, False), (HeldGradients(), True)):
@@ -104,7 +106,7 @@ def test_a_norm_that_is_not_held_takes_all_shares_from_what_goes_into_it():
         assert float((shares.sum() - y).abs().detach()) < 1e-12 or not expected
 
 
-def test_half_precision_runs_in_half_precision():
+def test_half_precision_runs_in_half_precision() -> None:
     network = nn.Sequential(nn.Linear(7, 11), nn.GELU(), nn.LayerNorm(11)).bfloat16()
     network.requires_grad_(False)
     x = X[0].bfloat16().requires_grad_()

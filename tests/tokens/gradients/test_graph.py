@@ -1,7 +1,9 @@
 """Cuts of a graph beside what is left of it when each node is taken away; values and their marks."""
 
 import random
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +17,11 @@ from vision_attn.tokens.gradients.mode import CallCounter, HeldGradients, Mark
 class Node:
     """A node of autograd's, by hand."""
 
-    def __init__(self, parts):
+    def __init__(self, parts: list[Any]) -> None:
         self.next_functions = [(part, 0) for part in parts]
 
 
-def random_graph(seed):
+def random_graph(seed: int) -> list[Node]:
     """Nodes from the image on, each made of one to three earlier ones; the last is the root."""
     draw = random.Random(seed)
     nodes = [Node([])]
@@ -29,7 +31,7 @@ def random_graph(seed):
     return nodes
 
 
-def reaches(root, goal, without):
+def reaches(root: Node, goal: Node, without: Any) -> bool:
     stack, seen = [root], set()
     while stack:
         node = stack.pop()
@@ -43,7 +45,7 @@ def reaches(root, goal, without):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_cut_is_a_node_without_which_nothing_reaches_the_image(seed):
+def test_a_cut_is_a_node_without_which_nothing_reaches_the_image(seed: int) -> None:
     nodes = random_graph(seed)
     image, root = nodes[0], nodes[-1]
     order = order_of([root])
@@ -60,7 +62,7 @@ def test_a_cut_is_a_node_without_which_nothing_reaches_the_image(seed):
             assert [part for part, _ in node.next_functions] == [before]
 
 
-def test_what_two_outputs_share_is_a_cut_of_both():
+def test_what_two_outputs_share_is_a_cut_of_both() -> None:
     image = Node([])
     stem = Node([image])
     left, right = Node([stem]), Node([stem])
@@ -68,7 +70,7 @@ def test_what_two_outputs_share_is_a_cut_of_both():
     assert [node for run in runs for node in run] == [image, stem]
 
 
-def test_values_are_known_by_function_shape_and_how_many_came_before():
+def test_values_are_known_by_function_shape_and_how_many_came_before() -> None:
     x = torch.rand(1, 5, 12, requires_grad=True)
     with GraphMode() as mode:
         y = x + 1
@@ -87,11 +89,11 @@ def test_values_are_known_by_function_shape_and_how_many_came_before():
     assert mode.values[z.grad_fn].single
 
 
-def test_a_call_of_attention_weighs_values_by_a_softmax():
+def test_a_call_of_attention_weighs_values_by_a_softmax() -> None:
     x = torch.rand(1, 5, 12, requires_grad=True)
     talk = torch.rand(3, 3)
 
-    def calls(function):
+    def calls(function: Callable[..., Any]) -> int:
         with GraphMode() as mode:
             function(x)
         return len(mode.attention_calls)
@@ -110,7 +112,7 @@ def test_a_call_of_attention_weighs_values_by_a_softmax():
     assert calls(lambda x: module(x, x, x)) == 1
 
 
-def test_a_mark_fits_any_number_of_images():
+def test_a_mark_fits_any_number_of_images() -> None:
     mark = Mark("add", (1, 5, 12), 0)
     assert mark.fits((1, 5, 12))
     assert mark.fits((7, 5, 12))
@@ -124,11 +126,13 @@ def test_a_mark_fits_any_number_of_images():
 
 @pytest.mark.parametrize("changed", [False, True])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_a_level_is_kept_as_it_was_whatever_happens_to_it_in_place(changed, in_place):
+def test_a_level_is_kept_as_it_was_whatever_happens_to_it_in_place(
+    changed: bool, in_place: bool
+) -> None:
     x = torch.rand(3, 5, 7)
     weight = torch.rand(5, 7)
 
-    def network(x):
+    def network(x: torch.Tensor) -> torch.Tensor:
         x = x * 2
         if in_place:
             x += 1

@@ -7,6 +7,8 @@ Axes: b batch, n tokens, d width, c channels, h height, w width.
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ TOKENS, MAP = (2, 5, 7), (2, 6, 3, 5)
 STEP = 1e-6
 
 
-def drawn(*shape, seed=0):
+def drawn(*shape: Any, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
@@ -33,41 +35,41 @@ Q, K = drawn(7, 7, seed=8), drawn(7, 7, seed=9)
 SQUEEZE = SqueezeExcite(6, hidden=3).double().requires_grad_(False)
 
 
-def standard(x, x0, dims, eps):
+def standard(x: Any, x0: Any, dims: int | tuple[int, ...], eps: float) -> Any:
     return (x - x.mean(dims, keepdim=True)) / (
         x0.var(dims, correction=0, keepdim=True) + eps
     ).sqrt()
 
 
-def channel(v):
+def channel(v: torch.Tensor) -> torch.Tensor:
     return v[:, None, None]
 
 
-def grouped(x, x0):
+def grouped(x: Any, x0: Any) -> Any:
     return standard(
-        *(y.view(2, 3, -1) for y in (x, x0)), -1, 1e-5
+        x.view(2, 3, -1), x0.view(2, 3, -1), -1, 1e-5
     ).view(MAP) * channel(CW) + channel(CB)  # fmt: skip
 
 
-def secant(f, at_zero=0.0):
+def secant(f: Callable[..., Any], at_zero: float = 0.0) -> Callable[..., Any]:
     return lambda x, x0: at_zero + x * ((f(x0) - at_zero) / x0)
 
 
-def weights(x):
+def weights(x: Any) -> Any:
     return ((x @ Q) @ (x @ K).mT / math.sqrt(7)).softmax(-1)
 
 
-def silu(x):
+def silu(x: torch.Tensor) -> torch.Tensor:
     return x / (1 + (-x).exp())
 
 
-def mha(x):
+def mha(x: Any) -> Any:
     torch.manual_seed(3)
     module = nn.MultiheadAttention(7, 1, batch_first=True).double().eval().requires_grad_(False)
     return module(x, x, x, need_weights=False)[0]
 
 
-def mha_held(x, x0):
+def mha_held(x: Any, x0: Any) -> Any:
     torch.manual_seed(3)
     module = nn.MultiheadAttention(7, 1, batch_first=True).double().eval()
     wq, wk, wv = module.in_proj_weight.detach().chunk(3)
@@ -75,14 +77,14 @@ def mha_held(x, x0):
     return a @ (x @ wv.T) @ module.out_proj.weight.detach().T + module.out_proj.bias.detach()
 
 
-def linear_attention(x):
+def linear_attention(x: Any) -> Any:
     return (x @ Q).relu() @ ((x @ K).relu().mT @ x)
 
 
-def linear_attention_held(x, x0):
+def linear_attention_held(x: Any, x0: Any) -> Any:
     """Halves of halves: of the keys and values a quarter each, of the queries a half."""
 
-    def of(x):
+    def of(x: Any) -> tuple[Any, Any, Any]:
         return (x @ Q).relu(), (x @ K).relu(), x
 
     (q, k, v), (q0, k0, v0) = of(x), of(x0)
@@ -90,11 +92,11 @@ def linear_attention_held(x, x0):
     return 0.5 * (q @ (k0.mT @ v0) + q0 @ memory)
 
 
-def geglu(x):
+def geglu(x: Any) -> Any:
     return F.gelu(x @ Q) * (x @ K)
 
 
-def rotated(x):
+def rotated(x: Any) -> torch.Tensor:
     return torch.view_as_real(
         torch.view_as_complex(x[..., :6].reshape(2, 5, 3, 2).contiguous()) * 1j
     ).flatten(2)
@@ -175,13 +177,18 @@ CASES = {
 }  # fmt: skip
 
 
-def case(name):
+def case(
+    name: str,
+) -> tuple[Callable[..., Any], Callable[..., Any], Any]:
+    function: Any
+    held: Any
+    shape: list[Any]
     function, held, *shape = CASES[name]
     return function, held, drawn(*(shape[0] if shape else TOKENS), seed=11)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_rule_is_the_derivative_of_the_function_with_what_it_holds_constant(name):
+def test_a_rule_is_the_derivative_of_the_function_with_what_it_holds_constant(name: str) -> None:
     function, held, x0 = case(name)
     x = x0.clone().requires_grad_()
     with HeldGradients():
@@ -196,7 +203,7 @@ def test_a_rule_is_the_derivative_of_the_function_with_what_it_holds_constant(na
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_value_is_torchs_own_and_what_is_shared_out_adds_up_to_it(name):
+def test_the_value_is_torchs_own_and_what_is_shared_out_adds_up_to_it(name: str) -> None:
     function, _, x0 = case(name)
     x = x0.clone().requires_grad_()
     with CountedGradients(x) as counted:
@@ -213,7 +220,7 @@ def test_the_value_is_torchs_own_and_what_is_shared_out_adds_up_to_it(name):
     torch.testing.assert_close(shared.detach(), (y * weight).sum().detach())
 
 
-def test_an_activation_has_a_slope_at_zero():
+def test_an_activation_has_a_slope_at_zero() -> None:
     x = torch.zeros(3, requires_grad=True)
     for function, slope in ((F.gelu, 0.5), (F.silu, 0.5), (torch.tanh, 1.0), (torch.square, 0.0)):
         with HeldGradients():
@@ -221,7 +228,7 @@ def test_an_activation_has_a_slope_at_zero():
         assert found.tolist() == [slope] * 3
 
 
-def test_a_value_that_is_written_over_is_so_for_all_who_hold_it():
+def test_a_value_that_is_written_over_is_so_for_all_who_hold_it() -> None:
     x = drawn(*TOKENS).requires_grad_()
     with HeldGradients():
         held = x * 1
@@ -233,7 +240,7 @@ def test_a_value_that_is_written_over_is_so_for_all_who_hold_it():
     torch.testing.assert_close(found, silu(x.detach()) / x.detach())
 
 
-def test_weights_that_are_asked_for_come_with_the_output():
+def test_weights_that_are_asked_for_come_with_the_output() -> None:
     module = nn.MultiheadAttention(6, 3, batch_first=True).eval().requires_grad_(False)
     x = torch.randn(2, 5, 6)
     expected, weights = module(x, x, x)
@@ -267,7 +274,7 @@ ROWS = {
 }  # fmt: skip
 
 
-def test_no_other_function_has_a_rule():
+def test_no_other_function_has_a_rule() -> None:
     known = {name for row in ROWS.values() for name in row.split()}
     found = {func.__name__ for func in RULES}
     assert found <= known, f"rules for {sorted(found - known)}: no row of the table holds them"

@@ -5,12 +5,16 @@ join the calls; no recorder, path or chain takes part.
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
 import torch
 from torch import nn
+
+from vision_attn.types import Heatmaps
 
 sys.path.append(str(Path(__file__).parent))
 from own_networks import IMAGES, SIZE, Own
@@ -33,10 +37,11 @@ TOKENS, GRID = 25, (4, 6)  # a class token and the patches
 class Kept:
     """Attention that keeps the scores and the weights of each call."""
 
-    def __init__(self):
-        self.scores, self.weights = [], []
+    def __init__(self) -> None:
+        self.scores: list[torch.Tensor] = []
+        self.weights: list[torch.Tensor] = []
 
-    def __call__(self, q, k, v):
+    def __call__(self, q: Any, k: Any, v: Any) -> Any:
         scores = q @ k.mT / q.shape[-1] ** 0.5
         self.scores.append(scores)
         self.weights.append(scores.softmax(-1))
@@ -46,14 +51,14 @@ class Kept:
 class Branch(nn.Module):
     """A norm, an attention that chooses, and a projection."""
 
-    def __init__(self, attend, dim=24, heads=3):
+    def __init__(self, attend: Kept, dim: int = 24, heads: int = 3) -> None:
         super().__init__()
         self.attend, self.heads = attend, heads
         self.norm, self.qkv = nn.LayerNorm(dim), nn.Linear(dim, 3 * dim)
         self.out = nn.Linear(dim, dim)
         self.qkv.weight.data *= 6
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))
 
@@ -61,36 +66,36 @@ class Branch(nn.Module):
 class Block(nn.Module):
     """Branches, and how they are joined."""
 
-    def __init__(self, attend, branches, join):
+    def __init__(self, attend: Kept, branches: int, join: Any) -> None:
         super().__init__()
         self.branches = nn.ModuleList(Branch(attend) for _ in range(branches))
         self.join, self.linear = join, nn.Linear(48, 24)
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         return self.join(self, x, *self.branches)
 
 
-def in_a_row(_, x, one, other):
+def in_a_row(_: Any, x: Any, one: Any, other: Any) -> Any:
     x = x + one(x)
     return x + other(x)
 
 
-def one_module_twice(_, x, one):
+def one_module_twice(_: Any, x: Any, one: Any) -> Any:
     x = x + one(x)
     return x + one(x)
 
 
-def after_one_another(_, x, one, other):
+def after_one_another(_: Any, x: Any, one: Any, other: Any) -> Any:
     y = x + one(x)
     return y + other(x)
 
 
-def two_summed_first(_, x, one, other, third):
+def two_summed_first(_: Any, x: Any, one: Any, other: Any, third: Any) -> Any:
     both = one(x) + other(x)
     return x + (both + third(x))
 
 
-def one_module_beside_itself(_, x, one):
+def one_module_beside_itself(_: Any, x: Any, one: Any) -> Any:
     return x + one(x) + one(-x)
 
 
@@ -110,12 +115,12 @@ KINDS = {
 }
 
 
-def network_of(kind, order, read):
+def network_of(kind: str, order: str, read: str) -> tuple[Any, list[list[Any]], Kept]:
     """A network, the groups of its calls that lie side by side, and its attention."""
     torch.manual_seed(3)
     attend, kinds = Kept(), [kind if one == "it" else "plain" for one in order.split()]
 
-    def make(name):
+    def make(name: str) -> Block:
         branches, _, _, join = KINDS[name]
         return Block(attend, branches, join)
 
@@ -138,13 +143,13 @@ EVERY = [
 ] + [pytest.param("side by side", "plain it", "cls", id="side by side: plain it, cls")]
 
 
-def seed_of(read):
+def seed_of(read: Any) -> torch.Tensor:
     first = torch.zeros(1, TOKENS, dtype=torch.float64)
     first[0, 0] = 1
     return first if read == "cls" else torch.full_like(first, 1 / TOKENS)
 
 
-def run(network, attend):
+def run(network: Any, attend: Kept) -> tuple[list[Any], list[Any], list[Any]]:
     """Weights (b head i j), scores and the gradient of logit 1 by the weights, of each call."""
     attend.weights, attend.scores = [], []
     logits = network(IMAGES)
@@ -156,7 +161,7 @@ def run(network, attend):
     return [A.detach() for A in weights], [s.detach() for s in scores], gradients
 
 
-def assert_is(maps, row):
+def assert_is(maps: Heatmaps, row: torch.Tensor) -> None:
     """Maps of shares of the input tokens (b n)."""
     torch.testing.assert_close(maps.values, row[:, 1:].unflatten(1, GRID).float())
     total = row.sum(1)
@@ -166,7 +171,7 @@ def assert_is(maps, row):
 
 
 @pytest.mark.parametrize(("kind", "order", "read"), EVERY)
-def test_a_map_of_one_call_is_its_own_row(kind, order, read):
+def test_a_map_of_one_call_is_its_own_row(kind: Any, order: Any, read: Any) -> None:
     network, groups, attend = network_of(kind, order, read)
     weights, scores, gradients = run(network, attend)
     seed = seed_of(read)
@@ -187,7 +192,13 @@ def test_a_map_of_one_call_is_its_own_row(kind, order, read):
         assert_is(AttentionGradCAM(layer=call)(network, IMAGES, 1), cam)
 
 
-def carried(fused, groups, seed, keep, take):
+def carried(
+    fused: list[Any],
+    groups: list[list[Any]],
+    seed: torch.Tensor,
+    keep: float,
+    take: Callable[..., float],
+) -> torch.Tensor:
     """The seed's row through groups of calls side by side, each group's fused maps weighed alike."""
     r = seed.expand(len(IMAGES), 1, -1)
     for calls in reversed(groups):
@@ -197,7 +208,7 @@ def carried(fused, groups, seed, keep, take):
 
 
 @pytest.mark.parametrize(("kind", "order", "read"), EVERY)
-def test_maps_of_all_calls_are_their_dense_formulas(kind, order, read):
+def test_maps_of_all_calls_are_their_dense_formulas(kind: Any, order: Any, read: Any) -> None:
     network, groups, attend = network_of(kind, order, read)
     weights, _, gradients = run(network, attend)
     seed, half = seed_of(read), lambda _: 0.5
@@ -230,7 +241,9 @@ def test_maps_of_all_calls_are_their_dense_formulas(kind, order, read):
     assert_is(Relevance()(network, IMAGES, 1), row)
 
 
-def legrad(network, groups_of_blocks, attend, read):
+def legrad(
+    network: Any, groups_of_blocks: list[list[Any]], attend: Kept, read: str
+) -> torch.Tensor:
     """mean over blocks, their calls and heads, and queries, of (d s_l / d A)+."""
     with torch.no_grad():
         x = network.cut(IMAGES).flatten(2).mT
@@ -247,7 +260,7 @@ def legrad(network, groups_of_blocks, attend, read):
 
 @pytest.mark.parametrize(("order", "read"), [("it it", "cls"), ("it", "mean")])
 @pytest.mark.parametrize("kind", [kind for kind, (_, _, beside, _) in KINDS.items() if beside])
-def test_legrad_takes_the_calls_of_a_block_together(kind, read, order):
+def test_legrad_takes_the_calls_of_a_block_together(kind: Any, read: str, order: str) -> None:
     network, groups, attend = network_of(kind, order, read)
     true = legrad(network, groups, attend, read)
     assert_is(LeGrad()(network, IMAGES, 1), true)
@@ -256,14 +269,16 @@ def test_legrad_takes_the_calls_of_a_block_together(kind, read, order):
 @pytest.mark.parametrize(
     ("kind", "order"), [("in a row", "it it"), ("one module twice", "it"), ("three", "plain it")]
 )
-def test_legrad_refuses_blocks_with_other_calls_than_as_many_side_by_side(kind, order):
+def test_legrad_refuses_blocks_with_other_calls_than_as_many_side_by_side(
+    kind: str, order: str
+) -> None:
     network, _, _ = network_of(kind, order, "cls")
     with pytest.raises(ValueError, match=r"blocks? makes? \d attention calls; expected one"):
         LeGrad()(network, IMAGES, 1)
-    assert "attention calls; expected one" in LeGrad().refusal(network)
+    assert "attention calls; expected one" in str(LeGrad().refusal(network))
 
 
-def test_timms_parallel_blocks():
+def test_timms_parallel_blocks() -> None:
     torch.manual_seed(3)
     network = timm.create_model(
         "vit_small_patch16_18x2_224", img_size=(32, 48), patch_size=8, depth=2, num_classes=5,
@@ -277,7 +292,7 @@ def test_timms_parallel_blocks():
     weights = []
     for module in network.modules():
         if hasattr(module, "fused_attn"):
-            module.fused_attn = False
+            setattr(module, "fused_attn", False)  # noqa: B010
             module.attn_drop.register_forward_pre_hook(
                 lambda _, args: weights.append(args[0].detach())
             )
@@ -301,17 +316,17 @@ def test_timms_parallel_blocks():
 class WindowBeside(nn.Module):
     """A call among all tokens, and beside it one in two windows of rows."""
 
-    def __init__(self, attend):
+    def __init__(self, attend: Kept) -> None:
         super().__init__()
         self.whole, self.inside = Branch(attend), Branch(attend)
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         b = len(x)
         windows = x.unflatten(1, (2, 12)).flatten(0, 1)
         return x + self.whole(x) + self.inside(windows).view(b, 24, -1)
 
 
-def test_a_window_beside_a_call_among_all_tokens():
+def test_a_window_beside_a_call_among_all_tokens() -> None:
     torch.manual_seed(3)
     attend = Kept()
     network = Own([WindowBeside(attend), WindowBeside(attend)]).double().eval()
@@ -334,11 +349,11 @@ def test_a_window_beside_a_call_among_all_tokens():
 class OfAllHeads(nn.Module):
     """Attention whose heads are those of two branches with the same norm."""
 
-    def __init__(self, one, other):
+    def __init__(self, one: Any, other: Any) -> None:
         super().__init__()
         self.one, self.other, self.qkv = one, other, one.qkv
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         pair = (self.one, self.other)
         parts = [
             b.qkv(b.norm(x)).unflatten(-1, (3, b.heads, -1)).permute(2, 0, 3, 1, 4) for b in pair
@@ -349,15 +364,15 @@ class OfAllHeads(nn.Module):
 
 
 class OneCall(nn.Module):
-    def __init__(self, block):
+    def __init__(self, block: Any) -> None:
         super().__init__()
         self.attention = OfAllHeads(*block.branches)
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         return x + self.attention(x)
 
 
-def test_calls_side_by_side_count_as_one_with_all_heads():
+def test_calls_side_by_side_count_as_one_with_all_heads() -> None:
     apart, _, _ = network_of("side by side", "it it", "cls")
     torch.manual_seed(3)
     together, _, _ = network_of("side by side", "it it", "cls")
@@ -370,15 +385,15 @@ def test_calls_side_by_side_count_as_one_with_all_heads():
 
 
 class Ensemble(nn.Module):
-    def __init__(self, network):
+    def __init__(self, network: Any) -> None:
         super().__init__()
         self.network = network
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> Any:
         return (self.network(images) + self.network(images.flip(-1))) / 2
 
 
-def test_a_call_of_one_of_two_runs_side_by_side():
+def test_a_call_of_one_of_two_runs_side_by_side() -> None:
     network, _, attend = network_of("plain", "it it", "mean")
     both = Ensemble(network)
     with torch.no_grad():

@@ -1,5 +1,8 @@
 """A layout that is given is compared with what a run shows."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import timm
 import torch
@@ -27,24 +30,30 @@ WRONG = {
 }
 
 
-def own():
+def own() -> ViT:
     return ViT((32, 48), 8, 5, dim=12, depth=2, heads=2).eval()
 
 
-def of_timm():
-    size = {"img_size": (32, 48), "patch_size": 8, "embed_dim": 12, "depth": 2, "num_heads": 2}
+def of_timm() -> nn.Module:
+    size: dict[str, Any] = {
+        "img_size": (32, 48),
+        "patch_size": 8,
+        "embed_dim": 12,
+        "depth": 2,
+        "num_heads": 2,
+    }
     return timm.create_model("vit_tiny_patch16_224", num_classes=5, **size).eval()
 
 
 class Hidden(nn.Module):
     """A network whose kind says nothing of its tokens."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.parts = nn.ModuleList([of_timm().patch_embed, nn.Linear(12, 36), nn.Linear(12, 5)])
         self.token = nn.Parameter(torch.randn(1, 1, 12))
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> Any:
         embed, qkv, head = self.parts
         x = torch.cat([self.token.expand(len(images), -1, -1), embed(images)], 1)
         q, k, v = qkv(x).chunk(3, -1)
@@ -54,7 +63,7 @@ class Hidden(nn.Module):
 
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("make", [own, of_timm, Hidden])
-def test_a_layout_of_other_places_is_refused(make, name):
+def test_a_layout_of_other_places_is_refused(make: Callable[..., Any], name: str) -> None:
     torch.manual_seed(0)
     network = make()
     layout, message = WRONG[name]
@@ -73,7 +82,7 @@ def test_a_layout_of_other_places_is_refused(make, name):
 
 
 @pytest.mark.parametrize("make", [own, of_timm, Hidden])
-def test_the_true_layout_is_taken_whatever_it_says_of_the_reading(make):
+def test_the_true_layout_is_taken_whatever_it_says_of_the_reading(make: Callable[..., Any]) -> None:
     network = make()
     for pool in ("cls", "mean", "cls_mean"):
         layout = TokenLayout(1, (4, 6), pool, class_token=True)
@@ -83,12 +92,12 @@ def test_the_true_layout_is_taken_whatever_it_says_of_the_reading(make):
 
 
 @pytest.mark.parametrize("layout", [TokenLayout(1, (2, 3)), TokenLayout(2, (4, 6), "mean")])
-def test_another_number_of_tokens_is_refused_where_a_model_is_made(layout):
+def test_another_number_of_tokens_is_refused_where_a_model_is_made(layout: TokenLayout) -> None:
     message = rf"wrap: the layout has {layout.tokens} tokens .*, but the network has 25"
     with pytest.raises(ModelError, match=message):
         vision_attn.wrap(own(), PREPROCESS, layout=layout)
 
 
-def test_a_layout_of_a_network_without_tokens_is_nobodys_to_refuse():
+def test_a_layout_of_a_network_without_tokens_is_nobodys_to_refuse() -> None:
     network = SEResNet(5, layers=(1, 1, 1, 1), widths=(4, 4, 4, 4)).eval()
     assert vision_attn.wrap(network, PREPROCESS, layout=TRUE).layout == TRUE

@@ -3,6 +3,7 @@
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,9 +31,9 @@ from own_networks import (
 
 
 @pytest.mark.filterwarnings("ignore:a map shows")
-def test_after_a_connection_that_skips_calls_a_map_begins_anew():
+def test_after_a_connection_that_skips_calls_a_map_begins_anew() -> None:
     class Skips(Own):
-        def forward(self, images):
+        def forward(self, images: torch.Tensor) -> Any:
             x = y = self.cut(images).flatten(2).mT
             for block in self.blocks:
                 y = block(y)
@@ -41,6 +42,7 @@ def test_after_a_connection_that_skips_calls_a_map_begins_anew():
     network = Skips([Block(fused), Block(fused)]).double().eval()
     path = probe(network, SIZE)
     assert [step.used for step in path.steps] == [False, False, True]
+    assert path.left_out is not None
     assert "mixed with something that went through no attention call" in path.left_out
     with torch.no_grad(), record_attention(network, ()) as record:
         network(IMAGES)
@@ -53,11 +55,11 @@ def test_after_a_connection_that_skips_calls_a_map_begins_anew():
 class Convolved(Own):
     """A convolution among the tokens, and a gate of channels, between the first block and others."""
 
-    def __init__(self, kernel):
+    def __init__(self, kernel: int) -> None:
         super().__init__([Block(fused), Block(fused), Block(fused)])
         self.conv = nn.Conv2d(24, 24, kernel, padding=kernel // 2)
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> Any:
         x = self.blocks[0](self.cut(images).flatten(2).mT).mT.unflatten(2, (4, 6))
         x = x + self.conv(x)
         x = (x * x.mean((2, 3), keepdim=True).sigmoid()).flatten(2).mT
@@ -66,10 +68,11 @@ class Convolved(Own):
 
 @pytest.mark.filterwarnings("ignore:a map shows")
 @pytest.mark.parametrize("kernel", [3, 13])  # of 13 every token comes of the whole image
-def test_a_map_begins_after_a_convolution_among_the_tokens_and_says_so(kernel):
+def test_a_map_begins_after_a_convolution_among_the_tokens_and_says_so(kernel: int) -> None:
     torch.manual_seed(3)
     network = Convolved(kernel).double().eval()
     path = probe(network, SIZE)
+    assert path.layout is not None
     assert (path.refusal, path.layout.grid, path.layout.beside) == (None, (4, 6), [])
     assert [step.used for step in path.steps] == [False, True, True]
     assert "last 2 of 3 attention calls" in str(path)
@@ -88,11 +91,11 @@ def test_a_map_begins_after_a_convolution_among_the_tokens_and_says_so(kernel):
     assert choose_methods(["Rollout"], network) == [Rollout()]
 
 
-def test_queries_give_weights_alone_so_a_convolution_may_mix_them():
+def test_queries_give_weights_alone_so_a_convolution_may_mix_them() -> None:
     """A token is what the context is added to: the map is of all calls, and exact."""
 
     class Queries(Own):
-        def forward(self, images):
+        def forward(self, images: torch.Tensor) -> Any:
             x, self.weights = self.blocks(self.cut(images).flatten(2).mT), []
             for conv in self.convs:
                 mixed = conv(x.mT.unflatten(2, (4, 6))).flatten(2).mT
@@ -105,6 +108,7 @@ def test_queries_give_weights_alone_so_a_convolution_may_mix_them():
     network.convs = nn.ModuleList(nn.Conv2d(24, 24, 3, padding=1) for _ in range(2))
     network = network.double().eval()
     path = probe(network, SIZE)
+    assert path.layout is not None
     assert (path.refusal, path.left_out, path.layout.grid) == (None, None, (4, 6))
     with torch.no_grad(), record_attention(network, ()) as record:
         network(IMAGES)
@@ -116,9 +120,9 @@ def test_queries_give_weights_alone_so_a_convolution_may_mix_them():
 
 
 @pytest.mark.filterwarnings("ignore:a map shows")
-def test_keys_that_a_convolution_mixes_count_as_the_mean_of_their_window():
+def test_keys_that_a_convolution_mixes_count_as_the_mean_of_their_window() -> None:
     class Values(Own):
-        def forward(self, images):
+        def forward(self, images: torch.Tensor) -> Any:
             x = self.blocks(self.cut(images).flatten(2).mT)
             small = self.conv(x.mT.unflatten(2, (4, 6))).flatten(2).mT
             self.A = softmaxed(9 * x, small).detach()
@@ -144,11 +148,11 @@ def test_keys_that_a_convolution_mixes_count_as_the_mean_of_their_window():
 
 
 @pytest.mark.filterwarnings("ignore:a map shows")
-def test_what_goes_past_the_last_call_is_left_out_and_said():
+def test_what_goes_past_the_last_call_is_left_out_and_said() -> None:
     """A convolution fuses the tokens after the call with those of an earlier stage."""
 
     class Fuses(Own):
-        def forward(self, images):
+        def forward(self, images: torch.Tensor) -> Any:
             x = self.blocks[0](self.cut(images).flatten(2).mT).mT.unflatten(2, (4, 6))
             y = self.blocks[1](self.conv(x).flatten(2).mT).mT.unflatten(2, (4, 6))
             return self.head(self.fuse(torch.cat([x, y], 1)).mean((2, 3)))
@@ -167,9 +171,9 @@ def test_what_goes_past_the_last_call_is_left_out_and_said():
     torch.testing.assert_close(found, r[:, 0].unflatten(1, (4, 6)).float())
 
 
-def test_a_classifier_that_reads_a_state_between_two_calls():
+def test_a_classifier_that_reads_a_state_between_two_calls() -> None:
     class Reads(Own):
-        def forward(self, images):
+        def forward(self, images: torch.Tensor) -> Any:
             x = self.blocks[0](self.cut(images).flatten(2).mT)
             y = self.blocks[1](x)
             return self.head(x.mean(1)) + self.head(y[:, 5])
@@ -187,7 +191,7 @@ def test_a_classifier_that_reads_a_state_between_two_calls():
     torch.testing.assert_close(found, r[:, 0].unflatten(1, (4, 6)).float())
 
 
-def test_a_maximum_counts_tokens_alike_and_says_so():
+def test_a_maximum_counts_tokens_alike_and_says_so() -> None:
     network = own(read=lambda x: x.amax(1))
     with pytest.warns(UserWarning, match="reads the tokens by amax, so they do not count equally"):
         found = Rollout()(network, IMAGES).values
@@ -199,9 +203,9 @@ def test_a_maximum_counts_tokens_alike_and_says_so():
     torch.testing.assert_close(settled, found)
 
 
-def test_of_several_grids_the_finest_is_shown():
+def test_of_several_grids_the_finest_is_shown() -> None:
     class Two(Own):
-        def forward(self, images):
+        def forward(self, images: torch.Tensor) -> Any:
             fine, coarse = (x.flatten(2).mT for x in (self.cut(images), self.coarse(images)))
             x = torch.cat([self.blocks[0](fine), self.blocks[1](coarse)], 1)
             return self.head(self.blocks[2](x)[:, 24:].mean(1))
@@ -211,6 +215,7 @@ def test_of_several_grids_the_finest_is_shown():
     network.coarse = nn.Conv2d(3, 24, 16, 16)
     network = network.double().eval()
     path = probe(network, SIZE)
+    assert path.layout is not None
     assert (path.layout.grid, path.layout.beside) == ((4, 6), list(range(24, 30)))
     with torch.no_grad(), record_attention(network, ()) as record:
         network(IMAGES)
@@ -227,7 +232,7 @@ def test_of_several_grids_the_finest_is_shown():
     torch.testing.assert_close(found.prefix_mass, r[:, 0, 24:].sum(1).float())
 
 
-def test_a_pool_by_weights_without_an_axis_of_heads():
+def test_a_pool_by_weights_without_an_axis_of_heads() -> None:
     pool = nn.Linear(24, 1).double()
     pool.weight.data *= 9
     network = own(read=lambda x: torch.einsum("b n, b n d -> b d", pool(x)[..., 0].softmax(1), x))
@@ -244,7 +249,7 @@ def test_a_pool_by_weights_without_an_axis_of_heads():
 @pytest.mark.parametrize(
     "how", [(5, 3, 2, 1, 1), (7, 4, 2, 1, 1), (3, 3, 1, 1, 2), (4, 2, 3, 0, 1)]
 )
-def test_places_that_a_transposed_convolution_reaches(how):
+def test_places_that_a_transposed_convolution_reaches(how: tuple[int, int, int, int, int]) -> None:
     n, size, stride, padding, dilation = how
     x = torch.eye(n)[:, None]
     out = F.conv_transpose1d(
@@ -254,9 +259,9 @@ def test_places_that_a_transposed_convolution_reaches(how):
     assert torch.equal(found, out.T != 0)
 
 
-def test_tokens_of_a_smaller_grid_are_made_of_those_that_they_lie_between():
+def test_tokens_of_a_smaller_grid_are_made_of_those_that_they_lie_between() -> None:
     class Coarse(Own):
-        def forward(self, images):
+        def forward(self, images: torch.Tensor) -> Any:
             x = self.cut(images)
             small = F.interpolate(x, (2, 3), mode="bilinear").flatten(2).mT
             x = x.flatten(2).mT
@@ -275,22 +280,22 @@ def test_tokens_of_a_smaller_grid_are_made_of_those_that_they_lie_between():
     torch.testing.assert_close(found, true[:, 0].unflatten(1, (4, 6)).float())
 
 
-def test_tokens_on_no_grid_are_refused_until_a_layout_is_given():
+def test_tokens_on_no_grid_are_refused_until_a_layout_is_given() -> None:
     class Fewer(Own):
-        def forward(self, images):
+        def forward(self, images: torch.Tensor) -> Any:
             return self.head(self.blocks(self.cut(images).flatten(2).mT[:, :23]).mean(1))
 
     network = Fewer([Block(fused)]).double().eval()
-    assert "how its 23 tokens lie on the image is not known" in Rollout().refusal_for(
-        network, IMAGES
-    )
+    reason = Rollout().refusal_for(network, IMAGES)
+    assert reason is not None
+    assert "how its 23 tokens lie on the image is not known" in reason
     layout = TokenLayout(0, (1, 23), "mean")
     assert Rollout()(network, IMAGES, layout=layout).values.shape == (2, 1, 23)
 
 
-def test_a_query_by_place_is_refused_where_the_last_tokens_are_no_grid():
+def test_a_query_by_place_is_refused_where_the_last_tokens_are_no_grid() -> None:
     class Thirds(nn.Module):
-        def forward(self, x):
+        def forward(self, x: Any) -> Any:
             return x.unflatten(1, (8, 3)).mean(2)
 
     network = Own([Block(fused), Thirds(), Block(fused)]).double().eval()
@@ -304,15 +309,15 @@ def test_a_query_by_place_is_refused_where_the_last_tokens_are_no_grid():
     assert Rollout()(network, IMAGES).values.shape == (2, 4, 6)
 
 
-def test_of_two_streams_of_tokens_the_finer_grid_is_shown():
+def test_of_two_streams_of_tokens_the_finer_grid_is_shown() -> None:
     class TwoStreams(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.fine, self.coarse = nn.Conv2d(3, 24, 8, 8), nn.Conv2d(3, 24, 16, 16)
             self.first, self.second, self.both = Block(fused), Block(fused), Block(fused)
             self.head = nn.Linear(24, 5)
 
-        def forward(self, images):
+        def forward(self, images: torch.Tensor) -> Any:
             fine = self.first(self.fine(images).flatten(2).mT)
             coarse = self.second(self.coarse(images).flatten(2).mT)
             return self.head(self.both(torch.cat([fine, coarse], 1)).mean(1))
@@ -334,16 +339,16 @@ def test_of_two_streams_of_tokens_the_finer_grid_is_shown():
     torch.testing.assert_close(found.prefix_mass, coarse[:, 0].sum(1).float())
 
 
-def test_class_attention_to_a_class_token_that_is_normed_apart():
+def test_class_attention_to_a_class_token_that_is_normed_apart() -> None:
     class ClassAttention(nn.Module):
         """The class token's residual is the parameter itself; the norm's output joins the keys."""
 
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.network, self.last = own(Block), Block(fused).double()
             self.first = nn.Parameter(torch.randn(1, 1, 24, dtype=torch.float64))
 
-        def forward(self, images):
+        def forward(self, images: torch.Tensor) -> Any:
             x = self.network.blocks(self.network.cut(images).flatten(2).mT)
             first = self.first.expand(len(x), -1, -1)
             keys = torch.cat([self.last.norm(first), x], 1)
@@ -363,16 +368,16 @@ def test_class_attention_to_a_class_token_that_is_normed_apart():
 class Reordered(nn.Module):
     """The tokens in another order: a fixed one, or one drawn anew in every run."""
 
-    def __init__(self, order=None):
+    def __init__(self, order: torch.Tensor | None = None) -> None:
         super().__init__()
         self.order = order
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         order = torch.rand(x.shape[1]).argsort() if self.order is None else self.order
         return x.gather(1, order[None, :, None].expand_as(x))
 
 
-def test_tokens_are_followed_through_a_fixed_choice_by_their_places():
+def test_tokens_are_followed_through_a_fixed_choice_by_their_places() -> None:
     order = torch.randperm(24, generator=torch.Generator().manual_seed(2))
     network = own()
     network.blocks.insert(1, Reordered(order))
@@ -386,18 +391,18 @@ def test_tokens_are_followed_through_a_fixed_choice_by_their_places():
     torch.testing.assert_close(found, expected.float(), rtol=3e-6, atol=1e-8)
 
 
-def test_a_choice_by_random_numbers_is_refused_as_the_next_run_makes_another():
+def test_a_choice_by_random_numbers_is_refused_as_the_next_run_makes_another() -> None:
     network = own()
     network.blocks.insert(1, Reordered())
     with pytest.raises(ValueError, match="a choice of tokens by random numbers"):
         Rollout()(network, IMAGES)
 
 
-def flex(q, k, v):
+def flex(q: Any, k: Any, v: Any) -> torch.Tensor:
     return flex_attention(q, k, v)
 
 
-def test_flex_attention_is_refused_in_words():
+def test_flex_attention_is_refused_in_words() -> None:
     network = Own([Block(flex)]).eval()
     network.blocks[0].qkv = nn.Identity()  # a name by which it is known to attend
     with warnings.catch_warnings():
@@ -409,15 +414,15 @@ def test_flex_attention_is_refused_in_words():
 class Weighed(nn.Module):
     """Each token times a number of its own: its product with one vector."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.vector = nn.Parameter(torch.randn(24, dtype=torch.float64))
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         return x * (x @ self.vector).sigmoid()[..., None]
 
 
-def test_a_product_with_a_vector_mixes_no_tokens():
+def test_a_product_with_a_vector_mixes_no_tokens() -> None:
     network = own()
     network.blocks.insert(1, Weighed())
     expected = rolled(network, mean_of()).view(2, 4, 6)

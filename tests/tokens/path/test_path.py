@@ -1,7 +1,9 @@
 """The path of the tokens, proven by a run: what is chained, what is read, and what is refused."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,11 +39,12 @@ READ = {
 
 @pytest.mark.parametrize(("read", "before", "after", "tokens", "pool"), READ.values(), ids=READ)
 def test_what_is_read_and_where_the_patches_lie_come_from_the_run(
-    read, before, after, tokens, pool
-):
+    read: Callable[..., Any], before: int, after: int, tokens: list[int] | range, pool: str
+) -> None:
     network = own(read=read, before=before, after=after)
     path = probe(network, SIZE)
     beside = list(range(before)) + list(range(before + 24, before + 24 + after))
+    assert path.layout is not None
     assert (path.refusal, path.layout.grid, path.layout.beside) == (None, (4, 6), beside)
     assert path.layout.pool == pool
     assert path.patch == (8, 8)
@@ -54,7 +57,7 @@ def test_what_is_read_and_where_the_patches_lie_come_from_the_run(
     torch.testing.assert_close(found.prefix_mass, 1 - true.sum((1, 2)).float())
 
 
-def test_registers_can_be_said_in_a_layout():
+def test_registers_can_be_said_in_a_layout() -> None:
     network = own(read=lambda x: x[:, :24].mean(1), after=3)
     layout = TokenLayout(0, (4, 6), "mean", registers=(-3, -2, -1))
     assert layout.registers == (24, 25, 26)
@@ -66,16 +69,16 @@ def test_registers_can_be_said_in_a_layout():
 
 
 class Twice(nn.Module):
-    def __init__(self, network, flipped=True):
+    def __init__(self, network: ViT, flipped: bool = True) -> None:
         super().__init__()
         self.network, self.flipped = network, flipped
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> Any:
         other = images.flip(-1) if self.flipped else images
         return (self.network(images) + self.network(other)) / 2
 
 
-def test_two_runs_of_one_network_are_two_chains():
+def test_two_runs_of_one_network_are_two_chains() -> None:
     network = ViT(SIZE, 8, 5, 24, 2, 3).double().eval()
     for name, weight in network.named_parameters():
         if "qkv" in name:
@@ -88,7 +91,7 @@ def test_two_runs_of_one_network_are_two_chains():
     torch.testing.assert_close(flipped.values, (once + mirrored.flip(-1)) / 2)
 
 
-def test_branches_side_by_side_count_alike():
+def test_branches_side_by_side_count_alike() -> None:
     network = own(Block, Parallel, Block)
     with torch.no_grad(), record_attention(network, ()) as record:
         network(IMAGES)
@@ -103,33 +106,33 @@ def test_branches_side_by_side_count_alike():
 class Joining(Own):
     """Four tokens are pooled from the patches; then larger patches join them."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__([Block(fused)])
         self.pooled = nn.Parameter(torch.randn(1, 4, 24))
         self.larger = nn.Conv2d(3, 24, 16, 16)
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> Any:
         x = self.cut(images).flatten(2).mT
         x = softmaxed(self.pooled, x) @ x
         larger = self.larger(images).flatten(2).mT
         return self.head(self.blocks(torch.cat([x, larger], 1)).mean(1))
 
 
-def test_tokens_that_join_after_a_pool_are_refused():
+def test_tokens_that_join_after_a_pool_are_refused() -> None:
     network = Joining().double().eval()
     with pytest.raises(ValueError, match="tokens join after others were pooled"):
         Rollout()(network, IMAGES)
 
 
-def linear(q, k, v):
+def linear(q: Any, k: Any, v: Any) -> Any:
     return q.softmax(-1) @ (k.softmax(-2).mT @ v)
 
 
-def channels(q, k, v):
+def channels(q: Any, k: Any, v: Any) -> Any:
     return ((q.mT @ k).softmax(-1) @ v.mT).mT
 
 
-def test_two_softmaxes_in_a_row_are_two_calls():
+def test_two_softmaxes_in_a_row_are_two_calls() -> None:
     """Efficient attention of one head: its weights from token to token are a product of two."""
     torch.manual_seed(3)
     network = Own([Block(linear, heads=1)]).double().eval()  # 24 tokens, 24 wide
@@ -147,15 +150,18 @@ def test_two_softmaxes_in_a_row_are_two_calls():
     [(linear, 3), (channels, 1), (channels, 3)],
     ids=["linear", "channels", "channels of 3 heads"],
 )
-def test_attention_over_channels_is_not_taken_for_tokens(attend, heads):
+def test_attention_over_channels_is_not_taken_for_tokens(
+    attend: Callable[..., Any], heads: int
+) -> None:
     network = Own([Block(attend, heads=heads)]).double().eval()  # 24 tokens, 24 or 8 wide
     refusal = probe(network, SIZE).refusal
+    assert refusal is not None
     assert "attention over channels" in refusal or "mixtures of the tokens" in refusal
     with pytest.raises(ValueError, match="does not fit Own"):
         Rollout()(network, IMAGES, layout=TokenLayout(0, (4, 6), "mean"))
 
 
-def test_a_pool_by_a_softmax_over_the_tokens_is_a_call():
+def test_a_pool_by_a_softmax_over_the_tokens_is_a_call() -> None:
     pool = nn.Linear(24, 1).double()
     pool.weight.data *= 9
     network = own(read=lambda x: (pool(x).softmax(1).mT @ x)[:, 0])
@@ -171,9 +177,9 @@ def test_a_pool_by_a_softmax_over_the_tokens_is_a_call():
     torch.testing.assert_close(found, seed[:, 0].unflatten(1, (4, 6)).float())
 
 
-def test_tokens_of_frequencies_lie_beside_the_image():
+def test_tokens_of_frequencies_lie_beside_the_image() -> None:
     class Frequencies(Own):
-        def forward(self, images):
+        def forward(self, images: torch.Tensor) -> Any:
             waves = torch.view_as_real(torch.fft.fft2(images)).movedim(-1, 2).flatten(1, 2)
             both = [self.waves(waves).flatten(2).mT, self.cut(images).flatten(2).mT]
             return self.head(self.blocks(torch.cat(both, 1)).mean(1))
@@ -183,6 +189,7 @@ def test_tokens_of_frequencies_lie_beside_the_image():
     network.waves = nn.Conv2d(6, 24, 16, 16)
     network = network.double().eval()
     path = probe(network, SIZE)
+    assert path.layout is not None
     assert (path.layout.grid, path.layout.beside) == ((4, 6), list(range(6)))
     shares = rolled(network, torch.full((30,), 1 / 30, dtype=torch.float64))
     found = Rollout()(network, IMAGES).values
@@ -192,15 +199,15 @@ def test_tokens_of_frequencies_lie_beside_the_image():
 class InWindows(Block):
     """Attention in windows of 2x3 of 4x6 tokens; axes: those of its queries before the last two."""
 
-    def __init__(self, attend, axes):
+    def __init__(self, attend: Callable[..., Any], axes: str) -> None:
         super().__init__(attend)
         self.axes = axes
 
-    def heads_of(self, x):
+    def heads_of(self, x: Any) -> Any:
         x = x.unflatten(1, (2, 2, 2, 3)).transpose(2, 3).reshape(len(x), 4, 6, 24)
         return self.mix(self.norm(x)).unflatten(-1, (3, 3, 8)).permute(3, 0, 1, 4, 2, 5)
 
-    def branch(self, x):
+    def branch(self, x: Any) -> Any:
         q, k, v = self.heads_of(x)  # b window head n d
         if self.axes == "b head window":
             c = self.attend(*(each.transpose(1, 2) for each in (q, k, v))).transpose(1, 2)
@@ -211,7 +218,7 @@ class InWindows(Block):
         c = c.transpose(2, 3).flatten(3).unflatten(2, (2, 3)).unflatten(1, (2, 2))
         return self.out(c.transpose(2, 3).flatten(1, 4))
 
-    def dense(self, x):
+    def dense(self, x: Any) -> torch.Tensor:
         token = torch.arange(24).unflatten(0, (2, 2, 2, 3)).transpose(1, 2).reshape(4, 6)
         A = torch.zeros(len(x), 24, 24, dtype=x.dtype)
         weights = softmaxed(*self.heads_of(x)[:2]).mean(2)
@@ -222,7 +229,7 @@ class InWindows(Block):
 
 @pytest.mark.parametrize("attend", [fused, lambda q, k, v: softmaxed(q, k) @ v])
 @pytest.mark.parametrize("axes", ["b head window", "b window head", "b*window head"])
-def test_windows_and_heads_over_tensors_of_five_axes(attend, axes):
+def test_windows_and_heads_over_tensors_of_five_axes(attend: Callable[..., Any], axes: str) -> None:
     torch.manual_seed(3)
     network = Own([InWindows(attend, axes), Block(attend)]).double().eval()
     with torch.no_grad():
@@ -246,13 +253,13 @@ def test_windows_and_heads_over_tensors_of_five_axes(attend, axes):
         torch.testing.assert_close(method(network, IMAGES, 1).values, expected)
 
 
-def test_a_layout_that_says_attention_where_nothing_pools():
+def test_a_layout_that_says_attention_where_nothing_pools() -> None:
     with pytest.raises(ValueError, match="the queries of every attention call are tokens"):
         Rollout()(own(), IMAGES, layout=TokenLayout(0, (4, 6), "attention"))
 
 
-def test_heads_that_were_folded_into_the_batch():
-    def folded(q, k, v):
+def test_heads_that_were_folded_into_the_batch() -> None:
+    def folded(q: Any, k: Any, v: Any) -> Any:
         context = F.scaled_dot_product_attention(*(x.flatten(0, 1) for x in (q, k, v)))
         return context.unflatten(0, q.shape[:2])
 
@@ -270,22 +277,23 @@ def test_heads_that_were_folded_into_the_batch():
     [lambda A, v: torch.matmul(input=A, other=v), lambda A, v: A @ v[:, :1]],
     ids=["by name", "one head's values"],
 )
-def test_products_of_weights_and_values_in_every_form(product):
+def test_products_of_weights_and_values_in_every_form(product: Callable[..., Any]) -> None:
     torch.manual_seed(3)
     network = Own([Block(lambda q, k, v: product(softmaxed(q, k), v))]).double().eval()
     for method in (Rollout(), GradientRollout(), Relevance()):
         assert method(network, IMAGES, 1).values.max() > 0
 
 
-def test_a_pooling_head_that_the_logits_do_not_use_is_left_out():
+def test_a_pooling_head_that_the_logits_do_not_use_is_left_out() -> None:
     import transformers
 
     config = transformers.SiglipVisionConfig(
         hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=48,
         patch_size=8, image_size=32,
     )  # fmt: skip
+    config_of: Any = transformers.SiglipConfig
     network = transformers.SiglipForImageClassification(
-        transformers.SiglipConfig(vision_config=config.to_dict(), num_labels=5)
+        config_of(vision_config=config.to_dict(), num_labels=5)
     )
     network = network.double().eval()
     for name, weight in network.named_parameters():
@@ -304,7 +312,7 @@ def test_a_pooling_head_that_the_logits_do_not_use_is_left_out():
     assert Relevance()(network, images, 1).values.max() > 0
 
 
-def test_a_path_is_remembered_until_the_network_changes(monkeypatch):
+def test_a_path_is_remembered_until_the_network_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     from vision_attn.tokens.path import path as module
 
     runs, run_path = [], module.run_path
@@ -318,20 +326,20 @@ def test_a_path_is_remembered_until_the_network_changes(monkeypatch):
     assert len(runs) == 2
 
 
-def test_legrad_says_why_where_its_list_holds_the_bare_attention():
+def test_legrad_says_why_where_its_list_holds_the_bare_attention() -> None:
     class Bare(Own):
-        def forward(self, images):
+        def forward(self, images: torch.Tensor) -> Any:
             x = self.cut(images).flatten(2).mT
             for attention in self.blocks:
                 x = x + attention(x)
             return self.head(x.mean(1))
 
     class QKV(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.qkv = nn.Linear(24, 72)
 
-        def forward(self, x):
+        def forward(self, x: Any) -> Any:
             q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
             return fused(q, k, v).squeeze(1)
 
@@ -340,34 +348,36 @@ def test_legrad_says_why_where_its_list_holds_the_bare_attention():
         LeGrad()(network, IMAGES, 1)
 
 
-def test_the_table():
+def test_the_table() -> None:
     printed = str(probe(own(read=lambda x: x[:, 0], before=1), SIZE))
     assert printed.splitlines()[0] == "25 tokens: 1 beside the image, 4x6 patches of 8x8 pixels"
     assert printed.splitlines()[-1] == "the logits read: the class token"
 
 
-def heads_third(q, k, v):
+def heads_third(q: Any, k: Any, v: Any) -> torch.Tensor:
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     weights = (torch.einsum("bqhd,bkhd->bqhk", q, k) / q.shape[-1] ** 0.5).softmax(-1)
     return torch.einsum("bqhk,bkhd->bqhd", weights, v).transpose(1, 2)
 
 
-def exp_and_sum(q, k, v):
+def exp_and_sum(q: Any, k: Any, v: Any) -> Any:
     powers = (q @ k.mT / q.shape[-1] ** 0.5).exp()
     return (powers / powers.sum(-1, keepdim=True)) @ v
 
 
-def head_by_head(q, k, v):
+def head_by_head(q: Any, k: Any, v: Any) -> torch.Tensor:
     one = [softmaxed(q[:, head], k[:, head]) @ v[:, head] for head in range(q.shape[1])]
     return torch.stack(one, 1)
 
 
-def in_chunks(q, k, v):
+def in_chunks(q: Any, k: Any, v: Any) -> torch.Tensor:
     return torch.cat([fused(chunk, k, v) for chunk in q.split(7, 2)], 2)
 
 
 @pytest.mark.parametrize("attend", [heads_third, exp_and_sum, head_by_head, in_chunks])
-def test_however_attention_is_written_its_rollout_is_that_of_its_weights(attend):
+def test_however_attention_is_written_its_rollout_is_that_of_its_weights(
+    attend: Callable[..., Any],
+) -> None:
     torch.manual_seed(5)
     network = Own([Block(attend), Block(attend)]).double().eval()
     with torch.no_grad():
@@ -386,22 +396,23 @@ def test_however_attention_is_written_its_rollout_is_that_of_its_weights(attend)
 class Embedded(nn.Module):
     """Patches by a convolution that looks at the image, or at patches cut before it; one block."""
 
-    def __init__(self, channels, cut):
+    def __init__(self, channels: int, cut: bool) -> None:
         super().__init__()
         self.cut = nn.PixelUnshuffle(8) if cut else nn.Identity()
         self.norm = nn.BatchNorm2d(channels)
         self.embed = nn.Conv2d(channels * 64, 24, 1) if cut else nn.Conv2d(channels, 24, 8, 8)
         self.mix, self.head = nn.MultiheadAttention(24, 2, batch_first=True), nn.Linear(24, 5)
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> Any:
         tokens = self.embed(self.cut(self.norm(images))).flatten(2).mT
         return self.head((tokens + self.mix(tokens, tokens, tokens)[0]).mean(1))
 
 
 @pytest.mark.parametrize(("channels", "cut"), [(3, True), (1, False), (13, False)])
-def test_a_probe_has_as_many_channels_as_the_network_takes(channels, cut):
+def test_a_probe_has_as_many_channels_as_the_network_takes(channels: int, cut: bool) -> None:
     network = Embedded(channels, cut)
     path = probe(network, (16, 24))
+    assert path.layout is not None
     assert (path.refusal, path.layout.grid, path.layout.pool) == (None, (2, 3), "mean")
     assert network.training
     assert network.norm.num_batches_tracked == 0

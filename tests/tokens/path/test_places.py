@@ -1,6 +1,7 @@
 """The grid on which tokens lie, found from the pixels that they were made of."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -10,17 +11,17 @@ from vision_attn.tokens.path.places import grid_of, rows_apart
 GRID = (5, 7)
 
 
-def boxes_at(tops, lefts, size=3):
+def boxes_at(tops: list[int], lefts: list[int], size: int = 3) -> torch.Tensor:
     """Boxes (n 4) of patches whose rows and columns begin at these pixels, row by row."""
     each = [(-y, -x, y + size, x + size) for y, x in itertools.product(tops, lefts)]
     return torch.tensor(each)
 
 
-def centres_at(rows, columns):
+def centres_at(rows: list[Any], columns: list[Any]) -> torch.Tensor:
     return torch.tensor(list(itertools.product(rows, columns)), dtype=torch.float64)
 
 
-def whole_image(n):
+def whole_image(n: int) -> torch.Tensor:
     """Boxes of tokens that were each made of the whole image."""
     return torch.tensor([[0, 0, 34, 34]]).repeat(n, 1)
 
@@ -29,7 +30,7 @@ AS_THEY_CAME = list(range(35))
 SORTED = [1, 0, *range(2, 35)]  # by their centres: two of them came in another order
 
 
-def test_boxes_that_go_down_and_to_the_right_are_a_grid():
+def test_boxes_that_go_down_and_to_the_right_are_a_grid() -> None:
     boxes = boxes_at([0, 2, 7, 9, 11], [0, 5, 6, 8, 11, 13, 17])  # in whatever steps
     grid, patch = grid_of(boxes, torch.zeros(35, 2), SORTED)
     assert grid == GRID
@@ -41,7 +42,7 @@ def test_boxes_that_go_down_and_to_the_right_are_a_grid():
 
 
 @pytest.mark.parametrize("order", ["columns swapped", "rows swapped", "upside down"])
-def test_boxes_in_another_order_are_none(order):
+def test_boxes_in_another_order_are_none(order: str) -> None:
     tops, lefts = [0, 2, 7, 9, 11], [0, 5, 6, 8, 11, 13, 17]
     if order == "columns swapped":
         lefts[2:4] = 8, 6
@@ -54,7 +55,7 @@ def test_boxes_in_another_order_are_none(order):
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01])
-def test_centres_of_wide_boxes_tell_where_they_are_in_even_steps(noise):
+def test_centres_of_wide_boxes_tell_where_they_are_in_even_steps(noise: float) -> None:
     torch.manual_seed(0)
     even = centres_at([3.0, 5, 8, 11, 13], [2.0, 4, 7, 10, 13, 16, 17.5])
     even += noise * torch.rand_like(even)
@@ -64,7 +65,7 @@ def test_centres_of_wide_boxes_tell_where_they_are_in_even_steps(noise):
 
 @pytest.mark.parametrize("noise", [0.0, 0.01])
 @pytest.mark.parametrize("axis", [0, 1])
-def test_centres_that_almost_fall_together_tell_no_other_order(axis, noise):
+def test_centres_that_almost_fall_together_tell_no_other_order(axis: int, noise: float) -> None:
     """As behind the windows of a halo network. Where the network's own order is the same, it counts."""
     torch.manual_seed(0)
     lines = [[3.0, 5, 8, 11, 13], [2.0, 4, 7, 10, 13, 16, 19]]

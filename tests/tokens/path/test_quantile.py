@@ -1,5 +1,7 @@
 """The threshold of a map in tiles is torch's quantile of the whole map."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -13,8 +15,13 @@ from vision_attn.tokens.record.calls import ExplicitWeights
 @pytest.mark.parametrize("windows", [1, 3])
 @pytest.mark.parametrize("threads", [1, 4])
 def test_the_threshold_is_the_quantile_of_each_image(
-    share, dtype, windows, threads, torch_threads, monkeypatch
-):
+    share: float,
+    dtype: torch.dtype,
+    windows: int,
+    threads: int,
+    torch_threads: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torch_threads(threads)
     monkeypatch.setattr(tiles, "CPU_TILE", 200)
     monkeypatch.setattr(tiles, "SHARE", 7)

@@ -1,8 +1,10 @@
 """Paths of runs that compute no values, beside those of runs that do."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -13,6 +15,8 @@ from torchvision.models import SwinTransformer
 sys.path.append(str(Path(__file__).parent))
 from own_networks import Block, Own, Parallel, fused, softmaxed
 
+from vision_attn.hooks import apart
+from vision_attn.inference import eval_mode
 from vision_attn.models import ViT
 from vision_attn.tokens.path import traced
 from vision_attn.tokens.path.path import run_path
@@ -23,7 +27,7 @@ SIZE = (32, 48)
 IMAGE = torch.randn(1, 3, *SIZE, generator=torch.Generator().manual_seed(1))
 
 
-def plain(x):
+def plain(x: Any) -> list[Any] | tuple[str, tuple[int, ...], list[Any]]:
     """All that a path holds, as values that compare."""
     if isinstance(x, torch.Tensor):
         return str(x.dtype), tuple(x.shape), x.flatten().tolist()
@@ -33,10 +37,10 @@ def plain(x):
 
 
 @pytest.fixture
-def both(monkeypatch):
+def both(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """A network's path by shapes and by values, and whether the shapes were enough."""
 
-    def paths(network, image=IMAGE):
+    def paths(network: Any, image: torch.Tensor = IMAGE) -> tuple[Any, Any, bool]:
         enough, by_shapes = [], traced.by_shapes
         monkeypatch.setattr(
             traced, "by_shapes", lambda *args: enough.append(by_shapes(*args)) or enough[-1]
@@ -50,19 +54,19 @@ def both(monkeypatch):
     return paths
 
 
-def written(q, k, v):
+def written(q: Any, k: Any, v: Any) -> Any:
     return softmaxed(q, k) @ v
 
 
 class Gated(nn.Module):
     """A convolution's map, gated in place, that attends to itself in windows of four."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 24, 8, 8), nn.BatchNorm2d(24), nn.ReLU(inplace=True))
         self.block, self.head = Block(fused), nn.Linear(24, 5)
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> Any:
         x = self.stem(images)
         x = x * x.mean((2, 3), keepdim=True).sigmoid()
         b, c, h, w = x.shape
@@ -83,7 +87,7 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_path_by_shapes_is_that_by_values(name, both):
+def test_a_path_by_shapes_is_that_by_values(name: str, both: Callable[..., Any]) -> None:
     found, expected, enough = both(NETWORKS[name]())
     assert enough
     assert found == expected
@@ -92,31 +96,31 @@ def test_a_path_by_shapes_is_that_by_values(name, both):
 class Choosing(nn.Module):
     """Tokens that something in their values chooses, or that are only looked at."""
 
-    def __init__(self, way):
+    def __init__(self, way: Callable[..., Any]) -> None:
         super().__init__()
         self.way, self.seen = way, None
         self.register_buffer("kept", torch.zeros(24))
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         self.seen, out = self.way(self, x)
         return out
 
 
-def best(module, x):
+def best(module: Any, x: Any) -> tuple[None, Any]:
     order = x.sum(2).argsort(1)[:, :5]
     return None, x.gather(1, order[..., None].expand(-1, -1, 24))
 
 
-def large(module, x):
+def large(module: Any, x: Any) -> tuple[None, Any]:
     return None, x[:, (x[0].sum(1) > 0).nonzero()[:, 0]]
 
 
-def write(module, x):
+def write(module: Any, x: Any) -> tuple[None, Any]:
     module.kept.copy_(x.mean((0, 1)))
     return None, x
 
 
-def raised(module, x):
+def raised(module: Any, x: Any) -> tuple[None, Any]:
     if float(x.sum()) > 1e9:
         raise ValueError("too large")
     return None, x
@@ -135,7 +139,9 @@ WAYS = {
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_what_needs_values_or_keeps_them_runs_with_values(name, both):
+def test_what_needs_values_or_keeps_them_runs_with_values(
+    name: str, both: Callable[..., Any]
+) -> None:
     network = Own([Choosing(WAYS[name]), Block(fused)])
     found, expected, enough = both(network)
     assert not enough
@@ -148,7 +154,7 @@ def test_what_needs_values_or_keeps_them_runs_with_values(name, both):
         torch.testing.assert_close(seen[:1], expected)
 
 
-def test_hooks_of_others_see_true_values():
+def test_hooks_of_others_see_true_values() -> None:
     network = Own([Block(fused)]).eval()
     seen = []
     network.cut.register_forward_hook(lambda _module, _args, out: seen.append(out.detach()))
@@ -158,9 +164,9 @@ def test_hooks_of_others_see_true_values():
         torch.testing.assert_close(seen[0][1:], network.cut(IMAGE))
 
 
-def test_no_product_of_the_image_is_computed(monkeypatch):
+def test_no_product_of_the_image_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     network = NETWORKS["ViT"]().eval()
-    with traced.apart(), traced.eval_mode(network), torch.no_grad():
+    with apart(), eval_mode(network), torch.no_grad():
         shapes, runs = Shapes(), []
         monkeypatch.setattr(traced, "Shapes", lambda: shapes)
         keep = network.head.register_forward_hook(lambda _module, _args, out: runs.append(out))
@@ -171,11 +177,11 @@ def test_no_product_of_the_image_is_computed(monkeypatch):
     assert runs[0].shape == (2, 5)
 
 
-def drawn(*shape, dtype=torch.float32):
+def drawn(*shape: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, dtype=dtype)
 
 
-def last(*shape):
+def last(*shape: Any) -> torch.Tensor:
     return drawn(*shape).contiguous(memory_format=torch.channels_last)
 
 
@@ -207,11 +213,14 @@ CALLS = [
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call[0])
-def test_a_rule_gives_what_torchs_kernel_gives(call):
+def test_a_rule_gives_what_torchs_kernel_gives(
+    call: Any,
+) -> None:
     name, *args = call
     packet = getattr(torch.ops.aten, name)
     func = packet.Tensor if name in ("add", "mul") else packet.default
-    found, out = geometry_of(func, tuple(args), {}), func(*args)
+    found: Any = geometry_of(func, tuple(args), {})
+    out = func(*args)
     many = out if isinstance(out, tuple) else (out,)
     found = found if isinstance(out, tuple) else (found,)
     assert len(found) == len(many)
@@ -221,11 +230,11 @@ def test_a_rule_gives_what_torchs_kernel_gives(call):
         assert (one.shape, own, one.dtype) == (tuple(x.shape), steps, x.dtype)
 
 
-def test_every_rule_is_compared():
+def test_every_rule_is_compared() -> None:
     assert {name.removeprefix("aten::") for name in RULES} <= {call[0] for call in CALLS}
 
 
-def test_weights_and_what_comes_of_them_have_values():
+def test_weights_and_what_comes_of_them_have_values() -> None:
     shapes = Shapes()
     blank, table = shapes.blank(drawn(3, 5)), drawn(5, 7)
     own = shapes.run(torch.ops.aten.mul.Tensor, (table, 2.0), {})

@@ -1,6 +1,8 @@
 """Tiles on threads: workspaces of their own, only where it pays, and errors that end them all."""
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,9 @@ from vision_attn.tokens.record.calls import ExplicitWeights, LazyWeights
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_threads_work_at_once_in_workspaces_of_their_own(mode, torch_threads, monkeypatch):
+def test_threads_work_at_once_in_workspaces_of_their_own(
+    mode: Callable[..., Any], torch_threads: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch_threads(2)
     monkeypatch.setattr(tiles, "SHARE", 50)
     monkeypatch.setattr(tiles, "CPU_TILE", 2 * 10 * 5)
@@ -24,7 +28,7 @@ def test_threads_work_at_once_in_workspaces_of_their_own(mode, torch_threads, mo
     q, k = torch.randn(2, 1, 2, 10, 3)
     call = LazyWeights("", None, None, q, k, 1.0, None, False)
 
-    def fuse(call, tile):
+    def fuse(call: Any, tile: Any) -> Any:
         modes.add((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
         weights = call.tile_weights(tile)
         both.wait()
@@ -37,7 +41,9 @@ def test_threads_work_at_once_in_workspaces_of_their_own(mode, torch_threads, mo
     torch.testing.assert_close(found.clone(), r @ (q @ k.mT).softmax(-1).mean(1))
 
 
-def test_tiles_go_to_threads_only_where_each_has_enough(torch_threads, monkeypatch):
+def test_tiles_go_to_threads_only_where_each_has_enough(
+    torch_threads: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = []
     monkeypatch.setattr(tiles, "Threads", lambda count: made.append(count) or Threads(count))
     q, k = torch.randn(2, 1, 2, 97, 5)
@@ -55,13 +61,15 @@ def test_tiles_go_to_threads_only_where_each_has_enough(torch_threads, monkeypat
             assert made == (expected if carried < 6 else [])
 
 
-def test_an_error_in_a_thread_is_told_and_ends_them_all(torch_threads, monkeypatch):
+def test_an_error_in_a_thread_is_told_and_ends_them_all(
+    torch_threads: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch_threads(2)
     monkeypatch.setattr(tiles, "SHARE", 7)
     monkeypatch.setattr(tiles, "CPU_TILE", 20)
     running = threading.active_count()
 
-    def broken(call, tile):
+    def broken(call: Any, tile: Any) -> Any:
         if 3 in range(tile.rows.start, tile.rows.stop):
             raise ValueError("no such row")
         return call.tile_weights(tile).mean(1)

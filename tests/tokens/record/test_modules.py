@@ -1,13 +1,15 @@
 """Attention by modules: torch's, and ours whatever its parts."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from vision_attn import attention as mechanisms
-from vision_attn.attention import MultiHeadAttention
+from vision_attn.attention import DotProduct, MultiHeadAttention
 from vision_attn.methods.rollout import FUSIONS
 from vision_attn.models import ViT
 from vision_attn.tokens.record.calls import LazyWeights
@@ -27,7 +29,9 @@ TORCH = {
 
 @pytest.mark.parametrize(("made", "called"), TORCH.values(), ids=TORCH)
 @pytest.mark.filterwarnings("ignore:.*mismatched key_padding_mask.*")
-def test_torch_multi_head_attention(made, called, recorded):
+def test_torch_multi_head_attention(
+    made: dict[str, bool], called: dict[str, bool | torch.Tensor], recorded: Callable[..., Any]
+) -> None:
     module = nn.MultiheadAttention(12, 3, **{"batch_first": True} | made).eval()
     x = torch.randn(2, 7, 12) if module.batch_first else torch.randn(7, 2, 12)
     with torch.no_grad():
@@ -44,7 +48,9 @@ def test_torch_multi_head_attention(made, called, recorded):
 
 
 @pytest.mark.parametrize("average", [True, False])
-def test_weights_that_a_network_asks_for_are_of_each_head_whatever_is_fused(average, recorded):
+def test_weights_that_a_network_asks_for_are_of_each_head_whatever_is_fused(
+    average: bool, recorded: Callable[..., Any]
+) -> None:
     module = nn.MultiheadAttention(12, 3, batch_first=True).eval()
     x = torch.randn(2, 7, 12)
     options = {"need_weights": True, "average_attn_weights": average}
@@ -57,7 +63,7 @@ def test_weights_that_a_network_asks_for_are_of_each_head_whatever_is_fused(aver
     assert record.calls[0].heads == 1
 
 
-def test_torch_attention_over_another_sequence_without_batch(recorded):
+def test_torch_attention_over_another_sequence_without_batch(recorded: Callable[..., Any]) -> None:
     module = nn.MultiheadAttention(12, 3, kdim=5, vdim=4).eval()
     args = torch.randn(7, 12), torch.randn(9, 5), torch.randn(9, 4)
     record, (out, weights) = recorded(module, *args)
@@ -66,7 +72,7 @@ def test_torch_attention_over_another_sequence_without_batch(recorded):
     assert (record.calls[0].queries, record.calls[0].keys) == (7, 9)
 
 
-def test_the_fast_path_of_torch_encoders_is_seen(recorded):
+def test_the_fast_path_of_torch_encoders_is_seen(recorded: Callable[..., Any]) -> None:
     layer = nn.TransformerEncoderLayer(12, 2, 24, batch_first=True)
     network = nn.TransformerEncoder(layer, 2).eval()
     x = torch.randn(2, 7, 12)
@@ -88,7 +94,9 @@ OWN = {
 
 @pytest.mark.parametrize("options", OWN.values(), ids=OWN)
 @pytest.mark.parametrize("tokens", [7, 130])
-def test_our_attention_whatever_its_parts(options, tokens, recorded):
+def test_our_attention_whatever_its_parts(
+    options: dict[str, Any], tokens: int, recorded: Callable[..., Any]
+) -> None:
     module = MultiHeadAttention(12, 3, **options).eval()
     x = torch.randn(2, tokens, 12)
     record, _ = recorded(module, x)
@@ -98,7 +106,7 @@ def test_our_attention_whatever_its_parts(options, tokens, recorded):
     assert record.expected == [""]
 
 
-def test_heads_of_our_own_attention_are_fused_as_it_runs(recorded):
+def test_heads_of_our_own_attention_are_fused_as_it_runs(recorded: Callable[..., Any]) -> None:
     network = ViT(image_size=32, patch_size=8, dim=24, heads=3, depth=2, num_classes=5).eval()
     images = torch.randn(2, 3, 32, 32)
     true, expected = recorded(network, images, keep=())
@@ -113,7 +121,9 @@ def test_heads_of_our_own_attention_are_fused_as_it_runs(recorded):
 @pytest.mark.parametrize(
     "score", [mechanisms.ScaledDot, mechanisms.CosineSimilarity, mechanisms.General]
 )
-def test_our_products_keep_no_weights_whatever_kernel_ran(score, half, recorded):
+def test_our_products_keep_no_weights_whatever_kernel_ran(
+    score: Callable[..., DotProduct], half: bool, recorded: Callable[..., Any]
+) -> None:
     """Under bfloat16 on a CPU ours goes by plain products, a few heads at a time."""
     network = ViT((32, 48), 8, 5, 24, 2, 3, attention=partial(MultiHeadAttention, score=score))
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
@@ -123,12 +133,14 @@ def test_our_products_keep_no_weights_whatever_kernel_ran(score, half, recorded)
         assert isinstance(call, LazyWeights)
         assert call.q.shape == call.k.shape == (2, 3, 25, 8)
         assert (call.lse is None) == half
-        coarse = {"rtol": 0.02, "atol": 0.02} if half else {}
+        coarse: dict[str, Any] = {"rtol": 0.02, "atol": 0.02} if half else {}
+        assert call.v is not None
         context = call.weights() @ call.v.float()
+        assert call.context is not None
         torch.testing.assert_close(context, call.context.float(), **coarse)
 
 
-def test_our_mask_and_queries_that_may_see_nothing(recorded):
+def test_our_mask_and_queries_that_may_see_nothing(recorded: Callable[..., Any]) -> None:
     mask = torch.rand(2, 1, 7, 7) > 0.4
     mask[1, :, 3] = False
     module = MultiHeadAttention(12, 3).eval()
@@ -141,7 +153,7 @@ def test_our_mask_and_queries_that_may_see_nothing(recorded):
     torch.testing.assert_close(weights @ call.v, call.context)
 
 
-def test_our_windows_are_one_map_over_all_tokens(recorded):
+def test_our_windows_are_one_map_over_all_tokens(recorded: Callable[..., Any]) -> None:
     window = partial(mechanisms.Local2d, radius=1)
     network = ViT(64, 8, 5, 24, 2, 3, attention=partial(MultiHeadAttention, window=window)).eval()
     record, _ = recorded(network, torch.randn(1, 3, 64, 64))

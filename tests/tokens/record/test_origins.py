@@ -1,5 +1,8 @@
 """Origins: what values are made of, against sets that are followed one by one."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from timm.layers.halo_attn import rel_logits_1d
@@ -8,15 +11,16 @@ from torch.nn import functional as F
 from torchvision.models import SwinTransformer
 
 from vision_attn.models import ViT
-from vision_attn.tokens import record_attention
+from vision_attn.tokens import AttentionCall, record_attention
 from vision_attn.tokens.path.traced import follow
 from vision_attn.tokens.trace.origins import NOTHING, CallOrigins, Origins
 from vision_attn.tokens.trace.tracer import tight
 
 
-def random_run(seed):
+def random_run(seed: int) -> tuple[Origins, dict[Any, set[Any]], list[CallOrigins]]:
     """Origins, what each was made of, and two attention calls whose outputs others are made of."""
     random = torch.Generator().manual_seed(seed)
+    calls: list[Any]
     origins, made_of, calls = Origins(), {}, []
     ids = origins.new(7)
     for at in range(6):
@@ -35,7 +39,9 @@ def random_run(seed):
     return origins, made_of, calls
 
 
-def followed(ids, made_of, ends=frozenset()):
+def followed(
+    ids: list[Any], made_of: dict[Any, Any], ends: frozenset[Any] | set[Any] = frozenset()
+) -> set[Any]:
     found, stack = set(), list(ids)
     while stack:
         one = stack.pop()
@@ -45,11 +51,11 @@ def followed(ids, made_of, ends=frozenset()):
     return found
 
 
-def listed(found):
+def listed(found: torch.Tensor) -> set[Any]:
     return set(found.nonzero()[:, 0].tolist())
 
 
-def test_what_is_behind_is_what_each_was_made_of_followed_one_by_one():
+def test_what_is_behind_is_what_each_was_made_of_followed_one_by_one() -> None:
     many = 0
     for seed in range(20):
         origins, made_of, calls = random_run(seed)
@@ -71,13 +77,13 @@ def test_what_is_behind_is_what_each_was_made_of_followed_one_by_one():
     assert many > 5  # where a call made a difference
 
 
-def test_nothing_is_behind_nothing():
+def test_nothing_is_behind_nothing() -> None:
     origins = Origins()
     origins.new(3)
     assert not origins.behind([]).any()
 
 
-def test_equal_origins_of_an_axis_take_no_memory():
+def test_equal_origins_of_an_axis_take_no_memory() -> None:
     ids = torch.arange(6)[:, None, None].expand(6, 50, 7).contiguous()
     found = tight(ids)
     assert torch.equal(found, ids)
@@ -87,19 +93,19 @@ def test_equal_origins_of_an_axis_take_no_memory():
 class Masked(nn.Module):
     """Attention twice, with a number added to each score."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.embed, self.head = nn.Conv2d(3, 5, 8, 8), nn.Linear(5, 3)
         self.bias = nn.Parameter(torch.randn(1, 1, 4, 4))
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> Any:
         x = self.embed(images).flatten(2).mT[:, None]
         for _ in range(2):
             x = x + F.scaled_dot_product_attention(x, x, x, attn_mask=self.bias)
         return self.head(x[:, 0].mean(1))
 
 
-def test_a_followed_run_keeps_no_more_of_its_calls_than_their_shapes():
+def test_a_followed_run_keeps_no_more_of_its_calls_than_their_shapes() -> None:
     explicit = SwinTransformer((4, 4), 12, (2,), (3,), (2, 2), num_classes=5).eval()
     plain = ViT(image_size=16, patch_size=8, num_classes=5, dim=12, depth=3, heads=3)
     kept = {}
@@ -117,7 +123,7 @@ def test_a_followed_run_keeps_no_more_of_its_calls_than_their_shapes():
     }
 
 
-def large(call):
+def large(call: AttentionCall) -> list[Any]:
     """What a call holds of each of its queries, and is no query."""
     names = [
         name for name in ("all_weights", "mask", "lse") if getattr(call, name, None) is not None
@@ -128,7 +134,7 @@ def large(call):
 class Scored(nn.Module):
     """Attention twice; what is added to each score depends on its query: relative positions."""
 
-    def __init__(self, relate, side):
+    def __init__(self, relate: Callable[..., Any], side: int) -> None:
         super().__init__()
         self.relate = relate
         self.embed, self.head = nn.Conv2d(3, 5, 8, 8), nn.Linear(5, 3)
@@ -136,7 +142,7 @@ class Scored(nn.Module):
         self.project = nn.ModuleList(nn.Linear(5, 15) for _ in range(2))
         self.relative = nn.Parameter(torch.randn(5, 2 * side - 1))
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> Any:
         patches = self.embed(images).flatten(2).mT
         x = torch.cat([self.before.expand(len(patches), -1, -1), patches], 1)
         for project in self.project:
@@ -145,20 +151,20 @@ class Scored(nn.Module):
         return self.head(x.mean(1))
 
 
-def alone(scores, q, relative):
+def alone(scores: Any, q: Any, relative: Any) -> Any:
     return scores
 
 
-def written(scores, q, relative):
+def written(scores: Any, q: Any, relative: Any) -> Any:
     scores[:, 1:, 1:] = scores[:, 1:, 1:] + q[:, 1:] @ relative[:, :6]
     return scores
 
 
-def by_rows_and_columns(scores, q, relative):
+def by_rows_and_columns(scores: Any, q: Any, relative: Any) -> Any:
     """A query's score for a row and one for a column, cut from those for every distance."""
     patches = q[:, 1:].unflatten(1, (3, 3))
-    columns = rel_logits_1d(patches, relative.mT, (0, 1, 3, 2, 4))
-    rows = rel_logits_1d(patches.transpose(1, 2), relative.mT, (0, 3, 1, 4, 2))
+    columns = rel_logits_1d(patches, relative.mT, [0, 1, 3, 2, 4])
+    rows = rel_logits_1d(patches.transpose(1, 2), relative.mT, [0, 3, 1, 4, 2])
     return scores + F.pad((rows + columns).flatten(1, 2).flatten(2), (1, 0, 1, 0))
 
 
@@ -167,7 +173,9 @@ def by_rows_and_columns(scores, q, relative):
     [(written, (16, 24), 6), (by_rows_and_columns, (24, 24), 3)],
     ids=["in place", "by rows and columns"],
 )
-def test_relative_positions_make_no_origin_for_each_score(relate, size, side):
+def test_relative_positions_make_no_origin_for_each_score(
+    relate: Callable[..., Any], size: tuple[int, int], side: int
+) -> None:
     counts = []
     for way in (alone, relate):
         torch.manual_seed(0)

@@ -1,5 +1,8 @@
 """Attention of short sequences, its heads fused as it runs: the same output, and the true map."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -10,7 +13,15 @@ from vision_attn.tokens.record.calls import Workspace
 from vision_attn.tokens.record.sdpa import SDPAInputs, short_attention
 
 
-def qkv(b=2, h=3, i=5, j=7, d=11, e=11, dtype=torch.float64):
+def qkv(
+    b: int = 2,
+    h: int = 3,
+    i: int = 5,
+    j: int = 7,
+    d: int = 11,
+    e: int = 11,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return (
         torch.randn(b, h, i, d, dtype=dtype),
         torch.randn(b, h, j, d, dtype=dtype),
@@ -19,14 +30,18 @@ def qkv(b=2, h=3, i=5, j=7, d=11, e=11, dtype=torch.float64):
 
 
 @torch.no_grad()
-def fused(*args, fusion="mean", **options):
-    return short_attention(SDPAInputs(*args, **options), FUSIONS[fusion], Workspace())
+def fused(*args: Any, fusion: str = "mean", **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    result = short_attention(SDPAInputs(*args, **options), FUSIONS[fusion], Workspace())
+    assert result is not None
+    return result
 
 
 @pytest.mark.parametrize("limit", [10**6, 2 * 7 * 3 * 7, 3 * 3 * 7, 1])
 @pytest.mark.parametrize("fusion", FUSIONS)
 @pytest.mark.parametrize("scale", [None, 0.3])
-def test_the_output_and_the_fused_map(scale, fusion, limit, monkeypatch):
+def test_the_output_and_the_fused_map(
+    scale: float | None, fusion: str, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sdpa, "CPU_TILE", limit)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     q, k, v = qkv(e=13)
@@ -37,7 +52,7 @@ def test_the_output_and_the_fused_map(scale, fusion, limit, monkeypatch):
     torch.testing.assert_close(heads, true)
 
 
-def test_only_where_attention_is_plain_exact_short_and_without_gradients():
+def test_only_where_attention_is_plain_exact_short_and_without_gradients() -> None:
     assert fused(*qkv())
     assert fused(*qkv(h=2, j=13, d=2, i=5))  # 65 numbers of a map, 72 of q and k
     assert fused(*qkv(h=2, j=21, d=2, i=5)) is None  # 105, 104
@@ -54,11 +69,11 @@ def test_only_where_attention_is_plain_exact_short_and_without_gradients():
 
 
 @pytest.mark.parametrize("empty", [{"b": 0}, {"j": 0}])
-def test_not_where_there_is_nothing_to_weigh(empty):
+def test_not_where_there_is_nothing_to_weigh(empty: dict[str, Any]) -> None:
     assert fused(*qkv(**empty)) is None
 
 
-def test_no_queries():
+def test_no_queries() -> None:
     context, heads = fused(*qkv(i=0))
     assert (context.shape, heads.shape) == ((2, 3, 0, 11), (2, 0, 7))
 
@@ -75,7 +90,7 @@ def test_no_queries():
     ],
     ids=["by heads", "by tokens", "q, k and v together", "heads first", "shared by heads"],
 )
-def test_the_output_is_laid_out_as_by_torch(laid_out, e):
+def test_the_output_is_laid_out_as_by_torch(laid_out: Callable[..., Any], e: int) -> None:
     q, k, v = qkv(d=8, e=e)
     q = laid_out(q)
     context, _ = fused(q, k, v)

@@ -1,5 +1,7 @@
 """Attention weights: in one call, and on the autograd graph for losses."""
 
+from typing import Any
+
 import pytest
 import timm
 import torch
@@ -15,13 +17,19 @@ from vision_attn.tokens.record.calls import Fusion
 IMAGES = torch.randn(2, 3, 48, 32)
 
 
-def vit(**options):
+def vit(**options: Any) -> ViT:
     torch.manual_seed(0)
-    sizes = {"image_size": (48, 32), "patch_size": 16, "num_classes": 5, "dim": 12, "depth": 3}
+    sizes: dict[str, Any] = {
+        "image_size": (48, 32),
+        "patch_size": 16,
+        "num_classes": 5,
+        "dim": 12,
+        "depth": 3,
+    }
     return ViT(heads=3, **sizes, **options).eval()
 
 
-def by_timm(network, images):
+def by_timm(network: nn.Module, images: torch.Tensor) -> list[Any]:
     """The weights that timm's attention computes where it is told not to fuse."""
     weights = []
     for block in network.blocks:
@@ -32,7 +40,7 @@ def by_timm(network, images):
     return weights
 
 
-def test_weights_are_those_that_timm_computes():
+def test_weights_are_those_that_timm_computes() -> None:
     network = timm.create_model("test_vit", img_size=(48, 32), num_classes=5).eval()
     found = attention_weights(network, IMAGES)
     assert list(found) == [f"blocks.{at}.attn" for at in range(len(network.blocks))]
@@ -40,10 +48,11 @@ def test_weights_are_those_that_timm_computes():
         torch.testing.assert_close(weights, expected)
 
 
-def test_layers_and_heads_are_chosen_as_people_name_them():
+def test_layers_and_heads_are_chosen_as_people_name_them() -> None:
     network = vit()
     every = attention_weights(network, IMAGES)
     names = list(every)
+    layers: Any
     for layers, expected in [
         (-1, names[2:]),
         ("blocks.-3", names[:1]),
@@ -56,14 +65,14 @@ def test_layers_and_heads_are_chosen_as_people_name_them():
     torch.testing.assert_close(some[names[1]], every[names[1]][:, [2, 0]], rtol=0, atol=0)
 
 
-def test_a_module_that_attends_twice_has_both():
+def test_a_module_that_attends_twice_has_both() -> None:
     class Twice(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.patches, self.head = nn.Conv2d(3, 6, 16, 16), nn.Linear(6, 5)
             self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
 
-        def forward(self, images):
+        def forward(self, images: torch.Tensor) -> Any:
             x = self.patches(images).flatten(2).mT
             for _ in range(2):
                 x = x + self.attention(x, x, x, need_weights=False)[0]
@@ -91,7 +100,7 @@ def test_a_module_that_attends_twice_has_both():
         ({"heads": []}, "heads must be from -3 to 2"),
     ],
 )
-def test_what_is_not_there_gets_one_line(options, message):
+def test_what_is_not_there_gets_one_line(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         attention_weights(vit(), IMAGES, **options)
     assert "\n" not in str(caught.value)
@@ -100,23 +109,23 @@ def test_what_is_not_there_gets_one_line(options, message):
 class Written(nn.Module):
     """One layer of attention by hand, which also returns its weights."""
 
-    def __init__(self, mask=None):
+    def __init__(self, mask: str | None = None) -> None:
         super().__init__()
         self.qkv, self.head = nn.Linear(6, 18), nn.Linear(6, 3)
         self.bias = nn.Parameter(torch.randn(2, 5, 5)) if mask == "bias" else None
         hidden = torch.tensor([0, 1, 0, 0, 0]).bool()
         self.sees = (~hidden).expand(5, 5) if mask == "hidden" else None
 
-    def split(self, x):
+    def split(self, x: Any) -> Any:
         return self.qkv(x).view(7, 5, 3, 2, 3).permute(2, 0, 3, 1, 4)
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         q, k, v = self.split(x)
         mask = self.bias if self.sees is None else self.sees
         context = F.scaled_dot_product_attention(q, k, v, mask)
         return self.head(context.transpose(1, 2).flatten(2).mean(1))
 
-    def by_hand(self, x):
+    def by_hand(self, x: Any) -> tuple[Any, Any]:
         q, k, v = self.split(x)
         scores = q @ k.mT / 3**0.5
         if self.bias is not None:
@@ -128,13 +137,15 @@ class Written(nn.Module):
 
 
 @pytest.mark.parametrize("mask", [None, "bias", "hidden"])
-def test_a_loss_on_attention_has_the_gradient_of_a_network_written_by_hand(mask):
+def test_a_loss_on_attention_has_the_gradient_of_a_network_written_by_hand(
+    mask: str | None,
+) -> None:
     torch.manual_seed(0)
     network = Written(mask).double()
     x, labels = torch.randn(7, 5, 6, dtype=torch.float64), torch.arange(7) % 3
     wanted = torch.rand(7, 2, 5, 5, dtype=torch.float64).softmax(-1)
 
-    def gradients(logits, weights):
+    def gradients(logits: Any, weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
         loss = F.cross_entropy(logits, labels) + 3 * (weights - wanted).square().sum()
         return torch.autograd.grad(loss, list(network.parameters()))
 
@@ -145,7 +156,7 @@ def test_a_loss_on_attention_has_the_gradient_of_a_network_written_by_hand(mask)
         torch.testing.assert_close(one, expected)
 
 
-def test_training_on_attention_moves_it():
+def test_training_on_attention_moves_it() -> None:
     network = vit()
     wanted = torch.zeros(7).index_fill(0, torch.tensor([3]), 1.0)
     optimizer = torch.optim.Adam(network.parameters(), 1e-2)
@@ -162,7 +173,7 @@ def test_training_on_attention_moves_it():
 
 
 @pytest.mark.parametrize("normalizer", ["softmax", "entmax"])
-def test_our_own_attention_stays_on_the_graph(normalizer):
+def test_our_own_attention_stays_on_the_graph(normalizer: str) -> None:
     kind = Entmax15 if normalizer == "entmax" else Softmax
     attention = MultiHeadAttention(dim=6, heads=2, normalizer=kind).double()
     x = torch.randn(3, 5, 6, dtype=torch.float64)
@@ -179,7 +190,7 @@ def test_our_own_attention_stays_on_the_graph(normalizer):
     torch.testing.assert_close(found, gradient)
 
 
-def test_weights_are_off_the_graph_unless_asked_for_and_are_never_fused_on_it():
+def test_weights_are_off_the_graph_unless_asked_for_and_are_never_fused_on_it() -> None:
     network = vit()
     with record_attention(network) as record:
         network(IMAGES)

@@ -1,23 +1,26 @@
 """Attention that a network writes out is seen; products that look like it are not taken for it."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 
-def softmaxed(q, k, **options):
+def softmaxed(q: Any, k: Any, **options: Any) -> torch.Tensor:
     return torch.softmax(q @ k.mT / 3, dim=-1, **options)
 
 
-def heads_third(q, k, v):
+def heads_third(q: Any, k: Any, v: Any) -> torch.Tensor:
     """Axes b n head d, as linear layers leave them."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     weights = torch.einsum("bqhd,bkhd->bqhk", q, k).softmax(-1)
     return torch.einsum("bqhk,bkhd->bqhd", weights, v).transpose(1, 2)
 
 
-def divided(q, k, v):
+def divided(q: Any, k: Any, v: Any) -> Any:
     scores = q @ k.mT
     powers = (scores - scores.amax(-1, keepdim=True)).exp()
     powers /= powers.sum(-1, keepdim=True)
@@ -52,7 +55,12 @@ WRITTEN_OUT = {
 
 
 @pytest.mark.parametrize("attend", WRITTEN_OUT.values(), ids=WRITTEN_OUT)
-def test_attention_written_out(attend, recorded, attending, qkv):
+def test_attention_written_out(
+    attend: Callable[..., Any],
+    recorded: Callable[..., Any],
+    attending: Callable[..., Any],
+    qkv: Callable[..., Any],
+) -> None:
     q, k, v = qkv()
     record, out = recorded(attending(attend), q, k, v)
     torch.testing.assert_close(out, attend(q, k, v))
@@ -73,7 +81,12 @@ NO_WEIGHTS = {
 
 
 @pytest.mark.parametrize("product", NO_WEIGHTS.values(), ids=NO_WEIGHTS)
-def test_products_that_look_like_it_are_not_attention(product, recorded, attending, qkv):
+def test_products_that_look_like_it_are_not_attention(
+    product: Callable[..., Any],
+    recorded: Callable[..., Any],
+    attending: Callable[..., Any],
+    qkv: Callable[..., Any],
+) -> None:
     q, k, v = qkv()
     seen = attending(lambda q, k, v: product(q, k, v) + 0 * (softmaxed(q, k) @ v).sum())
     record, out = recorded(seen, q, k, v)
@@ -81,7 +94,9 @@ def test_products_that_look_like_it_are_not_attention(product, recorded, attendi
     assert len(record.calls) == 1
 
 
-def test_queries_may_attend_in_chunks(recorded, attending, qkv):
+def test_queries_may_attend_in_chunks(
+    recorded: Callable[..., Any], attending: Callable[..., Any], qkv: Callable[..., Any]
+) -> None:
     q, k, v = qkv()
     attention = F.scaled_dot_product_attention
     record, out = recorded(
@@ -94,7 +109,9 @@ def test_queries_may_attend_in_chunks(recorded, attending, qkv):
     assert [call.queries for call in record.calls] == [2, 2, 1]
 
 
-def test_softmax_for_other_ends_is_not_attention(recorded, attending, qkv):
+def test_softmax_for_other_ends_is_not_attention(
+    recorded: Callable[..., Any], attending: Callable[..., Any], qkv: Callable[..., Any]
+) -> None:
     q, k, v = qkv()
     classes = attending(
         lambda q, k, v: (softmaxed(q, k) @ v).mean((1, 2)).softmax(-1) @ v[0, 0, :, :].mT
