@@ -30,7 +30,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["vit", "senet", "spatial_cnn"])
-def test_each_network_is_trained_and_loads(demo: Path, name: str):
+def test_each_network_is_trained_and_loads(demo: Path, name: str) -> None:
     model = load_model(demo / name / "best.ckpt")
     assert len(model.classes) == 10
     assert model.preprocess.input_size == (64, 64)
@@ -39,7 +39,7 @@ def test_each_network_is_trained_and_loads(demo: Path, name: str):
     assert results["minutes"] > 0
 
 
-def test_the_page_shows_every_map_beside_its_mask(demo: Path):
+def test_the_page_shows_every_map_beside_its_mask(demo: Path) -> None:
     page = (demo / "index.html").read_text()
     sources = re.findall(r'(?:src|href)="\./([^"#]+)"', page)
     assert len(sources) > 2 * 10 * 8  # ten images, eight columns, small and large
@@ -48,7 +48,7 @@ def test_the_page_shows_every_map_beside_its_mask(demo: Path):
     assert page.count("the object") >= 10
 
 
-def test_the_page_begins_with_photos_if_a_network_knows_them(demo: Path):
+def test_the_page_begins_with_photos_if_a_network_knows_them(demo: Path) -> None:
     page = (demo / "index.html").read_text()
     headings = re.findall(r"<h2[^>]*>(.*?)</h2>", page)
     known = [spec.removeprefix("vision_attn:") for spec in photo_networks()]
@@ -74,7 +74,7 @@ LITTLE = {
 
 def test_the_next_steps_work_as_they_are_written(
     demo: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     section = (demo / "index.html").read_text().partition("<h2>What next</h2>")[2]
     commands = re.findall(r"<code>(.*?)</code>", section)
     words = [shlex.split(unescape(re.sub(r"</?span>", "", line))) for line in commands]
@@ -95,7 +95,7 @@ def test_the_next_steps_work_as_they_are_written(
         assert (tmp_path / "outputs" / made).is_file()
 
 
-def test_each_network_has_its_learning_curves_on_the_page(demo: Path):
+def test_each_network_has_its_learning_curves_on_the_page(demo: Path) -> None:
     page = (demo / "index.html").read_text()
     for name, title in (("vit", "Vision Transformer"), ("senet", "SENet")):
         section = page.partition(f"<h2>How the {title} learned</h2>")[2].partition("</section>")[0]
@@ -107,7 +107,7 @@ def test_each_network_has_its_learning_curves_on_the_page(demo: Path):
                 assert picture.width == int(width)
 
 
-def test_minutes_must_be_a_positive_number(capsys: pytest.CaptureFixture[str]):
+def test_minutes_must_be_a_positive_number(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--minutes", "soon"]) == 2
     assert "expected a number of minutes above 0, got 'soon'" in capsys.readouterr().err
 
@@ -119,7 +119,7 @@ def test_minutes_must_be_a_positive_number(capsys: pytest.CaptureFixture[str]):
         ("02_inside_attention", "number, spatial_cnn = 3, {demo!r} + '/spatial_cnn/best.ckpt'"),
     ],
 )
-def test_notebook(demo: Path, name: str, parameters: str):
+def test_notebook(demo: Path, name: str, parameters: str) -> None:
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "strip the outputs"
     (cell,) = [c for c in notebook.cells if "parameters" in c.metadata.get("tags", [])]

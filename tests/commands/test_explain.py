@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,14 +18,15 @@ from vision_attn.hub import load_model
 from vision_attn.methods import GradCAM, QueryKey
 from vision_attn.pages.gallery.run import page_title
 from vision_attn.runs.explain import query_place
+from vision_attn.runs.loop import TaskResult
 from vision_attn.runs.naming import file_names
 
 
-def explain(*words: object) -> int:
+def explain(*words: Any) -> int:
     return main(["explain", *map(str, words), "--device", "cpu"])
 
 
-def records(folder: Path) -> list[dict]:
+def records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
@@ -36,7 +39,9 @@ def read(path: Path) -> np.ndarray:
         return np.asarray(image.convert("RGB"))
 
 
-def test_each_photo_gets_a_picture_a_map_and_a_record(models, photos, tmp_path, capsys):
+def test_each_photo_gets_a_picture_a_map_and_a_record(
+    models: Callable[[str], str], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     assert explain(models("vit"), photos, "-o", out, "--method", "GradCAM") == 0
     assert pictures(out) == {"cat.GradCAM.png", "dog.GradCAM.png", "tiny.GradCAM.png"}
@@ -57,7 +62,9 @@ def test_each_photo_gets_a_picture_a_map_and_a_record(models, photos, tmp_path, 
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5)
 
 
-def test_the_picture_is_the_photo_with_grey_outside_of_the_crop(models, photos, tmp_path):
+def test_the_picture_is_the_photo_with_grey_outside_of_the_crop(
+    models: Callable[[str], str], photos: Path, tmp_path: Path
+) -> None:
     assert explain(models("vit"), photos / "dog.jpg", "-o", tmp_path, "--method", "GradCAM") == 0
     picture, photo = read(tmp_path / "dog.GradCAM.png"), read(photos / "dog.jpg")
     assert picture.shape[0] == 500
@@ -72,7 +79,9 @@ def test_the_picture_is_the_photo_with_grey_outside_of_the_crop(models, photos, 
     assert untouched[inside].any() == (raw[:-1, :-1] == 0).any()
 
 
-def test_files_and_folders_before_and_after_options(models, photos, tmp_path):
+def test_files_and_folders_before_and_after_options(
+    models: Callable[[str], str], photos: Path, tmp_path: Path
+) -> None:
     words = [photos / "cat.png", "--method", "EdgeMap", photos / "dog.jpg", "-o", tmp_path / "a"]
     assert explain(models("vit"), *words) == 0
     assert len(records(tmp_path / "a")) == 2
@@ -83,7 +92,9 @@ def test_files_and_folders_before_and_after_options(models, photos, tmp_path):
     assert len(records(tmp_path)) == 1
 
 
-def test_several_methods_give_a_grid_and_options_a_name(models, photos, tmp_path):
+def test_several_methods_give_a_grid_and_options_a_name(
+    models: Callable[[str], str], photos: Path, tmp_path: Path
+) -> None:
     methods = ["--method", "GradCAM", "--method", "RandomMap( cells=5, seed = 3 )"]
     assert explain(models("vit"), photos / "cat.png", *methods, "-o", tmp_path) == 0
     assert pictures(tmp_path) == {
@@ -95,7 +106,7 @@ def test_several_methods_give_a_grid_and_options_a_name(models, photos, tmp_path
     assert records(tmp_path)[1]["target"] is None
 
 
-def test_all_methods_that_fit(models, photos, tmp_path):
+def test_all_methods_that_fit(models: Callable[[str], str], photos: Path, tmp_path: Path) -> None:
     assert explain(models("senet"), photos / "tiny.png", "--method", "all", "-o", tmp_path) == 0
     found = {record["method"] for record in records(tmp_path)}
     assert {"GradCAM", "ChannelGates"} <= found
@@ -103,13 +114,17 @@ def test_all_methods_that_fit(models, photos, tmp_path):
     assert {"tiny.grid.png", "tiny.channels.png"} <= pictures(tmp_path)
 
 
-def test_the_default_is_libra_gradient_or_gradcam(models, photos, tmp_path):
+def test_the_default_is_libra_gradient_or_gradcam(
+    models: Callable[[str], str], photos: Path, tmp_path: Path
+) -> None:
     for name, method in (("vit", "LibraGradient(smooth=1.0)"), ("senet", "GradCAM")):
         assert explain(models(name), photos / "cat.png", "-o", tmp_path / name) == 0
         assert pictures(tmp_path / name) == {f"cat.{method}.png"}
 
 
-def test_the_query_is_marked_where_it_is(models, photos, tmp_path):
+def test_the_query_is_marked_where_it_is(
+    models: Callable[[str], str], photos: Path, tmp_path: Path
+) -> None:
     model = load_model(models("vit"))
     for query, x, y in (("(12, 4)", 12.5 / 48, 4.5 / 32), ("(0.75, 0.5)", 0.75, 0.5)):
         out = tmp_path / str(x)
@@ -126,7 +141,9 @@ def test_the_query_is_marked_where_it_is(models, photos, tmp_path):
         assert np.median(ys) == pytest.approx(top + y * (bottom - top), abs=6)
 
 
-def test_the_target_is_a_name_an_index_or_what_is_predicted(models, photos, tmp_path):
+def test_the_target_is_a_name_an_index_or_what_is_predicted(
+    models: Callable[[str], str], photos: Path, tmp_path: Path
+) -> None:
     maps = {}
     for target in ("tabby cat", "0", "Collie", "predicted"):
         words = ["--target", target, "--method", "GradCAM", "-o", tmp_path]
@@ -156,7 +173,15 @@ def test_the_target_is_a_name_an_index_or_what_is_predicted(models, photos, tmp_
         ("--metod", "Rollout", "unknown option --metod"),
     ],
 )
-def test_a_wrong_option_is_one_line(models, photos, tmp_path, capsys, option, word, message):
+def test_a_wrong_option_is_one_line(
+    models: Callable[[str], str],
+    photos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    word: str,
+    message: str,
+) -> None:
     words = [models("vit"), photos, "--method", "EdgeMap", option, word, "-o", tmp_path / "out"]
     assert main(["explain", *map(str, words)]) == 2
     error = capsys.readouterr().err
@@ -164,7 +189,9 @@ def test_a_wrong_option_is_one_line(models, photos, tmp_path, capsys, option, wo
     assert error.count("\n") == 1
 
 
-def test_a_method_that_does_not_fit_costs_its_pictures_only(models, photos, tmp_path, capsys):
+def test_a_method_that_does_not_fit_costs_its_pictures_only(
+    models: Callable[[str], str], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [photos / "cat.png", "--method", "EdgeMap", "--method", "ChannelGates", "-o", tmp_path]
     assert main(["explain", models("vit"), *map(str, words)]) == 1
     assert "ChannelGates does not fit this model" in capsys.readouterr().err
@@ -172,7 +199,7 @@ def test_a_method_that_does_not_fit_costs_its_pictures_only(models, photos, tmp_
     assert main(["explain", models("vit"), str(photos), "--method", "ChannelGates"]) == 2
 
 
-def test_a_map_without_a_place_says_so(models, tmp_path):
+def test_a_map_without_a_place_says_so(models: Callable[[str], str], tmp_path: Path) -> None:
     Image.new("RGB", (64, 64), (90, 120, 40)).save(tmp_path / "even.png")
     words = [tmp_path / "even.png", "--method", "EdgeMap", "-o", tmp_path]
     assert explain(models("vit"), *words) == 0
@@ -180,7 +207,9 @@ def test_a_map_without_a_place_says_so(models, tmp_path):
     assert record["note"] == "Constant map: every place has the same value"
 
 
-def test_a_wrong_model_is_one_line(models, photos, tmp_path, capsys):
+def test_a_wrong_model_is_one_line(
+    models: Callable[[str], str], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cut = tmp_path / "cut.ckpt"
     cut.write_bytes(Path(models("vit")).read_bytes()[:2000])
     for model, message in (
@@ -194,7 +223,9 @@ def test_a_wrong_model_is_one_line(models, photos, tmp_path, capsys):
         assert error.count("\n") == 1
 
 
-def test_contrast_is_the_difference_of_logits(models, photos, tmp_path):
+def test_contrast_is_the_difference_of_logits(
+    models: Callable[[str], str], photos: Path, tmp_path: Path
+) -> None:
     words = [models("senet"), photos / "cat.png", "--method", "IntegratedGradients(steps=2)"]
     maps = {}
     for name, target, other in (("a", 0, None), ("b", 1, None), ("a-b", 0, 1)):
@@ -207,7 +238,9 @@ def test_contrast_is_the_difference_of_logits(models, photos, tmp_path):
     np.testing.assert_allclose(maps["a-b"], maps["a"] - maps["b"], rtol=1e-3, atol=1e-4)
 
 
-def test_bad_images_are_named_and_the_rest_is_done(models, photos, tmp_path, capsys):
+def test_bad_images_are_named_and_the_rest_is_done(
+    models: Callable[[str], str], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (photos / "text.jpg").write_text("not an image")
     (photos / "cut.jpg").write_bytes((photos / "dog.jpg").read_bytes()[:900])
     (tmp_path / "empty").mkdir()
@@ -222,7 +255,9 @@ def test_bad_images_are_named_and_the_rest_is_done(models, photos, tmp_path, cap
     assert "3 of 5 images explained" in streams.out
 
 
-def test_no_image_is_said(models, tmp_path, capsys):
+def test_no_image_is_said(
+    models: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert explain(models("vit"), "-o", tmp_path) == 2
     assert "no image given" in capsys.readouterr().err
     assert explain(models("vit"), tmp_path / "missing.png", "", "-o", tmp_path) == 1
@@ -233,7 +268,9 @@ def test_no_image_is_said(models, tmp_path, capsys):
     assert "explained" not in streams.out  # neither "0 of 0", nor what the current folder holds
 
 
-def test_an_output_that_cannot_be_written_is_said(models, photos, tmp_path, capsys):
+def test_an_output_that_cannot_be_written_is_said(
+    models: Callable[[str], str], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
     for output in (tmp_path / "file", tmp_path / "file" / "below"):
         assert explain(models("vit"), photos, "-o", output) == 2
@@ -256,7 +293,7 @@ def odd_images(folder: Path) -> None:
     image.resize((1, 300)).save(folder / "line.png")
 
 
-def test_every_kind_of_image_works(models, tmp_path):
+def test_every_kind_of_image_works(models: Callable[[str], str], tmp_path: Path) -> None:
     folder = tmp_path / "odd"
     folder.mkdir()
     odd_images(folder)
@@ -267,7 +304,7 @@ def test_every_kind_of_image_works(models, tmp_path):
 
 
 @pytest.mark.slow  # render/test_overlay.py draws as many in the usual run
-def test_twenty_megapixels(models, tmp_path):
+def test_twenty_megapixels(models: Callable[[str], str], tmp_path: Path) -> None:
     image = Image.new("RGB", (5200, 3900), (90, 120, 40))
     image.paste((10, 10, 10), (0, 0, 2600, 3900))
     image.save(tmp_path / "large.jpg")
@@ -276,18 +313,20 @@ def test_twenty_megapixels(models, tmp_path):
     assert read(tmp_path / "large.EdgeMap.png").shape[0] == 3900
 
 
-def test_the_batch_size_changes_nothing(models, photos, tmp_path):
+def test_the_batch_size_changes_nothing(
+    models: Callable[[str], str], photos: Path, tmp_path: Path
+) -> None:
     for size in (1, 2, 8):
         words = ["--method", "GradCAM", "--batch-size", size, "-o", tmp_path / str(size)]
         assert explain(models("vit"), photos, *words) == 0
     for path in (tmp_path / "1").glob("*.npy"):
-        for size in ("2", "8"):
+        for name in ("2", "8"):
             np.testing.assert_allclose(
-                np.load(path), np.load(tmp_path / size / path.name), rtol=1e-3, atol=1e-5
+                np.load(path), np.load(tmp_path / name / path.name), rtol=1e-3, atol=1e-5
             )
 
 
-def test_a_gallery_names_the_end_of_a_checkpoints_path(tmp_path):
+def test_a_gallery_names_the_end_of_a_checkpoints_path(tmp_path: Path) -> None:
     (tmp_path / "run/version_0").mkdir(parents=True)
     (tmp_path / "run/version_0/best.ckpt").touch()
     assert page_title(str(tmp_path / "run/version_0/best.ckpt")) == (
@@ -296,7 +335,7 @@ def test_a_gallery_names_the_end_of_a_checkpoints_path(tmp_path):
     assert page_title("timm:vit_small_patch16_224") == "Where timm:vit_small_patch16_224 looks"
 
 
-def test_names_of_pictures_tell_files_apart():
+def test_names_of_pictures_tell_files_apart() -> None:
     def names(*files: str) -> list[str]:
         return file_names([Path("/data") / file for file in files])
 
@@ -308,7 +347,9 @@ def test_names_of_pictures_tell_files_apart():
     assert names() == []
 
 
-def test_the_page_shows_every_photo_and_no_tag_from_names(models, photos, tmp_path):
+def test_the_page_shows_every_photo_and_no_tag_from_names(
+    models: Callable[[str], str], photos: Path, tmp_path: Path
+) -> None:
     masks = tmp_path / "masks"
     masks.mkdir()
     Image.fromarray(np.eye(40, 60, dtype=np.uint8) * 255).save(masks / "tiny.png")
@@ -321,12 +362,18 @@ def test_the_page_shows_every_photo_and_no_tag_from_names(models, photos, tmp_pa
     assert (tmp_path / "page" / "tiny.mask.jpg").is_file()
 
 
-def test_ctrl_c_keeps_what_is_done(models, photos, tmp_path, capsys, monkeypatch):
+def test_ctrl_c_keeps_what_is_done(
+    models: Callable[[str], str],
+    photos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from vision_attn.runs.photos import ExplainPhotos
 
     do, batches = ExplainPhotos.do, iter(range(2))
 
-    def do_two(job, task, read):
+    def do_two(job: Any, task: Any, read: Any) -> TaskResult:
         if next(batches, None) is None:
             raise KeyboardInterrupt
         return do(job, task, read)
@@ -339,7 +386,7 @@ def test_ctrl_c_keeps_what_is_done(models, photos, tmp_path, capsys, monkeypatch
     assert (tmp_path / "out" / "index.html").read_text().count("<article") == 2
 
 
-def same_but_for_time(folder, other):
+def same_but_for_time(folder: Path, other: Path) -> set[str]:
     """Both folders hold the same files, but for the seconds in their records; return the shards."""
     found, expected = (
         {str(path.relative_to(at)): path.read_bytes() for path in at.rglob("*") if path.is_file()}
@@ -357,7 +404,9 @@ def same_but_for_time(folder, other):
 
 
 @pytest.fixture(scope="module")
-def alone(models, kept_photos, tmp_path_factory):
+def alone(
+    models: Callable[[str], str], kept_photos: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[Any], Any]:
     """Words, and the folder that one process fills."""
     folder = tmp_path_factory.mktemp("explained") / "alone"
     words = [models("vit"), kept_photos, "--method", "Rollout", "--method", "RandomMap", "--page"]
@@ -368,7 +417,9 @@ def alone(models, kept_photos, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("explained")
-def test_processes_fill_the_folder_as_one_does(alone, tmp_path):
+def test_processes_fill_the_folder_as_one_does(
+    alone: tuple[list[Any], Any], tmp_path: Path
+) -> None:
     words, folder = alone
     assert explain(*words, "--processes", 2, "-o", tmp_path / "two") == 0
     assert same_but_for_time(tmp_path / "two", folder) == {"store/1-of-1.sqlite"}
@@ -376,7 +427,9 @@ def test_processes_fill_the_folder_as_one_does(alone, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("explained")
-def test_the_last_shard_puts_all_together(alone, tmp_path, capsys):
+def test_the_last_shard_puts_all_together(
+    alone: tuple[list[Any], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words, folder = alone
     out = tmp_path / "out"
     for shard in ("3/3", "1/3"):
@@ -394,7 +447,9 @@ def test_the_last_shard_puts_all_together(alone, tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("old", [b"CREATE TABLE", b"RandomMap", b"SQLite"])
 @pytest.mark.xdist_group("explained")
-def test_a_damaged_shard_is_named_and_done_again(alone, tmp_path, capsys, old):
+def test_a_damaged_shard_is_named_and_done_again(
+    alone: tuple[list[Any], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], old: bytes
+) -> None:
     words, folder = alone
     out = tmp_path / "out"
     assert explain(*words, "--shard", "1/2", "-o", out) == 0
@@ -410,7 +465,9 @@ def test_a_damaged_shard_is_named_and_done_again(alone, tmp_path, capsys, old):
     assert same_but_for_time(out, folder)
 
 
-def test_what_is_explained_already_is_not_explained_again(models, photos, tmp_path, monkeypatch):
+def test_what_is_explained_already_is_not_explained_again(
+    models: Callable[[str], str], photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from vision_attn.runs.photos import ExplainPhotos
 
     words = [models("vit"), photos, "--method", "EdgeMap", "--page", "-o", tmp_path / "out"]
@@ -432,7 +489,9 @@ def test_what_is_explained_already_is_not_explained_again(models, photos, tmp_pa
 
 
 @pytest.mark.xdist_group("explained")
-def test_torchrun_says_which_shard_a_process_is(alone, tmp_path, monkeypatch):
+def test_torchrun_says_which_shard_a_process_is(
+    alone: tuple[list[Any], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words, folder = alone
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in ("1", "0"):
@@ -441,7 +500,9 @@ def test_torchrun_says_which_shard_a_process_is(alone, tmp_path, monkeypatch):
     assert len(same_but_for_time(tmp_path / "out", folder)) == 2
 
 
-def test_a_network_of_nans_is_said(models, photos, tmp_path, capsys):
+def test_a_network_of_nans_is_said(
+    models: Callable[[str], str], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     contents = torch.load(models("vit"), weights_only=True)
     contents["state_dict"]["network.norm.weight"].fill_(float("nan"))
     torch.save(contents, tmp_path / "nan.ckpt")
@@ -453,7 +514,7 @@ def test_a_network_of_nans_is_said(models, photos, tmp_path, capsys):
     assert not (tmp_path / "out" / "results.jsonl").exists()
 
 
-def test_help_needs_no_torch():
+def test_help_needs_no_torch() -> None:
     code = (
         "import sys; from vision_attn.cli import main; main(['explain', '--help']); "
         "assert 'torch' not in sys.modules"
@@ -469,21 +530,29 @@ def test_help_needs_no_torch():
     assert "--contrast" in run.stdout
 
 
-def test_real_photos(models, data_root, tmp_path):
+def test_real_photos(models: Callable[[str], str], data_root: Path, tmp_path: Path) -> None:
     words = [data_root / "photos", data_root / "pet_masks" / "images", "--limit", 12, "--page"]
     assert explain(models("senet"), *words, "-o", tmp_path) == 0
     assert len(pictures(tmp_path)) == 12
 
 
-def test_the_mark_of_a_query_is_in_the_centre_where_registers_are_all_there_is():
-    without = {"class_token": False, "reg_tokens": 2, "global_pool": "avg"}
-    small = {"img_size": 32, "depth": 1, "embed_dim": 24, "num_heads": 3, "pretrained": False}
+def test_the_mark_of_a_query_is_in_the_centre_where_registers_are_all_there_is() -> None:
+    without: dict[str, Any] = {"class_token": False, "reg_tokens": 2, "global_pool": "avg"}
+    small: dict[str, Any] = {
+        "img_size": 32,
+        "depth": 1,
+        "embed_dim": 24,
+        "num_heads": 3,
+        "pretrained": False,
+    }
     model = load_model("timm:vit_tiny_patch16_224", **small, **without)
     assert query_place(QueryKey(), model) == (0.5, 0.5)
     assert query_place(QueryKey(), load_model("timm:vit_tiny_patch16_224", **small)) is None
 
 
-def test_a_range_of_numbers_is_asked_for_and_taken(models, tmp_path, capsys):
+def test_a_range_of_numbers_is_asked_for_and_taken(
+    models: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "scans"
     folder.mkdir()
     values = np.linspace(0, 4095, 30 * 40).reshape(30, 40).astype(np.uint16)

@@ -1,5 +1,8 @@
 """Networks as files that run without this package; run without run-time type checks."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
@@ -15,6 +18,7 @@ from vision_attn.models import (
     WideEmbed,
     describe,
 )
+from vision_attn.models.checkpoint import Rebuildable
 
 NETWORKS = {
     "vit": lambda: ViT(16, 4, 5, dim=12, depth=2, heads=3, registers=1),
@@ -28,7 +32,7 @@ NETWORKS = {
 PREPROCESS = {"input_size": (16, 16), "mean": (0.5,) * 3, "std": (0.25,) * 3}
 
 
-def checkpoint(path, network):
+def checkpoint(path: Path, network: Rebuildable) -> None:
     about = {"network": describe(network), "classes": list("abcde"), "preprocess": PREPROCESS}
     weights = {f"network.{name}": value for name, value in network.state_dict().items()}
     torch.save({"state_dict": weights, "vision_attn": {"format": 1, **about}}, path)
@@ -43,7 +47,9 @@ def checkpoint(path, network):
         for name in NETWORKS
     ],
 )
-def test_the_file_gives_the_networks_logits(name, tmp_path, capsys):
+def test_the_file_gives_the_networks_logits(
+    name: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     network = NETWORKS[name]().eval()
     checkpoint(tmp_path / "best.ckpt", network)
@@ -61,6 +67,8 @@ def test_the_file_gives_the_networks_logits(name, tmp_path, capsys):
     torch.testing.assert_close(program.module()(images), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_another_kind_of_file_is_refused(tmp_path, capsys):
+def test_another_kind_of_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["export", "timm:resnet10t", "-o", "model.h5"]) == 2
     assert "expected a name that ends in .onnx or .pt2" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from vision_attn.hub import load_model
 from vision_attn.models import PooledCNN, ViT
 from vision_attn.models.checkpoint import describe
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "image_size": (32, 48),
     "patch_size": 8,
     "num_classes": 3,
@@ -23,7 +24,7 @@ SMALL = {
     "depth": 2,
     "heads": 2,
 }
-WITHOUT = {"class_token": False, "pool": "mean"}
+WITHOUT: dict[str, Any] = {"class_token": False, "pool": "mean"}
 WINDOW = partial(att.MultiHeadAttention, window=partial(att.Local2d, radius=1))
 HARD = partial(att.MultiHeadAttention, normalizer=att.Hard)
 CASES = {

@@ -1,5 +1,8 @@
 """`vision-attn features`, called in this process with a tiny encoder."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,21 +10,24 @@ from PIL import Image
 
 import vision_attn
 from vision_attn.cli import main
+from vision_attn.types import Model
 
 MODEL = ["timm:test_vit", "--pretrained", "false", "--image-size", "48x80", "--device", "cpu"]
 
 
 @pytest.fixture
-def model():
+def model() -> Model:
     torch.manual_seed(0)
     return vision_attn.load_model("timm:test_vit", pretrained=False, image_size=(48, 80))
 
 
-def run(folder, *words) -> int:
+def run(folder: Path, *words: Any) -> int:
     return main(["features", *MODEL, "-o", str(folder), *map(str, words)])
 
 
-def test_components_are_what_is_drawn_by_itself(model, photos, tmp_path, capsys):
+def test_components_are_what_is_drawn_by_itself(
+    model: Model, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(tmp_path / "out", photos) == 0
     files = sorted(photos.iterdir())
     found = vision_attn.patch_components(model, files, split_background=True)
@@ -52,7 +58,9 @@ def test_components_are_what_is_drawn_by_itself(model, photos, tmp_path, capsys)
     assert "features of 3 images" in out
 
 
-def test_similar_places_photos_and_the_nearest(model, photos, tmp_path, capsys):
+def test_similar_places_photos_and_the_nearest(
+    model: Model, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cat, dog = photos / "cat.png", photos / "dog.jpg"
     out = tmp_path / "out"
     words = ["--similar-to", 0.5, 0.4, "--compare", "--nearest", photos, "--count", 2]
@@ -92,13 +100,17 @@ def test_similar_places_photos_and_the_nearest(model, photos, tmp_path, capsys):
         (["--style", "infermo"], "unknown colour map 'infermo'"),
     ],
 )
-def test_a_wrong_word_is_one_line(words, line, photos, tmp_path, capsys):
+def test_a_wrong_word_is_one_line(
+    words: list[str], line: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(tmp_path / "out", photos / "cat.png", *words) == 2
     (complaint,) = capsys.readouterr().err.splitlines()
     assert complaint.startswith(f"vision-attn: error: {line}")
 
 
-def test_a_photo_that_cannot_be_read_is_left_out(photos, tmp_path, capsys):
+def test_a_photo_that_cannot_be_read_is_left_out(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (photos / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nno more")
     assert run(tmp_path / "out", photos, "--similar-to", 0, 1) == 1
     (complaint,) = capsys.readouterr().err.splitlines()

@@ -2,7 +2,9 @@
 
 import errno
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,8 +56,13 @@ def whole(path: Path) -> None:
     [pytest.param(name, marks=[pytest.mark.slow] * (name == "export")) for name in COMMANDS],
 )
 def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
-    full_disk, models, photos, capsys, command, room
-):
+    full_disk: Path,
+    models: Callable[[str], str],
+    photos: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: Any,
+    room: int,
+) -> None:
     (full_disk / "a.txt").write_bytes(b"x" * (65_536 - 4096 - room))
     output = {"export": "m.onnx", "inspect": "page.html", "live": "live.html"}.get(command, "out")
     data = [] if command == "export" else [photos]
@@ -86,11 +93,11 @@ def unexplained(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def results_full(monkeypatch) -> None:
+def results_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that has room for pictures, but for the rows of no more than one file."""
     add, there = Store.add, iter(range(1))
 
-    def once(store, rows):
+    def once(store: Any, rows: Any) -> None:
         if rows and next(there, None) is None:
             raise OSError(errno.ENOSPC, "No space left on device", str(store.path))
         add(store, rows)
@@ -102,8 +109,14 @@ def results_full(monkeypatch) -> None:
 @pytest.mark.parametrize("data", ["photos", "film"])
 @pytest.mark.slow
 def test_no_picture_without_its_line(
-    results_full, models, photos, tmp_path, data, processes, capsys
-):
+    results_full: None,
+    models: Callable[[str], str],
+    photos: Path,
+    tmp_path: Path,
+    data: str,
+    processes: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     paths = [photos]
     if data == "film":
         paths = [photos / "cat.png", tmp_path / "film.mp4"]
@@ -120,16 +133,23 @@ def test_no_picture_without_its_line(
     assert len(list((tmp_path / "out").rglob("cat.*"))) == 8  # 2 maps, 2 pictures, grid, 3 thumbs
 
 
-def test_a_photo_is_drawn_whole_or_not_at_all(models, photos, tmp_path, monkeypatch, capsys):
+def test_a_photo_is_drawn_whole_or_not_at_all(
+    models: Callable[[str], str],
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     from vision_attn.runs import explanation
 
-    def full(sheet, path, *more):
+    def full(sheet: Any, path: Any, *more: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(explanation.render, "heatmap_grid", lambda *args, **more: None)
-    saved = explanation.render.save
+    render: Any = vars(explanation)["render"]
+    monkeypatch.setattr(render, "heatmap_grid", lambda *args, **more: None)
+    saved = render.save
     monkeypatch.setattr(
-        explanation.render, "save", lambda image, path: full(image, path) if image is None else saved(image, path)
+        render, "save", lambda image, path: full(image, path) if image is None else saved(image, path)
     )  # fmt: skip
     words = ["explain", models("vit"), str(photos), "--method", "EdgeMap", "--method", "Rollout"]
     assert main([*words, "-o", str(tmp_path / "out")]) == 1
@@ -138,10 +158,12 @@ def test_a_photo_is_drawn_whole_or_not_at_all(models, photos, tmp_path, monkeypa
     assert (tmp_path / "out/results.jsonl").read_text() == ""
 
 
-def test_saved_from_python_it_is_whole_or_not_there(models, photos, tmp_path, monkeypatch):
+def test_saved_from_python_it_is_whole_or_not_there(
+    models: Callable[[str], str], photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from vision_attn.runs import explanation
 
-    def full(path, text):
+    def full(path: Any, text: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     found = load_model(models("vit")).explain([photos / "cat.png"], "Rollout")
@@ -151,7 +173,9 @@ def test_saved_from_python_it_is_whole_or_not_there(models, photos, tmp_path, mo
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_a_fit_on_a_full_disk_says_where(full_disk, capsys):
+def test_a_fit_on_a_full_disk_says_where(
+    full_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (full_disk / "a.txt").write_bytes(b"x" * (65_536 - 12_288))
     words = ["fit", "--config", "vit_planted", "--data.source.train=8", "--data.source.val=4"]
     words += ["--data.source.test=4", "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]
@@ -164,7 +188,9 @@ def test_a_fit_on_a_full_disk_says_where(full_disk, capsys):
 
 
 @pytest.mark.slow
-def test_measuring_on_a_full_disk_says_where(full_disk, photos, tmp_path, capsys):
+def test_measuring_on_a_full_disk_says_where(
+    full_disk: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     small = ["--data.source.train=8", "--data.source.val=4", "--data.source.test=4"]
     small += ["--model.network.depth=1", "--trainer.accelerator=cpu"]
     quiet = ["--trainer.max_epochs=1", "--trainer.enable_progress_bar=false"]
@@ -187,7 +213,9 @@ def test_measuring_on_a_full_disk_says_where(full_disk, photos, tmp_path, capsys
         assert {path.name for path in full_disk.iterdir()} == {"best.ckpt", "a.txt"}
 
 
-def test_the_demo_on_a_full_disk_says_where(full_disk, capsys):
+def test_the_demo_on_a_full_disk_says_where(
+    full_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (full_disk / "a.txt").write_bytes(b"x" * 65_536)
     assert main(["demo", "--minutes", "0.02", "-o", str(full_disk / "demo")]) == 2
     lines = capsys.readouterr().err.splitlines()
@@ -197,7 +225,7 @@ def test_the_demo_on_a_full_disk_says_where(full_disk, capsys):
     assert "No space left on device" in line
 
 
-def test_what_is_added_to_a_file_is_added_whole_or_not_at_all(full_disk):
+def test_what_is_added_to_a_file_is_added_whole_or_not_at_all(full_disk: Path) -> None:
     path = full_disk / "results.jsonl"
     append_text(path, "one\n")
     with pytest.raises(OSError, match=r"results.jsonl: cannot be written \(No space left"):
@@ -206,7 +234,9 @@ def test_what_is_added_to_a_file_is_added_whole_or_not_at_all(full_disk):
     assert path.read_text() == "one\ntwo\n"
 
 
-def test_a_folder_that_another_job_writes_to_is_refused(tmp_path, models, photos, capsys):
+def test_a_folder_that_another_job_writes_to_is_refused(
+    tmp_path: Path, models: Callable[[str], str], photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["explain", models("vit"), str(photos), "--method", "EdgeMap", "-o", str(tmp_path)]
     with claimed(tmp_path):
         assert main(["demo", "-o", str(tmp_path)]) == 2
@@ -218,7 +248,7 @@ def test_a_folder_that_another_job_writes_to_is_refused(tmp_path, models, photos
     assert not (tmp_path / ".lock").exists()
 
 
-def test_shards_share_a_folder_but_with_nobody_else(tmp_path):
+def test_shards_share_a_folder_but_with_nobody_else(tmp_path: Path) -> None:
     with claimed(tmp_path, (1, 3)), claimed(tmp_path, (2, 3)):
         for other in [(1, 1), (2, 3)]:
             with pytest.raises(ValueError, match="another job"), claimed(tmp_path, other):
@@ -235,7 +265,7 @@ def test_shards_share_a_folder_but_with_nobody_else(tmp_path):
         pass
 
 
-def test_what_a_killed_job_left_is_cleared_by_the_next_one(tmp_path):
+def test_what_a_killed_job_left_is_cleared_by_the_next_one(tmp_path: Path) -> None:
     (tmp_path / "page").mkdir()
     left = [tmp_path / ".cat.Rollout.0123abcd.part.png", tmp_path / "page/.cat.ffffffff.part.jpg"]
     kept = [tmp_path / ".cat.part.png", tmp_path / "cat.png", tmp_path / ".0123abcd.png"]

@@ -2,7 +2,10 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from vision_attn import inspect, load_model
 from vision_attn.cli import Parser
 from vision_attn.commands import inspect as command
 from vision_attn.methods import ChannelGates, QueryKey, Rollout
-from vision_attn.pages.inspect import Layer, QueryKeys, ShownChannelGate
+from vision_attn.pages.inspect import Layer, QueryKeys, ShownChannelGate, Weights
 from vision_attn.pages.inspect.coding import softmax
 from vision_attn.pages.inspect.encoding import with_components
 from vision_attn.pages.inspect.inspection import Look, prefix_names
@@ -21,22 +24,26 @@ from vision_attn.runs.patches import patch_components, patch_features
 from vision_attn.types import Calibration, TokenLayout, Trust
 
 
-def run(*words: object) -> int:
+def run(*words: Any) -> int:
     parser = Parser(prog="vision-attn inspect")
     command.add_arguments(parser)
     return command.run(parser.parse_intermixed_args([*map(str, words), "--device", "cpu"]))
 
 
-def items_of(html: str) -> list[dict]:
+def items_of(html: str) -> list[dict[str, Any]]:
     return json.loads(re.findall(r'id="data">(.*?)</script>', html)[0])["items"]
 
 
 def rows_of(layer: Layer, head: int) -> np.ndarray:
-    known = isinstance(layer, QueryKeys)
-    return softmax(layer.q[head] @ layer.k[head].T) if known else layer.weights[head]
+    if isinstance(layer, QueryKeys):
+        return softmax(layer.q[head] @ layer.k[head].T)
+    assert isinstance(layer, Weights)
+    return layer.weights[head]
 
 
-def test_a_page_of_every_photo_and_model(models, photos, tmp_path, capsys):
+def test_a_page_of_every_photo_and_model(
+    models: Callable[[str], str], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = tmp_path / "new" / "page.html"
     assert run(models("vit"), photos, "-o", page, "--versus", models("senet"), "--limit", 2) == 0
     assert f"{page}: 0." in capsys.readouterr().out
@@ -53,7 +60,7 @@ def test_a_page_of_every_photo_and_model(models, photos, tmp_path, capsys):
     }
 
 
-def test_attention_is_that_of_query_key(models, photos):
+def test_attention_is_that_of_query_key(models: Callable[[str], str], photos: Path) -> None:
     model = load_model(models("vit"))
     shown = Look("vit", model).at(photos / "dog.jpg")
     images = model.preprocess(photos / "dog.jpg")[None]
@@ -62,20 +69,23 @@ def test_attention_is_that_of_query_key(models, photos):
     for at, layer in enumerate(shown.layers):
         for head in range(2):
             rows = rows_of(layer, head)
-            for query, token in (("cls", 0), ((0.75, 0.3), 1 + 1 * 6 + 4)):
+            queries: list[tuple[Any, int]] = [("cls", 0), ((0.75, 0.3), 1 + 1 * 6 + 4)]
+            for query, token in queries:
                 wanted = QueryKey(query=query, layer=at, head=head)(model.network, images)
                 found = torch.from_numpy(rows[token, 1:]).view(1, 4, 6)
                 torch.testing.assert_close(found, wanted.values, rtol=1e-4, atol=1e-6)
 
 
-def test_maps_are_those_of_the_methods_for_each_class(models, photos):
+def test_maps_are_those_of_the_methods_for_each_class(
+    models: Callable[[str], str], photos: Path
+) -> None:
     model = load_model(models("senet"))
     asked = ["GradCAM", "ChannelGates(kind=selected)"]
     shown = Look("senet", model, asked, ["tabby"]).at(photos / "cat.png")
     images = model.preprocess(photos / "cat.png")[None]
     assert [one.method for one in shown.maps] == [*3 * ["GradCAM"], "ChannelGates(kind='selected')"]
     assert [one.target for one in shown.maps] == [one.target for one in shown.predictions] + [None]
-    assert sum(one.probability for one in shown.predictions) == pytest.approx(1)
+    assert sum(one.probability or 0 for one in shown.predictions) == pytest.approx(1)
     chances = model.network(images).detach().softmax(1)[0]
     assert shown.predictions[0].probability == pytest.approx(float(chances.max()), abs=1e-5)
     gate = shown.gates[2]
@@ -85,7 +95,9 @@ def test_maps_are_those_of_the_methods_for_each_class(models, photos):
     torch.testing.assert_close(torch.from_numpy(gate.where), wanted)
 
 
-def test_maps_are_scored_where_that_is_asked_for(models, photos):
+def test_maps_are_scored_where_that_is_asked_for(
+    models: Callable[[str], str], photos: Path
+) -> None:
     model = load_model(models("vit"))
     shown = Look("vit", model, ["Rollout", "GradCAM"], score=True).at(photos / "cat.png")
     assert all(set(one.scores) == {"deletion", "insertion"} for one in shown.maps)
@@ -94,7 +106,7 @@ def test_maps_are_scored_where_that_is_asked_for(models, photos):
     assert unscored.maps[0].scores == {}
 
 
-def test_in_python(models, photos):
+def test_in_python(models: Callable[[str], str], photos: Path) -> None:
     model = load_model(models("vit"))
     named = tuple(replace(model, name=name) for name in "ab")
     page = inspect(named, [photos / "cat.png", Image.new("RGB", (50, 40))])
@@ -109,10 +121,12 @@ def test_in_python(models, photos):
     assert items_of(unnamed.html)[0]["model"] == "ViT"
 
 
-def test_a_model_with_a_method_that_cannot_be_says_why(models, photos, monkeypatch):
+def test_a_model_with_a_method_that_cannot_be_says_why(
+    models: Callable[[str], str], photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = load_model(models("vit"))
 
-    def fail(*_args):
+    def fail(*_args: Any) -> None:
         raise ValueError("this one cannot")
 
     monkeypatch.setattr(Rollout, "explain", fail)
@@ -121,7 +135,9 @@ def test_a_model_with_a_method_that_cannot_be_says_why(models, photos, monkeypat
         Look("vit", model, ["Rollout"]).at(photos / "cat.png")
 
 
-def test_what_is_wrong_is_said(models, photos, tmp_path, capsys):
+def test_what_is_wrong_is_said(
+    models: Callable[[str], str], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "text.jpg").write_text("no image")
     page = tmp_path / "page.html"
     assert run(models("vit"), photos / "cat.png", tmp_path / "text.jpg", "-o", page) == 1
@@ -141,8 +157,8 @@ def test_what_is_wrong_is_said(models, photos, tmp_path, capsys):
         run(models("vit"), photos, "-o", tmp_path / "text.jpg" / "page.html")
 
 
-def test_prefix_tokens_are_named_as_far_as_is_known():
-    def names(*layout):
+def test_prefix_tokens_are_named_as_far_as_is_known() -> None:
+    def names(*layout: Any) -> list[str]:
         return prefix_names(TokenLayout(*layout))
 
     assert names(3, (2, 2), "cls") == ["class token", "register 0", "register 1"]
@@ -153,7 +169,9 @@ def test_prefix_tokens_are_named_as_far_as_is_known():
 
 
 @pytest.mark.parametrize(("name", "last"), [("vit", "norm"), ("senet", "layer4.0")])
-def test_features_are_those_of_every_layer(models, photos, name, last):
+def test_features_are_those_of_every_layer(
+    models: Callable[[str], str], photos: Path, name: str, last: str
+) -> None:
     model = load_model(models(name))
     first, second = (Look(name, model).at(photos / file) for file in ("dog.jpg", "cat.png"))
     images = model.preprocess(photos / "dog.jpg")[None]
@@ -167,11 +185,15 @@ def test_features_are_those_of_every_layer(models, photos, name, last):
         layer = first.features[at].name
         found = patch_components(model, files, layer=layer, split_background=True)
         for each, colors, foreground in zip(shown, found.colors(), found.foreground, strict=True):
-            np.testing.assert_allclose(each.features[at].colors, 255 * colors, atol=1)
+            shown_colors = each.features[at].colors
+            assert shown_colors is not None
+            np.testing.assert_allclose(shown_colors, 255 * colors, atol=1)
             np.testing.assert_array_equal(each.features[at].foreground, foreground)
 
 
-def test_methods_that_passed_come_first_and_each_says_whether_it_did(models, photos):
+def test_methods_that_passed_come_first_and_each_says_whether_it_did(
+    models: Callable[[str], str], photos: Path
+) -> None:
     model = replace(load_model(models("vit")), trust=Trust(("LeGrad(smooth=1.0)",), 31, "photos"))
     known = replace(model, calibration=Calibration(threshold=0.9999))
     seen = Look("vit", known).at(photos / "cat.png")

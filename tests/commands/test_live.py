@@ -4,7 +4,10 @@ import json
 import re
 import zlib
 from base64 import b64decode
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,17 +23,19 @@ from vision_attn.types import Calibration
 EVIL = "</script><script>hacked = 1</script><img src=x onerror='hacked = 1'>"
 
 
-def run(*words: object) -> int:
+def run(*words: Any) -> int:
     parser = Parser(prog="vision-attn live")
     command.add_arguments(parser)
     return command.run(parser.parse_intermixed_args([*map(str, words), "--device", "cpu"]))
 
 
-def data_of(html: str) -> dict:
+def data_of(html: str) -> dict[str, Any]:
     return json.loads(re.findall(r'id="data">(.*?)</script>', html)[0])
 
 
-def test_a_page_of_two_models_and_some_photos(models, photos, tmp_path, capsys):
+def test_a_page_of_two_models_and_some_photos(
+    models: Callable[[str], str], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = tmp_path / "new" / "page.html"
     assert run(models("vit"), photos, "-o", page, "--versus", models("senet"), "--limit", 2) == 0
     assert f"{page}: " in capsys.readouterr().out
@@ -52,12 +57,19 @@ def test_a_page_of_two_models_and_some_photos(models, photos, tmp_path, capsys):
         assert len(zlib.decompress(b64decode(text))) >= last["at"] + size
 
 
-def test_small_files_go_in_as_they_are_and_others_smaller(models, photos, tmp_path):
+def test_small_files_go_in_as_they_are_and_others_smaller(
+    models: Callable[[str], str], photos: Path, tmp_path: Path
+) -> None:
     model = load_model(models("vit"))
     noise = np.random.default_rng(0).integers(0, 256, (1200, 1800, 3), dtype=np.uint8)
     Image.fromarray(noise).save(tmp_path / "large.png")
     Image.fromarray(noise[:50, :40]).convert("P").save(tmp_path / "palette.png")
-    images = [photos / "cat.png", tmp_path / "large.png", tmp_path / "palette.png", noise[:7, :5]]
+    images: list[Any] = [
+        photos / "cat.png",
+        tmp_path / "large.png",
+        tmp_path / "palette.png",
+        noise[:7, :5],
+    ]
     kept, smaller, palette, array = (
         one["file"] for one in data_of(live(model, images).html)["photos"]
     )
@@ -66,7 +78,9 @@ def test_small_files_go_in_as_they_are_and_others_smaller(models, photos, tmp_pa
     assert palette["type"] == array["type"] == "image/png"
 
 
-def test_the_page_knows_what_makes_probabilities(models, photos):
+def test_the_page_knows_what_makes_probabilities(
+    models: Callable[[str], str], photos: Path
+) -> None:
     model = load_model(models("vit"))
     known = Calibration(temperature=2.0, threshold=0.25, activation="sigmoid")
     page = live((model, replace(model, calibration=known)), photos / "cat.png")
@@ -75,12 +89,14 @@ def test_the_page_knows_what_makes_probabilities(models, photos):
     assert {name: several[name] for name in asdict(known)} == asdict(known)
 
 
-def test_without_photos_those_that_come_along_are_there(models):
+def test_without_photos_those_that_come_along_are_there(models: Callable[[str], str]) -> None:
     page = live(load_model(models("vit")))
     assert len(data_of(page.html)["photos"]) == 12
 
 
-def test_names_are_never_html_and_nothing_is_fetched(models, photos):
+def test_names_are_never_html_and_nothing_is_fetched(
+    models: Callable[[str], str], photos: Path
+) -> None:
     page = live(replace(load_model(models("vit")), name=EVIL), photos / "cat.png")
     assert "<img" not in page.html
     assert page.html.count("<script") == page.html.count("</script>") == 5
@@ -92,7 +108,9 @@ def test_names_are_never_html_and_nothing_is_fetched(models, photos):
     assert policy.count("unsafe") == policy.count("'wasm-unsafe-eval'") == 1
 
 
-def test_an_image_that_cannot_be_read_is_a_line(models, photos, tmp_path, capsys):
+def test_an_image_that_cannot_be_read_is_a_line(
+    models: Callable[[str], str], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "broken.png").write_bytes(b"no image")
     out = tmp_path / "page.html"
     words = [models("vit"), photos / "cat.png", tmp_path / "broken.png", "-o", out]
@@ -103,7 +121,7 @@ def test_an_image_that_cannot_be_read_is_a_line(models, photos, tmp_path, capsys
         live(load_model(models("vit")), [tmp_path / "broken.png"])
 
 
-def test_a_network_that_cannot_run_there_is_refused(photos):
+def test_a_network_that_cannot_run_there_is_refused(photos: Path) -> None:
     model = load_model("torchvision:resnet18", pretrained=False)
     with pytest.raises(
         ModelError, match="ResNet cannot run in a page: this kind of network is not"
@@ -111,7 +129,7 @@ def test_a_network_that_cannot_run_there_is_refused(photos):
         live(model, photos / "cat.png")
 
 
-def test_a_page_needs_a_network_and_a_photo():
+def test_a_page_needs_a_network_and_a_photo() -> None:
     network = LiveNetwork("m", Program((8, 8)), ["cat"], {"input": (8, 8)}, grid=(2, 2))
     with pytest.raises(ValueError, match="at least one network for the page"):
         live_page([], [])

@@ -3,8 +3,11 @@
 import argparse
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,16 +49,16 @@ def flags() -> dict[str, dict[str, argparse.Action]]:
 
 
 @pytest.mark.parametrize("flag", [flag for flag, used in flags().items() if len(used) > 1])
-def test_a_flag_means_the_same_in_every_command(flag):
+def test_a_flag_means_the_same_in_every_command(flag: Any) -> None:
     actions = flags()[flag].values()
     if flag in EXCEPTIONS:
-        assert len({(meaning(a.help), kind(a)) for a in actions}) > 1, "no exception any more"
+        assert len({(meaning(a.help or ""), kind(a)) for a in actions}) > 1, "no exception any more"
         return
-    assert len({meaning(action.help) for action in actions}) == 1
+    assert len({meaning(action.help or "") for action in actions}) == 1
     assert len({kind(action) for action in actions}) == 1
 
 
-def test_o_is_output_in_every_command_that_writes():
+def test_o_is_output_in_every_command_that_writes() -> None:
     for command in COMMANDS:
         short = {option: a for a in parser_of(command)._actions for option in a.option_strings}
         if command not in ("configs", "models", "probe"):
@@ -72,10 +75,10 @@ def test_o_is_output_in_every_command_that_writes():
 
 
 @pytest.fixture
-def no_model(monkeypatch):
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail where a model is built."""
 
-    def built(*args, **kwargs):
+    def built(*args: Any, **kwargs: Any) -> None:
         pytest.fail("the model was built")
 
     monkeypatch.setattr(options, "load", built)
@@ -100,15 +103,24 @@ def no_model(monkeypatch):
     ],
 )
 def test_a_path_that_leads_nowhere_is_one_line_before_the_model_is_built(
-    words, status, line, models, no_model, tmp_path, monkeypatch, capsys
-):
+    words: list[str],
+    status: int,
+    line: str,
+    models: Callable[[str], str],
+    no_model: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([models("vit") if word == "MODEL" else word for word in words]) == status
     (complaint,) = capsys.readouterr().err.splitlines()
     assert complaint.startswith(f"vision-attn: error: {line}")
 
 
-def test_weights_that_are_not_there_are_missed_before_the_model_is_built(monkeypatch, capsys):
+def test_weights_that_are_not_there_are_missed_before_the_model_is_built(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     import timm
 
     monkeypatch.setattr(timm, "create_model", lambda *a, **k: pytest.fail("the model was built"))
@@ -118,8 +130,10 @@ def test_weights_that_are_not_there_are_missed_before_the_model_is_built(monkeyp
 
 
 def test_an_image_to_predict_that_is_not_there_is_missed_before_the_network_is_made(
-    models, monkeypatch, capsys
-):
+    models: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     from vision_attn.fitting.run import TrainingRun
 
     monkeypatch.setattr(TrainingRun, "instantiate_classes", lambda self: pytest.fail("made"))
@@ -138,7 +152,14 @@ def test_an_image_to_predict_that_is_not_there_is_missed_before_the_network_is_m
         (["--image-size", "100000"], "image_size"),
     ],
 )
-def test_what_no_machine_has_is_one_line(words, line, models, photos, tmp_path, capsys):
+def test_what_no_machine_has_is_one_line(
+    words: list[str],
+    line: str,
+    models: Callable[[str], str],
+    photos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["explain", models("vit"), str(photos), *words, "-o", str(tmp_path / "o")]) == 2
     (complaint,) = capsys.readouterr().err.splitlines()
     assert line in complaint
@@ -168,8 +189,14 @@ def test_what_no_machine_has_is_one_line(words, line, models, photos, tmp_path, 
     ],
 )
 def test_wrong_values_and_empty_folders_are_one_line(
-    words, line, models, photos, tmp_path, monkeypatch, capsys
-):
+    words: list[str],
+    line: str,
+    models: Callable[[str], str],
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "none").mkdir()
     places = {"MODEL": "vit", "CNN": "senet"}
@@ -191,7 +218,13 @@ def test_wrong_values_and_empty_folders_are_one_line(
         (["--name", "../../x"], "--name '../../x': expected the name of a folder"),
     ],
 )
-def test_what_no_run_can_be_is_one_line(words, line, tmp_path, monkeypatch, capsys):
+def test_what_no_run_can_be_is_one_line(
+    words: list[str],
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["fit", "--config", "vit_planted", *words]) == 2
     lines = [x for x in capsys.readouterr().err.splitlines() if not x.startswith("Seed set")]
@@ -200,7 +233,9 @@ def test_what_no_run_can_be_is_one_line(words, line, tmp_path, monkeypatch, caps
     assert not list(tmp_path.parent.glob("x"))
 
 
-def test_explain_keeps_what_is_there(models, photos, tmp_path, capsys):
+def test_explain_keeps_what_is_there(
+    models: Callable[[str], str], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [models("senet"), "gone.png", str(photos), "-o", str(tmp_path / "out")]
     assert main(["explain", *words, "--device", "cpu"]) == 1
     captured = capsys.readouterr()
@@ -210,7 +245,9 @@ def test_explain_keeps_what_is_there(models, photos, tmp_path, capsys):
     assert captured.out == f"3 of 3 images explained: {tmp_path / 'out'}\n"
 
 
-def test_the_whole_photo_is_seen_where_that_is_asked(models, photos, tmp_path):
+def test_the_whole_photo_is_seen_where_that_is_asked(
+    models: Callable[[str], str], photos: Path, tmp_path: Path
+) -> None:
     def seen(*more: str) -> tuple[Model, list[float]]:
         words = [models("vit"), str(photos / "cat.png"), "--device", "cpu", *more]
         args = parser_of("inspect").parse_args(words)
@@ -222,4 +259,5 @@ def test_the_whole_photo_is_seen_where_that_is_asked(models, photos, tmp_path):
     assert box[2] < 70
     whole, box = seen("--whole-photo")
     assert box == [0, 0, 90, 20]
-    assert whole.preprocess == replace(usual.preprocess, fit="squash", crop_pct=1.0)
+    usual_preprocess: Any = usual.preprocess
+    assert whole.preprocess == replace(usual_preprocess, fit="squash", crop_pct=1.0)

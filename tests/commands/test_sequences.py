@@ -1,6 +1,7 @@
 """`vision-attn fit`, `test` and `validate` on sequences and questions."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,12 +26,12 @@ SMALL = [
 ]
 
 
-def test_there_are_configs():
+def test_there_are_configs() -> None:
     assert len(CONFIGS) == 18
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_every_config_s_network_fits_its_data(config: Path, tmp_path):
+def test_every_config_s_network_fits_its_data(config: Path, tmp_path: Path) -> None:
     from vision_attn.fitting.making import make_run
 
     words = ["--config", str(config), *SMALL, "--trainer.default_root_dir", str(tmp_path)]
@@ -47,7 +48,9 @@ def test_every_config_s_network_fits_its_data(config: Path, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["additive_dates", "hops_questions"])
-def test_fit_then_test_from_the_checkpoint(name: str, tmp_path, capsys):
+def test_fit_then_test_from_the_checkpoint(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (config,) = [path for path in CONFIGS if path.stem == name]
     words = ["--config", str(config), *SMALL, "--trainer.default_root_dir", str(tmp_path)]
     assert main(["fit", *words]) == 0
@@ -75,7 +78,7 @@ def test_fit_then_test_from_the_checkpoint(name: str, tmp_path, capsys):
 
 
 @pytest.fixture
-def saved(tmp_path):
+def saved(tmp_path: Path) -> Callable[..., str]:
     """Saves a small untrained network of a config as a checkpoint, and gives its path."""
     from vision_attn.fitting.making import make_run
 
@@ -96,7 +99,9 @@ def files(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if path.is_file()}
 
 
-def test_explain_aligns_texts(saved, tmp_path, capsys):
+def test_explain_aligns_texts(
+    saved: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [
         "explain",
         saved("additive_dates"),
@@ -112,7 +117,9 @@ def test_explain_aligns_texts(saved, tmp_path, capsys):
     assert [json.loads(line)["source"] for line in lines] == ["March 3, 1998", "3.3.1998"]
 
 
-def test_explain_names_what_it_cannot_read(saved, tmp_path, capsys):
+def test_explain_names_what_it_cannot_read(
+    saved: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [
         "explain",
         saved("general_dates"),
@@ -130,7 +137,9 @@ def test_explain_names_what_it_cannot_read(saved, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["global_strings", "vit_strings"])
-def test_explain_overlays_every_written_symbol(name: str, saved, tmp_path):
+def test_explain_overlays_every_written_symbol(
+    name: str, saved: Callable[..., str], tmp_path: Path
+) -> None:
     import PIL.Image
 
     PIL.Image.new("RGB", (312, 24), (90, 80, 70)).save(tmp_path / "row.png")
@@ -139,7 +148,9 @@ def test_explain_overlays_every_written_symbol(name: str, saved, tmp_path):
     assert files(tmp_path / "o") == {"row.steps.png", "results.jsonl"}
 
 
-def test_explain_shows_words_and_image(saved, tmp_path, capsys):
+def test_explain_shows_words_and_image(
+    saved: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     import PIL.Image
 
     PIL.Image.new("RGB", (80, 64), (90, 80, 70)).save(tmp_path / "board.png")
@@ -155,7 +166,7 @@ def test_explain_shows_words_and_image(saved, tmp_path, capsys):
     assert "unknown symbol 'weather'" in capsys.readouterr().err
 
 
-def test_checkpoints_of_the_other_kind(saved, tmp_path):
+def test_checkpoints_of_the_other_kind(saved: Callable[..., str], tmp_path: Path) -> None:
     from vision_attn.hub import load_model, load_sequences
 
     with pytest.raises(

@@ -2,7 +2,9 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -16,6 +18,7 @@ from vision_attn.hub import load_model
 from vision_attn.methods import GradCAM
 from vision_attn.render import ColorMap, natural, overlay
 from vision_attn.render.video import VideoWriter
+from vision_attn.runs.explanation import Explanation
 
 FRAMES, RATE = 7, 12.0
 
@@ -29,7 +32,7 @@ def frames() -> list[np.ndarray]:
 
 
 @pytest.fixture
-def film(tmp_path, frames) -> Path:
+def film(tmp_path: Path, frames: list[np.ndarray]) -> Path:
     with VideoWriter(tmp_path / "film.mp4", RATE) as video:
         for frame in frames:
             video.append(frame)
@@ -37,24 +40,24 @@ def film(tmp_path, frames) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path, frames) -> Path:
+def folder(tmp_path: Path, frames: list[np.ndarray]) -> Path:
     (tmp_path / "still").mkdir()
     for at, frame in enumerate(frames):
         Image.fromarray(frame).save(tmp_path / "still" / f"{at:03}.png")
     return tmp_path / "still"
 
 
-def explain(*words: object) -> int:
+def explain(*words: Any) -> int:
     return main(["explain", *map(str, words), "--device", "cpu"])
 
 
-def complaint(capsys) -> str:
+def complaint(capsys: pytest.CaptureFixture[str]) -> str:
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1, lines
     return lines[0].removeprefix("vision-attn: error: ")
 
 
-def test_a_video_is_read_as_it_was_written(film, frames):
+def test_a_video_is_read_as_it_was_written(film: Path, frames: list[np.ndarray]) -> None:
     video = Video.file(film)
     assert (video.rate, video.frames) == (RATE, FRAMES)
     for _ in range(2):  # as often as one likes
@@ -64,14 +67,20 @@ def test_a_video_is_read_as_it_was_written(film, frames):
             assert np.abs(got[:199, :321].astype(int) - want).mean() < 6
 
 
-def test_frames_of_a_folder_come_by_name(folder, frames):
+def test_frames_of_a_folder_come_by_name(folder: Path, frames: list[np.ndarray]) -> None:
     video = Video.folder(folder, 5.0)
     assert (video.rate, video.frames) == (5.0, FRAMES)
     for got, want in zip(video, frames, strict=True):
         np.testing.assert_array_equal(np.asarray(got), want)
 
 
-def test_each_frame_has_its_map_and_all_have_one_scale(models, folder, frames, tmp_path, capsys):
+def test_each_frame_has_its_map_and_all_have_one_scale(
+    models: Callable[[str], str],
+    folder: Path,
+    frames: list[np.ndarray],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     out = tmp_path / "out"
     words = ("--frames", RATE, "--method", "GradCAM", "--method", "Rollout", "--target", "0")
     assert explain(models("vit"), folder, "-o", out, *words, "--batch-size", 3) == 0
@@ -94,7 +103,13 @@ def test_each_frame_has_its_map_and_all_have_one_scale(models, folder, frames, t
     assert {line["picture"] for line in lines} == {"still.GradCAM.mp4", "still.Rollout.mp4"}
 
 
-def test_videos_and_photos_together_and_a_limit(models, film, photos, tmp_path, capsys):
+def test_videos_and_photos_together_and_a_limit(
+    models: Callable[[str], str],
+    film: Path,
+    photos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     out = tmp_path / "out"
     assert explain(models("senet"), photos, film, "-o", out, "--limit", 2) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -112,8 +127,13 @@ def test_videos_and_photos_together_and_a_limit(models, film, photos, tmp_path, 
     ],
 )
 def test_a_bad_video_is_one_line_and_the_rest_is_done(
-    models, film, tmp_path, capfd, content, message
-):
+    models: Callable[[str], str],
+    film: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    content: bytes | None,
+    message: str,
+) -> None:
     bad = tmp_path / "bad.mp4"
     if content:
         bad.write_bytes(content)
@@ -127,7 +147,9 @@ def test_a_bad_video_is_one_line_and_the_rest_is_done(
     assert (tmp_path / "out/film.GradCAM.mp4").is_file()
 
 
-def test_a_folder_without_frames_is_one_line(models, tmp_path, capsys):
+def test_a_folder_without_frames_is_one_line(
+    models: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "none").mkdir()
     assert explain(models("senet"), tmp_path / "none", "--frames", 5, "-o", tmp_path / "out") == 1
     assert "no image in this folder" in complaint(capsys)
@@ -135,7 +157,13 @@ def test_a_folder_without_frames_is_one_line(models, tmp_path, capsys):
         Video.folder(tmp_path / "nowhere", 5.0)
 
 
-def test_a_bad_frame_is_named_and_the_others_are_done(models, folder, frames, tmp_path, capsys):
+def test_a_bad_frame_is_named_and_the_others_are_done(
+    models: Callable[[str], str],
+    folder: Path,
+    frames: list[np.ndarray],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (folder / "001.png").write_bytes(b"no frame")
     out = tmp_path / "out"
     assert explain(models("senet"), folder, "--frames", 5, "-o", out) == 1
@@ -144,23 +172,33 @@ def test_a_bad_frame_is_named_and_the_others_are_done(models, folder, frames, tm
     assert len(list(Video.file(out / "still.GradCAM.mp4"))) == len(frames) - 1
 
 
-def test_a_wrong_rate_is_one_line(models, folder, capsys):
+def test_a_wrong_rate_is_one_line(
+    models: Callable[[str], str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert explain(models("senet"), folder, "--frames", "0") == 2
     assert "--frames: expected a number above 0, got '0'" in complaint(capsys)
 
 
-def test_a_frame_of_another_size_is_one_line(models, folder, tmp_path, capsys):
+def test_a_frame_of_another_size_is_one_line(
+    models: Callable[[str], str], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Image.new("RGB", (64, 64)).save(folder / "zzz.png")
     assert explain(models("senet"), folder, "--frames", 5, "-o", tmp_path / "out") == 1
     assert "zzz.png: 64 x 64 pixels, the first frame has 321 x 199" in complaint(capsys)
 
 
-def test_ctrl_c_paints_what_was_explained(models, film, tmp_path, capsys, monkeypatch):
+def test_ctrl_c_paints_what_was_explained(
+    models: Callable[[str], str],
+    film: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from vision_attn.runs.explain import Request
 
     explain_batch, calls = Request.explain, []
 
-    def stop_at_the_third(self, photos):
+    def stop_at_the_third(self: Any, photos: Any) -> list[Explanation]:
         calls.append(len(photos))
         if len(calls) == 3:
             raise KeyboardInterrupt
@@ -173,7 +211,9 @@ def test_ctrl_c_paints_what_was_explained(models, film, tmp_path, capsys, monkey
     assert len(list(Video.file(out / "film.GradCAM.mp4"))) == 4
 
 
-def test_opencv_and_ffmpeg_keep_quiet_about_a_damaged_video(models, film, tmp_path, capfd):
+def test_opencv_and_ffmpeg_keep_quiet_about_a_damaged_video(
+    models: Callable[[str], str], film: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "bad.avi").write_bytes(b"RIFF\0\1\0\0AVI gen." + bytes(300))
     assert explain(models("vit"), tmp_path / "bad.avi", "-o", tmp_path / "out") == 1
     assert len(capfd.readouterr().err.splitlines()) == 1
@@ -187,7 +227,7 @@ def test_opencv_and_ffmpeg_keep_quiet_about_a_damaged_video(models, film, tmp_pa
     assert len(lines) <= 1
 
 
-def test_a_playlist_named_as_a_video_opens_no_other_file(film, tmp_path):
+def test_a_playlist_named_as_a_video_opens_no_other_file(film: Path, tmp_path: Path) -> None:
     """FFmpeg goes by content, whatever the name: it would show the film that the list names."""
     lists = {
         "concat": "ffconcat version 1.0\nfile film.mp4\n",
@@ -206,7 +246,9 @@ def test_a_playlist_named_as_a_video_opens_no_other_file(film, tmp_path):
         *(("mkv", "MJPG"), ("webm", "VP80"), ("ogv", "VP80"), ("flv", "FLV1"), ("wmv", "WMV1")),
     ],
 )
-def test_every_container_that_opencv_writes_is_known(tmp_path, frames, suffix, codec):
+def test_every_container_that_opencv_writes_is_known(
+    tmp_path: Path, frames: list[np.ndarray], suffix: str, codec: str
+) -> None:
     path = tmp_path / f"film.{suffix}"
     written = cv2.VideoWriter(
         str(path), cv2.CAP_FFMPEG, cv2.VideoWriter.fourcc(*codec), 25.0, (320, 198)
@@ -217,7 +259,7 @@ def test_every_container_that_opencv_writes_is_known(tmp_path, frames, suffix, c
     assert len(list(Video.file(path))) >= FRAMES - 1  # a transport stream may lose its last one
 
 
-def test_images_are_no_video_whatever_their_names(tmp_path):
+def test_images_are_no_video_whatever_their_names(tmp_path: Path) -> None:
     """OpenCV takes 0.mp4, 1.mp4 ... for the frames of a film if they are images."""
     for number in range(3):
         Image.new("RGB", (32, 24)).save(tmp_path / f"{number}.mp4", "PNG")
@@ -225,7 +267,9 @@ def test_images_are_no_video_whatever_their_names(tmp_path):
         Video.file(tmp_path / "0.mp4")
 
 
-def test_frames_of_a_video_are_bounded_like_images(film, monkeypatch):
+def test_frames_of_a_video_are_bounded_like_images(
+    film: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("VISION_ATTN_MAX_PIXELS", str(322 * 200 - 1))
     with pytest.raises(ImageError, match=r"film\.mp4: 322 x 200 pixels are more than the 64,399"):
         Video.file(film)
@@ -237,14 +281,14 @@ def test_frames_of_a_video_are_bounded_like_images(film, monkeypatch):
     ("kind", "message"),
     [("folder", "expected a file, got a folder"), ("pipe", "expected a file, got a named pipe")],
 )
-def test_what_is_no_file_is_said_to_be_what_it_is(tmp_path, kind, message):
+def test_what_is_no_file_is_said_to_be_what_it_is(tmp_path: Path, kind: str, message: str) -> None:
     path = tmp_path / "odd.mp4"
     path.mkdir() if kind == "folder" else os.mkfifo(path)
     with pytest.raises(ImageError, match=message):
         Video.file(path)
 
 
-def test_numbers_of_frames_count_as_numbers(tmp_path):
+def test_numbers_of_frames_count_as_numbers(tmp_path: Path) -> None:
     for name in ("f10", "f9", "f2", "f100"):
         Image.new("RGB", (16, 16)).save(tmp_path / f"{name}.png")
     ((path, files),) = clips(tmp_path).items()
@@ -252,7 +296,7 @@ def test_numbers_of_frames_count_as_numbers(tmp_path):
     assert [file.stem for file in files] == ["f2", "f9", "f10", "f100"]
 
 
-def test_clips_are_told_apart_by_folder_and_by_name(tmp_path):
+def test_clips_are_told_apart_by_folder_and_by_name(tmp_path: Path) -> None:
     names = [
         "a_0001",
         "b_0001",
@@ -283,7 +327,13 @@ def test_clips_are_told_apart_by_folder_and_by_name(tmp_path):
         Video.folder(tmp_path, 5.0)
 
 
-def test_two_clips_of_a_folder_are_two_films(models, folder, frames, tmp_path, capsys):
+def test_two_clips_of_a_folder_are_two_films(
+    models: Callable[[str], str],
+    folder: Path,
+    frames: list[np.ndarray],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for at, frame in enumerate(frames):
         for clip, picture in (("a", frame), ("b", frame[::-1])):
             Image.fromarray(picture).save(tmp_path / f"{clip}_{at}.png")

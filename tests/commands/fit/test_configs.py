@@ -13,7 +13,9 @@ CONFIGS = [
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_every_config_is_read_and_its_network_fits_its_images(config, tmp_path, capsys):
+def test_every_config_is_read_and_its_network_fits_its_images(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from vision_attn.fitting.making import make_run
 
     words = ["--config", str(config), "--trainer.default_root_dir", str(tmp_path)]

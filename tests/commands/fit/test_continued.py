@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,9 @@ from vision_attn.cli import main
 
 
 @pytest.mark.xdist_group("fitted")
-def test_resume_goes_on_in_a_fresh_folder(fitted, here, complaint):
+def test_resume_goes_on_in_a_fresh_folder(
+    fitted: Path, here: Path, complaint: Callable[..., Any]
+) -> None:
     words = ["--trainer.max_epochs", "2", "--trainer.default_root_dir", "outputs"]
     words += ["--ckpt_path", str(fitted / "last.ckpt")]
     assert main(["fit", *words]) == 2
@@ -37,14 +41,19 @@ PARTS = [
 @pytest.mark.parametrize("options", [[], PARTS])
 @pytest.mark.xdist_group("fitted")
 def test_ctrl_c_says_how_to_go_on_and_what_was_left_is_done_to_the_bit(
-    options, fitted, here, capsys, monkeypatch, fit
-):
+    options: list[str],
+    fitted: Path,
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    fit: Callable[..., int],
+) -> None:
     from vision_attn.training import ImageClassifier
 
     assert fit(*options, "--name", "whole") == 0
     original = ImageClassifier.training_step
 
-    def press(self, batch, batch_idx):
+    def press(self: Any, batch: Any, batch_idx: Any) -> torch.Tensor:
         os.kill(os.getpid(), signal.SIGINT)
         return original(self, batch, batch_idx)
 
@@ -94,7 +103,7 @@ for name in ("step", "write"):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
 @pytest.mark.slow
-def test_a_killed_run_is_taken_up_and_ends_as_if_it_had_not_been(fit):
+def test_a_killed_run_is_taken_up_and_ends_as_if_it_had_not_been(fit: Callable[..., int]) -> None:
     """To the bit, averaged weights and all; killed within an epoch, and within a checkpoint."""
     words = ["--trainer.max_epochs", "3", "--trainer.callbacks+=EMAWeightAveraging"]
     words += ["--trainer.callbacks.decay=0.5", "--model.network.patch_drop", "0.5"]
@@ -115,7 +124,7 @@ def test_a_killed_run_is_taken_up_and_ends_as_if_it_had_not_been(fit):
             )
 
 
-def damaged(name, change, run):
+def damaged(name: str, change: Callable[..., Any], run: Path) -> str:
     """A copy of the run's last checkpoint with one thing changed."""
     contents = torch.load(run / "last.ckpt", weights_only=True)
     change(contents)
@@ -140,7 +149,9 @@ DAMAGES = {
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
 @pytest.mark.parametrize("name", DAMAGES)
 @pytest.mark.xdist_group("fitted")
-def test_a_damaged_training_state_is_one_line(name, fitted, capsys, fit):
+def test_a_damaged_training_state_is_one_line(
+    name: str, fitted: Path, capsys: pytest.CaptureFixture[str], fit: Callable[..., int]
+) -> None:
     path = damaged("bad.ckpt", DAMAGES[name], fitted)
     assert fit("--trainer.max_epochs", "2", "--ckpt_path", path) == 2
     lines = capsys.readouterr().err.strip().splitlines()
@@ -149,7 +160,9 @@ def test_a_damaged_training_state_is_one_line(name, fitted, capsys, fit):
 
 
 @pytest.mark.xdist_group("fitted")
-def test_a_damaged_checkpoint_is_one_line_under_test_and_predict(fitted, here, capsys):
+def test_a_damaged_checkpoint_is_one_line_under_test_and_predict(
+    fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     damaged("bad.ckpt", DAMAGES["no version"], fitted)
     for words in (["test", "--config", "configs/tiny.yaml"], ["predict", "--images", str(here)]):
         Image.new("RGB", (20, 20)).save(here / "a.png")
@@ -160,7 +173,9 @@ def test_a_damaged_checkpoint_is_one_line_under_test_and_predict(fitted, here, c
 
 
 @pytest.mark.xdist_group("fitted")
-def test_damaged_and_foreign_checkpoints(fitted, here, complaint):
+def test_damaged_and_foreign_checkpoints(
+    fitted: Path, here: Path, complaint: Callable[..., Any]
+) -> None:
     whole = (fitted / "best.ckpt").read_bytes()
     Path("cut.ckpt").write_bytes(whole[: len(whole) // 2])
     Path("text.ckpt").write_text("no checkpoint")
@@ -175,7 +190,9 @@ def test_damaged_and_foreign_checkpoints(fitted, here, complaint):
 
 
 @pytest.mark.xdist_group("fitted")
-def test_a_checkpoint_of_another_network_is_refused(fitted, here, complaint):
+def test_a_checkpoint_of_another_network_is_refused(
+    fitted: Path, here: Path, complaint: Callable[..., Any]
+) -> None:
     words = ["--ckpt_path", str(fitted / "best.ckpt"), "--model.network.dim", "12"]
     for command in ("fit", "test"):
         assert main([command, "--config", "configs/tiny.yaml", *words]) == 2

@@ -1,14 +1,18 @@
 """Options as people type them: what they change, and one line for what is wrong with them."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 
 
-def test_another_class_keeps_the_options_that_it_knows(capsys, fit):
+def test_another_class_keeps_the_options_that_it_knows(
+    capsys: pytest.CaptureFixture[str], fit: Callable[..., int]
+) -> None:
     """Changing a class_path used to drop what the file says."""
     words = ["--model.optimizer", "torch.optim.SGD", "--model.schedule", "LinearDecay"]
     assert fit(*words, "--model.optimizer.momentum", "0.5", "--print_config") == 0
@@ -19,14 +23,18 @@ def test_another_class_keeps_the_options_that_it_knows(capsys, fit):
     assert config["model"]["schedule"]["init_args"]["warmup"] == 0.2
 
 
-def test_another_network_keeps_the_number_of_classes(capsys, fit):
+def test_another_network_keeps_the_number_of_classes(
+    capsys: pytest.CaptureFixture[str], fit: Callable[..., int]
+) -> None:
     assert fit("--model.network", "SEResNet", "--print_config") == 0
     network = yaml.safe_load(capsys.readouterr().out)["model"]["network"]
     assert network["init_args"]["num_classes"] == 10
     assert "dim" not in network["init_args"]
 
 
-def test_parts_inside_a_network_are_chosen_by_class(capsys, fit):
+def test_parts_inside_a_network_are_chosen_by_class(
+    capsys: pytest.CaptureFixture[str], fit: Callable[..., int]
+) -> None:
     attention = "--model.network.attention"
     words = [attention, "vision_attn.attention.MultiHeadAttention"]
     words += [f"{attention}.normalizer", "vision_attn.attention.Softmax"]
@@ -38,7 +46,9 @@ def test_parts_inside_a_network_are_chosen_by_class(capsys, fit):
 
 
 @pytest.mark.parametrize("word", ["--lr_scheduler", "--optimizer"])
-def test_options_that_would_be_ignored_in_silence_are_refused(word, fit, complaint):
+def test_options_that_would_be_ignored_in_silence_are_refused(
+    word: str, fit: Callable[..., int], complaint: Callable[..., Any]
+) -> None:
     assert fit(word, "torch.optim.SGD") == 2
     nearest = {"--lr_scheduler": "--model.schedule", "--optimizer": "--model.optimizer"}[word]
     assert complaint() == f"unknown option {word}: did you mean {nearest}?"
@@ -86,7 +96,9 @@ def test_options_that_would_be_ignored_in_silence_are_refused(word, fit, complai
         ("--trainer.max_epochs -1", "how long the run is: give trainer.max_epochs"),
     ],
 )
-def test_a_wrong_word_is_one_line(words, message, fit, complaint):
+def test_a_wrong_word_is_one_line(
+    words: str, message: str, fit: Callable[..., int], complaint: Callable[..., Any]
+) -> None:
     assert fit(*words.split()) == 2
     assert message in complaint()
 
@@ -118,13 +130,17 @@ def test_a_wrong_word_is_one_line(words, message, fit, complaint):
         ),
     ],
 )
-def test_a_wrong_line_in_a_config_is_one_line(old, new, message, fit, complaint):
+def test_a_wrong_line_in_a_config_is_one_line(
+    old: str, new: str, message: str, fit: Callable[..., int], complaint: Callable[..., Any]
+) -> None:
     Path("configs/tiny.yaml").write_text(Path("configs/tiny.yaml").read_text().replace(old, new, 1))
     assert fit() == 2
     assert message in complaint()
 
 
-def test_data_that_do_not_load_leave_no_folder(capsys, fit):
+def test_data_that_do_not_load_leave_no_folder(
+    capsys: pytest.CaptureFixture[str], fit: Callable[..., int]
+) -> None:
     source = "vision_attn.data.ImageFolder"
     Path("photos/cat").mkdir(parents=True)
     words = ["--data.root", ".", "--data.source", source, "--data.source.path", "photos"]
@@ -133,22 +149,28 @@ def test_data_that_do_not_load_leave_no_folder(capsys, fit):
     assert not list(Path("outputs").rglob("version_*"))
 
 
-def test_what_no_memory_holds_is_one_line(capsys, fit):
+def test_what_no_memory_holds_is_one_line(
+    capsys: pytest.CaptureFixture[str], fit: Callable[..., int]
+) -> None:
     assert fit("--model.network.dim", str(10**12)) == 2
     line = capsys.readouterr().err.strip()
     assert line.startswith("vision-attn: error: not enough memory")
     assert line.endswith("make the network, its images or data.batch_size smaller")
 
 
-def test_nan_is_one_line_that_names_the_step(fit, complaint):
+def test_nan_is_one_line_that_names_the_step(
+    fit: Callable[..., int], complaint: Callable[..., Any]
+) -> None:
     assert fit("--model.optimizer.lr", "1e30", "--trainer.precision", "32-true") == 2
     assert re.match(r"(val )?loss is (nan|inf) at step \d", complaint())
 
 
-def test_unexpected_errors_are_one_line_unless_asked(monkeypatch, fit, complaint):
+def test_unexpected_errors_are_one_line_unless_asked(
+    monkeypatch: pytest.MonkeyPatch, fit: Callable[..., int], complaint: Callable[..., Any]
+) -> None:
     from vision_attn.commands.fit import run as lightning
 
-    def broken(command, words, allow):
+    def broken(command: str, words: Any, allow: Any) -> None:
         raise RuntimeError("a bug\nof ours")
 
     monkeypatch.setattr(lightning, "main", broken)

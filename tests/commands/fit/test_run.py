@@ -6,7 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from vision_attn.cli import main
 
 
 @pytest.mark.xdist_group("fitted")
-def test_a_run_fills_its_folder(fitted):
+def test_a_run_fills_its_folder(fitted: Path) -> None:
     assert {path.name for path in fitted.iterdir()} == {
         "best.ckpt", "best.safetensors", "config.yaml", "confusion_matrix.png", "last.ckpt",
         "learning_curves.png", "metrics.csv", "per_class.csv", "summary.json", "summary.txt",
@@ -31,7 +33,9 @@ def test_a_run_fills_its_folder(fitted):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("fitted")
-def test_runs_are_named_after_their_config_and_numbered(fitted, capsys, fit):
+def test_runs_are_named_after_their_config_and_numbered(
+    fitted: Path, capsys: pytest.CaptureFixture[str], fit: Callable[..., int]
+) -> None:
     assert fit("--trainer.limit_train_batches", "1") == 0
     assert fit("--trainer.limit_train_batches=1", "--trainer.logger=false") == 0
     assert fit("--name", "mine", "--trainer.limit_train_batches", "1") == 0
@@ -42,7 +46,7 @@ def test_runs_are_named_after_their_config_and_numbered(fitted, capsys, fit):
 
 
 @pytest.mark.xdist_group("fitted")
-def test_the_saved_config_is_complete_and_makes_the_same_run(fitted, here):
+def test_the_saved_config_is_complete_and_makes_the_same_run(fitted: Path, here: Path) -> None:
     saved = yaml.safe_load((fitted / "config.yaml").read_text())
     assert set(saved) == {
         *("seed_everything", "trainer", "model", "data", "name", "probe", "threads"),
@@ -59,7 +63,9 @@ def test_the_saved_config_is_complete_and_makes_the_same_run(fitted, here):
 
 
 @pytest.mark.xdist_group("fitted")
-def test_test_and_validate_write_beside_the_checkpoint(fitted, here, capsys):
+def test_test_and_validate_write_beside_the_checkpoint(
+    fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = shutil.copytree(fitted, "run")
     os.remove("run/confusion_matrix.png")
     words = ["--config", "run/config.yaml", "--ckpt_path", "run/best.ckpt"]
@@ -74,7 +80,9 @@ def test_test_and_validate_write_beside_the_checkpoint(fitted, here, capsys):
 
 
 @pytest.mark.xdist_group("fitted")
-def test_predict_names_the_class_of_files_and_folders(fitted, here, capsys):
+def test_predict_names_the_class_of_files_and_folders(
+    fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("photos").mkdir()
     for name, colour in (("photos/a.png", "red"), ("photos/b.jpg", "blue"), ("c.png", "green")):
         Image.new("RGB", (40, 23), colour).save(name)
@@ -90,24 +98,24 @@ def test_predict_names_the_class_of_files_and_folders(fitted, here, capsys):
 
 
 @pytest.mark.xdist_group("fitted")
-def test_predict_needs_images(fitted, complaint):
+def test_predict_needs_images(fitted: Path, complaint: Callable[..., Any]) -> None:
     assert main(["predict", "--ckpt_path", str(fitted / "best.ckpt")]) == 2
     assert complaint() == "no image to predict: --images FILE_OR_FOLDER ..."
 
 
-def test_fast_dev_run_leaves_nothing_behind(fit):
+def test_fast_dev_run_leaves_nothing_behind(fit: Callable[..., int]) -> None:
     assert fit("--trainer.fast_dev_run", "true") == 0
     assert not Path("outputs").exists()
 
 
-def test_tensorboard_comes_beside_the_csv(fit):
+def test_tensorboard_comes_beside_the_csv(fit: Callable[..., int]) -> None:
     logger = "lightning.pytorch.loggers.TensorBoardLogger"
     assert fit("--trainer.logger", logger, "--trainer.logger.save_dir", "board") == 0
     assert list(Path("board").rglob("events.out*"))
     assert Path("outputs/tiny/version_0/metrics.csv").is_file()
 
 
-def test_early_stopping_accumulation_and_clipping_are_lightnings(fit):
+def test_early_stopping_accumulation_and_clipping_are_lightnings(fit: Callable[..., int]) -> None:
     words = ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/loss"]
     words += ["--trainer.callbacks.patience=1", "--trainer.callbacks.min_delta=9"]
     words += ["--trainer.accumulate_grad_batches", "2", "--trainer.gradient_clip_val", "1"]
@@ -123,16 +131,17 @@ PARTS = [
 
 
 @pytest.mark.parametrize("words", [[], PARTS])
-def test_a_run_has_one_way_to_use_its_cores(words, here):
+def test_a_run_has_one_way_to_use_its_cores(words: list[str], here: Path) -> None:
     from vision_attn.fitting.making import make_run
     from vision_attn.training import ThreadParallel
 
     run = make_run("fit", ["--config", "configs/tiny.yaml", *words])
-    (found,) = (c for c in run.trainer.callbacks if isinstance(c, ThreadParallel))
+    trainer: Any = run.trainer
+    (found,) = (c for c in trainer.callbacks if isinstance(c, ThreadParallel))
     assert (found.threads, found.least) == ((2, 0.0) if words else (None, 1e9))
 
 
-def test_averaged_weights_are_tested_and_kept(fit):
+def test_averaged_weights_are_tested_and_kept(fit: Callable[..., int]) -> None:
     words = ["--trainer.callbacks+=EMAWeightAveraging", "--trainer.callbacks.decay=0.5"]
     assert fit(*words) == 0
     run = Path("outputs/tiny/version_0")
@@ -154,7 +163,9 @@ assert main(["predict", "--ckpt_path", best, "--images", "photos", "--output", "
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 @pytest.mark.slow
-def test_two_processes_learn_and_predict_what_one_does(strategy, fit):
+def test_two_processes_learn_and_predict_what_one_does(
+    strategy: str, fit: Callable[..., int]
+) -> None:
     Path("photos").mkdir()
     for i in range(5):
         Image.new("RGB", (40, 23), (50 * i, 90, 10)).save(f"photos/{i}.png")

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,22 +17,22 @@ def score() -> Callable[..., int]:
 
 
 @pytest.fixture
-def complaint(capsys) -> Callable[[], str]:
+def complaint(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
     """What is on stderr."""
     return lambda: capsys.readouterr().err.strip()
 
 
 @pytest.fixture(scope="session")
-def scores() -> Callable[[Path], dict]:
+def scores() -> Callable[[Path], dict[str, Any]]:
     """Reads the scores of each method."""
     return lambda folder: json.loads((folder / "scores.json").read_text())["methods"]
 
 
 @pytest.fixture(scope="session")
-def same() -> Callable[[dict, dict], None]:
+def same() -> Callable[[dict[str, Any], dict[str, Any]], None]:
     """Asserts that scores are those of another run."""
 
-    def check(a: dict, b: dict) -> None:
+    def check(a: dict[str, Any], b: dict[str, Any]) -> None:
         assert a.keys() == b.keys()
         for method in a:
             for metric, score in a[method]["scores"].items():
@@ -43,7 +44,11 @@ def same() -> Callable[[dict, dict], None]:
 
 
 @pytest.fixture(scope="session")
-def planted(models, score, tmp_path_factory) -> Path:
+def planted(
+    models: Callable[[str], str],
+    score: Callable[..., int],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
     """Ten planted images, scored: to read, or to copy.
 
     Tests that take it are of xdist_group("scored"), so that one process makes it.

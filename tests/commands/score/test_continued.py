@@ -2,10 +2,14 @@
 
 import json
 import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from vision_attn.runs.loop import TaskResult
 from vision_attn.runs.scoring import tasks as score_work
 from vision_attn.runs.store import Store
 
@@ -16,12 +20,19 @@ BASELINES = {"RandomMap", "CentreGaussian", "EdgeMap"}
 @pytest.mark.slow
 @pytest.mark.xdist_group("scored")
 def test_a_stopped_run_goes_on(
-    models, planted, tmp_path, monkeypatch, score, scores, same, complaint
-):
+    models: Callable[[str], str],
+    planted: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    score: Callable[..., int],
+    scores: Callable[[Path], dict[str, Any]],
+    same: Callable[[dict[str, Any], dict[str, Any]], None],
+    complaint: Callable[[], str],
+) -> None:
     words = models("vit"), "planted", *QUICK, "--limit", 10, "-o", tmp_path
     do, count = score_work.Work.do, 0
 
-    def interrupted(self, task, read):
+    def interrupted(self: Any, task: Any, read: Any) -> TaskResult:
         nonlocal count
         count += 1
         if count == 6:
@@ -41,7 +52,15 @@ def test_a_stopped_run_goes_on(
 
 
 @pytest.mark.xdist_group("scored")
-def test_damaged_scores_are_made_again(models, planted, tmp_path, monkeypatch, score, scores, same):
+def test_damaged_scores_are_made_again(
+    models: Callable[[str], str],
+    planted: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    score: Callable[..., int],
+    scores: Callable[[Path], dict[str, Any]],
+    same: Callable[[dict[str, Any], dict[str, Any]], None],
+) -> None:
     """Bytes of its rows, here and there: each costs what stands there."""
     shutil.copytree(planted, tmp_path, dirs_exist_ok=True)
     file = tmp_path / "per_image" / "store" / "1-of-1.sqlite"
@@ -62,8 +81,14 @@ def test_damaged_scores_are_made_again(models, planted, tmp_path, monkeypatch, s
 @pytest.mark.xdist_group("scored")
 @pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000])
 def test_damage_of_what_a_run_is_costs_no_score(
-    models, planted, tmp_path, monkeypatch, content, score, scores
-):
+    models: Callable[[str], str],
+    planted: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes,
+    score: Callable[..., int],
+    scores: Callable[[Path], dict[str, Any]],
+) -> None:
     shutil.copytree(planted, tmp_path, dirs_exist_ok=True)
     (tmp_path / "per_image/store/run.json.gz").write_bytes(content)
     monkeypatch.setattr(score_work.Work, "do", lambda *given: 1 / 0)
@@ -72,7 +97,12 @@ def test_damage_of_what_a_run_is_costs_no_score(
 
 
 @pytest.mark.xdist_group("scored")
-def test_scores_of_other_settings_do_not_mix(models, planted, score, complaint):
+def test_scores_of_other_settings_do_not_mix(
+    models: Callable[[str], str],
+    planted: Path,
+    score: Callable[..., int],
+    complaint: Callable[[], str],
+) -> None:
     assert score(models("vit"), "planted", "--steps", 5, "-o", planted) == 2
     assert "it holds scores of other settings (steps 4, now 5)" in complaint()
     assert score(models("senet"), "planted", *QUICK, "-o", planted) == 2
@@ -80,13 +110,19 @@ def test_scores_of_other_settings_do_not_mix(models, planted, score, complaint):
 
 
 @pytest.mark.slow
-def test_more_methods_and_images_add_to_what_is_there(models, tmp_path, monkeypatch, score, scores):
+def test_more_methods_and_images_add_to_what_is_there(
+    models: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    score: Callable[..., int],
+    scores: Callable[[Path], dict[str, Any]],
+) -> None:
     words = models("vit"), "planted", "--steps", 2, "--batch-size", 4, "-o", tmp_path
     assert score(*words, "--method", "GradCAM", "--limit", 4) == 0
     done = []
     do = score_work.Work.do
 
-    def seen(work, task, read):
+    def seen(work: Any, task: Any, read: Any) -> TaskResult:
         done.append((work.columns[task.columns[0]].kind, work.columns[task.columns[0]].method))
         return do(work, task, read)
 
@@ -98,7 +134,15 @@ def test_more_methods_and_images_add_to_what_is_there(models, tmp_path, monkeypa
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("scored")
-def test_shards_are_put_together(models, planted, tmp_path, capsys, score, scores, same):
+def test_shards_are_put_together(
+    models: Callable[[str], str],
+    planted: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    score: Callable[..., int],
+    scores: Callable[[Path], dict[str, Any]],
+    same: Callable[[dict[str, Any], dict[str, Any]], None],
+) -> None:
     words = models("vit"), "planted", *QUICK, "--limit", 10, "-o", tmp_path
     for shard in ("2/2", "1/2"):
         assert score(*words, "--shard", shard) == 0
@@ -112,7 +156,14 @@ def test_shards_are_put_together(models, planted, tmp_path, capsys, score, score
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("scored")
-def test_other_processes_give_the_same(models, planted, tmp_path, score, scores, same):
+def test_other_processes_give_the_same(
+    models: Callable[[str], str],
+    planted: Path,
+    tmp_path: Path,
+    score: Callable[..., int],
+    scores: Callable[[Path], dict[str, Any]],
+    same: Callable[[dict[str, Any], dict[str, Any]], None],
+) -> None:
     """One task is left to do, so that one process starts."""
     shutil.copytree(planted, tmp_path, dirs_exist_ok=True)
     with Store(tmp_path / "per_image", keeps_others=True) as store:
@@ -128,18 +179,21 @@ def test_other_processes_give_the_same(models, planted, tmp_path, score, scores,
 
 
 def test_scores_are_to_the_bit_whatever_the_load_before_and_after(
-    models, tmp_path, monkeypatch, score
-):
+    models: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    score: Callable[..., int],
+) -> None:
     """The threads are those of the first of all processes and shards."""
     do, seen, before = score_work.Work.do, [], torch.get_num_threads()
 
-    def counted(self, task, read):
+    def counted(self: Any, task: Any, read: Any) -> TaskResult:
         seen.append(torch.get_num_threads())
         if len(seen) == stop:
             raise KeyboardInterrupt
         return do(self, task, read)
 
-    def scored(name, load):
+    def scored(name: str, load: int) -> int:
         monkeypatch.setattr("vision_attn.threads.threads_to_use", lambda most: load)
         words = models("vit"), "planted", *QUICK, "--limit", 5, "--processes", 1
         return score(*words, "-o", tmp_path / name)

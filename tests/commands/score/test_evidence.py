@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +21,15 @@ from vision_attn.evaluate import EnergyPointingGame, MaxBoxIoU
 from vision_attn.hub import load_model
 from vision_attn.methods import GradCAM
 from vision_attn.models import ViT
+from vision_attn.runs.labels import class_names
 from vision_attn.runs.progress import Silent
-from vision_attn.runs.scoring.evidence import SOURCES, class_names, open_data
+from vision_attn.runs.scoring.evidence import SOURCES, open_data
 from vision_attn.types import Model
 
 QUICK = "--steps", 4, "--batch-size", 4, "--method", "GradCAM"
 
 
-def test_the_masks_are_those_of_the_planted_images(models):
+def test_the_masks_are_those_of_the_planted_images(models: Callable[[str], str]) -> None:
     model = load_model(models("vit"))
     sample = open_data("planted:shortcut", model, Path("."))[13]
     drawn = paint(13, 14, size=(32, 48), split="test", cue="agree")
@@ -38,7 +41,7 @@ def test_the_masks_are_those_of_the_planted_images(models):
 
 
 @pytest.fixture
-def folder(tmp_path, photos) -> Path:
+def folder(tmp_path: Path, photos: Path) -> Path:
     """images/ and masks/: a palette mask with a border, a black and white one."""
     place = tmp_path / "masked"
     (place / "masks").mkdir(parents=True)
@@ -57,7 +60,7 @@ def folder(tmp_path, photos) -> Path:
     return place
 
 
-def test_masks_land_where_the_network_sees_them(folder, models):
+def test_masks_land_where_the_network_sees_them(folder: Path, models: Callable[[str], str]) -> None:
     model = load_model(models("vit"))
     data = open_data(str(folder), model, Path("."))
     assert data.names == ["images/cat.png", "images/dog.jpg", "images/tiny.png"]
@@ -67,17 +70,25 @@ def test_masks_land_where_the_network_sees_them(folder, models):
     x = (torch.arange(48) + 0.5) / 48 * (right - left) + left
     inside = (y >= 120) & (y < 200) & (x >= 100) & (x < 300)
     assert (cat.masks["object"] != inside).float().mean() < 0.02
+    assert cat.ignore is not None
     assert cat.ignore.any()
     assert not (cat.ignore & cat.masks["object"]).any()
     assert cat.label is None
     assert data[1].masks["object"].any()
+    assert data[1].ignore is not None
     assert not data[1].ignore.any()
 
 
 @pytest.mark.slow
 def test_masks_are_scored_and_bad_ones_named(
-    folder, models, tmp_path, capsys, score, scores, complaint
-):
+    folder: Path,
+    models: Callable[[str], str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    score: Callable[..., int],
+    scores: Callable[[Path], dict[str, Any]],
+    complaint: Callable[[], str],
+) -> None:
     out = tmp_path / "out"
     assert score(models("vit"), folder, *QUICK, "--limit", 5, "-o", out) == 0
     assert scores(out)["GradCAM"]["scores"]["mean_iou"]["n"] == 3
@@ -112,12 +123,19 @@ def test_masks_are_scored_and_bad_ones_named(
         open_data(str(folder), load_model(models("vit")), Path("."))
 
 
-def boxed(folder: Path, entries: list) -> Path:
+def boxed(folder: Path, entries: list[Any]) -> Path:
     (folder / "boxes.json").write_text(json.dumps({"images": entries}))
     return folder
 
 
-def test_boxes_are_scored_and_bad_ones_named(photos, models, tmp_path, score, scores, complaint):
+def test_boxes_are_scored_and_bad_ones_named(
+    photos: Path,
+    models: Callable[[str], str],
+    tmp_path: Path,
+    score: Callable[..., int],
+    scores: Callable[[Path], dict[str, Any]],
+    complaint: Callable[[], str],
+) -> None:
     cat = {"file": "cat.png", "label": 1, "boxes": [[100, 50, 300, 200]], "size": [401, 331]}
     folder = boxed(
         photos, [cat, {"file": "dog.jpg", "wnid": "collie", "boxes": [[9, 99, 300, 400]]}]
@@ -137,8 +155,10 @@ def test_boxes_are_scored_and_bad_ones_named(photos, models, tmp_path, score, sc
     )
     maps = GradCAM()(model.network, images, targets).values
     metric, energy = MaxBoxIoU(), EnergyPointingGame()
-    metric.update(maps, [sample.boxes for sample in samples], [(32, 48)] * 2)
-    energy.update(maps, torch.stack([sample.masks["object"] for sample in samples]))
+    boxes: list[Any] = [sample.boxes for sample in samples]
+    metric.update(maps, boxes, [(32, 48)] * 2)
+    masks: list[Any] = [sample.masks["object"] for sample in samples]
+    energy.update(maps, torch.stack(masks))
     assert told["box_iou"]["mean"] == pytest.approx(metric.compute().item(), abs=2e-3)
     assert told["energy_inside"]["mean"] == pytest.approx(energy.compute().item(), abs=2e-3)
     bad = {
@@ -171,12 +191,13 @@ def test_boxes_are_scored_and_bad_ones_named(photos, models, tmp_path, score, sc
         assert "boxes.json: " in complaint()
 
 
-def test_labels_of_boxes_are_checked(photos):
+def test_labels_of_boxes_are_checked(photos: Path) -> None:
     vit = ViT(image_size=16, patch_size=8, dim=12, depth=1, heads=2, num_classes=1000).eval()
     preprocess = Preprocess((16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
     classes = ["collie", *(f"class {i}" for i in range(1, 999)), "Collie"]  # two of one name
     model = Model(vit, preprocess, classes, vit.layout((16, 16)))
     cat = {"file": "cat.png", "boxes": [[100, 50, 300, 200]]}
+    label: Any
     for label, told in (("Class 3", 3), (0, 0), (999, 999), (None, None)):
         data = open_data(str(boxed(photos, [{**cat, "label": label}])), model, Path("."))
         assert (data[0].label, data.label(0)) == (told, told)
@@ -196,7 +217,13 @@ def test_labels_of_boxes_are_checked(photos):
     assert [line for line in found.problems if "tiny.png: label 1000" in line]
 
 
-def test_a_folder_of_classes_says_the_class(photos, models, tmp_path, capsys, score):
+def test_a_folder_of_classes_says_the_class(
+    photos: Path,
+    models: Callable[[str], str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    score: Callable[..., int],
+) -> None:
     for place in ("train/collie", "val/tabby cat", "val/zebra"):
         (photos / place).mkdir(parents=True)
     (photos / "cat.png").rename(photos / "val/tabby cat/cat.png")
@@ -209,7 +236,14 @@ def test_a_folder_of_classes_says_the_class(photos, models, tmp_path, capsys, sc
     assert "of 1 classified right" in capsys.readouterr().out
 
 
-def test_a_data_set_by_name(models, tmp_path, monkeypatch, capsys, score, scores):
+def test_a_data_set_by_name(
+    models: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    score: Callable[..., int],
+    scores: Callable[[Path], dict[str, Any]],
+) -> None:
     class Tiny(Source):
         def load(self, root: Path, val_fraction: float, seed: int) -> Splits:
             images = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8)
@@ -226,7 +260,7 @@ def test_a_data_set_by_name(models, tmp_path, monkeypatch, capsys, score, scores
     assert {record["target"] for record in records if record["label"] == 1} == {1}
 
 
-def test_classes_by_name_synonym_and_wnid():
+def test_classes_by_name_synonym_and_wnid() -> None:
     names = class_names(["tabby, tabby cat", "crane", "crane, bird"])
     assert names["tabby cat"] == 0
     assert "crane" not in names

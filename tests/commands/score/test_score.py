@@ -3,9 +3,11 @@
 import csv
 import json
 import shutil
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import nbformat
 import pytest
@@ -30,7 +32,9 @@ BASELINES = {"RandomMap", "CentreGaussian", "EdgeMap"}
 
 
 @pytest.mark.xdist_group("scored")
-def test_the_table_is_what_the_metrics_say(planted, models, scores):
+def test_the_table_is_what_the_metrics_say(
+    planted: Path, models: Callable[[str], str], scores: Callable[[Path], dict[str, Any]]
+) -> None:
     model = load_model(models("vit"))
     data = open_data("planted", model, Path("."))
     samples = [data[item] for item in data.chosen(10)]
@@ -61,8 +65,14 @@ def test_the_table_is_what_the_metrics_say(planted, models, scores):
 
 @pytest.mark.parametrize(("limit", "batch"), [(11, 50), (13, 5)])
 def test_the_time_of_all_is_told_after_the_first_eight_images(
-    limit, batch, models, score, monkeypatch, tmp_path, capsys
-):
+    limit: int,
+    batch: int,
+    models: Callable[[str], str],
+    score: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """In one line on stderr, where that is no terminal: as if each look at the clock took 6 s."""
     clock = count(step=6.0)
     monkeypatch.setattr("vision_attn.commands.options.perf_counter", lambda: next(clock))
@@ -77,14 +87,19 @@ def test_the_time_of_all_is_told_after_the_first_eight_images(
     assert line == f"vision-attn: scoring: about {told} for {limit} images, by the first 8"
 
 
-def test_a_few_images_tell_no_time(models, score, tmp_path, capsys):
+def test_a_few_images_tell_no_time(
+    models: Callable[[str], str],
+    score: Callable[..., int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     words = "--steps", 2, "--method", "GradCAM", "--limit", 8, "-o", tmp_path / "out"
     assert score(models("vit"), "planted", *words) == 0
     assert not capsys.readouterr().err
 
 
 @pytest.mark.xdist_group("scored")
-def test_the_files_say_the_same(planted, scores):
+def test_the_files_say_the_same(planted: Path, scores: Callable[[Path], dict[str, Any]]) -> None:
     methods = scores(planted)
     assert set(methods) == {"GradCAM", *BASELINES}
     rows = list(csv.DictReader((planted / "scores.csv").read_text().splitlines()))
@@ -107,31 +122,33 @@ def test_the_files_say_the_same(planted, scores):
 class Believed:
     """Scores that trust these methods."""
 
-    def __init__(self, *methods):
+    def __init__(self, *methods: Any) -> None:
         self.methods = methods
 
-    def verdict(self):
+    def verdict(self) -> SimpleNamespace:
         return SimpleNamespace(of=lambda trust: list(self.methods) if trust == "yes" else [])
 
-    def trust(self):
+    def trust(self) -> Trust:
         return Trust(self.methods, 37, "photos")
 
 
-def test_explain_takes_what_is_trusted_and_says_where_nothing_is(models, photos, tmp_path, capsys):
+def test_explain_takes_what_is_trusted_and_says_where_nothing_is(
+    models: Callable[[str], str], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     checkpoint = Path(shutil.copy(models("vit"), tmp_path / "best.ckpt"))
     words = "explain", checkpoint, photos, "--device", "cpu", "--limit", 1, "-o"
 
-    def explained(folder):
+    def explained(folder: Path) -> tuple[Any, Any, int]:
         assert main([*map(str, words), str(folder)]) == 0
         record = json.loads((folder / "results.jsonl").read_text())
         with Image.open(folder / record["picture"]) as picture:
             return record["method"], record.get("unproven", False), picture.size[1]
 
-    keep_trust(checkpoint, Believed())
+    keep_trust(checkpoint, cast(Any, Believed()))
     before = explained(tmp_path / "before")
     assert before[:2] == ("LibraGradient", True)
     capsys.readouterr()
-    keep_trust(checkpoint, Believed("MaskedRegression", "GradCAM"))
+    keep_trust(checkpoint, cast(Any, Believed("MaskedRegression", "GradCAM")))
     kept = tmp_path / "best.trust.json"
     assert f"{kept}: explain takes the best" in "".join(capsys.readouterr())
     after = explained(tmp_path / "after")
@@ -140,7 +157,7 @@ def test_explain_takes_what_is_trusted_and_says_where_nothing_is(models, photos,
 
 
 @pytest.mark.xdist_group("scored")
-def test_from_python_it_is_the_same(planted, models):
+def test_from_python_it_is_the_same(planted: Path, models: Callable[[str], str]) -> None:
     found = vision_attn.score(
         load_model(models("vit")), "planted", "GradCAM",
         limit=10, steps=4, batch_size=4, name=models("vit"),
@@ -149,7 +166,12 @@ def test_from_python_it_is_the_same(planted, models):
 
 
 @pytest.mark.slow
-def test_all_methods_and_the_sanity_check(models, tmp_path, score, scores):
+def test_all_methods_and_the_sanity_check(
+    models: Callable[[str], str],
+    tmp_path: Path,
+    score: Callable[..., int],
+    scores: Callable[[Path], dict[str, Any]],
+) -> None:
     words = "--limit", 3, "--steps", 2, "--sanity", 2
     methods = "GradCAM", "IntegratedGradients(steps=2)", "Occlusion(window=16, stride=16)"
     given = [word for method in methods for word in ("--method", method)]
@@ -186,7 +208,14 @@ def test_all_methods_and_the_sanity_check(models, tmp_path, score, scores):
         (["{vit}", "cifar10", "--data.root", "/proc"], "/proc"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(models, tmp_path, words, told, score, complaint):
+def test_what_cannot_be_is_said_in_one_line(
+    models: Callable[[str], str],
+    tmp_path: Path,
+    words: list[str],
+    told: str,
+    score: Callable[..., int],
+    complaint: Callable[[], str],
+) -> None:
     words = [word.format(vit=models("vit"), senet=models("senet")) for word in words]
     given = [] if "--output" in words else ["--output", str(tmp_path)]
     assert score(*words, *given) == 2
@@ -195,7 +224,12 @@ def test_what_cannot_be_is_said_in_one_line(models, tmp_path, words, told, score
     assert told in lines[0]
 
 
-def test_a_network_that_gives_no_numbers_stops_the_run(models, tmp_path, score, complaint):
+def test_a_network_that_gives_no_numbers_stops_the_run(
+    models: Callable[[str], str],
+    tmp_path: Path,
+    score: Callable[..., int],
+    complaint: Callable[[], str],
+) -> None:
     contents = torch.load(models("vit"))
     contents["state_dict"]["network.head.bias"][1] = float("nan")
     torch.save(contents, tmp_path / "broken.ckpt")
@@ -208,7 +242,7 @@ NOTEBOOK = Path(__file__).parents[3] / "notebooks" / "06_which_heatmap_to_trust.
 
 @pytest.mark.xdist_group("demo")
 @pytest.mark.slow
-def test_notebook(tmp_path):
+def test_notebook(tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = ViT(64, 8, 10, dim=12, depth=2, heads=2, pool="mean", class_token=False)
     about = {

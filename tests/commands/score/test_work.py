@@ -1,8 +1,10 @@
 """How much work there is to score, and how one map of it is measured."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +31,13 @@ BASELINES = {"RandomMap", "CentreGaussian", "EdgeMap"}
 @pytest.mark.parametrize(
     ("maps", "cores", "processes"), [(999, 2, 1), (1000, 2, 2), (90_000, 1, 1), (90_000, 16, 4)]
 )
-def test_as_many_processes_as_there_is_work_for(maps, cores, processes, models, monkeypatch):
+def test_as_many_processes_as_there_is_work_for(
+    maps: int,
+    cores: int,
+    processes: int,
+    models: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
     tasks = [RunTask((0,) * 10)] * (maps // 10) + [RunTask((0,) * (maps % 10))]
     work = score_work.Work(load_model(models("vit")), "planted", "GradCAM", limit=1)
@@ -41,13 +49,13 @@ def test_as_many_processes_as_there_is_work_for(maps, cores, processes, models, 
 class Many(Samples):
     """More images than are scored by default; none is read."""
 
-    names = range(2000)
+    names: Any = range(2000)
 
-    def __getitem__(self, item):
+    def __getitem__(self, item: Any) -> Any:
         raise NotImplementedError
 
 
-def test_how_many_images_are_scored(models):
+def test_how_many_images_are_scored(models: Callable[[str], str]) -> None:
     model = load_model(models("vit"))
     usual = score_work.Work(model, "planted")
     assert (usual.requested, len(usual.all.sane)) == (96, 0)
@@ -60,7 +68,7 @@ def test_how_many_images_are_scored(models):
     assert score_work.Work(model, "planted", "all", limit=1200).requested == 1200
 
 
-def test_the_default_methods_are_quick_and_all_are_not():
+def test_the_default_methods_are_quick_and_all_are_not() -> None:
     network = ViT((32, 48), 8, 3, dim=12, depth=2, heads=2)
     usual = {type(method).__name__ for method in score_work.methods_for(None, network)}
     every = {type(method).__name__ for method in score_work.methods_for(["all"], network)}
@@ -74,10 +82,10 @@ class Odd(Explainer):
 
     class_specific = False
 
-    def refusal(self, network):
+    def refusal(self, network: Any) -> None:
         return None
 
-    def explain(self, network, images, target, layout):
+    def explain(self, network: Any, images: torch.Tensor, target: Any, layout: Any) -> Heatmaps:
         maps = torch.rand(len(images), 4, 6)
         maps[0] = 0.25
         maps[images.mean((1, 2, 3)) > self.bright] = float("nan")
@@ -88,7 +96,7 @@ class Odd(Explainer):
         return 0.0
 
 
-def test_constant_and_nan_maps(models, tmp_path):
+def test_constant_and_nan_maps(models: Callable[[str], str], tmp_path: Path) -> None:
     model = load_model(models("vit"))
     work = score_work.Work(
         *(model, "planted", "GradCAM"),
@@ -96,6 +104,7 @@ def test_constant_and_nan_maps(models, tmp_path):
     )  # fmt: skip
     work.explainers = {"Odd": Odd(), **{str(e): e for e in score_work.BASELINES}}
     batch, _ = work.batch([work.read(("data", item)) for item in work.all.chosen])
+    assert batch is not None
     bright = batch.images.mean((1, 2, 3)) > 0
     assert bright.any()
     assert not bright.all()
@@ -119,7 +128,9 @@ def test_constant_and_nan_maps(models, tmp_path):
     assert results.mean("deletion", "Odd").n == count
 
 
-def test_tokens_are_dropped_only_where_that_is_the_same_as_masking(models):
+def test_tokens_are_dropped_only_where_that_is_the_same_as_masking(
+    models: Callable[[str], str],
+) -> None:
     from vision_attn.attention import Local2d, MultiHeadAttention
 
     model = load_model(models("vit"))
@@ -149,40 +160,43 @@ def test_tokens_are_dropped_only_where_that_is_the_same_as_masking(models):
 class Viewed(nn.Module):
     """A network with a `view` that channels-last features do not have."""
 
-    def __init__(self, network):
+    def __init__(self, network: nn.Sequential) -> None:
         super().__init__()
         self.network, self.head = network, nn.LazyLinear(3)
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> Any:
         features = self.network(images)
         return self.head(features.view(len(images), -1))
 
 
 @pytest.mark.parametrize("native", ["32-true", "bf16-mixed"])
-def test_convolutions_in_float32_get_their_images_channels_last(native, models, monkeypatch):
+def test_convolutions_in_float32_get_their_images_channels_last(
+    native: str, models: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(devices, "native_precision", lambda kind: native)
     model = load_model(models("senet"))
     formats = []
     model.network.register_forward_pre_hook(
         lambda _, given: formats.append(given[0].is_contiguous(memory_format=torch.channels_last))
     )
-    found = removal(model, "mean")
+    found: Any = removal(model, "mean")
     formats.clear()
     images, order = torch.randn(3, 3, 32, 48), torch.stack([torch.randperm(64) for _ in range(3)])
     logits = found.logits(images, order, [0, 7, 64])
     assert formats == [native == "32-true"]
     usual = FilledCells(model.network, (8, 8)).logits(images, order, [0, 7, 64])
     torch.testing.assert_close(logits, usual, atol=1e-5, rtol=1e-5)
-    assert removal(load_model(models("vit")), "mean").memory_format == torch.contiguous_format
+    of_vit: Any = removal(load_model(models("vit")), "mean")
+    assert of_vit.memory_format == torch.contiguous_format
     convs = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Conv2d(5, 5, 3))
     viewed, images = Viewed(convs), torch.randn(2, 3, 32, 48)
     viewed(images)  # its head finds its size
-    view = removal(replace(model, network=viewed), "mean")
+    view: Any = removal(replace(model, network=viewed), "mean")
     assert view.memory_format == torch.contiguous_format
     assert view.logits(images, order[:2], [64]).shape == (2, 1, 3)
 
 
-def test_tokens_of_timms_vit_are_dropped():
+def test_tokens_of_timms_vit_are_dropped() -> None:
     model = load_model("timm:vit_tiny_patch16_224", pretrained=False, num_classes=4)
     dropped = removal(model, "auto")
     images = torch.randn(1, 3, 224, 224)
