@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -34,9 +35,10 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def show(browser: Browser, tmp_path: Path) -> Iterator[Open]:
     """Opens inspections, or HTML, as a file; in the end there was no complaint and no request."""
+    pages: list[Any]
     pages, complaints, requests = [], [], []
 
-    def open_page(shown: list[parts.Inspection] | str, link: str = "", **context) -> Page:
+    def open_page(shown: list[parts.Inspection] | str, link: str = "", **context: Any) -> Page:
         file = tmp_path / f"{len(pages)}.html"
         file.write_text(shown if isinstance(shown, str) else parts.Page.of(shown).html)
         page = browser.new_context(

@@ -1,6 +1,8 @@
 """A gallery in a browser: a page of photos at a time, sorted, filtered, folded, by mouse and key."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,11 +33,11 @@ def rows(count: int) -> list[Row]:
 
 
 @pytest.fixture
-def gallery(show, tmp_path: Path):
+def gallery(show: Any, tmp_path: Path) -> Callable[..., Page]:
     for j, grey in enumerate((40, 90, 140, 190)):
         save(np.full((31, 41, 3), grey, np.uint8), tmp_path / f"{j}.png")
 
-    def open_gallery(count: int, **context) -> Page:
+    def open_gallery(count: int, **context: Any) -> Page:
         page = write_page(tmp_path, "Where it looks", [Gallery("Photos", rows(count))])
         return show(page.read_text(encoding="utf-8"), **context)
 
@@ -51,7 +53,7 @@ def choose(page: Page, name: str, value: str) -> None:
     page.locator(f"select[name={name}]").select_option(value)
 
 
-def test_pages_of_24_photos_are_turned(gallery):
+def test_pages_of_24_photos_are_turned(gallery: Callable[..., Page]) -> None:
     page = gallery(61)
     above = page.locator(".pager.above")
     assert names(page) == [*range(24)]
@@ -69,7 +71,9 @@ def test_pages_of_24_photos_are_turned(gallery):
 
 @pytest.mark.parametrize("width", [1300, 400])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_page_is_a_few_screens_and_no_wider_than_its_window(gallery, width, scheme):
+def test_a_page_is_a_few_screens_and_no_wider_than_its_window(
+    gallery: Callable[..., Page], width: int, scheme: str
+) -> None:
     page = gallery(350, viewport={"width": width, "height": 900}, color_scheme=scheme)
     assert len(names(page)) == {1300: 24, 400: 12}[width]
     size = page.evaluate(
@@ -81,7 +85,7 @@ def test_a_page_is_a_few_screens_and_no_wider_than_its_window(gallery, width, sc
     assert {lazy.nth(i).get_attribute("loading") for i in range(8)} == {"lazy"}
 
 
-def test_sorting(gallery):
+def test_sorting(gallery: Callable[..., Page]) -> None:
     page = gallery(30)
     choose(page, "sort", "most")
     assert names(page) == [*range(29, 5, -1)]
@@ -98,7 +102,7 @@ def test_sorting(gallery):
     assert names(page) == [*range(24)]  # 2 before 10
 
 
-def test_filters_go_together_and_reset(gallery):
+def test_filters_go_together_and_reset(gallery: Callable[..., Page]) -> None:
     page = gallery(60)
     choose(page, "predicted", "church")
     assert names(page) == [*range(1, 48, 2)]
@@ -117,7 +121,7 @@ def test_filters_go_together_and_reset(gallery):
     assert names(page) == [40]
 
 
-def test_counts_and_verdicts_are_written(gallery):
+def test_counts_and_verdicts_are_written(gallery: Callable[..., Page]) -> None:
     page = gallery(30)
     texts = page.locator("select[name=label] option").all_inner_texts()
     assert texts == ["True class: any", "church (10)", "golf ball (10)", "tench (10)"]
@@ -128,7 +132,7 @@ def test_counts_and_verdicts_are_written(gallery):
     assert headers.nth(2).locator(".wrong").text_content() == "✗ true class: golf ball"
 
 
-def test_a_card_shows_one_map_and_a_click_brings_all(gallery):
+def test_a_card_shows_one_map_and_a_click_brings_all(gallery: Callable[..., Page]) -> None:
     page = gallery(30)
     card = page.locator("article").nth(1)
 
@@ -152,7 +156,9 @@ def test_a_card_shows_one_map_and_a_click_brings_all(gallery):
     assert visible() == ["photo", "Rollout"]
 
 
-def test_the_enlarged_picture_steps_through_folded_maps_and_hands_the_focus_back(gallery):
+def test_the_enlarged_picture_steps_through_folded_maps_and_hands_the_focus_back(
+    gallery: Callable[..., Page],
+) -> None:
     page = gallery(30)
     page.locator("article").nth(1).locator("a").nth(1).press("Enter")
     caption = page.locator("dialog p")
@@ -167,7 +173,7 @@ def test_the_enlarged_picture_steps_through_folded_maps_and_hands_the_focus_back
     assert page.evaluate(f"{card}.querySelector('h3').textContent") == "2.png"
 
 
-def test_without_javascript_the_first_page_stands(gallery):
+def test_without_javascript_the_first_page_stands(gallery: Callable[..., Page]) -> None:
     page = gallery(61, java_script_enabled=False)
     assert len(page.locator("article").all()) == 24
     assert "The first 24 of 61 photos" in page.locator("noscript").inner_text()
@@ -175,13 +181,13 @@ def test_without_javascript_the_first_page_stands(gallery):
     assert page.locator("article").first.locator("summary").is_visible()
 
 
-def test_names_stay_text(gallery):
+def test_names_stay_text(gallery: Callable[..., Page]) -> None:
     page = gallery(30)
     assert page.locator("h3").first.text_content() == f"0 {EVIL}.png"
     assert page.locator("img[src=x]").count() == 0
 
 
-def test_few_photos_need_no_tools(gallery):
+def test_few_photos_need_no_tools(gallery: Callable[..., Page]) -> None:
     page = gallery(11)
     assert page.locator(".tools").count() == page.locator(".pager").count() == 0
     assert len(names(page)) == 11

@@ -3,6 +3,7 @@
 import base64
 import io
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,9 @@ TOKENS = len(PREFIX) + GRID[0] * GRID[1]
 EVIL = "</script><script>hacked = 1</script><img src=x onerror='hacked = 1'>"
 
 
-def layers(count=3, heads=2, tokens=TOKENS, d=64, sharp=2.0) -> list[QueryKeys]:
+def layers(
+    count: int = 3, heads: int = 2, tokens: int = TOKENS, d: int = 64, sharp: float = 2.0
+) -> list[QueryKeys]:
     return [
         QueryKeys(
             str(at), *(sharp**0.5 * d**-0.25 * RNG.normal(size=(2, heads, tokens, d))).astype("f4")
@@ -38,7 +41,7 @@ def layers(count=3, heads=2, tokens=TOKENS, d=64, sharp=2.0) -> list[QueryKeys]:
     ]
 
 
-def inspection(**parts) -> Inspection:
+def inspection(**parts: Any) -> Inspection:
     """A photo of which a window is seen, with everything that a page can show."""
     h, w = GRID
     return Inspection(
@@ -71,20 +74,22 @@ def inspection(**parts) -> Inspection:
     )
 
 
-def softmax(scores):
+def softmax(scores: Any) -> Any:
     weights = np.exp(scores - scores.max())
     return weights / weights.sum()
 
 
 def weights_of(shown: Inspection, layer: int, head: int, token: int) -> np.ndarray:
     """The exact map of one head, and of all for head -1."""
-    q, k = (array.astype(np.float64) for array in (shown.layers[layer].q, shown.layers[layer].k))
+    shown_layer = shown.layers[layer]
+    assert isinstance(shown_layer, QueryKeys)
+    q, k = (array.astype(np.float64) for array in (shown_layer.q, shown_layer.k))
     rows = [softmax(q[h, token] @ k[h].T) for h in range(len(q))]
     row = np.mean(rows, axis=0) if head < 0 else rows[head]
     return row[len(shown.prefix) :].reshape(shown.grid)
 
 
-def shown_map(page, view=0) -> np.ndarray:
+def shown_map(page: Any, view: int = 0) -> np.ndarray:
     """The values on the screen."""
     values, grid = page.evaluate(
         f"[[...views[{view}].scene.map.values], views[{view}].scene.map.grid]"
@@ -96,12 +101,18 @@ def read(picture: bytes) -> Image.Image:
     return Image.open(io.BytesIO(picture))
 
 
-def settle(page) -> None:
+def settle(page: Any) -> None:
     """Until the frame that shows the last change."""
     page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
-def click_patch(page, row, column, grid=GRID, box=(0.1, 0.0, 0.9, 1.0)) -> None:
+def click_patch(
+    page: Any,
+    row: int,
+    column: int,
+    grid: tuple[int, int] = GRID,
+    box: tuple[float, float, float, float] = (0.1, 0.0, 0.9, 1.0),
+) -> None:
     stage = page.locator(".stage").first
     size = stage.bounding_box()
     x = box[0] + (column + 0.5) / grid[1] * (box[2] - box[0])
@@ -110,12 +121,12 @@ def click_patch(page, row, column, grid=GRID, box=(0.1, 0.0, 0.9, 1.0)) -> None:
     settle(page)
 
 
-def assert_shown(page, shown, layer, head, token) -> None:
+def assert_shown(page: Any, shown: Inspection, layer: int, head: int, token: int) -> None:
     exact = weights_of(shown, layer, head, token)
     assert np.abs(shown_map(page) - exact).max() <= 0.01 * exact.max()
 
 
-def test_a_click_shows_the_attention_of_that_patch(show):
+def test_a_click_shows_the_attention_of_that_patch(show: Any) -> None:
     shown = inspection()
     page = show([shown])
     for row, column in [(0, 0), (4, 6), (2, 3)]:
@@ -126,7 +137,7 @@ def test_a_click_shows_the_attention_of_that_patch(show):
     assert f"{exact.max() * 35:.3g} × uniform" in page.inner_text(".readout")
 
 
-def test_dragging_follows_and_what_was_not_seen_cannot_be_asked(show):
+def test_dragging_follows_and_what_was_not_seen_cannot_be_asked(show: Any) -> None:
     shown = inspection()
     page = show([shown])
     click_patch(page, 2, 3)
@@ -142,7 +153,7 @@ def test_dragging_follows_and_what_was_not_seen_cannot_be_asked(show):
     assert_shown(page, shown, 1, -1, 2 + 6)
 
 
-def test_several_queries_are_held_at_once(show):
+def test_several_queries_are_held_at_once(show: Any) -> None:
     shown = inspection()
     page = show([shown])
     tokens = [2 + row * 7 + column for row, column in [(0, 0), (4, 6), (2, 3)]]
@@ -167,7 +178,7 @@ def test_several_queries_are_held_at_once(show):
     assert_shown(page, shown, 1, -1, 2 + 8)
 
 
-def test_touch_asks_too(show):
+def test_touch_asks_too(show: Any) -> None:
     shown = inspection()
     page = show([shown], has_touch=True, viewport={"width": 390, "height": 844})
     stage = page.locator(".stage")
@@ -177,7 +188,7 @@ def test_touch_asks_too(show):
     assert_shown(page, shown, 1, -1, 2 + 4 * 7)
 
 
-def test_layers_and_heads_by_mouse(show):
+def test_layers_and_heads_by_mouse(show: Any) -> None:
     shown = inspection()
     page = show([shown])
     click_patch(page, 1, 1)
@@ -196,7 +207,7 @@ def test_layers_and_heads_by_mouse(show):
     assert_shown(page, shown, 0, 0, 1)
 
 
-def test_everything_by_keyboard(show):
+def test_everything_by_keyboard(show: Any) -> None:
     shown = inspection()
     page = show([shown])
     page.locator(".stage").focus()
@@ -233,7 +244,7 @@ def test_everything_by_keyboard(show):
     page.locator("dialog").wait_for(state="hidden")
 
 
-def test_the_link_restores_what_was_seen(show):
+def test_the_link_restores_what_was_seen(show: Any) -> None:
     shown = [inspection(image="a.png"), inspection(image="b.png")]
     page = show(shown)
     click_patch(page, 3, 5)
@@ -257,7 +268,7 @@ def test_the_link_restores_what_was_seen(show):
     np.testing.assert_allclose(shown_map(again, 1), shown[1].maps[3].values, rtol=1e-6)
 
 
-def test_a_wrong_link_does_no_harm(show):
+def test_a_wrong_link_does_no_harm(show: Any) -> None:
     link = "layer=99&head=foo&tab=nothing&method=%3Cimg%3E&class=-1&query=7,NaN&token=5&item=9"
     page = show(
         [inspection()], link + "&colours=x&item2=0&tab2=methods&top=x&opacity=1e9&chart=constructor"
@@ -266,7 +277,7 @@ def test_a_wrong_link_does_no_harm(show):
     assert page.inner_text(".readout strong >> nth=0") == "Layer 2 · mean of heads"
 
 
-def test_methods_classes_and_gates(show):
+def test_methods_classes_and_gates(show: Any) -> None:
     shown = inspection()
     page = show([shown])
     page.get_by_role("tab", name="Methods").click()
@@ -284,7 +295,8 @@ def test_methods_classes_and_gates(show):
     np.testing.assert_allclose(shown_map(page), shown.maps[3].values, rtol=1e-6)
     page.get_by_role("tab", name="Gates").click()
     settle(page)
-    np.testing.assert_allclose(shown_map(page), shown.gates[0].where, rtol=1e-6)
+    gate: Any = shown.gates[0]
+    np.testing.assert_allclose(shown_map(page), gate.where, rtol=1e-6)
     order = np.argsort(-shown.gates[0].values)
     assert f"most open {', '.join(map(str, order[:5]))}" in page.inner_text(".readout")
     page.get_by_role("button", name="mask").click()
@@ -292,7 +304,7 @@ def test_methods_classes_and_gates(show):
     np.testing.assert_allclose(shown_map(page), shown.gates[1].values, rtol=1e-6)
 
 
-def test_networks_without_attention_and_attention_without_a_formula(show):
+def test_networks_without_attention_and_attention_without_a_formula(show: Any) -> None:
     weights = RNG.random((2, 12, 12)).astype(np.float32)
     rows = inspection(grid=(3, 4), prefix=(), layers=[Weights("0", weights)], maps=(), gates=())
     page = show([rows], "layer=0&head=1&query=0.15,0.1")
@@ -303,7 +315,7 @@ def test_networks_without_attention_and_attention_without_a_formula(show):
 
 
 @pytest.mark.parametrize("style", ["colour", "dim"])
-def test_the_picture_is_the_one_that_render_paints(show, style):
+def test_the_picture_is_the_one_that_render_paints(show: Any, style: str) -> None:
     photo = np.asarray(Image.fromarray(PHOTO).resize((60, 48)).resize((640, 480)))
     shown = inspection(photo=photo, box=(0.0, 0.0, 1.0, 1.0))
     page = show([shown], f"tab=methods&style={style}")
@@ -321,7 +333,7 @@ def test_the_picture_is_the_one_that_render_paints(show, style):
     assert np.abs(drawn - wanted).mean() < 4  # of 255: the photo went through JPEG
 
 
-def test_names_are_shown_as_they_are(show):
+def test_names_are_shown_as_they_are(show: Any) -> None:
     named = inspection(
         model=EVIL,
         image=EVIL,
@@ -349,7 +361,7 @@ def test_names_are_shown_as_they_are(show):
 
 
 @pytest.mark.parametrize("width", [320, 390])
-def test_a_phone_never_scrolls_sideways(show, width):
+def test_a_phone_never_scrolls_sideways(show: Any, width: int) -> None:
     wide = inspection(layers=layers(12, 12), image="a-very-long-name-without-a-break" * 3 + ".png")
     page = show([wide, inspection()], viewport={"width": width, "height": 844})
     page.get_by_role("button", name="Compare").click()
@@ -360,7 +372,7 @@ def test_a_phone_never_scrolls_sideways(show, width):
             assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_the_view_is_saved_as_a_picture(show):
+def test_the_view_is_saved_as_a_picture(show: Any) -> None:
     page = show([inspection(), inspection(image="b.png")])
     page.get_by_role("button", name="Compare").click()
     settle(page)
@@ -375,7 +387,7 @@ def test_the_view_is_saved_as_a_picture(show):
     assert picture.width > 2 * 1024
 
 
-def test_large_attention_is_a_small_file_that_opens_and_answers_at_once(show):
+def test_large_attention_is_a_small_file_that_opens_and_answers_at_once(show: Any) -> None:
     box = (0.0, 0.0, 1.0, 1.0)
     shown = inspection(grid=(14, 14), prefix=["cls"], layers=layers(12, 12, 197), box=box)
     page = show([shown])
@@ -406,7 +418,7 @@ def test_large_attention_is_a_small_file_that_opens_and_answers_at_once(show):
 OWN_WORK = "ScriptDuration", "LayoutDuration", "RecalcStyleDuration"
 
 
-def cpu_seconds(page, *kinds: str) -> Callable[[], float]:
+def cpu_seconds(page: Any, *kinds: str) -> Callable[[], float]:
     """What the page's thread has worked, however many others the machine works for.
 
     kinds: of work, all of it unless given.
@@ -422,7 +434,7 @@ def cpu_seconds(page, *kinds: str) -> Callable[[], float]:
     return read
 
 
-def test_the_scale_is_the_quantile_that_numpy_has(show):
+def test_the_scale_is_the_quantile_that_numpy_has(show: Any) -> None:
     page = show([inspection()])
     for count in (1, 2, 3, 7, 101, 196, 5003):
         drawn = RNG.normal(size=count).astype(np.float32)
@@ -436,7 +448,7 @@ def test_the_scale_is_the_quantile_that_numpy_has(show):
     assert page.evaluate(f"scaleOf({nothing}).top") == 3  # where every patch was left out
 
 
-def test_what_is_chosen_and_how_it_is_coloured_reach_the_small_maps(show):
+def test_what_is_chosen_and_how_it_is_coloured_reach_the_small_maps(show: Any) -> None:
     page = show([inspection()])
     cells = "[...document.querySelectorAll('.overview canvas')].map((one) => one.toDataURL())"
     seen = [page.evaluate(cells)]
@@ -461,7 +473,7 @@ def test_what_is_chosen_and_how_it_is_coloured_reach_the_small_maps(show):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_serious_finding_of_accessibility(show, scheme):
+def test_no_serious_finding_of_accessibility(show: Any, scheme: str) -> None:
     page = show([inspection(), inspection(image="b.png")], color_scheme=scheme)
     page.evaluate(AXE_SCRIPT)
     found = []
@@ -488,7 +500,7 @@ def test_no_serious_finding_of_accessibility(show, scheme):
     assert found == []
 
 
-def test_in_a_notebook_it_is_a_frame_that_works(show):
+def test_in_a_notebook_it_is_a_frame_that_works(show: Any) -> None:
     from vision_attn.pages.inspect import Page
 
     shown = inspection()
@@ -506,7 +518,7 @@ def test_in_a_notebook_it_is_a_frame_that_works(show):
     outer.wait_for_timeout(200)  # until the link would have been written
 
 
-def test_a_baseline_is_marked_zero_has_no_sign_and_random_weights_are_named(show):
+def test_a_baseline_is_marked_zero_has_no_sign_and_random_weights_are_named(show: Any) -> None:
     values = RNG.random(GRID).astype("f4")
     maps = [
         ShownMap("Rollout", values, prefix_mass=-1e-9),
@@ -524,7 +536,7 @@ def test_a_baseline_is_marked_zero_has_no_sign_and_random_weights_are_named(show
     assert page.locator(".cards .badge").get_attribute("title") == "Passed."
 
 
-def test_what_is_hidden_is_drawn_once_it_is_seen(show):
+def test_what_is_hidden_is_drawn_once_it_is_seen(show: Any) -> None:
     page = show([inspection(), inspection(image="b.png")])
     page.get_by_role("button", name="Compare").click()
     settle(page)

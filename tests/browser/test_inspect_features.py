@@ -1,5 +1,7 @@
 """Tabs of features in a browser: what is shown is what Python computes, by mouse, key and link."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -18,14 +20,14 @@ GRIDS = (11, 13), (5, 7)
 WIDTHS = 17, 19
 
 
-def vectors(grid, width) -> np.ndarray:
+def vectors(grid: tuple[int, int], width: int) -> np.ndarray:
     """Features with a direction that all share, and an object whose numbers vary more."""
     found = 1 + RNG.normal(size=(*grid, width))
     found[1:-2, 2:-1] += 3 + 2 * RNG.normal(size=(grid[0] - 3, grid[1] - 3, width))
     return found.astype("f4")
 
 
-def inspection(image="a.png", model="an encoder", **parts) -> Inspection:
+def inspection(image: str = "a.png", model: str = "an encoder", **parts: Any) -> Inspection:
     features = [
         Features(f"blocks.{at}", vectors(grid, width))
         for at, (grid, width) in enumerate(zip(GRIDS, WIDTHS, strict=True))
@@ -48,21 +50,21 @@ def of_grid(features: Features) -> torch.Tensor:
     return torch.from_numpy(features.vectors).double().movedim(-1, 0)
 
 
-def cosines(query: Features, row: int, column: int, keys: Features) -> np.ndarray:
+def cosines(query: Features, row: int, column: int, keys: Any) -> np.ndarray:
     one, each = query.vectors[row, column].astype("f8"), keys.vectors.astype("f8")
     return each @ one / np.linalg.norm(each, axis=-1) / np.linalg.norm(one)
 
 
-def map_of(page, which: str) -> np.ndarray:
+def map_of(page: Any, which: str) -> np.ndarray:
     values, grid = page.evaluate(f"[[...{which}.map.values], {which}.map.grid]")
     return np.reshape(values, grid)
 
 
-def settle(page) -> None:
+def settle(page: Any) -> None:
     page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
-def click_patch(page, row, column, grid) -> None:
+def click_patch(page: Any, row: int, column: int, grid: tuple[int, int]) -> None:
     stage = page.locator(".stage").first
     size = stage.bounding_box()
     x, y = 0.1 + (column + 0.5) / grid[1] * 0.8, (row + 0.5) / grid[0]
@@ -70,7 +72,9 @@ def click_patch(page, row, column, grid) -> None:
     settle(page)
 
 
-def test_a_click_shows_the_cosines_here_and_in_the_other_photo(show, shown):
+def test_a_click_shows_the_cosines_here_and_in_the_other_photo(
+    show: Any, shown: list[Inspection]
+) -> None:
     page = show(shown)
     assert page.locator("[role=tab]").all_inner_texts() == [
         *("Similarity", "Components", "Two photos")
@@ -91,13 +95,15 @@ def test_a_click_shows_the_cosines_here_and_in_the_other_photo(show, shown):
     page.locator(".strip button").first.click()
     settle(page)
     here = map_of(page, "views[0].scene")
-    place = page.evaluate("views[0].scene.place")
+    row, column = page.evaluate("views[0].scene.place")
     layer = shown[0].features[0]
-    np.testing.assert_allclose(here, cosines(layer, *place, layer), atol=0.01)
+    np.testing.assert_allclose(here, cosines(layer, row, column, layer), atol=0.01)
     assert "Layer blocks.0" in page.inner_text(".readout")
 
 
-def test_two_photos_are_shared_out_and_a_click_shows_one_row(show, shown):
+def test_two_photos_are_shared_out_and_a_click_shows_one_row(
+    show: Any, shown: list[Inspection]
+) -> None:
     page = show(shown, "tab=pair")
     for at in (1, 0):
         page.locator(".strip button").nth(at).click()
@@ -124,7 +130,7 @@ def test_two_photos_are_shared_out_and_a_click_shows_one_row(show, shown):
         assert total == pytest.approx(float(exact.maps[0][row, column]), abs=0.01)
 
 
-def test_the_other_photos_are_listed_the_nearest_first(show):
+def test_the_other_photos_are_listed_the_nearest_first(show: Any) -> None:
     names = ["a.png", "b.png", "c.png", "d.png"]
     shown = with_nearest([*map(inspection, names), inspection("e.png", "another")])
     page = show(shown, "tab=pair")
@@ -132,20 +138,24 @@ def test_the_other_photos_are_listed_the_nearest_first(show):
         page.locator(".strip button").nth(at).click()
         settle(page)
         grids = [of_grid(one.features[at]) for one in shown[:4]]
-        exact = {
+        exact: dict[str, float] = {
             n: PhotoSimilarity.of(grids[0], g).cosine for n, g in zip(names, grids, strict=True)
         }
-        order = sorted(names[1:], key=exact.get, reverse=True)
+        order = sorted(names[1:], key=exact.__getitem__, reverse=True)
         said = page.locator(".other option").all_inner_texts()
         assert [line.partition(" ")[0] for line in said] == order
         found = [float(line.partition("(")[2].rstrip(")")) for line in said]
         np.testing.assert_allclose(found, [exact[name] for name in order], atol=1e-3)
-    last = {n: PhotoSimilarity.of(grids[0], g).cosine for n, g in zip(names, grids, strict=True)}
-    nearest = max(names[1:], key=last.get)
+    last: dict[str, float] = {
+        n: PhotoSimilarity.of(grids[0], g).cosine for n, g in zip(names, grids, strict=True)
+    }
+    nearest = max(names[1:], key=last.__getitem__)
     assert page.inner_text(".other figcaption").startswith(f"{nearest}. ")
 
 
-def test_components_are_the_colours_of_all_photos_together(show, shown):
+def test_components_are_the_colours_of_all_photos_together(
+    show: Any, shown: list[Inspection]
+) -> None:
     page = show(shown, "tab=components")
     for at, layer in enumerate(shown[0].features):
         features = torch.stack([of_grid(one.features[at]) for one in shown[:2]])
@@ -164,14 +174,14 @@ def test_components_are_the_colours_of_all_photos_together(show, shown):
     assert not page.locator(".stage.asks").count()
 
 
-def test_keys_and_links_lead_to_the_same(show, shown):
+def test_keys_and_links_lead_to_the_same(show: Any, shown: list[Inspection]) -> None:
     page = show(shown, "tab=similar&query=0.5,0.3")
     page.locator(".stage").focus()
     page.keyboard.press("ArrowDown")
     settle(page)
-    place = page.evaluate("views[0].scene.place")
+    row, column = page.evaluate("views[0].scene.place")
     layer = shown[0].features[1]
-    expected = cosines(layer, *place, layer)
+    expected = cosines(layer, row, column, layer)
     np.testing.assert_allclose(map_of(page, "views[0].scene"), expected, atol=0.01)
     page.keyboard.press("[")
     settle(page)
@@ -190,12 +200,12 @@ def test_keys_and_links_lead_to_the_same(show, shown):
     np.testing.assert_array_equal(map_of(again, "views[0].there"), values)
 
 
-def test_side_by_side_each_photo_is_the_others_other(show, shown):
+def test_side_by_side_each_photo_is_the_others_other(show: Any, shown: list[Inspection]) -> None:
     page = show(shown, "tab=similar&item=0&item2=1&tab2=pair&row2=1&query=0.3,0.3")
     first, second = (one.features[1] for one in shown[:2])
     place = page.evaluate("views[0].scene.place")
     np.testing.assert_allclose(
-        map_of(page, "views[0].there"), cosines(first, *place, second), atol=0.01
+        map_of(page, "views[0].there"), cosines(first, place[0], place[1], second), atol=0.01
     )
     row = PhotoSimilarity.of(of_grid(second), of_grid(first)).row(
         ((place[1] + 0.5) / 7, (place[0] + 0.5) / 5)
@@ -204,7 +214,7 @@ def test_side_by_side_each_photo_is_the_others_other(show, shown):
     np.testing.assert_allclose(found, row, atol=0.01 * float(row.abs().max()))
 
 
-def test_tabs_are_there_where_they_apply(show):
+def test_tabs_are_there_where_they_apply(show: Any) -> None:
     heatmap = ShownMap("Rollout", RNG.random((4, 4)))
     page = show([inspection(features=[], maps=[heatmap])])
     assert page.locator(".tabs").is_hidden()
@@ -216,7 +226,9 @@ def test_tabs_are_there_where_they_apply(show):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_narrow_screen_and_can_be_read(show, shown, scheme):
+def test_it_fits_a_narrow_screen_and_can_be_read(
+    show: Any, shown: list[Inspection], scheme: str
+) -> None:
     page = show(shown, color_scheme=scheme, viewport={"width": 400, "height": 860})
     page.evaluate(AXE_SCRIPT)
     found = []

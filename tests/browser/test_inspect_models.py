@@ -1,5 +1,7 @@
 """Pages of real networks: what is shown is what `QueryKey` and the other methods say."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -49,10 +51,11 @@ VITS = {
 
 
 @pytest.mark.parametrize("name", VITS)
-def test_a_click_is_a_query(show, name):
+def test_a_click_is_a_query(show: Any, name: str) -> None:
     model = VITS[name]()
     page = show(inspect(model, PHOTO, ["Rollout"]).html)
     page.wait_for_selector("html[data-ready]")
+    assert model.layout is not None
     rows, columns = model.layout.grid
     left, top, right, bottom = page.evaluate("views[0].item.box")
     images = model.preprocess(PHOTO)[None]
@@ -82,7 +85,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_networks_without_whole_attention_show_methods_and_gates(show, name):
+def test_networks_without_whole_attention_show_methods_and_gates(show: Any, name: str) -> None:
     model = OTHERS[name]()
     page = show(inspect(model, PHOTO).html)
     page.wait_for_selector("html[data-ready]")

@@ -6,7 +6,7 @@ Axes: head, n and h w tokens of a layer, window, i queries, j keys, c channels.
 import re
 from base64 import b64decode
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -29,10 +29,10 @@ from vision_attn.types import Model
 
 RNG = np.random.default_rng(0)
 PHOTO = Image.fromarray(RNG.integers(0, 256, (5, 9, 3), dtype=np.uint8)).resize((360, 200))
-SMALL = {"embed_dim": 12, "depths": (2, 2), "num_heads": (2, 3), "num_classes": 5}
+SMALL: dict[str, Any] = {"embed_dim": 12, "depths": (2, 2), "num_heads": (2, 3), "num_classes": 5}
 
 
-def timm_swin(name: str, size: tuple[int, int], **options: Any) -> Callable:
+def timm_swin(name: str, size: tuple[int, int], **options: Any) -> Callable[..., Any]:
     return lambda: (timm.create_model(name, img_size=size, **SMALL, **options), size)
 
 
@@ -85,7 +85,7 @@ def timm_back(windows: torch.Tensor, block: Any, h: int, w: int) -> torch.Tensor
     return x[:, :h, :w].roll(tuple(block.shift_size), (1, 2))
 
 
-def torchvision_shift(h: int, w: int, attn: Any) -> tuple[int, int]:
+def torchvision_shift(h: int, w: int, attn: Any) -> tuple[int, ...]:
     return tuple(
         0 if window >= side + -side % window else shift
         for side, window, shift in zip((h, w), attn.window_size, attn.shift_size, strict=True)
@@ -172,7 +172,9 @@ def model(request: pytest.FixtureRequest) -> Model:
     return load(SWINS[request.param])
 
 
-def test_the_rows_are_window_attention_in_float64(model, monkeypatch):
+def test_the_rows_are_window_attention_in_float64(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layers = Look("swin", model, ["Rollout"]).at(PHOTO).layers
     exact = exact_maps(model.network, model.preprocess(PHOTO)[None], monkeypatch)
     assert len(layers) == len(exact) == 4
@@ -221,7 +223,9 @@ HINT = "Click the photo to see what that place attends to"
 
 @pytest.mark.browser
 @pytest.mark.slow
-def test_a_click_shows_the_window_of_that_place_in_every_layer(show, model, monkeypatch):
+def test_a_click_shows_the_window_of_that_place_in_every_layer(
+    show: Any, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = show(inspect(model, PHOTO, ["Rollout"]).html)
     page.wait_for_selector("html[data-ready]")
     rollout = Rollout()(model.network, model.preprocess(PHOTO)[None]).values[0]
@@ -294,7 +298,7 @@ def assert_outlined(page: Any, inside: np.ndarray) -> None:
 
 
 @pytest.mark.browser
-def test_the_arrow_keys_move_by_the_tokens_of_the_layer(show):
+def test_the_arrow_keys_move_by_the_tokens_of_the_layer(show: Any) -> None:
     page = show(inspect(load(SWINS["17x25, merged to 9x13"]), PHOTO, ["Rollout"]).html)
     page.wait_for_selector("html[data-ready]")
     page.evaluate("changeView(0, { layer: 3 })")
@@ -313,7 +317,7 @@ def test_the_arrow_keys_move_by_the_tokens_of_the_layer(show):
 
 
 @pytest.mark.browser
-def test_the_hint_goes_with_the_first_click_and_stays_gone_in_the_link(show):
+def test_the_hint_goes_with_the_first_click_and_stays_gone_in_the_link(show: Any) -> None:
     vit = load(lambda: (ViT((32, 48), 8, 5, dim=12, depth=2, heads=2), (32, 48)))
     html = inspect(vit, PHOTO, ["Rollout"]).html
     page = show(html)
@@ -353,7 +357,7 @@ CLICKLESS = {
 
 @pytest.mark.browser
 @pytest.mark.parametrize("name", CLICKLESS)
-def test_a_network_without_a_click_says_why(show, name):
+def test_a_network_without_a_click_says_why(show: Any, name: str) -> None:
     make, reason = CLICKLESS[name]
     page = show(inspect(load(make), PHOTO, ["GradCAM"]).html)
     page.wait_for_selector("html[data-ready]")
@@ -361,12 +365,14 @@ def test_a_network_without_a_click_says_why(show, name):
     assert "asks" not in page.locator(".stage").get_attribute("class")
 
 
-def test_other_windows_than_the_blocks_describe_are_named(monkeypatch):
+def test_other_windows_than_the_blocks_describe_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(SWINS["17x25, merged to 9x13"])
     block = model.network.layers[1].blocks[0]
     monkeypatch.setattr(block, "window_size", (3, 3))
     monkeypatch.setattr(
-        block, "_attn", lambda x: swin_transformer.SwinTransformerBlock._attn(Other(block), x)
+        block,
+        "_attn",
+        lambda x: swin_transformer.SwinTransformerBlock._attn(cast(Any, Other(block)), x),
     )
     shown = Look("swin", model, ["GradCAM"]).at(PHOTO)
     assert not shown.layers

@@ -1,12 +1,16 @@
 """The pages speak the browser's language, the one of the site around them, or the one that is chosen."""
 
 import re
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from importlib.resources import files
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from playwright.sync_api import Browser
 
 from vision_attn.pages import Gallery, Row, Shot, Text, write_page
 from vision_attn.pages.inspect import Inspection, Page, Prediction, ShownMap, Weights
@@ -23,27 +27,28 @@ PLACE = re.compile(r"\{(\w+)\}")
 class Static(HTMLParser):
     """The texts of a template that are the same on each page."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.texts, self.inside = set(), []
+        self.texts: set[str] = set()
+        self.inside: list[str] = []
 
-    def handle_starttag(self, tag, attrs):
+    def handle_starttag(self, tag: Any, attrs: Any) -> None:
         self.inside.append(tag)
         self.texts |= {
             value for name, value in attrs if name in ("aria-label", "title", "placeholder")
         }
 
-    def handle_endtag(self, tag):
+    def handle_endtag(self, tag: Any) -> None:
         while self.inside and self.inside.pop() != tag:
             pass
 
-    def handle_data(self, data):
+    def handle_data(self, data: Any) -> None:
         if self.inside and self.inside[-1] not in ("script", "style", "kbd", "h1"):
             self.texts.add(data.strip())
 
 
 @pytest.mark.parametrize("name", ["inspect/inspect.html", "live/live.html"])
-def test_every_text_of_a_template_is_in_three_languages(name):
+def test_every_text_of_a_template_is_in_three_languages(name: str) -> None:
     static = Static()
     static.feed((PAGES / name).read_text(encoding="utf-8"))
     texts = {text for text in static.texts if re.search("[A-Za-z]", text) and "$" not in text}
@@ -51,7 +56,7 @@ def test_every_text_of_a_template_is_in_three_languages(name):
     assert texts <= set(INTERFACE)
 
 
-def test_the_words_keep_their_places_and_are_translated():
+def test_the_words_keep_their_places_and_are_translated() -> None:
     for english, words in INTERFACE.items():
         assert set(words) == {"ja", "zh"}
         for text in words.values():
@@ -82,11 +87,11 @@ def test_every_template_is_found_again_with_what_stands_in_it(visit, tmp_path):
 
 
 @pytest.fixture
-def visit(browser):
+def visit(browser: Browser) -> Iterator[Callable[..., Any]]:
     """Opens a page in a browser of a language; in the end nothing complained."""
     contexts, complaints = [], []
 
-    def open_page(path, locale):
+    def open_page(path: Path, locale: Any) -> Any:
         contexts.append(browser.new_context(locale=locale, viewport={"width": 1300, "height": 900}))
         page = contexts[-1].new_page()
         page.on("console", lambda message: complaints.append(message.text))
@@ -101,7 +106,7 @@ def visit(browser):
 
 
 @pytest.fixture
-def inspected(tmp_path):
+def inspected(tmp_path: Path) -> Path:
     """A page of one photo whose class is called as a button is."""
     weights = np.random.default_rng(0).random((2, 15, 15), np.float32)
     one = Inspection(
@@ -116,7 +121,9 @@ def inspected(tmp_path):
     return Page.of([one]).save(tmp_path / "page.html")
 
 
-def test_the_inspector_speaks_the_browsers_language_and_names_stay(visit, inspected):
+def test_the_inspector_speaks_the_browsers_language_and_names_stay(
+    visit: Callable[..., Any], inspected: Path
+) -> None:
     page = visit(inspected, "ja-JP")
     assert page.evaluate("document.documentElement.lang") == "ja"
     assert page.get_by_role("button", name="比べる", exact=True).is_visible()
@@ -135,8 +142,8 @@ def test_the_inspector_speaks_the_browsers_language_and_names_stay(visit, inspec
 
 
 def test_in_english_nothing_is_changed_and_the_site_around_a_frame_decides(
-    visit, inspected, tmp_path
-):
+    visit: Callable[..., Any], inspected: Path, tmp_path: Path
+) -> None:
     page = visit(inspected, "en-US")
     assert page.get_by_role("button", name="Compare", exact=True).is_visible()
     site = tmp_path / "site.html"
@@ -145,7 +152,9 @@ def test_in_english_nothing_is_changed_and_the_site_around_a_frame_decides(
     frame.get_by_role("button", name="比较", exact=True).wait_for()
 
 
-def test_a_gallery_is_searched_and_sorted_in_japanese(visit, tmp_path):
+def test_a_gallery_is_searched_and_sorted_in_japanese(
+    visit: Callable[..., Any], tmp_path: Path
+) -> None:
     shots = [Shot("page/a.jpg", "a.png", (40, 30), name, name) for name in ("photo", "Rollout")]
     rows = [Row(f"{at}.png", "cat 70 %", shots, "cat", "dog", 0.7) for at in range(40)]
     (tmp_path / "page").mkdir()

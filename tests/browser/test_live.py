@@ -4,13 +4,17 @@ import io
 import shutil
 import time
 from base64 import b64decode
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from axe_playwright_python.base import AXE_SCRIPT
 from PIL import Image
+from playwright.sync_api import Browser, Page
 from torch import nn
 
 from vision_attn.data import Preprocess
@@ -42,7 +46,7 @@ def sharp(network: nn.Module, size: tuple[int, int], tokens: bool) -> Model:
     return Model(network.eval(), Preprocess(size, MEAN, STD, crop_pct=0.9), classes, layout)
 
 
-def vit(**options) -> Model:
+def vit(**options: Any) -> Model:
     usual = {
         "image_size": (32, 48),
         "patch_size": 8,
@@ -71,14 +75,14 @@ PIXELS = """async (photo) => {
 }"""
 
 
-def pixels(page, photo: int) -> np.ndarray:
+def pixels(page: Page, photo: int) -> np.ndarray:
     """What the page made of a photo, h w 3: as text, since a list of numbers takes seconds."""
     seen = page.evaluate(PIXELS, photo)
     shape = seen["height"], seen["width"], 4
     return np.frombuffer(b64decode(seen["pixels"]), np.uint8).reshape(shape)[..., :3]
 
 
-def chances(page, view=0) -> dict[str, float]:
+def chances(page: Page, view: int = 0) -> dict[str, float]:
     """The classes on the screen with their probabilities."""
     found = page.evaluate(
         f"views[{view}].item.predictions.map(({{ name, probability }}) => [name, probability])"
@@ -86,15 +90,15 @@ def chances(page, view=0) -> dict[str, float]:
     return dict(found)
 
 
-def assert_chances(page, model: Model, logits: torch.Tensor, tolerance=2e-3) -> None:
+def assert_chances(page: Page, model: Model, logits: torch.Tensor, tolerance: float = 2e-3) -> None:
     wanted = dict(zip(model.classes, logits.softmax(0).tolist(), strict=True))
     shown = chances(page)
-    assert max(shown, key=shown.get) == max(wanted, key=wanted.get)
+    assert max(shown, key=shown.__getitem__) == max(wanted, key=wanted.__getitem__)
     for name, chance in shown.items():
         assert chance == pytest.approx(wanted[name], abs=tolerance)
 
 
-def until(page, condition: str, seconds: float = 60) -> None:
+def until(page: Page, condition: str, seconds: float = 60) -> None:
     """Waits for a condition; the page's policy forbids what Playwright's own waiting does."""
     end = time.monotonic() + seconds
     while not page.evaluate(condition):
@@ -102,7 +106,7 @@ def until(page, condition: str, seconds: float = 60) -> None:
         page.wait_for_timeout(20)
 
 
-def settle(page) -> None:
+def settle(page: Page) -> None:
     """Until all that was asked for is on the screen."""
     until(
         page,
@@ -111,7 +115,9 @@ def settle(page) -> None:
     page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
-def opened(show, models, images, link=""):
+def opened(
+    show: Any, models: Model | tuple[Model, Model], images: list[Any], link: str = ""
+) -> Any:
     page = show(live(models, images).html, link)
     page.wait_for_selector("html[data-ready]")
     page.wait_for_selector(".photos button")
@@ -123,14 +129,14 @@ def logits_of(model: Model, image: torch.Tensor) -> torch.Tensor:
         return model.network(image[None])[0]
 
 
-def shown_map(page, view=0) -> np.ndarray:
+def shown_map(page: Any, view: int = 0) -> np.ndarray:
     values, grid = page.evaluate(
         f"[[...views[{view}].scene.map.values], views[{view}].scene.map.grid]"
     )
     return np.reshape(values, grid)
 
 
-def stroke(page, *cells: tuple[int, int]) -> None:
+def stroke(page: Any, *cells: tuple[int, int]) -> None:
     """Draws with what is in the hand over these cells of the first view."""
     box, grid = page.evaluate("[views[0].item.cells.box, views[0].item.cells.grid]")
     size = page.locator(".stage").first.bounding_box()
@@ -144,7 +150,13 @@ def stroke(page, *cells: tuple[int, int]) -> None:
     settle(page)
 
 
-def covered(model: Model, image: torch.Tensor, cells: list[int], fill, grid) -> torch.Tensor:
+def covered(
+    model: Model,
+    image: torch.Tensor,
+    cells: list[int],
+    fill: MeanFill | BlurFill,
+    grid: tuple[int, int],
+) -> torch.Tensor:
     """The logits in Python, with cells removed as the scores do it."""
     kept = [cell for cell in range(grid[0] * grid[1]) if cell not in cells]
     removal = FilledCells(model.network, grid, fill)
@@ -152,7 +164,7 @@ def covered(model: Model, image: torch.Tensor, cells: list[int], fill, grid) -> 
         return removal.logits(image[None], torch.tensor([kept + cells]), [len(kept)])[0, 0]
 
 
-def test_a_photo_is_seen_as_in_python(show):
+def test_a_photo_is_seen_as_in_python(show: Any) -> None:
     model = vit()
     page = opened(show, model, [PHOTO])
     image = model.preprocess(PHOTO)
@@ -171,7 +183,7 @@ def test_a_photo_is_seen_as_in_python(show):
 
 
 @pytest.mark.parametrize("fill", ["grey", "blur", "drop"])
-def test_a_covered_photo_is_pythons(show, fill):
+def test_a_covered_photo_is_pythons(show: Any, fill: str) -> None:
     model = vit()
     page = opened(show, model, [PHOTO])
     image, cells = model.preprocess(PHOTO), [7, 8, 9]
@@ -195,7 +207,7 @@ def test_a_covered_photo_is_pythons(show, fill):
     assert page.inner_text(".facts") == "3 cells covered"
 
 
-def test_covering_erasing_undoing_by_mouse_and_by_key(show):
+def test_covering_erasing_undoing_by_mouse_and_by_key(show: Any) -> None:
     model = vit()
     page = opened(show, model, [PHOTO])
     now = lambda: sorted(page.evaluate("[...live.photos[0].cover.cells]"))  # noqa: E731
@@ -223,13 +235,13 @@ def test_covering_erasing_undoing_by_mouse_and_by_key(show):
     assert_chances(page, model, logits_of(model, model.preprocess(PHOTO)))
 
 
-def test_a_head_switched_off(show):
+def test_a_head_switched_off(show: Any) -> None:
     model = vit()
     page = opened(show, model, [PHOTO], "layer=2&head=1")
     page.locator("[name=ablate]").click()
     settle(page)
 
-    def silence(_module, inputs):
+    def silence(_module: Any, inputs: Any) -> tuple[Any]:
         return (inputs[0] * torch.tensor([1.0, 0.0]).repeat_interleave(12),)
 
     hook = model.network.blocks[2].attn.proj.register_forward_pre_hook(silence)
@@ -239,7 +251,7 @@ def test_a_head_switched_off(show):
     assert page.inner_text(".facts") == "heads off: 2.1"
 
 
-def test_a_cnn_with_its_map_and_gates(show):
+def test_a_cnn_with_its_map_and_gates(show: Any) -> None:
     model = senet()
     page = opened(show, model, [PHOTO])
     image = model.preprocess(PHOTO)
@@ -266,7 +278,7 @@ def test_a_cnn_with_its_map_and_gates(show):
         (Trust((), 1030), "Did not pass on this network (1,030 images)."),
     ],
 )
-def test_a_map_says_whether_its_method_passed(show, trust, said):
+def test_a_map_says_whether_its_method_passed(show: Any, trust: Trust | None, said: str) -> None:
     page = opened(show, replace(vit(), trust=trust), [PHOTO], "tab=methods&method=Rollout")
     about = page.inner_text(".methods .about")
     assert about.startswith("How tokens mix")
@@ -276,7 +288,7 @@ def test_a_map_says_whether_its_method_passed(show, trust, said):
     assert badges.all_inner_texts() == ["passed"] * passed
 
 
-def test_it_opens_at_a_map_that_can_be_trusted(show):
+def test_it_opens_at_a_map_that_can_be_trusted(show: Any) -> None:
     """Which the page cannot compute: Python recorded it, for the photos that it has."""
     model = replace(vit(), trust=Trust(("LeGrad",), 31, "photos"))
     page = opened(show, model, [PHOTO])
@@ -306,8 +318,8 @@ def test_it_opens_at_a_map_that_can_be_trusted(show):
 
 
 @pytest.mark.parametrize("make", [vit, senet])
-def test_all_of_a_photo_can_be_shown_to_the_network(show, make):
-    model = make()
+def test_all_of_a_photo_can_be_shown_to_the_network(show: Any, make: Callable[..., Model]) -> None:
+    model: Any = make()
     page = opened(show, model, [PHOTO])
     page.get_by_label("Whole photo").check()
     settle(page)
@@ -321,7 +333,7 @@ def test_all_of_a_photo_can_be_shown_to_the_network(show, make):
     assert_chances(page, model, logits_of(model, model.preprocess(PHOTO)))
 
 
-def test_a_brush_does_not_ask_and_changes_are_in_points(show):
+def test_a_brush_does_not_ask_and_changes_are_in_points(show: Any) -> None:
     page = opened(show, vit(), [PHOTO])
     assert page.inner_text(".hint").startswith("Click the photo")
     page.get_by_role("button", name="Cover", exact=True).click()
@@ -336,7 +348,7 @@ def test_a_brush_does_not_ask_and_changes_are_in_points(show):
     np.testing.assert_allclose(shown, wanted, atol=0.51)
 
 
-def test_photos_are_dropped_and_compared(show):
+def test_photos_are_dropped_and_compared(show: Any) -> None:
     first, second = vit(), senet()
     page = opened(show, (replace(first, name="a vit"), replace(second, name="a senet")), [PHOTO])
     file = io.BytesIO()
@@ -357,7 +369,7 @@ def test_photos_are_dropped_and_compared(show):
     until(page, "document.querySelector('.note').textContent.includes('x.png cannot be read')")
 
 
-def test_curves_are_those_of_the_scores(show):
+def test_curves_are_those_of_the_scores(show: Any) -> None:
     model = vit()
     page = opened(show, model, [PHOTO], "tab=methods")
     image = model.preprocess(PHOTO)
@@ -373,7 +385,7 @@ def test_curves_are_those_of_the_scores(show):
         np.testing.assert_allclose([point[name] for point in shown], wanted, atol=3e-3)
 
 
-def test_a_jpeg_is_decoded_as_by_pillow(show):
+def test_a_jpeg_is_decoded_as_by_pillow(show: Any) -> None:
     model = vit()
     file = io.BytesIO()
     PHOTO.save(file, "JPEG", quality=85)
@@ -388,14 +400,14 @@ def test_a_jpeg_is_decoded_as_by_pillow(show):
         assert_chances(page, model, logits_of(model, model.preprocess(image)), tolerance=0.02)
 
 
-def test_probabilities_are_calibrated(show):
+def test_probabilities_are_calibrated(show: Any) -> None:
     model = replace(vit(), calibration=Calibration(temperature=3.0, threshold=0.99))
     page = opened(show, model, [PHOTO], "tab=methods")
     assert_chances(page, model, logits_of(model, model.preprocess(PHOTO)) / 3)
     assert "Unlike the images that the network knows" in page.inner_text(".unlike")
 
 
-def test_classes_that_are_there_or_not_by_themselves(show):
+def test_classes_that_are_there_or_not_by_themselves(show: Any) -> None:
     """Each class has its own probability, in the list, in the note and in the curves."""
     known = Calibration(temperature=2.0, threshold=0.999, activation="sigmoid")
     model = replace(vit(), calibration=known)
@@ -415,7 +427,7 @@ def test_classes_that_are_there_or_not_by_themselves(show):
 
 
 @pytest.mark.parametrize("make", [vit, senet])
-def test_the_tour_in_the_language_of_the_page(show, make):
+def test_the_tour_in_the_language_of_the_page(show: Any, make: Callable[..., Model]) -> None:
     page = opened(show, make(), [PHOTO])
     page.get_by_role("button", name="Show me how").click()
     box = page.locator(".tour")
@@ -447,7 +459,7 @@ def turning(model: Model, image: torch.Tensor) -> tuple[list[int], str, str]:
     raise AssertionError("this network never changes its mind")
 
 
-def test_it_says_whether_the_answer_turned(show):
+def test_it_says_whether_the_answer_turned(show: Any) -> None:
     model = vit()
     page = opened(show, model, [PHOTO])
     title = page.locator(".predictions h2")
@@ -466,14 +478,14 @@ def test_it_says_whether_the_answer_turned(show):
     assert title.inner_text() == "Predicted"
 
 
-def test_on_a_phone_the_answer_is_right_under_the_photo(show):
+def test_on_a_phone_the_answer_is_right_under_the_photo(show: Any) -> None:
     page = show(live(vit(), [PHOTO]).html, viewport={"width": 400, "height": 860})
     page.wait_for_selector("html[data-ready]")
     photo, answer = (page.locator(each).bounding_box() for each in (".stage", ".predictions"))
     assert 0 < answer["y"] - photo["y"] - photo["height"] < 30
 
 
-def test_queries_held_by_the_button(show):
+def test_queries_held_by_the_button(show: Any) -> None:
     model = vit()
     page = opened(show, model, [PHOTO], "layer=1")
     image = model.preprocess(PHOTO)
@@ -486,7 +498,7 @@ def test_queries_held_by_the_button(show):
         QueryKey(query=((column + 0.5) / 6, (row + 0.5) / 4), layer=1)(model.network, image[None])
         for row, column in ((0, 1), (2, 2), (3, 5))
     ]
-    wanted = sum(row.values[0] for row in rows).numpy() / 3
+    wanted = torch.stack([row.values[0] for row in rows]).sum(0).numpy() / 3
     assert np.abs(shown_map(page) - wanted).max() <= 0.02 * wanted.max()
     page.get_by_role("button", name="Hold").click()
     click(3, 5)
@@ -494,7 +506,7 @@ def test_queries_held_by_the_button(show):
     assert np.abs(shown_map(page) - wanted).max() <= 0.02 * wanted.max()
 
 
-def test_the_brush_shows_what_it_would_cover(show):
+def test_the_brush_shows_what_it_would_cover(show: Any) -> None:
     page = opened(show, vit(), [PHOTO])
     mark = page.locator(".stage .brush")
     stage = page.locator(".stage").bounding_box()
@@ -521,7 +533,9 @@ navigator.mediaDevices.getUserMedia = async (what) => {
 """
 
 
-def test_the_camera_runs_from_a_click_until_a_photo_is_taken(browser, tmp_path):
+def test_the_camera_runs_from_a_click_until_a_photo_is_taken(
+    browser: Browser, tmp_path: Path
+) -> None:
     model = vit()
     file = live(model, [PHOTO]).save(tmp_path / "page.html")
     path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
@@ -547,7 +561,7 @@ def test_the_camera_runs_from_a_click_until_a_photo_is_taken(browser, tmp_path):
         until(page, f"{states}.join() === 'ended,ended'")
 
 
-def test_it_runs_in_a_notebook(show):
+def test_it_runs_in_a_notebook(show: Any) -> None:
     model = vit()
     outer = show(f"<!DOCTYPE html><title>notebook</title>{live(model, [PHOTO])._repr_html_()}")
     (frame,) = (one for one in outer.frames if one != outer.main_frame)
@@ -570,7 +584,7 @@ def large_photo() -> Image.Image:
     return Image.fromarray((smooth + grain).clip(0, 255).astype(np.uint8))
 
 
-def test_20_megapixels_are_scaled_as_in_python(show):
+def test_20_megapixels_are_scaled_as_in_python(show: Any) -> None:
     model = vit()
     page = opened(show, model, [PHOTO])
     large = large_photo()
@@ -597,7 +611,7 @@ def test_20_megapixels_are_scaled_as_in_python(show):
 
 
 @pytest.mark.parametrize("width", [320, 1280])
-def test_it_fits_and_nothing_serious_is_found(show, width):
+def test_it_fits_and_nothing_serious_is_found(show: Any, width: int) -> None:
     page = show(
         live((replace(vit(), name="a vit"), replace(senet(), name="a senet")), [PHOTO, OTHER]).html,
         viewport={"width": width, "height": 844},

@@ -119,7 +119,7 @@ SHOWN = """return [...document.querySelectorAll(".predictions button")].map((but
   button.querySelector(".name").textContent, parseFloat(button.querySelector(".share").textContent)]);"""
 
 
-def shares(session) -> dict[str, float]:
+def shares(session: Session) -> dict[str, float]:
     """The classes on the screen with their percentages."""
     return dict(session.run(SHOWN))
 
@@ -143,7 +143,7 @@ def vit() -> Model:
 
 
 @torch.no_grad()
-def test_firefox_sees_what_python_sees(tmp_path):
+def test_firefox_sees_what_python_sees(tmp_path: Path) -> None:
     model = vit()
     noise = np.random.default_rng(0).integers(0, 256, (5, 9, 3), dtype=np.uint8)
     photo = Image.fromarray(noise).resize((180, 100))

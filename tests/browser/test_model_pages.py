@@ -1,6 +1,8 @@
 """Pages about a network in a browser: a diagnosis with faults, an ablation, patched states."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +39,7 @@ def faulty() -> Model:
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory) -> Path:
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
     for name in ("cat", "dog"):
         (folder / name).mkdir()
@@ -67,8 +69,8 @@ PAGES = {"diagnosis": diagnosis, "ablation": ablation, "patching": patching}
 
 
 @pytest.fixture
-def opened(show, photos, tmp_path):
-    def open_page(name: str, **context):
+def opened(show: Any, photos: Path, tmp_path: Path) -> Callable[..., Any]:
+    def open_page(name: str, **context: Any) -> Any:
         PAGES[name](photos, tmp_path)
         return show((tmp_path / "index.html").read_text(encoding="utf-8"), **context)
 
@@ -77,7 +79,9 @@ def opened(show, photos, tmp_path):
 
 @pytest.mark.parametrize(("width", "scheme"), [(1300, "light"), (400, "dark")])
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_fits_its_window_and_axe_finds_nothing(opened, name, width, scheme):
+def test_a_page_fits_its_window_and_axe_finds_nothing(
+    opened: Callable[..., Any], name: str, width: int, scheme: str
+) -> None:
     page = opened(name, viewport={"width": width, "height": 900}, color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     images = page.locator("main img")
@@ -93,7 +97,9 @@ def test_a_page_fits_its_window_and_axe_finds_nothing(opened, name, width, schem
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_pictures_are_enlarged_and_turned_with_the_keyboard(opened, name):
+def test_pictures_are_enlarged_and_turned_with_the_keyboard(
+    opened: Callable[..., Any], name: str
+) -> None:
     page = opened(name)
     first, second = (page.locator("main figure a").nth(at) for at in (0, 1))
     first.focus()
@@ -108,7 +114,7 @@ def test_pictures_are_enlarged_and_turned_with_the_keyboard(opened, name):
     assert page.evaluate("document.activeElement.closest('figure') !== null")
 
 
-def test_faults_stand_first_and_are_marked_with_their_places(opened):
+def test_faults_stand_first_and_are_marked_with_their_places(opened: Callable[..., Any]) -> None:
     page = opened("diagnosis")
     lines = page.locator("#part0 p")
     faults = page.locator("#part0 p.wrong")
@@ -125,7 +131,9 @@ def test_faults_stand_first_and_are_marked_with_their_places(opened):
     assert row.locator("[data-column=output]").inner_text() == "0"
 
 
-def test_the_table_of_an_ablation_has_what_the_values_say(opened, photos):
+def test_the_table_of_an_ablation_has_what_the_values_say(
+    opened: Callable[..., Any], photos: Path
+) -> None:
     page = opened("ablation")
     found = vision_attn.ablate(faulty(), photos, prune=3, progress=Silent())
     rows = sorted(found.table(), key=lambda row: -row["value_drop"])
@@ -141,11 +149,12 @@ def test_the_table_of_an_ablation_has_what_the_values_say(opened, photos):
     assert "With all 9 heads the accuracy is" in text
 
 
-def test_patched_states_are_shown_layer_by_layer(opened, photos):
+def test_patched_states_are_shown_layer_by_layer(opened: Callable[..., Any], photos: Path) -> None:
     page = opened("patching")
     both = (photos / f"{name}/1.png" for name in ("cat", "dog"))
     found = vision_attn.patch_states(faulty(), *both, target=0, contrast=1, progress=Silent())
     captions = page.locator("article").nth(1).locator("figcaption").all_inner_texts()
+    assert found.layout is not None
     patches = found.recovered[:, found.layout.patches]
     assert captions == [
         f"layer {at}: at most {float(row.max()):.0%}" for at, row in enumerate(patches)

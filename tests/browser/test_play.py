@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from axe_playwright_python.base import AXE_SCRIPT
+from playwright.sync_api import Browser, Page
 from torch import Tensor
 
 from vision_attn import attention as attn
@@ -49,8 +51,10 @@ RNG = np.random.default_rng(0)
 def story() -> ModuleType:
     """docs/story.py as a module."""
     spec = importlib.util.spec_from_file_location("story", DOCS / "story.py")
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["story"] = module
+    assert spec.loader is not None
     spec.loader.exec_module(module)
     return module
 
@@ -61,7 +65,7 @@ def told() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def page(browser):
+def page(browser: Browser) -> Iterator[Page]:
     """A page with every widget, and nothing that complains."""
     boards = "".join(f'<div class="play" data-play="{name}"></div>' for name in WIDGETS)
     complaints: list[str] = []
@@ -94,7 +98,7 @@ def numbers(*shape: int) -> list[Any]:
 
 @pytest.mark.parametrize("temperature", [0.5, 1, 3])
 @pytest.mark.parametrize("name", ["Softmax", "Entmax15", "Sparsemax", "Hard", "Sigmoid"])
-def test_a_normaliser_is_the_class(page, name, temperature):
+def test_a_normaliser_is_the_class(page: Page, name: str, temperature: float) -> None:
     scores = numbers(11)
     found = page.evaluate("a => play.normalise(...a)", [name, scores, temperature])
     given = tensor(scores) / temperature
@@ -124,7 +128,8 @@ def learned(name: str) -> attn.Score:
             "energy.weight": np.array([1, 1, 1, 2])[None, :, None],
         },
     }
-    state = {key: tensor(np.array(value)) for key, value in weights.get(name, {}).items()}
+    named: Any = weights.get(name, {})
+    state = {key: tensor(np.array(value)) for key, value in named.items()}
     if state:
         module.load_state_dict(state)
     return module
@@ -133,14 +138,14 @@ def learned(name: str) -> attn.Score:
 @pytest.mark.parametrize(
     "name", ["Dot", "ScaledDot", "CosineSimilarity", "General", "Additive", "Location", "KeyOnly"]
 )
-def test_a_score_is_the_class(page, name):
+def test_a_score_is_the_class(page: Page, name: str) -> None:
     q, k = numbers(4), numbers(6, 4)
     given = {**told(), "keyOnly": {"energy": [1, 1, 1, 2]}}
     found = page.evaluate("a => play.score(...a)", [name, q, k, given])
     close(found, learned(name)(tensor(q)[None, None, None], tensor(k)[None, None])[0, 0, 0])
 
 
-def test_a_last_state_is_the_recurrence(page):
+def test_a_last_state_is_the_recurrence(page: Page) -> None:
     found = page.evaluate("play.lastState(7, 0.3)")
     inputs = torch.eye(7, dtype=torch.float64)
     state = torch.zeros(7, dtype=torch.float64)
@@ -150,7 +155,7 @@ def test_a_last_state_is_the_recurrence(page):
 
 
 @pytest.mark.parametrize("radius", [1, 2, 5])
-def test_a_window_is_the_class(page, radius):
+def test_a_window_is_the_class(page: Page, radius: int) -> None:
     q, k = tensor(numbers(1, 1, 1, 4)), tensor(numbers(1, 1, 11, 4))
     score = attn.ScaledDot(head_dim=4)
     window = attn.LocalPredictive(head_dim=4, radius=radius).double()
@@ -166,7 +171,7 @@ def test_a_window_is_the_class(page, radius):
 
 
 @pytest.mark.parametrize("update", ["sum", "context"])
-def test_hops_are_the_class(page, update):
+def test_hops_are_the_class(page: Page, update: str) -> None:
     facts, q = numbers(5, 4), numbers(4)
     found = page.evaluate("a => play.hops(...a)", [q, facts, facts, 3, update])
     kind = attn.SumUpdate if update == "sum" else attn.LinearUpdate
@@ -182,13 +187,14 @@ def test_hops_are_the_class(page, update):
     close([look["weights"] for look in found], wanted)
 
 
-def test_a_hierarchy_is_the_class(page):
+def test_a_hierarchy_is_the_class(page: Page) -> None:
     groups, energy = numbers(3, 2, 4), numbers(4)
     found = page.evaluate("a => play.hierarchy(...a)", [groups, energy])
     module = attn.Hierarchical(dim=4).double()
     for pool in (module.inside, module.across):
         score = next(part for part in pool.modules() if isinstance(part, attn.KeyOnly))
         score.key_proj.weight.data = torch.eye(4, dtype=torch.float64)[None]
+        assert score.key_proj.bias is not None
         score.key_proj.bias.data = torch.zeros(1, 1, 4, dtype=torch.float64)
         score.energy.weight.data = tensor(energy)[None, :, None]
     inside, across = module.weights(tensor(groups)[None])
@@ -199,7 +205,7 @@ def test_a_hierarchy_is_the_class(page):
 @pytest.mark.parametrize(
     "name", ["MaxPoolCoAttention", "AttentionOverAttention", "InteractiveAttention"]
 )
-def test_a_co_attention_is_the_class(page, name):
+def test_a_co_attention_is_the_class(page: Page, name: str) -> None:
     q, k = numbers(3, 4), numbers(7, 4)
     found = page.evaluate("a => play.coAttention(...a)", [name, q, k])
     options = {} if name == "MaxPoolCoAttention" else {"score": attn.ScaledDot}
@@ -211,7 +217,7 @@ def test_a_co_attention_is_the_class(page, name):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_self_attention_is_the_class(page, causal):
+def test_self_attention_is_the_class(page: Page, causal: bool) -> None:
     x = numbers(7, 4)
     found = page.evaluate("a => play.selfAttention(...a)", [x, {"causal": causal}])
     mask = attn.causal_mask(7)[None, None] if causal else None
@@ -221,7 +227,7 @@ def test_self_attention_is_the_class(page, causal):
 
 @pytest.mark.parametrize("reduction", [1, 3])
 @pytest.mark.parametrize("name", ["squeezeExcite", "channelGate"])
-def test_a_channel_gate_is_the_class(page, name, reduction):
+def test_a_channel_gate_is_the_class(page: Page, name: str, reduction: int) -> None:
     x, mlp = numbers(3, 35), told()["squeeze"][str(reduction)]
     found = page.evaluate(f"a => play.{name}(...a)", [x, mlp])
     kind = attn.SqueezeExcite if name == "squeezeExcite" else attn.ChannelGate
@@ -233,7 +239,7 @@ def test_a_channel_gate_is_the_class(page, name, reduction):
     close(found, gate.gate(tensor(x).view(1, 3, 5, 7))[0, :, 0, 0])
 
 
-def test_a_spatial_gate_is_the_class(page):
+def test_a_spatial_gate_is_the_class(page: Page) -> None:
     x, kernel = numbers(3, 35), numbers(2, 3, 3)
     found = page.evaluate("a => play.spatialGate(...a)", [x, kernel, 7])
     gate = attn.SpatialGate(3, kernel_size=3).double()
@@ -241,7 +247,7 @@ def test_a_spatial_gate_is_the_class(page):
     close(found, gate.gate(tensor(x).view(1, 3, 5, 7))[0, 0].flatten())
 
 
-def test_a_register_is_one_more_key(page):
+def test_a_register_is_one_more_key(page: Page) -> None:
     scores = numbers(5)
     close(
         page.evaluate("a => play.withRegister(a, 1.5)", scores), tensor([*scores, 1.5]).softmax(0)
@@ -249,7 +255,7 @@ def test_a_register_is_one_more_key(page):
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.35, 0.5, 0.95])
-def test_rollout_is_the_method(page, alpha):
+def test_rollout_is_the_method(page: Page, alpha: float) -> None:
     """A byte a weight: the map moves by less than a hundredth of its largest value."""
     found = page.evaluate(
         """alpha => {
@@ -264,7 +270,7 @@ def test_rollout_is_the_method(page, alpha):
     close(found, wanted, atol=float(wanted.max()) / 100)
 
 
-def test_a_head_is_the_networks_own(page):
+def test_a_head_is_the_networks_own(page: Page) -> None:
     """The layer whose heads the page has is the third, and its bytes are its weights."""
     found = page.evaluate("play.rowsOf(story.heads[4], 121)")
     wanted = story().attention()[2][4]
@@ -272,7 +278,7 @@ def test_a_head_is_the_networks_own(page):
 
 
 @pytest.mark.parametrize("at", range(4))
-def test_covering_the_photo_is_deletion(at):
+def test_covering_the_photo_is_deletion(at: int) -> None:
     """The area under a map's shares is the metric's, by the same eleven steps."""
     own, model = told()["maps"][at], story().model()
     metric = Deletion(
@@ -289,7 +295,7 @@ def test_covering_the_photo_is_deletion(at):
     )
 
 
-def test_what_the_pages_say_of_the_four_maps_is_so():
+def test_what_the_pages_say_of_the_four_maps_is_so() -> None:
     """With a third covered by A, B or D the class has less than 0.05, by C 0.38, as by chance."""
     maps = told()["maps"]
     assert [one["name"] for one in maps] == ["LeGrad", "LibraGradient", "Rollout", "Relevance"]
@@ -307,13 +313,13 @@ def test_what_the_pages_say_of_the_four_maps_is_so():
     assert np.mean([np.trapezoid(shares) for shares in chance]) > max(areas[:2] + areas[3:])
 
 
-def shown(page, name: str, title: str) -> list[float]:
+def shown(page: Page, name: str, title: str) -> list[float]:
     """The numbers beside the bars of one chart."""
     chart = page.locator(f'[data-play="{name}"] .chart', has_text=title)
     return [float(text) for text in chart.locator(".number").all_inner_texts()]
 
 
-def test_what_is_shown_follows_what_is_dragged(page):
+def test_what_is_shown_follows_what_is_dragged(page: Page) -> None:
     board = page.locator('[data-play="normaliser"]')
     board.get_by_role("button", name="Sparsemax").click()
     board.get_by_role("button", name="grass").click()
@@ -328,21 +334,22 @@ def test_what_is_shown_follows_what_is_dragged(page):
     close(shown(page, "normaliser", "asks the sentence"), wanted, atol=0.005)
 
 
-def test_the_query_on_the_photo_moves_by_mouse_and_keys(page):
+def test_the_query_on_the_photo_moves_by_mouse_and_keys(page: Page) -> None:
     photo = page.locator('[data-play="selfattention"] button.photo')
     box = photo.bounding_box()
+    assert box is not None
     photo.click(position={"x": box["width"] * 3.5 / 11, "y": box["height"] * 7.5 / 11})
-    assert "Row 8, column 4." in photo.get_attribute("aria-label")
+    assert "Row 8, column 4." in (photo.get_attribute("aria-label") or "")
     page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowRight")
-    assert "Row 7, column 5." in photo.get_attribute("aria-label")
+    assert "Row 7, column 5." in (photo.get_attribute("aria-label") or "")
     row = story().attention()[1].mean(0)[6 * 11 + 4]
     said = page.locator('[data-play="selfattention"] .said').inner_text()
     held = float(said.partition("hold ")[2].partition(" of")[0])
     assert held == pytest.approx(float(row.topk(10).values.sum()), abs=0.02)
 
 
-def test_the_last_head_stays_on(page):
+def test_the_last_head_stays_on(page: Page) -> None:
     thumbs = page.locator('[data-play="heads"] .thumb')
     for at in range(6):
         thumbs.nth(at).click()
@@ -351,7 +358,7 @@ def test_the_last_head_stays_on(page):
     assert "1 of 6 heads on" in page.locator('[data-play="heads"] .said').inner_text()
 
 
-def test_moving_the_radius_moves_sigma_and_not_the_other_way(page):
+def test_moving_the_radius_moves_sigma_and_not_the_other_way(page: Page) -> None:
     board = page.locator('[data-play="window"]')
     board.get_by_role("slider", name="D", exact=True).focus()
     page.keyboard.press("ArrowRight")
@@ -363,7 +370,7 @@ def test_moving_the_radius_moves_sigma_and_not_the_other_way(page):
     assert board.get_by_role("slider", name="D", exact=True).input_value() == "3"
 
 
-def test_a_question_says_whether_the_answer_is_right_and_then_why(page):
+def test_a_question_says_whether_the_answer_is_right_and_then_why(page: Page) -> None:
     ask = page.locator(".ask")
     assert not ask.locator("details").evaluate("one => one.open")
     ask.get_by_role("button", name="a sixth").click()
@@ -374,7 +381,7 @@ def test_a_question_says_whether_the_answer_is_right_and_then_why(page):
     assert ask.locator("details").evaluate("one => one.open")
 
 
-def test_the_photo_is_covered_in_the_order_of_the_map_that_was_chosen(page):
+def test_the_photo_is_covered_in_the_order_of_the_map_that_was_chosen(page: Page) -> None:
     board = page.locator('[data-play="lies"]')
     board.get_by_role("button", name="C", exact=True).click()
     board.get_by_role("slider", name="Covered").focus()
@@ -392,7 +399,9 @@ def test_the_photo_is_covered_in_the_order_of_the_map_that_was_chosen(page):
 
 
 @pytest.mark.parametrize("language", ["ja", "zh"])
-def test_no_word_of_a_widget_is_missing_in_another_language(browser, language):
+def test_no_word_of_a_widget_is_missing_in_another_language(
+    browser: Browser, language: str
+) -> None:
     """Every button is pressed once, every slider moved: nothing falls back to English."""
     boards = "".join(f'<div class="play" data-play="{name}"></div>' for name in WIDGETS)
     words = (DOCS / f"words_{language}.json").read_text(encoding="utf-8")
@@ -424,7 +433,7 @@ def test_no_word_of_a_widget_is_missing_in_another_language(browser, language):
     page.context.close()
 
 
-def test_every_widget_of_the_script_is_here_and_axe_finds_nothing_serious(page):
+def test_every_widget_of_the_script_is_here_and_axe_finds_nothing_serious(page: Page) -> None:
     ready = page.locator("[data-ready]")
     assert ready.count() == len(WIDGETS)
     assert sorted(WIDGETS) == sorted(

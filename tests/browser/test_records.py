@@ -1,6 +1,7 @@
 """The page of very many photos in a browser: classes, their photos, search, right and wrong."""
 
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -17,7 +18,7 @@ CLASSES = ["tench, Tinca tinca", "church", "<img src=x onerror=alert(1)>"]
 
 
 @pytest.fixture
-def page(show, tmp_path: Path, monkeypatch):
+def page(show: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """60 photos: number i is of class i % 3, taken for class i % 2; in files of 25."""
     monkeypatch.setattr("vision_attn.pages.gallery.records.PER_FILE", 25)
     save(np.full((31, 41, 3), 90, np.uint8), tmp_path / "a.png")
@@ -32,7 +33,7 @@ def page(show, tmp_path: Path, monkeypatch):
     return show(written.read_text(encoding="utf-8"))
 
 
-def test_a_class_shows_its_photos_a_page_at_a_time(page):
+def test_a_class_shows_its_photos_a_page_at_a_time(page: Any) -> None:
     assert page.locator("tbody tr").all_text_contents()[:2] == ["tench2050.0 %", "church2050.0 %"]
     page.get_by_text("church", exact=True).click()
     expect(page.locator(".chosen")).to_have_text("church")
@@ -44,7 +45,7 @@ def test_a_class_shows_its_photos_a_page_at_a_time(page):
     expect(page.locator(".hint")).to_contain_text('pictures FOLDER --class "church"')
 
 
-def test_search_finds_photos_of_every_file(page):
+def test_search_finds_photos_of_every_file(page: Any) -> None:
     page.locator("input").fill("photo 4")
     expect(page.locator("tbody tr")).to_have_count(0)
     page.get_by_text("Search all photos").click()

@@ -1,6 +1,7 @@
 """The demo's kind of page in a browser: nothing is cut, split or blown up, at any width."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ COMMAND = "vision-attn explain outputs/demo/vit/best.ckpt photo.jpg --page --out
 
 
 @pytest.fixture(params=[1300, 400])
-def page(request, show, tmp_path: Path):
+def page(request: pytest.FixtureRequest, show: Any, tmp_path: Path) -> Any:
     save(np.full((64, 64, 3), 90, np.uint8), tmp_path / "map.png")
     metrics = tmp_path / "metrics.csv"
     metrics.write_text("epoch,train/loss,val/top1\n0,2.3,0.1\n1,1.9,0.3\n")
@@ -37,11 +38,11 @@ def page(request, show, tmp_path: Path):
     return show(html, viewport={"width": request.param, "height": 900})
 
 
-def boxes(page, selector: str) -> list[dict[str, float]]:
+def boxes(page: Any, selector: str) -> list[dict[str, float]]:
     return [element.bounding_box() for element in page.locator(selector).all()]
 
 
-def test_no_column_is_cut(page):
+def test_no_column_is_cut(page: Any) -> None:
     width = page.viewport_size["width"]
     cells = boxes(page, "td, tbody th")
     assert len(cells) == 4
@@ -51,7 +52,7 @@ def test_no_column_is_cut(page):
     assert page.locator("html").evaluate(inside)
 
 
-def test_the_maps_of_a_network_stand_on_one_line(page):
+def test_the_maps_of_a_network_stand_on_one_line(page: Any) -> None:
     for group, count in zip(page.locator("article .group").all()[:4], (2, 3, 2, 2), strict=True):
         group.scroll_into_view_if_needed()
         places = [figure.bounding_box() for figure in group.locator("figure").all()]
@@ -59,7 +60,7 @@ def test_the_maps_of_a_network_stand_on_one_line(page):
         assert len({box["y"] for box in places}) == 1
 
 
-def test_learning_curves_are_never_enlarged_and_stay_readable(page):
+def test_learning_curves_are_never_enlarged_and_stay_readable(page: Any) -> None:
     page.locator(".wide").scroll_into_view_if_needed()
     images = page.locator(".wide img")
     for i in range(2):
@@ -68,7 +69,7 @@ def test_learning_curves_are_never_enlarged_and_stay_readable(page):
         assert 340 <= shown <= drawn  # 4.2 inches with text of 9 points
 
 
-def test_a_command_is_whole_and_breaks_between_its_words(page):
+def test_a_command_is_whole_and_breaks_between_its_words(page: Any) -> None:
     command = page.locator("pre code")
     assert command.text_content() == COMMAND
     assert page.locator("pre").evaluate("e => e.scrollWidth <= e.clientWidth")

@@ -1,7 +1,12 @@
 """The documentation from the disk in a browser: search, colours, narrow screens, no request."""
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
+from playwright.sync_api import Browser, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.xdist_group("site")]
 
@@ -37,13 +42,15 @@ PAGES = [
 
 
 @pytest.fixture
-def visit(browser, site):
+def visit(browser: Browser, site: Path) -> Iterator[Callable[..., Any]]:
     """Opens a page of the site; in the end there was no complaint and no request to elsewhere."""
     contexts, complaints, requests = [], [], []
 
-    def open_page(name: str, width: int = 1300, scheme: str = "light"):
+    def open_page(name: str, width: int = 1300, scheme: str = "light") -> Page:
         context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce"
+            viewport={"width": width, "height": 900},
+            color_scheme=cast(Any, scheme),
+            reduced_motion="reduce",
         )
         contexts.append(context)
         page = context.new_page()
@@ -60,7 +67,7 @@ def visit(browser, site):
     assert [url for url in requests if not url.startswith(("file://", "data:", "blob:"))] == []
 
 
-def test_search_works_from_the_disk(visit):
+def test_search_works_from_the_disk(visit: Callable[..., Any]) -> None:
     page = visit("index.html")
     page.get_by_role("textbox", name="Search").first.click()
     page.keyboard.type("sparsemax")
@@ -76,7 +83,9 @@ def test_search_works_from_the_disk(visit):
     ("language", "word", "page"),
     [("ja", "自己注意", "07-self"), ("ja", "レジスター", "12-which"), ("zh", "归一化", "04-first")],
 )
-def test_search_finds_words_of_another_language(visit, language, word, page):
+def test_search_finds_words_of_another_language(
+    visit: Callable[..., Any], language: str, word: str, page: Page
+) -> None:
     shown = visit(f"{language}/index.html")
     shown.locator("input.md-search__input").click()
     shown.keyboard.insert_text(word)
@@ -87,7 +96,9 @@ def test_search_finds_words_of_another_language(visit, language, word, page):
     assert not any("/ja/howto/" in link or "/zh/howto/" in link for link in links)
 
 
-def test_the_language_is_switched_on_the_page_and_a_page_without_translation_says_so(visit):
+def test_the_language_is_switched_on_the_page_and_a_page_without_translation_says_so(
+    visit: Callable[..., Any],
+) -> None:
     page = visit("learn/05-memory.html")
     page.locator(".md-header__option .md-icon").last.hover()
     page.locator(".md-select__link", has_text="日本語").click()
@@ -103,8 +114,8 @@ def test_the_language_is_switched_on_the_page_and_a_page_without_translation_say
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_fits_its_screen_with_its_pictures_and_axe_finds_nothing_serious(
-    visit, name, scheme
-):
+    visit: Callable[..., Any], name: str, scheme: str
+) -> None:
     width = {"light": 1300, "dark": 400}[scheme]
     page = visit(name, width, scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -123,7 +134,9 @@ def test_a_page_fits_its_screen_with_its_pictures_and_axe_finds_nothing_serious(
     assert found == []
 
 
-def test_keras_is_chosen_once_for_all_code_and_axe_finds_nothing_serious_in_it(visit):
+def test_keras_is_chosen_once_for_all_code_and_axe_finds_nothing_serious_in_it(
+    visit: Callable[..., Any],
+) -> None:
     page = visit("learn/02-scores.html", 400)
     assert page.get_by_text("layers.Dense(dim, use_bias=False)").count() == 1
     assert not page.get_by_text("def dot_product").is_visible()
