@@ -1,5 +1,6 @@
 """What mkdocs makes anew at each build: the command line, tables, formulas and notebooks.
 
+<!-- names: PATHS -->        the reference: tables of names, a page for each; reference_pages.py
 <!-- table: NAME -->         tables of parsers, configs, shelf or results.json, see TABLES
 <!-- section: HEADING -->    that section of CONTRIBUTING.md
 <!-- interactive: NAME -->   a page to click in, made by our own code, see INTERACTIVE
@@ -28,7 +29,7 @@ from typing import Any
 import nbformat
 from latex2mathml.converter import convert
 from mkdocs.plugins import event_priority
-from mkdocs.structure.files import File
+from mkdocs.structure.files import File, InclusionLevel
 from PIL import Image
 
 import vision_attn
@@ -41,8 +42,10 @@ from vision_attn.runs.progress import Silent
 
 sys.path.insert(0, str(Path(__file__).parent))
 import languages
+import reference_pages
 import story
 from keras_tabs import with_keras
+from reference_pages import table
 
 import notebooks
 
@@ -70,7 +73,30 @@ def on_files(files: Any, config: Any) -> Any:
         made |= {f"learn/words_{one}.js": languages.script(one) for one in languages.TRANSLATED}
         for name, content in made.items():
             files.append(File.generated(config, name, content=content))
+        for page in reference_pages.pages():
+            files.append(in_english(page, config))
     return files
+
+
+def in_english(page: reference_pages.Page, config: Any) -> File:
+    """A page that only English has; from it the other languages lead to the page above it."""
+    hidden = InclusionLevel.NOT_IN_NAV
+    file = File.generated(config, page.uri, content=page.markdown, inclusion=hidden)
+    file.locale, file.locale_alternate_of, file.alternates = "en", "en", {"en": file}
+    for language in languages.TRANSLATED:
+        above = File.generated(config, f"reference/{page.parent}.md", content="")
+        above.dest_uri = f"{language}/{above.dest_uri}"
+        file.alternates[language] = above
+    return file
+
+
+def on_nav(nav: Any, config: Any, files: Any) -> Any:
+    """Keep the tab and the list of the reference open on the pages of names."""
+    above = {item.file.src_uri: item.parent for item in nav.pages}
+    for file in files.documentation_pages():
+        if file.inclusion.is_not_in_nav() and file.src_uri.startswith("reference/"):
+            file.page.parent = above[f"reference/{file.src_uri.split('/')[1]}.md"]
+    return nav
 
 
 def in_each_language(name: str, content: str, config: Any) -> File:
@@ -94,12 +120,18 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         markdown = languages.joined(markdown)
     if languages.is_fallback(page, language):
         page.meta["search"] = {"exclude": True}  # it is found as the English page
-    learn = "../" * page.url.count("/") + "learn/"
+    root = "../" * page.url.count("/")
+    if page.file.src_uri in REFERENCE:
+        stem = Path(page.file.src_uri).stem
+        markdown = reference_pages.filled(markdown, stem, root, language)
     return re.sub(
         r"\(\.\./\.\./notebooks/(\w+)\.ipynb\)",
         r"(../notebooks/\1.md)",
-        filled(markdown, learn, language),
+        filled(markdown, root, language),
     )
+
+
+REFERENCE = {f"reference/{stem}.md" for stem in reference_pages.stems()}
 
 
 def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
@@ -248,12 +280,6 @@ def commands() -> str:
 
 
 # ---------------------------------------------------------------- tables
-
-
-def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """A Markdown table."""
-    lines = [header, tuple("---" for _ in header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def cell(text: str) -> str:
@@ -472,14 +498,14 @@ def section(heading: str) -> str:
     return found[1].strip()
 
 
-def filled(markdown: str, learn: str = "", language: str = "en") -> str:
-    """A page with its tables and sections; `learn` leads to the folder of the interactive pages.
+def filled(markdown: str, root: str = "", language: str = "en") -> str:
+    """A page with its tables and sections; `root` leads to the folder of the site.
 
     Raises for a name that there is not.
     """
     markdown = re.sub(r"<!-- table: (.+?) -->", lambda m: TABLES[m[1]](), markdown)
     markdown = re.sub(
-        r"<!-- interactive: (.+?) -->", lambda m: frame(m[1], learn, language), markdown
+        r"<!-- interactive: (.+?) -->", lambda m: frame(m[1], f"{root}learn/", language), markdown
     )
     markdown = re.sub(r"<!-- play: (\w+) -->", lambda m: board(m[1], language), markdown)
     markdown = re.sub(r"<!-- code: (\S+) -->", lambda m: code(m[1]), markdown)

@@ -19,6 +19,9 @@ PAGES = [
     "learn/02-scores.html",
     "reference/commands.html",
     "reference/evaluate.html",
+    "reference/methods.html",
+    "reference/methods/Rollout.html",
+    "reference/functions/explain.html",
     "results.html",
     "models.html",
     "lab/journal.html",
@@ -109,6 +112,18 @@ def test_the_language_is_switched_on_the_page_and_a_page_without_translation_say
     english = visit("zh/howto/explain.html")
     assert english.locator("article").get_attribute("lang") == "en"
     assert english.locator("p.only").inner_text() == "本页为英文。"
+
+
+def test_of_an_example_with_prompts_what_is_typed_is_copied(visit):
+    page = visit("reference/methods/Rollout.html")
+    example = page.locator("pre", has_text=">>> import torch").locator("code")
+    assert "torch.Size([2, 2, 2])" in example.inner_text()
+    copied = example.evaluate(
+        "code => { code.setAttribute('data-md-copying', ''); return code.innerText }"
+    )
+    assert copied.startswith("import torch\nfrom vision_attn.methods import Rollout\n")
+    assert ">>>" not in copied
+    assert "torch.Size" not in copied
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
