@@ -70,6 +70,17 @@ def test_what_is_declared_is_imported():
     assert used >= DEPENDENCIES, f"declared but never imported: {sorted(DEPENDENCIES - used)}"
 
 
+INSIDE = {"dev", "release"}  # extras of who works on the package
+
+
+@pytest.mark.parametrize("language", ["", ".ja", ".zh"])
+def test_the_page_on_installing_has_a_row_for_each_extra(language):
+    page = (ROOT / f"docs/start/install{language}.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| `pip install")]
+    extras = re.findall(r"'\.\[(\w+)\]'", "\n".join(rows))
+    assert sorted(extras) == sorted(PROJECT["optional-dependencies"].keys() - INSIDE)
+
+
 def test_the_walk_tells_lazy_imports_from_others():
     code = (
         "import torch.nn\nif TYPE_CHECKING:\n    from onnx import helper\n"
