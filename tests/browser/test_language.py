@@ -121,6 +121,32 @@ def inspected(tmp_path: Path) -> Path:
     return Page.of([one]).save(tmp_path / "page.html")
 
 
+COMPOSED = {
+    "✗ Layer 3 heads 0, 1; layer 5 head 2 are dead: each adds less than 5 % of what the mean head "
+    "of its layer adds.": "✗ 第 3 层的头 0, 1；第 5 层的头 2 不起作用：每个头加入的量不到所在层平均头的 5 %。",
+    "One state of the other photo brings at most this share of the way: patch (1, 4) in layer 0 "
+    "(73%); the class token in layer 2 (18%).": "另一张照片的一个状态所带来的进程份额，最多为："
+    "第 0 层的图像块 (1, 4)（73%）；第 2 层的类别词元（18%）。",
+    "Of 9 heads these are worth most, by the logit of window: head 0.1 (1.17; 0.128 to 2.39), head "
+    "2.1 (0.2; -0.1 to 0.3).": "9 个头中，按“window”的 logit 值衡量最有价值的：头 0.1（1.17，区间 "
+    "0.128–2.39），头 2.1（0.2，区间 -0.1–0.3）。",
+    "Rollout: 89.8% (88.3% to 90.9%) of a photo's two maps lies in the same place; of the maps of "
+    "two different photos, 75.5%.": "Rollout：同一照片的两张图有 89.8%（88.3%–90.9%）落在相同位置；"
+    "两张不同照片的图则为 75.5%。",
+    "Llamas are counted. Passed on this network (1,200 images of a/b).": "Llamas are counted. "
+    "在此网络上通过（a/b 的 1,200 张图像）。",
+    "Fly to the window, right or wrong": "Fly to the window, right or wrong",
+    "Entropy of llamas": "Entropy of llamas",
+}
+
+
+def test_sentences_are_put_together_and_names_in_them_stay(
+    visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    page = visit(write_page(tmp_path, "Words", [Text("Words", [*COMPOSED])]), "zh")
+    assert page.locator("section p").all_text_contents() == [*COMPOSED.values()]
+
+
 def test_the_inspector_speaks_the_browsers_language_and_names_stay(
     visit: Callable[..., Any], inspected: Path
 ) -> None:

@@ -12,12 +12,13 @@
   let remembered = new Map();
 
   // A template as an expression. In it {Name} stands for numbers, {NAME} for a name without a space, {_name} for
-  // words that have a translation, too, {name} for anything, which stays. Of several that fit, the one that leaves
-  // nothing to anything counts, then the one with most words of its own.
+  // words that have a translation, too, {__name} for several of them with semicolons, {name} for anything, which
+  // stays. Of several that fit, the one without {name} counts, then the one with most words of its own.
   const NUMBER = "(?=[^\\s,;]*\\d|[–−]|nan|inf)(?:[^\\s,;]|,(?=\\d))+?";
   const HOLES = [
     [/^[A-Z]+$/, "[^\\s,;]+"],
     [/^[A-Z]/, `${NUMBER}(?:, ${NUMBER})*?(?:[ \u00a0]%)?`],
+    [/^_[a-z]/, "[^;]+?"],
     [/^/, ".+?"],
   ];
   const holeOf = (name) => HOLES.find(([kind]) => kind.test(name))[1];
@@ -81,7 +82,7 @@
   function said(text) {
     const found = known(text);
     if (found !== null) return found;
-    for (const { at, en = at, list } of BETWEEN) {
+    for (const { at, list, [language]: local, en = local } of BETWEEN) {
       const parts = list ? [] : text.split(at);
       const words = parts.length > 1 ? parts.map(said) : [];
       if (words.some((word, place) => word !== parts[place])) return words.join(en).replaceAll("。 ", "。");

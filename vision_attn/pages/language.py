@@ -2,8 +2,8 @@
 
 Python and the scripts write English. words.json has its templates with their translations; a page
 holds those that it can need, and language.js shows them. In a template {Name} stands for numbers,
-{NAME} for a name without a space, {_name} for words that have a translation, too, {name} for
-anything else.
+{NAME} for a name without a space, {_name} for words that have a translation, too, {__name} for
+several of them with semicolons, {name} for anything else.
 """
 
 import json
