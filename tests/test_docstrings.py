@@ -5,7 +5,7 @@ import doctest
 import importlib
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -220,19 +220,23 @@ def test_the_arguments_of_classes_are_described():
     assert not {name: what for name, what in missing.items() if what}
 
 
+def members_of(classes: dict[str, type]) -> Iterator[tuple[str, Any]]:
+    """These classes and their public methods, by name."""
+    for name, kind in classes.items():
+        yield name, kind
+        for method, function in vars(kind).items():
+            if inspect.isfunction(function) and not method.startswith("_"):
+                yield f"{name}.{method}", function
+
+
 def test_classes_describe_their_arguments_in_sections_alone():
-    wrong = {}
-    for name, kind in exported_classes().items():
-        members = {name: kind} | {
-            f"{name}.{method}": function
-            for method, function in vars(kind).items()
-            if inspect.isfunction(function) and not method.startswith("_")
-        }
-        for label, member in members.items():
-            parameters = inspect.signature(member).parameters
-            if names := arguments_in_prose(member.__doc__ or "", parameters):
-                wrong[label] = names
-    assert not wrong, f"put these under Args: or Attributes: {wrong}"
+    prose, unknown = {}, {}
+    for name, member in members_of(exported_classes()):
+        text, parameters = member.__doc__ or "", inspect.signature(member).parameters
+        prose[name] = arguments_in_prose(text, parameters)
+        unknown[name] = described(text, "Args") - set(parameters)
+    assert not {name: names for name, names in prose.items() if names}
+    assert not {name: names for name, names in unknown.items() if names}, "no such arguments"
 
 
 @dataclass(frozen=True)

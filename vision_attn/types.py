@@ -238,7 +238,14 @@ class Preprocessing(Protocol):
         """What each colour is then divided by."""
 
     def __call__(self, image: Image | str | PathLike[str]) -> Float[Tensor, "c h w"]:
-        """Make the network's input of a photo or an image file."""
+        """Make the network's input of a photo.
+
+        Args:
+            image: A photo, or an image file.
+
+        Returns:
+            Floats, (c h w).
+        """
 
     def read(self, path: str | PathLike[str]) -> Image:
         """Read a file as an upright RGB image."""
@@ -314,7 +321,14 @@ class Calibration:
             raise ValueError(f"activation must be one of {known}, got {quoted(self.activation)}")
 
     def probabilities(self, logits: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
-        """Make probabilities of logits; the order of the classes stays. Values stay as they are."""
+        """Make probabilities of logits; the order of the classes stays. Values stay as they are.
+
+        Args:
+            logits: The network's outputs, (... k).
+
+        Returns:
+            The same shape.
+        """
         if self.activation in ("identity", "none"):
             return logits
         scaled = logits / self.temperature
@@ -364,7 +378,11 @@ class Trust:
         return f"{self.images:,} images" + (f" of {'/'.join(named[-2:])}" if named else "")
 
     def verdict(self, method: str) -> str:
-        """Say whether a method passed, as it is written on the command line, and which did."""
+        """Say whether a method passed, and which did.
+
+        Args:
+            method: As it is written on the command line.
+        """
         if method in self.methods:
             return f"Passed on this network ({self.rests_on})."
         others = f": {', '.join(self.methods)} did" if self.methods else ""
@@ -535,7 +553,12 @@ class Symbols(Protocol):
     symbols: list[str]
 
     def encode(self, rows: Sequence[Sequence[str]], stop: bool = False) -> Int[Tensor, "b n"]:
-        """Write each row of symbols as numbers."""
+        """Write each row of symbols as numbers.
+
+        Args:
+            rows: The symbols of each row.
+            stop: Whether each row ends with the number that stops, as a target does.
+        """
 
     def decode(self, numbers: Int[Tensor, "b n"]) -> list[list[str]]:
         """Read the symbols of each row of numbers."""

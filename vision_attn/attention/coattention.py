@@ -110,9 +110,19 @@ class CoAttention(nn.Module, ABC):
         query_mask: QueryMask = None,
         key_mask: KeyMask = None,
     ) -> tuple[Float[Tensor, "b q"], Float[Tensor, "b k"]]:
-        """Compute the contexts of both sequences, each (b d).
+        """Compute the contexts of both sequences.
 
-        Arguments and errors: as in `weights`.
+        Args:
+            queries: The first sequence, (b i d).
+            keys: The second sequence, (b j d).
+            query_mask: As in `weights`.
+            key_mask: As in `weights`.
+
+        Returns:
+            The context of the queries and that of the keys, (b d) each.
+
+        Raises:
+            ValueError: As in `weights`.
         """
         a, b = self.weights(queries, keys, query_mask, key_mask)
         return context(a, queries), context(b, keys)

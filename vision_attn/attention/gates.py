@@ -58,10 +58,24 @@ class Gate(nn.Module, ABC):
 
     @abstractmethod
     def gate(self, x: Images) -> Tensor:
-        """Compute what passes, in [0, 1]: (b c 1 1) for channels, (b 1 h w) for places."""
+        """Compute what passes, in [0, 1].
+
+        Args:
+            x: The feature map, (b c h w).
+
+        Returns:
+            (b c 1 1) for channels, (b 1 h w) for places.
+        """
 
     def forward(self, x: Images) -> Images:
-        """Multiply the feature map (b c h w) by its gate."""
+        """Multiply the feature map by its gate.
+
+        Args:
+            x: The feature map, (b c h w).
+
+        Returns:
+            The same shape.
+        """
         return x * (self.gain * self.gate(x))
 
     def neutralize(self) -> None:

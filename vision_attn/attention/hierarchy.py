@@ -86,7 +86,15 @@ class Hierarchical(nn.Module):
     def forward(
         self, groups: Groups, mask: Bool[Tensor, "b g m"] | None = None
     ) -> Float[Tensor, "b d"]:
-        """Compute the context of all groups, (b d). Arguments: as in `weights`."""
+        """Compute the context of all groups.
+
+        Args:
+            groups: The members, (b g m d).
+            mask: As in `weights`.
+
+        Returns:
+            The context, (b d).
+        """
         vectors = self._vectors(groups, mask)
         return self.across(vectors, mask=None if mask is None else mask.any(-1))
 
@@ -305,7 +313,11 @@ class AttentionViaAttention(nn.Module):
         coarse_mask: Bool[Tensor, "b j"] | None = None,
         fine_mask: Bool[Tensor, "b f"] | None = None,
     ) -> tuple[Queries, Queries]:
-        """Compute both contexts, coarse and fine. Arguments: as in `weights`."""
+        """Compute both contexts; arguments as in `weights`.
+
+        Returns:
+            The contexts of the coarse and of the fine memory, (b i d) each.
+        """
         over_coarse, over_fine = self.weights(query, coarse, fine, coarse_mask, fine_mask)
         return over_coarse @ coarse, over_fine @ fine
 
@@ -372,6 +384,10 @@ class TargetGuided(nn.Module):
         target_mask: Bool[Tensor, "b t"] | None = None,
         sentence_mask: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b d"]:
-        """Compute the context of the sentence. Arguments: as in `weights`."""
+        """Compute the context of the sentence; arguments as in `weights`.
+
+        Returns:
+            The context, (b d).
+        """
         _, over_sentence = self.weights(target, sentence, target_mask, sentence_mask)
         return (over_sentence[:, None] @ sentence)[:, 0]

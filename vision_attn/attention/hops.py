@@ -41,7 +41,15 @@ class Update(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, query: Queries, context: Queries) -> Queries:
-        """Compute the next query, (b i d)."""
+        """Compute the next query.
+
+        Args:
+            query: The last query, (b i d).
+            context: What attention gave for it, (b i d).
+
+        Returns:
+            The next query, (b i d).
+        """
 
 
 @final
@@ -204,7 +212,11 @@ class MemoryHops(nn.Module):
         return torch.stack(weights, dim=1)
 
     def forward(self, query: Queries, memory: Memory, mask: Exists = None) -> Queries:
-        """Compute the last query, (b i d). Arguments: as in `weights`."""
+        """Compute the last query; arguments as in `weights`.
+
+        Returns:
+            The query, (b i d).
+        """
         mask = _for_all_queries(mask)
         for hop in self._in_order():
             query = hop(query, memory, mask)

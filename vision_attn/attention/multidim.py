@@ -85,7 +85,13 @@ class MultiDimAttention(MultiHeadAttention):
         memory: Float[Tensor, "b j d"] | None = None,
         keys: Float[Tensor, "b j d"] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute queries and keys as one head (b 1 n d), values cut among the views."""
+        """Compute queries and keys as one head, values cut among the views.
+
+        Arguments: as in `MultiHeadAttention.project`.
+
+        Returns:
+            Queries (b 1 n d), keys (b 1 j d) and values (b view j d/view).
+        """
         q, k, v = super().project(x, memory, keys)
         q, k = (heads.transpose(1, 2).flatten(2)[:, None] for heads in (q, k))
         return q, k, v

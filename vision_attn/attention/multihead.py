@@ -135,7 +135,13 @@ class MultiHeadAttention(nn.Module):
         return self.attend.weights(*self.placed(q, k, layout), mask, layout)
 
     def placed(self, q: Queries, k: Keys, layout: TokenLayout | None) -> tuple[Queries, Keys]:
-        """Queries and keys marked with the places of their tokens: unchanged but in a subclass."""
+        """Queries and keys marked with the places of their tokens: unchanged but in a subclass.
+
+        Args:
+            q: Queries, (b head n d/head).
+            k: Keys, (b head j d/head).
+            layout: How the tokens lie on the image; None: not known.
+        """
         return q, k
 
     def forward(
@@ -145,7 +151,20 @@ class MultiHeadAttention(nn.Module):
         mask: Tensor | None = None,
         layout: TokenLayout | None = None,
     ) -> Float[Tensor, "b n d"]:
-        """Compute the new tokens, (b n d). Arguments: as in `weights`."""
+        """Compute the new tokens.
+
+        Args:
+            x: Tokens, (b n d).
+            memory: The tokens to attend to, (b j d); None: x itself, which is self-attention.
+            mask: Bool, True where a token may attend to another, broadcasting to (b head n j).
+            layout: How the tokens lie on the image, for windows that need it.
+
+        Returns:
+            The new tokens, (b n d).
+
+        Raises:
+            ValueError: Sizes do not match.
+        """
         q, k, v = self.project(x, memory)
         context = self.attend(*self.placed(q, k, layout), v, mask, layout)
         return self.proj_dropout(self.proj(context.transpose(1, 2).flatten(-2)))

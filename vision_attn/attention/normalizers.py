@@ -60,7 +60,11 @@ class Normalizer(nn.Module, ABC):
 
     @abstractmethod
     def normalize(self, scores: Float[Tensor, "*lead j"]) -> Float[Tensor, "*lead j"]:
-        """Compute the weights of scores that are not masked."""
+        """Compute the weights of scores that are not masked.
+
+        Args:
+            scores: The scores, (... j).
+        """
 
 
 @final

@@ -85,9 +85,10 @@ class Readout(nn.Module, ABC):
     def weights(
         self, tokens: Tokens, layout: TokenLayout | None = None, mask: Exists = None
     ) -> Float[Tensor, "b look n"]:
-        """Compute the weight of each token, (b look n), for each of the readout's sets of weights.
+        """Compute the weight of each token; arguments as in `forward`.
 
-        Arguments: as in `forward`.
+        Returns:
+            The weights, (b look n), for each of the readout's sets of weights.
         """
 
 

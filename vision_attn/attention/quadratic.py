@@ -107,7 +107,14 @@ class QuadraticAttention(nn.Module):
         return self.normalizer(-self.locality[:, None, None] * away.square().sum(-1))
 
     def forward(self, pixels: Pixels) -> Float[Tensor, "b out h w"]:
-        """Compute the new pixels, (b out h w)."""
+        """Compute the new pixels.
+
+        Args:
+            pixels: The image, (b c h w).
+
+        Returns:
+            The new image, (b out h w).
+        """
         height, width = pixels.shape[2:]
         values = F.pad(pixels, (self.margin,) * 4).flatten(2).mT  # b j c
         contexts = self.weights((height, width)) @ values[:, None]  # b head i c

@@ -59,7 +59,16 @@ class RotaryAttention(MultiHeadAttention):
         self.base, self.width = base, width
 
     def placed(self, q: PerHead, k: PerHead, layout: TokenLayout | None) -> tuple[PerHead, PerHead]:
-        """Turn queries and keys by the places of their patches."""
+        """Turn queries and keys by the places of their patches.
+
+        Args:
+            q: Queries, (b head n d/head).
+            k: Keys, of the same tokens.
+            layout: How the tokens lie on the image.
+
+        Raises:
+            ValueError: There is no layout, or it has another number of tokens.
+        """
         if layout is None:
             raise ValueError(
                 "rotary positions need the places of the tokens: give attention(tokens, "

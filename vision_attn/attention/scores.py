@@ -130,7 +130,12 @@ class DotProduct(Score):
     scale: float = 1.0
 
     def transform(self, q: Queries, k: Keys) -> tuple[Tensor, Tensor]:
-        """Compute f(q) and g(k)."""
+        """Compute f(q) and g(k).
+
+        Args:
+            q: Queries, (b head i d).
+            k: Keys, (b head j d).
+        """
         return q, k
 
     def forward(self, q: Queries, k: Keys) -> Scores:

@@ -74,7 +74,11 @@ class Window(nn.Module, ABC):
         mask: Tensor | None,
         layout: TokenLayout | None,
     ) -> Context:
-        """Compute the context, (b head i e), by all the pairs."""
+        """Compute the context by all the pairs; arguments as in `forward`.
+
+        Returns:
+            The context, (b head i e).
+        """
         own, gain = self.terms(q, k, layout)
         return dense(q, k, v, both(mask, own), gain)
 
@@ -153,7 +157,15 @@ class LocalPredictive(Window):
         self.position = HeadLinear(heads, head_dim, 1)
 
     def centre(self, q: Queries, length: int) -> Float[Tensor, "b head i 1"]:
-        """Predict p, the position that each query attends to in a memory of this length."""
+        """Predict p, the position that each query attends to.
+
+        Args:
+            q: Queries, (b head i d).
+            length: That of the memory.
+
+        Returns:
+            The positions, (b head i 1), from 0 to `length`.
+        """
         logit = self.position(self.hidden(q).tanh())
         logit = logit.to(torch.promote_types(logit.dtype, torch.float32))  # bf16 counts to 256
         return length * logit.sigmoid()

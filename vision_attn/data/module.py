@@ -235,7 +235,14 @@ class ImageData(LightningDataModule):
         return images, labels
 
     def for_training(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Augmented, mixed and normalised images, and labels (b), or (b k) where mixed."""
+        """Change, mix and normalise a batch.
+
+        Args:
+            batch: Images as they are stored.
+
+        Returns:
+            Images (b 3 h w), and labels (b), or (b k) where mixed.
+        """
         images, labels = batch.images, batch.labels
         if self.targets is not None:
             labels = self.targets[torch.from_numpy(batch.draws.items)].to(images.device)
@@ -248,7 +255,14 @@ class ImageData(LightningDataModule):
         return self._normalised(images), labels
 
     def for_evaluation(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Normalised images and their labels, (b) or (b k)."""
+        """Normalise a batch.
+
+        Args:
+            batch: Images as they are stored.
+
+        Returns:
+            Images (b 3 h w) and their labels, (b) or (b k).
+        """
         return self._normalised(batch.images), batch.labels
 
     def _normalised(self, images: Pixels) -> Float[Tensor, "b 3 h w"]:

@@ -75,7 +75,11 @@ class Source(ABC):
     """
 
     def prepare(self, root: Path) -> None:  # noqa: B027
-        """Download the data if need be, in one process, before all processes load them."""
+        """Download the data if need be, in one process, before all processes load them.
+
+        Args:
+            root: The folder that holds the data sets.
+        """
 
     @abstractmethod
     def load(self, root: Path, val_fraction: float, seed: int) -> Splits:

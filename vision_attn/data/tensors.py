@@ -63,7 +63,11 @@ class ImageSet(ABC):
         """
 
     def fetch_all(self, wanted: Iterable[Drawn]) -> Iterator[Fetched]:
-        """Yield batch after batch as `fetch` gives them, `ahead` of them fetched meanwhile."""
+        """Yield batch after batch as `fetch` gives them, `ahead` of them fetched meanwhile.
+
+        Args:
+            wanted: The items and the random numbers of each batch.
+        """
         for (items, draws), images in ahead_of(
             lambda request: self.fetch(*request), wanted, self.ahead
         ):

@@ -81,7 +81,14 @@ class MaxBoxIoU(ImageScore):
             self.ious.append(box_iou(estimates, box.cpu().float()).amax(dim=1)[None])
 
     def boxes(self, heatmap: np.ndarray) -> Float[Tensor, "t 4"]:
-        """Find the box around the largest part of a map, for each threshold."""
+        """Find the box around the largest part of a map, for each threshold.
+
+        Args:
+            heatmap: (y x).
+
+        Returns:
+            Left, top, right, bottom in places of the map, (t 4).
+        """
         low, high = heatmap.min(), heatmap.max()
         boxes = []
         for cut in low + (high - low) * np.arange(self.thresholds) / self.thresholds:

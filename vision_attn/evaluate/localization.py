@@ -322,9 +322,15 @@ class GridPointingGame(ImageScore):
         self.scores.append(shares.float().to(maps.device))
 
     def shares(self, maps: Float[Tensor, "b y x"]) -> Float[Tensor, "b cells"]:
-        """Share out each map's positive sum among the cells, row by row; the shares sum to 1.
+        """Share out each map's positive sum among the cells.
 
         In float64 on the CPU: Apple's GPUs have none.
+
+        Args:
+            maps: (b y x).
+
+        Returns:
+            The shares, (b cells), row by row; they sum to 1.
         """
         energy = maps.cpu().double().relu()
         energy = torch.where(energy.flatten(1).any(dim=1)[:, None, None], energy, 1.0)

@@ -287,7 +287,11 @@ class DroppedTokens(Removal):
     def outputs(
         self, images: Images, order: Int[Tensor, "b n"], counts: Sequence[int]
     ) -> list[Any]:
-        """Return what the network gives for each number of kept tokens."""
+        """Run the network with some of the tokens; arguments as in `logits`.
+
+        Returns:
+            What it gives for each number of kept tokens.
+        """
         return [infer(self.forward_kept_tokens, images, order[:, :count]) for count in counts]
 
     def logits(

@@ -64,14 +64,29 @@ class Attribution(Explainer):
 
     @staticmethod
     def each_once(images: Images) -> Iterator[tuple[Images, range]]:
-        """Give each image (1 c h w) once, with where its copies in a row stand in the batch."""
+        """Give each image once, with where its copies in a row stand in the batch.
+
+        Args:
+            images: (b c h w).
+
+        Yields:
+            An image (1 c h w), and the range of its copies.
+        """
         new = [i for i in range(1, len(images)) if not torch.equal(images[i], images[i - 1])]
         for first, end in pairwise([0, *new, len(images)]):
             yield images[first, None], range(first, end)
 
     @staticmethod
     def covered(image: Float[Tensor, "1 c h w"], shown: Bool[Tensor, "s y x"]) -> Images:
-        """Show these cells of an image (1 c h w) alone, the others in the mean colour."""
+        """Show some cells of an image alone, the others in the mean colour.
+
+        Args:
+            image: (1 c h w).
+            shown: Which cells, (s y x), one grid a changed copy.
+
+        Returns:
+            The changed copies, (s c h w).
+        """
         mask = shown[:, None].to(image.device, image.dtype)
         return image * F.interpolate(mask, size=image.shape[2:], mode="nearest-exact")
 

@@ -184,7 +184,11 @@ class Explainer(ABC):
 
     @abstractmethod
     def refusal(self, network: nn.Module) -> str | None:
-        """Return a line on why this method cannot explain this network; None where it can."""
+        """Return a line on why this method cannot explain this network; None where it can.
+
+        Args:
+            network: The network to explain.
+        """
 
     def refusal_for(
         self, network: nn.Module, images: Images, layout: TokenLayout | None = None

@@ -63,7 +63,16 @@ class Baseline(Explainer):
 
     @abstractmethod
     def draw(self, images: Images, height: int, width: int) -> Float[Tensor, "b {height} {width}"]:
-        """Draw the maps (b height width)."""
+        """Draw the maps.
+
+        Args:
+            images: (b c h w).
+            height: Rows of a map.
+            width: Columns of a map.
+
+        Returns:
+            The maps, (b height width).
+        """
 
 
 @dataclass(frozen=True)

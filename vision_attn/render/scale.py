@@ -56,7 +56,14 @@ class Scale:
         return -self.top if self.signed else 0.0
 
     def heat(self, values: Float[ndarray, "*shape"]) -> Float[ndarray, "*shape"]:
-        """Compute t for each raw value; NaN stays NaN."""
+        """Compute t for each raw value.
+
+        Args:
+            values: Raw values, of any shape.
+
+        Returns:
+            t, of that shape; NaN stays NaN.
+        """
         return np.clip(values * np.float32(self.factor / self.top), -1.0 if self.signed else 0.0, 1)
 
 

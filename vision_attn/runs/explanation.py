@@ -238,7 +238,11 @@ class Explanation:
         )
 
     def panels(self, style: Style | None = None) -> list[Panel]:
-        """Draw the photo and every map as panels of a grid."""
+        """Draw the photo and every map as panels of a grid.
+
+        Args:
+            style: As in `overlay`.
+        """
         style = style or ColorMap()
         photo = render.enlarged(np.asarray(self.photo))
         return [Panel("photo", photo, self.prediction)] + [
@@ -254,13 +258,21 @@ class Explanation:
 
     @checked()
     def grid(self, style: Style | None = None) -> PIL.Image.Image:
-        """Draw the photo and every map with its colour bar, side by side."""
+        """Draw the photo and every map with its colour bar, side by side.
+
+        Args:
+            style: As in `overlay`.
+        """
         title = ", ".join(filter(None, [Path(self.name).name, self.asked]))
         sheet = render.heatmap_grid(self.panels(style), title, warning=self.caution)
         return PIL.Image.fromarray(sheet)
 
     def show(self, style: Style | None = None) -> "Figure":
-        """Show the grid as a matplotlib figure, in a window where there are windows; return it."""
+        """Show the grid as a matplotlib figure, in a window where there are windows; return it.
+
+        Args:
+            style: As in `overlay`.
+        """
         return render.show(np.asarray(self.grid(style)))
 
     @checked()

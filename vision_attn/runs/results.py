@@ -274,18 +274,31 @@ class SavedResults(Sequence[dict[str, Any]]):
         return np.flatnonzero(np.diff(samples, prepend=-1)).tolist()
 
     def method(self, place: int) -> str:
-        """Name the method of a row as it is written on the command line."""
+        """Name the method of a row as it is written on the command line.
+
+        Args:
+            place: The row's number.
+        """
         return self._columns[self._rows.columns[place]].method
 
     def content(self, place: int) -> int:
-        """The number of the content that a row's photo had; see `keys.content_number`."""
+        """The number of the content that a row's photo had; see `keys.content_number`.
+
+        Args:
+            place: The row's number.
+        """
         return int(self._rows.contents[place])
 
     @checked()
     def map(self, row: dict[str, Any] | int) -> Float[ndarray, "h w"]:
-        """Read the raw map of a row, or of the row of that number.
+        """Read the raw map of a row.
 
-        A row is known by its file, its method with options, and its frame.
+        Args:
+            row: The row, which is known by its file, its method with options, and its frame; or its
+                number.
+
+        Returns:
+            The map, (h w).
 
         Raises:
             ValueError: There is no such row, no map of it was kept, or it is damaged.

@@ -135,7 +135,14 @@ class SequenceLearner(Learner):
     network: SequenceModel
 
     def forward(self, source: Tensor) -> Int[Tensor, "b t"]:
-        """The symbols that the network writes, by greedy decoding."""
+        """Write the symbols by greedy decoding.
+
+        Args:
+            source: What the network's encoder reads.
+
+        Returns:
+            The symbols, (b t).
+        """
         return greedy(self.network, source)
 
     def measure(self, batch: Any, stage: str) -> dict[str, tuple[Tensor, int]]:

@@ -131,7 +131,15 @@ class ImageClassifier(TrainingModule):
         return self._evaluate("test", batch)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Float[Tensor, "b k"]:
-        """Class probabilities (b, k) of a batch of images, alone or first in a sequence."""
+        """Compute the class probabilities of a batch.
+
+        Args:
+            batch: Images, alone or first in a sequence.
+            batch_idx: The batch's number; of no use here.
+
+        Returns:
+            The probabilities, (b k).
+        """
         images = batch if isinstance(batch, Tensor) else batch[0]
         return self.calibration.probabilities(at_least_float32(self(images)))
 

@@ -80,7 +80,14 @@ class Class(Target):
         return logits
 
     def indices(self, logits: Logits) -> Int[Tensor, " b"]:
-        """Return the class of each image, the predicted one where none is chosen."""
+        """Return the class of each image, the predicted one where none is chosen.
+
+        Args:
+            logits: Those of the images, (b k).
+
+        Returns:
+            The classes, (b).
+        """
         count, classes = logits.shape
         self.check(count)
         every = self.index if isinstance(self.index, tuple) else (self.index,) * count

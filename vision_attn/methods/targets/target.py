@@ -109,7 +109,11 @@ class Target(ABC):
             )
 
     def classes(self, images: Tensor) -> Int[Tensor, " b"] | None:
-        """Return the class that each image is explained for; None where that is no class."""
+        """Return the class that each image is explained for; None where that is no class.
+
+        Args:
+            images: (b c h w), of which the number and the device count.
+        """
         return None
 
     def pair(self) -> tuple[int | None, int | None]:

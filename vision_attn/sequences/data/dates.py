@@ -107,7 +107,13 @@ class Dates(ExampleSource):
         return Pairs(WRITTEN.encode(sources), ISO.encode(targets, stop=True))
 
     def texts(self, split: Split, start: int, stop: int) -> list[tuple[str, str]]:
-        """Source and target of examples start..stop-1 of a split."""
+        """Write source and target of some examples.
+
+        Args:
+            split: Which split.
+            start: The number of the first.
+            stop: One more than the number of the last.
+        """
         words = bits(self.key(split), np.arange(start, stop), 6) >> np.uint64(16)
         return [self._pair([int(word) for word in row]) for row in words]
 

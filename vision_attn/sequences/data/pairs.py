@@ -88,7 +88,11 @@ class Vocabulary:
         return [self._numbers[symbol] for symbol in row]
 
     def decode(self, rows: Int[Tensor, "n s"]) -> list[list[str]]:
-        """The symbols of each row up to its first STOP or PAD."""
+        """The symbols of each row up to its first STOP or PAD.
+
+        Args:
+            rows: Numbers, (n s).
+        """
         decoded = []
         for row in rows.tolist():
             end = next((i for i, number in enumerate(row) if number in (PAD, STOP)), len(row))

@@ -50,7 +50,11 @@ class SequenceModel(Rebuildable, ABC):
 
     @abstractmethod
     def read(self, source: Tensor) -> State:
-        """The source, encoded, before the first symbol is written."""
+        """Encode the source, before the first symbol is written.
+
+        Args:
+            source: What the encoder reads.
+        """
 
     @abstractmethod
     def decode(self, state: State, symbols: Target, first: int = 0) -> Written:

@@ -135,7 +135,12 @@ class QuestionAnswerer(Rebuildable):
         return self.coattention(words.tokens, seen.keys, words.exists, seen.exists)
 
     def looks(self, image: Images, question: Question) -> Looks:
-        """The weights of each look; none where the network has neither co-attention nor hops."""
+        """The weights of each look; none where the network has neither co-attention nor hops.
+
+        Args:
+            image: (b 3 h w).
+            question: Words, (q i).
+        """
         words, seen = self._read(image, question)
         size = (image.shape[-2], image.shape[-1])
         over_words = words.tokens.new_zeros(len(question), 0, question.size(1))

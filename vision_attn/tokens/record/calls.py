@@ -222,7 +222,11 @@ class AttentionCall(ABC):
 
     @abstractmethod
     def tile_weights(self, tile: Tile) -> Float[Tensor, "b head i j"]:
-        """Compute A, the attention weights, for a tile."""
+        """Compute A, the attention weights, for a tile.
+
+        Args:
+            tile: Which images, heads, queries and keys.
+        """
 
     @property
     @abstractmethod
